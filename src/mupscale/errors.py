@@ -1,0 +1,56 @@
+"""The one exception of this package, and the layout of its messages.
+
+Knows: how several faults become one message. Knows nothing about models, tensors or files.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong: where, what was found, and what to write instead."""
+
+    where: str
+    what: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"  {self.where}", f"    {self.what}"]
+        if self.remedy:
+            lines.append(f"    {self.remedy}")
+        return "\n".join(lines)
+
+
+class MupscaleError(Exception):
+    """Raised once for everything that is wrong with a request; nothing was changed.
+
+    >>> print(MupscaleError("the plan does not fit", [Fault("w", "length 5, expected 6", "pass 6")]))
+    the plan does not fit (1 fault)
+    <BLANKLINE>
+      w
+        length 5, expected 6
+        pass 6
+    """
+
+    def __init__(self, claim: str, faults: Iterable[Fault] = ()) -> None:
+        self.claim = claim
+        self.faults = tuple(faults)
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        if not self.faults:
+            return self.claim
+        count = len(self.faults)
+        head = f"{self.claim} ({count} fault{'s' if count > 1 else ''})"
+        return "\n\n".join([head, *map(str, self.faults)])
+
+    def __reduce__(self) -> tuple[type, tuple[str, tuple[Fault, ...]]]:
+        return type(self), (self.claim, self.faults)
+
+
+def raise_faults(claim: str, faults: Iterable[Fault]) -> None:
+    """Raise one error that lists every fault, or return when there are none."""
+    collected = tuple(faults)
+    if collected:
+        raise MupscaleError(claim, collected)

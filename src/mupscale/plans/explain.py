@@ -1,0 +1,99 @@
+"""A plan in words: one tensor explained, or all of them as a table.
+
+Reads units and registry rows; states no rule of its own.
+"""
+
+from __future__ import annotations
+
+from ..errors import MupscaleError
+from ..rules.optimizers import RULES, decay_factor, lr_factor
+from ..rules.sizes import noise_size
+from .names import pattern_of, resolve
+from .plan import Plan, TensorPlan
+
+_SHOWN = ("torch.optim.SGD", "torch.optim.AdamW", "torch.optim.Muon")
+
+
+def kind_of(tensor: TensorPlan) -> str:
+    """The paper's word for a tensor: matrix-, vector- or scalar-like, or a readout."""
+    roles = {axis.role for axis in tensor.axes if axis.grows}
+    if tensor.kind == "buffer":
+        return "buffer"
+    if not roles:
+        return "scalar-like"
+    return "matrix-like" if roles == {"in", "out"} else "vector-like" if roles == {"out"} else "readout"
+
+
+def explain(plan: Plan, name: str) -> str:
+    found = resolve(name, plan)
+    if found is None:
+        raise MupscaleError(f"the plan has no tensor {name!r}")
+    tensor = plan[found]
+    change = tensor.change
+    planned = plan.ties.get(found, found)
+    lines = [f"{found}: {kind_of(tensor)}, {shape(tensor.base_shape)} -> {shape(tensor.wide_shape)}"]
+    if planned != found:
+        lines.append(f"  tied to   {planned}")
+    if tensor.sources and tensor.sources != (planned,):
+        lines.append(f"  made from {', '.join(tensor.sources)}")
+    if not tensor.sources:
+        lines.append(f"  new       holds {tensor.fill}")
+    for dim, axis in enumerate(tensor.axes):
+        lines.append(f"  axis {dim}    {axis}" if axis.grows else f"  axis {dim}    {axis} (fixed)")
+    if not tensor.fold.is_one:
+        lines.append(f"  fold      {tensor.fold}, a constant absorbed here")
+    lines.append(f"  weight    s = {change.s}")
+    lines.append(f"  copies    c = {change.c}")
+    lines.append(f"  gradient  r = 1/(s c) = {change.r}")
+    if tensor.kind == "parameter":
+        lines.append(f"  noise     std = σ̄ · {noise_size(tensor.axes, tensor.fold)}")
+        lines += [f"  {line}" for line in _optimizers(tensor)]
+    return "\n".join(lines)
+
+
+def _optimizers(tensor: TensorPlan) -> list[str]:
+    lines = []
+    for name in _SHOWN:
+        rule = RULES[name]
+        if rule.shape_factor is not None and len(tensor.axes) != 2:
+            continue
+        lr = lr_factor(rule, {}, tensor.change, (tensor.base_shape, tensor.wide_shape))
+        decay = decay_factor(rule.decay, tensor.change, lr)
+        parts = [f"lr x {lr}", f"weight_decay x {decay}"]
+        eps = rule.hyper.get("eps")
+        if eps is not None and not isinstance(eps, tuple):
+            parts.append(f"eps x {tensor.change.factor(eps)}")
+        lines.append(f"{name.rpartition('.')[2]:9} {', '.join(parts)}")
+    return lines
+
+
+def shape(sizes: tuple[int, ...]) -> str:
+    return "x".join(map(str, sizes)) or "scalar"
+
+
+def table(plan: Plan) -> str:
+    """One row for every kind of tensor; equal layers share a row."""
+    rows: dict[tuple[str, ...], int] = {}
+    for name, tensor in plan.tensors.items():
+        row = (
+            pattern_of(name),
+            kind_of(tensor),
+            f"{shape(tensor.base_shape)} -> {shape(tensor.wide_shape)}",
+            " , ".join(str(axis) for axis in tensor.axes if axis.grows) or "-",
+            str(tensor.change.s),
+            str(tensor.change.c),
+            str(tensor.change.r),
+        )
+        rows[row] = rows.get(row, 0) + 1
+    head = ("tensor", "kind", "shape", "axes that grow", "s", "c", "r", "n")
+    body = [(*row, str(count)) for row, count in rows.items()]
+    widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
+    lines = [
+        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+        for line in [head, *body]
+    ]
+    lines += [f"tied: {alias} = {name}" for alias, name in plan.ties.items()]
+    lines += [f"edit: {edit.path} {edit.old} -> {edit.new}" for edit in plan.edits]
+    lines += [f"needs: {need}" for need in sorted(plan.needs)]
+    lines.append(f"exact: {plan.exact}   hash: {plan.hash[:16]}")
+    return "\n".join(lines)

@@ -1,0 +1,59 @@
+"""Tensor names as the plan knows them, whatever wraps the model.
+
+Knows: the prefixes that compile, DDP, FSDP, checkpoint and averaging wrappers put into names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator
+
+from torch import Tensor, nn
+
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_OUTER = ("DistributedDataParallel", "DataParallel", "AveragedModel", "FullyShardedDataParallel")
+
+
+def strip_wrappers(name: str) -> str:
+    """
+    >>> strip_wrappers("_orig_mod.layers.0._checkpoint_wrapped_module.weight")
+    'layers.0.weight'
+    """
+    return _WRAPPERS.sub("", name)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside DDP, averaging and compile wrappers, whose names the plan uses."""
+    while True:
+        if type(model).__name__ in _OUTER and isinstance(model._modules.get("module"), nn.Module):
+            model = model._modules["module"]  # type: ignore[assignment]
+        elif isinstance(model._modules.get("_orig_mod"), nn.Module):
+            model = model._modules["_orig_mod"]  # type: ignore[assignment]
+        else:
+            return model
+
+
+def resolve(name: str, known: Container[str]) -> str | None:
+    """The known name that `name` means: itself, or what is left without wrapper prefixes."""
+    candidate = strip_wrappers(name)
+    while candidate not in known and candidate.startswith("module."):
+        candidate = candidate.removeprefix("module.")
+    return name if name in known else candidate if candidate in known else None
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+    """Every parameter and buffer once per name: (name, "parameter" or "buffer", tensor). Ties repeat."""
+    inner = unwrap(model)
+    for name, parameter in inner.named_parameters(remove_duplicate=False):
+        yield strip_wrappers(name), "parameter", parameter
+    for name, buffer in inner.named_buffers(remove_duplicate=False):
+        yield strip_wrappers(name), "buffer", buffer
+
+
+def pattern_of(name: str) -> str:
+    """A name with its layer numbers replaced, so that equal layers share one decision.
+
+    >>> pattern_of("blocks.11.attn.q.weight")
+    'blocks.*.attn.q.weight'
+    """
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))

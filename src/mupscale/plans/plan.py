@@ -1,0 +1,303 @@
+"""The plan: for every tensor of the wide model, where it comes from and how its units change.
+
+A frozen value keyed by the wide name, with JSON, a hash and exact composition. It is pure: nothing
+here looks at a model or moves a tensor. `infer.py` makes plans, `training/` and `checkpoints/` act on them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from functools import cached_property
+from math import prod
+from typing import Any, Literal
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..rules.axes import Axis
+from ..rules.scale import ONE, Exact, Scale
+from ..rules.units import Change
+
+FORMAT = "mupscale plan 1"
+Kind = Literal["parameter", "buffer"]
+Fill = Literal["zero", "one", "own"]
+Exactness = Literal["dynamic", "static"]
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """How one wide tensor is made: W' = s · dup(W), with s, c and everything else following from this.
+
+    >>> t = TensorPlan(("w",), (Axis.parse("out: 4x3"), Axis.parse("in: 6x2")))
+    >>> str(t.change.s), str(t.change.r), t.base_shape, t.wide_shape
+    ('1/2', '1/3', (4, 6), (12, 12))
+    """
+
+    sources: tuple[str, ...]
+    """Base names: none for a new tensor, several when they are concatenated along `cat`."""
+    axes: tuple[Axis, ...]
+    fold: Scale = ONE
+    """A constant absorbed by this tensor instead of by the model's code; part of s."""
+    spread: Fraction = Fraction(1)
+    """How many wide tensors share each source: copies that lie in other tensors."""
+    shift: int = 0
+    """1 for gains that the model uses as (1 + w)."""
+    cat: int | None = None
+    kind: Kind = "parameter"
+    fill: Fill = "zero"
+    """What a tensor without a source holds; "own" keeps what the wide model computes by itself."""
+    trainable: bool = True
+
+    @cached_property
+    def change(self) -> Change:
+        s = self.fold
+        if self.kind == "parameter":
+            for axis in self.axes:
+                if axis.role == "in":
+                    s = s / Scale.of(axis.k)
+        c = prod((axis.k for axis in self.axes), start=self.spread)
+        return Change(s, c, prod((axis.fill for axis in self.axes), start=Fraction(1)))
+
+    @property
+    def base_shape(self) -> tuple[int, ...]:
+        return tuple(axis.base for axis in self.axes)
+
+    @property
+    def wide_shape(self) -> tuple[int, ...]:
+        return tuple(axis.wide for axis in self.axes)
+
+    @property
+    def grows(self) -> bool:
+        return any(axis.grows for axis in self.axes)
+
+    @property
+    def padded(self) -> bool:
+        return any(axis.padded for axis in self.axes)
+
+    def as_json(self) -> dict[str, Any]:
+        entry: dict[str, Any] = {
+            "sources": list(self.sources),
+            "axes": [str(axis) for axis in self.axes],
+            "s": str(self.change.s),
+            "c": str(self.change.c),
+        }
+        optional = {
+            "fold": (str(self.fold), "1"),
+            "spread": (str(self.spread), "1"),
+            "shift": (self.shift, 0),
+            "cat": (self.cat, None),
+            "kind": (self.kind, "parameter"),
+            "fill": (self.fill, "zero"),
+            "trainable": (self.trainable, True),
+        }
+        entry.update({key: value for key, (value, usual) in optional.items() if value != usual})
+        return entry
+
+    @staticmethod
+    def from_json(entry: Mapping[str, Any]) -> TensorPlan:
+        plan = TensorPlan(
+            sources=tuple(entry["sources"]),
+            axes=tuple(Axis.parse(text) for text in entry["axes"]),
+            fold=Scale.of(entry.get("fold", "1")),
+            spread=Fraction(entry.get("spread", "1")),
+            **{key: entry[key] for key in ("shift", "cat", "kind", "fill", "trainable") if key in entry},
+        )
+        if (str(plan.change.s), str(plan.change.c)) != (entry["s"], entry["c"]):
+            raise MupscaleError(
+                f"the plan says s = {entry['s']}, c = {entry['c']}; its axes and fold give "
+                f"s = {plan.change.s}, c = {plan.change.c}"
+            )
+        return plan
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A constant of the model's code that grows with it: "norm.eps" times an exact scale."""
+
+    path: str
+    old: float
+    scale: Scale
+
+    @property
+    def new(self) -> float:
+        return self.old * float(self.scale)
+
+
+@dataclass(frozen=True)
+class Plan(Mapping[str, TensorPlan]):
+    """Every tensor of the wide model, by name.
+
+    >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 4x2"),))})
+    >>> plan == Plan.from_json(plan.to_json()), plan["w"].wide_shape
+    (True, (8,))
+    """
+
+    tensors: Mapping[str, TensorPlan]
+    ties: Mapping[str, str] = field(default_factory=dict)
+    """Other names of a tensor, each with the name under which the tensor is planned."""
+    edits: tuple[Edit, ...] = ()
+    exact: Exactness = "dynamic"
+    needs: frozenset[str] = frozenset()
+    """What the plan relies on and cannot see, in words; the certificate tests it."""
+
+    def __getitem__(self, name: str) -> TensorPlan:
+        return self.tensors[self.ties.get(name, name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors or name in self.ties
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
+    @property
+    def sources(self) -> dict[str, list[str]]:
+        """Base name -> the wide names made from it."""
+        found: dict[str, list[str]] = {}
+        for name, tensor in self.tensors.items():
+            for source in tensor.sources:
+                found.setdefault(source, []).append(name)
+        return found
+
+    def with_tensors(self, changes: Mapping[str, TensorPlan]) -> Plan:
+        return replace(self, tensors={**self.tensors, **changes})
+
+    def matching(self, pattern: str) -> list[str]:
+        """Planned names that match a shell pattern; a tied name means the tensor behind it."""
+        names = [*self.tensors, *self.ties]
+        found = [self.ties.get(n, n) for n in names if n == pattern or fnmatchcase(n, pattern)]
+        if not found:
+            raise MupscaleError(f"no tensor of the plan matches {pattern!r}")
+        return list(dict.fromkeys(found))
+
+    def fold(self, pattern: str, factor: Exact) -> Plan:
+        """Let the matching tensors absorb a constant; lr, eps, decay and state follow.
+
+        This is the paper's symmetry: a multiplier θ taken out of the model's code is a fold of θ here.
+        """
+        scale = Scale.of(factor)
+        return self.with_tensors(
+            {
+                name: replace(self.tensors[name], fold=self.tensors[name].fold * scale)
+                for name in self.matching(pattern)
+            }
+        )
+
+    def rename(self, names: Mapping[str, str] | Callable[[str], str]) -> Plan:
+        """The same plan for a framework that calls the tensors differently, at both ends."""
+        new = names if callable(names) else lambda name: names.get(name, name)
+        tensors = {
+            new(name): replace(tensor, sources=tuple(map(new, tensor.sources)))
+            for name, tensor in self.tensors.items()
+        }
+        if len(tensors) != len(self.tensors):
+            raise MupscaleError("the name map gives two tensors the same name")
+        ties = {new(alias): new(name) for alias, name in self.ties.items()}
+        return replace(self, tensors=tensors, ties=ties)
+
+    def then(self, other: Plan) -> Plan:
+        """The plan a -> c from the plans a -> b and b -> c, exactly."""
+        tensors: dict[str, TensorPlan] = {}
+        faults: list[Fault] = []
+        for name, late in other.tensors.items():
+            try:
+                tensors[name] = _compose(self, name, late)
+            except MupscaleError as error:
+                faults.append(Fault(name, error.claim))
+        raise_faults("the two plans do not compose", faults)
+        ties = {**self.ties, **other.ties}
+        edits = {edit.path: edit for edit in self.edits}
+        for edit in other.edits:
+            early = edits.get(edit.path)
+            edits[edit.path] = replace(early, scale=early.scale * edit.scale) if early else edit
+        exact: Exactness = "dynamic" if self.exact == other.exact == "dynamic" else "static"
+        in_order = tuple(edits[path] for path in sorted(edits))
+        return Plan(tensors, ties, in_order, exact, self.needs | other.needs)
+
+    def to_json(self) -> str:
+        return json.dumps(self.as_json(), indent=1, sort_keys=True)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "tensors": {name: tensor.as_json() for name, tensor in self.tensors.items()},
+            "ties": dict(self.ties),
+            "edits": [[edit.path, edit.old, str(edit.scale)] for edit in self.edits],
+            "exact": self.exact,
+            "needs": sorted(self.needs),
+        }
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        try:
+            entry = json.loads(text)
+            if entry["format"] != FORMAT:
+                raise MupscaleError(f"expected a {FORMAT!r} file, found {entry['format']!r}")
+            return Plan(
+                tensors={name: TensorPlan.from_json(t) for name, t in entry["tensors"].items()},
+                ties=entry["ties"],
+                edits=tuple(Edit(path, old, Scale.of(scale)) for path, old, scale in entry["edits"]),
+                exact=entry["exact"],
+                needs=frozenset(entry["needs"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise MupscaleError(f"this is not a plan: {type(error).__name__}: {error}") from None
+
+    @cached_property
+    def hash(self) -> str:
+        """The identity of the plan: equal plans, however made, have equal hashes."""
+        text = json.dumps(self.as_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def explain(self, name: str) -> str:
+        """What happens to one tensor, in words and numbers."""
+        from .explain import explain
+
+        return explain(self, name)
+
+    def __str__(self) -> str:
+        from .explain import table
+
+        return table(self)
+
+    @staticmethod
+    def identity(shapes: Iterable[tuple[str, Kind, tuple[int, ...]]]) -> Plan:
+        """The plan that changes nothing: a run copied by it is the same run."""
+        return Plan(
+            {
+                name: TensorPlan((name,), tuple(map(Axis.fixed, shape)), kind=kind)
+                for name, kind, shape in shapes
+            }
+        )
+
+
+def _compose(early: Plan, name: str, late: TensorPlan) -> TensorPlan:
+    if not late.sources:
+        return late
+    if late.cat is not None or len(late.sources) != 1:
+        raise MupscaleError("a tensor made from several sources composes only as the first step")
+    source = late.sources[0]
+    if source not in early:
+        raise MupscaleError(f"its source {source!r} is not made by the first plan")
+    first = early[source]
+    axes = tuple(a.then(b) for a, b in zip(first.axes, late.axes, strict=True))
+    composed = replace(
+        first,
+        axes=axes,
+        fold=first.fold * late.fold,
+        spread=first.spread * late.spread,
+        shift=max(first.shift, late.shift),
+        trainable=first.trainable and late.trainable,
+        fill=late.fill if late.fill == "own" else first.fill,
+    )
+    if first.shift != late.shift and not (first.fold.is_one and late.fold.is_one):
+        raise MupscaleError(f"{name} is a (1 + w) gain in one plan and not in the other")
+    return composed

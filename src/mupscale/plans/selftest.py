@@ -1,0 +1,117 @@
+"""The gradient identity: r · dup(G) on the image, zero off it, zero on new tensors.
+
+Equal outputs are not enough: a wrong layout can give equal logits and unequal training. This test sees
+it. Works on live modules of any size; tolerances are float64's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..rules.scale import Scale
+from ..tensors.expand import expand, expand_
+from .names import named_tensors
+from .plan import Plan, TensorPlan
+
+Loss = Callable[[nn.Module], Tensor]
+
+GRADIENT_TOLERANCE = 1e-9
+_SILENT = 1e-13  # a gradient this far below the model's largest is rounding, not signal
+
+
+def source_of(tensor: TensorPlan, base: dict[str, Tensor]) -> Tensor:
+    """The base tensor a wide one is made from, several sources concatenated."""
+    if tensor.cat is None:
+        return base[tensor.sources[0]]
+    return torch.cat([base[name] for name in tensor.sources], tensor.cat)
+
+
+def load_wide_(wide: nn.Module, base: nn.Module, plan: Plan) -> None:
+    """Write s · dup(W) into every tensor of a wide model whose tensors already exist."""
+    tensors = {name: tensor for name, _, tensor in named_tensors(base)}
+    with torch.no_grad():
+        for name, _, target in named_tensors(wide):
+            entry = plan[name]
+            if entry.sources and entry.fill != "own":
+                scale = entry.change.s if entry.kind == "parameter" else Scale()
+                expand_(target, source_of(entry, tensors), entry.axes, scale, shift=entry.shift)
+
+
+def gradients(model: nn.Module, loss: Loss, seed: int = 0) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """The loss and the gradient of every trainable tensor, by name, under a fixed random state."""
+    named = {name: t for name, kind, t in named_tensors(model) if kind == "parameter" and t.requires_grad}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        with torch.enable_grad():
+            value = loss(model)
+            unique = list({id(t): t for t in named.values()}.values())
+            found = torch.autograd.grad(value, unique, allow_unused=True)
+    grads = {id(t): g for t, g in zip(unique, found, strict=True)}
+    return value.detach(), {
+        name: None if (g := grads[id(t)]) is None else g.detach().to_dense() if g.is_sparse else g.detach()
+        for name, t in named.items()
+    }
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The gradient identity measured: an error for every tensor, and the tensors it could not test."""
+
+    errors: dict[str, float]
+    untested: tuple[str, ...]
+    ratios: dict[str, float]
+    """The least-squares factor between the found gradient and the expected one: 1 when they agree."""
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        name = max(self.errors, key=lambda n: self.errors[n], default="")
+        return name, self.errors.get(name, 0.0)
+
+
+def compare_gradients(base: dict[str, Tensor | None], wide: dict[str, Tensor | None], plan: Plan) -> Identity:
+    """Hold every wide gradient against r · dup(G)."""
+    largest = max((float(g.abs().max()) for g in base.values() if g is not None and g.numel()), default=0.0)
+    errors: dict[str, float] = {}
+    ratios: dict[str, float] = {}
+    untested: list[str] = []
+    for name, found in wide.items():
+        if name in plan.ties:
+            continue
+        entry = plan[name]
+        sources = [base.get(source) for source in entry.sources]
+        if found is None and all(g is None for g in sources):
+            untested.append(name)
+            continue
+        got = found if found is not None else torch.zeros(entry.wide_shape)
+        if not sources:
+            errors[name] = float(got.abs().max()) / (largest or 1.0)
+            continue
+        known = {
+            s: g if g is not None else got.new_zeros(entry.base_shape)
+            for s, g in zip(entry.sources, sources, strict=True)
+        }
+        r = entry.change.r
+        want = expand(source_of(entry, known), entry.axes, r)
+        size = float(want.abs().max()) if want.numel() else 0.0
+        if size <= _SILENT * largest * float(r):
+            untested.append(name)
+            size = largest * float(r) or 1.0
+        gap = float((got - want).abs().max()) if want.numel() else 0.0
+        errors[name] = gap / size if gap == gap else float("inf")
+        norm = float((want * want).sum())
+        ratios[name] = float((got * want).sum()) / norm if norm else 1.0
+    return Identity(errors, tuple(untested), ratios)
+
+
+def gradient_identity(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> Identity:
+    """Measure the identity on two live models that hold corresponding weights.
+
+    `loss(model)` returns a scalar and must see the same data both times.
+    """
+    _, base_grads = gradients(base, loss)
+    _, wide_grads = gradients(wide, loss)
+    return compare_gradients(base_grads, wide_grads, plan)

@@ -1,0 +1,76 @@
+"""Widening and narrowing are one map read in two directions.
+
+Everything that carries a run (weights, state, groups, schedulers) is written once in terms of a
+`Direction`; this file is the only place that knows which way it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..errors import MupscaleError
+from ..plans.fits import End, check_duplicates
+from ..plans.plan import Plan, TensorPlan
+from ..plans.selftest import source_of
+from ..rules.axes import Axis
+from ..rules.scale import ONE, Scale
+from ..tensors.collapse import collapse
+from ..tensors.expand import expand
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A plan to be walked from base to wide, or back."""
+
+    plan: Plan
+    back: bool = False
+
+    def __post_init__(self) -> None:
+        check_duplicates(self.plan)
+        if self.back and any(len(t.sources) != 1 for t in self.plan.tensors.values()):
+            raise MupscaleError("narrowing needs a plan in which every wide tensor has exactly one source")
+
+    @property
+    def start(self) -> End:
+        return "wide" if self.back else "base"
+
+    @property
+    def end(self) -> End:
+        return "base" if self.back else "wide"
+
+    @cached_property
+    def reached(self) -> Mapping[str, tuple[str, ...]]:
+        """Name at the start -> the names it becomes at the end."""
+        if self.back:
+            return {name: tensor.sources for name, tensor in self.plan.tensors.items()}
+        return {source: tuple(names) for source, names in self.plan.sources.items()}
+
+    def planned(self, end_name: str) -> tuple[str, TensorPlan]:
+        """The planned (wide) name and entry behind a name at the end of the walk."""
+        name = self.plan.ties.get(end_name, end_name)
+        if self.back:
+            name = self.plan.sources[name][0]
+        return name, self.plan[name]
+
+    def tensor(self, source: Mapping[str, Tensor], end_name: str) -> Tensor:
+        """The weight or buffer `end_name`, in new memory, from the tensors at the start."""
+        name, entry = self.planned(end_name)
+        scale = entry.change.s if entry.kind == "parameter" else ONE
+        with torch.no_grad():
+            if self.back:
+                return collapse(source[name].detach(), entry.axes, scale, shift=entry.shift)
+            return expand(source_of(entry, dict(source)).detach(), entry.axes, scale, shift=entry.shift)
+
+    def moment(self, value: Tensor, axes: Sequence[Axis], scale: Scale) -> Tensor:
+        """A state tensor with its own units, in new memory."""
+        with torch.no_grad():
+            return collapse(value, axes, scale) if self.back else expand(value, axes, scale)
+
+    def number(self, scale: Scale) -> float:
+        """What a plain number is multiplied by."""
+        return float(scale**-1 if self.back else scale)

@@ -1,0 +1,75 @@
+"""Schedulers carried to a wide optimizer: those that multiply learning rates, and no others.
+
+A scheduler that knows an absolute learning rate (a floor, a peak) cannot be scaled from outside and is
+refused with what to use instead.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim import lr_scheduler as torch_schedulers
+
+from ..errors import Fault
+from .state import NamedGroup
+
+_MULTIPLIES = {
+    "LambdaLR", "MultiplicativeLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR",
+    "PolynomialLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "SequentialLR", "ChainedScheduler",
+}  # fmt: skip
+_ABSOLUTE = {
+    "OneCycleLR": "its max_lr and min_lr are absolute",
+    "CyclicLR": "its base_lr and max_lr are absolute",
+    "SWALR": "its swa_lr is absolute",
+    "ReduceLROnPlateau": "its min_lr and eps are absolute",
+}
+_REMEDY = "use a LambdaLR that returns the ratio to the initial learning rate"
+
+
+def absolute(scheduler: Any) -> str | None:
+    """Why a scheduler is not a plain multiplication, or None when it is."""
+    name = type(scheduler).__name__
+    if name in _ABSOLUTE:
+        return _ABSOLUTE[name]
+    known = type(scheduler).__module__ == torch_schedulers.__name__ and name in _MULTIPLIES
+    if not known:
+        return f"{type(scheduler).__module__}.{name} is not a scheduler known to multiply learning rates"
+    if getattr(scheduler, "eta_min", 0) > 0:
+        return f"eta_min = {scheduler.eta_min} is an absolute learning rate"
+    inner = (absolute(s) for s in getattr(scheduler, "_schedulers", ()))
+    return next((reason for reason in inner if reason), None)
+
+
+def refuse_absolute(schedulers: tuple[Any, ...]) -> list[Fault]:
+    return [
+        Fault(
+            f"{type(s).__name__}",
+            f"{reason}, so it cannot follow groups whose rates scale differently",
+            _REMEDY,
+        )
+        for s in schedulers
+        if (reason := absolute(s))
+    ]
+
+
+def carry_scheduler(scheduler: Any, optimizer: Optimizer, groups: list[NamedGroup]) -> Any:
+    """The same scheduler at the same step, on the wide optimizer."""
+    new = copy.copy(scheduler)
+    per_group = len(scheduler.optimizer.param_groups)
+    for key, value in vars(scheduler).items():
+        if key == "optimizer":
+            new.optimizer = optimizer
+        elif key == "_schedulers":
+            new._schedulers = [carry_scheduler(s, optimizer, groups) for s in value]
+        elif key in ("base_lrs", "_last_lr"):
+            setattr(new, key, [value[g.origin] * g.lr_factor for g in groups])
+        elif isinstance(value, list) and len(value) == per_group and key == "lr_lambdas":
+            new.lr_lambdas = [copy.deepcopy(value[g.origin]) for g in groups]
+        else:
+            setattr(new, key, copy.deepcopy(value))
+    # torch counts steps only to warn about a first call out of order; this optimizer has been stepped.
+    if hasattr(new, "_step_count"):
+        new._step_count = max(new._step_count, 2)
+    return new

@@ -1,0 +1,168 @@
+"""An optimizer's groups and state as named data, carried by their units.
+
+Works on plain mappings, so that live optimizers and saved state dicts share it. Reads the registry;
+states no exponent. Unknown state, and settings that cannot be exact, are collected as faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import Fault
+from ..plans.plan import TensorPlan
+from ..rules.axes import Axis
+from ..rules.optimizers import OptimizerRule, decay_factor, lr_factor
+from ..rules.scale import Scale
+from .direction import Direction
+
+_NAMES = ("params", "param_names")
+
+
+@dataclass(frozen=True)
+class NamedGroup:
+    """A parameter group with names in place of parameters."""
+
+    names: tuple[str, ...]
+    settings: Mapping[str, Any]
+    origin: int = 0
+    """The index of the group this one was split from."""
+    lr_factor: float = 1.0
+
+
+def carry_groups(
+    rule: OptimizerRule, groups: Sequence[NamedGroup], direction: Direction
+) -> tuple[list[NamedGroup], list[Fault]]:
+    """Split groups so that each holds tensors with equal factors, and scale their settings."""
+    faults: list[Fault] = []
+    carried: list[NamedGroup] = []
+    for origin, group in enumerate(groups):
+        split: dict[tuple[tuple[str, Any], ...], list[str]] = {}
+        for name in group.names:
+            for end_name in direction.reached.get(name, ()):
+                planned, entry = direction.planned(end_name)
+                faults += _cannot_be_exact(rule, group.settings, planned, entry)
+                factors = _factors(rule, group.settings, entry)
+                split.setdefault(tuple(sorted(factors.items())), []).append(end_name)
+        for key, names in split.items():
+            factors = dict(key)
+            settings = {k: v for k, v in group.settings.items() if k not in _NAMES}
+            for setting, scale in factors.items():
+                if setting in settings:
+                    settings[setting] = _scaled(settings[setting], scale, direction)
+            carried.append(NamedGroup(tuple(names), settings, origin, direction.number(factors["lr"])))
+    return carried, faults
+
+
+def _factors(rule: OptimizerRule, settings: Mapping[str, Any], entry: TensorPlan) -> dict[str, Any]:
+    change = entry.change
+    lr = lr_factor(rule, settings, change, (entry.base_shape, entry.wide_shape))
+    factors: dict[str, Any] = {"lr": lr, "initial_lr": lr}
+    if "weight_decay" in settings:
+        factors["weight_decay"] = decay_factor(rule.decay_kind(settings), change, lr)
+    for key, units in rule.hyper.items():
+        many = isinstance(units, tuple)
+        factors[key] = tuple(map(change.factor, units)) if many else change.factor(units)  # type: ignore[arg-type]
+    return factors
+
+
+def _scaled(value: Any, scale: Scale | tuple[Scale, ...], direction: Direction) -> Any:
+    if isinstance(scale, tuple):
+        pairs = zip(value, scale, strict=True)
+        return tuple(None if v is None else _scaled(v, s, direction) for v, s in pairs)
+    if isinstance(value, Tensor):
+        return value.detach().clone() * direction.number(scale)
+    return value if scale.is_one else value * direction.number(scale)
+
+
+def _cannot_be_exact(
+    rule: OptimizerRule, settings: Mapping[str, Any], name: str, entry: TensorPlan
+) -> list[Fault]:
+    faults = []
+    eps = settings.get("eps")
+    if entry.padded and "eps" in rule.hyper and isinstance(eps, float) and eps == 0.0:
+        faults.append(
+            Fault(name, "eps = 0 on a padded tensor divides zero by zero", "give eps a positive value")
+        )
+    if entry.shift and not entry.fold.is_one:
+        if settings.get("weight_decay"):
+            faults.append(
+                Fault(
+                    name,
+                    f"a (1 + w) gain with a fold of {entry.fold} and weight_decay = {settings['weight_decay']}: decay pulls w to 0, "
+                    "and in the wide model that is another gain",
+                    "put this tensor in a group with weight_decay=0, or fold the constant elsewhere",
+                )
+            )
+        elif not rule.entrywise:
+            faults.append(
+                Fault(
+                    name,
+                    f"a (1 + w) gain with a fold of {entry.fold} under an optimizer that measures the size of w",
+                    "use an entrywise optimizer for it",
+                )
+            )
+    return faults
+
+
+def unknown_settings(rule: OptimizerRule, defaults: Mapping[str, Any], where: str) -> list[Fault]:
+    """A hyperparameter whose units the registry does not state."""
+    return [
+        Fault(
+            where,
+            f"its hyperparameter {key!r} has no units in the registry",
+            "register the optimizer with this key in `hyper` or `neutral`",
+        )
+        for key in defaults
+        if not rule.known(key)
+    ]
+
+
+def carry_state(
+    rule: OptimizerRule,
+    settings: Mapping[str, Any],
+    state: Mapping[str, Any],
+    end_name: str,
+    direction: Direction,
+) -> tuple[dict[str, Any], list[Fault]]:
+    """The state of one parameter in its new units; numbers and counters are copied, nothing is shared."""
+    planned, entry = direction.planned(end_name)
+    faults: list[Fault] = []
+    if rule.refuse is not None and (reason := rule.refuse(settings, state)):
+        faults.append(Fault(planned, reason))
+    carried: dict[str, Any] = {}
+    for key, value in state.items():
+        known = rule.state.get(key)
+        if known is None:
+            faults.append(
+                Fault(
+                    planned,
+                    f"its state has {key!r}, whose units the registry does not state",
+                    "register the optimizer with this key in `state`",
+                )
+            )
+            continue
+        axes, scale = list(entry.axes), entry.change.factor(known.units)
+        if known.mean_over is not None:
+            averaged = axes[known.mean_over]
+            axes[known.mean_over] = Axis.fixed(1)
+            scale = scale * Scale.of(averaged.fill)
+        if not isinstance(value, Tensor):
+            carried[key] = value if value is None or scale.is_one else value * direction.number(scale)
+        elif value.dim() == 0:
+            carried[key] = (
+                value.detach().clone() if scale.is_one else value.detach() * direction.number(scale)
+            )
+        elif tuple(value.shape) == tuple(a.wide if direction.back else a.base for a in axes):
+            carried[key] = direction.moment(value.detach(), axes, scale)
+        else:
+            faults.append(
+                Fault(
+                    planned,
+                    f"its state {key!r} has shape {tuple(value.shape)}, expected {tuple(a.base for a in axes)}",
+                )
+            )
+    return carried, faults

@@ -1,0 +1,167 @@
+"""The same maps for people with their own loop: state dict in, state dict out.
+
+Optimizer state dicts may be keyed by name (as torch.distributed.checkpoint keys them) or by position,
+in which case the groups must carry `param_names` or the names must be given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.fits import check_shapes
+from ..plans.names import named_tensors, resolve
+from ..plans.plan import Plan
+from ..rules.optimizers import OptimizerRule, rule_for
+from .direction import Direction
+from .state import NamedGroup, carry_groups, carry_state
+
+
+def widen_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
+    """A model's state dict at the wide end; keys keep their spelling, ties stay tied.
+
+    >>> from mupscale import infer_plan
+    >>> plan = infer_plan(lambda n: nn.Linear(n, n), 2, 4)
+    >>> widen_state_dict(nn.Linear(2, 2).state_dict(), plan)["weight"].shape
+    torch.Size([4, 4])
+    """
+    return carry_tensors(state, Direction(plan))
+
+
+def narrow_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
+    """The way back of `widen_state_dict`: the average of the copies."""
+    return carry_tensors(state, Direction(plan, back=True))
+
+
+def carry_tensors(state: Mapping[str, Tensor], direction: Direction) -> dict[str, Tensor]:
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    check_shapes(
+        direction.plan, {n: tuple(t.shape) for n, t in tensors.items()}, direction.start, complete=False
+    )
+    ties = direction.plan.ties
+    known = {*direction.reached, *ties}
+    named = {resolve(n, known) or n: t for n, t in tensors.items()}
+    named.update({ties[n]: t for n, t in named.items() if n in ties and ties[n] not in named})
+    missing = [
+        n
+        for n in direction.reached
+        if n not in named
+        and direction.plan[direction.reached[n][0] if not direction.back else n].kind == "parameter"
+    ]
+    raise_faults(
+        "the state dict is not complete",
+        [Fault(n, "the plan needs this tensor; it is missing") for n in missing],
+    )
+    done: dict[str, Tensor] = {}
+    out: dict[str, Tensor] = {}
+    for key in tensors:
+        name = resolve(key, known) or key
+        start = ties.get(name, name)
+        for end in direction.reached[start]:
+            if end not in done:
+                done[end] = direction.tensor(named, end)
+            out[key[: len(key) - len(name)] + (end if name == start else name)] = done[end]
+    return out
+
+
+def widen_optimizer_state_dict(
+    state: Mapping[str, Any],
+    plan: Plan,
+    optimizer: type,
+    *,
+    names: Sequence[str] | None = None,
+    rules: Mapping[str, OptimizerRule] | None = None,
+) -> dict[str, Any]:
+    """An optimizer's state dict at the wide end, its groups split where their factors differ.
+
+    `names` gives the parameters' names in the order of the groups when the state dict has none. Load the
+    result into `optimizer(groups_for(model, result))`.
+    """
+    return _carry(state, Direction(plan), optimizer, names, rules)
+
+
+def narrow_optimizer_state_dict(
+    state: Mapping[str, Any],
+    plan: Plan,
+    optimizer: type,
+    *,
+    names: Sequence[str] | None = None,
+    rules: Mapping[str, OptimizerRule] | None = None,
+) -> dict[str, Any]:
+    """The way back of `widen_optimizer_state_dict`."""
+    return _carry(state, Direction(plan, back=True), optimizer, names, rules)
+
+
+def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Parameter groups of `model` in the order and with the settings of a carried state dict."""
+    parameters = {name: t for name, kind, t in named_tensors(model) if kind == "parameter"}
+    groups = []
+    for group in state["param_groups"]:
+        settings = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+        groups.append({**settings, "params": [(n, parameters[n]) for n in group["param_names"]]})
+    return groups
+
+
+def _carry(
+    state: Mapping[str, Any],
+    direction: Direction,
+    optimizer: type,
+    names: Sequence[str] | None,
+    rules: Mapping[str, OptimizerRule] | None,
+) -> dict[str, Any]:
+    rule = rule_for(optimizer, rules)
+    spelled = _spelled(state, direction, names)
+    groups = [
+        NamedGroup(tuple(spelled[key] for key in group["params"]), group) for group in state["param_groups"]
+    ]
+    carried, faults = carry_groups(rule, groups, direction)
+    found = {spelled[key]: value for key, value in state["state"].items()}
+    order = [name for group in carried for name in group.names]
+    by_name = any(isinstance(key, str) for key in spelled)
+    position = {name: name if by_name else index for index, name in enumerate(order)}
+    states: dict[Any, Any] = {}
+    for group in carried:
+        for end in group.names:
+            planned, entry = direction.planned(end)
+            source = planned if direction.back else entry.sources[0]
+            new, problems = carry_state(
+                rule, state["param_groups"][group.origin], found.get(source, {}), end, direction
+            )
+            faults += problems
+            if source in found:
+                states[position[end]] = new
+    raise_faults("this optimizer state cannot be widened exactly", faults)
+    param_groups = [
+        {**g.settings, "params": [position[n] for n in g.names], "param_names": list(g.names)}
+        for g in carried
+    ]
+    return {"state": states, "param_groups": param_groups}
+
+
+def _spelled(state: Mapping[str, Any], direction: Direction, names: Sequence[str] | None) -> dict[Any, str]:
+    """Key of the state dict -> name at the start of the plan."""
+    keys: list[Any] = [key for group in state["param_groups"] for key in group["params"]]
+    given: list[str] = []
+    if all(isinstance(key, str) for key in keys):
+        given = keys
+    elif all("param_names" in group for group in state["param_groups"]):
+        given = [name for group in state["param_groups"] for name in group["param_names"]]
+    elif names is not None:
+        given = list(names)
+    else:
+        raise MupscaleError(
+            "this optimizer state dict is keyed by position and has no names; pass names=[name for name, _ in "
+            "model.named_parameters()] in the order the optimizer was given them, or build it from named_parameters()"
+        )
+    if len(given) != len(keys):
+        raise MupscaleError(f"{len(given)} names for {len(keys)} parameters in the optimizer state dict")
+    faults = [
+        Fault(n, f"no tensor of the plan has this name at its {direction.start} end")
+        for n in given
+        if resolve(n, direction.reached) is None
+    ]
+    raise_faults("the optimizer state does not belong to this plan", faults)
+    return {key: resolve(name, direction.reached) or name for key, name in zip(keys, given, strict=True)}

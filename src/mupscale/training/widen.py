@@ -1,0 +1,190 @@
+"""Widen a run, or narrow it back: weights, buffers, averages, optimizers, schedulers, in one call.
+
+The result shares no memory with what it came from, is the same for the same inputs however often it is
+called, and costs no throw-away initialisation of the wide model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.build import build
+from ..plans.fits import check_end
+from ..plans.infer import infer_plan
+from ..plans.names import named_tensors, unwrap
+from ..plans.plan import Plan
+from ..rules.optimizers import OptimizerRule
+from .direction import Direction
+from .optimizer import carry_optimizer
+from .run import Run
+from .schedulers import carry_scheduler, refuse_absolute
+
+Make = Callable[[], nn.Module]
+
+
+def widen(
+    run: Run | nn.Module,
+    make_wide: Make,
+    plan: Plan | None = None,
+    *,
+    rules: Mapping[str, OptimizerRule] | None = None,
+) -> Run:
+    """The run that continues `run` exactly, at the width of `make_wide()`.
+
+    Without a plan one is inferred from the two models; a model whose layout shapes cannot tell needs
+    `plan=infer_plan(make, base, wide, loss=...)`. Tensors keep the base's dtype and device.
+
+    >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> wide = widen(Run(base), lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> x = torch.randn(5, 3)
+    >>> torch.allclose(base(x), wide.model(x))
+    True
+    """
+    start = run if isinstance(run, Run) else Run(run)
+    built = build(make_wide)
+    chosen = plan if plan is not None else infer_plan(start.model, built)
+    return carry(start, built, make_wide, Direction(chosen), rules)
+
+
+def narrow(
+    run: Run | nn.Module,
+    make_base: Make,
+    plan: Plan | None = None,
+    *,
+    rules: Mapping[str, OptimizerRule] | None = None,
+) -> Run:
+    """The way back: every base entry is the average of its copies. Undoes `widen`.
+
+    >>> base = nn.Linear(4, 4)
+    >>> plan = infer_plan(base, nn.Linear(8, 8))
+    >>> back = narrow(widen(base, lambda: nn.Linear(8, 8), plan), lambda: nn.Linear(4, 4))
+    >>> torch.equal(back.model.weight, base.weight)
+    True
+    """
+    start = run if isinstance(run, Run) else Run(run)
+    chosen = plan or start.plan
+    if chosen is None:
+        raise MupscaleError("narrow needs the plan by which the run was widened: pass plan=")
+    return carry(start, build(make_base), make_base, Direction(chosen, back=True), rules)
+
+
+def carry(
+    run: Run,
+    built: nn.Module,
+    make: Make,
+    direction: Direction,
+    rules: Mapping[str, OptimizerRule] | None = None,
+) -> Run:
+    """Everything in `run`, at the other end of the plan."""
+    check_end(direction.plan, run.model, direction.start)
+    check_end(direction.plan, built, direction.end)
+    faults = refuse_absolute(run.schedulers)
+    if run.optimizers and any(not t.sources for t in direction.plan.tensors.values()):
+        faults.append(
+            Fault(
+                "optimizers",
+                "the plan has new tensors, which belong to no group",
+                "widen without optimizers and add the new tensors yourself",
+            )
+        )
+    raise_faults("this run cannot be widened exactly", faults)
+    model = fill_(built, run.model, direction)
+    optimizers, groups = [], {}
+    for optimizer in run.optimizers:
+        new, named, problems = carry_optimizer(optimizer, run.model, model, direction, rules)
+        optimizers.append(new)
+        groups[id(optimizer)] = (new, named)
+        faults += problems
+    schedulers = []
+    for scheduler in run.schedulers:
+        owner = getattr(scheduler, "optimizer", None) or scheduler._schedulers[0].optimizer
+        if id(owner) not in groups:
+            faults.append(
+                Fault(type(scheduler).__name__, "it drives an optimizer that is not part of the run")
+            )
+            continue
+        schedulers.append(carry_scheduler(scheduler, *groups[id(owner)]))
+    raise_faults("this run cannot be widened exactly", faults)
+    ema = _carry_ema(run.ema, make, direction)
+    return Run(model, optimizers, schedulers, ema, run.step, None if direction.back else direction.plan)
+
+
+def fill_(model: nn.Module, source: nn.Module, direction: Direction) -> nn.Module:
+    """Give a freshly built model its tensors, modes and constants; the model itself is returned."""
+    inner = unwrap(model)
+    tensors = {name: t for name, _, t in named_tensors(source)}
+    done: dict[int, Tensor] = {}
+    names: dict[int, tuple[str, str, Tensor]] = {}
+    for name, kind, old in named_tensors(inner):
+        names.setdefault(id(old), (name, kind, old))
+    for identity, (name, kind, old) in names.items():
+        planned, entry = direction.planned(name)
+        origin = tensors[planned if direction.back else entry.sources[0]] if entry.sources else None
+        if origin is None or entry.fill == "own":
+            value = _own(old, entry.fill, origin)
+        else:
+            value = direction.tensor(tensors, name)
+        if kind == "parameter":
+            trains = origin.requires_grad if origin is not None else True
+            parameter = nn.Parameter(value, requires_grad=trains and entry.trainable)
+            parameter.__dict__.update(old.__dict__)
+            value = parameter
+        done[identity] = value
+    for module in inner.modules():
+        stores: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for store in stores:
+            store.update({leaf: done[id(old)] for leaf, old in store.items() if id(old) in done})
+    _copy_modes(inner, unwrap(source))
+    _edit(inner, direction)
+    return model
+
+
+def _own(old: Tensor, fill: str, like: Tensor | None) -> Tensor:
+    if fill == "own":
+        if old.is_meta:
+            raise MupscaleError("a tensor that the wide model computes itself was built on the meta device")
+        return old.detach().clone() if like is None else old.detach().to(like.device, like.dtype, copy=True)
+    return torch.full(old.shape, 1.0 if fill == "one" else 0.0, dtype=old.dtype)
+
+
+def _copy_modes(model: nn.Module, source: nn.Module) -> None:
+    modes = {name: module.training for name, module in source.named_modules()}
+    for name, module in model.named_modules():
+        module.training = modes.get(name, module.training)
+
+
+def _edit(model: nn.Module, direction: Direction) -> None:
+    """Set the constants of the plan; a model that already has them is left alone."""
+    faults = []
+    for edit in direction.plan.edits:
+        path, _, leaf = edit.path.rpartition(".")
+        module = model.get_submodule(path)
+        old, new = (edit.new, edit.old) if direction.back else (edit.old, edit.new)
+        value = getattr(module, leaf)
+        if value not in (old, new):
+            faults.append(Fault(edit.path, f"found {value}, the plan changes {old} to {new}"))
+        setattr(module, leaf, new)
+    raise_faults("the model's constants are not those of the plan", faults)
+
+
+def _carry_ema(ema: nn.Module | Mapping[str, Tensor] | None, make: Make, direction: Direction) -> Any:
+    if ema is None:
+        return None
+    if isinstance(ema, nn.Module):
+        filled = fill_(build(make), ema, direction)
+        if unwrap(ema) is ema:
+            return filled
+        wrapper = copy.copy(ema)
+        wrapper._modules = {**ema._modules, "module": filled}
+        wrapper._buffers = {k: None if b is None else b.detach().clone() for k, b in ema._buffers.items()}
+        wrapper._parameters = dict(ema._parameters)
+        return wrapper
+    from .state_dicts import carry_tensors
+
+    return carry_tensors(ema, direction)
