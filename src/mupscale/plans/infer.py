@@ -112,7 +112,7 @@ def _prepare(base: nn.Module, wide: nn.Module) -> tuple[nn.Module, nn.Module]:
         raise MupscaleError("a loss needs a base model with weights, found parameters on the meta device")
     base = copy.deepcopy(base).double().cpu()
     wide = copy.deepcopy(wide)
-    for name, parameter in list(wide.named_parameters(remove_duplicate=True)):
+    for parameter in list(wide.parameters()):
         if parameter.is_meta:
             _replace(wide, parameter, nn.Parameter(torch.zeros(parameter.shape), parameter.requires_grad))
     wide = wide.double().cpu()

@@ -19,6 +19,7 @@ from .expand import compute_dtype, rescale
 def collapse(wide: Tensor, axes: Sequence[Axis], scale: Scale = ONE, *, shift: int = 0) -> Tensor:
     """The base tensor whose widening is nearest to `wide`: average the copies, divide by s, drop pads.
 
+    >>> import torch
     >>> collapse(torch.tensor([1.0, 3.0, 4.0, 4.0, 0.0]), [Axis.parse("out: 2x2+1")])
     tensor([2., 4.])
     """
