@@ -18,6 +18,8 @@ from .rules.axes import Axis, Factor
 from .rules.optimizers import Decay, OptimizerRule, State, register_optimizer, rule_for
 from .rules.scale import Scale
 from .rules.units import FILL, NEUTRAL, Change, G, Units, W
+from .training.certificate import Certificate
+from .training.proof import check_optimizer
 from .training.run import Run
 from .training.state_dicts import (
     groups_for,
@@ -26,6 +28,7 @@ from .training.state_dicts import (
     widen_optimizer_state_dict,
     widen_state_dict,
 )
+from .training.verify import verify
 from .training.widen import narrow, widen
 
 __version__ = "0.1.0"

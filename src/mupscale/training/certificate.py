@@ -1,0 +1,112 @@
+"""The certificate: what was measured, whether it holds, and what is to blame when it does not.
+
+A table for people, JSON for machines. Measures nothing itself; `verify.py` fills it in.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from ..errors import Fault, MupscaleError
+
+
+@dataclass(frozen=True)
+class TensorProof:
+    """One tensor: its change of units and the two errors measured."""
+
+    name: str
+    s: str
+    r: str
+    gradient: float | None
+    """Relative distance of G' from r · dup(G), zeros off the image included; None if it had no gradient."""
+    weight: float
+    """The same distance of W' from s · dup(W), the largest over all steps."""
+    silent: bool
+    """True when its gradient is zero or rounding, so that neither number tests it."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first thing that deviates, and the likely cause."""
+
+    step: int
+    where: str
+    what: str
+    cause: str
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The measured proof that wide continues base; "exact" means within `tolerance`."""
+
+    tensors: tuple[TensorProof, ...]
+    base_losses: tuple[float, ...]
+    wide_losses: tuple[float, ...]
+    moved: float
+    """How far the base's weights moved, relative to their size: a run that stands still proves nothing."""
+    tolerance: float
+    dtype: str
+    plan_hash: str
+    memory: int
+    failure: Failure | None
+
+    @property
+    def holds(self) -> bool:
+        return self.failure is None
+
+    @property
+    def worst(self) -> float:
+        """The largest relative error of a loss, a gradient or a weight that was tested."""
+        losses = [
+            abs(a - b) / max(abs(a), 1e-30) for a, b in zip(self.base_losses, self.wide_losses, strict=True)
+        ]
+        tested = [t for t in self.tensors if not t.silent]
+        return max([*losses, *(t.gradient or 0.0 for t in tested), *(t.weight for t in tested)], default=0.0)
+
+    def raise_if_broken(self) -> Certificate:
+        """Return the certificate, or raise an error that names the first deviation."""
+        if self.failure is not None:
+            f = self.failure
+            raise MupscaleError(
+                "the wide run does not continue the base run",
+                [Fault(f"step {f.step}, {f.where}", f.what, f"likely cause: {f.cause}")],
+            )
+        return self
+
+    def to_json(self) -> str:
+        return json.dumps({"holds": self.holds, "worst": self.worst, **asdict(self)}, indent=1)
+
+    def __str__(self) -> str:
+        head = ("tensor", "s", "r", "gradient", "weight")
+        rows = [
+            (
+                t.name,
+                t.s,
+                t.r,
+                "silent" if t.silent else f"{t.gradient:.1e}" if t.gradient is not None else "none",
+                f"{t.weight:.1e}",
+            )
+            for t in self.tensors
+        ]
+        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+        lines = [
+            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]
+        ]
+        lines.append("")
+        lines += [
+            f"step {i:3}  base {a:.15g}  wide {b:.15g}"
+            for i, (a, b) in enumerate(zip(self.base_losses, self.wide_losses, strict=True))
+        ]
+        lines.append("")
+        steps = len(self.base_losses)
+        verdict = "exact" if self.holds else "BROKEN"
+        lines.append(
+            f"{verdict}: worst relative error {self.worst:.1e} over {steps} steps in {self.dtype} "
+            f"(tolerance {self.tolerance:.0e}); the base moved by {self.moved:.1e}"
+        )
+        if self.failure is not None:
+            f = self.failure
+            lines.append(f"first deviation: step {f.step}, {f.where}: {f.what}")
+            lines.append(f"likely cause: {f.cause}")
+        return "\n".join(lines)

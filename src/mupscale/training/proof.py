@@ -1,0 +1,83 @@
+"""Prove a registry row on real steps of the optimizer, without a model.
+
+Two tensors, the base and its widening, are given gradients G and r · dup(G); if the row is right the
+second stays the widening of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..errors import MupscaleError
+from ..plans.plan import Plan, TensorPlan
+from ..rules.axes import Axis, Factor
+from ..rules.optimizers import OptimizerRule, qualified_name
+from ..tensors.expand import expand
+from .run import Run
+from .widen import widen
+
+
+class _Weight(nn.Module):
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(shape, dtype=torch.float64))
+
+
+def check_optimizer(
+    make: Callable[[list[nn.Parameter]], Optimizer],
+    *,
+    rules: Mapping[str, OptimizerRule] | None = None,
+    before: int = 8,
+    steps: int = 12,
+    tolerance: float = 1e-9,
+) -> float:
+    """The largest relative error of a widened tensor under this optimizer; raises when it is not exact.
+
+    Choose large settings (eps, weight_decay) in `make`, so that a wrong unit would show.
+
+    >>> check_optimizer(lambda params: torch.optim.AdamW(params, lr=0.1, eps=0.1, weight_decay=0.5)) < 1e-12
+    True
+    """
+    axes = (
+        Axis.of((Factor(6, Fraction(2)),), role="out"),
+        Axis.of((Factor(4, Fraction(3)),), role="in"),
+    )
+    plan = Plan({"weight": TensorPlan(("weight",), axes)})
+    change = plan["weight"].change
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        base = _Weight(6, 4)
+        optimizer = make([base.weight])
+
+    def gradient() -> Any:
+        return torch.randn(6, 4, dtype=torch.float64, generator=generator)
+
+    for _ in range(before):
+        base.weight.grad = gradient()
+        optimizer.step()
+    wide = widen(Run(base, optimizer), lambda: _Weight(12, 12), plan, rules=rules)
+    start, worst = base.weight.detach().clone(), 0.0
+    for _ in range(steps):
+        base.weight.grad = gradient()
+        wide.model.weight.grad = expand(base.weight.grad, axes, change.r)
+        optimizer.step()
+        wide.optimizers[0].step()
+        want = expand(base.weight.detach(), axes, change.s)
+        gap = float((wide.model.weight.detach() - want).abs().max() / want.abs().max())  # type: ignore[operator]
+        worst = max(worst, gap if gap == gap else float("inf"))
+    name = qualified_name(type(optimizer))
+    if torch.equal(start, base.weight.detach()):
+        raise MupscaleError(f"{name} did not move its parameter in {steps} steps, so nothing was tested")
+    if not worst <= tolerance:
+        raise MupscaleError(
+            f"the units registered for {name} are not right: after {steps} steps the wide tensor is {worst:.1e} away "
+            "from the base's widening; check lr, decay, every hyperparameter and every state"
+        )
+    return worst

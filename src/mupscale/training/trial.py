@@ -1,0 +1,101 @@
+"""A base and a wide copy of a run side by side: how they are copied, and how a step is watched.
+
+Shared by `verify.py`, which judges, and `diagnose.py`, which explains.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MupscaleError
+from ..plans.names import named_tensors, unwrap
+from ..plans.plan import Plan
+from ..plans.selftest import Identity
+from .direction import Direction
+from .run import Run
+from .widen import carry
+
+Step = Callable[[Run, int], Any]
+
+
+@dataclass
+class Trial:
+    """A base and a wide copy side by side, and what has been seen of them."""
+
+    base: Run
+    wide: Run
+    plan: Plan
+    tolerance: float
+    losses: list[tuple[float, float]] = field(default_factory=list)
+    identity: Identity | None = None
+    weights: dict[str, float] = field(default_factory=dict)
+    moved: float = 0.0
+
+
+def clone(run: Run, dtype: torch.dtype) -> Run:
+    """A copy of a run that shares nothing with it, in another dtype."""
+    inner = unwrap(run.model)
+    copied = carry(
+        Run(inner, run.optimizers, run.schedulers, None, run.step),
+        copy.deepcopy(inner),
+        lambda: copy.deepcopy(inner),
+        Direction(identity_plan(inner)),
+    )
+    copied.model.to(dtype)
+    for optimizer in copied.optimizers:
+        for state in optimizer.state.values():
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.is_floating_point() and key != "step":
+                    state[key] = value.to(dtype)
+    return Run(copied.model, copied.optimizers, copied.schedulers, None, run.step, run.plan)
+
+
+def identity_plan(model: nn.Module) -> Plan:
+    """The plan that leaves `model` as it is, ties included."""
+    first: dict[int, str] = {}
+    ties: dict[str, str] = {}
+    shapes = []
+    for name, kind, tensor in named_tensors(model):
+        if id(tensor) in first:
+            ties[name] = first[id(tensor)]
+            continue
+        first[id(tensor)] = name
+        shapes.append((name, kind, tuple(tensor.shape)))
+    return Plan(Plan.identity(shapes).tensors, ties)  # type: ignore[arg-type]
+
+
+def run_step(run: Run, step: Step, i: int) -> tuple[float, dict[str, Tensor | None]]:
+    """One step of the caller's, under a fixed seed, and the gradients its optimizers were given."""
+    grads: dict[str, Tensor | None] = {}
+    names = {id(t): n for n, k, t in reversed(list(named_tensors(run.model))) if k == "parameter"}
+
+    def capture(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                g = p.grad
+                grads[names[id(p)]] = None if g is None else (g.to_dense() if g.is_sparse else g.clone())
+
+    handles = [optimizer.register_step_pre_hook(capture) for optimizer in run.optimizers]
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(i)
+            value = step(run, i)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not grads:
+        raise MupscaleError("the step function did not step an optimizer of the run it was given")
+    return as_number(value), grads
+
+
+def as_number(loss: Any) -> float:
+    """A loss as a float; a step that returns none gives nan."""
+    if loss is None:
+        return float("nan")
+    return float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
