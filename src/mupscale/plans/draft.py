@@ -150,7 +150,8 @@ def draft(base: nn.Module, wide: nn.Module, declared: Declared) -> tuple[Draft, 
         entries[name] = entry
     made = Draft(entries, ties, conflicts, declared.pad, (base, wide))
     made, more = _declare(made, declared)
-    return made, faults + more
+    lifted = {n for n, e in made.entries.items() if e.kind == "buffer" and e.layouts}
+    return made, [f for f in faults if f.where not in lifted] + more
 
 
 def _entry(
@@ -243,9 +244,8 @@ def _declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
     for pattern, spec in declared.roles.items():
         for entry in targets(pattern, "roles"):
             roles = dict(spec) if isinstance(spec, Mapping) else dict.fromkeys(entry.growing, spec)
-            if set(roles.values()) - {"in", "out"} or (
-                not isinstance(spec, Mapping) and len(entry.growing) > 1 and entry.module and spec == "in"
-            ):
+            unclear = len(entry.growing) > 1 and not isinstance(spec, Mapping)
+            if unclear or set(roles.values()) - {"in", "out"}:
                 faults.append(
                     Fault(
                         entry.name,
@@ -269,8 +269,9 @@ def _declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
                     )
                 )
                 continue
-            made = made.with_entries({entry.name: replace(entry, layouts={**entry.layouts, **chosen})})
-            faults[:] = [f for f in faults if f.where != entry.name]
+            now = made.entries[entry.name]
+            made = made.with_entries({entry.name: replace(now, layouts={**now.layouts, **chosen})})
+            made = _share_layout(made, entry.name, declared)
     for pattern, factor in declared.folds.items():
         for entry in targets(pattern, "folds"):
             now = made.entries[entry.name]
@@ -281,6 +282,22 @@ def _declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
         for entry in targets(pattern, "plus_one"):
             made = made.with_entries({entry.name: replace(made.entries[entry.name], shift=1)})
     return made, faults
+
+
+def _share_layout(made: Draft, name: str, declared: Declared) -> Draft:
+    """The bias of a layer is laid out like the rows of its weight, unless it is declared itself."""
+    bias = f"{name.removesuffix('weight')}bias"
+    weight, other = made.entries[name], made.entries.get(bias)
+    if other is None or other is weight or any(fnmatchcase(bias, p) for p in declared.layouts):
+        return made
+    for dim, layout in weight.layouts.items():
+        same = len(other.base_shape) == 1 and (weight.roles or {}).get(dim) == "out"
+        if same and (weight.base_shape[dim], weight.wide_shape[dim]) == (
+            *other.base_shape,
+            *other.wide_shape,
+        ):
+            made = made.with_entries({bias: replace(other, layouts={0: layout})})
+    return made
 
 
 def _pad_norms(

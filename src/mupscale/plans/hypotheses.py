@@ -19,6 +19,7 @@ from ..rules.scale import ONE, Scale
 from .draft import Draft, Entry
 from .names import pattern_of
 
+_ATTENTION = re.compile(r"att", re.IGNORECASE)
 _COUNTS = re.compile(r"head|group|kv", re.IGNORECASE)
 _HEADS_OUT = re.compile(
     r"^(q|k|v|qkv|wq|wk|wv|query|key|value|c_attn|in_proj.*|.*(q|k|v|qkv|query|key|value)(_proj)?)$"
@@ -121,7 +122,10 @@ def _reads_only(entry: Entry) -> bool:
 def layout_knobs(draft: Draft) -> Iterator[Knob]:
     """Axes inside a module with a growing number of heads or groups: whole blocks, or neighbours."""
     groups: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    counting = counting_modules(draft)
     for entry in draft.entries.values():
+        if not any(_inside(entry.name, path) for path in counting):
+            continue
         for dim in entry.growing:
             if dim not in entry.layouts and entry.kind == "parameter":
                 role = (entry.roles or {}).get(dim, "open")
@@ -132,7 +136,8 @@ def layout_knobs(draft: Draft) -> Iterator[Knob]:
     for (owner, role), axes in groups.items():
         name, dim = axes[0]
         entry = draft.entries[name]
-        blocks = block_sizes(draft, entry, dim)
+        counts = next(counts for path, counts in counting.items() if _inside(name, path))
+        blocks = block_sizes(draft, entry, dim, counts)
         if not blocks:
             continue
         leaf = (owner or name).rpartition(".")[2]
@@ -157,10 +162,9 @@ def _fits(draft: Draft, name: str, dim: int, layout: Layout) -> bool:
     return a % layout == 0 and b % layout == 0 and (draft.pad or (b // layout) % (a // layout) == 0)
 
 
-def block_sizes(draft: Draft, entry: Entry, dim: int) -> list[int]:
+def block_sizes(draft: Draft, entry: Entry, dim: int, counts: list[tuple[int, int]]) -> list[int]:
     """Block sizes that keep heads (or groups) whole, from the counts that grow in the two models."""
     base, wide = entry.base_shape[dim], entry.wide_shape[dim]
-    counts = _growing_counts(draft, entry)
     found: list[int] = []
     for a, b in counts:
         if base % a == 0 and wide % b == 0 and base // a == wide // b:
@@ -170,35 +174,41 @@ def block_sizes(draft: Draft, entry: Entry, dim: int) -> list[int]:
     return [b for b in dict.fromkeys(found) if 1 < b < base]
 
 
-def _growing_counts(draft: Draft, entry: Entry) -> list[tuple[int, int]]:
-    """(base, wide) values of growing attributes named like head or group counts, in the owners of a tensor."""
-    found: dict[tuple[int, int], None] = {}
-    path = entry.name.split(".")[:-1]
-    while True:
-        for a, b in _attributes(draft, ".".join(path)):
-            if 1 <= a < b:
-                found[(a, b)] = None
-        if not path:
-            return sorted(found)
-        path.pop()
+def counting_modules(draft: Draft) -> dict[str, list[tuple[int, int]]]:
+    """Paths of the innermost modules that hold a growing number of heads or groups, with (base, wide) counts.
+
+    Own attributes tell most; a configuration object, which every module may carry, is believed for modules
+    named after attention.
+    """
+    owners = [dict(model.named_modules()) for model in draft.models]
+    own: dict[str, list[tuple[int, int]]] = {}
+    shared: dict[str, list[tuple[int, int]]] = {}
+    for path, base in owners[0].items():
+        wide = owners[1].get(path)
+        if wide is None:
+            continue
+        own[path] = _counts(vars(base), vars(wide))
+        configs = [getattr(m, "config", None) or getattr(m, "cfg", None) for m in (base, wide)]
+        if all(hasattr(c, "__dict__") and not isinstance(c, nn.Module) for c in configs):
+            shared[path] = _counts(vars(configs[0]), vars(configs[1]))
+    named = {path: counts for path, counts in shared.items() if counts and _ATTENTION.search(path)}
+    found = (
+        {path: counts for path, counts in own.items() if counts}
+        or named
+        or {p: c for p, c in shared.items() if c}
+    )
+    return {
+        path: counts for path, counts in found.items() if not any(_inside(other, path) for other in found)
+    }
 
 
-def _attributes(draft: Draft, path: str) -> Iterator[tuple[int, int]]:
-    owners = []
-    for model in draft.models:
-        try:
-            owners.append(model.get_submodule(path))
-        except AttributeError:
-            return
-    spaces = [(vars(owners[0]), vars(owners[1]))]
-    configs = tuple(getattr(o, "config", getattr(o, "cfg", None)) for o in owners)
-    if all(hasattr(c, "__dict__") and not isinstance(c, nn.Module) for c in configs):
-        spaces.append((vars(configs[0]), vars(configs[1])))
-    for base, wide in spaces:
-        for key, value in base.items():
-            other = wide.get(key)
-            if _COUNTS.search(key) and type(value) is int and type(other) is int and value != other:
-                yield value, other
+def _counts(base: Mapping[str, object], wide: Mapping[str, object]) -> list[tuple[int, int]]:
+    pairs = [(base[key], wide.get(key)) for key in base if _COUNTS.search(key)]
+    return sorted({(a, b) for a, b in pairs if type(a) is int and type(b) is int and 1 <= a < b})
+
+
+def _inside(path: str, outer: str) -> bool:
+    return path != outer and (not outer or path.startswith(f"{outer}."))
 
 
 def _sizes_near(draft: Draft, entry: Entry) -> set[int]:

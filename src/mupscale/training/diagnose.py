@@ -34,7 +34,7 @@ _HEAD_COUNT = re.compile(r"(num|n)_?heads?$|^heads?$", re.IGNORECASE)
 
 def diagnose(trial: Trial, step: Step | None, loss: Loss | None, failure: Failure) -> Failure:
     """The failure with its place and likely cause filled in."""
-    if failure.cause.startswith("settings:"):
+    if failure.cause:
         return replace(failure, cause=_settings(failure))
     if failure.step == 0 and failure.where == "loss":
         return _forward(trial, step, loss, failure)
@@ -49,8 +49,8 @@ def diagnose(trial: Trial, step: Step | None, loss: Loss | None, failure: Failur
 
 
 def _settings(failure: Failure) -> str:
-    key = failure.cause.removeprefix("settings:")
-    if key == "lr" and failure.step > 0:
+    kind, _, key = failure.cause.partition(":")
+    if key == "lr" and (kind == "changed" or failure.step > 0):
         return SCHEDULER
     return f"unscaled {key}: the wide run's {key} is not the base's in new units; take the groups that widen returns"
 

@@ -68,6 +68,10 @@ def verify(
         raise MupscaleError(
             "verify needs step=, your training step, or loss=, for the gradient identity alone"
         )
+    if isinstance(wide, Run) and len(wide.optimizers) != len(start.optimizers):
+        raise MupscaleError(
+            f"the base run has {len(start.optimizers)} optimizers, the wide run {len(wide.optimizers)}; verify compares them one by one"
+        )
     chosen = plan or (wide.plan if isinstance(wide, Run) else None)
     if chosen is None:
         chosen = infer_plan(start.model, wide.model if isinstance(wide, Run) else wide())
@@ -122,7 +126,11 @@ def _measure(trial: Trial, step: Step | None, loss: Loss | None, steps: int) -> 
         if trial.identity is None:
             trial.identity = compare_gradients(captured[0], captured[1], trial.plan)
         failure = (
-            failure or _loss_failure(trial, i) or _gradient_failure(trial, i) or _weight_failure(trial, i)
+            failure
+            or _loss_failure(trial, i)
+            or _gradient_failure(trial, i)
+            or _settings_failure(trial, i, changed=True)
+            or _weight_failure(trial, i)
         )
         if failure is not None:
             return failure
@@ -168,10 +176,10 @@ def _weight_failure(trial: Trial, i: int) -> Failure | None:
     return worst
 
 
-def _settings_failure(trial: Trial, i: int) -> Failure | None:
-    """A hyperparameter of the wide run that is not the base's in new units."""
+def _settings_failure(trial: Trial, i: int, changed: bool = False) -> Failure | None:
+    """A hyperparameter of the wide run that is not the base's in new units, or no longer is."""
     direction = Direction(trial.plan)
-    for base, wide in zip(trial.base.optimizers, trial.wide.optimizers, strict=False):
+    for base, wide in zip(trial.base.optimizers, trial.wide.optimizers, strict=True):
         expected = _settings(base, trial.base.model)
         groups, _ = carry_groups(rule_for(type(base)), expected, direction)
         wanted = {name: group.settings for group in groups for name in group.names}
@@ -179,10 +187,9 @@ def _settings_failure(trial: Trial, i: int) -> Failure | None:
             for name in found.names:
                 for key, want in wanted.get(name, {}).items():
                     got = found.settings.get(key)
-                    if isinstance(want, (int, float, Tensor)) and not _close(got, want):
-                        return Failure(
-                            i, name, f"{key} is {got}, the base's in new units is {want}", f"settings:{key}"
-                        )
+                    if not _close(got, want):
+                        what = f"{key} is {got}, the base's in new units is {want}"
+                        return Failure(i, name, what, f"{'changed' if changed else 'unscaled'}:{key}")
     return None
 
 
@@ -192,9 +199,11 @@ def _settings(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[NamedG
 
 
 def _close(got: Any, want: Any) -> bool:
-    if not isinstance(got, (int, float, Tensor)):
-        return False
-    return abs(float(got) - float(want)) <= 1e-6 * abs(float(want))
+    if isinstance(want, (tuple, list)) and isinstance(got, (tuple, list)):
+        return len(got) == len(want) and all(map(_close, got, want))
+    if isinstance(want, bool) or not isinstance(want, (int, float, Tensor)):
+        return True
+    return isinstance(got, (int, float, Tensor)) and abs(float(got) - float(want)) <= 1e-6 * abs(float(want))
 
 
 def _moved(model: nn.Module, before: dict[str, Tensor]) -> float:
