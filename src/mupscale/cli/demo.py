@@ -1,0 +1,141 @@
+"""`mupscale demo`: the theorem to the last digit on an MLP, with the control that breaks it beside it.
+
+A base is trained for a while, then widened four times with its optimizer state. Base and wide go on side
+by side; the control is the same wide model with the base's settings left as they were.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import MupscaleError
+from ..training.run import Run
+from ..training.widen import widen
+
+BASE, K = 16, 4
+EXACT, DIFFERENT = 1e-12, 1e-3
+Curve = list[float]
+
+
+def add_to(verbs: Any) -> None:
+    text = "an MLP that continues its training at four times the width, to the last digit"
+    verb = verbs.add_parser("demo", help=text, description=f"Show {text}, beside a control that does not.")
+    verb.add_argument("--steps", type=int, default=200, help="steps after widening (default: 200)")
+    verb.add_argument(
+        "--plot", type=Path, default=Path("mupscale-demo.png"), help="where to write the figure"
+    )
+    verb.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    if chosen.steps < 1:
+        raise MupscaleError(f"--steps {chosen.steps}: at least one step is needed to compare")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # matrices this small only lose time to threads
+    try:
+        before, base, wide, control = train(chosen.steps)
+    finally:
+        torch.set_num_threads(threads)
+    print(f"An MLP of width {BASE}, trained with AdamW, is widened to {BASE * K} at step {len(before)}.\n")
+    print(f"{'step':>6}  {'base':>20}  {'wide':>20}  {'|wide - base|':>14}  {'control':>12}")
+    every = max(1, chosen.steps // 10)
+    for i in [*range(0, chosen.steps, every), chosen.steps - 1]:
+        gap = abs(wide[i] - base[i])
+        print(f"{len(before) + i:6}  {base[i]:20.16f}  {wide[i]:20.16f}  {gap:14.1e}  {control[i]:12.6f}")
+    print("\n" + sketch(before, base, wide, control) + "\n")
+    exact = max(abs(a - b) / a for a, b in zip(base, wide, strict=True))
+    different = max(abs(a - b) / a for a, b in zip(base, control, strict=True))
+    print(f"wide:    largest relative difference {exact:.1e} over {chosen.steps} steps (float64)")
+    print(
+        f"control: largest relative difference {different:.1e}; same weights, lr, eps and decay not rescaled"
+    )
+    print(plot(before, base, wide, control, chosen.plot))
+    holds = exact <= EXACT and (different >= DIFFERENT or chosen.steps < 20)
+    print("the theorem holds" if holds else "the theorem does NOT hold here: please report this machine")
+    return 0 if holds else 1
+
+
+def train(steps: int, before: int = 100) -> tuple[Curve, Curve, Curve, Curve]:
+    """The losses before widening, and of base, wide and control after it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        x = torch.randn(128, 8, dtype=torch.float64)
+        y = torch.sin(2 * x[:, :1]) * x[:, 1:2] + (x[:, 2:3] * x[:, 3:4]).tanh()
+        model = _mlp(BASE)
+        start = Run(model, torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3, weight_decay=0.1))
+        step = _step(x, y)
+        early = [step(start) for _ in range(before)]
+        wide = widen(start, lambda: _mlp(BASE * K))
+        control = widen(start, lambda: _mlp(BASE * K))
+        for group in control.optimizers[0].param_groups:
+            settings = start.optimizers[0].param_groups[0]
+            group.update({key: settings[key] for key in ("lr", "eps", "weight_decay")})
+        curves = [[step(side) for side in (start, wide, control)] for _ in range(steps)]
+    base, grown, broken = (list(curve) for curve in zip(*curves, strict=True))
+    return early, base, grown, broken
+
+
+def _mlp(width: int) -> nn.Module:
+    layers = (nn.Linear(8, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1))
+    return nn.Sequential(*layers).double()
+
+
+def _step(x: torch.Tensor, y: torch.Tensor) -> Callable[[Run], float]:
+    def step(run: Run) -> float:
+        run.optimizers[0].zero_grad()
+        loss = (run.model(x) - y).square().mean()
+        loss.backward()
+        run.optimizers[0].step()
+        return float(loss.detach())
+
+    return step
+
+
+def sketch(before: Curve, base: Curve, wide: Curve, control: Curve, rows: int = 12, columns: int = 64) -> str:
+    """The curves as text: `.` base, `o` wide on top of it, `x` the control."""
+    total = len(before) + len(base)
+    low = min(*base, *wide, *control)
+    high = max(*before, *base, *control)
+    grid = [[" "] * columns for _ in range(rows)]
+
+    def draw(curve: Curve, start: int, mark: str, every: int = 1) -> None:
+        for i, value in enumerate(curve):
+            column = (start + i) * (columns - 1) // max(1, total - 1)
+            row = round((high - value) / ((high - low) or 1.0) * (rows - 1))
+            if column % every == 0:
+                grid[row][column] = mark
+
+    draw(before + base, 0, ".")
+    draw(control, len(before), "x")
+    draw(wide, len(before), "o", every=3)
+    lines = [f"{'loss' if not i else '':>6} |{''.join(line)}" for i, line in enumerate(grid)]
+    return "\n".join([*lines, f"{'':>6} +{'-' * columns} steps", f"{'':8}. base   o wide   x control"])
+
+
+def plot(before: Curve, base: Curve, wide: Curve, control: Curve, path: Path) -> str:
+    """Write the figure, or say what to install."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return "figure: not written; pip install 'mupscale[plot]'"
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    steps = list(range(len(before), len(before) + len(base)))
+    left.plot(before + base, color="#444444", lw=2.5, label=f"base, width {BASE}")
+    left.plot(steps, wide, color="#e07b39", lw=1.2, ls="--", label=f"wide, width {BASE * K}")
+    left.plot(steps, control, color="#9aa5b1", lw=1.2, label="control: settings not rescaled")
+    left.axvline(len(before), color="#cccccc", lw=0.8)
+    left.set(xlabel="step", ylabel="loss", yscale="log", title="widened at step " + str(len(before)))
+    left.legend(frameon=False, fontsize=8)
+    for curve, color in ((wide, "#e07b39"), (control, "#9aa5b1")):
+        gaps = [max(abs(a - b) / a, 1e-17) for a, b in zip(base, curve, strict=True)]
+        right.plot(steps, gaps, color=color, lw=1)
+    right.set(xlabel="step", yscale="log", title="relative distance from the base")
+    figure.savefig(path, dpi=150)
+    return f"figure: {path}"

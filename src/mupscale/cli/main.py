@@ -1,0 +1,44 @@
+"""`mupscale <verb>`: parse, call, turn errors into one readable message and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from .. import __version__
+from ..errors import MupscaleError
+from . import demo
+
+VERBS = (demo,)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="mupscale",
+        description="Grow trained PyTorch models in width, exactly.",
+        epilog="Exit status: 0 done and every check holds, 1 a check failed, 2 usage or a refused request.",
+    )
+    top.add_argument("--version", action="version", version=f"mupscale {__version__}")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="verb")
+    for verb in VERBS:
+        verb.add_to(verbs)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return its exit status.
+
+    >>> main(["demo", "--steps", "0"])
+    2
+    """
+    chosen = parser().parse_args(arguments)
+    try:
+        return int(chosen.run(chosen))
+    except MupscaleError as error:
+        print(f"mupscale: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
