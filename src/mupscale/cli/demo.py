@@ -68,7 +68,7 @@ def train(steps: int, before: int = 100) -> tuple[Curve, Curve, Curve, Curve]:
         x = torch.randn(128, 8, dtype=torch.float64)
         y = torch.sin(2 * x[:, :1]) * x[:, 1:2] + (x[:, 2:3] * x[:, 3:4]).tanh()
         model = _mlp(BASE)
-        start = Run(model, torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3, weight_decay=0.1))
+        start = Run(model, torch.optim.AdamW(model.parameters(), lr=4e-3, eps=1e-2, weight_decay=0.1))
         step = _step(x, y)
         early = [step(start) for _ in range(before)]
         wide = widen(start, lambda: _mlp(BASE * K))
@@ -131,11 +131,13 @@ def plot(before: Curve, base: Curve, wide: Curve, control: Curve, path: Path) ->
     left.plot(steps, wide, color="#e07b39", lw=1.2, ls="--", label=f"wide, width {BASE * K}")
     left.plot(steps, control, color="#9aa5b1", lw=1.2, label="control: settings not rescaled")
     left.axvline(len(before), color="#cccccc", lw=0.8)
-    left.set(xlabel="step", ylabel="loss", yscale="log", title="widened at step " + str(len(before)))
+    left.set(xlabel="step", ylabel="loss")
+    left.set_title(f"widened at step {len(before)}", fontsize=10)
     left.legend(frameon=False, fontsize=8)
     for curve, color in ((wide, "#e07b39"), (control, "#9aa5b1")):
         gaps = [max(abs(a - b) / a, 1e-17) for a, b in zip(base, curve, strict=True)]
         right.plot(steps, gaps, color=color, lw=1)
-    right.set(xlabel="step", yscale="log", title="relative distance from the base")
+    right.set(xlabel="step", yscale="log")
+    right.set_title("relative distance from the base", fontsize=10)
     figure.savefig(path, dpi=150)
     return f"figure: {path}"

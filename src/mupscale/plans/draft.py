@@ -5,10 +5,8 @@ Made by diffing two models; completed by declarations and by the search; turned 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from fractions import Fraction
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,24 +14,11 @@ from torch import nn
 
 from ..errors import Fault, MupscaleError
 from ..rules.axes import Axis, Factor, Layout, Role
-from ..rules.scale import ONE, Exact, Scale
+from ..rules.scale import ONE, Scale
 from . import modules
 from .names import named_tensors, strip_wrappers, unwrap
+from .padding import pad_norms
 from .plan import Edit, Fill, Kind, Plan, TensorPlan
-
-RoleSpec = str | Mapping[int, str]
-LayoutSpec = Layout | Mapping[int, Layout]
-
-
-@dataclass(frozen=True)
-class Declared:
-    """What the user states by name pattern; it wins over everything inferred."""
-
-    roles: Mapping[str, RoleSpec] = field(default_factory=dict)
-    layouts: Mapping[str, LayoutSpec] = field(default_factory=dict)
-    folds: Mapping[str, Exact] = field(default_factory=dict)
-    plus_one: Sequence[str] = ()
-    pad: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,18 +92,22 @@ class Draft:
         needs: set[str] = set()
         if not faults and any(t.padded for t in tensors.values()):
             needs = modules.padding_needs(self.models[0])
-            edits, faults = _pad_norms(self.entries, tensors)
+            folded, edits, faults = pad_norms(*self.models, tensors)
+            tensors.update(folded)
         if faults:
             raise MupscaleError("no plan fits these two models", faults)
         return Plan(tensors, dict(self.ties), tuple(edits), needs=frozenset(needs))
 
 
-def draft(base: nn.Module, wide: nn.Module, declared: Declared) -> tuple[Draft, list[Fault]]:
-    """Diff two models: which axes grow, what their modules say, what the user declared."""
+def draft(base: nn.Module, wide: nn.Module, pad: bool, fresh: bool) -> tuple[Draft, list[Fault]]:
+    """Diff two models: which axes grow, and what their modules say.
+
+    `fresh` says that both were just built, so that buffers which differ are constants of the width.
+    """
     base, wide = unwrap(base), unwrap(wide)
     found = {strip_wrappers(n): (k, t) for n, k, t in named_tensors(base)}
     goal = {strip_wrappers(n): (k, t) for n, k, t in named_tensors(wide)}
-    faults = _unmatched(found.keys(), goal.keys())
+    faults = _unmatched(found.keys(), goal.keys()) + _tied_once(found, goal)
     owners = (_modules(base), _modules(wide))
     first: dict[int, str] = {}
     entries: dict[str, Entry] = {}
@@ -134,7 +123,7 @@ def draft(base: nn.Module, wide: nn.Module, declared: Declared) -> tuple[Draft, 
                 Fault(name, f"{source.dim()} dimensions in the base, {tensor.dim()} in the wide model")
             )
             continue
-        entry, problems = _entry(name, kind, (source, tensor), owners)  # type: ignore[arg-type]
+        entry, problems = _entry(name, kind, (source, tensor), owners, fresh)  # type: ignore[arg-type]
         owner = name.rpartition(".")[0]
         if entry.growing and owner not in refused:
             refused.add(owner)
@@ -148,10 +137,7 @@ def draft(base: nn.Module, wide: nn.Module, declared: Declared) -> tuple[Draft, 
             continue
         first[id(tensor)] = name
         entries[name] = entry
-    made = Draft(entries, ties, conflicts, declared.pad, (base, wide))
-    made, more = _declare(made, declared)
-    lifted = {n for n, e in made.entries.items() if e.kind == "buffer" and e.layouts}
-    return made, [f for f in faults if f.where not in lifted] + more
+    return Draft(entries, ties, conflicts, pad, (base, wide)), faults
 
 
 def _entry(
@@ -159,6 +145,7 @@ def _entry(
     kind: Kind,
     tensors: tuple[torch.Tensor, torch.Tensor],
     owners: tuple[dict[str, nn.Module], ...],
+    fresh: bool,
 ) -> tuple[Entry, list[Fault]]:
     source, tensor = tensors
     path, _, leaf = name.rpartition(".")
@@ -167,8 +154,7 @@ def _entry(
     parents = (owners[0][above], owners[1][above]) if path else None
     entry = Entry(name, kind, tuple(source.shape), tuple(tensor.shape), pair, None, {})
     if not entry.growing:
-        own = kind == "buffer" and _width_dependent(source, tensor)
-        return replace(entry, roles={}, fill="own" if own else "zero"), []
+        return _fixed_buffer(replace(entry, roles={}), tensors, leaf, fresh)
     if kind == "buffer":
         return _growing_buffer(entry, source)
     if modules.parametrized(name):
@@ -206,11 +192,45 @@ def _growing_buffer(entry: Entry, source: torch.Tensor) -> tuple[Entry, list[Fau
     ]
 
 
-def _width_dependent(source: torch.Tensor, tensor: torch.Tensor) -> bool:
+def _fixed_buffer(
+    entry: Entry, tensors: tuple[torch.Tensor, torch.Tensor], leaf: str, fresh: bool
+) -> tuple[Entry, list[Fault]]:
     """A constant that each model computes for itself, such as 1/head_size, differs when freshly built."""
-    if source.is_meta or tensor.is_meta or source.dtype != tensor.dtype:
-        return False
-    return not torch.equal(source.cpu(), tensor.cpu())
+    source, tensor = (t.detach() for t in tensors)
+    known = not (source.is_meta or tensor.is_meta) and source.dtype == tensor.dtype
+    if entry.kind != "buffer" or not known or torch.equal(source.cpu(), tensor.cpu()):
+        return entry, []
+    if fresh:
+        return replace(entry, fill="own"), []
+    if leaf not in entry.module[0]._non_persistent_buffers_set:
+        return entry, []
+    return entry, [
+        Fault(
+            entry.name,
+            "a non-persistent buffer of equal shape and other values: state of the base, or a constant of the width?",
+            "infer the plan from freshly built models: infer_plan(make, base, wide)",
+        )
+    ]
+
+
+def _tied_once(
+    found: Mapping[str, tuple[str, torch.Tensor]], goal: Mapping[str, tuple[str, torch.Tensor]]
+) -> list[Fault]:
+    """Tensors that are one in one model and two in the other train differently."""
+    groups = []
+    for tensors in (found, goal):
+        tied: dict[int, list[str]] = {}
+        for name, (_, tensor) in tensors.items():
+            tied.setdefault(id(tensor), []).append(name)
+        groups.append({tuple(names) for names in tied.values() if len(names) > 1})
+    return [
+        Fault(
+            " = ".join(names),
+            f"tied in the {'base' if names in groups[0] else 'wide'} model only",
+            "tie (or untie) it in both",
+        )
+        for names in sorted(groups[0] ^ groups[1])
+    ]
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -229,108 +249,3 @@ def _unmatched(found: Any, goal: Any) -> list[Fault]:
         if n not in found
     ]
     return missing + extra
-
-
-def _declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
-    faults: list[Fault] = []
-    names = [*made.entries, *made.ties]
-
-    def targets(pattern: str, what: str) -> list[Entry]:
-        hits = [n for n in names if n == pattern or fnmatchcase(n, pattern)]
-        if not hits:
-            faults.append(Fault(pattern, f"declared in {what}, but no tensor has such a name"))
-        return [made.entries[n] for n in dict.fromkeys(made.ties.get(h, h) for h in hits)]
-
-    for pattern, spec in declared.roles.items():
-        for entry in targets(pattern, "roles"):
-            roles = dict(spec) if isinstance(spec, Mapping) else dict.fromkeys(entry.growing, spec)
-            unclear = len(entry.growing) > 1 and not isinstance(spec, Mapping)
-            if unclear or set(roles.values()) - {"in", "out"}:
-                faults.append(
-                    Fault(
-                        entry.name,
-                        f"roles {spec!r}",
-                        'expected "in", "out", or {dim: "in" or "out"} when several axes grow',
-                    )
-                )
-                continue
-            made = made.with_entries({entry.name: replace(entry, roles=roles, settled=True)})  # type: ignore[arg-type]
-    for pattern, layout in declared.layouts.items():
-        for entry in targets(pattern, "layouts"):
-            if not entry.growing:
-                continue
-            chosen = dict(layout) if isinstance(layout, Mapping) else {entry.growing[0]: layout}
-            if not isinstance(layout, Mapping) and len(entry.growing) > 1:
-                faults.append(
-                    Fault(
-                        entry.name,
-                        f"{len(entry.growing)} axes grow",
-                        "name the axis: layouts={name: {dim: layout}}",
-                    )
-                )
-                continue
-            now = made.entries[entry.name]
-            made = made.with_entries({entry.name: replace(now, layouts={**now.layouts, **chosen})})
-            made = _share_layout(made, entry.name, declared)
-    for pattern, factor in declared.folds.items():
-        for entry in targets(pattern, "folds"):
-            now = made.entries[entry.name]
-            made = made.with_entries(
-                {entry.name: replace(now, fold=now.fold * Scale.of(factor), settled=True)}
-            )
-    for pattern in declared.plus_one:
-        for entry in targets(pattern, "plus_one"):
-            made = made.with_entries({entry.name: replace(made.entries[entry.name], shift=1)})
-    return made, faults
-
-
-def _share_layout(made: Draft, name: str, declared: Declared) -> Draft:
-    """The bias of a layer is laid out like the rows of its weight, unless it is declared itself."""
-    bias = f"{name.removesuffix('weight')}bias"
-    weight, other = made.entries[name], made.entries.get(bias)
-    if other is None or other is weight or any(fnmatchcase(bias, p) for p in declared.layouts):
-        return made
-    for dim, layout in weight.layouts.items():
-        same = len(other.base_shape) == 1 and (weight.roles or {}).get(dim) == "out"
-        if same and (weight.base_shape[dim], weight.wide_shape[dim]) == (
-            *other.base_shape,
-            *other.wide_shape,
-        ):
-            made = made.with_entries({bias: replace(other, layouts={0: layout})})
-    return made
-
-
-def _pad_norms(
-    entries: Mapping[str, Entry], tensors: dict[str, TensorPlan]
-) -> tuple[list[Edit], list[Fault]]:
-    """Padding thins the mean square by the fill: RMSNorm's eps and gain absorb it, LayerNorm cannot."""
-    edits: list[Edit] = []
-    faults: list[Fault] = []
-    for name, entry in entries.items():
-        module, owner = entry.module[0], name.rpartition(".")[0]
-        if not tensors[name].padded or entry.kind == "buffer":
-            continue
-        if isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
-            n, wide = entry.base_shape[-1], entry.wide_shape[-1]
-            whole = wide // n
-            faults.append(
-                Fault(
-                    name,
-                    f"{type(module).__name__} over {n} -> {wide}: zeros would change its mean, so only whole multiples are exact",
-                    f"nearest: {n * whole} (x{whole}), {n * (whole + 1)} (x{whole + 1})",
-                )
-            )
-        elif isinstance(module, nn.RMSNorm):
-            if module.eps is None:
-                faults.append(
-                    Fault(
-                        owner,
-                        "RMSNorm(eps=None) on a padded axis",
-                        "give eps a number, so that it can be scaled",
-                    )
-                )
-                continue
-            fill = Scale.of(tensors[name].change.fill)
-            tensors[name] = replace(tensors[name], fold=tensors[name].fold * fill ** Fraction(1, 2))
-            edits.append(Edit(f"{owner}.eps" if owner else "eps", module.eps, fill))
-    return edits, faults

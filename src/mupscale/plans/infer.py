@@ -18,7 +18,8 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.axes import Axis
 from ..rules.scale import Exact
 from .build import build
-from .draft import Declared, Draft, LayoutSpec, RoleSpec, draft
+from .declare import Declared, LayoutSpec, RoleSpec, declare
+from .draft import Draft, draft
 from .hypotheses import Knob, combinations_of, layout_knobs, readout_knobs, role_knobs
 from .names import pattern_of
 from .plan import Plan
@@ -49,7 +50,7 @@ def infer_plan(
     >>> {name: str(tensor.change.s) for name, tensor in plan.items()}
     {'0.weight': '1', '0.bias': '1', '2.weight': '1/2', '2.bias': '1'}
     """
-    declared = Declared(roles or {}, layouts or {}, folds or {}, plus_one, pad)
+    declared = Declared(roles or {}, layouts or {}, folds or {}, plus_one)
     if isinstance(make, nn.Module):
         if not isinstance(base, nn.Module):
             raise MupscaleError("infer_plan takes a factory and two sizes, or two modules")
@@ -57,13 +58,18 @@ def infer_plan(
     else:
         factory = make
         models = (build(lambda: factory(base)), build(lambda: factory(wide)))
-    made, faults = draft(*models, declared)
+    made, faults = draft(*models, pad, fresh=not isinstance(make, nn.Module))
+    made, unused = declare(made, declared)
+    copied = {name for name, entry in made.entries.items() if entry.kind == "buffer" and entry.layouts}
+    faults = [fault for fault in faults if fault.where not in copied] + unused
     raise_faults("these two models cannot be planned", faults)
     if loss is None:
         raise_faults("a plan needs more than the shapes of these two models", _undecided(made))
         return made.plan()
-    real = models if isinstance(make, nn.Module) else (make(base), models[1])
-    return _search(made, *_prepare(*real), loss)
+    if not isinstance(make, nn.Module):
+        with torch.random.fork_rng():
+            models = (make(base), models[1])
+    return _search(made, *_prepare(*models), loss)
 
 
 def _undecided(made: Draft) -> list[Fault]:
@@ -132,9 +138,9 @@ def _prepare(base: nn.Module, wide: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 def _replace(model: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
     for module in model.modules():
-        for name, parameter in module._parameters.items():
+        for name, parameter in list(module._parameters.items()):
             if parameter is old:
-                module._parameters[name] = new
+                setattr(module, name, new)
 
 
 def cast_inputs(model: nn.Module, dtype: torch.dtype) -> Any:

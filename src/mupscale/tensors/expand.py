@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from math import prod
 
 import torch
 from torch import Tensor
@@ -18,8 +17,7 @@ from ..errors import MupscaleError
 from ..rules.axes import Axis, Piece
 from ..rules.scale import ONE, Scale
 
-_BLOCK = 1 << 19  # elements written at a time: large enough to thread, small enough to stay in cache
-_RUN = 16  # neighbours that a strided copy moves at memory speed; shorter runs are stacked first
+_BLOCK = 1 << 22  # bytes written at a time: enough work for every thread, little enough to stay in cache
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -64,13 +62,9 @@ def expand_(
     """
     out_at = list(out_start) if out_start is not None else [0] * len(axes)
     base_at = list(base_start) if base_start is not None else [0] * len(axes)
-    _check(out, base, axes, out_at, base_at)
+    cuts = _cuts(out, base, axes, out_at, base_at)
     if not axes:
         return out.copy_(rescale(base, scale, shift))
-    cuts = [
-        list(axis.pieces(start, start + size))
-        for axis, start, size in zip(axes, out_at, out.shape, strict=True)
-    ]
     for pieces in product(*cuts):
         target, source = out, base
         for dim, piece in enumerate(pieces):
@@ -94,39 +88,46 @@ def expand(base: Tensor, axes: Sequence[Axis], scale: Scale = ONE, *, shift: int
 
 
 def _expand_product(out: Tensor, base: Tensor, pieces: Sequence[Piece], scale: Scale, shift: int) -> None:
-    """Write one product of factors, in blocks of rows."""
-    factors = [piece.factors or () for piece in pieces]
-    rows, inner = factors[0][0], factors[0][1:]
-    base_unit = prod(n for n, _ in inner)
-    wide_unit = rows[1] * prod(n * k for n, k in inner)
-    per_row = max(1, out.numel() // max(1, rows[0]))
-    step = max(1, _BLOCK // per_row)
-    for start in range(0, rows[0], step):
-        count = min(step, rows[0] - start)
-        digits = [(count, rows[1]), *inner, *(pair for axis in factors[1:] for pair in axis)]
-        source = base.narrow(0, start * base_unit, count * base_unit)
-        target = out.narrow(0, start * wide_unit, count * wide_unit)
-        _write(target, rescale(source, scale, shift).to(out.dtype), digits)
+    """Write one product of factors, in blocks along the outermost digit that is long enough to cut."""
+    digits = [digit for piece in pieces for digit in piece.factors or ()]
+    lengths, copies = [n for n, _ in digits], [k for _, k in digits]
+    source, target = base.view(lengths), out.view([size for digit in digits for size in digit])
+    blocks = -(-out.numel() * out.element_size() // _BLOCK)
+    dim = next((i for i, n in enumerate(lengths) if n >= blocks), lengths.index(max(lengths)))
+    step = -(-lengths[dim] // blocks)
+    for start in range(0, lengths[dim], step):
+        count = min(step, lengths[dim] - start)
+        part = rescale(source.narrow(dim, start, count), scale, shift).to(out.device, out.dtype)
+        _write(target.narrow(2 * dim, start, count), part, copies)
 
 
-def _write(out: Tensor, source: Tensor, digits: list[tuple[int, int]]) -> None:
-    copied = max((i for i, (_, k) in enumerate(digits) if k > 1), default=None)
-    shape = [size for n, k in digits for size in (n, k)]
-    read = [size for n, _ in digits for size in (n, 1)]
-    if copied is not None:
-        run = prod(n for n, _ in digits[copied + 1 :])
-        if run < _RUN:
-            k = digits[copied][1]
-            source = torch.stack([source.reshape(-1, run)] * k, dim=1)
-            read[2 * copied + 1] = k
-    out.view(shape).copy_(source.reshape(read).expand(shape))
+def _write(out: Tensor, source: Tensor, copies: Sequence[int]) -> None:
+    """out[i, a, j, b, …] = source[i, j, …] for all copies a, b, …
+
+    The innermost copies are strided writes of the source, one a copy; what they fill is then copied
+    outwards. So short strides touch only the first of the outer copies, and the rest moves in long runs.
+    """
+    grown = [(2 * i + 1, k) for i, k in enumerate(copies) if k > 1] or [(1, 1)]
+    parts = [out]
+    for dim, _ in grown[:-1]:
+        parts.append(parts[-1].narrow(dim, 0, 1))
+    dim, k = grown.pop()
+    entries = source.view([size for n in source.shape for size in (n, 1)])
+    for copy in range(k):
+        parts[-1].narrow(dim, copy, 1).copy_(entries)
+    for (dim, k), part in zip(reversed(grown), reversed(parts[:-1]), strict=True):
+        part.narrow(dim, 1, k - 1).copy_(part.narrow(dim, 0, 1))
 
 
-def _check(out: Tensor, base: Tensor, axes: Sequence[Axis], out_at: list[int], base_at: list[int]) -> None:
+def _cuts(
+    out: Tensor, base: Tensor, axes: Sequence[Axis], out_at: list[int], base_at: list[int]
+) -> list[list[Piece]]:
+    """The pieces of every dimension, or an error when the slices do not fit them."""
     if not out.dim() == base.dim() == len(axes) == len(out_at) == len(base_at):
         raise MupscaleError(
             f"{len(axes)} axes for a base tensor of shape {tuple(base.shape)} and a wide one of {tuple(out.shape)}"
         )
+    cuts = []
     for dim, axis in enumerate(axes):
         if not axis.duplicates:
             whole = int(axis.k)
@@ -136,10 +137,14 @@ def _check(out: Tensor, base: Tensor, axes: Sequence[Axis], out_at: list[int], b
                 "or pad with zeros (pad=True)"
             )
         stop = out_at[dim] + out.shape[dim]
-        low, high = axis.cover(out_at[dim], stop)
+        cuts.append(list(axis.pieces(out_at[dim], stop)))
+        read = [p for p in cuts[-1] if p.factors is not None]
+        low = min((p.base_start for p in read), default=0)
+        high = max((p.base_start + p.base_length for p in read), default=0)
         inside = low == high or (base_at[dim] <= low and high <= base_at[dim] + base.shape[dim])
         if stop > axis.wide or not inside:
             raise MupscaleError(
                 f"dimension {dim}: wide entries {out_at[dim]}..{stop} of {axis.wide} read base entries {low}..{high}, "
                 f"found {base_at[dim]}..{base_at[dim] + base.shape[dim]} of {axis.base}"
             )
+    return cuts

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MupscaleError
+from ..plans.build import build
 from ..plans.infer import cast_inputs, infer_plan
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
@@ -74,7 +75,7 @@ def verify(
         )
     chosen = plan or (wide.plan if isinstance(wide, Run) else None)
     if chosen is None:
-        chosen = infer_plan(start.model, wide.model if isinstance(wide, Run) else wide())
+        chosen = infer_plan(start.model, wide.model if isinstance(wide, Run) else build(wide))
     need = memory(start, chosen, dtype)
     if tell is not None:
         tell(f"verify: two copies in {str(dtype).removeprefix('torch.')}, about {need / 1e9:.2f} GB")

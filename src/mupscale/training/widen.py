@@ -137,9 +137,11 @@ def fill_(model: nn.Module, source: nn.Module, direction: Direction) -> nn.Modul
             value = parameter
         done[identity] = value
     for module in inner.modules():
-        stores: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        for store in stores:
-            store.update({leaf: done[id(old)] for leaf, old in store.items() if id(old) in done})
+        for leaf, old in [*module._parameters.items(), *module._buffers.items()]:
+            if id(old) in done:
+                setattr(
+                    module, leaf, done[id(old)]
+                )  # not the dict: recurrent layers keep a list of their own
     _copy_modes(inner, unwrap(source))
     _edit(inner, direction)
     return model

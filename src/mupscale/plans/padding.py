@@ -1,0 +1,67 @@
+"""What zero padding asks of normalisation layers.
+
+Zeros thin a mean square by the fill: RMSNorm absorbs that in its eps and its gain, LayerNorm cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+
+from torch import nn
+
+from ..errors import Fault
+from ..rules.scale import Scale
+from .names import strip_wrappers
+from .plan import Edit, TensorPlan
+
+
+def pad_norms(
+    base: nn.Module, wide: nn.Module, tensors: Mapping[str, TensorPlan]
+) -> tuple[dict[str, TensorPlan], list[Edit], list[Fault]]:
+    """Folds for padded RMSNorm gains, edits for their eps, and the norms that cannot be padded."""
+    folded: dict[str, TensorPlan] = {}
+    edits: list[Edit] = []
+    faults: list[Fault] = []
+    others = dict(wide.named_modules())
+    for path, module in base.named_modules():
+        sizes = _size(module), _size(others.get(path))
+        if sizes[0] is None or sizes[1] is None or sizes[1] % sizes[0] == 0:
+            continue
+        name = strip_wrappers(f"{path}.").rstrip(".")
+        n, goal = sizes[0], sizes[1]
+        gain = f"{name}.weight" if name else "weight"
+        if not isinstance(module, nn.RMSNorm):
+            faults.append(
+                Fault(
+                    name,
+                    f"{type(module).__name__} over {n} -> {goal}: zeros would change its mean, so only whole multiples are exact",
+                    f"nearest: {n * (goal // n)} (x{goal // n}), {n * (goal // n + 1)} (x{goal // n + 1})",
+                )
+            )
+        elif module.eps is None:
+            faults.append(
+                Fault(
+                    name, "RMSNorm(eps=None) on a padded axis", "give eps a number, so that it can be scaled"
+                )
+            )
+        elif gain not in tensors:
+            faults.append(
+                Fault(
+                    name,
+                    "RMSNorm without a gain on a padded axis: nothing absorbs the fill",
+                    "use elementwise_affine=True, or a whole multiple",
+                )
+            )
+        else:
+            fill = Scale.of(tensors[gain].change.fill)
+            folded[gain] = replace(tensors[gain], fold=tensors[gain].fold * fill ** Fraction(1, 2))
+            edits.append(Edit(f"{name}.eps" if name else "eps", module.eps, fill))
+    return folded, edits, faults
+
+
+def _size(module: nn.Module | None) -> int | None:
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+        return int(module.normalized_shape[-1])
+    return module.num_channels if isinstance(module, nn.GroupNorm) else None
