@@ -137,11 +137,10 @@ def fill_(model: nn.Module, source: nn.Module, direction: Direction) -> nn.Modul
             value = parameter
         done[identity] = value
     for module in inner.modules():
-        for leaf, old in [*module._parameters.items(), *module._buffers.items()]:
-            if id(old) in done:
-                setattr(
-                    module, leaf, done[id(old)]
-                )  # not the dict: recurrent layers keep a list of their own
+        for leaf, empty in [*module._parameters.items(), *module._buffers.items()]:
+            if id(empty) in done:
+                # Not through the dicts: recurrent layers keep a list of their weights up to date here.
+                setattr(module, leaf, done[id(empty)])
     _copy_modes(inner, unwrap(source))
     _edit(inner, direction)
     return model
