@@ -32,3 +32,38 @@ from .training.verify import verify
 from .training.widen import narrow, widen
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Axis",
+    "Certificate",
+    "Change",
+    "check_optimizer",
+    "Decay",
+    "Edit",
+    "Factor",
+    "Fault",
+    "FILL",
+    "G",
+    "gradient_identity",
+    "groups_for",
+    "infer_plan",
+    "MupscaleError",
+    "narrow",
+    "narrow_optimizer_state_dict",
+    "narrow_state_dict",
+    "NEUTRAL",
+    "OptimizerRule",
+    "Plan",
+    "register_optimizer",
+    "rule_for",
+    "Run",
+    "Scale",
+    "State",
+    "TensorPlan",
+    "Units",
+    "verify",
+    "W",
+    "widen",
+    "widen_optimizer_state_dict",
+    "widen_state_dict",
+]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..errors import Fault, raise_faults
 from .infer import fraction_fault
@@ -17,7 +18,9 @@ End = Literal["base", "wide"]
 
 def check_end(plan: Plan, model: nn.Module, end: End) -> None:
     """Raise unless `model` is exactly what the plan expects at its base or wide end."""
-    check_shapes(plan, {name: tuple(t.shape) for name, _, t in named_tensors(model)}, end)
+    tensors = {name: t for name, _, t in named_tensors(model)}
+    check_shapes(plan, {name: tuple(t.shape) for name, t in tensors.items()}, end)
+    check_ties(plan, tensors)
 
 
 def check_shapes(plan: Plan, shapes: Mapping[str, tuple[int, ...]], end: End, complete: bool = True) -> None:
@@ -50,6 +53,24 @@ def check_shapes(plan: Plan, shapes: Mapping[str, tuple[int, ...]], end: End, co
             Fault(name, f"the plan expects this tensor at its {end} end; it is missing") for name in missing
         ]
     raise_faults(f"this is not the {end} model of the plan", faults)
+
+
+def check_ties(plan: Plan, tensors: Mapping[str, Tensor]) -> None:
+    """Raise when tensors that the plan ties hold different values: one of the two would be lost."""
+    faults = []
+    for alias, name in plan.ties.items():
+        a, b = tensors.get(alias), tensors.get(name)
+        if a is None or b is None or a is b or a.is_meta or b.is_meta or a.shape != b.shape:
+            continue
+        if not torch.equal(a.detach(), b.detach()):
+            faults.append(
+                Fault(
+                    f"{alias} = {name}",
+                    "tied in the plan, two different tensors here",
+                    "tie them again, or infer a plan from the untied models",
+                )
+            )
+    raise_faults("a tie of the plan is torn", faults)
 
 
 def check_duplicates(plan: Plan) -> None:

@@ -44,12 +44,16 @@ def load_wide_(wide: nn.Module, base: nn.Module, plan: Plan) -> None:
 def gradients(model: nn.Module, loss: Loss, seed: int = 0) -> tuple[Tensor, dict[str, Tensor | None]]:
     """The loss and the gradient of every trainable tensor, by name, under a fixed random state."""
     named = {name: t for name, kind, t in named_tensors(model) if kind == "parameter" and t.requires_grad}
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         with torch.enable_grad():
             value = loss(model)
             unique = list({id(t): t for t in named.values()}.values())
             found = torch.autograd.grad(value, unique, allow_unused=True)
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)  # a measurement must not move running statistics
     grads = {id(t): g for t, g in zip(unique, found, strict=True)}
     return value.detach(), {
         name: None if (g := grads[id(t)]) is None else g.detach().to_dense() if g.is_sparse else g.detach()

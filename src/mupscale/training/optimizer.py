@@ -5,6 +5,7 @@ The new optimizer has one group for every distinct set of factors, in the order 
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -66,7 +67,7 @@ def carry_optimizer(
 
 def _construct(optimizer: Optimizer, groups: list[NamedGroup], parameters: Mapping[str, Any]) -> Optimizer:
     accepted = inspect.signature(type(optimizer).__init__).parameters
-    settings = {k: v for k, v in optimizer.defaults.items() if k in accepted}
+    settings = {k: copy.deepcopy(v) for k, v in optimizer.defaults.items() if k in accepted}
     built: list[dict[str, Any]] = []
     for group in groups:
         named = "param_names" in optimizer.param_groups[group.origin]

@@ -6,7 +6,8 @@ states no exponent. Unknown state, and settings that cannot be exact, are collec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +50,7 @@ def carry_groups(
                 split.setdefault(tuple(sorted(factors.items())), []).append(end_name)
         for key, names in split.items():
             factors = dict(key)
-            settings = {k: v for k, v in group.settings.items() if k not in _NAMES}
+            settings = {k: copy.deepcopy(v) for k, v in group.settings.items() if k not in _NAMES}
             for setting, scale in factors.items():
                 if setting in settings:
                     settings[setting] = _scaled(settings[setting], scale, direction)
@@ -108,7 +109,7 @@ def _cannot_be_exact(
     return faults
 
 
-def unknown_settings(rule: OptimizerRule, defaults: Mapping[str, Any], where: str) -> list[Fault]:
+def unknown_settings(rule: OptimizerRule, settings: Iterable[str], where: str) -> list[Fault]:
     """A hyperparameter whose units the registry does not state."""
     return [
         Fault(
@@ -116,7 +117,7 @@ def unknown_settings(rule: OptimizerRule, defaults: Mapping[str, Any], where: st
             f"its hyperparameter {key!r} has no units in the registry",
             "register the optimizer with this key in `hyper` or `neutral`",
         )
-        for key in defaults
+        for key in sorted(settings)
         if not rule.known(key)
     ]
 

@@ -6,18 +6,19 @@ in which case the groups must carry `param_names` or the names must be given.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.fits import check_shapes
+from ..plans.fits import check_shapes, check_ties
 from ..plans.names import named_tensors, resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
 from .direction import Direction
-from .state import NamedGroup, carry_groups, carry_state
+from .state import NamedGroup, carry_groups, carry_state, unknown_settings
 
 
 def widen_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
@@ -44,6 +45,7 @@ def carry_tensors(state: Mapping[str, Tensor], direction: Direction) -> dict[str
     ties = direction.plan.ties
     known = {*direction.reached, *ties}
     named = {resolve(n, known) or n: t for n, t in tensors.items()}
+    check_ties(direction.plan, named)
     named.update({ties[n]: t for n, t in named.items() if n in ties and ties[n] not in named})
     missing = [
         n
@@ -117,7 +119,10 @@ def _carry(
     groups = [
         NamedGroup(tuple(spelled[key] for key in group["params"]), group) for group in state["param_groups"]
     ]
+    accepted = inspect.signature(optimizer.__init__).parameters  # type: ignore[misc]
+    settings = {key for group in state["param_groups"] for key in group if key in accepted}
     carried, faults = carry_groups(rule, groups, direction)
+    faults += unknown_settings(rule, settings, optimizer.__name__)
     found = {spelled[key]: value for key, value in state["state"].items()}
     order = [name for group in carried for name in group.names]
     by_name = any(isinstance(key, str) for key in spelled)

@@ -1,0 +1,368 @@
+"""Defects of the `mup` package, each with what this package does instead.
+
+Training is compared in float64; beside it stands the defect itself, which must be seen.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mupscale as mu
+from mupscale.errors import MupscaleError
+from mupscale.rules.axes import Axis
+from mupscale.rules.optimizers import RULES, lr_factor
+from mupscale.rules.scale import Scale
+from mupscale.rules.sizes import noise_size
+from tests.helpers import (
+    MLP,
+    WIDE_MLP,
+    TiedModel,
+    addresses,
+    assert_broken,
+    assert_exact,
+    assert_same_tensors,
+    difference,
+    loss_on,
+    mlp,
+    tensors_of,
+    tokens,
+    train,
+    trained,
+    vectors,
+    weighted_clip,
+    without,
+)
+
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def run_of(make_optimizer: MakeOptimizer) -> mu.Run:
+    torch.manual_seed(0)
+    return trained(mlp(*MLP), make_optimizer, vectors(3, seed=0))
+
+
+def make_wide() -> nn.Module:
+    return mlp(*WIDE_MLP)
+
+
+def gap(make_optimizer: MakeOptimizer, spoil: Callable[[mu.Run], Any] = id, **options: Any) -> float:
+    """How far the base and its widened copy part in ten steps."""
+    base = run_of(make_optimizer)
+    wide = mu.widen(base, make_wide, **options)
+    spoil(wide)
+    return difference(train(base, vectors()), train(wide, vectors()))
+
+
+def test_tied_readout_with_bias_crashes():
+    """`MuSharedReadout` builds its Linear with in and out swapped, so its default bias has the wrong size."""
+    plan = mu.infer_plan(TiedModel, 8, 32, loss=loss_on(tokens()))
+    assert plan["readout.bias"].wide_shape == (7,)
+    assert plan["readout.weight"] is plan["embed.weight"]
+    gaps = []
+    for chosen in (plan, plan.fold("norm.weight", 4)):
+        torch.manual_seed(0)
+        base = trained(TiedModel(8), lambda m: torch.optim.AdamW(m.parameters(), eps=1e-3), tokens(3))
+        wide = mu.widen(base, lambda: TiedModel(32), chosen)
+        assert wide.model.get_parameter("readout.weight") is wide.model.get_parameter("embed.weight")
+        gaps.append(difference(train(base, tokens()), train(wide, tokens())))
+    assert_exact(gaps[0])
+    assert_broken(gaps[1])
+
+
+def test_std_of_a_tied_embedding_grows_with_the_width():
+    """`MuSharedReadout` multiplies the embedding by the square root of the width: 2.83 at 64, 5.65 at 256."""
+    for width in (64, 256):
+        plan = mu.infer_plan(TiedModel, 8, width, folds={"norm.weight": Fraction(8, width)})
+        tied, matrix = plan["embed.weight"], plan["hidden.weight"]
+        assert noise_size(tied.axes, tied.fold) == Scale.of(1)
+        assert noise_size(matrix.axes) == Scale.of(width // 8) ** Fraction(-1, 2), "control: a matrix moves"
+
+
+def test_lr_given_as_a_tensor_is_shared_by_all_groups():
+    """`MuAdamW(lr=tensor)` divides one shared tensor in place, so vector-like parameters get lr/m too."""
+
+    def with_tensor(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2, dtype=torch.float64))
+
+    base = run_of(with_tensor)
+    wide = mu.widen(base, make_wide)
+    kept = base.optimizers[0].param_groups[0]["lr"]
+    rates = [group["lr"] for group in wide.optimizers[0].param_groups]
+    assert {float(rate) for rate in rates} == {1e-2, 1e-2 / 2, 1e-2 / 4}
+    assert len(addresses([kept, *rates])) == 1 + len(rates)
+    assert float(kept) == 1e-2
+
+    def share(run: mu.Run) -> None:
+        for group in run.optimizers[0].param_groups:
+            group["lr"] = run.optimizers[0].param_groups[1]["lr"]
+
+    assert_exact(gap(with_tensor))
+    assert_broken(gap(with_tensor, share))
+
+
+def setting_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Tensors among the settings of all groups and the defaults that later groups take."""
+    values = [v for settings in (optimizer.defaults, *optimizer.param_groups) for v in settings.items()]
+    flat = [part for key, v in values if key != "params" for part in (v if isinstance(v, tuple) else (v,))]
+    return [part for part in flat if isinstance(part, Tensor)]
+
+
+def test_tensor_settings_are_shared_with_the_base():
+    """The same defect by another door: what torch's schedulers write in place must not reach the other run."""
+    model = mlp(*MLP)
+    betas = torch.tensor(0.9), torch.tensor(0.99)
+    base = mu.Run(model, torch.optim.Adam(model.parameters(), lr=torch.tensor(1e-2), betas=betas))
+    old, new = (setting_tensors(run.optimizers[0]) for run in (base, mu.widen(base, make_wide)))
+    assert len(addresses(old)) == 3
+    assert not addresses(old) & addresses(new)
+
+
+def test_optimizer_of_named_parameters_crashes():
+    """`MuAdamW(model.named_parameters())`, torch's newer style, raises."""
+
+    def named(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.named_parameters(), lr=1e-2, eps=1e-3)
+
+    wide = mu.widen(run_of(named), make_wide)
+    names = {id(p): n for n, p in wide.model.named_parameters()}
+    for group in wide.optimizers[0].param_groups:
+        assert group["param_names"] == [names[id(p)] for p in group["params"]]
+    assert_exact(gap(named))
+    assert_broken(gap(named, rules=without(torch.optim.AdamW, lr=mu.NEUTRAL)))
+
+
+def test_missing_lr_is_a_key_error():
+    """`MuAdamW(params)` without `lr=` raises a bare KeyError: 'lr'."""
+
+    def plain(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters())
+
+    rates = {group["lr"] for group in mu.widen(run_of(plain), make_wide).optimizers[0].param_groups}
+    default = inspect.signature(torch.optim.AdamW).parameters["lr"].default
+    assert rates == {default, default / 2, default / 4}
+    assert_exact(gap(plain))
+    assert_broken(gap(plain, rules=without(torch.optim.AdamW, lr=mu.NEUTRAL)))
+
+
+class Stack(nn.Module):
+    """Three experts in one tensor (E, out, in), all applied."""
+
+    def __init__(self, n: int, m: int) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(3, n)
+        self.experts = nn.Parameter(torch.randn(3, m, n) / n)
+        self.readout = nn.Linear(m, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.inputs(x))
+        mixed = torch.tanh(torch.einsum("eoi,bi->beo", self.experts, h)).mean(1)
+        out: Tensor = self.readout(mixed)
+        return out
+
+
+def test_stacked_matrices_get_the_wrong_learning_rate():
+    """`MuSGD` reads dimensions 1 and 0 of an (E, out, in) weight as fan-in and fan-out: lr/8 in place of lr."""
+    searched = mu.infer_plan(lambda sizes: Stack(*sizes), (4, 4), (8, 8), loss=loss_on(vectors()))
+    declared = mu.infer_plan(
+        lambda sizes: Stack(*sizes), (4, 4), (8, 8), roles={"experts": {1: "out", 2: "in"}}
+    )
+    assert searched == declared
+    change = searched["experts"].change
+    assert (str(change.s), str(change.r)) == ("1/2", "1/2")
+    assert change.factor(RULES["torch.optim.SGD"].lr) == Scale.of(1)
+
+    uneven = mu.infer_plan(lambda sizes: Stack(*sizes), MLP, WIDE_MLP, loss=loss_on(vectors()))
+    assert str(uneven["experts"].change.factor(RULES["torch.optim.SGD"].lr)) == "2"
+    gaps = []
+    for wrong in (1, 8):
+        torch.manual_seed(0)
+        base = trained(Stack(*MLP), lambda m: torch.optim.SGD(m.parameters(), lr=0.1), vectors(3))
+        wide = mu.widen(base, lambda: Stack(*WIDE_MLP), uneven)
+        for group in wide.optimizers[0].param_groups:
+            if any(p is wide.model.experts for p in group["params"]):
+                group["lr"] /= wrong
+        gaps.append(difference(train(base, vectors()), train(wide, vectors())))
+    assert_exact(gaps[0])
+    assert_broken(gaps[1])
+
+
+def test_coupled_decay_of_adam_gets_the_decoupled_rule():
+    """`MuAdam` multiplies an L2 penalty by the width multiplier, as if it were AdamW's decay."""
+
+    def coupled(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-3)
+
+    wide = mu.widen(run_of(coupled), make_wide)
+    decays = {
+        tuple(p.shape): group["weight_decay"]
+        for group in wide.optimizers[0].param_groups
+        for p in group["params"]
+    }
+    assert decays[(24, 8)] == pytest.approx(0.1 * 2 / 4, rel=1e-15)  # G/W: k_in / k_out
+    assert_exact(gap(coupled))
+    assert_broken(gap(coupled, rules=without(torch.optim.Adam, decay=mu.Decay.DECOUPLED)))
+
+
+def test_decoupled_flag_of_adam_is_not_seen():
+    """`MuAdam` cannot tell which decay its optimizer applies; torch's Adam has either, by a flag."""
+
+    def decoupled(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=1.0, decoupled_weight_decay=True)
+
+    assert_exact(gap(decoupled))
+    assert_broken(
+        gap(
+            decoupled,
+            rules=without(
+                torch.optim.Adam, decoupled_flag=None, neutral={"betas", "amsgrad", "decoupled_weight_decay"}
+            ),
+        )
+    )
+
+
+def test_init_of_a_scalar_like_tensor_fails():
+    """`mup.init.ones_` on a tensor without a width raises "Sampler for (inf, inf) tensors should have mean 0"."""
+    assert (
+        noise_size([])
+        == noise_size([Axis.fixed(2)])
+        == noise_size([Axis.fixed(2), Axis.fixed(5)])
+        == Scale.of(1)
+    )
+    plan = mu.infer_plan(lambda sizes: mlp(*sizes), MLP, WIDE_MLP)
+    assert "std = σ̄ · 1\n" in plan.explain("4.bias")
+    assert "std = σ̄ · 1\n" not in plan.explain("4.weight"), "control: a readout's size moves"
+
+
+def optimizers_among(names: dict[str, Any]) -> list[str]:
+    return [n for n, v in names.items() if inspect.isclass(v) and issubclass(v, torch.optim.Optimizer)]
+
+
+def test_star_import_brings_plain_optimizers():
+    """`from mup import *` also exports torch's Adam, AdamW and SGD, which then train without muP."""
+    names: dict[str, Any] = {}
+    exec("from mupscale import *", names)
+    assert "infer_plan" in names
+    assert optimizers_among(names) == []
+    exec("from torch.optim import *", names)
+    assert "AdamW" in optimizers_among(names), "control: an exported optimizer is seen"
+
+
+def test_installing_pulls_plotting_and_vision_packages():
+    """`pip install mup` pulls torchvision, pandas and seaborn."""
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    needed = {re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"]}
+    assert needed == {"torch", "numpy", "safetensors"}
+
+
+@pytest.mark.parametrize("eps", [1e-5, 1e-3])
+def test_eps_is_not_scaled(eps):
+    """`MuAdamW` leaves eps as it is, though it is compared with gradients that shrink."""
+
+    def adamw(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=eps)
+
+    assert_exact(gap(adamw))
+    assert_broken(gap(adamw, rules=without(torch.optim.AdamW, hyper={"eps": mu.NEUTRAL})))
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.5),
+        lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3),
+    ],
+    ids=["SGD", "AdamW"],
+)
+def test_clipping_by_the_global_norm_depends_on_the_width(make_optimizer):
+    """`mup` leaves clipping to torch, whose norm counts every copy; Change.norm_weight makes it the same."""
+    limit = 0.1
+    gaps = []
+    for weighted in (True, False):
+        base = run_of(make_optimizer)
+        wide = mu.widen(base, make_wide)
+        assert wide.plan is not None
+        weights = {n: float(t.change.norm_weight()) if weighted else 1.0 for n, t in wide.plan.items()}
+        outputs = train(base, vectors(), weighted_clip(dict.fromkeys(weights, 1.0), limit))
+        gaps.append(difference(outputs, train(wide, vectors(), weighted_clip(weights, limit))))
+    assert_exact(gaps[0])
+    assert_broken(gaps[1])
+
+
+def test_schedulers_overwrite_the_scaled_learning_rates():
+    """A scheduler that writes one absolute rate into all groups undoes `mup`'s scaling, silently."""
+
+    def adamw(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def scheduled() -> mu.Run:
+        base = run_of(adamw)
+        halving = torch.optim.lr_scheduler.StepLR(base.optimizers[0], step_size=2, gamma=0.5)
+        return mu.Run(base.model, base.optimizers, halving)
+
+    gaps = []
+    for overwrite in (False, True):
+        base = scheduled()
+        train(base, vectors(3))
+        wide = mu.widen(base, make_wide)
+        if overwrite:
+            wide.schedulers[0].base_lrs = [1e-2] * len(wide.optimizers[0].param_groups)
+            for group in wide.optimizers[0].param_groups:
+                group["lr"] = base.optimizers[0].param_groups[0]["lr"]
+        gaps.append(difference(train(base, vectors()), train(wide, vectors())))
+        (rate,) = base.schedulers[0].get_last_lr()
+        ratios = {wide_rate / rate for wide_rate in wide.schedulers[0].get_last_lr()}
+        assert ratios == ({1} if overwrite else {1, 1 / 2, 1 / 4})
+    assert_exact(gaps[0])
+    assert_broken(gaps[1])
+
+    absolute = scheduled()
+    floor = torch.optim.lr_scheduler.CosineAnnealingLR(absolute.optimizers[0], 10, eta_min=1e-4)
+    with pytest.raises(MupscaleError, match="eta_min"):
+        mu.widen(mu.Run(absolute.model, absolute.optimizers, floor), make_wide)
+
+
+def test_annotating_a_model_rescales_its_weights():
+    """`set_base_shapes` changes weights in place, so that a second call, or one after loading, spoils them."""
+    torch.manual_seed(0)
+    models = mlp(*MLP), mlp(*WIDE_MLP)
+    before = [{n: t.clone() for n, t in tensors_of(model).items()} for model in models]
+    plans = [mu.infer_plan(*models), mu.infer_plan(*models, loss=loss_on(vectors()))]
+    assert plans[0] == plans[1]
+    for model, kept in zip(models, before, strict=True):
+        assert_same_tensors(tensors_of(model), kept)
+        assert all(vars(p) == {} for p in model.parameters())
+
+
+def test_forgotten_base_shapes_mean_no_scaling():
+    """Without `set_base_shapes` the optimizers of `mup` silently train in standard parametrization."""
+    wide = mu.widen(run_of(lambda m: torch.optim.AdamW(m.parameters())), make_wide)
+    state = run_of(lambda m: torch.optim.AdamW(m.named_parameters())).optimizers[0].state_dict()
+    other = mu.infer_plan(lambda n: nn.Sequential(nn.Linear(3, n)), 4, 8)
+    with pytest.raises(MupscaleError, match="does not belong to this plan"):
+        mu.widen_optimizer_state_dict(state, other, torch.optim.AdamW)
+    with pytest.raises(MupscaleError, match="pass plan="):
+        mu.narrow(mu.Run(wide.model, wide.optimizers), lambda: mlp(*MLP))
+
+
+@pytest.mark.parametrize("adjust", [None, "original", "match_rms_adamw"])
+def test_shape_factor_of_muon_is_applied_twice(adjust):
+    """Where Muon already multiplies lr by a factor of the shape, muP's factor on top counts it twice."""
+    rule = RULES["torch.optim.Muon"]
+    assert rule.shape_factor is not None
+    matrix = mu.infer_plan(lambda sizes: mlp(*sizes), MLP, WIDE_MLP)["2.weight"]
+    shapes, group = (matrix.base_shape, matrix.wide_shape), {"adjust_lr_fn": adjust}
+    own = rule.shape_factor(group, matrix.wide_shape) / rule.shape_factor(group, matrix.base_shape)
+    factor = lr_factor(rule, group, matrix.change, shapes)
+    assert factor * own == matrix.change.factor(rule.lr) == Scale.of(2) ** Fraction(1, 2)
+    assert not own.is_one
+    assert factor != matrix.change.factor(rule.lr)

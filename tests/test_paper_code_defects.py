@@ -1,0 +1,590 @@
+"""Defects of the code published with the paper, each with what this package does instead.
+
+Training is compared in float64; beside it stands the defect itself, which must be seen. Noise is tested
+as a rule: how its size depends on the width.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mupscale as mu
+from mupscale.errors import MupscaleError
+from mupscale.plans.explain import kind_of
+from mupscale.rules.axes import Axis
+from mupscale.rules.scale import Scale
+from mupscale.rules.sizes import noise_size
+from tests.helpers import (
+    MLP,
+    WIDE_MLP,
+    TiedModel,
+    addresses,
+    assert_broken,
+    assert_exact,
+    assert_same_tensors,
+    difference,
+    loss_on,
+    mlp,
+    tensors_of,
+    tokens,
+    train,
+    trained,
+    vectors,
+    weighted_clip,
+    without,
+)
+
+HALF = Fraction(1, 2)
+
+
+def run_of(make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> mu.Run:
+    torch.manual_seed(0)
+    return trained(mlp(*MLP), make_optimizer, vectors(3, seed=0))
+
+
+def adamw_run(**settings: Any) -> mu.Run:
+    return run_of(lambda model: torch.optim.AdamW(model.parameters(), **settings))
+
+
+def make_wide() -> nn.Module:
+    return mlp(*WIDE_MLP)
+
+
+def tied_run() -> mu.Run:
+    torch.manual_seed(0)
+    return trained(
+        TiedModel(8), lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2, eps=1e-5), tokens(3, seed=0)
+    )
+
+
+def tied_plan(width: int) -> mu.Plan:
+    return mu.infer_plan(TiedModel, 8, width, folds={"norm.weight": Fraction(8, width)})
+
+
+class ConvNet(nn.Module):
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, n, 3, padding=1)
+        self.norm = nn.BatchNorm2d(n)
+        self.hidden = nn.Conv2d(n, n, 3, padding=1)
+        self.norm2 = nn.BatchNorm2d(n)
+        self.readout = nn.Linear(n, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.norm(self.conv(x)))
+        h = h + torch.relu(self.norm2(self.hidden(h)))
+        out: Tensor = self.readout(h.mean((2, 3)))
+        return out
+
+
+def images(count: int = 10, seed: int = 1) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    return [(draw(6, 1, 4, 4), draw(6, 2)) for _ in range(count)]
+
+
+def conv_run() -> mu.Run:
+    torch.manual_seed(0)
+    return trained(
+        ConvNet(4), lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9), images(3, seed=0)
+    )
+
+
+@pytest.mark.parametrize("k", [2, 4, 9])
+def test_01_noise_of_hidden_matrices_is_shrunk_by_the_weight_scale(k):
+    """The noise is added before the multiplication by n/N, so that hidden noise loses another 1/k."""
+    plan = mu.infer_plan(lambda n: mlp(n, n), 4, 4 * k)
+    hidden = plan["2.weight"]
+    assert noise_size(hidden.axes, hidden.fold) == Scale.of(k) ** -HALF
+    assert noise_size(hidden.axes, hidden.fold) != Scale.of(k) ** -HALF * hidden.change.s, "control"
+    assert noise_size(plan["0.weight"].axes) == Scale.of(1)
+    assert noise_size(plan["4.weight"].axes) == Scale.of(Fraction(1, k))
+    uneven = mu.infer_plan(lambda sizes: mlp(*sizes), (4, 4), (4 * k, 8))["2.weight"]
+    assert noise_size(uneven.axes) == Scale.of(k) ** -HALF, "fan-in alone enters"
+
+
+def test_02_noise_of_gpt2_ignores_the_width():
+    """GPT-2 is initialised by torch's own normal_: hidden std stays, the tied embedding's grows as √N."""
+    hidden, embedding = [], []
+    for width in (32, 128, 512):
+        plan = tied_plan(width)
+        assert plan["readout.weight"] is plan["embed.weight"]
+        hidden.append(noise_size(plan["hidden.weight"].axes, plan["hidden.weight"].fold))
+        embedding.append(noise_size(plan["embed.weight"].axes, plan["embed.weight"].fold))
+    assert hidden == [Scale.of(Fraction(1, 2)), Scale.of(Fraction(1, 4)), Scale.of(Fraction(1, 8))]
+    assert embedding == [Scale.of(1)] * 3
+
+
+def test_03_eps_of_gpt2_is_not_scaled():
+    """GPT-2 trains with upstream `MuAdamW`, which leaves eps as it is."""
+    gaps = []
+    for rules in (None, without(torch.optim.AdamW, hyper={"eps": mu.NEUTRAL})):
+        base = tied_run()
+        wide = mu.widen(base, lambda: TiedModel(32), tied_plan(32), rules=rules)
+        gaps.append(difference(train(base, tokens()), train(wide, tokens())))
+    assert_exact(gaps[0])
+    assert_broken(gaps[1])
+
+
+def test_04_clipping_by_the_global_norm_breaks_the_equivalence():
+    """The published runs clip the plain norm, in which vector-like gradients shrink and matrices do not."""
+    limit = 0.1
+    gaps = []
+    for weighted in (True, False):
+        base = tied_run()
+        wide = mu.widen(base, lambda: TiedModel(32), plan := tied_plan(32))
+        weights = {n: float(t.change.norm_weight()) if weighted else 1.0 for n, t in plan.items()}
+        outputs = train(base, tokens(), weighted_clip(dict.fromkeys(weights, 1.0), limit))
+        gaps.append(difference(outputs, train(wide, tokens(), weighted_clip(weights, limit))))
+    assert_exact(gaps[0])
+    assert_broken(gaps[1])
+
+
+def test_05_batch_norm_statistics_are_lost():
+    """The spectral variant copies `.parameters()` only, so eval outputs are off by 53 at zero noise."""
+    base = conv_run()
+    wide = mu.widen(base, lambda: ConvNet(12))
+    x = images()[0][0]
+    base.model.eval(), wide.model.eval()
+    assert_exact(difference(base.model(x), wide.model(x)))
+    assert wide.model.get_buffer("norm.num_batches_tracked") == 3
+    wide.model.get_buffer("norm.running_mean").zero_()
+    assert_broken(difference(base.model(x), wide.model(x)))
+
+
+def test_05_batch_norm_trains_on_as_the_base():
+    """Its statistics move on with training too; the published test looks at the first step only."""
+    base = conv_run()
+    wide = mu.widen(base, lambda: ConvNet(12))
+    assert_exact(difference(train(base, images()), train(wide, images())))
+    for name in ("norm", "norm2"):
+        small, large = base.model.get_submodule(name), wide.model.get_submodule(name)
+        for leaf in ("running_mean", "running_var"):
+            repeated = getattr(small, leaf).repeat_interleave(3)
+            assert_exact(difference(repeated, getattr(large, leaf)))
+            assert_broken(difference(getattr(small, leaf).repeat(3), getattr(large, leaf)))
+
+
+def test_06_noise_on_batch_norm_gains_is_a_constant_shift():
+    """The "noise" on gains is the fresh model's own ones, so every gain 1.0 becomes 1.3."""
+    plans = []
+    for fill in (0.0, 1.0, None):
+        models = ConvNet(4), ConvNet(12)
+        for gain in (module.norm.weight for module in models):
+            nn.init.normal_(gain) if fill is None else nn.init.constant_(gain, fill)
+        plans.append(mu.infer_plan(*models))
+    assert plans[0] == plans[1] == plans[2]
+    planned = plans[0]["norm.weight"]
+    assert kind_of(planned) == "vector-like"
+    assert noise_size(planned.axes, planned.fold) == Scale.of(1)
+    base = conv_run()
+    wide = mu.widen(base, lambda: ConvNet(12))
+    repeated = base.model.get_parameter("norm.weight").repeat_interleave(3)
+    assert torch.equal(wide.model.get_parameter("norm.weight"), repeated)
+
+
+class Patches(nn.Module):
+    """Class token and position table as raw parameters with the width last: (1, 1, n) and (1, 4, n)."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(1, n)
+        self.token = nn.Parameter(torch.randn(1, 1, n))
+        self.positions = nn.Parameter(torch.randn(1, 4, n))
+        self.readout = nn.Linear(n, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.inputs(x.unsqueeze(-1))
+        token = self.token.expand(len(x), -1, -1)
+        out: Tensor = self.readout(torch.tanh(torch.cat([token, patches], 1) + self.positions).mean(1))
+        return out
+
+
+def test_07_width_axis_at_dimension_two_is_skipped():
+    """A position table (1, T, n) matches no branch of the published code and stays noise, without a word."""
+    with pytest.raises(MupscaleError, match="positions") as refused:
+        mu.infer_plan(Patches, 4, 12)
+    assert {fault.where for fault in refused.value.faults} == {"token", "positions"}
+    gaps = []
+    for skip in (False, True):
+        torch.manual_seed(0)
+        base = trained(Patches(4), lambda m: torch.optim.AdamW(m.parameters()), vectors(3))
+        plan = mu.infer_plan(Patches, 4, 12, loss=loss_on(vectors()))
+        wide = mu.widen(base, lambda: Patches(12), plan)
+        if skip:
+            nn.init.normal_(wide.model.get_parameter("positions"))
+        gaps.append(difference(train(base, vectors()), train(wide, vectors())))
+    assert_exact(gaps[0])
+    assert_broken(gaps[1])
+
+
+def test_07_parameters_of_the_target_alone_stay_noise():
+    """The check for unmatched names looks in the wrong dict and builds its error without raising it."""
+    plain, longer = mlp(*MLP), mlp(*WIDE_MLP).append(nn.Linear(2, 2))
+    with pytest.raises(MupscaleError) as extra:
+        mu.infer_plan(plain, longer)
+    assert {(f.where, f.what) for f in extra.value.faults} == {
+        ("5.weight", "in the wide model only"),
+        ("5.bias", "in the wide model only"),
+    }
+    with pytest.raises(MupscaleError, match="in the base model only"):
+        mu.infer_plan(mlp(*MLP).append(nn.Linear(2, 2)), mlp(*WIDE_MLP))
+    plan = mu.infer_plan(plain, mlp(*WIDE_MLP))
+    with pytest.raises(MupscaleError, match=r"5\.weight"):
+        mu.widen(plain, lambda: mlp(*WIDE_MLP).append(nn.Linear(2, 2)), plan)
+
+
+class Standardize(nn.Module):
+    """A norm whose class is not called one."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(n))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gain * x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+
+
+class Scaled(nn.Module):
+    """A residual branch behind Standardize, with a LayerScale whose initialisation is not zero-mean."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(3, n)
+        self.before = Standardize(n)
+        self.hidden = nn.Linear(n, n)
+        self.layer_scale = nn.Parameter(torch.full((n,), 0.1))
+        self.readout = nn.Linear(n, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inputs(x)
+        h = h + self.layer_scale * torch.tanh(self.hidden(self.before(h)))
+        out: Tensor = self.readout(h)
+        return out
+
+
+def test_08_norms_are_known_by_the_name_of_their_class():
+    """A gain in a class not called "…norm" becomes 1 + 1 = 2, and so does any init that is not zero-mean."""
+    plan = mu.infer_plan(Scaled, 4, 12, loss=loss_on(vectors()))
+    gaps = []
+    for added in (False, True):
+        torch.manual_seed(0)
+        base = trained(Scaled(4), lambda m: torch.optim.AdamW(m.parameters()), vectors(3))
+        wide = mu.widen(base, lambda: Scaled(12), plan)
+        for name in ("before.gain", "layer_scale", "hidden.bias"):
+            repeated = base.model.get_parameter(name).repeat_interleave(3)
+            assert torch.equal(wide.model.get_parameter(name), repeated), name
+        if added:
+            with torch.no_grad():
+                wide.model.get_parameter("before.gain").add_(1.0)
+        gaps.append(difference(train(base, vectors()), train(wide, vectors())))
+    assert_exact(gaps[0])
+    assert_broken(gaps[1])
+
+
+class Attention(nn.Module):
+    def __init__(self, n_head: int, size: int = 4) -> None:
+        super().__init__()
+        self.n_head = n_head
+        self.q, self.k, self.v, self.proj = (nn.Linear(n_head * size, n_head * size) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (m(x).unflatten(-1, (self.n_head, -1)).transpose(1, 2) for m in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        out: Tensor = self.proj(mixed)
+        return out
+
+
+class TorchAttention(nn.MultiheadAttention):
+    def __init__(self, n_head: int) -> None:
+        super().__init__(4 * n_head, n_head, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        out: Tensor = super().forward(x, x, x, need_weights=False)[0]
+        return out
+
+
+class Attending(nn.Module):
+    def __init__(self, n_head: int, attention: type[nn.Module]) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(1, 4 * n_head)
+        self.attention = attention(n_head)
+        self.readout = nn.Linear(4 * n_head, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inputs(x.unsqueeze(-1)).tanh()
+        out: Tensor = self.readout((h + self.attention(h)).mean(1))
+        return out
+
+
+@pytest.mark.parametrize("attention", [Attention, TorchAttention])
+def test_09_growing_the_number_of_heads_is_wrong(attention):
+    """Entries are interleaved whatever they mean, which tears heads apart when their number grows."""
+    plan = mu.infer_plan(lambda heads: Attending(heads, attention), 4, 8, loss=loss_on(vectors()))
+    torn = plan.with_tensors(
+        {
+            name: replace(t, axes=tuple(Axis.between(a.base, a.wide, a.role) for a in t.axes))
+            for name, t in plan.items()
+        }
+    )
+    assert torn != plan
+    gaps = []
+    for chosen in (plan, torn):
+        torch.manual_seed(0)
+        base = trained(Attending(4, attention), lambda m: torch.optim.AdamW(m.parameters()), vectors(3))
+        with torch.no_grad():  # attention that is far from uniform, so that heads matter
+            for name, parameter in base.model.named_parameters():
+                parameter.mul_(4.0 if name.startswith("attention") else 1.0)
+        wide = mu.widen(base, lambda: Attending(8, attention), chosen)
+        gaps.append(difference(train(base, vectors()), train(wide, vectors())))
+    assert_exact(gaps[0])
+    assert_broken(gaps[1])
+
+
+def test_09_undeclared_heads_are_refused():
+    """Shapes cannot tell heads from head size; the published code does not ask."""
+    with pytest.raises(MupscaleError, match="undeclared layout"):
+        mu.infer_plan(lambda heads: Attending(heads, Attention), 4, 8)
+
+
+def test_10_adam_step_is_aliased():
+    """The step tensor is shared by both optimizers, so that after one step each both read two."""
+    base = adamw_run()
+    wide = mu.widen(base, make_wide)
+    states = [run.optimizers[0].state.values() for run in (base, wide)]
+    train(base, vectors(1))
+    train(wide, vectors(1))
+    for state in states:
+        assert {float(s["step"]) for s in state} == {4.0}
+    tensors = [addresses(v for s in state for v in s.values()) for state in states]
+    assert not tensors[0] & tensors[1]
+
+
+def test_10_adam_step_of_bf16_models_freezes():
+    """All state is cast to the parameters' dtype; in bfloat16 300 + 1 is 300, for ever."""
+    model = mlp(*MLP).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters())
+    base = mu.Run(model, optimizer)
+    batches = [(x.bfloat16(), y.bfloat16()) for x, y in vectors(1)]
+    train(base, batches)
+    for state in optimizer.state.values():
+        state["step"].fill_(300.0)
+    wide = mu.widen(base, make_wide)
+    train(wide, batches)
+    for state in wide.optimizers[0].state.values():
+        assert state["exp_avg"].dtype == torch.bfloat16
+        assert state["step"].dtype == torch.float32
+        assert float(state["step"]) == 301.0
+    assert float(torch.tensor(300.0).bfloat16() + 1) == 300.0, "control"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "moment"), [(torch.optim.RMSprop, "square_avg"), (torch.optim.Adagrad, "sum")]
+)
+def test_10_second_moment_of_rmsprop_and_adagrad_is_scaled_once(optimizer, moment):
+    """Squares of gradients are multiplied by 1/k in place of 1/k²."""
+    gaps = []
+    for rules in (None, without(optimizer, state={moment: mu.G})):
+        base = run_of(lambda model: optimizer(model.parameters(), lr=1e-2))
+        wide = mu.widen(base, make_wide, rules=rules)
+        gaps.append(difference(train(base, vectors()), train(wide, vectors())))
+    assert_exact(gaps[0])
+    assert_broken(gaps[1])
+
+
+def test_10_unknown_state_is_dropped():
+    """State keys that the published code does not know are left out of the new optimizer, silently."""
+    base = run_of(lambda model: torch.optim.AdamW(model.named_parameters()))
+    optimizer = base.optimizers[0]
+    first = base.model.get_parameter("2.weight")
+    optimizer.state[first]["surprise"] = torch.zeros_like(first)
+    with pytest.raises(MupscaleError, match="surprise") as refused:
+        mu.widen(base, make_wide)
+    assert [fault.where for fault in refused.value.faults] == ["2.weight"]
+    plan = mu.infer_plan(base.model, make_wide())
+    with pytest.raises(MupscaleError, match="surprise"):
+        mu.widen_optimizer_state_dict(optimizer.state_dict(), plan, torch.optim.AdamW)
+    del optimizer.state[first]["surprise"]
+    assert mu.widen(base, make_wide).optimizers[0].state, "control: known state is carried"
+
+
+def test_10_unknown_settings_are_left_as_they_are():
+    """Nor does it ask about hyperparameters: one whose units nobody states is copied unscaled."""
+    base = run_of(lambda model: torch.optim.AdamW(model.named_parameters(), eps=1e-3))
+    plan = mu.infer_plan(base.model, make_wide())
+    state = base.optimizers[0].state_dict()
+    rules = without(torch.optim.AdamW, hyper={})
+    with pytest.raises(MupscaleError, match="'eps'"):
+        mu.widen(base, make_wide, plan, rules=rules)
+    with pytest.raises(MupscaleError, match="'eps'"):
+        mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW, rules=rules)
+
+
+def test_11_widening_twice_destroys_the_model():
+    """`transfer_weights` works inside the target's init, so that a second call multiplies again."""
+    base = adamw_run()
+    before = copy.deepcopy((base.model.state_dict(), base.optimizers[0].state_dict()["state"]))
+    first, second = mu.widen(base, make_wide), mu.widen(base, make_wide)
+    assert_same_tensors(tensors_of(first.model), tensors_of(second.model))
+    assert_same_tensors(base.model.state_dict(), before[0])
+    for index, state in base.optimizers[0].state_dict()["state"].items():
+        assert_same_tensors(state, before[1][index])
+    states = zip(first.optimizers[0].state.values(), second.optimizers[0].state.values(), strict=True)
+    for a, b in states:
+        assert_same_tensors(a, b)
+    assert not addresses(tensors_of(first.model).values()) & addresses(tensors_of(second.model).values())
+    assert_exact(difference(train(base, vectors()), train(second, vectors())))
+    assert first.plan is not None
+    with pytest.raises(MupscaleError, match="not the base model of the plan"):
+        mu.widen(first, make_wide, first.plan)
+
+
+def test_12_ordinary_checkpoints_are_not_supported():
+    """`transfer_weights_sp` divides embeddings by k and has no optimizer transfer."""
+    gaps = []
+    for divide in (False, True):
+        base = tied_run()
+        plan = mu.infer_plan(TiedModel, 8, 16, loss=loss_on(tokens()))
+        assert plan["embed.weight"].change.s == Scale.of(1)
+        wide = mu.widen(base, lambda: TiedModel(16), plan)
+        if divide:
+            with torch.no_grad():
+                wide.model.get_parameter("embed.weight").div_(2)
+        assert len(wide.optimizers[0].state) == len(base.optimizers[0].state)
+        gaps.append(difference(train(base, tokens()), train(wide, tokens())))
+    assert_exact(gaps[0])
+    assert_broken(gaps[1])
+
+
+def test_13_default_weight_decay_is_lost():
+    """`MuAdamW` without `weight_decay=` decays by 0.0 where AdamW decays by 0.01."""
+    gaps = []
+    for lose in (False, True):
+        base = adamw_run()
+        wide = mu.widen(base, make_wide)
+        for group in wide.optimizers[0].param_groups:
+            assert group["lr"] * group["weight_decay"] == pytest.approx(1e-3 * 1e-2, rel=1e-15)
+            group["weight_decay"] = 0.0 if lose else group["weight_decay"]
+        gaps.append(difference(train(base, vectors()), train(wide, vectors())))
+    assert_exact(gaps[0])
+    assert_broken(gaps[1])
+
+
+def test_13_the_callers_parameter_groups_are_changed():
+    """`MuAdamW` writes its scaled settings into the very dicts it was given."""
+    torch.manual_seed(0)
+    model = mlp(*MLP).double()
+    given = [
+        {"params": [model[0].weight, model[2].weight], "weight_decay": 0.1},
+        {"params": [model[0].bias, model[2].bias, *model[4].parameters()], "weight_decay": 0.0, "lr": 3e-3},
+    ]
+    base = mu.Run(model, torch.optim.AdamW(given, lr=1e-2, betas=(0.8, 0.9)))
+    train(base, vectors(1))
+    groups = base.optimizers[0].param_groups
+    before = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+    members = [list(map(id, group["params"])) for group in groups]
+    wide = mu.widen(base, make_wide)
+    plan = mu.infer_plan(model, make_wide())
+    state = base.optimizers[0].state_dict()
+    kept = copy.deepcopy(state["param_groups"])
+    names = ["0.weight", "2.weight", "0.bias", "2.bias", "4.weight", "4.bias"]
+    carried = mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW, names=names)
+    assert state["param_groups"] == kept
+    assert [{k: v for k, v in group.items() if k != "params"} for group in groups] == before
+    assert [list(map(id, group["params"])) for group in groups] == members
+    live = wide.optimizers[0].param_groups
+    assert [g["lr"] for g in live] == [g["lr"] for g in carried["param_groups"]]
+    assert len({g["lr"] for g in live}) > 2, "control: the wide groups do have settings of their own"
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda model: torch.compile(model, backend="eager"), nn.DataParallel],
+    ids=["compile", "DataParallel"],
+)
+def test_14_optimizer_of_a_wrapped_model_is_not_found(wrap):
+    """A compiled source raises KeyError '_orig_mod…' when its optimizer is carried; DDP's prefix likewise."""
+    torch.manual_seed(0)
+    wrapped = wrap(mlp(*MLP).double())
+    plan = mu.infer_plan(lambda sizes: mlp(*sizes), MLP, WIDE_MLP)
+    assert not any(name in plan for name, _ in wrapped.named_parameters()), "control: the prefix is there"
+    base = trained(wrapped, lambda model: torch.optim.AdamW(model.named_parameters(), eps=1e-3), vectors(3))
+    wide = mu.widen(base, make_wide, plan)
+    state = base.optimizers[0].state_dict()
+    carried = mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW)
+    own = mlp(*WIDE_MLP).double()
+    own.load_state_dict(wide.model.state_dict())
+    optimizer = torch.optim.AdamW(mu.groups_for(own, carried))
+    optimizer.load_state_dict(carried)
+    outputs = train(base, vectors())
+    assert_exact(difference(outputs, train(wide, vectors())))
+    assert_exact(difference(outputs, train(mu.Run(own, optimizer), vectors())))
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_fsdp_wrapped_module.", "module._orig_mod."])
+def test_14_prefixes_of_saved_names_are_not_understood(prefix):
+    """Checkpoints of wrapped models carry the wrapper's prefix in every name."""
+    model = mlp(*MLP)
+    plan = mu.infer_plan(model, make_wide())
+    plain = mu.widen_state_dict(model.state_dict(), plan)
+    prefixed = mu.widen_state_dict({prefix + n: t for n, t in model.state_dict().items()}, plan)
+    assert_same_tensors(prefixed, {prefix + n: t for n, t in plain.items()})
+
+
+def polluted(check: Callable[[nn.Module], Any]) -> bool:
+    """Does a check change any tensor of the model it is given, its BatchNorm statistics among them?"""
+    model = conv_run().model
+    before = {n: t.clone() for n, t in tensors_of(model).items()}
+    check(model)
+    assert model.training
+    return any(not torch.equal(t, before[n]) for n, t in tensors_of(model).items())
+
+
+def optimized(model: nn.Module) -> mu.Run:
+    return mu.Run(model, torch.optim.SGD(model.parameters(), lr=0.05))
+
+
+def one_step(run: mu.Run, i: int) -> Tensor:
+    run.optimizers[0].zero_grad()
+    loss = loss_on(images())(run.model)
+    loss.backward()
+    run.optimizers[0].step()
+    return loss
+
+
+def test_15_looking_at_a_model_moves_its_batch_norm_statistics():
+    """`train()` runs all data, validation too, through the net in train mode before the first epoch."""
+    loss = loss_on(images())
+    assert not polluted(lambda model: mu.infer_plan(model, ConvNet(12), loss=loss))
+    assert not polluted(lambda model: mu.widen(model, lambda: ConvNet(12)))
+    assert not polluted(lambda model: mu.verify(model, lambda: ConvNet(12), loss=loss, tell=None))
+    assert not polluted(
+        lambda model: mu.verify(optimized(model), lambda: ConvNet(12), step=one_step, tell=None)
+    )
+    assert polluted(loss), "control: a forward pass in train mode is seen"
+
+
+def test_15_the_gradient_identity_moves_batch_norm_statistics():
+    """A check is no training step: measuring the identity leaves both models as they were."""
+    loss = loss_on(images())
+    plan = mu.infer_plan(ConvNet, 4, 12)
+
+    def check(model: nn.Module) -> None:
+        wide = mu.widen(model, lambda: ConvNet(12), plan).model
+        before = {n: t.clone() for n, t in tensors_of(wide).items()}
+        assert mu.gradient_identity(model, wide, plan, loss).worst[1] <= 1e-9
+        assert_same_tensors(tensors_of(wide), before)
+
+    assert not polluted(check)
