@@ -21,7 +21,7 @@ def _to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn
         return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
 
-def build(make: Callable[[], nn.Module]) -> nn.Module:
+def build(make: Callable[[], nn.Module], seed: int | None = None) -> nn.Module:
     """The model that `make` returns, with every parameter on the meta device.
 
     >>> build(lambda: nn.Linear(10_000, 10_000)).weight.device
@@ -30,6 +30,8 @@ def build(make: Callable[[], nn.Module]) -> nn.Module:
     handle = register_module_parameter_registration_hook(_to_meta)  # type: ignore[arg-type]
     try:
         with torch.random.fork_rng():
+            if seed is not None:
+                torch.manual_seed(seed)
             return make()
     finally:
         handle.remove()

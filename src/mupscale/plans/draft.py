@@ -96,13 +96,15 @@ class Draft:
             tensors.update(folded)
         if faults:
             raise MupscaleError("no plan fits these two models", faults)
-        return Plan(tensors, dict(self.ties), tuple(edits), needs=frozenset(needs))
+        in_order = tuple(sorted(edits, key=lambda edit: edit.path))
+        return Plan(tensors, dict(self.ties), in_order, needs=frozenset(needs))
 
 
-def draft(base: nn.Module, wide: nn.Module, pad: bool, fresh: bool) -> tuple[Draft, list[Fault]]:
+def draft(base: nn.Module, wide: nn.Module, pad: bool, again: nn.Module | None) -> tuple[Draft, list[Fault]]:
     """Diff two models: which axes grow, and what their modules say.
 
-    `fresh` says that both were just built, so that buffers which differ are constants of the width.
+    `again` is the base built once more under another seed, when there is a factory: a buffer that differs
+    between base and wide, and not between the two, is a constant of the width.
     """
     base, wide = unwrap(base), unwrap(wide)
     found = {strip_wrappers(n): (k, t) for n, k, t in named_tensors(base)}
@@ -113,7 +115,9 @@ def draft(base: nn.Module, wide: nn.Module, pad: bool, fresh: bool) -> tuple[Dra
     entries: dict[str, Entry] = {}
     ties: dict[str, str] = {}
     conflicts: dict[str, str] = {}
-    refused: set[str] = set()
+    others = {} if again is None else {n: t for n, _, t in named_tensors(again)}
+    for path, module in owners[0].items():
+        faults += modules.unsupported(module, owners[1][path], path) if path in owners[1] else []
     for name, (kind, tensor) in goal.items():
         if name not in found:
             continue
@@ -123,11 +127,9 @@ def draft(base: nn.Module, wide: nn.Module, pad: bool, fresh: bool) -> tuple[Dra
                 Fault(name, f"{source.dim()} dimensions in the base, {tensor.dim()} in the wide model")
             )
             continue
-        entry, problems = _entry(name, kind, (source, tensor), owners, fresh)  # type: ignore[arg-type]
-        owner = name.rpartition(".")[0]
-        if entry.growing and owner not in refused:
-            refused.add(owner)
-            problems += list(modules.unsupported(*entry.module, owner))
+        entry, problems = _entry(name, kind, (source, tensor), owners, pad)  # type: ignore[arg-type]
+        if kind == "buffer" and not entry.growing:
+            entry, problems = _fixed_buffer(entry, source, tensor, others.get(name))
         faults += problems
         if id(tensor) in first:
             ties[name] = first[id(tensor)]
@@ -145,7 +147,7 @@ def _entry(
     kind: Kind,
     tensors: tuple[torch.Tensor, torch.Tensor],
     owners: tuple[dict[str, nn.Module], ...],
-    fresh: bool,
+    pad: bool,
 ) -> tuple[Entry, list[Fault]]:
     source, tensor = tensors
     path, _, leaf = name.rpartition(".")
@@ -154,7 +156,7 @@ def _entry(
     parents = (owners[0][above], owners[1][above]) if path else None
     entry = Entry(name, kind, tuple(source.shape), tuple(tensor.shape), pair, None, {})
     if not entry.growing:
-        return _fixed_buffer(replace(entry, roles={}), tensors, leaf, fresh)
+        return replace(entry, roles={}), []
     if kind == "buffer":
         return _growing_buffer(entry, source)
     if modules.parametrized(name):
@@ -165,7 +167,7 @@ def _entry(
                 "remove it first: torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')",
             )
         ]
-    known = modules.facts(*pair, leaf, tensor.dim(), parents)
+    known = modules.facts(*pair, leaf, tensor.dim(), parents, pad)
     roles = known.roles
     if roles is not None and any(dim not in roles for dim in entry.growing):
         dim = next(d for d in entry.growing if d not in roles)
@@ -193,21 +195,20 @@ def _growing_buffer(entry: Entry, source: torch.Tensor) -> tuple[Entry, list[Fau
 
 
 def _fixed_buffer(
-    entry: Entry, tensors: tuple[torch.Tensor, torch.Tensor], leaf: str, fresh: bool
+    entry: Entry, source: torch.Tensor, tensor: torch.Tensor, again: torch.Tensor | None
 ) -> tuple[Entry, list[Fault]]:
-    """A constant that each model computes for itself, such as 1/head_size, differs when freshly built."""
-    source, tensor = (t.detach() for t in tensors)
+    """State of the base, which is copied, or a constant such as 1/head_size, which each model computes?"""
     known = not (source.is_meta or tensor.is_meta) and source.dtype == tensor.dtype
-    if entry.kind != "buffer" or not known or torch.equal(source.cpu(), tensor.cpu()):
+    statistics = isinstance(entry.module[0], nn.modules.batchnorm._NormBase)
+    if not known or statistics or torch.equal(source.cpu(), tensor.cpu()):
         return entry, []
-    if fresh:
-        return replace(entry, fill="own"), []
-    if leaf not in entry.module[0]._non_persistent_buffers_set:
-        return entry, []
+    if again is not None:
+        own = torch.equal(source.cpu(), again.cpu())
+        return replace(entry, fill="own" if own else "zero"), []
     return entry, [
         Fault(
             entry.name,
-            "a non-persistent buffer of equal shape and other values: state of the base, or a constant of the width?",
+            "a buffer of equal shape and other values: is it state of the base, or a constant of the width?",
             "infer the plan from freshly built models: infer_plan(make, base, wide)",
         )
     ]

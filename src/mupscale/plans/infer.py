@@ -23,6 +23,7 @@ from .draft import Draft, draft
 from .hypotheses import Knob, combinations_of, layout_knobs, readout_knobs, role_knobs
 from .names import pattern_of
 from .plan import Plan
+from .readers import reader_knobs, reading_faults
 from .selftest import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients, load_wide_
 
 TRIALS = 400
@@ -54,11 +55,12 @@ def infer_plan(
     if isinstance(make, nn.Module):
         if not isinstance(base, nn.Module):
             raise MupscaleError("infer_plan takes a factory and two sizes, or two modules")
-        models = (make, base)
+        models, again = (make, base), None
     else:
         factory = make
-        models = (build(lambda: factory(base)), build(lambda: factory(wide)))
-    made, faults = draft(*models, pad, fresh=not isinstance(make, nn.Module))
+        models = (build(lambda: factory(base), seed=0), build(lambda: factory(wide), seed=0))
+        again = build(lambda: factory(base), seed=1)
+    made, faults = draft(*models, pad, again)
     made, unused = declare(made, declared)
     copied = {name for name, entry in made.entries.items() if entry.kind == "buffer" and entry.layouts}
     faults = [fault for fault in faults if fault.where not in copied] + unused
@@ -94,6 +96,16 @@ def _undecided(made: Draft) -> list[Fault]:
                 f'declare folds={{"<last norm>.*": "1/k"}}, or folds={{"{name}": 1}} if the model divides by its width, {hint}',
             )
         )
+    faults += reading_faults(made, hint)
+    for path, module in made.models[0].named_modules():
+        if isinstance(module, nn.LocalResponseNorm):
+            faults.append(
+                Fault(
+                    path,
+                    "LocalResponseNorm mixes a fixed number of neighbouring channels",
+                    f"remove it, {hint}",
+                )
+            )
     decided = {(e.name, d) for e in made.entries.values() for d in e.layouts}
     for knob in layout_knobs(made):
         axes = [(n, d) for n, dims in knob[0].layouts.items() for d in dims] if knob else []
@@ -176,10 +188,13 @@ def _norms_in_order(base: nn.Module, loss: Loss) -> list[str]:
 def _search(made: Draft, base: nn.Module, wide: nn.Module, loss: Loss) -> Plan:
     value, base_grads = gradients(base, loss)
     norms = _norms_in_order(base, loss) if made.conflicts else []
-    knobs: list[Knob] = [
-        k for k in (*role_knobs(made), *layout_knobs(made), *readout_knobs(made, norms)) if k
-    ]
-    nearest: tuple[float, str] = (float("inf"), "no hypothesis could be built")
+    layouts = list(layout_knobs(made))
+    decided = {
+        (name, dim) for knob in layouts for s in knob for name, dims in s.layouts.items() for dim in dims
+    }
+    proposed = (*role_knobs(made), *layouts, *reader_knobs(made, decided), *readout_knobs(made, norms))
+    knobs = [knob for knob in proposed if knob]
+    nearest: tuple[int, float, str] = (2, 0.0, "no hypothesis could be built")
     tried = 0
     for settings in islice(combinations_of(knobs, FLIPS), TRIALS):
         trial = made
@@ -190,7 +205,7 @@ def _search(made: Draft, base: nn.Module, wide: nn.Module, loss: Loss) -> Plan:
         except MupscaleError as error:
             if not knobs:
                 raise
-            nearest = min(nearest, (float("inf"), error.claim))
+            nearest = min(nearest, (2, 0.0, str(error)))
             continue
         _refuse_fractions(plan)
         tried += 1
@@ -199,15 +214,15 @@ def _search(made: Draft, base: nn.Module, wide: nn.Module, loss: Loss) -> Plan:
         found, wide_grads = gradients(wide, loss)
         gap = float((found - value).abs() / value.abs().clamp_min(1e-30))
         if not gap <= GRADIENT_TOLERANCE:
-            nearest = min(nearest, (gap, f"the loss differs by {gap:.1e}"))
+            nearest = min(nearest, (1, gap, f"the loss differs by {gap:.1e}"))
             continue
         identity = compare_gradients(base_grads, wide_grads, plan)
         name, worst = identity.worst
         if worst <= GRADIENT_TOLERANCE:
             _refuse_undecided(made, knobs, identity.untested)
             return plan
-        nearest = min(nearest, (worst, f"the loss agrees, the gradient of {name} is off by {worst:.1e}"))
-    raise _not_found(made, tried, nearest[1])
+        nearest = min(nearest, (0, worst, f"the loss agrees, the gradient of {name} is off by {worst:.1e}"))
+    raise _not_found(made, tried, nearest[2])
 
 
 def _not_found(made: Draft, tried: int, nearest: str) -> MupscaleError:

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.rnn import RNNBase
 
 from ..errors import Fault
-from ..rules.axes import Factor, Role
+from ..rules.axes import Axis, Factor, Role
 from ..rules.scale import ONE, Scale
 
 Roles = dict[int, Role]
@@ -38,71 +40,122 @@ class Facts:
     fold: Scale = ONE
 
 
+def grow(size: int, goal: int, pad: bool = False) -> Factor:
+    """The factor that takes `size` units to `goal`: copies, and zeros where they are allowed and needed."""
+    if pad and goal % size:
+        return Factor(size, Fraction(goal // size), goal % size)
+    return Factor(size, Fraction(goal, size))
+
+
 def facts(
-    base: nn.Module, wide: nn.Module, leaf: str, dims: int, owner: tuple[nn.Module, nn.Module] | None
+    base: nn.Module,
+    wide: nn.Module,
+    leaf: str,
+    dims: int,
+    owner: tuple[nn.Module, nn.Module] | None,
+    pad: bool,
 ) -> Facts:
-    """The roles (and, for attention, the layout) of `base.leaf`, from the two modules that own it.
+    """The roles (and, where a module has parts, the layout) of `base.leaf`, from the two modules that own it.
 
     `owner` is the pair of parent modules; it matters for the output projection of attention.
     """
+    bias: Roles = {0: "out"}
     if isinstance(base, nn.MultiheadAttention) and isinstance(wide, nn.MultiheadAttention):
-        return _attention(base, wide, leaf)
+        return _attention(base, wide, leaf, pad)
     if isinstance(base, nn.Linear):
-        found = Facts(_OUT_IN if leaf == "weight" else {0: "out"})
         if owner is not None and isinstance(owner[0], nn.MultiheadAttention) and leaf == "weight":
-            heads = _attention(owner[0], owner[1], "in_proj_weight")  # type: ignore[arg-type]
-            return Facts(_OUT_IN, {1: heads.layouts[0][1:]}, heads.fold**-1)
-        return found
+            heads = _attention(owner[0], owner[1], "q_proj_weight", pad)  # type: ignore[arg-type]
+            return Facts(_OUT_IN, {1: heads.layouts[0]}, heads.fold**-1)
+        return Facts(_OUT_IN if leaf == "weight" else bias)
     if isinstance(base, nn.Bilinear):
-        return Facts({0: "out", 1: "in", 2: "in"} if leaf == "weight" else {0: "out"})
-    if isinstance(base, nn.modules.conv._ConvTransposeNd) and isinstance(wide, nn.modules.conv._ConvNd):
-        grouped = base.groups != wide.groups
-        return Facts((_OUT_IN if grouped else _IN_OUT) if leaf == "weight" else {0: "out"})
-    if isinstance(base, nn.modules.conv._ConvNd) and isinstance(wide, nn.modules.conv._ConvNd):
-        return _convolution(base, wide, leaf)
+        return Facts({0: "out", 1: "in", 2: "in"} if leaf == "weight" else bias)
+    if isinstance(base, _ConvNd) and isinstance(wide, _ConvNd):
+        return _convolution(base, wide, leaf, pad)
     if isinstance(base, (nn.Embedding, nn.EmbeddingBag)):
         return Facts({1: "out"})
-    if isinstance(base, nn.modules.rnn.RNNBase):
-        return Facts(_OUT_IN if leaf.startswith("weight") else {0: "out"})
+    if isinstance(base, RNNBase) and isinstance(wide, RNNBase):
+        return _recurrent(base, wide, leaf, pad)
     if isinstance(base, (*_NORMS, nn.PReLU)):
         return Facts(dict.fromkeys(range(dims), "out"))
     if type(base).__name__ == "Conv1D" and hasattr(base, "nf"):  # transformers' GPT-2 layer, (in, out)
-        return Facts(_IN_OUT if leaf == "weight" else {0: "out"})
+        return Facts(_IN_OUT if leaf == "weight" else bias)
     return Facts(None)
 
 
-def _convolution(base: nn.modules.conv._ConvNd, wide: nn.modules.conv._ConvNd, leaf: str) -> Facts:
-    found = Facts(_OUT_IN if leaf == "weight" else {0: "out"})
-    per_group = base.out_channels // base.groups
-    if base.groups != wide.groups and per_group > 1:
-        k = Fraction(wide.groups, base.groups)
-        found.layouts[0] = (
-            Factor(base.groups, k),
-            Factor(per_group, Fraction(wide.out_channels // wide.groups, per_group)),
-        )
+def _convolution(base: _ConvNd, wide: _ConvNd, leaf: str, pad: bool) -> Facts:
+    """Growing groups keep the channels of a group together; fixed groups are plain on both sides."""
+    if leaf != "weight":
+        found = Facts({0: "out"})
+    elif not base.transposed:
+        found = Facts(_OUT_IN)
+    else:  # (in, out / groups): with growing groups nothing is summed over the copies
+        return Facts(_IN_OUT if base.groups == wide.groups else _OUT_IN)
+    if base.groups != wide.groups:
+        found.layouts[0] = _groups(base, wide, base.out_channels, wide.out_channels, pad)
     return found
 
 
-def _attention(base: nn.MultiheadAttention, wide: nn.MultiheadAttention, leaf: str) -> Facts:
+def _groups(base: _ConvNd, wide: _ConvNd, channels: int, goal: int, pad: bool) -> tuple[Factor, ...]:
+    inner = grow(channels // base.groups, goal // wide.groups)
+    return (grow(base.groups, wide.groups, pad), inner)
+
+
+def grouped_reading(base: nn.Module, wide: nn.Module, pad: bool) -> Axis | None:
+    """The layout in which a convolution with growing groups reads its input, which no tensor shows."""
+    if not isinstance(base, _ConvNd) or not isinstance(wide, _ConvNd) or base.groups == wide.groups:
+        return None
+    return Axis.of(_groups(base, wide, base.in_channels, wide.in_channels, pad), role="in")
+
+
+def _recurrent(base: RNNBase, wide: RNNBase, leaf: str, pad: bool) -> Facts:
+    """Rows are one part a gate; layers after the first read both directions."""
+    gates = Factor({"LSTM": 4, "GRU": 3}.get(base.mode, 1))
+    hidden = grow(base.hidden_size, wide.hidden_size, pad)
+    if leaf.startswith("bias"):
+        return Facts({0: "out"}, {0: (gates, hidden)})
+    if leaf.startswith("weight_hr"):
+        return Facts(_OUT_IN, {1: (hidden,)})
+    layouts: dict[int, tuple[Factor, ...]] = {0: (gates, hidden)}
+    output = grow(base.proj_size or base.hidden_size, wide.proj_size or wide.hidden_size, pad)
+    if leaf.startswith("weight_hh"):
+        layouts[1] = (output,)
+    elif not leaf.startswith("weight_ih_l0"):
+        layouts[1] = (Factor(2 if base.bidirectional else 1), output)
+    return Facts(_OUT_IN, layouts)
+
+
+def recurrent_output(base: nn.Module, wide: nn.Module, pad: bool) -> Axis | None:
+    """What a recurrent layer writes: its hidden units, once a direction."""
+    if not isinstance(base, RNNBase) or not isinstance(wide, RNNBase):
+        return None
+    output = grow(base.proj_size or base.hidden_size, wide.proj_size or wide.hidden_size, pad)
+    axis = Axis.of((Factor(2 if base.bidirectional else 1), output), role="out")
+    return axis if axis.grows else None
+
+
+def _attention(base: nn.MultiheadAttention, wide: nn.MultiheadAttention, leaf: str, pad: bool) -> Facts:
     """Heads are copied whole; a growing head size k needs k^-1/4 on q, k, v and k^1/4 on the way out.
 
     torch scales the logits by 1/sqrt(head size), and k copies of q·k add up: k / sqrt(k) = k^1/2 too much.
     """
-    k_heads = Fraction(wide.num_heads, base.num_heads)
-    k_size = Fraction(wide.head_dim, base.head_dim)
-    heads = (Factor(base.num_heads, k_heads), Factor(base.head_dim, k_size))
-    fold = Scale.of(k_size) ** Fraction(-1, 4)
-    if leaf in ("in_proj_weight", "in_proj_bias"):
-        roles = _OUT_IN if leaf == "in_proj_weight" else {0: "out"}
-        return Facts(roles, {0: (Factor(3), *heads)}, fold)  # type: ignore[arg-type]
+    size = grow(base.head_dim, wide.head_dim)
+    heads = (grow(base.num_heads, wide.num_heads, pad), size)
+    fold = Scale.of(size.k) ** Fraction(-1, 4)
+    if leaf == "in_proj_weight":
+        return Facts(_OUT_IN, {0: (Factor(3), *heads)}, fold)
+    if leaf == "in_proj_bias":
+        return Facts({0: "out"}, {0: (Factor(3), *heads)}, fold)
     if leaf in ("bias_k", "bias_v"):
         return Facts({2: "out"}, {2: heads}, fold)
     return Facts(_OUT_IN, {0: heads}, fold)
 
 
 def unsupported(base: nn.Module, wide: nn.Module, name: str) -> Iterator[Fault]:
-    """Reasons why a module, whose tensors grow, cannot be widened exactly."""
-    if isinstance(base, (nn.Embedding, nn.EmbeddingBag)) and base.max_norm is not None:
+    """Reasons why a module cannot be widened exactly, whatever the layout."""
+    grows = any(
+        a.shape != b.shape for a, b in zip(base.parameters(False), wide.parameters(False), strict=False)
+    )
+    if isinstance(base, (nn.Embedding, nn.EmbeddingBag)) and base.max_norm is not None and grows:
         yield Fault(
             name,
             f"Embedding(max_norm={base.max_norm}) clips the norm of a row, and that norm depends on the width",
@@ -119,8 +172,6 @@ def unsupported(base: nn.Module, wide: nn.Module, name: str) -> Iterator[Fault]:
             "normalised in different groups",
             f"build the wide model with num_groups={base.num_groups}",
         )
-    if isinstance(base, nn.LocalResponseNorm):
-        yield Fault(name, "LocalResponseNorm mixes a fixed number of neighbouring channels", "remove it")
 
 
 def parametrized(name: str) -> bool:

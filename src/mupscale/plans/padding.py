@@ -27,11 +27,13 @@ def pad_norms(
     others = dict(wide.named_modules())
     for path, module in base.named_modules():
         sizes = _size(module), _size(others.get(path))
-        if sizes[0] is None or sizes[1] is None or sizes[1] % sizes[0] == 0:
+        if sizes[0] is None or sizes[1] is None:
             continue
-        name = strip_wrappers(f"{path}.").rstrip(".")
         n, goal = sizes[0], sizes[1]
+        name = strip_wrappers(f"{path}.").rstrip(".")
         gain = f"{name}.weight" if name else "weight"
+        if not (tensors[gain].padded if gain in tensors else goal % n):
+            continue
         if not isinstance(module, nn.RMSNorm):
             faults.append(
                 Fault(

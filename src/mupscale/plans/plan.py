@@ -158,7 +158,7 @@ class Plan(Mapping[str, TensorPlan]):
     def __hash__(self) -> int:
         return hash(self.hash)
 
-    @property
+    @cached_property
     def sources(self) -> dict[str, list[str]]:
         """Base name -> the wide names made from it."""
         found: dict[str, list[str]] = {}
@@ -199,7 +199,15 @@ class Plan(Mapping[str, TensorPlan]):
             for name, tensor in self.tensors.items()
         }
         if len(tensors) != len(self.tensors):
-            raise MupscaleError("the name map gives two tensors the same name")
+            names_after = [new(name) for name in self.tensors]
+            double = [name for name in self.tensors if names_after.count(new(name)) > 1]
+            raise MupscaleError(
+                "the name map gives two tensors the same name",
+                [
+                    Fault(name, f"becomes {new(name)!r}", "map every tensor to a name of its own")
+                    for name in double
+                ],
+            )
         ties = {new(alias): new(name) for alias, name in self.ties.items()}
         return replace(self, tensors=tensors, ties=ties)
 

@@ -6,7 +6,7 @@ it. Works on live modules of any size; tolerances are float64's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ GRADIENT_TOLERANCE = 1e-9
 _SILENT = 1e-13  # a gradient this far below the model's largest is rounding, not signal
 
 
-def source_of(tensor: TensorPlan, base: dict[str, Tensor]) -> Tensor:
+def source_of(tensor: TensorPlan, base: Mapping[str, Tensor]) -> Tensor:
     """The base tensor a wide one is made from, several sources concatenated."""
     if tensor.cat is None:
         return base[tensor.sources[0]]

@@ -88,7 +88,17 @@ class OptimizerRule:
 
 
 _UNIVERSAL = frozenset(
-    {"params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable", "maximize"}
+    {
+        "params",
+        "lr",
+        "initial_lr",
+        "lr_factor",
+        "foreach",
+        "fused",
+        "capturable",
+        "differentiable",
+        "maximize",
+    }
 )
 
 
@@ -104,6 +114,8 @@ def _radam_rectifies(group: Group, state: Mapping[str, Any]) -> str | None:
 
     if rho(step + 1) > 5:
         return None
+    if rho_inf <= 5:
+        return f"RAdam with betas[1] = {beta2} never leaves its first phase, which has other units: raise betas[1] above 2/3"
     first = next(t for t in range(1, 100_000) if rho(t) > 5)
     return (
         f"RAdam is at step {step:.0f}; until step {first - 1} its update is proportional to the gradient and "

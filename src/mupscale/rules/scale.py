@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
+from math import isfinite
 from typing import Union
 
 from ..errors import MupscaleError
@@ -56,7 +57,9 @@ class Scale:
             return value
         if isinstance(value, str):
             return _parse(value)
-        if isinstance(value, float) and value.as_integer_ratio()[1] > _LARGEST_DYADIC:
+        if isinstance(value, float) and not (
+            isfinite(value) and value.as_integer_ratio()[1] <= _LARGEST_DYADIC
+        ):
             raise MupscaleError(
                 f"{value!r} is not an exact scale; write a fraction or a root as text, "
                 f'such as "1/3" or "2^(-1/2)"'
@@ -132,7 +135,9 @@ def _parse(text: str) -> Scale:
     product = ONE
     for term in text.replace(" ", "").split("*"):
         match = _TERM.match(term)
-        if match is None or "0" in (match[1], match[2], match[4]):
+        if match is None or any(
+            group is not None and int(group) == 0 for group in (match[1], match[2], match[4])
+        ):
             raise MupscaleError(
                 f'{text!r} is not an exact scale; expected a product such as "1/3", "2^(-1/2)" or "3*2^(1/4)"'
             )

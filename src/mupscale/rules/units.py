@@ -77,3 +77,8 @@ class Change:
         sum |G'|^p = c r^p sum |G|^p, so the weight is s r^(1-p); for the usual norm, s/r.
         """
         return self.factor(W * G ** (1 - Fraction(p)))
+
+    def norm_weight_root(self, p: float) -> Scale:
+        """The weight on a tensor's own p-norm: the p-th root of `norm_weight`."""
+        power = Fraction(p).limit_denominator(1000)
+        return self.norm_weight(power) ** (1 / power)

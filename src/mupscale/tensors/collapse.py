@@ -1,4 +1,4 @@
-"""The way back: the average of the copies, and how far they have moved apart.
+"""The way back: the average of the copies.
 
 `collapse(expand(W))` is W, bit for bit when s is a power of two, because the average is taken of
 differences from the first copy and those are exact zeros.
@@ -7,13 +7,13 @@ differences from the first copy and those are exact zeros.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 
+import torch
 from torch import Tensor
 
 from ..rules.axes import Axis
 from ..rules.scale import ONE, Scale
-from .expand import compute_dtype, rescale
+from .expand import compute_dtype, expand, rescale
 
 
 def collapse(wide: Tensor, axes: Sequence[Axis], scale: Scale = ONE, *, shift: int = 0) -> Tensor:
@@ -23,25 +23,23 @@ def collapse(wide: Tensor, axes: Sequence[Axis], scale: Scale = ONE, *, shift: i
     >>> collapse(torch.tensor([1.0, 3.0, 4.0, 4.0, 0.0]), [Axis.parse("out: 2x2+1")])
     tensor([2., 4.])
     """
-    base = wide.new_zeros([axis.base for axis in axes])
-    if not axes:
-        return rescale(wide, scale**-1, shift).to(wide.dtype).clone()
-    for pieces in product(*(list(axis.pieces()) for axis in axes)):
-        if any(piece.factors is None for piece in pieces):
+    base = wide
+    if wide.is_floating_point():
+        base = base.to(compute_dtype(wide.dtype))
+    for dim, axis in enumerate(axes):
+        if not axis.grows:
             continue
-        source, target = wide, base
-        for dim, piece in enumerate(pieces):
-            source = source.narrow(dim, piece.start, piece.length)
-            target = target.narrow(dim, piece.base_start, piece.base_length)
-        digits = [pair for piece in pieces for pair in piece.factors or ()]
-        copies = source.reshape([size for n, k in digits for size in (n, k)])
-        dims = list(range(1, 2 * len(digits), 2))
-        first = copies
-        for dim in dims:
-            first = first.narrow(dim, 0, 1)
-        mean = first
-        if wide.is_floating_point():
-            wider = compute_dtype(wide.dtype)
-            mean = first.to(wider) + (copies.to(wider) - first.to(wider)).mean(dims, keepdim=True)
-        target.copy_(rescale(mean, scale**-1, shift).reshape(target.shape))
-    return base
+        copies = copies_of(axis).to(wide.device)
+        first = base.index_select(dim, copies[:, 0])
+        others = [base.index_select(dim, copies[:, copy]) for copy in range(1, copies.shape[1])]
+        differences = sum((other - first for other in others), torch.zeros_like(first))
+        # Integer buffers are copied, never averaged: their copies are equal or have no mean.
+        base = first + differences / copies.shape[1] if wide.is_floating_point() else first
+    return rescale(base, scale**-1, shift).to(wide.dtype).clone()
+
+
+def copies_of(axis: Axis) -> Tensor:
+    """Row b lists the wide indices that copy base index b, in order."""
+    sources = expand(torch.arange(1, axis.base + 1), [axis])  # 0 marks padding
+    order = torch.argsort(sources, stable=True)
+    return order[axis.wide - axis.base * int(axis.k) :].view(axis.base, int(axis.k))

@@ -17,7 +17,7 @@ from ..errors import MupscaleError
 from ..rules.axes import Axis, Piece
 from ..rules.scale import ONE, Scale
 
-_BLOCK = 1 << 22  # bytes written at a time: enough work for every thread, little enough to stay in cache
+_BLOCK = 1 << 24  # bytes written at a time: enough work to share among threads, little enough for the cache
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -34,9 +34,14 @@ def rescale(x: Tensor, scale: Scale, shift: int = 0) -> Tensor:
     y = x.to(compute_dtype(x.dtype))
     if shift:
         y = y + shift
-    # A quotient is rounded once; a product with the reciprocal would be rounded twice.
-    quotient = fraction is not None and fraction.numerator == 1
-    y = y / fraction.denominator if quotient and fraction is not None else y * float(scale)
+    own = y is not x
+    # A quotient is rounded once; a product with the reciprocal would be rounded twice. The divisor is a
+    # tensor because CUDA turns division by a plain number into that product.
+    if fraction is not None and fraction.numerator == 1:
+        divisor = y.new_full((), fraction.denominator)
+        y = y.div_(divisor) if own else y / divisor
+    else:
+        y = y.mul_(float(scale)) if own else y * float(scale)
     return y - shift if shift else y
 
 

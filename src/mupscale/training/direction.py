@@ -64,7 +64,7 @@ class Direction:
         with torch.no_grad():
             if self.back:
                 return collapse(source[name].detach(), entry.axes, scale, shift=entry.shift)
-            return expand(source_of(entry, dict(source)).detach(), entry.axes, scale, shift=entry.shift)
+            return expand(source_of(entry, source).detach(), entry.axes, scale, shift=entry.shift)
 
     def moment(self, value: Tensor, axes: Sequence[Axis], scale: Scale) -> Tensor:
         """A state tensor with its own units, in new memory."""

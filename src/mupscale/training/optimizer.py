@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..errors import Fault
+from ..errors import Fault, raise_faults
 from ..plans.names import named_tensors, resolve
 from ..rules.optimizers import OptimizerRule, rule_for
 from .direction import Direction
@@ -30,17 +30,18 @@ def carry_optimizer(
     """The optimizer of the model at the end of the walk, its groups, and what could not be carried."""
     rule = rule_for(type(optimizer), rules)
     where = type(optimizer).__name__
-    faults = unknown_settings(rule, optimizer.defaults, where)
+    faults = unknown_settings(rule, optimizer.param_groups, optimizer.defaults, where)
     names: dict[int, str] = {}
     for name, kind, tensor in named_tensors(start):
         known_name = resolve(name, direction.reached)
         if kind == "parameter" and known_name is not None:
             names.setdefault(id(tensor), known_name)
     groups: list[NamedGroup] = []
+    foreign: list[Fault] = []
     for position, group in enumerate(optimizer.param_groups):
         known = [names.get(id(p)) for p in group["params"]]
         if None in known:
-            faults.append(
+            foreign.append(
                 Fault(
                     f"{where}, group {position}",
                     f"{known.count(None)} of its {len(known)} parameters do not belong to the model",
@@ -48,6 +49,9 @@ def carry_optimizer(
                 )
             )
         groups.append(NamedGroup(tuple(n for n in known if n), group))
+    raise_faults(
+        "this optimizer does not belong to the model", [f for f in faults if "do not belong" in f.what]
+    )
     carried, more = carry_groups(rule, groups, direction)
     parameters = {n: t for n, k, t in named_tensors(end) if k == "parameter"}
     new = _construct(optimizer, carried, parameters)
@@ -58,7 +62,8 @@ def carry_optimizer(
             source = planned if direction.back else entry.sources[0]
             base_group = optimizer.param_groups[made.origin]
             found = states.get(source, {})
-            state, problems = carry_state(rule, base_group, found, end_name, direction)
+            trains = parameters[end_name].requires_grad
+            state, problems = carry_state(rule, base_group, found, end_name, direction, trains)
             more += problems
             if found:
                 new.state[parameters[end_name]] = state

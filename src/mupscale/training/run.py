@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..plans.fits import identity_plan
 from ..plans.plan import Plan
 
 
@@ -30,6 +31,10 @@ class Run:
     step: int
     plan: Plan | None
     """The plan that made this run wide, if one did."""
+    reference: Plan | None
+    """The plan from the reference to this model; None when the model is its own reference."""
+    provenance: Mapping[str, Any]
+    """What made this run: plan, seed, noise, versions; plain values, to be saved beside the weights."""
 
     def __init__(
         self,
@@ -39,6 +44,8 @@ class Run:
         ema: nn.Module | Mapping[str, Tensor] | None = None,
         step: int = 0,
         plan: Plan | None = None,
+        reference: Plan | None = None,
+        provenance: Mapping[str, Any] | None = None,
     ) -> None:
         fields = {
             "model": model,
@@ -47,6 +54,13 @@ class Run:
             "ema": ema,
             "step": step,
             "plan": plan,
+            "reference": reference,
+            "provenance": dict(provenance or {}),
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def since_reference(self) -> Plan:
+        """The plan that leads from the reference to this model, for clipping, groups and sizes."""
+        return self.reference if self.reference is not None else identity_plan(self.model)

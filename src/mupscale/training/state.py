@@ -46,22 +46,22 @@ def carry_groups(
             for end_name in direction.reached.get(name, ()):
                 planned, entry = direction.planned(end_name)
                 faults += _cannot_be_exact(rule, group.settings, planned, entry)
-                factors = _factors(rule, group.settings, entry)
+                factors = factors_of(rule, group.settings, entry)
                 split.setdefault(tuple(sorted(factors.items())), []).append(end_name)
         for key, names in split.items():
             factors = dict(key)
             settings = {k: copy.deepcopy(v) for k, v in group.settings.items() if k not in _NAMES}
             for setting, scale in factors.items():
                 if setting in settings:
-                    settings[setting] = _scaled(settings[setting], scale, direction)
+                    settings[setting] = scale_setting(settings[setting], scale, direction.back)
             carried.append(NamedGroup(tuple(names), settings, origin, direction.number(factors["lr"])))
     return carried, faults
 
 
-def _factors(rule: OptimizerRule, settings: Mapping[str, Any], entry: TensorPlan) -> dict[str, Any]:
+def factors_of(rule: OptimizerRule, settings: Mapping[str, Any], entry: TensorPlan) -> dict[str, Any]:
     change = entry.change
     lr = lr_factor(rule, settings, change, (entry.base_shape, entry.wide_shape))
-    factors: dict[str, Any] = {"lr": lr, "initial_lr": lr}
+    factors: dict[str, Any] = {"lr": lr, "initial_lr": lr, "lr_factor": lr}
     if "weight_decay" in settings:
         factors["weight_decay"] = decay_factor(rule.decay_kind(settings), change, lr)
     for key, units in rule.hyper.items():
@@ -70,13 +70,15 @@ def _factors(rule: OptimizerRule, settings: Mapping[str, Any], entry: TensorPlan
     return factors
 
 
-def _scaled(value: Any, scale: Scale | tuple[Scale, ...], direction: Direction) -> Any:
+def scale_setting(value: Any, scale: Scale | tuple[Scale, ...], back: bool = False) -> Any:
+    """A hyperparameter in new units; a tensor is replaced, never changed."""
     if isinstance(scale, tuple):
         pairs = zip(value, scale, strict=True)
-        return tuple(None if v is None else _scaled(v, s, direction) for v, s in pairs)
-    if isinstance(value, Tensor):
-        return value.detach().clone() * direction.number(scale)
-    return value if scale.is_one else value * direction.number(scale)
+        return tuple(None if v is None else scale_setting(v, s, back) for v, s in pairs)
+    if scale.is_one or value is None:
+        return value
+    number = float(scale**-1 if back else scale)
+    return value.detach().clone() * number if isinstance(value, Tensor) else value * number
 
 
 def _cannot_be_exact(
@@ -109,16 +111,23 @@ def _cannot_be_exact(
     return faults
 
 
-def unknown_settings(rule: OptimizerRule, settings: Iterable[str], where: str) -> list[Fault]:
-    """A hyperparameter whose units the registry does not state."""
+def unknown_settings(
+    rule: OptimizerRule, groups: Iterable[Mapping[str, Any]], own: Iterable[str], where: str
+) -> list[Fault]:
+    """Hyperparameters whose units the registry does not state: the optimizer's own, and any other number.
+
+    Names and flags that a user keeps in a group are carried as they are.
+    """
+    keys = {key for key in own if not rule.known(key)}
+    for group in groups:
+        keys |= {k for k, v in group.items() if isinstance(v, (float, Tensor)) and not rule.known(k)}
     return [
         Fault(
             where,
             f"its hyperparameter {key!r} has no units in the registry",
             "register the optimizer with this key in `hyper` or `neutral`",
         )
-        for key in sorted(settings)
-        if not rule.known(key)
+        for key in sorted(keys)
     ]
 
 
@@ -128,11 +137,12 @@ def carry_state(
     state: Mapping[str, Any],
     end_name: str,
     direction: Direction,
+    trains: bool = True,
 ) -> tuple[dict[str, Any], list[Fault]]:
     """The state of one parameter in its new units; numbers and counters are copied, nothing is shared."""
     planned, entry = direction.planned(end_name)
     faults: list[Fault] = []
-    if rule.refuse is not None and (reason := rule.refuse(settings, state)):
+    if trains and rule.refuse is not None and (reason := rule.refuse(settings, state)):
         faults.append(Fault(planned, reason))
     carried: dict[str, Any] = {}
     for key, value in state.items():

@@ -119,10 +119,10 @@ def _carry(
     groups = [
         NamedGroup(tuple(spelled[key] for key in group["params"]), group) for group in state["param_groups"]
     ]
-    accepted = inspect.signature(optimizer.__init__).parameters  # type: ignore[misc]
-    settings = {key for group in state["param_groups"] for key in group if key in accepted}
     carried, faults = carry_groups(rule, groups, direction)
-    faults += unknown_settings(rule, settings, optimizer.__name__)
+    accepted = inspect.signature(optimizer.__init__).parameters  # type: ignore[misc]
+    own = {key for group in state["param_groups"] for key in group if key in accepted}
+    faults += unknown_settings(rule, state["param_groups"], own, optimizer.__name__)
     found = {spelled[key]: value for key, value in state["state"].items()}
     order = [name for group in carried for name in group.names]
     by_name = any(isinstance(key, str) for key in spelled)
@@ -132,9 +132,9 @@ def _carry(
         for end in group.names:
             planned, entry = direction.planned(end)
             source = planned if direction.back else entry.sources[0]
-            new, problems = carry_state(
-                rule, state["param_groups"][group.origin], found.get(source, {}), end, direction
-            )
+            stepped = source in found or not found  # a parameter without state beside others never trained
+            settings = state["param_groups"][group.origin]
+            new, problems = carry_state(rule, settings, found.get(source, {}), end, direction, stepped)
             faults += problems
             if source in found:
                 states[position[end]] = new

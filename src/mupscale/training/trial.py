@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import MupscaleError
+from ..plans.fits import identity_plan
 from ..plans.names import named_tensors, unwrap
 from ..plans.plan import Plan
 from ..plans.selftest import Identity
@@ -54,20 +55,6 @@ def clone(run: Run, dtype: torch.dtype) -> Run:
                 if isinstance(value, Tensor) and value.is_floating_point() and key != "step":
                     state[key] = value.to(dtype)
     return Run(copied.model, copied.optimizers, copied.schedulers, None, run.step, run.plan)
-
-
-def identity_plan(model: nn.Module) -> Plan:
-    """The plan that leaves `model` as it is, ties included."""
-    first: dict[int, str] = {}
-    ties: dict[str, str] = {}
-    shapes = []
-    for name, kind, tensor in named_tensors(model):
-        if id(tensor) in first:
-            ties[name] = first[id(tensor)]
-            continue
-        first[id(tensor)] = name
-        shapes.append((name, kind, tuple(tensor.shape)))
-    return Plan(Plan.identity(shapes).tensors, ties)  # type: ignore[arg-type]
 
 
 def run_step(run: Run, step: Step, i: int) -> tuple[float, dict[str, Tensor | None]]:

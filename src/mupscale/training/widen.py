@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import build
-from ..plans.fits import check_end
+from ..plans.fits import check_end, check_ties
 from ..plans.infer import infer_plan
 from ..plans.names import named_tensors, unwrap
 from ..plans.plan import Plan
@@ -84,6 +84,7 @@ def carry(
     """Everything in `run`, at the other end of the plan."""
     check_end(direction.plan, run.model, direction.start)
     check_end(direction.plan, built, direction.end)
+    check_ties(direction.plan, {name: t for name, _, t in named_tensors(run.model)})
     faults = refuse_absolute(run.schedulers)
     if run.optimizers and any(not t.sources for t in direction.plan.tensors.values()):
         faults.append(
@@ -106,7 +107,11 @@ def carry(
         owner = getattr(scheduler, "optimizer", None) or scheduler._schedulers[0].optimizer
         if id(owner) not in groups:
             faults.append(
-                Fault(type(scheduler).__name__, "it drives an optimizer that is not part of the run")
+                Fault(
+                    type(scheduler).__name__,
+                    "it drives an optimizer that is not part of the run",
+                    "put that optimizer into Run(optimizers=[...]), or leave the scheduler out",
+                )
             )
             continue
         schedulers.append(carry_scheduler(scheduler, *groups[id(owner)]))

@@ -1,0 +1,149 @@
+"""Does every axis that is read have someone who writes it, in the same layout?
+
+A flattened image, a concatenation or a grouped convolution reads entries in an order that shapes do not
+show. Where no tensor writes an axis of the size and layout that another one reads, the layout is open: it
+is declared, or the gradient identity decides among the layouts that the writers suggest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from ..errors import Fault, MupscaleError
+from ..rules.axes import Axis, Factor
+from ..rules.products import Product
+from .draft import Draft, Entry
+from .hypotheses import Knob, Setting
+from .modules import grouped_reading, recurrent_output
+from .names import pattern_of
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An axis whose layout is open: of which tensor, along which dimension."""
+
+    where: str
+    axis: Axis
+    name: str
+    dim: int
+
+
+def written(draft: Draft) -> dict[tuple[Product, ...], Axis]:
+    """Every layout that some tensor writes."""
+    found: dict[tuple[Product, ...], Axis] = {}
+    for entry in draft.entries.values():
+        for dim in entry.growing:
+            if entry.kind == "parameter" and (entry.roles or {}).get(dim) == "out":
+                axis = _axis(draft, entry, dim)
+                if axis is not None:
+                    found.setdefault(axis.segments, axis)
+    for _, base, wide in _pairs(draft):
+        if (axis := recurrent_output(base, wide, draft.pad)) is not None:
+            found.setdefault(axis.segments, axis)
+    return found
+
+
+def unwritten(draft: Draft, skip: set[tuple[str, int]] | None = None) -> list[Reading]:
+    """Axes that are read in a size or layout that nobody writes, but for those in `skip`."""
+    known = written(draft)
+    grouped = _grouped_sizes(draft)
+    found: list[Reading] = []
+    for entry in draft.entries.values():
+        for dim in entry.growing:
+            role = (entry.roles or {}).get(dim)
+            if (
+                role is None
+                or dim in entry.layouts
+                or entry.kind == "buffer"
+                or (entry.name, dim) in (skip or ())
+            ):
+                continue
+            axis = _axis(draft, entry, dim)
+            if axis is None:
+                continue
+            if (axis.base, axis.wide) in grouped:
+                blocks = grouped[(axis.base, axis.wide)]
+                found.append(Reading(f"{pattern_of(entry.name)}, axis {dim}", blocks, entry.name, dim))
+            elif role == "in" and _whole(entry, axis).segments not in known:
+                found.append(Reading(f"{pattern_of(entry.name)}, axis {dim}", axis, entry.name, dim))
+    return found
+
+
+def _grouped_sizes(draft: Draft) -> dict[tuple[int, int], Axis]:
+    """Sizes of channels that a convolution with growing groups reads in blocks."""
+    axes = (grouped_reading(base, wide, draft.pad) for _, base, wide in _pairs(draft))
+    return {(a.base, a.wide): a for a in axes if a is not None and len(a.segments[0]) > 1}
+
+
+def _whole(entry: Entry, axis: Axis) -> Axis:
+    """All the channels that a convolution with fixed groups reads, of which its weight shows one group."""
+    groups = getattr(entry.module[0], "groups", 1)
+    shown = isinstance(entry.module[0], _ConvNd) and not entry.module[0].transposed
+    return Axis.of((Factor(groups), *axis.segments[0]), role="in") if shown and groups > 1 else axis
+
+
+def reading_faults(draft: Draft, hint: str) -> list[Fault]:
+    faults: dict[str, Fault] = {}
+    for reading in unwritten(draft):
+        what = f"{reading.axis.base} -> {reading.axis.wide} units: no tensor is known to write them in the layout in which they are read"
+        option = _as_text(_suggested(draft, reading)[0])
+        remedy = f'declare layouts={{"{pattern_of(reading.name)}": {{{reading.dim}: {option}}}}}, {hint}'
+        faults.setdefault(reading.where, Fault(reading.where, what, remedy))
+    return list(faults.values())
+
+
+def reader_knobs(draft: Draft, skip: set[tuple[str, int]]) -> Iterator[Knob]:
+    """For every open reading, the layouts that its writers suggest; equal sizes are decided together."""
+    groups: dict[tuple[int, int], list[Reading]] = {}
+    for reading in unwritten(draft, skip):
+        groups.setdefault((reading.axis.base, reading.axis.wide), []).append(reading)
+    for readings in groups.values():
+        yield [
+            Setting(f"{readings[0].where} laid out {_as_text(option)}", {}, _per_name(readings, option), {})
+            for option in _suggested(draft, readings[0])
+        ]
+
+
+def _per_name(readings: list[Reading], option: Any) -> dict[str, dict[int, Any]]:
+    found: dict[str, dict[int, Any]] = {}
+    for reading in readings:
+        found.setdefault(reading.name, {})[reading.dim] = option
+    return found
+
+
+def _suggested(draft: Draft, reading: Reading) -> list[Any]:
+    """What is read as it stands, a writer's layout with blocks inside (as flattening gives), neighbours."""
+    found: list[Any] = [reading.axis.segments[0]] if len(reading.axis.segments[0]) > 1 else []
+    for axis in sorted(written(draft).values(), key=lambda a: -a.base):
+        times, rest = divmod(reading.axis.base, axis.base)
+        if rest == 0 and axis.wide * times == reading.axis.wide and len(axis.segments) == 1:
+            found.append(Axis.of((*axis.segments[0], Factor(times))).segments[0])
+    return [*dict.fromkeys(found), 1]
+
+
+def _as_text(option: object) -> object:
+    """An option as a user would declare it."""
+    if isinstance(option, tuple):
+        if len(option) == 2 and option[1].k == 1 and not option[1].pad:
+            return option[1].size
+        return tuple((f.size, int(f.k), f.pad) if f.pad else (f.size, int(f.k)) for f in option)
+    return option
+
+
+def _axis(draft: Draft, entry: Entry, dim: int) -> Axis | None:
+    try:
+        return entry.plan(draft.pad).axes[dim]
+    except MupscaleError:
+        return None
+
+
+def _pairs(draft: Draft) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+    wide = dict(draft.models[1].named_modules())
+    for path, module in draft.models[0].named_modules():
+        if path in wide:
+            yield path, module, wide[path]

@@ -1,0 +1,167 @@
+"""Parameter groups for training at any width: learning rate, eps and decay in the units of each tensor.
+
+The plan leads from the reference, where the constants are written down, to the model that is trained.
+Every group keeps the factor on its rate (`lr_factor`) and its parameters' names, so that rates can be set
+and checked later and checkpoints resume.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.fits import check_end
+from ..plans.names import named_tensors, resolve
+from ..plans.plan import Plan
+from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
+from .state import factors_of, scale_setting
+
+Chosen = Iterable[tuple[str, nn.Parameter]] | Callable[[str, nn.Parameter], bool] | None
+
+
+def param_groups(
+    model: nn.Module,
+    plan: Plan,
+    optimizer: type[Optimizer],
+    *,
+    parameters: Chosen = None,
+    no_decay: Sequence[str] = (),
+    rules: Mapping[str, OptimizerRule] | None = None,
+    **constants: Any,
+) -> list[dict[str, Any]]:
+    """The fewest groups in which every tensor of `model` has its own units of the reference constants.
+
+    `constants` (lr, eps, weight_decay, …) are written at the plan's base end; those not given are the
+    optimizer's defaults, and are scaled all the same. `parameters` picks some, for several optimizers.
+
+    >>> import torch, mupscale as mu
+    >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
+    >>> plan = mu.infer_plan(make, 64, 256)
+    >>> groups = param_groups(make(256), plan, torch.optim.AdamW, lr=1e-2)
+    >>> [(group["lr"], [name for name, _ in group["params"]]) for group in groups][1]
+    (0.0025, ['2.weight'])
+    """
+    rule = rule_for(optimizer, rules)
+    if not rule.agrees_with_mup:
+        raise MupscaleError(
+            f"{qualified_name(optimizer)} measures the size of the weights itself, so μP gives it no learning rate that "
+            "holds across widths; a run with it can be widened, but not tuned small and applied large"
+        )
+    check_end(plan, model, "wide")
+    settings = {**_defaults(optimizer), **constants}
+    faults = [
+        Fault(
+            f"{key} = {settings[key]!r}",
+            "its units are not in the registry",
+            "register the optimizer with this key",
+        )
+        for key in settings
+        if not rule.known(key)
+    ]
+    if "lr" not in settings:
+        faults.append(Fault("lr", f"{optimizer.__name__} has no default learning rate", "pass lr="))
+    named = _chosen(model, plan, parameters)
+    unused = [p for p in no_decay if not any(fnmatchcase(name, p) for name in named)]
+    faults += [Fault(p, "declared in no_decay, but no parameter has such a name") for p in unused]
+    raise_faults("these parameters cannot be grouped", faults)
+    groups: dict[Any, dict[str, Any]] = {}
+    for name, parameter in named.items():
+        own = dict(settings)
+        if any(fnmatchcase(name, pattern) for pattern in no_decay):
+            own["weight_decay"] = 0.0
+        factors = factors_of(rule, own, plan[name])
+        group = {
+            key: scale_setting(copy.deepcopy(v), factors[key]) if key in factors else v
+            for key, v in own.items()
+        }
+        key = tuple(
+            (k, factors.get(k) if _matters(own[k]) else None, repr(own[k])) for k in sorted(own, key=str)
+        )
+        group["lr_factor"] = float(factors["lr"])
+        groups.setdefault(key, {**group, "params": []})["params"].append((name, parameter))
+    return list(groups.values())
+
+
+def _matters(value: Any) -> bool:
+    """A setting of zero is zero in every unit, so it does not split a group."""
+    return not (isinstance(value, (int, float)) and value == 0)
+
+
+def _defaults(optimizer: type[Optimizer]) -> dict[str, Any]:
+    signature = inspect.signature(optimizer.__init__)
+    skip = {"self", "params", "foreach", "fused", "capturable", "differentiable", "maximize"}
+    return {
+        name: parameter.default
+        for name, parameter in signature.parameters.items()
+        if name not in skip and parameter.default is not inspect.Parameter.empty
+    }
+
+
+def _chosen(model: nn.Module, plan: Plan, parameters: Chosen) -> dict[str, nn.Parameter]:
+    """Trainable parameters by planned name, each once, in the model's order."""
+    everything: dict[str, nn.Parameter] = {}
+    for name, kind, tensor in named_tensors(model):
+        planned = plan.ties.get(name, name)
+        if kind == "parameter" and isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+            everything.setdefault(planned, tensor)
+    if parameters is None:
+        return everything
+    if callable(parameters):
+        return {name: p for name, p in everything.items() if parameters(name, p)}
+    wanted = [
+        (plan.ties.get(known, known), name)
+        for name, _ in parameters
+        if (known := resolve(name, plan) or name)
+    ]
+    faults = [
+        Fault(name, "not a trainable parameter of the model")
+        for known, name in wanted
+        if known not in everything
+    ]
+    raise_faults("these parameters cannot be grouped", faults)
+    return {known: everything[known] for known, _ in wanted}
+
+
+def set_lr_(optimizer: Optimizer, lr: float | Tensor) -> None:
+    """Set the reference learning rate: every group gets it times its own factor."""
+    for group in optimizer.param_groups:
+        value = lr * _factor(group)
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(float(value))
+        else:
+            group["lr"] = value
+
+
+def reference_lr(optimizer: Optimizer) -> float:
+    """The reference learning rate behind all groups; raises when they do not agree.
+
+    Schedulers that write one absolute rate into every group are the usual reason.
+    """
+    rates = [float(group["lr"]) / _factor(group) for group in optimizer.param_groups]
+    spread = max(rates) - min(rates)
+    if spread > 1e-6 * max(abs(rate) for rate in rates):
+        raise_faults(
+            "the groups' learning rates are no longer one rate in different units",
+            [
+                Fault(
+                    f"group {i}",
+                    f"lr = {float(g['lr']):.6g}, factor {_factor(g):.6g}, so reference lr {rate:.6g}",
+                    "use a scheduler that multiplies, or set_lr_",
+                )
+                for i, (g, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True))
+            ],
+        )
+    return rates[0]
+
+
+def _factor(group: Mapping[str, Any]) -> float:
+    if "lr_factor" not in group:
+        raise MupscaleError("a group has no lr_factor; build the optimizer from mupscale.param_groups")
+    return float(group["lr_factor"])

@@ -1,0 +1,132 @@
+"""Initialise a model at any width from its sizes at the reference.
+
+Every tensor is drawn anew from the counter-based generator, so the result depends on (seed, name, index) and
+not on sharding. Its size is std(reference) · q, with q from `rules/sizes.py`; at the reference, where q = 1, the
+distribution is the model's own: normal stays normal, uniform stays uniform, constants stay constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import Fault, raise_faults
+from ..plans.fits import check_end
+from ..plans.names import named_tensors
+from ..plans.plan import Plan, TensorPlan
+from ..rules.sizes import noise_size
+from ..tensors.noise import rectangle
+from ..tensors.philox import Stream, normals, uniforms
+
+_UNIFORM_BELOW = -0.9  # excess kurtosis: -1.2 for a uniform, 0 for a normal, about -0.3 for a cut normal
+_ENOUGH = 64  # fewer entries cannot tell one distribution from another
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How one tensor is distributed at the reference."""
+
+    mean: float
+    std: float
+    uniform: bool = False
+
+    @staticmethod
+    def measured(tensor: Tensor) -> Shape:
+        """Constants have std 0; a distribution that is neither constant nor centred keeps its mean and is refused later."""
+        values = tensor.detach().double().flatten()
+        if values.numel() == 0 or bool((values == values[0]).all()):
+            return Shape(float(values[0]) if values.numel() else 0.0, 0.0)
+        rms, mean = float(values.square().mean().sqrt()), float(values.mean())
+        kurtosis = float((values / rms).pow(4).mean()) - 3
+        off_centre = values.numel() >= _ENOUGH and abs(mean) > 0.5 * rms
+        return Shape(
+            mean if off_centre else 0.0, rms, values.numel() >= _ENOUGH and kurtosis < _UNIFORM_BELOW
+        )
+
+
+def init_(
+    model: nn.Module, plan: Plan, std: nn.Module | Mapping[str, float | None] | None = None, *, seed: int = 0
+) -> nn.Module:
+    """Draw every parameter of `model` anew with the size μP gives it, and return the model.
+
+    `plan` leads from the reference to `model`. `std` is the model freshly built at the reference, whose tensors
+    are measured, or a size by name pattern; without it `model` itself is measured, which is right only at the
+    reference. Constants (gains of one, biases of zero) keep their value, times a fold; tied tensors are drawn
+    once; a (1 + w) gain keeps (1 + w) times its fold. A pattern with None leaves tensors as they were built.
+
+    >>> import mupscale as mu
+    >>> make = lambda n: nn.Linear(n, n, bias=False)
+    >>> model = init_(make(256), mu.infer_plan(make, 64, 256), std={"weight": 1.0})
+    >>> round(float(model.weight.detach().std()), 2)
+    0.5
+    """
+    check_end(plan, model, "wide")
+    shapes = _shapes(model, plan, std)
+    with torch.no_grad():
+        seen: set[int] = set()
+        for name, kind, tensor in named_tensors(model):
+            if kind == "buffer" or id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            planned = plan.ties.get(name, name)
+            if (shape := shapes[planned]) is not None:
+                tensor.copy_(_draw(shape, plan[planned], Stream(seed, f"init {planned}"), tensor))
+    return model
+
+
+def _draw(shape: Shape, entry: TensorPlan, stream: Stream, like: Tensor) -> Tensor:
+    fold = float(entry.fold)
+    if shape.std == 0:
+        return torch.full_like(like, (shape.mean + entry.shift) * fold - entry.shift)
+    size = shape.std * float(noise_size(entry.axes, entry.fold))
+    whole = entry.wide_shape
+    z = rectangle(stream, whole, [0] * like.dim(), whole, like.device, uniforms if shape.uniform else normals)
+    if shape.uniform:
+        z = (z * 2 - 1) * sqrt(3)
+    return z.to(torch.promote_types(like.dtype, torch.float32)) * size + (fold - 1) * entry.shift
+
+
+def _shapes(
+    model: nn.Module, plan: Plan, std: nn.Module | Mapping[str, float | None] | None
+) -> dict[str, Shape | None]:
+    """The distribution of every parameter at the reference; None for those that are left as built."""
+    own = {name: t for name, kind, t in named_tensors(model) if kind == "parameter"}
+    built: Mapping[str, Tensor] | None = None
+    if isinstance(std, nn.Module):
+        check_end(plan, std, "base")
+        built = {name: t for name, _, t in named_tensors(std)}
+    given = {} if std is None or isinstance(std, nn.Module) else std
+    found: dict[str, Shape | None] = {}
+    faults: list[Fault] = []
+    for name, entry in plan.tensors.items():
+        if entry.kind != "parameter":
+            continue
+        sizes = [value for pattern, value in given.items() if name == pattern or fnmatchcase(name, pattern)]
+        if sizes:
+            found[name] = None if sizes[0] is None else Shape(0.0, float(sizes[0]))
+            continue
+        measured = Shape.measured(built[entry.sources[0]] if built is not None else own[name])
+        found[name] = measured
+        if measured.mean and measured.std:
+            faults.append(
+                Fault(
+                    name,
+                    f"neither constant nor centred (mean {measured.mean:.3g}, size {measured.std:.3g})",
+                    f'say what it is: std={{"{name}": None}} leaves it as built',
+                )
+            )
+        elif built is None and entry.grows and measured.std:
+            faults.append(
+                Fault(
+                    name,
+                    "it grows from the reference, and its size there is not known",
+                    f'pass std=make(reference), or std={{"{name}": …}}',
+                )
+            )
+    raise_faults("initialisation needs sizes at the reference", faults)
+    return found

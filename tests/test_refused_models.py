@@ -1,0 +1,189 @@
+"""Models that cannot be widened exactly: each is refused with the reason and the line to write."""
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import mupscale as mu
+from tests.laws import data, refusal
+
+
+def mlp(n: int) -> Any:
+    return nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 2))
+
+
+def loss(model: Any) -> Any:
+    return (model(data(6, 3)) - data(6, 2)).square().mean()
+
+
+def two(make: Callable[[int], Any], base: int = 4, wide: int = 8, **options: Any) -> Callable[[], mu.Plan]:
+    return lambda: mu.infer_plan(make, base, wide, **options)
+
+
+def between(*middle: Callable[[int], Any]) -> Callable[[int], Any]:
+    return lambda n: nn.Sequential(nn.Linear(3, n), *(make(n) for make in middle), nn.Linear(n, 2))
+
+
+class Tied(nn.Module):
+    def __init__(self, n: int, norm: bool = False):
+        super().__init__()
+        self.embed = nn.Embedding(5, n)
+        self.mix = nn.Linear(n, n)
+        self.norm = nn.LayerNorm(n) if norm else nn.Identity()
+        self.head = nn.Linear(n, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(self.norm(self.mix(self.embed(x)).tanh()))
+
+
+class Raw(nn.Module):
+    def __init__(self, n: int, dtype: torch.dtype | None = None):
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(1, n))
+        self.head = nn.Linear(n, 2)
+        if dtype is not None:
+            self.register_buffer("order", torch.arange(n, dtype=dtype))
+
+    def forward(self, x):
+        return self.head(x.mean() * self.token)
+
+
+class Heads(nn.Module):
+    def __init__(self, n: int):
+        super().__init__()
+        self.num_heads = n // 4
+        self.q_proj, self.o_proj = nn.Linear(8, n), nn.Linear(n, 8)
+
+
+def weight_normed(n: int) -> Any:
+    return nn.Sequential(nn.Linear(3, n), parametrizations.weight_norm(nn.Linear(n, 2)))
+
+
+def spectral_normed(n: int) -> Any:
+    return nn.Sequential(nn.Linear(3, n), parametrizations.spectral_norm(nn.Linear(n, 2)))
+
+
+def tied_loss(model: Any) -> Any:
+    return model(torch.arange(5)).square().mean()
+
+
+REMOVE = "remove_parametrizations(module, 'weight')"
+PAD = [(4, 1, 4)]  # zeros, although 8 is a whole multiple of 4
+MODELS: dict[str, Any] = {
+    "fraction": (two(mlp, 4, 10, loss=loss), "grows from 4 to 10", "nearest: 8 (x2), 12 (x3)", "pad=True"),
+    "tie with nowhere to fold": (
+        two(Tied, loss=tied_loss),
+        "nowhere to fold 1/k",
+        "divide the logits",
+        "untie",
+    ),
+    "tie without a loss": (
+        two(Tied),
+        "tied readout",
+        "1/k must go somewhere",
+        'folds={"<last norm>.*"',
+        "loss=",
+    ),
+    "weight_norm": (two(weight_normed), "weight_norm", "norm that depends on the width", REMOVE),
+    "spectral_norm": (two(spectral_normed), "spectral_norm", "norm that depends on the width", REMOVE),
+    "max_norm": (
+        two(lambda n: nn.Embedding(5, n, max_norm=1.0)),
+        "max_norm=1.0",
+        "build both models with max_norm=None",
+    ),
+    "groups": (two(between(lambda n: nn.GroupNorm(n // 2, n))), "grows from 2 to 4", "num_groups=2"),
+    "groups, no gain": (
+        two(between(lambda n: nn.GroupNorm(n // 2, n, affine=False))),
+        "grows from 2 to 4",
+        "num_groups=2",
+    ),
+    "local response": (two(between(lambda n: nn.LocalResponseNorm(2))), "LocalResponseNorm", "remove it"),
+    "padded LayerNorm": (two(between(nn.LayerNorm), 4, 6, pad=True), "change its mean", "4 (x1), 8 (x2)"),
+    "padded LayerNorm, no gain": (
+        two(between(lambda n: nn.LayerNorm(n, elementwise_affine=False)), 4, 6, pad=True),
+        "change its mean",
+    ),
+    "declared pads": (
+        two(between(nn.LayerNorm), layouts={"0.*": {0: PAD}, "1.*": {0: PAD}, "2.weight": {1: PAD}}),
+        "change its mean",
+    ),
+    "padded RMSNorm": (
+        two(between(nn.RMSNorm), 4, 6, pad=True),
+        "RMSNorm(eps=None) on a padded",
+        "give eps a number",
+    ),
+    "layout": (
+        two(Heads, 8, 16),
+        "q_proj.weight, axis 0",
+        "undeclared layout",
+        'layouts={"q_proj.weight": {0: 4}}',
+        "loss=",
+    ),
+    "raw": (two(Raw), "token", "no known module says", 'roles={"token": "out"} or "in"', "loss="),
+    "blind loss": (
+        two(Raw, loss=lambda m: m.head.bias.square().sum()),
+        "token",
+        "gradient is zero",
+        'roles={"token"',
+    ),
+    "integers": (
+        two(lambda n: Raw(n, torch.int64), roles={"token": "out"}),
+        "order",
+        "int64",
+        'layouts={"order": 1}',
+    ),
+    "unused roles": (two(mlp, roles={"body.*": "out"}), "body.*", "declared in roles, but no tensor"),
+    "unused layouts": (two(mlp, layouts={"body.*": 2}), "body.*", "declared in layouts, but no tensor"),
+    "unused folds": (two(mlp, folds={"body.*": 2}), "body.*", "declared in folds, but no tensor"),
+    "unused plus_one": (two(mlp, plus_one=["body.*"]), "body.*", "declared in plus_one, but no tensor"),
+    "role": (two(mlp, roles={"0.bias": "sideways"}), "'sideways'", 'expected "in", "out"'),
+    "inexact fold": (two(mlp, folds={"0.bias": 0.1}), "0.1 is not an exact scale", '"1/3" or "2^(-1/2)"'),
+    "unmatched": (
+        lambda: mu.infer_plan(mlp(4), nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8, bias=False))),
+        *("4.weight", "2.bias", "in the base model only", "must have every tensor of the base"),
+    ),
+    "unmatched, wide": (
+        lambda: mu.infer_plan(mlp(4)[:3], mlp(8)),
+        "4.weight",
+        "in the wide model only",
+        "the same way",
+    ),
+    "vocabulary": (
+        two(lambda n: nn.Embedding(n, 3)),
+        "dimension 0 of Embedding.weight",
+        "not a width",
+        "declare roles=",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_cannot_be_planned_is_refused(name):
+    action, *words = MODELS[name]
+    refusal(action, *words)
+
+
+def test_a_fraction_is_refused_when_the_plan_is_used():
+    plan = mu.infer_plan(mlp, 4, 10)
+    assert plan["2.weight"].axes[0].k == Fraction(5, 2), "control: sizes and groups accept it"
+    refusal(lambda: mu.widen(mlp(4), lambda: mlp(10), plan), "4 to 10", "8 (x2), 12 (x3)", "pad=True")
+
+
+def test_pads_declared_where_copies_would_fit_still_edit_the_eps_of_rmsnorm():
+    make = between(lambda n: nn.RMSNorm(n, eps=0.1))
+    plan = mu.infer_plan(make, 4, 8, layouts={"0.*": {0: PAD}, "1.*": {0: PAD}, "2.weight": {1: PAD}})
+    assert [(edit.path, str(edit.scale)) for edit in plan.edits] == [("1.eps", "1/2")]
+    assert str(plan["1.weight"].fold) == "2^(-1/2)"
+
+
+@pytest.mark.parametrize("tied", ["base", "wide"])
+def test_models_that_tie_different_tensors_are_refused(tied):
+    models = [Tied(4, norm=True), Tied(8, norm=True)]
+    models[tied == "base"].head.weight = nn.Parameter(models[tied == "base"].head.weight.detach().clone())
+    refusal(lambda: mu.infer_plan(*models, folds={"norm.*": "1/2"}), "head.weight", "embed.weight", "tie")

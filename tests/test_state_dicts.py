@@ -1,0 +1,200 @@
+"""State dicts give the bits of live runs; buffers are carried; growing twice is growing once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mupscale as mu
+from tests.laws import assert_bitwise, assert_same_model, data, drift, gap, seeded, train
+
+EXACT = 1e-12
+
+
+def mlp(n: int) -> Any:
+    return nn.Sequential(
+        nn.Linear(3, n),
+        nn.BatchNorm1d(n),
+        nn.Tanh(),
+        nn.Linear(n, n),
+        nn.Tanh(),
+        nn.Linear(n, 2),
+        nn.BatchNorm1d(2),
+    )
+
+
+def loss(model: Any) -> Any:
+    return (model(data(8, 3)) - data(8, 2)).square().mean()
+
+
+def output(model: Any) -> Any:
+    return model(data(5, 3, seed=2))
+
+
+def new_run(named: bool = False, steps: int = 3) -> Any:
+    model = seeded(mlp, 4)
+    given = model.named_parameters() if named else model.parameters()
+    run = mu.Run(model, torch.optim.AdamW(given, lr=1e-2, eps=1e-2, weight_decay=0.1))
+    train(run, loss, steps)
+    return run
+
+
+def test_optimizers_built_from_named_parameters_keep_their_names():
+    wide = mu.widen(new_run(named=True), lambda: mlp(8), mu.infer_plan(mlp, 4, 8))
+    by_name = dict(wide.model.named_parameters())
+    names = [n for group in wide.optimizers[0].param_groups for n in group["param_names"]]
+    assert sorted(names) == sorted(by_name)
+    for group in wide.optimizers[0].param_groups:
+        assert all(by_name[n] is p for n, p in zip(group["param_names"], group["params"], strict=True))
+    plain = mu.widen(new_run(), lambda: mlp(8), mu.infer_plan(mlp, 4, 8))
+    assert all("param_names" not in group for group in plain.optimizers[0].param_groups)
+
+
+def keyed_by_name(state: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    groups = [{**group, "params": [names[i] for i in group["params"]]} for group in state["param_groups"]]
+    return {"state": {names[i]: value for i, value in state["state"].items()}, "param_groups": groups}
+
+
+@pytest.mark.parametrize("keys", ["position", "param_names", "name"])
+def test_state_dicts_give_the_bits_of_a_live_run(keys):
+    run, plan = new_run(named=keys == "param_names"), mu.infer_plan(mlp, 4, 8)
+    live = mu.widen(run, lambda: mlp(8), plan)
+    names = [name for name, _ in run.model.named_parameters()]
+    state = run.optimizers[0].state_dict()
+    if keys == "name":
+        state = keyed_by_name(state, names)
+    carried = mu.widen_optimizer_state_dict(
+        state, plan, torch.optim.AdamW, names=names if keys == "position" else None
+    )
+    model = mlp(8).double()
+    model.load_state_dict(mu.widen_state_dict(run.model.state_dict(), plan))
+    assert_same_model(model, live.model)
+    optimizer = torch.optim.AdamW(mu.groups_for(model, carried))
+    optimizer.load_state_dict(carried)
+    assert len(optimizer.param_groups) == len(live.optimizers[0].param_groups)
+    for mine, other in zip(optimizer.param_groups, live.optimizers[0].param_groups, strict=True):
+        assert {k: mine[k] for k in ("lr", "eps", "weight_decay", "betas")} == {
+            k: other[k] for k in ("lr", "eps", "weight_decay", "betas")
+        }
+        for p, q in zip(mine["params"], other["params"], strict=True):
+            assert optimizer.state[p].keys() == live.optimizers[0].state[q].keys()
+            for key, value in live.optimizers[0].state[q].items():
+                assert_bitwise(optimizer.state[p][key], value, key)
+    assert drift(run, mu.Run(model, optimizer), loss, 10, output) <= EXACT
+
+
+def test_state_dicts_narrow_back_to_the_same_bits():
+    run, plan = new_run(named=True), mu.infer_plan(mlp, 4, 8)
+    state = run.optimizers[0].state_dict()
+    wide = mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW)
+    back = mu.narrow_optimizer_state_dict(wide, plan, torch.optim.AdamW)
+    names = [name for group in back["param_groups"] for name in group["param_names"]]
+    old = dict(zip(state["param_groups"][0]["param_names"], state["state"].values(), strict=True))
+    for name, (_, found) in zip(names, sorted(back["state"].items()), strict=True):
+        for key, value in old[name].items():
+            assert_bitwise(found[key], value, f"{name}.{key}")
+    tensors = run.model.state_dict()
+    again = mu.narrow_state_dict(mu.widen_state_dict(tensors, plan), plan)
+    assert again.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert_bitwise(again[name], tensor, name)
+
+
+def test_growing_twice_continues_the_first_wide_run():
+    run = new_run()
+    first = mu.widen(run, lambda: mlp(8), mu.infer_plan(mlp, 4, 8))
+    train(first, loss, 20), train(run, loss, 20)
+    second = mu.widen(first, lambda: mlp(16), mu.infer_plan(mlp, 8, 16))
+    assert dict(second.model.named_parameters())["0.weight"].shape == (16, 3)
+    at_once = mu.widen(run, lambda: mlp(16), mu.infer_plan(mlp, 4, 16))
+    assert drift(first, second, loss, 10, output) <= EXACT
+    assert drift(run, at_once, loss, 10, output) <= EXACT
+    again = mu.widen(mu.Run(first.model), lambda: mlp(16), mu.infer_plan(mlp, 8, 16).fold("3.weight", 2))
+    assert drift(mu.Run(first.model), mu.Run(again.model), loss, 1, output) > 1e-6, "control"
+
+
+class Buffers(nn.Module):
+    """State that is not saved, and a constant that each width computes for itself."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.inner, self.head = nn.Linear(3, n), nn.Linear(n, 2, bias=False)
+        self.register_buffer("offset", torch.zeros(n), persistent=False)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_buffer("scale", torch.tensor(8.0 / n))
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.inner(x) + self.offset)) * self.scale
+
+
+def test_buffers_that_are_not_saved_are_carried_and_constants_are_the_wide_models_own():
+    plan = mu.infer_plan(Buffers, 4, 8, loss=loss)
+    model = seeded(Buffers, 4)
+    model.offset.copy_(data(4, seed=3))
+    model.steps.fill_(3)
+    run = mu.Run(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    wide: Any = mu.widen(run, lambda: Buffers(8), plan)
+    assert_bitwise(wide.model.offset, model.offset.repeat_interleave(2))
+    assert int(wide.model.steps) == 3
+    assert float(wide.model.scale) == 1.0 == float(model.scale) / 2
+    assert drift(run, wide, loss, 10, output) <= EXACT
+
+
+def test_running_statistics_of_a_layer_that_does_not_grow_survive_without_a_plan():
+    """A trained base differs from a fresh wide model in every running average; that is no reason to drop them."""
+    run = new_run()
+    wide: Any = mu.widen(run, lambda: mlp(8))
+    assert_bitwise(wide.model[6].running_mean, run.model[6].running_mean)
+    assert_bitwise(wide.model[6].running_var, run.model[6].running_var)
+    assert_bitwise(wide.model[1].num_batches_tracked, run.model[1].num_batches_tracked)
+
+
+class Fourier(nn.Module):
+    """Random tables: one may grow, the other has a fixed size and is drawn after it."""
+
+    def __init__(self, n: int, growing: bool = False):
+        super().__init__()
+        self.inner, self.head = nn.Linear(6, n), nn.Linear(n, 2)
+        self.register_buffer("shift", torch.randn(n) if growing else torch.zeros(n))
+        self.register_buffer("frequencies", torch.randn(3, 6))
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.inner(torch.sin(x @ self.frequencies)) + self.shift))
+
+
+def exact_or_refused(make: Callable[[int], Any], fresh: bool) -> bool:
+    """What an ambiguous buffer must lead to; anything else is a silent error."""
+    base = seeded(make, 4)
+    try:
+        plan = mu.infer_plan(make, 4, 8) if fresh else mu.infer_plan(base, seeded(make, 8, seed=1))
+        wide = mu.widen(base, lambda: make(8), plan)
+    except mu.MupscaleError as error:
+        return "buffer" in str(error)
+    return gap(output(wide.model), output(base)) <= EXACT
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["two factories", "two live models"])
+@pytest.mark.parametrize("growing", [False, True])
+def test_a_random_table_of_fixed_size_is_never_replaced_in_silence(fresh, growing):
+    assert exact_or_refused(lambda n: Fourier(n, growing), fresh)
+
+
+class Mean(nn.Module):
+    """Divides what it sums over the width by a saved constant."""
+
+    share: torch.Tensor
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.inner, self.gain = nn.Linear(3, n), nn.Linear(1, 2)
+        self.register_buffer("share", torch.tensor(1.0 / n))
+
+    def forward(self, x):
+        return self.gain((torch.tanh(self.inner(x)).sum(-1, keepdim=True)) * self.share)
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["two factories", "two live models"])
+def test_a_saved_constant_of_the_width_is_never_copied_in_silence(fresh):
+    assert exact_or_refused(Mean, fresh)
