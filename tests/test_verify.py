@@ -1,6 +1,7 @@
 """The certificate holds where training is exact, and names the culprit where it is not."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -173,7 +174,12 @@ def test_the_attention_scale_is_named_when_the_head_size_grows():
 
 def test_a_wrong_layout_is_named_with_its_module():
     run = adamw(Attention(16, 4))
-    blocks = {"qkv.weight": {0: 4, 1: 1}, "proj.weight": {0: 1, 1: 4}, "embed.weight": 1, "readout.weight": 1}
+    blocks: dict[str, Any] = {
+        "qkv.weight": {0: 4, 1: 1},
+        "proj.weight": {0: 1, 1: 4},
+        "embed.weight": 1,
+        "readout.weight": 1,
+    }
     right = mu.infer_plan(run.model, Attention(32, 8), layouts=blocks)
     assert check(run, lambda: Attention(32, 8), plan=right).holds
     wrong = mu.infer_plan(run.model, Attention(32, 8), layouts={**blocks, "qkv.weight": {0: 1, 1: 1}})

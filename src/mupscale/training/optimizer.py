@@ -49,9 +49,7 @@ def carry_optimizer(
                 )
             )
         groups.append(NamedGroup(tuple(n for n in known if n), group))
-    raise_faults(
-        "this optimizer does not belong to the model", [f for f in faults if "do not belong" in f.what]
-    )
+    raise_faults("this optimizer does not belong to the model", foreign)
     carried, more = carry_groups(rule, groups, direction)
     parameters = {n: t for n, k, t in named_tensors(end) if k == "parameter"}
     new = _construct(optimizer, carried, parameters)
