@@ -1,0 +1,65 @@
+"""The nearest wrong rules: every row of the optimizer registry with one of its factors left at 1.
+
+A check that passes with a forgotten factor tests nothing. Where forgetting has no effect by nature, the
+reason is stated here, and the benchmark fails when an excused factor turns out to matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch.optim import Optimizer
+
+from mupscale import NEUTRAL, Decay, OptimizerRule
+
+_CREATED = "read only to create state, which exists by now"
+_REFUSED = "a run in which it is large enough to act is refused"
+EXCUSES = {
+    ("Rprop", "lr"): _CREATED,
+    ("Rprop", "prev"): "only its sign is read",
+    ("ASGD", "ax"): "an average of the weights that no step reads",
+    ("Adagrad", "initial_accumulator_value"): _CREATED,
+    ("Adagrad sparse", "initial_accumulator_value"): _CREATED,
+    ("Adafactor", "eps[0]"): _REFUSED,
+    ("Adafactor absolute", "eps[0]"): _REFUSED,
+    ("Adafactor", "eps[1]"): "below the size of every weight here; Adafactor absolute shows it",
+}
+"""(setup, key) -> why leaving that factor at 1 has no effect."""
+
+
+def wrong_rules(rule: OptimizerRule) -> dict[str, OptimizerRule]:
+    """Key -> the same row with that key's factor left at 1, for every key whose exponents are not zero.
+
+    Decoupled decay follows the factor of lr, so a forgotten lr leaves both at 1.
+    """
+    wrong: dict[str, OptimizerRule] = {}
+    if rule.lr != NEUTRAL:
+        wrong["lr"] = replace(rule, lr=NEUTRAL)
+    if rule.shape_factor is not None:
+        wrong["shape_factor"] = replace(rule, shape_factor=None)
+    if rule.decay is not None:
+        # Independent decay has the factor 1; the flag must go, and stay known, or it would decide instead.
+        flag = {rule.decoupled_flag} if rule.decoupled_flag else set()
+        wrong["weight_decay"] = replace(
+            rule, decay=Decay.INDEPENDENT, decoupled_flag=None, neutral=rule.neutral | flag
+        )
+    for key, units in rule.hyper.items():
+        if not isinstance(units, tuple):
+            wrong[key] = replace(rule, hyper={**rule.hyper, key: NEUTRAL})
+            continue
+        for i in range(len(units)):
+            one_off = (*units[:i], NEUTRAL, *units[i + 1 :])
+            wrong[f"{key}[{i}]"] = replace(rule, hyper={**rule.hyper, key: one_off})
+    for key, state in rule.state.items():
+        if state.units != NEUTRAL:
+            wrong[key] = replace(rule, state={**rule.state, key: replace(state, units=NEUTRAL)})
+    return wrong
+
+
+def has(optimizer: Optimizer, rule: OptimizerRule, key: str) -> bool:
+    """False for state and decay that this configuration of the optimizer does without."""
+    if key in rule.state:
+        return any(key in state for state in optimizer.state.values())
+    if key == "weight_decay":
+        return any(group["weight_decay"] for group in optimizer.param_groups)
+    return True

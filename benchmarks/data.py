@@ -1,0 +1,53 @@
+"""Small learnable tasks, the same for every width: a batch is a function of its number alone.
+
+Floating inputs have torch's default dtype.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+INPUTS, OUTPUTS, CLASSES, TOKENS, LENGTH = 5, 3, 4, 11, 8
+HELD_OUT = -1
+"""The number of a batch that no run is trained on."""
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(1000 + seed)
+
+
+def regression(seed: int) -> tuple[Tensor, Tensor]:
+    g = _generator(seed)
+    x = torch.randn(16, INPUTS, generator=g)
+    teacher = torch.linspace(-1, 1, INPUTS * OUTPUTS).sin().view(INPUTS, OUTPUTS)
+    return x, torch.sin(2 * x @ teacher)
+
+
+def images(seed: int) -> tuple[Tensor, Tensor]:
+    g = _generator(seed)
+    labels = torch.randint(CLASSES, (8,), generator=g)
+    ramp = torch.linspace(0, 3, 3 * 6 * 6).view(1, 3, 6, 6)
+    waves = torch.sin(ramp * (labels + 1).view(-1, 1, 1, 1))
+    return waves + 0.5 * torch.randn(waves.shape, generator=g), labels
+
+
+def text(seed: int) -> tuple[Tensor, Tensor]:
+    """Sequences in which the next token is 3t + 1, or, one time in four, any token."""
+    g = _generator(seed)
+    tokens = torch.randint(TOKENS, (8, LENGTH + 1), generator=g)
+    kept = torch.rand(8, LENGTH, generator=g) < 0.75
+    for i in range(LENGTH):
+        tokens[:, i + 1] = torch.where(kept[:, i], (3 * tokens[:, i] + 1) % TOKENS, tokens[:, i + 1])
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def word_pairs(seed: int) -> tuple[Tensor, Tensor]:
+    g = _generator(seed)
+    drawn = torch.randint(TOKENS, (32, 2), generator=g)
+    return drawn, torch.cos(drawn[:, 0] * 1.0 + 2.0 * drawn[:, 1])
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten())

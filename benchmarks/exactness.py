@@ -1,0 +1,225 @@
+"""A widened run continues its base to the last digits: every optimizer on every model it accepts.
+
+A base is trained for a few steps, widened with its optimizer state, and both go on in float64 on the same
+data. The figure is the largest difference of their outputs on a held-out batch, relative to the largest
+output. Beside it stand the controls, the same run with one factor of the registry left at 1.
+
+    python benchmarks/exactness.py [--quick]
+
+The last line is `pairs=N worst=E control=C`; the exit code is 1 when a bound fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.optim import _muon
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import mupscale as mu
+from benchmarks.controls import EXCUSES, has, wrong_rules
+from benchmarks.data import HELD_OUT
+from benchmarks.models import CASES, Case
+from benchmarks.setups import SETUPS, Setup, newton_schulz
+from mupscale.rules.optimizers import RULES, qualified_name
+
+STEPS, QUICK_STEPS, CONTROL_STEPS, EVERY = 200, 20, 20, 5
+WORST, CONTROL, MOVED, PAIRS = 1e-10, 1e-6, 1e-2, 40
+CONTROL_CASE = CASES["MLP+p"]  # copies and padding, so that factors of the fill show as well
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One optimizer on one model: the difference, and how far the base moved meanwhile."""
+
+    setup: str
+    case: str
+    error: float
+    moved: float
+
+
+@dataclass(frozen=True)
+class Control:
+    """The difference when one factor of an optimizer's row is left at 1."""
+
+    setup: str
+    optimizer: str
+    key: str
+    effect: float
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    """Largest difference over largest wanted entry; infinite when anything is not a number."""
+    gap = float((found - wanted).abs().max() / wanted.abs().max())
+    return gap if math.isfinite(gap) else math.inf
+
+
+def output(model: nn.Module, case: Case) -> Tensor:
+    """What the model says about the held-out batch, in eval mode, so that BatchNorm's buffers count too."""
+    model.eval()
+    with torch.no_grad():
+        found: Tensor = model(case.batch(HELD_OUT)[0])
+    model.train()
+    return found
+
+
+def train(run: mu.Run, case: Case, sign: int, steps: range) -> list[Tensor]:
+    """Take the steps; return the outputs before, every few steps, and after."""
+    outputs = [output(run.model, case)]
+    for step in steps:
+        run.model.zero_grad()
+        (sign * case.loss(run.model, step)).backward()  # type: ignore[no-untyped-call]
+        for optimizer in run.optimizers:
+            optimizer.step()
+        if (step - steps.start + 1) % EVERY == 0:
+            outputs.append(output(run.model, case))
+    return outputs
+
+
+def warm_base(setup: Setup, case: Case) -> mu.Run:
+    torch.manual_seed(0)
+    model = case.make(case.base)
+    run = mu.Run(model, setup.build(model))
+    train(run, case, setup.sign, range(setup.warm))
+    return run
+
+
+def compare(setup: Setup, case: Case, base: mu.Run, wides: Sequence[mu.Run], steps: int) -> list[Pair]:
+    """Train the base and the wide runs side by side, and hold each wide run against the base."""
+    ahead = range(setup.warm, setup.warm + steps)
+    wanted = train(base, case, setup.sign, ahead)
+    moved = relative(wanted[0], wanted[-1])
+    pairs = []
+    for wide in wides:
+        found = train(wide, case, setup.sign, ahead)
+        error = max(map(relative, found, wanted))
+        pairs.append(Pair(setup.name, case.name, error, moved))
+    return pairs
+
+
+def precise_muon() -> AbstractContextManager[object]:
+    """Muon without its own rounding, which is far above the bound."""
+    return patch.object(_muon, "_zeropower_via_newtonschulz", newton_schulz)
+
+
+def measure_pair(setup_name: str, case_name: str, steps: int, stock: bool = False) -> Pair:
+    setup, case = SETUPS[setup_name], CASES[case_name]
+    with nullcontext() if stock else precise_muon():
+        base = warm_base(setup, case)
+        wide = mu.widen(base, lambda: case.make(case.wide), case.plan)
+        return compare(setup, case, base, [wide], steps)[0]
+
+
+def measure_controls(setup_name: str) -> list[Control]:
+    setup = SETUPS[setup_name]
+    case = CONTROL_CASE if setup.accepts(CONTROL_CASE) else next(filter(setup.accepts, CASES.values()))
+    name = qualified_name(setup.optimizer)
+    with precise_muon():
+        base = warm_base(setup, case)
+        rules = {
+            key: rule
+            for key, rule in wrong_rules(RULES[name]).items()
+            if has(base.optimizers[0], RULES[name], key)
+        }
+        wides = [
+            mu.widen(base, lambda: case.make(case.wide), case.plan, rules={**RULES, name: rule})
+            for rule in rules.values()
+        ]
+        pairs = compare(setup, case, base, wides, CONTROL_STEPS)
+    optimizer = setup.optimizer.__name__
+    return [Control(setup.name, optimizer, key, p.error) for key, p in zip(rules, pairs, strict=True)]
+
+
+def prepare_worker() -> None:
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    # torch warns about sparse tensors unless told either way
+    torch.sparse.check_sparse_tensor_invariants.enable()  # type: ignore[no-untyped-call]
+
+
+def failures(pairs: Sequence[Pair], controls: Sequence[Control]) -> Iterable[str]:
+    """Every bound that does not hold, in words."""
+    for p in pairs:
+        if not p.error <= WORST:
+            yield f"{p.setup} on {p.case} differs by {p.error:.1e}, allowed {WORST:.0e}"
+        if not p.moved >= MOVED:
+            yield f"{p.setup} on {p.case} moved its base by {p.moved:.1e} only, so it tests nothing"
+    if len(pairs) < PAIRS:
+        yield f"{len(pairs)} pairs, expected at least {PAIRS}"
+    for c in controls:
+        if (c.setup, c.key) in EXCUSES:
+            if not c.effect < CONTROL:
+                yield f"{c.setup} is excused from {c.key}, yet it has an effect of {c.effect:.1e}"
+        elif not c.effect >= CONTROL:
+            yield f"{c.setup} does not notice that {c.key} is left at 1: {c.effect:.1e}"
+    for setup, key in sorted(EXCUSES.keys() - {(c.setup, c.key) for c in controls}):
+        yield f"{setup} is excused from {key}, which it does not have"
+    seen = {(c.optimizer, c.key) for c in controls}
+    for name, rule in RULES.items():
+        for key in wrong_rules(rule):
+            if (name.rpartition(".")[2], key) not in seen:
+                yield f"no run has a factor for {key} of {name}"
+
+
+def print_pairs(pairs: Sequence[Pair], stock: Sequence[Pair]) -> None:
+    print("relative difference of outputs, and the least that a base moved\n")
+    print(" " * 20 + "".join(f"{name:>10}" for name in [*CASES, "moved"]))
+    for rows, suffix in ((pairs, ""), (stock, " bf16")):
+        for name in dict.fromkeys(p.setup for p in rows):
+            row = {p.case: p for p in rows if p.setup == name}
+            cells = (f"{row[case].error:.0e}" if case in row else "-" for case in CASES)
+            moved = min(p.moved for p in row.values())
+            print(f"{name + suffix:20}" + "".join(f"{cell:>10}" for cell in cells) + f"{moved:10.2f}")
+    print("\nrows with bf16 are stock Muon, whose own rounding is outside the bound")
+
+
+def print_controls(controls: Sequence[Control]) -> None:
+    print(f"\nthe same with one factor left at 1 ({CONTROL_STEPS} steps)\n")
+    for name in dict.fromkeys(c.setup for c in controls):
+        effects = (f"{c.key} {c.effect:.0e}" for c in controls if c.setup == name)
+        print(f"{name:20}  " + "   ".join(effects))
+    print("\nexcused, because the factor has no effect by nature\n")
+    for (setup, key), reason in EXCUSES.items():
+        effect = max((c.effect for c in controls if (c.setup, c.key) == (setup, key)), default=math.nan)
+        print(f"{setup + ', ' + key:42}{effect:6.0e}  {reason}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps instead of {STEPS}")
+    steps = QUICK_STEPS if parser.parse_args().quick else STEPS
+    context = multiprocessing.get_context("spawn")
+    accepted = [(s.name, c.name) for s in SETUPS.values() for c in CASES.values() if s.accepts(c)]
+    muon = [(s, c) for s, c in accepted if s.startswith("Muon")]
+    with ProcessPoolExecutor(WORKERS, mp_context=context, initializer=prepare_worker) as pool:
+        futures = [pool.submit(measure_pair, setup, case, steps) for setup, case in accepted]
+        rough = [pool.submit(measure_pair, setup, case, steps, stock=True) for setup, case in muon]
+        wrong = [pool.submit(measure_controls, setup) for setup in SETUPS]
+        pairs, stock = ([f.result() for f in group] for group in (futures, rough))
+        controls = [control for f in wrong for control in f.result()]
+    print_pairs(pairs, stock)
+    print_controls(controls)
+    failed = list(failures(pairs, controls))
+    for failure in failed:
+        print(f"FAILED: {failure}")
+    worst = max(p.error for p in pairs)
+    smallest = min(c.effect for c in controls if (c.setup, c.key) not in EXCUSES)
+    print(f"\npairs={len(pairs)} worst={worst:.1e} control={smallest:.1e}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Every optimizer of the registry in its variants, with settings under which a wrong factor shows.
+
+Epsilons are large, bounds bite and decay is on, because a factor on a number that does not matter cannot
+be tested. Learning rates are such that every model moves, and that 200 steps stay out of chaos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn, optim
+
+from .lion import Lion
+from .models import Case
+
+
+@dataclass(frozen=True)
+class Setup:
+    """An optimizer class with its settings."""
+
+    name: str
+    optimizer: type[optim.Optimizer]
+    settings: Mapping[str, Any]
+    warm: int = 5
+    """Steps of the base before it is widened."""
+    sparse: bool = False
+
+    @property
+    def sign(self) -> int:
+        """The loss is negated for an optimizer that maximizes, so that it also learns."""
+        return -1 if self.settings.get("maximize") else 1
+
+    def accepts(self, case: Case) -> bool:
+        return self.sparse == case.sparse
+
+    def build(self, model: nn.Module) -> list[optim.Optimizer]:
+        """The optimizers of a model: this one, or Muon for its matrices and AdamW for the rest."""
+        parameters = list(model.parameters())
+        if self.optimizer is not optim.Muon:
+            return [self.optimizer(parameters, **self.settings)]
+        matrices = [p for p in parameters if p.dim() == 2]
+        rest = [p for p in parameters if p.dim() != 2]
+        return [optim.Muon(matrices, **self.settings), optim.AdamW(rest, **_ADAMW)]
+
+
+_ADAM = {"lr": 0.01, "eps": 1e-2, "weight_decay": 0.01}
+_ADAMW: dict[str, Any] = {"lr": 0.01, "eps": 1e-2, "weight_decay": 0.1}
+_SGD = {"lr": 0.1, "weight_decay": 0.01}
+_HEAVY = {"lr": 0.02, "weight_decay": 0.01, "momentum": 0.9}
+_MUON = {"lr": 0.02, "eps": 1e-1, "weight_decay": 0.1}
+_DECOUPLED = {"decoupled_weight_decay": True}
+
+SETUPS = {
+    setup.name: setup
+    for setup in (
+        Setup("SGD", optim.SGD, _SGD),
+        Setup("SGD momentum", optim.SGD, _HEAVY),
+        Setup("SGD nesterov", optim.SGD, {**_HEAVY, "nesterov": True}),
+        Setup("SGD dampening", optim.SGD, {**_HEAVY, "lr": 0.05, "dampening": 0.5}),
+        Setup("SGD maximize", optim.SGD, {**_HEAVY, "maximize": True}),
+        Setup("SGD sparse", optim.SGD, {"lr": 0.5}, sparse=True),
+        Setup("Adam", optim.Adam, _ADAM),
+        Setup("Adam amsgrad", optim.Adam, {**_ADAM, "amsgrad": True}),
+        Setup("Adam decoupled", optim.Adam, {**_ADAMW, **_DECOUPLED}),
+        Setup("AdamW", optim.AdamW, _ADAMW),
+        Setup("AdamW amsgrad", optim.AdamW, {**_ADAMW, "amsgrad": True}),
+        Setup("AdamW maximize", optim.AdamW, {**_ADAMW, "maximize": True}),
+        Setup("Adamax", optim.Adamax, _ADAM),
+        Setup("NAdam", optim.NAdam, _ADAM),
+        Setup("NAdam decoupled", optim.NAdam, {**_ADAMW, **_DECOUPLED}),
+        Setup("RAdam", optim.RAdam, {**_ADAM, "lr": 0.03}, warm=8),
+        Setup("RAdam decoupled", optim.RAdam, {**_ADAMW, **_DECOUPLED, "lr": 0.03}, warm=8),
+        Setup("RMSprop", optim.RMSprop, {**_ADAM, "lr": 0.005}),
+        Setup("RMSprop centered", optim.RMSprop, {**_ADAM, "lr": 0.001, "centered": True, "momentum": 0.9}),
+        Setup(
+            "Adagrad",
+            optim.Adagrad,
+            {**_ADAM, "lr": 0.05, "lr_decay": 0.01, "initial_accumulator_value": 1e-3},
+        ),
+        Setup(
+            "Adagrad sparse",
+            optim.Adagrad,
+            {"lr": 0.05, "eps": 1e-2, "initial_accumulator_value": 1e-3},
+            sparse=True,
+        ),
+        Setup("Adadelta", optim.Adadelta, {"lr": 0.5, "eps": 1e-4, "weight_decay": 0.01}),
+        Setup("ASGD", optim.ASGD, {"lr": 0.1, "lambd": 0.01, "t0": 3, "weight_decay": 0.01}),
+        Setup("Rprop", optim.Rprop, {"lr": 0.002, "step_sizes": (1e-3, 4e-3)}),
+        Setup("SparseAdam", optim.SparseAdam, {"lr": 0.01, "eps": 1e-2}, sparse=True),
+        Setup("Adafactor", optim.Adafactor, {"lr": 0.02, "eps": (1e-12, 1e-3), "weight_decay": 0.1}),
+        Setup("Adafactor absolute", optim.Adafactor, {"lr": 0.01, "eps": (1e-12, 1.0), "weight_decay": 0.1}),
+        Setup("Muon original", optim.Muon, _MUON),
+        Setup("Muon match_rms", optim.Muon, {**_MUON, "adjust_lr_fn": "match_rms_adamw"}),
+        Setup("Lion", Lion, {"lr": 0.002, "weight_decay": 0.1}),
+    )
+}
+
+
+def newton_schulz(grad: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """Muon's iteration in the dtype of its gradient; torch's own always rounds to bfloat16."""
+    a, b, c = coefficients
+    x: Tensor = grad / grad.norm().clamp(min=eps)
+    x = x.T if grad.shape[0] > grad.shape[1] else x
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if grad.shape[0] > grad.shape[1] else x
