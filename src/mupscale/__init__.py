@@ -19,6 +19,11 @@ from .rules.optimizers import Decay, OptimizerRule, State, register_optimizer, r
 from .rules.scale import Scale
 from .rules.units import FILL, NEUTRAL, Change, G, Units, W
 from .training.certificate import Certificate
+from .training.clip import clip_, clip_grad_norm_, clip_grad_value_, grad_norm
+from .training.coordinates import Coordinates, coordinate_check
+from .training.groups import param_groups, reference_lr, set_lr_
+from .training.init import init_
+from .training.noises import MupNoise, PairedNoise, SignalNoise, resolve_noise
 from .training.proof import check_optimizer
 from .training.run import Run
 from .training.state_dicts import (
@@ -28,6 +33,8 @@ from .training.state_dicts import (
     widen_optimizer_state_dict,
     widen_state_dict,
 )
+from .training.symmetry import NoiseReport, noise_report, symmetry
+from .training.upscale import upscale
 from .training.verify import verify
 from .training.widen import narrow, widen
 
@@ -38,29 +45,47 @@ __all__ = [
     "Certificate",
     "Change",
     "check_optimizer",
+    "clip_",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "coordinate_check",
+    "Coordinates",
     "Decay",
     "Edit",
     "Factor",
     "Fault",
     "FILL",
     "G",
+    "grad_norm",
     "gradient_identity",
     "groups_for",
     "infer_plan",
+    "init_",
+    "MupNoise",
     "MupscaleError",
     "narrow",
     "narrow_optimizer_state_dict",
     "narrow_state_dict",
     "NEUTRAL",
+    "noise_report",
+    "NoiseReport",
     "OptimizerRule",
+    "PairedNoise",
+    "param_groups",
     "Plan",
+    "reference_lr",
     "register_optimizer",
+    "resolve_noise",
     "rule_for",
     "Run",
     "Scale",
+    "set_lr_",
+    "SignalNoise",
     "State",
+    "symmetry",
     "TensorPlan",
     "Units",
+    "upscale",
     "verify",
     "W",
     "widen",

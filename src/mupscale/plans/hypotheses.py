@@ -20,7 +20,7 @@ from .draft import Draft, Entry
 from .names import pattern_of
 
 _ATTENTION = re.compile(r"att", re.IGNORECASE)
-_COUNTS = re.compile(r"head|group|kv", re.IGNORECASE)
+_COUNTS = re.compile(r"^(?!.*(size|dim)).*(head|group|kv)", re.IGNORECASE)
 _HEADS_OUT = re.compile(
     r"^(q|k|v|qkv|wq|wk|wv|query|key|value|c_attn|in_proj.*|.*(q|k|v|qkv|query|key|value)(_proj)?)$"
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from torch import Tensor
 from ..errors import MupscaleError
 from ..rules.axes import Axis, Piece
 from ..rules.scale import ONE, Scale
+
+if TYPE_CHECKING:
+    from .noise import TensorNoise
 
 _BLOCK = 1 << 24  # bytes written at a time: enough work to share among threads, little enough for the cache
 
@@ -54,11 +58,13 @@ def expand_(
     shift: int = 0,
     out_start: Sequence[int] | None = None,
     base_start: Sequence[int] | None = None,
+    noise: TensorNoise | None = None,
 ) -> Tensor:
     """Fill `out`, the slice of the wide tensor that begins at `out_start`, and return it.
 
     `base` is any slice of the base tensor, beginning at `base_start`, that contains what `out` reads
-    (see `Axis.cover`). Both default to the whole tensor.
+    (see `Axis.cover`). Both default to the whole tensor. Noise is added after the scale and before the one
+    rounding.
 
     >>> axes = [Axis.parse("out: 1x2"), Axis.parse("in: 2x2")]
     >>> expand_(torch.empty(2, 4), torch.tensor([[6.0, 2.0]]), axes, Scale.of("1/2"))
@@ -67,6 +73,8 @@ def expand_(
     """
     out_at = list(out_start) if out_start is not None else [0] * len(axes)
     base_at = list(base_start) if base_start is not None else [0] * len(axes)
+    if noise is not None:
+        return _expand_noisy(out, base, axes, scale, shift, out_at, base_at, noise)
     cuts = _cuts(out, base, axes, out_at, base_at)
     if not axes:
         return out.copy_(rescale(base, scale, shift))
@@ -83,13 +91,46 @@ def expand_(
     return out
 
 
-def expand(base: Tensor, axes: Sequence[Axis], scale: Scale = ONE, *, shift: int = 0) -> Tensor:
+def expand(
+    base: Tensor,
+    axes: Sequence[Axis],
+    scale: Scale = ONE,
+    *,
+    shift: int = 0,
+    noise: TensorNoise | None = None,
+) -> Tensor:
     """The whole wide tensor s · dup(W), in new memory.
 
     >>> expand(torch.tensor([1.0, 2.0]), [Axis.parse("out: 2x2+1")])
     tensor([1., 1., 2., 2., 0.])
     """
-    return expand_(base.new_empty([axis.wide for axis in axes]), base, axes, scale, shift=shift)
+    out = base.new_empty([axis.wide for axis in axes])
+    return expand_(out, base, axes, scale, shift=shift, noise=noise)
+
+
+def _expand_noisy(
+    out: Tensor,
+    base: Tensor,
+    axes: Sequence[Axis],
+    scale: Scale,
+    shift: int,
+    out_at: list[int],
+    base_at: list[int],
+    noise: TensorNoise,
+) -> Tensor:
+    """The same in blocks of rows, in the compute type, with noise added to each block."""
+    wide = compute_dtype(out.dtype)
+    rows = out.shape[0] if out.dim() else 1
+    step = max(1, _BLOCK // (4 * max(1, out.numel() // max(1, rows))))
+    for start in range(0, rows, step):
+        part = out.narrow(0, start, min(step, rows - start)) if out.dim() else out
+        at = [out_at[0] + start, *out_at[1:]] if out.dim() else []
+        exact = part if out.dtype == wide else torch.empty_like(part, dtype=wide)
+        expand_(exact, base, axes, scale, shift=shift, out_start=at, base_start=base_at)
+        exact += noise.slice(axes, at, part.shape, exact)
+        if exact is not part:
+            part.copy_(exact)
+    return out
 
 
 def _expand_product(out: Tensor, base: Tensor, pieces: Sequence[Piece], scale: Scale, shift: int) -> None:

@@ -21,6 +21,7 @@ from ..rules.axes import Axis
 from ..rules.scale import ONE, Scale
 from ..tensors.collapse import collapse
 from ..tensors.expand import expand
+from .noises import NoisePlan
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Direction:
 
     plan: Plan
     back: bool = False
+    noise: NoisePlan | None = None
+    """Added to every weight and every copy of one, and to nothing else."""
 
     def __post_init__(self) -> None:
         check_duplicates(self.plan)
@@ -64,7 +67,9 @@ class Direction:
         with torch.no_grad():
             if self.back:
                 return collapse(source[name].detach(), entry.axes, scale, shift=entry.shift)
-            return expand(source_of(entry, source).detach(), entry.axes, scale, shift=entry.shift)
+            noise = self.noise.tensor(name) if self.noise is not None else None
+            base = source_of(entry, source).detach()
+            return expand(base, entry.axes, scale, shift=entry.shift, noise=noise)
 
     def moment(self, value: Tensor, axes: Sequence[Axis], scale: Scale) -> Tensor:
         """A state tensor with its own units, in new memory."""

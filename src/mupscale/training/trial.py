@@ -54,7 +54,7 @@ def clone(run: Run, dtype: torch.dtype) -> Run:
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.is_floating_point() and key != "step":
                     state[key] = value.to(dtype)
-    return Run(copied.model, copied.optimizers, copied.schedulers, None, run.step, run.plan)
+    return Run(copied.model, copied.optimizers, copied.schedulers, None, run.step, run.plan, run.reference)
 
 
 def run_step(run: Run, step: Step, i: int) -> tuple[float, dict[str, Tensor | None]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import build
@@ -20,6 +21,7 @@ from ..plans.infer import infer_plan
 from ..plans.names import named_tensors, unwrap
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
+from .clip import Clip, clip_
 from .direction import Direction
 from .optimizer import carry_optimizer
 from .run import Run
@@ -117,7 +119,21 @@ def carry(
         schedulers.append(carry_scheduler(scheduler, *groups[id(owner)]))
     raise_faults("this run cannot be widened exactly", faults)
     ema = _carry_ema(run.ema, make, direction)
-    return Run(model, optimizers, schedulers, ema, run.step, None if direction.back else direction.plan)
+    if direction.back:
+        return Run(model, optimizers, schedulers, ema, run.step)
+    since = direction.plan if run.reference is None else run.reference.then(direction.plan)
+    _carry_clips(run.optimizers, optimizers, model, direction.plan)
+    return Run(model, optimizers, schedulers, ema, run.step, direction.plan, since, run.provenance)
+
+
+def _carry_clips(base: tuple[Optimizer, ...], wide: list[Optimizer], model: nn.Module, plan: Plan) -> None:
+    """Attach width-invariant clipping to the wide optimizers as it was to the base's."""
+    twins = dict(zip(map(id, base), wide, strict=True))
+    hooks = {id(h): h for o in base for h in o._optimizer_step_pre_hooks.values() if isinstance(h, Clip)}
+    for hook in hooks.values():
+        several = [twins[id(o)] for o in hook.optimizers if id(o) in twins]
+        since = hook.plan.then(plan)
+        clip_(several, since, model, max_norm=hook.max_norm, max_value=hook.max_value, p=hook.p)
 
 
 def fill_(model: nn.Module, source: nn.Module, direction: Direction) -> nn.Module:

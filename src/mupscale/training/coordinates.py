@@ -1,0 +1,125 @@
+"""The coordinate check: do activations move by the same amount at every width?
+
+For each width a fresh run takes a few steps; the change of every module's output on a fixed batch is
+measured, and its slope against width on a log-log scale is 0 under μP. It sees rates and sizes that are wrong
+by a power of the width; what it cannot see (eps, decay), the certificate does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import log2
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MupscaleError
+from .run import Run
+
+Start = Callable[[int, int], Run]
+Probe = Callable[[nn.Module], Any]
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """The measured changes, by module, one number for every width."""
+
+    widths: tuple[int, ...]
+    changes: dict[str, tuple[float, ...]]
+
+    @property
+    def slopes(self) -> dict[str, float]:
+        """Least-squares slope of log2(change) against log2(width)."""
+        xs = [log2(width) for width in self.widths]
+        mean = sum(xs) / len(xs)
+        spread = sum((x - mean) ** 2 for x in xs)
+        return {
+            name: sum((x - mean) * log2(max(y, 1e-300)) for x, y in zip(xs, ys, strict=True)) / spread
+            for name, ys in self.changes.items()
+        }
+
+    @property
+    def worst(self) -> float:
+        """The slope farthest from 0."""
+        return max(self.slopes.values(), key=abs)
+
+    def __str__(self) -> str:
+        head = f"{'module':28}" + "".join(f"{width:>10}" for width in self.widths) + f"{'slope':>8}"
+        rows = [
+            f"{name or 'output':28}" + "".join(f"{y:10.4f}" for y in ys) + f"{self.slopes[name]:+8.3f}"
+            for name, ys in self.changes.items()
+        ]
+        return "\n".join([head, *rows])
+
+    def plot(self, path: Path | str, title: str = "") -> None:
+        """Write the curves to a figure; needs the `plot` extra."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise MupscaleError("a figure needs matplotlib: pip install 'mupscale[plot]'") from None
+        figure = Figure(figsize=(5.2, 3.6), layout="constrained")
+        axes = figure.subplots()
+        for name, ys in self.changes.items():
+            axes.plot(self.widths, ys, marker="o", ms=3, lw=1, label=name or "output")
+        axes.set(
+            xscale="log", yscale="log", xlabel="width", ylabel="change of activations (RMS)", title=title
+        )
+        axes.set_xticks(self.widths, [str(width) for width in self.widths])
+        axes.minorticks_off()
+        axes.legend(frameon=False, fontsize=6, ncols=2)
+        figure.savefig(path, dpi=150)
+
+
+def coordinate_check(
+    start: Start,
+    step: Callable[[Run, int], Any],
+    probe: Probe,
+    widths: Sequence[int],
+    *,
+    steps: int = 4,
+    seeds: int = 4,
+) -> Coordinates:
+    """Measure how far every module's output moves in `steps` steps, at several widths, averaged over seeds.
+
+    `start(width, seed)` returns a fresh run, `step(run, i)` trains it, `probe(model)` runs a fixed batch.
+    """
+    changes: dict[str, list[float]] = {}
+    for width in widths:
+        sums: dict[str, float] = {}
+        for seed in range(seeds):
+            run = start(width, seed)
+            before = _outputs(run.model, probe)
+            for i in range(steps):
+                step(run, i)
+            for name, after in _outputs(run.model, probe).items():
+                moved = float((after - before[name]).square().mean().sqrt())
+                sums[name] = sums.get(name, 0.0) + moved / seeds
+        for name, value in sums.items():
+            changes.setdefault(name, []).append(value)
+    return Coordinates(tuple(widths), {name: tuple(values) for name, values in changes.items()})
+
+
+def _outputs(model: nn.Module, probe: Probe) -> dict[str, Tensor]:
+    """The output of every module that holds parameters, and of the whole model."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            value = output[0] if isinstance(output, tuple) else output
+            if isinstance(value, Tensor) and value.is_floating_point():
+                seen[name] = value.detach().clone()
+
+        return hook
+
+    watched = [(n, m) for n, m in model.named_modules() if not n or list(m.parameters(recurse=False))]
+    handles = [module.register_forward_hook(keep(name)) for name, module in watched]
+    try:
+        with torch.no_grad():
+            probe(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen

@@ -1,0 +1,114 @@
+"""Is the new width used? How far copies have moved apart, and what noise did to a model.
+
+The meter reads 0 while copies are equal: the model is then the base in a wider shape, whatever it costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MupscaleError
+from ..plans.names import named_tensors
+from ..plans.plan import Plan
+from ..plans.selftest import Loss, source_of
+from ..tensors.collapse import collapse
+from ..tensors.expand import compute_dtype, expand
+from .noises import MupNoise, NoisePlan, PairedNoise, Sigma, resolve_noise
+from .run import Run
+
+
+def symmetry(model: nn.Module, plan: Plan) -> dict[str, float]:
+    """For every tensor with copies, the share of its norm that lies between them: 0 is equal, 1 is unrelated.
+
+    >>> import mupscale as mu
+    >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    >>> wide = mu.widen(base, lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)))
+    >>> max(symmetry(wide.model, wide.plan).values())
+    0.0
+    """
+    found: dict[str, float] = {}
+    for name, kind, tensor in named_tensors(model):
+        entry = plan[name]
+        if kind == "buffer" or name in plan.ties or entry.change.c <= 1:
+            continue
+        value = tensor.detach().to(compute_dtype(tensor.dtype))
+        between = value - expand(collapse(value, entry.axes), entry.axes)
+        norm = float(torch.linalg.vector_norm(value))
+        found[name] = float(torch.linalg.vector_norm(between)) / norm if norm else 0.0
+    return found
+
+
+@dataclass(frozen=True)
+class NoiseRow:
+    """Noise as asked for and as it arrived in one tensor."""
+
+    name: str
+    sigma: Sigma
+    share: float
+    """Size of the noise over size of the widened weight."""
+    lost: float
+    """Size of what rounding to the tensor's dtype did to the noise, over the size of the noise."""
+
+
+@dataclass(frozen=True)
+class NoiseReport:
+    rows: tuple[NoiseRow, ...]
+    without: tuple[str, ...]
+    loss_before: float | None
+    loss_after: float | None
+
+    def __str__(self) -> str:
+        lines = [f"{'tensor':40} {'noise / weight':>14} {'lost by rounding':>16}"]
+        lines += [f"{row.name:40} {row.share:14.3f} {row.lost:16.1%}" for row in self.rows]
+        if self.without:
+            lines.append(f"no noise: {', '.join(self.without)}")
+        if self.loss_before is not None and self.loss_after is not None:
+            lines.append(f"loss: {self.loss_before:.6g} before noise, {self.loss_after:.6g} after")
+        if any(row.lost > 0.1 for row in self.rows):
+            lines.append(
+                "rounding eats more than a tenth of some noise: keep float32 master weights, or use larger noise"
+            )
+        return "\n".join(lines)
+
+
+def noise_report(base: Run, wide: Run, loss: Loss | None = None) -> NoiseReport:
+    """What the noise of an upscaled run did: its size beside the weights, rounding, the loss before and after."""
+    if wide.plan is None or "noise" not in wide.provenance:
+        raise MupscaleError("noise_report needs a run that came from upscale")
+    tensors = {name: t.detach() for name, _, t in named_tensors(base.model)}
+    noise = replay(wide, tensors, base.reference)
+    rows = []
+    for name, kind, stored in named_tensors(wide.model):
+        asked = noise.tensor(name) if kind == "parameter" and name not in wide.plan.ties else None
+        if asked is None:
+            continue
+        entry = wide.plan[name]
+        high = torch.float64
+        exact = expand(source_of(entry, tensors).to(high), entry.axes, entry.change.s, shift=entry.shift)
+        delta = asked.slice(entry.axes, [0] * stored.dim(), stored.shape, exact)
+        size = float(torch.linalg.vector_norm(delta))
+        arrived = float(torch.linalg.vector_norm(stored.detach().to(high) - exact - delta))
+        weight = float(torch.linalg.vector_norm(exact)) or 1.0
+        rows.append(NoiseRow(name, noise.sigmas[name], size / weight, arrived / size if size else 0.0))
+    values = [None, None] if loss is None else [_value(side.model, loss) for side in (base, wide)]
+    return NoiseReport(tuple(rows), noise.without, values[0], values[1])
+
+
+def replay(wide: Run, base: Mapping[str, Tensor], reference: Plan | None) -> NoisePlan:
+    """The noise of an upscaled run, from its provenance alone."""
+    assert wide.plan is not None
+    told = wide.provenance["noise"]
+    sigmas = {name: told["sigmas"].get(name, 0.0) for name in wide.plan.tensors}
+    vectors = any(len(wide.plan[name].axes) < 2 for name in told["sigmas"])
+    scheme = PairedNoise if told["paired"] else MupNoise
+    return resolve_noise(scheme(sigmas, vectors), wide.plan, base, told["seed"], reference)
+
+
+def _value(model: nn.Module, loss: Loss) -> float:
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        return float(loss(model))

@@ -1,0 +1,119 @@
+"""Upscale: the exact map plus noise, and the learning rate to go on with. Steps 1 to 3 of the method, in one call.
+
+Weights and every copy of them get the same noise, moments none. The result remembers how it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.build import build
+from ..plans.infer import infer_plan
+from ..plans.names import named_tensors
+from ..plans.plan import Plan
+from ..rules.optimizers import OptimizerRule
+from .direction import Direction
+from .noises import Noise, resolve_noise
+from .run import Run
+from .widen import Make, carry
+
+
+def upscale(
+    run: Run | nn.Module,
+    make_wide: Make,
+    noise: Noise,
+    *,
+    lr: float | None = None,
+    seed: int = 0,
+    plan: Plan | None = None,
+    rules: Mapping[str, OptimizerRule] | None = None,
+) -> Run:
+    """Widen `run`, add noise, and set the learning rate: a run that can use its new width.
+
+    `lr` is the reference learning rate after growth; None keeps the base's. Noise sizes count from the run's
+    reference, which is the base itself unless the run says otherwise, and repeated growth keeps the first.
+
+    >>> from mupscale import MupNoise
+    >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    >>> make = lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    >>> wide = upscale(base, make, MupNoise(0.1), seed=0)
+    >>> bool((wide.model[0].weight[0] != wide.model[0].weight[1]).all())
+    True
+    """
+    start = run if isinstance(run, Run) else Run(run)
+    built = build(make_wide)
+    chosen = plan if plan is not None else infer_plan(start.model, built)
+    tensors = {name: tensor for name, _, tensor in named_tensors(start.model)}
+    resolved = resolve_noise(noise, chosen, tensors, seed, start.reference)
+    rates = None if lr is None else [_rate(optimizer) for optimizer in start.optimizers]
+    wide = carry(start, built, make_wide, Direction(chosen, noise=resolved), rules)
+    if lr is not None and rates is not None:
+        for optimizer, rate in zip(wide.optimizers, rates, strict=True):
+            scale_lr_(optimizer, wide.schedulers, lr / rate)
+    from .. import __version__
+
+    provenance = {
+        "version": __version__,
+        "torch": torch.__version__,
+        "plan": chosen.hash,
+        "reference": start.reference.hash if start.reference is not None else "the base itself",
+        "noise": {"kind": type(noise).__name__, **resolved.as_json()},
+        "lr": lr,
+        "grown_from": dict(start.provenance),
+    }
+    return replace_run(wide, provenance=provenance)
+
+
+def replace_run(run: Run, **changes: Any) -> Run:
+    """A run with some of its parts replaced."""
+    fields = ("model", "optimizers", "schedulers", "ema", "step", "plan", "reference", "provenance")
+    return Run(**{name: changes.get(name, getattr(run, name)) for name in fields})
+
+
+def _rate(optimizer: Optimizer) -> float:
+    """The one reference rate of an optimizer, which a new one replaces."""
+    rates = {float(g["lr"]) / float(g.get("lr_factor", 1.0)) for g in optimizer.param_groups}
+    low, high = min(rates), max(rates)
+    if high - low > 1e-6 * high:
+        raise_faults(
+            "lr= replaces one learning rate, and this optimizer has several",
+            [
+                Fault(
+                    type(optimizer).__name__,
+                    f"reference rates {sorted(rates)}",
+                    "leave lr=None and scale the groups yourself",
+                )
+            ],
+        )
+    if low == 0:
+        raise MupscaleError(
+            "lr= replaces a learning rate that is zero now (a warm-up's first step?); set it after growth"
+        )
+    return low
+
+
+def scale_lr_(optimizer: Optimizer, schedulers: tuple[Any, ...], ratio: float) -> None:
+    """Multiply every rate of an optimizer, and what its schedulers remember of them."""
+    for group in optimizer.param_groups:
+        for key in ("lr", "initial_lr"):
+            if isinstance(group.get(key), Tensor):
+                group[key].mul_(ratio)
+            elif key in group:
+                group[key] = group[key] * ratio
+    for scheduler in schedulers:
+        if getattr(scheduler, "optimizer", None) is optimizer:
+            _scale_remembered_(scheduler, ratio)
+
+
+def _scale_remembered_(scheduler: Any, ratio: float) -> None:
+    for key in ("base_lrs", "_last_lr"):
+        if hasattr(scheduler, key):
+            setattr(scheduler, key, [rate * ratio for rate in getattr(scheduler, key)])
+    for inner in getattr(scheduler, "_schedulers", ()):
+        _scale_remembered_(inner, ratio)
