@@ -10,6 +10,7 @@
 194
 """
 
+from .checkpoints.weights import read_plan, read_provenance, save_weights
 from .errors import Fault, MupscaleError
 from .plans.infer import infer_plan
 from .plans.plan import Edit, Plan, TensorPlan
@@ -73,11 +74,14 @@ __all__ = [
     "PairedNoise",
     "param_groups",
     "Plan",
+    "read_plan",
+    "read_provenance",
     "reference_lr",
     "register_optimizer",
     "resolve_noise",
     "rule_for",
     "Run",
+    "save_weights",
     "Scale",
     "set_lr_",
     "SignalNoise",

@@ -1,0 +1,1 @@
+"""Disk: weights with their provenance inside."""
