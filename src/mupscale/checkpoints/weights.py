@@ -57,7 +57,7 @@ def save_weights(run: Run, path: Path | str) -> None:
 def read_provenance(path: Path | str) -> dict[str, Any]:
     """What `save_weights` wrote about a file: provenance, plan, reference, ties, step."""
     try:
-        with safe_open(str(path), framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
     except Exception as error:  # the reader's own errors are many, and all mean this
         raise MupscaleError(f"{path} cannot be read as safetensors: {error}") from None
