@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import MupscaleError
 from .run import Run
+from .watch import outputs_of
 
 Start = Callable[[int, int], Run]
 Probe = Callable[[nn.Module], Any]
@@ -104,22 +105,7 @@ def coordinate_check(
 
 def _outputs(model: nn.Module, probe: Probe) -> dict[str, Tensor]:
     """The output of every module that holds parameters, and of the whole model."""
-    seen: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            value = output[0] if isinstance(output, tuple) else output
-            if isinstance(value, Tensor) and value.is_floating_point():
-                seen[name] = value.detach().clone()
-
-        return hook
-
-    watched = [(n, m) for n, m in model.named_modules() if not n or list(m.parameters(recurse=False))]
-    handles = [module.register_forward_hook(keep(name)) for name, module in watched]
-    try:
-        with torch.no_grad():
-            probe(model)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen
+    watched = {n for n, m in model.named_modules() if not n or list(m.parameters(recurse=False))}
+    with torch.no_grad():
+        seen = outputs_of(model, lambda: probe(model))
+    return {name: output for name, output in seen.items() if name in watched}

@@ -7,19 +7,20 @@ file; only the explanation does.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..plans.names import strip_wrappers
 from ..plans.selftest import Loss, compare_gradients, gradients
 from ..rules.axes import Axis
 from ..tensors.expand import expand
 from .certificate import Failure
 from .schedulers import absolute
 from .trial import Step, Trial, run_step
+from .watch import outputs_of
 
 DROPOUT = "dropout: masks are drawn for every copy by itself; set p = 0, or compare in eval mode"
 CLIPPING = "plain clipping: a gradient norm depends on the width, so all gradients are off by one factor; weight each tensor's squared norm by s/r (Change.norm_weight)"
@@ -65,7 +66,8 @@ def _dropout(model: nn.Module) -> bool:
 
 def _forward(trial: Trial, step: Step | None, loss: Loss | None, failure: Failure) -> Failure:
     outputs = [
-        _outputs(side.model, lambda side=side: _go(side, step, loss)) for side in (trial.base, trial.wide)
+        outputs_of(side.model, lambda side=side: _go(side, step, loss))  # type: ignore[misc]
+        for side in (trial.base, trial.wide)
     ]
     where = _first_difference(trial, *outputs)
     failure = replace(failure, where=f"module {where}" if where else "the loss itself")
@@ -106,33 +108,9 @@ def _go(side: Any, step: Step | None, loss: Loss | None) -> None:
             loss(side.model)
 
 
-def _outputs(model: nn.Module, go: Any) -> list[tuple[str, Tensor]]:
-    """The first output of every module, in the order in which they were computed."""
-    seen: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and output.is_floating_point() and name not in seen:
-                seen[name] = output.detach().clone()
-
-        return hook
-
-    named = [(strip_wrappers(f"{n}.").rstrip("."), m) for n, m in model.named_modules()]
-    handles = [m.register_forward_hook(keep(n)) for n, m in named]
-    try:
-        go()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return list(seen.items())
-
-
-def _first_difference(
-    trial: Trial, base: list[tuple[str, Tensor]], wide: list[tuple[str, Tensor]]
-) -> str | None:
-    found = dict(wide)
-    for name, output in base:
-        other = found.get(name)
+def _first_difference(trial: Trial, base: Mapping[str, Tensor], wide: Mapping[str, Tensor]) -> str | None:
+    for name, output in base.items():
+        other = wide.get(name)
         if other is None or other.dim() != output.dim():
             continue
         want = _widened(trial, name, output, tuple(other.shape))
@@ -184,9 +162,9 @@ def _head_size_grows(trial: Trial, where: str) -> bool:
         path.pop()
 
 
-def _one_factor(outputs: list[list[tuple[str, Tensor]]]) -> float | None:
+def _one_factor(outputs: Sequence[Mapping[str, Tensor]]) -> float | None:
     """The constant between two outputs of the whole model, if there is one."""
-    last = [dict(side).get("") for side in outputs]
+    last = [side.get("") for side in outputs]
     if last[0] is None or last[1] is None or last[0].shape != last[1].shape:
         return None
     a, b = last[0].flatten(), last[1].flatten()
