@@ -7,6 +7,7 @@ called, and costs no throw-away initialisation of the wide model.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -129,7 +130,16 @@ def carry(
 def _carry_clips(base: tuple[Optimizer, ...], wide: list[Optimizer], model: nn.Module, plan: Plan) -> None:
     """Attach width-invariant clipping to the wide optimizers as it was to the base's."""
     twins = dict(zip(map(id, base), wide, strict=True))
-    hooks = {id(h): h for o in base for h in o._optimizer_step_pre_hooks.values() if isinstance(h, Clip)}
+    every = [h for o in base for h in o._optimizer_step_pre_hooks.values()]
+    hooks = {id(hook): hook for hook in every if isinstance(hook, Clip)}
+    others = sum(not isinstance(h, Clip) for h in every) + sum(
+        len(o._optimizer_step_post_hooks) for o in base
+    )
+    if others:
+        warnings.warn(
+            f"{others} step hooks of the base's optimizers are not carried; register them on the wide run's",
+            stacklevel=4,
+        )
     for hook in hooks.values():
         several = [twins[id(o)] for o in hook.optimizers if id(o) in twins]
         since = hook.plan.then(plan)
