@@ -5,8 +5,8 @@ GPT-2 small (124 M parameters, float32) with AdamW state is doubled in width: 1.
 time_ratio   `mu.widen`, construction of the wide model included, over `torch.empty` + `copy_` of all
              tensors it returned (weights and state) into new memory, same threads, same process. The two
              take turns and the median of the ratios of neighbours counts, because the speed of a shared
-             machine drifts. Freed memory is given back to the system in between, so that neither
-             writes to warm pages. The plan is made beforehand and timed apart.
+             machine drifts. What was made is freed and given back to the system before each, so that
+             both write to new pages. The plan is made beforehand and timed apart.
 rss_ratio    the peak resident memory of a fresh process (VmHWM) that makes the base and its state, plans
              and widens, interpreter and libraries included (about 0.3 GB), over the bytes of weights and
              state of base and wide.
@@ -28,6 +28,7 @@ import gc
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -83,20 +84,23 @@ def give_back() -> None:
         trim(0)
 
 
+def seconds(work: Callable[[], object]) -> float:
+    """How long `work` takes with nothing warm; what it returns is kept until the clock has stopped."""
+    give_back()
+    start = time.perf_counter()
+    result = work()
+    taken = time.perf_counter() - start
+    del result
+    return taken
+
+
 def measure_time(run: mu.Run, plan: mu.Plan) -> tuple[list[float], list[float]]:
-    """Seconds of every widening and of every copy of what it made."""
+    """Seconds of every widening and of every copy of what it makes, in turn."""
+    sources = tensors_of(mu.widen(run, make_wide, plan))
     widened, copied = [], []
     for _ in range(REPEATS):
-        give_back()
-        start = time.perf_counter()
-        wide = mu.widen(run, make_wide, plan)
-        widened.append(time.perf_counter() - start)
-        sources = tensors_of(wide)
-        give_back()
-        start = time.perf_counter()
-        copies = [torch.empty_like(source).copy_(source) for source in sources]
-        copied.append(time.perf_counter() - start)
-        del wide, sources, copies
+        widened.append(seconds(lambda: mu.widen(run, make_wide, plan)))
+        copied.append(seconds(lambda: [torch.empty_like(source).copy_(source) for source in sources]))
     return widened, copied
 
 

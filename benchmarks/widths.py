@@ -1,12 +1,15 @@
 """Two models that are one number wide, with their data: what the benchmarks over widths train.
 
-Heads have a fixed size, so a wider transformer has more of them and its attention scale stays. The readout
-starts small, as is usual: random outputs shrink with the width and would hide the limit at small widths.
+Heads have a fixed size, so a wider transformer has more of them and its attention scale stays.
+
+A slope over widths sees a wrong power of the width best when the models are near their infinite-width limit.
+So inputs have few dimensions and texts few tokens, whose random embeddings overlap by width^-1/2 each, and the
+readout starts small, as is usual, because random outputs shrink by the same power.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any
@@ -19,8 +22,8 @@ import mupscale as mu
 
 from .data import cross_entropy
 
-INPUTS, CLASSES, TOKENS, LENGTH, HEAD = 32, 10, 32, 16, 16
-READOUT = 0.1
+INPUTS, CLASSES, TOKENS, LENGTH, HEAD = 8, 10, 4, 4, 8
+READOUT, POSITIONS = 0.03, 0.2
 
 
 class MLP(nn.Module):
@@ -50,9 +53,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x)
-        q, k, v = (
-            layer(y).unflatten(-1, (-1, HEAD)).transpose(1, 2) for layer in (self.q, self.k, self.v)
-        )
+        q, k, v = (layer(y).unflatten(-1, (-1, HEAD)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(mixed.transpose(1, 2).flatten(-2))
         out: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
@@ -60,12 +61,13 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embeddings, two blocks, a norm and an untied readout."""
+    """Embeddings, a block, a norm and an untied readout."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(TOKENS, width), nn.Embedding(LENGTH, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(2))
+        nn.init.normal_(self.positions.weight, std=POSITIONS)
+        self.blocks = nn.ModuleList([Block(width)])
         self.norm = nn.LayerNorm(width)
         self.readout = nn.Linear(width, TOKENS, bias=False)
         nn.init.normal_(self.readout.weight, std=READOUT / sqrt(width))
@@ -88,8 +90,8 @@ def points(seed: int) -> tuple[Tensor, Tensor]:
 def sequences(seed: int) -> tuple[Tensor, Tensor]:
     """Text in which the next token is 5t + 3, or, one time in four, any token."""
     g = torch.Generator().manual_seed(1000 + seed)
-    tokens = torch.randint(TOKENS, (16, LENGTH + 1), generator=g)
-    kept = torch.rand(16, LENGTH, generator=g) < 0.75
+    tokens = torch.randint(TOKENS, (32, LENGTH + 1), generator=g)
+    kept = torch.rand(32, LENGTH, generator=g) < 0.75
     for i in range(LENGTH):
         tokens[:, i + 1] = torch.where(kept[:, i], (5 * tokens[:, i] + 3) % TOKENS, tokens[:, i + 1])
     return tokens[:, :-1], tokens[:, 1:]
@@ -131,6 +133,6 @@ FAMILIES = {
 }
 
 
-def slope(widths: list[int], values: list[float]) -> float:
+def slope(widths: Sequence[int], values: Sequence[float]) -> float:
     """Least-squares slope of log2(value) against log2(width)."""
     return mu.Coordinates(tuple(widths), {"": tuple(values)}).slopes[""]

@@ -7,31 +7,57 @@ random state is left as it was.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import UninitializedParameter
 
-
-def _to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-    if parameter is None or parameter.is_meta:
-        return None
-    with torch.no_grad():
-        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+from ..errors import MupscaleError
 
 
 def build(make: Callable[[], nn.Module], seed: int | None = None) -> nn.Module:
     """The model that `make` returns, with every parameter on the meta device.
 
+    A factory that hands out a model it had built before is taken at its word, and the model is copied.
+
     >>> build(lambda: nn.Linear(10_000, 10_000)).weight.device
     device(type='meta')
     """
-    handle = register_module_parameter_registration_hook(_to_meta)  # type: ignore[arg-type]
+    known: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+
+    def to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta or isinstance(parameter, UninitializedParameter):
+            return None
+        if (
+            id(parameter) not in known
+        ):  # the original is kept, so that its id stays its own and ties stay ties
+            with torch.no_grad():
+                empty = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+            known[id(parameter)] = (parameter, empty)
+        return known[id(parameter)][1]
+
+    handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
     try:
         with torch.random.fork_rng():
             if seed is not None:
                 torch.manual_seed(seed)
-            return make()
+            model = make()
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        if "meta" not in str(error):
+            raise
+        raise MupscaleError(
+            f"the factory reads values of its parameters while it builds them, and they have none yet: {error}; "
+            "compute constants from sizes, or hand out a model that was built before"
+        ) from error
     finally:
         handle.remove()
+    if not isinstance(model, nn.Module):
+        raise MupscaleError(f"the factory returned {type(model).__name__}, expected a module")
+    if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
+        raise MupscaleError(
+            "the model has lazy modules, whose sizes are not known; run a batch through it first"
+        )
+    return copy.deepcopy(model) if any(not p.is_meta for p in model.parameters()) else model

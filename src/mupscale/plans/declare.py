@@ -43,16 +43,17 @@ def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
         for entry in targets(pattern, "roles"):
             roles = dict(spec) if isinstance(spec, Mapping) else dict.fromkeys(entry.growing, spec)
             unclear = len(entry.growing) > 1 and not isinstance(spec, Mapping)
-            if unclear or set(roles.values()) - {"in", "out"}:
+            missing = set(entry.growing) - set(roles)
+            if unclear or missing or set(roles.values()) - {"in", "out"}:
                 faults.append(
                     Fault(
                         entry.name,
                         f"roles {spec!r}",
-                        'expected "in", "out", or {dim: "in" or "out"} when several axes grow',
+                        f'expected "in", "out", or {{dim: "in" or "out"}} for each of the growing axes {entry.growing}',
                     )
                 )
                 continue
-            made = made.with_entries({entry.name: replace(entry, roles=roles, settled=True)})  # type: ignore[arg-type]
+            made = made.with_entries({entry.name: replace(entry, roles=roles, declared_role=True)})  # type: ignore[arg-type]
     for pattern, layout in declared.layouts.items():
         for entry in targets(pattern, "layouts"):
             if not entry.growing:
@@ -74,7 +75,7 @@ def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
         for entry in targets(pattern, "folds"):
             now = made.entries[entry.name]
             made = made.with_entries(
-                {entry.name: replace(now, fold=now.fold * Scale.of(factor), settled=True)}
+                {entry.name: replace(now, fold=now.fold * Scale.of(factor), declared_fold=Scale.of(factor))}
             )
     for pattern in declared.plus_one:
         for entry in targets(pattern, "plus_one"):

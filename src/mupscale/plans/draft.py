@@ -35,8 +35,9 @@ class Entry:
     fold: Scale = ONE
     fill: Fill = "zero"
     shift: int = 0
-    settled: bool = False
-    """True when the user declared its role or its fold."""
+    declared_fold: Scale | None = None
+    """The fold that the user declared for it, if one was."""
+    declared_role: bool = False
 
     @property
     def growing(self) -> list[int]:
@@ -79,13 +80,27 @@ class Draft:
     def with_entries(self, changes: Mapping[str, Entry]) -> Draft:
         return replace(self, entries={**self.entries, **changes})
 
+    def _like_its_gain(self, entry: Entry) -> Entry:
+        """Running statistics are laid out like the parameter of the same size beside them."""
+        if entry.kind != "buffer" or len(entry.growing) != 1 or entry.layouts:
+            return entry
+        owner = entry.name.rpartition(".")[0]
+        for leaf in ("weight", "bias"):
+            other = self.entries.get(f"{owner}.{leaf}" if owner else leaf)
+            if other is not None and (other.base_shape, other.wide_shape) == (
+                entry.base_shape,
+                entry.wide_shape,
+            ):
+                return replace(entry, layouts=other.layouts)
+        return entry
+
     def plan(self) -> Plan:
         """The frozen plan, or one error with every tensor whose axes cannot be built."""
         tensors: dict[str, TensorPlan] = {}
         faults: list[Fault] = []
         for name, entry in self.entries.items():
             try:
-                tensors[name] = entry.plan(self.pad)
+                tensors[name] = self._like_its_gain(entry).plan(self.pad)
             except MupscaleError as error:
                 faults.append(Fault(name, error.claim))
         edits: list[Edit] = []

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Fault, raise_faults
-from .infer import fraction_fault
+from ..rules.axes import Axis
 from .names import named_tensors, resolve
 from .plan import Plan
 
@@ -55,21 +55,31 @@ def check_shapes(plan: Plan, shapes: Mapping[str, tuple[int, ...]], end: End, co
 
 
 def check_ties(plan: Plan, tensors: Mapping[str, Tensor]) -> None:
-    """Raise when tensors that the plan ties hold different values: one of the two would be lost."""
+    """Raise when a tie of the plan is torn, or when tensors are tied that the plan takes for two."""
     faults = []
     for alias, name in plan.ties.items():
         a, b = tensors.get(alias), tensors.get(name)
         if a is None or b is None or a is b or a.is_meta or b.is_meta or a.shape != b.shape:
             continue
         if not torch.equal(a.detach(), b.detach()):
-            faults.append(
-                Fault(
-                    f"{alias} = {name}",
-                    "tied in the plan, two different tensors here",
-                    "tie them again, or infer a plan from the untied models",
-                )
-            )
-    raise_faults("a tie of the plan is torn", faults)
+            remedy = "tie them again, or infer a plan from the untied models"
+            faults.append(Fault(f"{alias} = {name}", "tied in the plan, two different tensors here", remedy))
+    first: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        other = first.setdefault(id(tensor), name)
+        planned = {plan.ties.get(n, n) for n in (resolve(name, plan) or name, resolve(other, plan) or other)}
+        if isinstance(tensor, nn.Parameter) and len(planned) > 1:
+            remedy = "infer the plan from models that are tied like this one"
+            faults.append(Fault(f"{name} = {other}", "one tensor here, two in the plan", remedy))
+    raise_faults("the plan and the model disagree about ties", faults)
+
+
+def fraction_fault(axis: Axis) -> str:
+    k = max(int(axis.k), 1)
+    return (
+        f"grows from {axis.base} to {axis.wide}, which is not a whole number of copies; nearest: "
+        f"{axis.base * k} (x{k}), {axis.base * (k + 1)} (x{k + 1}); or pad with zeros (pad=True)"
+    )
 
 
 def check_duplicates(plan: Plan) -> None:

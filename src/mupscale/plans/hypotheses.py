@@ -58,7 +58,10 @@ def _setting(says: str, roles=None, layouts=None, folds=None) -> Setting:  # typ
 
 def role_knobs(draft: Draft) -> Iterator[Knob]:
     """A raw parameter with one growing axis is tried as out and as in; with several, as a matrix first."""
-    for names in _by_pattern(entry.name for entry in draft.open).values():
+    groups: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for entry in draft.open:
+        groups.setdefault((pattern_of(entry.name), tuple(entry.growing)), []).append(entry.name)
+    for names in groups.values():
         growing = draft.entries[names[0]].growing
         choices: list[dict[int, Role]]
         if len(growing) == 1:
@@ -81,9 +84,9 @@ def readout_knobs(draft: Draft, norms: list[str]) -> Iterator[Knob]:
     """A tied readout needs 1/k in the last norm, unless the model divides by its width itself."""
     for name in draft.conflicts:
         entry = draft.entries[name]
-        if entry.settled:
+        if entry.declared_fold is not None:
             continue
-        k = _copies(draft, entry, entry.growing[-1])
+        k = copies(draft, entry, entry.growing[-1])
         settings = []
         for norm in reversed(norms):
             gains = [
@@ -102,7 +105,7 @@ def readout_knobs(draft: Draft, norms: list[str]) -> Iterator[Knob]:
         yield settings
     for names in _by_pattern(e.name for e in draft.entries.values() if _reads_only(e)).values():
         entry = draft.entries[names[0]]
-        k = _copies(draft, entry, entry.growing[0])
+        k = copies(draft, entry, entry.growing[0])
         plain = _setting(f"{names[0]} sums over the width")
         scaled = _setting(
             f"the model divides {names[0]} by its width", folds=dict.fromkeys(names, Scale.of(k))
@@ -110,13 +113,19 @@ def readout_knobs(draft: Draft, norms: list[str]) -> Iterator[Knob]:
         yield [plain, scaled]
 
 
-def _copies(draft: Draft, entry: Entry, dim: int) -> Fraction:
+def copies(draft: Draft, entry: Entry, dim: int) -> Fraction:
+    """How many copies an axis makes when its layout is plain."""
     return Axis.between(entry.base_shape[dim], entry.wide_shape[dim], None, pad=draft.pad).k
 
 
 def _reads_only(entry: Entry) -> bool:
     roles = {(entry.roles or {}).get(dim) for dim in entry.growing}
-    return roles == {"in"} and not entry.settled and entry.kind == "parameter" and len(entry.growing) == 1
+    return (
+        roles == {"in"}
+        and entry.declared_fold is None
+        and entry.kind == "parameter"
+        and len(entry.growing) == 1
+    )
 
 
 def layout_knobs(draft: Draft) -> Iterator[Knob]:

@@ -12,19 +12,26 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..rules.axes import Axis
-from ..rules.scale import Exact
+from ..rules.scale import Exact, Scale
 from .build import build
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .draft import Draft, draft
-from .hypotheses import Knob, combinations_of, layout_knobs, readout_knobs, role_knobs
+from .fits import check_duplicates
+from .float64 import lifted_casts, prepare
+from .hypotheses import Knob, combinations_of, copies, layout_knobs, readout_knobs, role_knobs
+from .modules import KNOWN_NORMS, maps_zero_elsewhere
 from .names import pattern_of
 from .plan import Plan
 from .readers import reader_knobs, reading_faults
-from .selftest import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients, load_wide_
+from .selftest import GRADIENT_TOLERANCE, LOSS_FLOOR, Loss, compare_gradients, gradients, load_wide_
+
+_MIXES_CHANNELS = (
+    nn.LocalResponseNorm, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.Unflatten,
+    nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.GLU,
+)  # fmt: skip
 
 TRIALS = 400
 FLIPS = 3
@@ -71,7 +78,8 @@ def infer_plan(
     if not isinstance(make, nn.Module):
         with torch.random.fork_rng():
             models = (make(base), models[1])
-    return _search(made, *_prepare(*models), loss)
+    with lifted_casts():
+        return _search(made, *prepare(*models), loss)
 
 
 def _undecided(made: Draft) -> list[Fault]:
@@ -86,26 +94,24 @@ def _undecided(made: Draft) -> list[Fault]:
                 f'declare roles={{"{name}": "out"}} or "in", {hint}',
             )
         )
+    folds = [e.declared_fold for e in made.entries.values() if e.declared_fold is not None]
     for name, reader in made.conflicts.items():
-        if made.entries[name].settled or any(e.settled and not e.fold.is_one for e in made.entries.values()):
+        inverse = Scale.of(copies(made, made.entries[name], made.entries[name].growing[-1])) ** -1
+        if made.entries[name].declared_fold is not None or inverse in folds:
             continue
         faults.append(
             Fault(
                 f"{name} = {reader}",
                 "a tied readout sums over the width, and its input use does not: 1/k must go somewhere",
-                f'declare folds={{"<last norm>.*": "1/k"}}, or folds={{"{name}": 1}} if the model divides by its width, {hint}',
+                f'declare folds={{"<last norm>.*": "{inverse}"}}, or folds={{"{name}": 1}} if the model divides by its width, {hint}',
             )
         )
     faults += reading_faults(made, hint)
     for path, module in made.models[0].named_modules():
-        if isinstance(module, nn.LocalResponseNorm):
-            faults.append(
-                Fault(
-                    path,
-                    "LocalResponseNorm mixes a fixed number of neighbouring channels",
-                    f"remove it, {hint}",
-                )
-            )
+        if isinstance(module, _MIXES_CHANNELS):
+            what = f"{type(module).__name__} mixes channels in a way that shapes do not show"
+            faults.append(Fault(path, what, f"remove it, {hint}"))
+    faults += _undecided_pads(made, hint)
     decided = {(e.name, d) for e in made.entries.values() for d in e.layouts}
     for knob in layout_knobs(made):
         axes = [(n, d) for n, dims in knob[0].layouts.items() for d in dims] if knob else []
@@ -122,52 +128,30 @@ def _undecided(made: Draft) -> list[Fault]:
     return faults
 
 
-def _prepare(base: nn.Module, wide: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Two float64 models to try hypotheses on: the base at random weights, the wide one empty."""
-    import copy
-
-    if any(p.is_meta for p in base.parameters()):
-        raise MupscaleError("a loss needs a base model with weights, found parameters on the meta device")
-    base = copy.deepcopy(base).double().cpu()
-    wide = copy.deepcopy(wide)
-    for parameter in list(wide.parameters()):
-        if parameter.is_meta:
-            _replace(wide, parameter, nn.Parameter(torch.zeros(parameter.shape), parameter.requires_grad))
-    wide = wide.double().cpu()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in base.parameters():
-            size = float(parameter.std(correction=0)) if parameter.numel() > 1 else 0.0
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.add_(noise, alpha=0.3 * (size or 1.0))
-    for model in (base, wide):
-        for module in model.modules():
-            if isinstance(module, nn.modules.dropout._DropoutNd):
-                module.eval()
-        cast_inputs(model, torch.float64)
-    return base, wide
-
-
-def _replace(model: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
-    for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is old:
-                setattr(module, name, new)
-
-
-def cast_inputs(model: nn.Module, dtype: torch.dtype) -> Any:
-    """Let a model of another dtype take the caller's batches: floating inputs are cast on entry."""
-
-    def cast(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return value.to(dtype)
-        if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
-            return type(value)(map(cast, value))
-        return {k: cast(v) for k, v in value.items()} if type(value) is dict else value
-
-    return model.register_forward_pre_hook(
-        lambda module, args, kwargs: (cast(args), cast(kwargs)), with_kwargs=True
-    )
+def _undecided_pads(made: Draft, hint: str) -> list[Fault]:
+    """Zeros pass through activations that map 0 to 0 and through torch's own RMSNorm; the rest is tested."""
+    if not made.pad or not any(t.padded for t in made.plan().tensors.values()):
+        return []
+    faults = []
+    for path, module in made.models[0].named_modules():
+        name = type(module).__name__
+        if maps_zero_elsewhere(module):
+            faults.append(
+                Fault(
+                    path,
+                    f"{name} does not map 0 to 0, so padding may leak through it",
+                    f"use whole multiples, {hint}",
+                )
+            )
+        elif "norm" in name.lower() and not isinstance(module, KNOWN_NORMS):
+            faults.append(
+                Fault(
+                    path,
+                    f"{name} is not one of torch's norms, so what padding asks of it is not known",
+                    f"use whole multiples, {hint}",
+                )
+            )
+    return faults
 
 
 def _norms_in_order(base: nn.Module, loss: Loss) -> list[str]:
@@ -207,19 +191,19 @@ def _search(made: Draft, base: nn.Module, wide: nn.Module, loss: Loss) -> Plan:
                 raise
             nearest = min(nearest, (2, 0.0, str(error)))
             continue
-        _refuse_fractions(plan)
+        check_duplicates(plan)
         tried += 1
         _apply_edits(wide, plan)
         load_wide_(wide, base, plan)
         found, wide_grads = gradients(wide, loss)
-        gap = float((found - value).abs() / value.abs().clamp_min(1e-30))
+        gap = float((found - value).abs() / value.abs().clamp_min(LOSS_FLOOR))
         if not gap <= GRADIENT_TOLERANCE:
             nearest = min(nearest, (1, gap, f"the loss differs by {gap:.1e}"))
             continue
         identity = compare_gradients(base_grads, wide_grads, plan)
         name, worst = identity.worst
         if worst <= GRADIENT_TOLERANCE:
-            _refuse_undecided(made, knobs, identity.untested)
+            _refuse_undecided(knobs, set(identity.errors) - set(identity.untested))
             return plan
         nearest = min(nearest, (0, worst, f"the loss agrees, the gradient of {name} is off by {worst:.1e}"))
     raise _not_found(made, tried, nearest[2])
@@ -234,7 +218,7 @@ def _not_found(made: Draft, tried: int, nearest: str) -> MupscaleError:
         )
     ]
     for name, reader in made.conflicts.items():
-        if not made.entries[name].settled:
+        if made.entries[name].declared_fold is None:
             faults.append(
                 Fault(
                     f"{name} = {reader}",
@@ -245,38 +229,21 @@ def _not_found(made: Draft, tried: int, nearest: str) -> MupscaleError:
     return MupscaleError("no exact plan was found for these two models", faults)
 
 
-def _refuse_undecided(made: Draft, knobs: list[Knob], untested: Sequence[str]) -> None:
-    turned = {name for knob in knobs if len(knob) > 1 for s in knob for name in (*s.roles, *s.layouts)}
-    blind = [name for name in untested if name in turned and made.entries[name].roles is None]
-    raise_faults(
-        "the loss does not decide every tensor",
-        [
-            Fault(
-                n,
-                "its gradient is zero, so every hypothesis passes",
-                f'declare roles={{"{n}": "out"}} or "in"',
+def _refuse_undecided(knobs: list[Knob], tested: set[str]) -> None:
+    """A hypothesis that only concerns tensors without a gradient passes whatever it says."""
+    faults = []
+    for knob in knobs:
+        names = {name for setting in knob for name in (*setting.roles, *setting.layouts)}
+        if len(knob) > 1 and names and not names & tested:
+            what = "its gradient is zero, so every hypothesis passes: the loss does not reach it"
+            faults.append(
+                Fault(
+                    ", ".join(sorted(names)),
+                    what,
+                    f'use a loss that does, or declare roles={{"{min(names)}": "out"}} or "in", and its layouts=',
+                )
             )
-            for n in blind
-        ],
-    )
-
-
-def _refuse_fractions(plan: Plan) -> None:
-    faults = [
-        Fault(f"{name}, axis {dim}", fraction_fault(axis))
-        for name, t in plan.items()
-        for dim, axis in enumerate(t.axes)
-        if not axis.duplicates
-    ]
-    raise_faults("copies come in whole numbers", faults)
-
-
-def fraction_fault(axis: Axis) -> str:
-    k = max(int(axis.k), 1)
-    return (
-        f"grows from {axis.base} to {axis.wide}, which is not a whole number of copies; nearest: "
-        f"{axis.base * k} (x{k}), {axis.base * (k + 1)} (x{k + 1}); or pad with zeros (pad=True)"
-    )
+    raise_faults("the loss does not decide every tensor", faults)
 
 
 def _apply_edits(wide: nn.Module, plan: Plan) -> None:

@@ -22,13 +22,13 @@ Roles = dict[int, Role]
 
 _OUT_IN: Roles = {0: "out", 1: "in"}
 _IN_OUT: Roles = {0: "in", 1: "out"}
-_NORMS = (
+KNOWN_NORMS = (
     nn.LayerNorm,
     nn.RMSNorm,
     nn.GroupNorm,
     nn.modules.batchnorm._NormBase,
 )
-_ZERO_TO_ZERO_FAILS = (nn.Sigmoid, nn.Softplus, nn.LogSigmoid, nn.Softmax, nn.LogSoftmax, nn.Hardsigmoid)
+_ZERO_ELSEWHERE = (nn.Sigmoid, nn.Softplus, nn.LogSigmoid, nn.Softmax, nn.LogSoftmax, nn.Hardsigmoid)
 
 
 @dataclass
@@ -75,7 +75,7 @@ def facts(
         return Facts({1: "out"})
     if isinstance(base, RNNBase) and isinstance(wide, RNNBase):
         return _recurrent(base, wide, leaf, pad)
-    if isinstance(base, (*_NORMS, nn.PReLU)):
+    if isinstance(base, (*KNOWN_NORMS, nn.PReLU)):
         return Facts(dict.fromkeys(range(dims), "out"))
     if type(base).__name__ == "Conv1D" and hasattr(base, "nf"):  # transformers' GPT-2 layer, (in, out)
         return Facts(_IN_OUT if leaf == "weight" else bias)
@@ -180,10 +180,15 @@ def parametrized(name: str) -> bool:
     return ".parametrizations." in f".{name}" or leaf in ("weight_g", "weight_v", "weight_orig", "weight_u")
 
 
+def maps_zero_elsewhere(module: nn.Module) -> bool:
+    """True for activations that do not map 0 to 0, through which padding leaks."""
+    return isinstance(module, _ZERO_ELSEWHERE)
+
+
 def padding_needs(model: nn.Module) -> set[str]:
     """What a zero-padded plan relies on."""
     needs = {"every activation on a padded axis maps 0 to 0"}
     for name, module in model.named_modules():
-        if isinstance(module, _ZERO_TO_ZERO_FAILS):
+        if isinstance(module, _ZERO_ELSEWHERE):
             needs.add(f"{name} ({type(module).__name__}) is not on a padded axis")
     return needs

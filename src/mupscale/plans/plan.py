@@ -209,7 +209,8 @@ class Plan(Mapping[str, TensorPlan]):
                 ],
             )
         ties = {new(alias): new(name) for alias, name in self.ties.items()}
-        return replace(self, tensors=tensors, ties=ties)
+        edits = tuple(replace(edit, path=_rename_owner(edit.path, new)) for edit in self.edits)
+        return replace(self, tensors=tensors, ties=ties, edits=edits)
 
     def then(self, other: Plan) -> Plan:
         """The plan a -> c from the plans a -> b and b -> c, exactly."""
@@ -309,3 +310,10 @@ def _compose(early: Plan, name: str, late: TensorPlan) -> TensorPlan:
     if first.shift != late.shift and not (first.fold.is_one and late.fold.is_one):
         raise MupscaleError(f"{name} is a (1 + w) gain in one plan and not in the other")
     return composed
+
+
+def _rename_owner(path: str, new: Callable[[str], str]) -> str:
+    """The path of a module's constant, renamed as the module's weight is."""
+    owner, _, leaf = path.rpartition(".")
+    renamed = new(f"{owner}.weight" if owner else "weight").rpartition(".")[0]
+    return f"{renamed}.{leaf}" if renamed else leaf

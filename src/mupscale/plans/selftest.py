@@ -6,12 +6,15 @@ it. Works on live modules of any size; tolerances are float64's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import MupscaleError
 from ..rules.scale import Scale
 from ..tensors.expand import expand, expand_
 from .names import named_tensors
@@ -20,6 +23,7 @@ from .plan import Plan, TensorPlan
 Loss = Callable[[nn.Module], Tensor]
 
 GRADIENT_TOLERANCE = 1e-9
+LOSS_FLOOR = 1e-6  # a loss that is zero by nature has no relative error
 _SILENT = 1e-13  # a gradient this far below the model's largest is rounding, not signal
 
 
@@ -41,19 +45,36 @@ def load_wide_(wide: nn.Module, base: nn.Module, plan: Plan) -> None:
                 expand_(target, source_of(entry, tensors), entry.axes, scale, shift=entry.shift)
 
 
+@contextmanager
+def keeping_buffers(model: nn.Module) -> Iterator[None]:
+    """A measurement must not move running statistics: buffers are put back afterwards."""
+    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+def _refuse_value(value: Any, parameters: list[Tensor]) -> None:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise MupscaleError(f"loss(model) must return one number as a tensor, found {shape}")
+    if not parameters or not value.requires_grad:
+        raise MupscaleError("the loss does not depend on any trainable parameter of the model")
+
+
 def gradients(model: nn.Module, loss: Loss, seed: int = 0) -> tuple[Tensor, dict[str, Tensor | None]]:
     """The loss and the gradient of every trainable tensor, by name, under a fixed random state."""
     named = {name: t for name, kind, t in named_tensors(model) if kind == "parameter" and t.requires_grad}
-    buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), keeping_buffers(model):
         torch.manual_seed(seed)
         with torch.enable_grad():
             value = loss(model)
             unique = list({id(t): t for t in named.values()}.values())
+            _refuse_value(value, unique)
             found = torch.autograd.grad(value, unique, allow_unused=True)
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)  # a measurement must not move running statistics
     grads = {id(t): g for t, g in zip(unique, found, strict=True)}
     return value.detach(), {
         name: None if (g := grads[id(t)]) is None else g.detach().to_dense() if g.is_sparse else g.detach()

@@ -62,6 +62,8 @@ class OptimizerRule:
     """What the optimizer itself multiplies lr by because of a tensor's shape."""
     refuse: Callable[[Group, Mapping[str, Any]], str | None] | None = None
     """Given a group and a parameter's state: why widening cannot be exact now, or None."""
+    constructor_only: frozenset[str] | set[str] = frozenset()
+    """Settings that the optimizer reads when it is made, not from its groups."""
     entrywise: bool = True
     agrees_with_mup: bool = True
 
@@ -207,6 +209,7 @@ RULES: dict[str, OptimizerRule] = {
         decay=Decay.COUPLED,
         state={"sum": G**2},
         neutral={"lr_decay"},
+        constructor_only={"initial_accumulator_value"},
     ),
     "torch.optim.Adadelta": OptimizerRule(
         lr=W / G,

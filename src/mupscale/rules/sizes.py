@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 
-from .axes import Axis
+from .axes import Axis, Role
 from .scale import ONE, Scale
 
 
@@ -21,10 +21,15 @@ def noise_size(axes: Iterable[Axis], fold: Scale = ONE) -> Scale:
     >>> str(noise_size(matrix)), str(noise_size([Axis.fixed(3), Axis.parse("in: 8x4")]))
     ('1/2', '1/4')
     """
-    growing = [axis for axis in axes if axis.grows]
+    return size_of_ratios(((a.role, Fraction(a.wide, a.base)) for a in axes if a.grows), fold)
+
+
+def size_of_ratios(ratios: Iterable[tuple[Role | None, Fraction]], fold: Scale = ONE) -> Scale:
+    """The same from the role and the ratio of every width axis; a ratio of 1 is a width all the same."""
+    known = list(ratios)
     inward = Scale.of(1)
-    for axis in growing:
-        if axis.role == "in":
-            inward = inward * Scale.of(Fraction(axis.wide, axis.base))
-    outward = any(axis.role == "out" for axis in growing)
+    for role, ratio in known:
+        if role == "in":
+            inward = inward * Scale.of(ratio)
+    outward = any(role == "out" for role, _ in known)
     return fold * inward ** (Fraction(-1, 2) if outward else Fraction(-1))

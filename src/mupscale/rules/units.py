@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from .scale import ONE as NO_CHANGE
 from .scale import Scale
@@ -69,7 +70,7 @@ class Change:
 
     def factor(self, units: Units) -> Scale:
         """What a quantity with these units is multiplied by: s^a r^b fill^f."""
-        return self.s**units.weight * self.r**units.gradient * Scale.of(self.fill) ** units.fill
+        return _factor(self, units)
 
     def norm_weight(self, p: int | Fraction = 2) -> Scale:
         """The weight of this tensor in sum |g|^p that makes a gradient norm the same at every width.
@@ -82,3 +83,9 @@ class Change:
         """The weight on a tensor's own p-norm: the p-th root of `norm_weight`."""
         power = Fraction(p).limit_denominator(1000)
         return self.norm_weight(power) ** (1 / power)
+
+
+@lru_cache(maxsize=4096)
+def _factor(change: Change, units: Units) -> Scale:
+    fill = Scale.of(change.fill) ** units.fill
+    return change.s**units.weight * change.r**units.gradient * fill

@@ -24,7 +24,8 @@ def collapse(wide: Tensor, axes: Sequence[Axis], scale: Scale = ONE, *, shift: i
     tensor([2., 4.])
     """
     base = wide
-    if wide.is_floating_point():
+    averages = wide.is_floating_point() or wide.is_complex()
+    if averages:
         base = base.to(compute_dtype(wide.dtype))
     for dim, axis in enumerate(axes):
         if not axis.grows:
@@ -34,7 +35,7 @@ def collapse(wide: Tensor, axes: Sequence[Axis], scale: Scale = ONE, *, shift: i
         others = [base.index_select(dim, copies[:, copy]) for copy in range(1, copies.shape[1])]
         differences = sum((other - first for other in others), torch.zeros_like(first))
         # Integer buffers are copied, never averaged: their copies are equal or have no mean.
-        base = first + differences / copies.shape[1] if wide.is_floating_point() else first
+        base = first + differences / copies.shape[1] if averages else first
     return rescale(base, scale**-1, shift).to(wide.dtype).clone()
 
 

@@ -104,6 +104,8 @@ def _parameters(model: nn.Module) -> Named:
 def _with_grad(named: Iterable[tuple[str, Tensor]], plan: Plan) -> list[tuple[str, Tensor]]:
     found: dict[int, tuple[str, Tensor]] = {}
     for name, parameter in named:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()  # so that its values can be changed in place
         if parameter.grad is not None and id(parameter) not in found:
             found[id(parameter)] = (plan.ties.get(name, name), parameter.grad)
     return list(found.values())
@@ -113,7 +115,7 @@ def _norm(named: Named, plan: Plan, p: float) -> Tensor:
     parts = []
     for name, grad in _with_grad(named, plan):
         change = plan[name].change
-        values = grad.coalesce().values() if grad.is_sparse else grad
+        values = grad._values() if grad.is_sparse else grad
         size = torch.linalg.vector_norm(values, p)
         parts.append(
             size / float(change.r) if p == float("inf") else size * float(change.norm_weight_root(p))
@@ -140,4 +142,4 @@ def _clip_value(named: Named, plan: Plan, value: float) -> None:
     with torch.no_grad():
         for name, grad in _with_grad(named, plan):
             bound = value * float(plan[name].change.r)
-            (grad.coalesce().values() if grad.is_sparse else grad).clamp_(-bound, bound)
+            (grad._values() if grad.is_sparse else grad).clamp_(-bound, bound)

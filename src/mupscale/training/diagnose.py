@@ -18,7 +18,6 @@ from ..plans.selftest import Loss, compare_gradients, gradients
 from ..rules.axes import Axis
 from ..tensors.expand import expand
 from .certificate import Failure
-from .schedulers import absolute
 from .trial import Step, Trial, run_step
 from .watch import outputs_of
 
@@ -28,6 +27,7 @@ ATTENTION = "the attention scale: the head size grows and 1/sqrt(head size) does
 LAYOUT = "a wrong layout: its copies are not where the plan says; infer the plan with loss="
 READOUT = "the readout: the output is off by one factor, so a multiplier of the model's code is missing in the plan; declare it in folds="
 SCHEDULER = "an absolute learning rate: a scheduler or the step function sets lr itself; multiply the group's own lr instead"
+STILL = "nothing was tested: a learning rate of zero, a loss that reaches no parameter, or everything frozen"
 OPTIMIZER = "the optimizer: gradients agree and weights do not, so a state or setting has other units than the registry says"
 _HEAD_SIZE = re.compile(r"head_?(dim|size)|dim_head|d_head|d_kv", re.IGNORECASE)
 _HEAD_COUNT = re.compile(r"(num|n)_?heads?$|^heads?$", re.IGNORECASE)
@@ -35,23 +35,18 @@ _HEAD_COUNT = re.compile(r"(num|n)_?heads?$|^heads?$", re.IGNORECASE)
 
 def diagnose(trial: Trial, step: Step | None, loss: Loss | None, failure: Failure) -> Failure:
     """The failure with its place and likely cause filled in."""
-    if failure.cause:
-        return replace(failure, cause=_settings(failure))
     if failure.step == 0 and failure.where == "loss":
         return _forward(trial, step, loss, failure)
     if failure.step == 0 and "gradient" in failure.what:
         return _gradient(trial, step, loss, failure)
-    reasons = [reason for s in trial.wide.schedulers if (reason := absolute(s))]
-    if reasons:
-        return replace(failure, cause=f"{SCHEDULER} ({reasons[0]})")
     if _dropout(trial.wide.model):
         return replace(failure, cause=DROPOUT)
     return replace(failure, cause=OPTIMIZER)
 
 
-def _settings(failure: Failure) -> str:
-    kind, _, key = failure.cause.partition(":")
-    if key == "lr" and (kind == "changed" or failure.step > 0):
+def settings_cause(key: str, changed: bool) -> str:
+    """Why a hyperparameter of the wide run is not the base's in new units."""
+    if key == "lr" and changed:
         return SCHEDULER
     return f"unscaled {key}: the wide run's {key} is not the base's in new units; take the groups that widen returns"
 

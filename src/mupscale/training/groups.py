@@ -70,11 +70,26 @@ def param_groups(
     named = _chosen(model, plan, parameters)
     unused = [p for p in no_decay if not any(fnmatchcase(name, p) for name in named)]
     faults += [Fault(p, "declared in no_decay, but no parameter has such a name") for p in unused]
+    faults += [
+        Fault(
+            f"{key} = {settings[key]}",
+            f"{optimizer.__name__} reads it from its constructor, so it cannot differ by group",
+            f"pass {key}=0",
+        )
+        for key in rule.constructor_only
+        if settings.get(key)
+    ]
+    if rule.shape_factor is not None:
+        odd = [name for name in named if len(plan[name].axes) != 2]
+        faults += [
+            Fault(name, f"{optimizer.__name__} takes matrices only", "pick matrices with parameters=")
+            for name in odd
+        ]
     raise_faults("these parameters cannot be grouped", faults)
     groups: dict[Any, dict[str, Any]] = {}
     for name, parameter in named.items():
         own = dict(settings)
-        if any(fnmatchcase(name, pattern) for pattern in no_decay):
+        if rule.decay is not None and any(fnmatchcase(name, pattern) for pattern in no_decay):
             own["weight_decay"] = 0.0
         factors = factors_of(rule, own, plan[name])
         group = {
@@ -82,11 +97,17 @@ def param_groups(
             for key, v in own.items()
         }
         key = tuple(
-            (k, factors.get(k) if _matters(own[k]) else None, repr(own[k])) for k in sorted(own, key=str)
+            (k, factors.get(k) if k == "lr" or _matters(v) else None, _plain(v))
+            for k, v in sorted(own.items())
         )
         group["lr_factor"] = float(factors["lr"])
         groups.setdefault(key, {**group, "params": []})["params"].append((name, parameter))
     return list(groups.values())
+
+
+def _plain(value: Any) -> Any:
+    """A setting as something that can be compared: 0 and 0.0 are one value."""
+    return float(value) if isinstance(value, (int, float)) else repr(value)
 
 
 def _matters(value: Any) -> bool:

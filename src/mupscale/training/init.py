@@ -102,7 +102,8 @@ def _shapes(
         built = {name: t for name, _, t in named_tensors(std)}
     given = {} if std is None or isinstance(std, nn.Module) else std
     found: dict[str, Shape | None] = {}
-    faults: list[Fault] = []
+    unused = [p for p in given if not any(n == p or fnmatchcase(n, p) for n in plan.tensors)]
+    faults = [Fault(p, "declared in std, but no parameter has such a name") for p in unused]
     for name, entry in plan.tensors.items():
         if entry.kind != "parameter":
             continue

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import MupscaleError
 from ..plans.plan import Plan, TensorPlan
 from ..plans.selftest import source_of
 from ..rules.scale import Scale
-from ..rules.sizes import noise_size
+from ..rules.sizes import noise_size, size_of_ratios
 from ..tensors.noise import TensorNoise
 from ..tensors.philox import Stream
 from ..tensors.spectral import gaussian_norm, spectral_norms
@@ -122,8 +124,12 @@ def reference_size(name: str, plan: Plan, reference: Plan | None) -> Scale:
     if reference is None:
         return noise_size(entry.axes, entry.fold)
     early = reference[entry.sources[0]]
-    whole = [a.resized(b.wide, b.role) for a, b in zip(early.axes, entry.axes, strict=True)]
-    return noise_size(whole, early.fold * entry.fold)
+    pairs = [
+        (a.role or b.role, Fraction(b.wide, a.base))
+        for a, b in zip(early.axes, entry.axes, strict=True)
+        if a.role or b.role
+    ]
+    return size_of_ratios(pairs, early.fold * entry.fold)
 
 
 def _given(sigma: float | Mapping[str, Sigma], name: str) -> Sigma:
@@ -131,14 +137,19 @@ def _given(sigma: float | Mapping[str, Sigma], name: str) -> Sigma:
         return float(sigma)
     if name not in sigma:
         raise MupscaleError(f"the noise has no σ̄ for {name}; give one for every tensor, 0 for none")
-    return sigma[name]
+    value = sigma[name]
+    return value if isinstance(value, tuple) else float(value)
 
 
 def _signal(t: float, entry: TensorPlan, weight: Tensor, size: float) -> Sigma:
     """σ̄ = t ‖s dup(W)‖ / ‖Δ‖, where copies make ‖dup(W)‖ = √c ‖W‖ and Δ has σ̄ = 1."""
-    stacked = len(entry.axes) == 3 and not entry.axes[0].grows
+    grown = float(entry.change.s) * float(entry.change.c) ** 0.5
+    if len(entry.axes) < 2:
+        norm = float(torch.linalg.vector_norm(weight.detach().double()))
+        sigma: float = t * grown * norm / (gaussian_norm(max(1, prod(entry.wide_shape)), 1) * size)
+        return sigma
+    stacked = len(entry.axes) == 3 and not entry.axes[0].grows and entry.axes[1].grows and entry.axes[2].grows
     matrix = entry.wide_shape[1:] if stacked else entry.wide_shape
     delta = gaussian_norm(matrix[0], prod(matrix[1:])) * size
-    grown = float(entry.change.s) * float(entry.change.c) ** 0.5
     norms = spectral_norms(weight, stacked) * (t * grown / delta)
     return tuple(norms.tolist()) if stacked else float(norms)

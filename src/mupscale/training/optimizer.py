@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..errors import Fault, raise_faults
+from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.names import named_tensors, resolve
 from ..rules.optimizers import OptimizerRule, rule_for
 from .direction import Direction
@@ -53,6 +53,15 @@ def carry_optimizer(
     carried, more = carry_groups(rule, groups, direction)
     parameters = {n: t for n, k, t in named_tensors(end) if k == "parameter"}
     new = _construct(optimizer, carried, parameters)
+    orphans = [key for key in optimizer.state if id(key) not in names]
+    if orphans:
+        faults.append(
+            Fault(
+                where,
+                f"{len(orphans)} entries of its state belong to no parameter of the model",
+                "remove them, or widen the run without this optimizer",
+            )
+        )
     states = {names[id(p)]: s for p, s in optimizer.state.items() if id(p) in names}
     for made in carried:
         for end_name in made.names:
@@ -76,4 +85,10 @@ def _construct(optimizer: Optimizer, groups: list[NamedGroup], parameters: Mappi
         named = "param_names" in optimizer.param_groups[group.origin]
         members = [(n, parameters[n]) if named else parameters[n] for n in group.names]
         built.append({**group.settings, "params": members})
-    return type(optimizer)(built, **settings)
+    try:
+        return type(optimizer)(built, **settings)
+    except (TypeError, ValueError) as error:
+        raise MupscaleError(
+            f"{type(optimizer).__name__} could not be built again from its defaults: {error}; carry its state dict with "
+            "widen_optimizer_state_dict instead"
+        ) from error

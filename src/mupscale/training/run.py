@@ -39,7 +39,7 @@ class Run:
     def __init__(
         self,
         model: nn.Module,
-        optimizers: Optimizer | Sequence[Optimizer] = (),
+        optimizers: Optimizer | Sequence[Optimizer] | None = (),
         schedulers: Any | Sequence[Any] = (),
         ema: nn.Module | Mapping[str, Tensor] | None = None,
         step: int = 0,
@@ -49,8 +49,8 @@ class Run:
     ) -> None:
         fields = {
             "model": model,
-            "optimizers": tuple(optimizers) if isinstance(optimizers, Sequence) else (optimizers,),
-            "schedulers": tuple(schedulers) if isinstance(schedulers, Sequence) else (schedulers,),
+            "optimizers": _several(optimizers),
+            "schedulers": _several(schedulers),
             "ema": ema,
             "step": step,
             "plan": plan,
@@ -64,3 +64,9 @@ class Run:
     def since_reference(self) -> Plan:
         """The plan that leads from the reference to this model, for clipping, groups and sizes."""
         return self.reference if self.reference is not None else identity_plan(self.model)
+
+
+def _several(parts: Any) -> tuple[Any, ...]:
+    if parts is None:
+        return ()
+    return tuple(parts) if isinstance(parts, Sequence) else (parts,)

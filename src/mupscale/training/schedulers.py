@@ -36,10 +36,14 @@ def absolute(scheduler: Any) -> str | None:
     known = type(scheduler).__module__ == torch_schedulers.__name__ and name in _MULTIPLIES
     if not known:
         return f"{type(scheduler).__module__}.{name} is not a scheduler known to multiply learning rates"
-    if getattr(scheduler, "eta_min", 0) > 0:
+    if getattr(scheduler, "eta_min", 0) != 0:
         return f"eta_min = {scheduler.eta_min} is an absolute learning rate"
     inner = (absolute(s) for s in getattr(scheduler, "_schedulers", ()))
-    return next((reason for reason in inner if reason), None)
+    if (reason := next((reason for reason in inner if reason), None)) is not None:
+        return reason
+    if len(getattr(scheduler, "base_lrs", ())) not in (0, len(scheduler.optimizer.param_groups)):
+        return "a group was added to its optimizer after it was made"
+    return None
 
 
 def refuse_absolute(schedulers: tuple[Any, ...]) -> list[Fault]:

@@ -51,6 +51,7 @@ def carry_groups(
         for key, names in split.items():
             factors = dict(key)
             settings = {k: copy.deepcopy(v) for k, v in group.settings.items() if k not in _NAMES}
+            settings.setdefault("lr_factor", 1.0)
             for setting, scale in factors.items():
                 if setting in settings:
                     settings[setting] = scale_setting(settings[setting], scale, direction.back)

@@ -37,8 +37,17 @@ def narrow_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tens
     return carry_tensors(state, Direction(plan, back=True))
 
 
-def carry_tensors(state: Mapping[str, Tensor], direction: Direction) -> dict[str, Tensor]:
-    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+def carry_tensors(
+    state: Mapping[str, Tensor], direction: Direction, partial: bool = False
+) -> dict[str, Tensor]:
+    """Named tensors at the other end; `partial` allows some to be missing."""
+    others = [
+        Fault(n, f"a {type(v).__name__}, not a tensor", "leave it out and carry it yourself")
+        for n, v in state.items()
+        if not isinstance(v, Tensor)
+    ]
+    raise_faults("a state dict of tensors can be carried, and nothing else", others)
+    tensors = dict(state)
     check_shapes(
         direction.plan, {n: tuple(t.shape) for n, t in tensors.items()}, direction.start, complete=False
     )
@@ -53,16 +62,19 @@ def carry_tensors(state: Mapping[str, Tensor], direction: Direction) -> dict[str
         if n not in named
         and direction.plan[direction.reached[n][0] if not direction.back else n].kind == "parameter"
     ]
-    raise_faults(
-        "the state dict is not complete",
-        [Fault(n, "the plan needs this tensor; it is missing") for n in missing],
-    )
+    if not partial:
+        raise_faults(
+            "the state dict is not complete",
+            [Fault(n, "the plan needs this tensor; it is missing") for n in missing],
+        )
     done: dict[str, Tensor] = {}
     out: dict[str, Tensor] = {}
     for key in tensors:
         name = resolve(key, known) or key
         start = ties.get(name, name)
         for end in direction.reached[start]:
+            if direction.planned(end)[1].fill == "own":
+                continue  # each model computes it for itself; load the result with strict=False
             if end not in done:
                 done[end] = direction.tensor(named, end)
             out[key[: len(key) - len(name)] + (end if name == start else name)] = done[end]
@@ -101,6 +113,11 @@ def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any
     """Parameter groups of `model` in the order and with the settings of a carried state dict."""
     parameters = {name: t for name, kind, t in named_tensors(model) if kind == "parameter"}
     groups = []
+    strangers = [n for group in state["param_groups"] for n in group["param_names"] if n not in parameters]
+    raise_faults(
+        "this state does not belong to the model",
+        [Fault(n, "the model has no such parameter") for n in strangers],
+    )
     for group in state["param_groups"]:
         settings = {k: v for k, v in group.items() if k not in ("params", "param_names")}
         groups.append({**settings, "params": [(n, parameters[n]) for n in group["param_names"]]})
@@ -115,6 +132,11 @@ def _carry(
     rules: Mapping[str, OptimizerRule] | None,
 ) -> dict[str, Any]:
     rule = rule_for(optimizer, rules)
+    if not ("param_groups" in state and "state" in state):
+        raise MupscaleError(
+            "an optimizer state dict has the keys 'state' and 'param_groups'; flattened ones are not read, so ask "
+            "torch.distributed.checkpoint for it without flatten_optimizer_state_dict"
+        )
     spelled = _spelled(state, direction, names)
     groups = [
         NamedGroup(tuple(spelled[key] for key in group["params"]), group) for group in state["param_groups"]
@@ -123,6 +145,12 @@ def _carry(
     accepted = inspect.signature(optimizer.__init__).parameters  # type: ignore[misc]
     own = {key for group in state["param_groups"] for key in group if key in accepted}
     faults += unknown_settings(rule, state["param_groups"], own, optimizer.__name__)
+    orphans = [
+        Fault(str(key), "state of no parameter in the groups", "remove it")
+        for key in state["state"]
+        if key not in spelled
+    ]
+    raise_faults("this optimizer state cannot be widened exactly", orphans)
     found = {spelled[key]: value for key, value in state["state"].items()}
     order = [name for group in carried for name in group.names]
     by_name = any(isinstance(key, str) for key in spelled)
@@ -163,10 +191,14 @@ def _spelled(state: Mapping[str, Any], direction: Direction, names: Sequence[str
         )
     if len(given) != len(keys):
         raise MupscaleError(f"{len(given)} names for {len(keys)} parameters in the optimizer state dict")
+    if len(set(given)) != len(given):
+        raise MupscaleError("the names of the optimizer's parameters are not all different")
+    known = {*direction.reached, *direction.plan.ties}
     faults = [
         Fault(n, f"no tensor of the plan has this name at its {direction.start} end")
         for n in given
-        if resolve(n, direction.reached) is None
+        if resolve(n, known) is None
     ]
     raise_faults("the optimizer state does not belong to this plan", faults)
-    return {key: resolve(name, direction.reached) or name for key, name in zip(keys, given, strict=True)}
+    named = {key: resolve(name, known) or name for key, name in zip(keys, given, strict=True)}
+    return {key: direction.plan.ties.get(name, name) for key, name in named.items()}

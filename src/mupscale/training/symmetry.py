@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import MupscaleError
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
-from ..plans.selftest import Loss, source_of
+from ..plans.selftest import Loss, keeping_buffers, source_of
 from ..tensors.collapse import collapse
 from ..tensors.expand import compute_dtype, expand
 from .noises import MupNoise, NoisePlan, PairedNoise, Sigma, resolve_noise
@@ -109,6 +109,6 @@ def replay(wide: Run, base: Mapping[str, Tensor], reference: Plan | None) -> Noi
 
 
 def _value(model: nn.Module, loss: Loss) -> float:
-    with torch.no_grad(), torch.random.fork_rng():
+    with torch.no_grad(), torch.random.fork_rng(), keeping_buffers(model):
         torch.manual_seed(0)
         return float(loss(model))

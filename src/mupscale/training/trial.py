@@ -6,7 +6,7 @@ Shared by `verify.py`, which judges, and `diagnose.py`, which explains.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,11 @@ from torch import Tensor
 
 from ..errors import MupscaleError
 from ..plans.fits import identity_plan
+from ..plans.float64 import cast_
 from ..plans.names import named_tensors, unwrap
 from ..plans.plan import Plan
 from ..plans.selftest import Identity
+from ..rules.optimizers import OptimizerRule
 from .direction import Direction
 from .run import Run
 from .widen import carry
@@ -39,7 +41,7 @@ class Trial:
     moved: float = 0.0
 
 
-def clone(run: Run, dtype: torch.dtype) -> Run:
+def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | None = None) -> Run:
     """A copy of a run that shares nothing with it, in another dtype."""
     inner = unwrap(run.model)
     copied = carry(
@@ -47,8 +49,9 @@ def clone(run: Run, dtype: torch.dtype) -> Run:
         copy.deepcopy(inner),
         lambda: copy.deepcopy(inner),
         Direction(identity_plan(inner)),
+        rules,
     )
-    copied.model.to(dtype)
+    cast_(copied.model, dtype)
     for optimizer in copied.optimizers:
         for state in optimizer.state.values():
             for key, value in state.items():

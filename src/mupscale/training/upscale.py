@@ -51,16 +51,20 @@ def upscale(
     chosen = plan if plan is not None else infer_plan(start.model, built)
     tensors = {name: tensor for name, _, tensor in named_tensors(start.model)}
     resolved = resolve_noise(noise, chosen, tensors, seed, start.reference)
-    rates = None if lr is None else [_rate(optimizer) for optimizer in start.optimizers]
+    rates = [] if lr is None else [_rate(optimizer) for optimizer in start.optimizers]
+    if lr is not None and (not rates or max(rates) - min(rates) > 1e-6 * max(rates)):
+        raise MupscaleError(
+            f"lr= replaces one learning rate, and the optimizers of this run have {rates or 'none'}; leave lr=None and use set_lr_ on each"
+        )
     wide = carry(start, built, make_wide, Direction(chosen, noise=resolved), rules)
-    if lr is not None and rates is not None:
+    if lr is not None:
         for optimizer, rate in zip(wide.optimizers, rates, strict=True):
             scale_lr_(optimizer, wide.schedulers, lr / rate)
     from .. import __version__
 
     provenance = {
         "version": __version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "plan": chosen.hash,
         "reference": start.reference.hash if start.reference is not None else "the base itself",
         "noise": {"kind": type(noise).__name__, **resolved.as_json()},

@@ -6,24 +6,27 @@ the run itself, its data loader state apart, is left as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import MupscaleError
+from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import build
-from ..plans.infer import cast_inputs, infer_plan
+from ..plans.float64 import cast_inputs, lifted_casts
+from ..plans.infer import infer_plan
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
-from ..plans.selftest import Identity, Loss, compare_gradients, gradients, source_of
-from ..rules.optimizers import rule_for
+from ..plans.selftest import LOSS_FLOOR, Identity, Loss, compare_gradients, gradients, source_of
+from ..rules.optimizers import OptimizerRule, rule_for
 from ..rules.scale import ONE
 from ..tensors.expand import expand
 from .certificate import Certificate, Failure, TensorProof
-from .diagnose import diagnose
+from .clip import Clip
+from .diagnose import STILL, diagnose, settings_cause
 from .direction import Direction
 from .run import Run
 from .state import NamedGroup, carry_groups
@@ -44,6 +47,7 @@ def verify(
     steps: int = 10,
     dtype: torch.dtype = torch.float64,
     tolerance: float | None = None,
+    rules: Mapping[str, OptimizerRule] | None = None,
     tell: Callable[[str], Any] | None = print,
 ) -> Certificate:
     """The certificate that `wide` (a factory, or a run to be checked as it is) continues `run`.
@@ -73,6 +77,9 @@ def verify(
         raise MupscaleError(
             f"the base run has {len(start.optimizers)} optimizers, the wide run {len(wide.optimizers)}; verify compares them one by one"
         )
+    if steps < 1:
+        raise MupscaleError(f"verify compares steps, found steps={steps}")
+    _refuse_hooks(start)
     chosen = plan or (wide.plan if isinstance(wide, Run) else None)
     if chosen is None:
         chosen = infer_plan(start.model, wide.model if isinstance(wide, Run) else build(wide))
@@ -82,21 +89,22 @@ def verify(
     limit = tolerance if tolerance is not None else TOLERANCE.get(dtype, 1e-2)
 
     def trial() -> Trial:
-        base = clone(start, dtype)
-        grown = clone(wide, dtype) if isinstance(wide, Run) else widen(base, wide, chosen)
+        base = clone(start, dtype, rules)
+        grown = clone(wide, dtype, rules) if isinstance(wide, Run) else widen(base, wide, chosen, rules=rules)
         for model in (base.model, grown.model):
             cast_inputs(model, dtype)
         return Trial(base, grown, chosen, limit)
 
     measured = trial()
-    failure = _measure(measured, step, loss, steps)
-    if failure is not None:
-        failure = diagnose(trial(), step, loss, failure)
+    with lifted_casts() if dtype == torch.float64 else nullcontext():
+        failure = _measure(measured, step, loss, steps, rules)
+        if failure is not None and not failure.cause:
+            failure = diagnose(trial(), step, loss, failure)
     return _certificate(measured, failure, dtype, need)
 
 
 def memory(run: Run, plan: Plan, dtype: torch.dtype) -> int:
-    """Bytes that two copies need: weights, gradients, optimizer state, and one comparison."""
+    """Bytes that two copies need at their peak: weights, gradients and their record, state, one comparison."""
     state = 0
     for optimizer in run.optimizers:
         state += sum(v.numel() for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor))
@@ -104,19 +112,21 @@ def memory(run: Run, plan: Plan, dtype: torch.dtype) -> int:
     wide = sum(prod(t.wide_shape) for t in plan.tensors.values())
     ratio = wide / max(base, 1)
     largest = max((prod(t.wide_shape) for t in plan.tensors.values()), default=0)
-    return int((2 * base + 2 * wide + state * (1 + ratio) + 2 * largest) * dtype.itemsize)
+    return int((4 * base + 3 * wide + state * (1 + ratio) + 4 * largest) * dtype.itemsize)
 
 
-def _measure(trial: Trial, step: Step | None, loss: Loss | None, steps: int) -> Failure | None:
+def _measure(
+    trial: Trial, step: Step | None, loss: Loss | None, steps: int, rules: Mapping[str, OptimizerRule] | None
+) -> Failure | None:
     before = {n: t.detach().clone() for n, _, t in named_tensors(trial.base.model)}
     if step is None:
         assert loss is not None
         (a, base_grads), (b, wide_grads) = (gradients(r.model, loss) for r in (trial.base, trial.wide))
         trial.losses.append((float(a), float(b)))
         trial.identity = compare_gradients(base_grads, wide_grads, trial.plan)
-        return _loss_failure(trial, 0) or _gradient_failure(trial, 0)
+        return _loss_failure(trial, 0) or _gradient_failure(trial, 0) or _nothing_tested(trial)
     for i in range(steps):
-        failure = _settings_failure(trial, i)
+        failure = _settings_failure(trial, i, rules)
         captured: list[dict[str, Tensor | None]] = []
         values = []
         for side in (trial.base, trial.wide):
@@ -130,13 +140,47 @@ def _measure(trial: Trial, step: Step | None, loss: Loss | None, steps: int) -> 
             failure
             or _loss_failure(trial, i)
             or _gradient_failure(trial, i)
-            or _settings_failure(trial, i, changed=True)
+            or _settings_failure(trial, i, rules, changed=True)
             or _weight_failure(trial, i)
         )
         if failure is not None:
             return failure
     trial.moved = _moved(trial.base.model, before)
-    return None
+    if trial.moved == 0.0:
+        return Failure(steps - 1, "the base", f"its weights did not move in {steps} steps", STILL)
+    return _nothing_tested(trial)
+
+
+def _nothing_tested(trial: Trial) -> Failure | None:
+    """A certificate needs something that could have failed."""
+    assert trial.identity is not None
+    if set(trial.identity.errors) - set(trial.identity.untested):
+        return None
+    return Failure(0, "all tensors", "every gradient is zero", STILL)
+
+
+def _refuse_hooks(run: Run) -> None:
+    """Hooks cannot be copied with what they hold, and leaving them out would certify another training."""
+    faults = []
+    for optimizer in run.optimizers:
+        hooks = [
+            *optimizer._optimizer_step_pre_hooks.values(),
+            *optimizer._optimizer_step_post_hooks.values(),
+        ]
+        if any(not isinstance(hook, Clip) for hook in hooks):
+            faults.append(
+                Fault(
+                    type(optimizer).__name__,
+                    "it has step hooks, which a copy does not",
+                    "do their work in the step function",
+                )
+            )
+    hooked = [n for n, k, t in named_tensors(run.model) if k == "parameter" and t._backward_hooks]
+    faults += [
+        Fault(name, "it has a gradient hook, which a copy does not", "remove it for the check")
+        for name in hooked
+    ]
+    raise_faults("this run cannot be copied faithfully", faults)
 
 
 def _loss_failure(trial: Trial, i: int) -> Failure | None:
@@ -144,7 +188,7 @@ def _loss_failure(trial: Trial, i: int) -> Failure | None:
     if a != a and b != b:  # the step returns nothing; gradients and weights decide
         trial.losses[-1] = (0.0, 0.0)
         return None
-    gap = abs(a - b) / max(abs(a), 1e-30)
+    gap = abs(a - b) / max(abs(a), LOSS_FLOOR)
     return None if gap <= trial.tolerance else Failure(i, "loss", f"base {a:.12g}, wide {b:.12g}", "")
 
 
@@ -177,12 +221,14 @@ def _weight_failure(trial: Trial, i: int) -> Failure | None:
     return worst
 
 
-def _settings_failure(trial: Trial, i: int, changed: bool = False) -> Failure | None:
+def _settings_failure(
+    trial: Trial, i: int, rules: Mapping[str, OptimizerRule] | None, changed: bool = False
+) -> Failure | None:
     """A hyperparameter of the wide run that is not the base's in new units, or no longer is."""
     direction = Direction(trial.plan)
     for base, wide in zip(trial.base.optimizers, trial.wide.optimizers, strict=True):
         expected = _settings(base, trial.base.model)
-        groups, _ = carry_groups(rule_for(type(base)), expected, direction)
+        groups, _ = carry_groups(rule_for(type(base), rules), expected, direction)
         wanted = {name: group.settings for group in groups for name in group.names}
         for found in _settings(wide, trial.wide.model):
             for name in found.names:
@@ -190,7 +236,8 @@ def _settings_failure(trial: Trial, i: int, changed: bool = False) -> Failure | 
                     got = found.settings.get(key)
                     if not _close(got, want):
                         what = f"{key} is {got}, the base's in new units is {want}"
-                        return Failure(i, name, what, f"{'changed' if changed else 'unscaled'}:{key}")
+                        cause = settings_cause(key, changed or i > 0)
+                        return Failure(i, name, what, cause)
     return None
 
 

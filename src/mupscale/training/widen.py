@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import build
-from ..plans.fits import check_end, check_ties
+from ..plans.fits import check_end, check_ties, identity_plan
 from ..plans.infer import infer_plan
-from ..plans.names import named_tensors, unwrap
+from ..plans.names import named_tensors, resolve, strip_wrappers, unwrap
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
 from .clip import Clip, clip_
@@ -27,6 +27,7 @@ from .direction import Direction
 from .optimizer import carry_optimizer
 from .run import Run
 from .schedulers import carry_scheduler, refuse_absolute
+from .state_dicts import carry_tensors
 
 Make = Callable[[], nn.Module]
 
@@ -121,14 +122,21 @@ def carry(
     raise_faults("this run cannot be widened exactly", faults)
     ema = _carry_ema(run.ema, make, direction)
     if direction.back:
+        _carry_clips(run.optimizers, optimizers, model, None, direction.plan)
         return Run(model, optimizers, schedulers, ema, run.step)
     since = direction.plan if run.reference is None else run.reference.then(direction.plan)
-    _carry_clips(run.optimizers, optimizers, model, direction.plan)
+    _carry_clips(run.optimizers, optimizers, model, direction.plan, None)
     return Run(model, optimizers, schedulers, ema, run.step, direction.plan, since, run.provenance)
 
 
-def _carry_clips(base: tuple[Optimizer, ...], wide: list[Optimizer], model: nn.Module, plan: Plan) -> None:
-    """Attach width-invariant clipping to the wide optimizers as it was to the base's."""
+def _carry_clips(
+    base: tuple[Optimizer, ...],
+    wide: list[Optimizer],
+    model: nn.Module,
+    onward: Plan | None,
+    undone: Plan | None,
+) -> None:
+    """Attach width-invariant clipping to the new optimizers as it was to the old ones."""
     twins = dict(zip(map(id, base), wide, strict=True))
     every = [h for o in base for h in o._optimizer_step_pre_hooks.values()]
     hooks = {id(hook): hook for hook in every if isinstance(hook, Clip)}
@@ -142,7 +150,15 @@ def _carry_clips(base: tuple[Optimizer, ...], wide: list[Optimizer], model: nn.M
         )
     for hook in hooks.values():
         several = [twins[id(o)] for o in hook.optimizers if id(o) in twins]
-        since = hook.plan.then(plan)
+        if onward is not None:
+            since = hook.plan.then(onward)
+        elif hook.plan == undone:
+            since = identity_plan(model)
+        else:
+            warnings.warn(
+                "clip_ counts from another reference than this base and is not carried back", stacklevel=4
+            )
+            continue
         clip_(several, since, model, max_norm=hook.max_norm, max_value=hook.max_value, p=hook.p)
 
 
@@ -186,29 +202,23 @@ def _own(old: Tensor, fill: str, like: Tensor | None) -> Tensor:
 
 
 def _copy_modes(model: nn.Module, source: nn.Module) -> None:
-    modes = {name: module.training for name, module in source.named_modules()}
+    modes = {strip_wrappers(f"{name}."): module.training for name, module in source.named_modules()}
     for name, module in model.named_modules():
-        module.training = modes.get(name, module.training)
+        module.training = modes.get(strip_wrappers(f"{name}."), module.training)
 
 
 def _edit(model: nn.Module, direction: Direction) -> None:
-    """Set the constants of the plan; a model that already has them is left alone."""
-    faults = []
+    """Set the constants of the plan, whatever the factory knows of them."""
     for edit in direction.plan.edits:
         path, _, leaf = edit.path.rpartition(".")
-        module = model.get_submodule(path)
-        old, new = (edit.new, edit.old) if direction.back else (edit.old, edit.new)
-        value = getattr(module, leaf)
-        if value not in (old, new):
-            faults.append(Fault(edit.path, f"found {value}, the plan changes {old} to {new}"))
-        setattr(module, leaf, new)
-    raise_faults("the model's constants are not those of the plan", faults)
+        setattr(model.get_submodule(path), leaf, edit.old if direction.back else edit.new)
 
 
 def _carry_ema(ema: nn.Module | Mapping[str, Tensor] | None, make: Make, direction: Direction) -> Any:
     if ema is None:
         return None
     if isinstance(ema, nn.Module):
+        check_end(direction.plan, ema, direction.start)
         filled = fill_(build(make), ema, direction)
         if unwrap(ema) is ema:
             return filled
@@ -217,6 +227,14 @@ def _carry_ema(ema: nn.Module | Mapping[str, Tensor] | None, make: Make, directi
         wrapper._buffers = {k: None if b is None else b.detach().clone() for k, b in ema._buffers.items()}
         wrapper._parameters = dict(ema._parameters)
         return wrapper
-    from .state_dicts import carry_tensors
-
-    return carry_tensors(ema, direction)
+    if not isinstance(ema, Mapping):
+        raise MupscaleError(
+            f"ema is a {type(ema).__name__}; expected a module (AveragedModel among them) or a mapping of names to tensors"
+        )
+    counters = {
+        k: v.detach().clone()
+        for k, v in ema.items()
+        if v.dim() == 0 and resolve(k, direction.reached) is None
+    }
+    tensors = {k: v for k, v in ema.items() if k not in counters}
+    return {**carry_tensors(tensors, direction, partial=True), **counters}

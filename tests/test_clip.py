@@ -1,0 +1,187 @@
+"""Clipping written at the reference is the same clipping at every width, as functions and as a hook."""
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mupscale as mu
+from tests.laws import assert_close, data, refusal, seeded
+
+
+def net(n: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 2))
+
+
+X, Y = data(16, 3), data(16, 2, seed=2)
+PLAN = mu.infer_plan(net, 4, 12)
+CLIPS: dict[str, Any] = {
+    "norm": {"max_norm": 0.1},
+    "p = 1": {"max_norm": 0.3, "p": 1.0},
+    "p = inf": {"max_norm": 0.03, "p": math.inf},
+    "value": {"max_value": 0.02},
+    "both": {"max_norm": 0.1, "max_value": 0.02},
+}
+
+
+def fresh(count: int = 1) -> mu.Run:
+    """A run with one optimizer, or with SGD for the matrices and AdamW for the rest."""
+    model = seeded(net, 4)
+    matrices = [p for p in model.parameters() if p.dim() == 2 or count == 1]
+    rest = [p for p in model.parameters() if p.dim() == 1]
+    sgd = torch.optim.SGD(matrices, lr=0.3, momentum=0.9)
+    return mu.Run(model, sgd if count == 1 else [sgd, torch.optim.AdamW(rest, lr=0.01, eps=1e-2)])
+
+
+def hooked(count: int, kind: dict[str, Any]) -> mu.Run:
+    run = fresh(count)
+    mu.clip_(run.optimizers, run.since_reference, run.model, **kind)
+    return run
+
+
+def accumulate(run: mu.Run, steps: range, clip: Any = None) -> list[Tensor]:
+    """Two backward passes to a step; the outputs before every step."""
+    seen = []
+    for i in steps:
+        run.model.zero_grad()
+        seen.append(run.model(X).detach())
+        for half in (slice(0, 8), slice(8, 16)):
+            ((run.model(X[half]) - Y[half] * (1 + i)).square().sum() / 16).backward()
+        if clip is not None:
+            clip(run.model)
+        for optimizer in run.optimizers:
+            optimizer.step()
+    return seen
+
+
+def plain(kind: dict[str, Any]) -> Any:
+    """What torch's own functions do with the same settings."""
+
+    def clip(model: nn.Module) -> None:
+        if "max_norm" in kind:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), kind["max_norm"], kind.get("p", 2.0))
+        if "max_value" in kind:
+            torch.nn.utils.clip_grad_value_(model.parameters(), kind["max_value"])
+
+    return clip
+
+
+def largest(found: list[Tensor], want: list[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(found, want, strict=True))
+
+
+FIRST, LATER = range(2), range(2, 8)
+WAYS: dict[str, Any] = {
+    "widen": lambda run: mu.widen(run, lambda: net(12), PLAN),
+    "upscale": lambda run: mu.upscale(run, lambda: net(12), mu.MupNoise(0.0), plan=PLAN),
+    "twice": lambda run: mu.widen(mu.widen(run, lambda: net(8)), lambda: net(24)),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("kind", CLIPS)
+def test_a_clipping_hook_is_plain_clipping_at_the_reference_and_goes_along(kind: str, count: int):
+    settings = CLIPS[kind]
+    want = accumulate(fresh(count), range(8), plain(settings))
+    assert largest(accumulate(hooked(count, settings), range(8)), want) <= 1e-13, "at the reference"
+    assert largest(accumulate(fresh(count), range(8)), want) > 1e-3, "control: clipping is active"
+    for name, way in WAYS.items():
+        run = hooked(count, settings)
+        accumulate(run, FIRST)
+        assert largest(accumulate(way(run), LATER), want[2:]) <= 1e-12, name
+    run = fresh(count)
+    accumulate(run, FIRST, plain(settings))
+    wrong = accumulate(WAYS["widen"](run), LATER, plain(settings))
+    assert largest(wrong, want[2:]) > 1e-6, "control: torch's own clipping at the wide model"
+
+
+def test_a_hook_remembers_the_reference_norm_and_is_shared_by_the_optimizers_of_a_model():
+    base = hooked(2, CLIPS["norm"])
+    wide = WAYS["widen"](base)
+    norms: list[Any] = []
+    for run in (base, wide):
+        accumulate(run, range(1))
+        hooks: dict[int, Any] = {
+            id(h): h for o in run.optimizers for h in o._optimizer_step_pre_hooks.values()
+        }
+        assert len(hooks) == 1, "one hook, one norm"
+        norms.append(next(iter(hooks.values())).last_norm)
+    assert_close(norms[1], norms[0], 1e-13)
+    assert float(norms[0]) > CLIPS["norm"]["max_norm"]
+
+
+def test_a_hook_is_removed_by_its_handles():
+    run = fresh(2)
+    for handle in mu.clip_(run.optimizers, run.since_reference, run.model, max_norm=0.1):
+        handle.remove()
+    assert largest(accumulate(run, range(5)), accumulate(fresh(2), range(5))) == 0.0
+
+
+def test_a_hook_comes_back_when_a_run_is_narrowed():
+    run = hooked(1, CLIPS["norm"])
+    accumulate(run, FIRST)
+    back = mu.narrow(WAYS["widen"](run), lambda: net(4))
+    assert largest(accumulate(back, LATER), accumulate(run, LATER)) <= 1e-12
+
+
+def test_what_a_hook_cannot_do_is_refused():
+    run = fresh()
+    refusal(lambda: mu.clip_(run.optimizers, run.since_reference, run.model), "max_norm")
+    other = seeded(net, 4)
+    refusal(
+        lambda: mu.clip_(run.optimizers, run.since_reference, other, max_norm=1.0),
+        "do not belong to the model",
+    )
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, math.inf])
+def test_the_reference_norm_is_equal_at_every_width_and_torchs_is_not(p: float):
+    base = seeded(net, 4)
+    norms, plain_norms = [], []
+    for n in (4, 8, 20):
+        plan = mu.infer_plan(net, 4, n)
+        model = mu.widen(base, partial(net, n), plan).model
+        (model(X) - Y).square().mean().backward()
+        norms.append(mu.grad_norm(model, plan, p))
+        plain_norms.append(
+            torch.nn.utils.get_total_norm([q.grad for q in model.parameters() if q.grad is not None], p)
+        )
+    assert_close(torch.stack(norms), norms[0].expand(3), 1e-13)
+    assert_close(norms[0], plain_norms[0], 1e-13)
+    if p < math.inf:  # the largest gradient may sit in a tensor that does not grow
+        assert abs(float(plain_norms[2] / plain_norms[0]) - 1) > 1e-3, "control"
+
+
+class Words(nn.Module):
+    """Embeddings with sparse gradients, of a word that occurs twice."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.word = nn.Embedding(5, n, sparse=True)
+        self.context = nn.Embedding(5, n, sparse=True)
+
+    def forward(self, words: Tensor) -> Tensor:
+        scores: Tensor = (self.word(words) * self.context(words.flip(0))).sum(-1)
+        return scores
+
+
+@pytest.mark.parametrize("n", [4, 12])
+def test_sparse_gradients_are_clipped_by_value_and_by_norm(n: int):
+    plan = mu.infer_plan(Words, 4, n, roles={"context.weight": "in"}) if n > 4 else None
+    base = seeded(Words, 4)
+    with torch.sparse.check_sparse_tensor_invariants():
+        run = mu.widen(base, lambda: Words(n), plan) if plan else mu.Run(base)
+        words = torch.tensor([1, 1, 3])
+        run.model(words).square().sum().backward()
+        mu.clip_grad_value_(run.model, run.since_reference, 0.01)
+        for name, p in run.model.named_parameters():
+            bound = 0.01 * float(run.since_reference[name].change.r)
+            assert p.grad is not None
+            assert float(p.grad.to_dense().abs().max()) <= bound * (1 + 1e-12), name
+        run.model.zero_grad()
+        run.model(words).square().sum().backward()
+        assert mu.clip_grad_norm_(run.model, run.since_reference, 0.01) > 0.01
+        assert abs(float(mu.grad_norm(run.model, run.since_reference)) / 0.01 - 1) <= 1e-4

@@ -1,0 +1,186 @@
+"""Initialisation at any width: the reference's own distribution, times the size μP gives it."""
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mupscale as mu
+from mupscale.tensors.noise import rectangle
+from mupscale.tensors.philox import Stream
+from tests.laws import assert_bitwise, assert_same_model, refusal, seeded
+
+INPUTS = 40
+
+
+def net(n: int) -> nn.Module:
+    """An input layer, a matrix, a norm and a readout; biases drawn, zero, and absent."""
+    model = nn.Sequential(
+        nn.Linear(INPUTS, n), nn.Tanh(), nn.Linear(n, n), nn.LayerNorm(n), nn.Linear(n, 30, bias=False)
+    )
+    nn.init.zeros_(model[2].bias)  # type: ignore[arg-type]
+    nn.init.normal_(model[4].weight, std=0.7)  # type: ignore[arg-type]
+    return model
+
+
+def sizes(model: nn.Module) -> dict[str, float]:
+    return {n: float(p.detach().double().square().mean().sqrt()) for n, p in model.named_parameters()}
+
+
+def assert_size(found: Tensor, want: float, what: str, kurtosis: float = 3.0) -> None:
+    """The root mean square within five standard errors."""
+    values = found.detach().double()
+    size = float(values.square().mean().sqrt())
+    error = 5 * math.sqrt((kurtosis - 1) / (4 * values.numel()))
+    assert abs(size / want - 1) <= error, f"{what}: {size}, expected {want}"
+
+
+POWERS = {"0.weight": 0.0, "2.weight": -0.5, "4.weight": -1.0}
+
+
+@pytest.mark.parametrize("n", [64, 96, 160, 640])
+def test_sizes_follow_mup_from_a_reference_above_and_below(n: int):
+    reference = seeded(net, 256)
+    model = mu.init_(net(n), mu.infer_plan(net, 256, n), std=reference)
+    measured = sizes(reference)
+    for name, power in POWERS.items():
+        assert_size(model.get_parameter(name), measured[name] * (n / 256) ** power, name)
+    assert_size(model.get_parameter("0.bias"), measured["0.bias"], "0.bias")
+    assert not model.get_parameter("2.bias").any()
+    assert (model.get_parameter("3.weight") == 1).all()
+    assert not model.get_parameter("3.bias").any()
+    for name in ("2.weight", "4.weight"):
+        with pytest.raises(AssertionError):
+            assert_size(model.get_parameter(name), measured[name], "control: without q")
+
+
+def test_sizes_may_be_given_by_pattern():
+    given: Any = {"2.weight": 1.0, "*.weight": 0.1, "*.bias": 0.0}
+    model = mu.init_(net(256), mu.infer_plan(net, 64, 256), std=given)
+    assert_size(model.get_parameter("2.weight"), 0.5, "the first pattern that matches")
+    assert_size(model.get_parameter("0.weight"), 0.1, "out only")
+    assert_size(model.get_parameter("4.weight"), 0.025, "in only")
+    assert_size(model.get_parameter("3.weight"), 0.1, "a gain")
+    assert not model.get_parameter("2.bias").any()
+
+
+def kurtosis(values: Tensor) -> float:
+    values = values.detach().double()
+    return float(values.pow(4).mean() / values.square().mean().square())
+
+
+def test_at_the_reference_the_distribution_is_the_models_own():
+    built, model = seeded(net, 256), seeded(net, 256)
+    mu.init_(model, mu.infer_plan(net, 256, 256), seed=1)
+    for name in ("0.weight", "2.weight"):
+        before, after = built.get_parameter(name), model.get_parameter(name)
+        assert not torch.equal(before, after), "drawn anew"
+        assert_size(after, sizes(built)[name], name, 1.8)
+        assert abs(kurtosis(after) - 1.8) <= 0.05, "uniform stays uniform"
+        assert float(after.detach().abs().max()) <= float(before.detach().abs().max()) * 1.01, (
+            "within the same bounds"
+        )
+    last = model.get_parameter("4.weight")
+    assert_size(last, 0.7, "4.weight")
+    assert abs(kurtosis(last) - 3) <= 5 * math.sqrt(24 / last.numel()), "normal stays normal"
+    for name in ("2.bias", "3.weight", "3.bias"):
+        assert_bitwise(model.get_parameter(name), built.get_parameter(name), f"{name} is a constant")
+
+
+class Tied(nn.Module):
+    """Tied embeddings whose last gain absorbs 1/k; a gain used as (1 + w)."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.embed = nn.Embedding(50, n)
+        self.gain = nn.Parameter(torch.zeros(n))
+        self.norm = nn.RMSNorm(n)
+        self.head = nn.Linear(n, 50, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(self.embed(tokens) * (1 + self.gain)))
+        return out
+
+
+DECLARED: dict[str, Any] = {"roles": {"gain": "out"}, "plus_one": ["gain"]}
+
+
+def test_tied_tensors_are_drawn_once_and_folds_and_shifts_follow_their_rule():
+    plan = mu.infer_plan(Tied, 64, 256, folds={"norm.*": "1/4", "gain": "1/2"}, **DECLARED)
+    model = mu.init_(Tied(256), plan, std=seeded(Tied, 64))
+    assert isinstance(model, Tied)
+    assert model.head.weight is model.embed.weight
+    assert_size(model.embed.weight, sizes(seeded(Tied, 64))["embed.weight"], "out only")
+    assert (model.norm.weight == 0.25).all(), "a folded gain"
+    assert (1 + model.gain == 0.5).all(), "(1 + w) is folded, not w"
+
+
+def test_a_drawn_tensor_with_a_fold_or_a_shift_is_scaled_as_a_whole():
+    reference = seeded(Tied, 64)
+    nn.init.normal_(reference.gain, std=0.1)
+    plan = mu.infer_plan(Tied, 64, 4096, folds={"gain": "1/2", "embed.weight": "1/8"}, **DECLARED)
+    model: Any = mu.init_(Tied(4096), plan, std=reference)
+    assert_size(model.embed.weight, sizes(reference)["embed.weight"] / 8, "folded")
+    gain, want = 1 + model.gain.detach().double(), 0.5 * sizes(reference)["gain"]
+    assert abs(float(gain.mean()) - 0.5) <= 5 * want / math.sqrt(4096)
+    assert_size(gain - 0.5, want, "(1 + w) times a half")
+
+
+class Reordered(nn.Module):
+    """Layers built in another order, among others."""
+
+    def __init__(self, n: int, extra: bool):
+        super().__init__()
+        if extra:
+            self.other = nn.Linear(7, n)
+            self.second = nn.Linear(n, n)
+        self.first = nn.Linear(INPUTS, n)
+        if not extra:
+            self.second = nn.Linear(n, n)
+
+
+def test_bits_depend_on_seed_name_and_index_only():
+    std = {"*weight": 0.3, "*bias": 0.1}
+    layouts = {"second.weight": {1: 1}}
+    models = []
+    for extra in (False, True):
+        plan = mu.infer_plan(partial(Reordered, extra=extra), 64, 128, layouts=layouts)
+        torch.manual_seed(extra)
+        models.append(mu.init_(Reordered(128, extra), plan, std=std))
+    for name, p in models[0].named_parameters():
+        assert_bitwise(models[1].get_parameter(name), p, name)
+        low = mu.init_(Reordered(128, True).bfloat16(), plan, std=std).get_parameter(name)
+        assert_bitwise(low, p.detach().bfloat16(), f"{name} in another dtype")
+    weight = models[0].get_parameter("second.weight").detach()
+    z = rectangle(Stream(0, "init second.weight"), (128, 128), (32, 16), (64, 8), torch.device("cpu"))
+    assert_bitwise(z * float(torch.tensor(0.3 / math.sqrt(2))), weight[32:96, 16:24].contiguous(), "a shard")
+    again = mu.init_(Reordered(128, True), plan, std=std, seed=1)
+    assert not torch.equal(again.get_parameter("first.weight"), models[0].get_parameter("first.weight"))
+    assert_same_model(mu.init_(again, plan, std=std), models[1])
+
+
+class OffCentre(nn.Module):
+    def __init__(self, n: int):
+        super().__init__()
+        self.decay = nn.Parameter(torch.linspace(1, 3, n))
+        self.layer = nn.Linear(5, n)
+
+
+def test_what_is_neither_constant_nor_centred_is_refused_and_none_leaves_it():
+    plan = mu.infer_plan(OffCentre, 64, 128, roles={"decay": "out"})
+    refusal(lambda: mu.init_(OffCentre(128), plan, std=OffCentre(64)), "decay", "neither constant", "None")
+    model = mu.init_(OffCentre(128), plan, std={"decay": None, "*": 0.1})
+    assert_bitwise(model.get_parameter("decay").detach(), torch.linspace(1, 3, 128))
+    assert_size(model.get_parameter("layer.weight"), 0.1, "the others are drawn")
+
+
+def test_a_size_that_is_not_known_is_refused_and_so_is_a_pattern_that_matches_nothing():
+    plan = mu.infer_plan(net, 64, 128)
+    refusal(lambda: mu.init_(net(128), plan), "2.weight", "pass std=make(reference)")
+    refusal(lambda: mu.init_(net(64), plan, std=net(64)))
+    given = {"*.weight": 0.1, "*.bias": 0.0, "typo.*": 1.0}
+    refusal(lambda: mu.init_(net(128), plan, std=given), "typo")

@@ -1,0 +1,260 @@
+"""Noise is a pure function of (seed, name, element): its bits, its statistics, and every way of cutting it."""
+
+import hashlib
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import mupscale as mu
+from mupscale.rules.scale import Scale
+from mupscale.tensors import expand as expanding
+from mupscale.tensors import noise as noises
+from mupscale.tensors.expand import expand, expand_
+from mupscale.tensors.noise import TensorNoise, rectangle
+from mupscale.tensors.philox import Stream, normals, philox, quantiles, uniform_bits, uniforms
+from tests.laws import assert_bitwise, assert_close, axes, copied, examples
+
+CPU = torch.device("cpu")
+COUNT = 1 << 20
+TABLE = "2097c6182f48fccc991def377c953bb07f1889112d2df09adf4929bc0d455410"
+ONES = 0xFFFFFFFF
+KNOWN = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((ONES,) * 4, (ONES, ONES), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+def line(seed: int, name: str, count: int = COUNT, start: int = 0) -> Tensor:
+    return normals(Stream(seed, name), torch.tensor([start]), count)[0].double()
+
+
+def plain_philox(counter: list[int], key: list[int]) -> list[int]:
+    """Ten rounds in whole numbers of any size: the slow, obvious twin."""
+    for _ in range(10):
+        a, b = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
+        counter = [(b >> 32) ^ counter[1] ^ key[0], b & ONES, (a >> 32) ^ counter[3] ^ key[1], a & ONES]
+        key = [(key[0] + 0x9E3779B9) & ONES, (key[1] + 0xBB67AE85) & ONES]
+    return counter
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
+def test_philox_gives_the_known_answers_of_random123(counter: Any, key: Any, answer: Any):
+    words = philox(tuple(torch.tensor([c]) for c in counter), key)  # type: ignore[arg-type]
+    assert tuple(int(word) for word in words) == answer
+    assert tuple(plain_philox(list(counter), list(key))) == answer, "the twin"
+
+
+@pytest.mark.parametrize("index", [0, 5, 1 << 33, (1 << 34) + 3, (1 << 40) + 2])
+def test_an_element_far_out_is_counted_in_64_bits(index: int):
+    stream = Stream(3, "far")
+    key0, key1, high0, high1 = stream.words
+    block = index >> 2
+    want = plain_philox([block & ONES, block >> 32, high0, high1], [key0, key1])[index % 4]
+    assert int(uniform_bits(stream, torch.tensor([index]), 1)) == want
+
+
+def test_the_quantile_table_has_the_same_bits_on_every_platform():
+    assert hashlib.sha256(quantiles().numpy().tobytes()).hexdigest() == TABLE
+    assert_close(quantiles().double().square().mean(), torch.tensor(0.5, dtype=torch.float64), 1e-6)
+
+
+def assert_normal(z: Tensor) -> None:
+    """Mean, variance, kurtosis and tails within five standard errors."""
+    n = z.numel()
+    assert abs(float(z.mean())) <= 5 / math.sqrt(n), "mean"
+    assert abs(float(z.square().mean()) - 1) <= 5 * math.sqrt(2 / n), "variance"
+    assert abs(float(z.pow(3).mean())) <= 5 * math.sqrt(15 / n), "skewness"
+    assert abs(float(z.pow(4).mean()) - 3) <= 5 * math.sqrt(96 / n), "kurtosis"
+    for bound in (1, 2, 3, 4):
+        share = math.erfc(bound / math.sqrt(2))
+        found = float((z.abs() > bound).double().mean())
+        assert abs(found - share) <= 5 * math.sqrt(share / n), f"P(|z| > {bound})"
+
+
+def test_a_million_numbers_are_standard_normal_and_a_uniform_is_not():
+    assert_normal(line(0, "blocks.0.weight"))
+    flat = uniforms(Stream(0, "w"), torch.tensor([0]), COUNT)[0].double()
+    assert abs(float(flat.mean()) - 0.5) <= 5 / math.sqrt(12 * COUNT)
+    assert float(flat.min()) > 0
+    assert float(flat.max()) < 1
+    with pytest.raises(AssertionError, match="kurtosis"):
+        assert_normal((flat * 2 - 1) * math.sqrt(3))
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    """In standard errors."""
+    assert a.numel() == b.numel()
+    return abs(float((a * b).mean())) * math.sqrt(a.numel())
+
+
+def test_tensors_seeds_and_neighbours_are_independent():
+    z = line(0, "a.weight")
+    others = {
+        "tensor": line(0, "b.weight"),
+        "one letter": line(0, "a.weighs"),
+        "seed": line(1, "a.weight"),
+        "a seed that differs above 32 bits": line(1 << 32, "a.weight"),
+        "a negative seed": line(-1, "a.weight"),
+    }
+    for what, other in others.items():
+        assert correlation(z, other) <= 5, what
+    for lag in (1, 2, 3, 4, 5, 8, 64, 4096):
+        assert correlation(z[:-lag], z[lag:]) <= 5, f"neighbours {lag} apart"
+        assert correlation(z[:-lag].square() - 1, z[lag:].square() - 1) <= 10, f"sizes {lag} apart"
+    assert correlation(z, z + line(1, "a.weight") * 100) > 5, "control: one hundredth is seen"
+
+
+@st.composite
+def rectangles(draw: Any) -> tuple[list[int], list[int], list[int]]:
+    """A tensor of up to four dimensions and a rectangle of it."""
+    whole = draw(st.lists(st.integers(1, 9), min_size=0, max_size=4))
+    start = [draw(st.integers(0, n - 1)) for n in whole]
+    shape = [draw(st.integers(0, n - at)) for n, at in zip(whole, start, strict=True)]
+    return whole, start, shape
+
+
+def cut(tensor: Tensor, start: list[int], shape: list[int]) -> Tensor:
+    for dim, (at, size) in enumerate(zip(start, shape, strict=True)):
+        tensor = tensor.narrow(dim, at, size)
+    return tensor
+
+
+@examples(150)
+@given(rectangles())
+def test_any_rectangle_of_any_tensor_is_cut_from_the_same_numbers(drawn: Any):
+    whole, start, shape = drawn
+    stream = Stream(7, "w")
+    full = rectangle(stream, whole, [0] * len(whole), whole, CPU)
+    assert_bitwise(full.flatten(), normals(stream, torch.tensor([0]), full.numel())[0])
+    assert_bitwise(rectangle(stream, whole, start, shape, CPU), cut(full, start, shape))
+
+
+@examples(60)
+@given(st.data())
+def test_a_noisy_slice_is_the_slice_of_the_noisy_whole(data: Any):
+    grown = [data.draw(axes(longest=14, segments=2)) for _ in range(data.draw(st.integers(1, 3)))]
+    base = torch.randn([a.base for a in grown], generator=torch.Generator().manual_seed(0))
+    pairable = [None, *(d for d, a in enumerate(grown) if a.k > 1)]
+    paired = data.draw(st.sampled_from(pairable))
+    many = data.draw(st.booleans())
+    std = tuple(0.1 + 0.01 * i for i in range(grown[0].wide)) if many else 0.1
+    added = TensorNoise(Stream(1, "w"), std, paired)
+    whole = expand(base, grown, Scale.of("1/3"), noise=added)
+    start = [data.draw(st.integers(0, a.wide - 1)) for a in grown]
+    shape = [data.draw(st.integers(1, a.wide - at)) for a, at in zip(grown, start, strict=True)]
+    part = expand_(torch.empty(shape), base, grown, Scale.of("1/3"), out_start=start, noise=added)
+    assert_bitwise(part, cut(whole, start, shape).contiguous())
+
+
+MATRIX = [mu.Axis.parse("out: 5x3+1"), mu.Axis.parse("in: 4x3 * 3")]
+NOISE = TensorNoise(Stream(2, "m"), 0.3)
+
+
+def weight(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(5, 12, generator=torch.Generator().manual_seed(5)).to(dtype)
+
+
+def test_rows_may_be_filled_in_any_order():
+    whole = expand(weight(), MATRIX, Scale.of("1/3"), noise=NOISE)
+    out = torch.empty_like(whole)
+    for row in torch.randperm(16, generator=torch.Generator().manual_seed(0)).tolist():
+        expand_(out[row : row + 1], weight(), MATRIX, Scale.of("1/3"), out_start=[row, 0], noise=NOISE)
+    assert_bitwise(out, whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_storage_rounds_the_sum_of_weight_and_noise_once(dtype: torch.dtype):
+    base = weight(dtype)
+    found = expand(base, MATRIX, Scale.of("1/3"), noise=NOISE)
+    z = rectangle(NOISE.stream, (16, 36), (0, 0), (16, 36), CPU)
+    exact = copied(base.float(), MATRIX) / torch.tensor(3.0)
+    assert_bitwise(found, (exact + z * 0.3).to(dtype))
+    if dtype != torch.float32:
+        twice = exact.to(dtype) + (z * 0.3).to(dtype)
+        assert not torch.equal(found, twice), "control: rounded on the way"
+
+
+def test_float64_gets_the_same_numbers_times_a_float64_size():
+    base = weight(torch.float64)
+    found = expand(base, MATRIX, Scale.of("1/3"), noise=NOISE)
+    z = rectangle(NOISE.stream, (16, 36), (0, 0), (16, 36), CPU).double()
+    assert_bitwise(found, copied(base, MATRIX) / 3 + z * 0.3)
+
+
+def test_noise_is_added_after_the_division_and_the_papers_code_divides_it_too():
+    found = expand(weight(torch.float64), MATRIX, Scale.of("1/3"), noise=NOISE)
+    exact = expand(weight(torch.float64), MATRIX, Scale.of("1/3"))
+    size = float((found - exact).std())
+    assert abs(size / 0.3 - 1) <= 5 / math.sqrt(2 * found.numel())
+    divided = (copied(weight(torch.float64), MATRIX) + (found - exact)) / 3 - exact
+    assert abs(float(divided.std()) / 0.3 - 1) > 0.5, "control: noise that is divided by k as well"
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 1 << 16])
+@pytest.mark.parametrize("paired", [None, 1])
+def test_threads_and_block_sizes_change_no_bit(block: int, paired: int | None, monkeypatch: Any):
+    added = TensorNoise(Stream(2, "m"), 0.3, paired)
+    want = expand(weight(), MATRIX, Scale.of("1/3"), noise=added)
+    monkeypatch.setattr(noises, "_BLOCK", block)
+    monkeypatch.setattr(expanding, "_BLOCK", 4 * block)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            assert_bitwise(expand(weight(), MATRIX, Scale.of("1/3"), noise=added), want, f"{count} threads")
+    finally:
+        torch.set_num_threads(threads)
+    assert not torch.equal(want, expand(weight(), MATRIX, Scale.of("1/3"))), "control: there is noise"
+
+
+def test_threads_change_no_bit_of_a_tensor_large_enough_to_be_shared_among_them():
+    grown = [mu.Axis.parse("out: 300x2"), mu.Axis.parse("in: 200x3")]
+    base = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append(
+                expand(base, grown, Scale.of("1/3"), noise=TensorNoise(Stream(0, "big"), 0.1, paired=1))
+            )
+    finally:
+        torch.set_num_threads(threads)
+    assert_bitwise(found[0], found[1])
+
+
+PAIRED = {
+    "k = 2": ("out: 40x2", "in: 30x2"),
+    "k = 3": ("out: 40x3", "in: 30x3"),
+    "pads": ("out: 40x2+5", "in: 30x3+7"),
+    "blocks": ("out: 40x2", "in: 10x2 * 4"),
+    "two factors": ("out: 40x2", "in: 5x2 * 6x3"),
+    "segments": ("out: 40", "in: 10x3 * 2 | 20x3"),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRED)
+def test_paired_noise_sums_to_zero_over_copies_and_keeps_its_variance(kind: str):
+    grown = [mu.Axis.parse(text) for text in PAIRED[kind]]
+    shape = [axis.wide for axis in grown]
+    like = torch.empty(0, dtype=torch.float64)
+    z = TensorNoise(Stream(4, "p"), 1.0, paired=1).slice(grown, [0, 0], shape, like)
+    sources = [grown[1].source(i) for i in range(grown[1].wide)]
+    for unit in range(grown[1].base):
+        together = z[:, [i for i, source in enumerate(sources) if source == unit]]
+        assert float(together.sum(1).abs().max()) <= 1e-14
+    live = z[:, [i for i, source in enumerate(sources) if source is not None]]
+    error = 5 * math.sqrt(2 / live.numel() * int(grown[1].k) / (int(grown[1].k) - 1))
+    assert abs(float(live.square().mean()) - 1) <= error
+    uncorrected = 1 - 1 / int(grown[1].k)
+    assert abs(uncorrected - 1) > error, "control: without the correction the variance is seen to be wrong"

@@ -1,0 +1,185 @@
+"""Upscale is widen plus noise plus a learning rate: exact at zero noise, counted from the first reference."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mupscale as mu
+from benchmarks.exactness import precise_muon, prepare_worker, warm_base
+from benchmarks.models import CASES, Case
+from benchmarks.setups import SETUPS, Setup
+from tests.laws import assert_same_model, data, drift, seeded
+from tests.laws import train as take
+
+SILENT = mu.MupNoise(0.0)
+LIMIT = 0.05
+
+
+@pytest.fixture
+def float64():
+    """The benchmarks' models and batches have torch's default dtype."""
+    before = torch.get_default_dtype()
+    prepare_worker()
+    yield
+    torch.set_default_dtype(before)
+
+
+def assert_same_optimizer(found: Any, want: Any) -> None:
+    mine, other = found.state_dict(), want.state_dict()
+    assert mine["param_groups"] == other["param_groups"]
+    assert mine["state"].keys() == other["state"].keys()
+    for i, state in other["state"].items():
+        assert mine["state"][i].keys() == state.keys()
+        for key, value in state.items():
+            held = mine["state"][i][key]
+            assert torch.equal(held, value) if isinstance(value, Tensor) else held == value, f"{i}.{key}"
+
+
+def step_of(case: Case, setup: Setup, clip: Any = None) -> Any:
+    def step(run: mu.Run, i: int) -> Tensor:
+        run.model.zero_grad()
+        loss = setup.sign * case.loss(run.model, setup.warm + i)
+        loss.backward()
+        if clip is not None:
+            clip(run)
+        for optimizer in run.optimizers:
+            optimizer.step()
+        return loss
+
+    return step
+
+
+def clip_by_reference(run: mu.Run) -> None:
+    norm = mu.clip_grad_norm_(run.model, run.since_reference, LIMIT)
+    assert norm > LIMIT, "clipping must be active"
+
+
+def clip_plainly(run: mu.Run) -> None:
+    if any(p.grad is not None and p.grad.is_sparse for p in run.model.parameters()):  # torch's refuses these
+        mu.clip_grad_norm_(run.model, mu.Run(run.model).since_reference, LIMIT)
+    else:
+        torch.nn.utils.clip_grad_norm_(run.model.parameters(), LIMIT)
+
+
+PAIRS = [
+    ("SGD momentum", "MLP", True),
+    ("AdamW", "MLP+p", True),
+    ("Adam amsgrad", "Llama", False),
+    ("AdamW", "Llama+p", True),
+    ("Adagrad", "ResNet", False),
+    ("SGD", "ResNet", True),
+    ("NAdam", "GPT-2", True),
+    ("Lion", "LSTM", False),
+    ("RMSprop centered", "LSTM", True),
+    ("SGD sparse", "Word2Vec", True),
+    ("SparseAdam", "Word2Vec", False),
+    ("Muon original", "MLP", False),
+    ("Muon original", "GPT-2", True),
+    ("Adafactor", "MLP", False),
+]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("setup", "case", "clips"), PAIRS)
+def test_zero_noise_is_widening_and_passes_the_certificate(setup: Any, case: Any, clips: bool):
+    setup, case = SETUPS[setup], CASES[case]
+    make = lambda: case.make(case.wide)  # noqa: E731
+    with precise_muon():
+        base = warm_base(setup, case)
+        wide, exact = mu.upscale(base, make, SILENT, plan=case.plan), mu.widen(base, make, case.plan)
+        assert_same_model(wide.model, exact.model)
+        for mine, other in zip(wide.optimizers, exact.optimizers, strict=True):
+            assert_same_optimizer(mine, other)
+        step = step_of(case, setup, clip_by_reference if clips else None)
+        mu.verify(base, wide, step=step, steps=5, tell=None).raise_if_broken()
+        if clips:
+            control = mu.verify(base, wide, step=step_of(case, setup, clip_plainly), steps=5, tell=None)
+            assert not control.holds, "control: the norm that torch computes"
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_certificate_is_refused_to_a_run_with_noise():
+    case, setup = CASES["MLP"], SETUPS["AdamW"]
+    base = warm_base(setup, case)
+    wide = mu.upscale(base, lambda: case.make(case.wide), mu.MupNoise(1e-3), plan=case.plan)
+    assert not mu.verify(base, wide, step=step_of(case, setup), steps=3, tell=None).holds
+
+
+def net(n: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 2))
+
+
+X, Y = data(16, 3), data(16, 2, seed=2)
+
+
+def loss(model: Any) -> Tensor:
+    dtype = next(model.parameters()).dtype
+    found: Tensor = (model(X.to(dtype)) - Y.to(dtype)).square().mean()
+    return found
+
+
+def output(model: Any) -> Any:
+    return model(X)
+
+
+def trained(steps: int = 5, **settings: Any) -> mu.Run:
+    model = seeded(net, 4)
+    run = mu.Run(model, torch.optim.AdamW(model.parameters(), **{"lr": 1e-2, "eps": 1e-2, **settings}))
+    take(run, loss, steps)
+    return run
+
+
+def noise_of(run: mu.Run, wide: Any) -> dict[str, Tensor]:
+    """What was added to the widened weights."""
+    exact = mu.widen(run, lambda: net(wide.model[0].out_features), wide.plan).model
+    return {
+        name: (p - exact.get_parameter(name)).detach()
+        for name, p in wide.model.named_parameters()
+        if p.dim() == 2
+    }
+
+
+def assert_sizes(deltas: dict[str, Tensor], want: dict[str, float], errors: float = 5.0) -> None:
+    for name, delta in deltas.items():
+        ratio = float(delta.square().mean().sqrt()) / want[name]
+        assert abs(ratio - 1) <= errors / math.sqrt(2 * delta.numel()), f"{name}: {ratio} of {want[name]}"
+
+
+def sizes(sigma: float, ratio: float) -> dict[str, float]:
+    return {"0.weight": sigma, "2.weight": sigma * ratio**-0.5, "4.weight": sigma / ratio}
+
+
+def test_repeated_growth_keeps_the_first_reference():
+    run = trained()
+    once = mu.upscale(run, lambda: net(16), SILENT)
+    twice = mu.upscale(once, lambda: net(64), mu.MupNoise(0.3))
+    assert_sizes(noise_of(once, twice), sizes(0.3, 16))
+    with pytest.raises(AssertionError):
+        assert_sizes(noise_of(once, twice), sizes(0.3, 4))
+    assert twice.reference == mu.infer_plan(net, 4, 64)
+    exact = mu.upscale(once, lambda: net(64), SILENT)
+    assert drift(run, exact, loss, 10, output) <= 1e-12
+
+
+@pytest.mark.parametrize(("reference", "base", "wide"), [(4, 8, 40), (24, 8, 40), (40, 8, 40)])
+def test_noise_counts_from_the_reference_above_or_below_the_base(reference: int, base: int, wide: int):
+    plan = mu.infer_plan(net, reference, base)
+    model = mu.init_(net(base).double(), plan, std=net(reference))
+    groups = mu.param_groups(model, plan, torch.optim.AdamW, lr=1e-2)
+    run = mu.Run(model, torch.optim.AdamW(groups), reference=plan)
+    take(run, loss, 3)
+    grown = mu.upscale(run, lambda: net(wide), mu.MupNoise(0.3))
+    assert_sizes(noise_of(run, grown), sizes(0.3, wide / reference))
+    assert mu.reference_lr(grown.optimizers[0]) == pytest.approx(1e-2, rel=1e-12)
+    assert drift(run, mu.upscale(run, lambda: net(wide), SILENT), loss, 10, output) <= 1e-12
+
+
+def test_a_model_trained_without_mup_is_its_own_reference():
+    run = trained()
+    grown = mu.upscale(run, lambda: net(12), SILENT)
+    assert drift(run, grown, loss, 10, output) <= 1e-12
+    noisy = mu.upscale(trained(), lambda: net(64), mu.MupNoise(0.3))
+    assert_sizes(noise_of(trained(), noisy), sizes(0.3, 16))

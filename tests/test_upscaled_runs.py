@@ -1,0 +1,232 @@
+"""What an upscaled run holds: its new rate, its provenance, its symmetry, and a report on its noise."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+import mupscale as mu
+from mupscale.plans.names import named_tensors
+from tests.laws import data, drift, refusal, seeded, train
+
+SILENT = mu.MupNoise(0.0)
+X, Y = data(16, 3), data(16, 2, seed=2)
+
+
+def net(n: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 2))
+
+
+def loss(model: Any) -> Tensor:
+    dtype = next(model.parameters()).dtype
+    found: Tensor = (model(X.to(dtype)) - Y.to(dtype)).square().mean()
+    return found
+
+
+def trained(make: Any = net, n: int = 4, steps: int = 5) -> mu.Run:
+    model = seeded(make, n)
+    run = mu.Run(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    train(run, loss, steps)
+    return run
+
+
+def rates(run: mu.Run) -> dict[str, Any]:
+    """lr and initial_lr of every tensor."""
+    names = {id(p): name for name, p in run.model.named_parameters()}
+    return {
+        names[id(p)]: (float(g["lr"]), g.get("initial_lr"))
+        for o in run.optimizers
+        for g in o.param_groups
+        for p in g["params"]
+    }
+
+
+SCHEDULERS: dict[str, Any] = {
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 20),
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda i: 1 / (1 + i)),
+    "sequence": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, 1.0, 3), lr_scheduler.StepLR(o, 2, 0.5)], [3]
+    ),
+    "chain": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.5, 3), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+}
+
+
+@pytest.mark.parametrize("tensor_lr", [False, True])
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("kind", [None, *SCHEDULERS])
+def test_lr_sets_the_reference_rate_and_what_schedulers_remember_of_it(
+    kind: str | None, plain: bool, tensor_lr: bool
+):
+    def run_at(lr: float) -> mu.Run:
+        plan = mu.infer_plan(net, 8, 4)
+        model, rate = seeded(net, 4), torch.tensor(lr, dtype=torch.float64) if tensor_lr else lr
+        groups: Any = mu.param_groups(model, plan, torch.optim.SGD, lr=rate)
+        optimizer = torch.optim.SGD(model.parameters() if plain else groups, lr=rate)
+        schedulers = [SCHEDULERS[kind](optimizer)] if kind else []
+        run = mu.Run(model, optimizer, schedulers, reference=None if plain else plan)
+        for part in [*run.optimizers, *run.schedulers] * 2:
+            part.step()
+        return run
+
+    slow, fast = run_at(0.01), run_at(0.03)
+    now = slow.optimizers[0].param_groups[0]
+    factor = 3 * float(now["lr"]) / float(now.get("lr_factor", 1.0))
+    found = mu.upscale(slow, lambda: net(12), SILENT, lr=factor)
+    want = mu.widen(fast, lambda: net(12))
+    for i in range(6):
+        for name, (lr, first) in rates(want).items():
+            assert rates(found)[name] == (pytest.approx(lr), pytest.approx(first)), f"{name}, step {i}"
+        for part in (*found.optimizers, *found.schedulers, *want.optimizers, *want.schedulers):
+            part.step()
+    kept = mu.upscale(slow, lambda: net(12), SILENT)
+    assert kept.optimizers[0].param_groups[0]["lr"] != found.optimizers[0].param_groups[0]["lr"], "control"
+
+
+def test_lr_is_refused_where_it_would_replace_several_rates_or_none():
+    model = seeded(net, 4)
+    first, rest = list(model.parameters())[:2], list(model.parameters())[2:]
+    several = torch.optim.SGD([{"params": first, "lr": 0.1}, {"params": rest, "lr": 0.2}])
+    make = lambda: net(8)  # noqa: E731
+    refusal(lambda: mu.upscale(mu.Run(model, several), make, SILENT, lr=0.3), "0.1", "0.2", "lr=None")
+    assert mu.upscale(mu.Run(model, several), make, SILENT).optimizers, "control: without lr"
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    refusal(lambda: mu.upscale(mu.Run(model, still), make, SILENT, lr=0.3), "zero")
+
+
+def test_lr_is_refused_when_two_optimizers_have_two_rates():
+    """Muon's rate and AdamW's are two constants; one number cannot replace both."""
+    model = seeded(net, 4)
+    first, rest = list(model.parameters())[:2], list(model.parameters())[2:]
+    two = [torch.optim.SGD(first, lr=0.1), torch.optim.AdamW(rest, lr=0.001)]
+    refusal(lambda: mu.upscale(mu.Run(model, two), lambda: net(8), SILENT, lr=0.05), "lr")
+
+
+def test_lr_is_refused_for_a_run_without_optimizers():
+    refusal(lambda: mu.upscale(seeded(net, 4), lambda: net(8), SILENT, lr=0.05), "lr")
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_lr_can_be_set_at_every_growth(plain: bool):
+    model = seeded(net, 4)
+    plan = mu.infer_plan(net, 4, 4)
+    groups: Any = model.parameters() if plain else mu.param_groups(model, plan, torch.optim.AdamW, lr=0.01)
+    once = mu.upscale(mu.Run(model, torch.optim.AdamW(groups, lr=0.01)), lambda: net(8), SILENT, lr=0.02)
+    twice = mu.upscale(once, lambda: net(16), SILENT, lr=0.04)
+    assert {name: lr for name, (lr, _) in rates(twice).items()} == pytest.approx(
+        {"0.weight": 0.04, "0.bias": 0.04, "2.weight": 0.01, "2.bias": 0.04, "4.weight": 0.01, "4.bias": 0.04}
+    )
+
+
+def test_provenance_says_how_a_run_was_made_all_the_way_back():
+    run = trained()
+    once = mu.upscale(run, lambda: net(8), mu.SignalNoise(0.1), seed=3, lr=0.02)
+    twice = mu.upscale(once, lambda: net(16), mu.PairedNoise(0.2), seed=4)
+    told = twice.provenance
+    assert twice.plan is not None
+    assert once.plan is not None
+    assert once.reference is not None
+    assert (told["version"], told["torch"]) == (mu.__version__, torch.__version__)
+    assert (told["plan"], told["reference"]) == (twice.plan.hash, once.reference.hash)
+    assert (told["noise"]["seed"], told["noise"]["kind"], told["lr"]) == (4, "PairedNoise", None)
+    assert told["noise"]["sigmas"] == {"2.weight": 0.2, "4.weight": 0.2}
+    early = told["grown_from"]
+    assert (early["plan"], early["noise"]["seed"], early["noise"]["kind"]) == (
+        once.plan.hash,
+        3,
+        "SignalNoise",
+    )
+    assert early["noise"]["sigmas"].keys() == {"0.weight", "2.weight", "4.weight"}
+    assert (early["lr"], early["grown_from"]) == (0.02, {})
+    assert json.loads(json.dumps(told)) == told
+    held = io.BytesIO()
+    torch.save(dict(told), held)
+    held.seek(0)
+    assert torch.load(held, weights_only=True) == told, "plain values, to be saved beside the weights"
+    assert mu.widen(twice, lambda: net(32)).provenance == told, "widening adds no noise and forgets none"
+
+
+def report(dtype: torch.dtype, sigma: float) -> mu.NoiseReport:
+    base = mu.Run(seeded(net, 32).to(dtype))
+    wide = mu.upscale(base, lambda: net(64), mu.MupNoise(sigma))
+    found = mu.noise_report(base, wide, loss)
+    assert found.loss_before == pytest.approx(float(loss(base.model).detach()))
+    assert found.loss_after == pytest.approx(float(loss(wide.model).detach()))
+    assert [row.name for row in found.rows] == ["0.weight", "2.weight", "4.weight"]
+    return found
+
+
+def test_a_report_tells_the_loss_and_what_rounding_took():
+    exact = report(torch.float64, 0.1)
+    assert exact.loss_before != exact.loss_after
+    assert max(row.lost for row in exact.rows) <= 1e-12
+    large, small = report(torch.bfloat16, 0.1), report(torch.bfloat16, 1e-3)
+    for big, little, none in zip(large.rows, small.rows, exact.rows, strict=True):
+        assert 1e-4 < big.lost < little.lost, "smaller noise loses more"
+        assert little.lost > 0.1
+        assert big.share == pytest.approx(none.share, rel=0.05)
+    assert "master weights" in str(small)
+    assert "master weights" not in str(exact)
+
+
+def test_a_report_lists_tensors_without_noise_and_asks_for_an_upscaled_run():
+    base = trained()
+    wide = mu.upscale(base, lambda: net(8), mu.PairedNoise(0.1))
+    found = mu.noise_report(base, wide, loss)
+    assert found.without == ("0.weight",)
+    assert found.loss_after == pytest.approx(found.loss_before, rel=1e-12)
+    refusal(lambda: mu.noise_report(base, mu.widen(base, lambda: net(8))), "upscale")
+
+
+def test_a_report_after_two_growths_counts_from_the_first_reference():
+    once = mu.upscale(trained(), lambda: net(8), mu.MupNoise(0.1))
+    twice = mu.upscale(once, lambda: net(32), mu.SignalNoise(0.1, vectors=False), seed=5)
+    assert max(row.lost for row in mu.noise_report(once, twice).rows) <= 1e-12
+
+
+def with_batchnorm(n: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, n, bias=False), nn.BatchNorm1d(n), nn.Tanh(), nn.Linear(n, 2))
+
+
+def test_a_report_leaves_running_statistics_alone():
+    base = trained(with_batchnorm)
+    wide = mu.upscale(base, lambda: with_batchnorm(8), mu.MupNoise(0.1))
+    before = [t.clone() for run in (base, wide) for _, _, t in named_tensors(run.model)]
+    mu.noise_report(base, wide, loss)
+    after = [t for run in (base, wide) for _, _, t in named_tensors(run.model)]
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+COPIED = {"0.weight", "0.bias", "2.weight", "2.bias", "4.weight"}
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_the_meter_reads_zero_after_widening_and_stays_there_without_noise(k: int):
+    wide = mu.widen(trained(), lambda: net(4 * k))
+    assert wide.plan is not None
+    found = mu.symmetry(wide.model, wide.plan)
+    assert found.keys() == COPIED, "the last bias has no copies"
+    assert max(found.values()) == 0.0
+    train(wide, loss, 20)
+    assert max(mu.symmetry(wide.model, wide.plan).values()) <= 1e-12
+
+
+@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("noise", [mu.PairedNoise(0.1), mu.MupNoise(0.1)], ids=["paired", "mup"])
+def test_noise_parts_the_copies_of_every_layer_within_twenty_steps(noise: Any, k: int):
+    base = trained()
+    wide = mu.upscale(base, lambda: net(4 * k), noise)
+    assert wide.plan is not None
+    if isinstance(noise, mu.PairedNoise):
+        assert mu.symmetry(wide.model, wide.plan)["0.weight"] == 0.0, "no in axis, no noise"
+        assert abs(float(loss(wide.model).detach() / loss(base.model).detach()) - 1) <= 1e-12
+    train(wide, loss, 20)
+    found = mu.symmetry(wide.model, wide.plan)
+    assert found.keys() == COPIED
+    assert min(found.values()) > 1e-3, found
+    assert drift(base, wide, loss, 5) > 1e-6, "control: it is another run now"
