@@ -50,7 +50,7 @@ class Coordinates:
     def __str__(self) -> str:
         head = f"{'module':28}" + "".join(f"{width:>10}" for width in self.widths) + f"{'slope':>8}"
         rows = [
-            f"{name or 'output':28}" + "".join(f"{y:10.4f}" for y in ys) + f"{self.slopes[name]:+8.3f}"
+            f"{name or 'output':28}" + "".join(f"{y:10.3g}" for y in ys) + f"{self.slopes[name]:+8.3f}"
             for name, ys in self.changes.items()
         ]
         return "\n".join([head, *rows])
