@@ -36,6 +36,14 @@ def add_to(verbs: Any) -> None:
 def run(chosen: argparse.Namespace) -> int:
     if chosen.steps < 1:
         raise MupscaleError(f"--steps {chosen.steps}: at least one step is needed to compare")
+    if not chosen.plot.absolute().parent.is_dir() or chosen.plot.suffix.lower() not in (
+        ".png",
+        ".pdf",
+        ".svg",
+    ):
+        raise MupscaleError(
+            f"--plot {chosen.plot}: expected a .png, .pdf or .svg file in a folder that exists"
+        )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # matrices this small only lose time to threads
     try:

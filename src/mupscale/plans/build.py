@@ -18,14 +18,16 @@ from torch.nn.parameter import UninitializedParameter
 from ..errors import MupscaleError
 
 
-def build(make: Callable[[], nn.Module], seed: int | None = None) -> nn.Module:
+def build(make: Callable[[], nn.Module] | nn.Module, seed: int | None = None) -> nn.Module:
     """The model that `make` returns, with every parameter on the meta device.
 
-    A factory that hands out a model it had built before is taken at its word, and the model is copied.
+    A model in place of a factory, or one that the factory had built before, is copied.
 
     >>> build(lambda: nn.Linear(10_000, 10_000)).weight.device
     device(type='meta')
     """
+    if isinstance(make, nn.Module):
+        return copy.deepcopy(make)
     known: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
     def to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:

@@ -8,6 +8,7 @@ decides; a plan that passes is exact for these models, and one that does not is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -64,6 +65,10 @@ def infer_plan(
             raise MupscaleError("infer_plan takes a factory and two sizes, or two modules")
         models, again = (make, base), None
     else:
+        if wide is None:
+            raise MupscaleError(
+                "infer_plan takes a factory and two sizes, or two modules; the wide size is missing"
+            )
         factory = make
         models = (build(lambda: factory(base), seed=0), build(lambda: factory(wide), seed=0))
         again = build(lambda: factory(base), seed=1)
@@ -204,9 +209,20 @@ def _search(made: Draft, base: nn.Module, wide: nn.Module, loss: Loss) -> Plan:
         name, worst = identity.worst
         if worst <= GRADIENT_TOLERANCE:
             _refuse_undecided(knobs, set(identity.errors) - set(identity.untested))
-            return plan
+            return replace(plan, needs=plan.needs | _taken_for_granted(made, plan))
         nearest = min(nearest, (0, worst, f"the loss agrees, the gradient of {name} is off by {worst:.1e}"))
     raise _not_found(made, tried, nearest[2])
+
+
+def _taken_for_granted(made: Draft, plan: Plan) -> set[str]:
+    """Raw matrices whose axes grow alike: training cannot tell in from out, sizes of noise can."""
+    alike = [
+        e.name for e in made.open if len({plan[e.name].axes[d].k for d in e.growing}) == 1 < len(e.growing)
+    ]
+    return {
+        f"{name} reads its last growing axis (both grow alike, so training does not tell; declare roles= before adding noise)"
+        for name in dict.fromkeys(map(pattern_of, alike))
+    }
 
 
 def _not_found(made: Draft, tried: int, nearest: str) -> MupscaleError:

@@ -73,6 +73,10 @@ class Axis:
         A whole number b means blocks of b that move together. Pairs (size, k) or triples
         (size, k, pad) spell the factors out; a sequence of such sequences gives segments.
         """
+        if not _is_layout(layout):
+            raise MupscaleError(
+                f"{layout!r} is not a layout; write a block size, pairs ((size, k), …), or a sequence of such sequences"
+            )
         if not isinstance(layout, int):
             axis = Axis.of(*_segments(layout), role=role)
             if (axis.base, axis.wide) != (base, wide):
@@ -200,6 +204,18 @@ class Axis:
         first, second = align(self.segments, other.segments)
         composed = [compose(a, b) for a, b in zip(first, second, strict=True)]
         return Axis.of(*composed, role=self.role or other.role)
+
+
+def _is_layout(layout: Any) -> bool:
+    if isinstance(layout, int):
+        return layout >= 1
+    parts = layout if isinstance(layout, (list, tuple)) else ()
+    if not parts or not all(isinstance(part, (list, tuple)) and part for part in parts):
+        return False
+    entries = parts if isinstance(parts[0][0], int) else [entry for part in parts for entry in part]
+    return all(
+        isinstance(e, (list, tuple)) and 1 <= len(e) <= 3 and all(type(n) is int for n in e) for e in entries
+    )
 
 
 def _segments(layout: Entries | Sequence[Entries]) -> list[list[Factor]]:

@@ -21,32 +21,40 @@ from ..rules.scale import ONE, Scale
 if TYPE_CHECKING:
     from .noise import TensorNoise
 
-_BLOCK = 1 << 24  # bytes written at a time: enough work to share among threads, little enough for the cache
+_BLOCK = 1 << 25  # bytes written at a time: threads seldom wait for each other, and caches still help
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-def rescale(x: Tensor, scale: Scale, shift: int = 0) -> Tensor:
-    """s · x with one rounding, or (x + shift) · s - shift for gains that are used as (shift + w)."""
+def rescale(x: Tensor, scale: Scale, shift: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """s · x with one rounding, or (x + shift) · s - shift for gains that are used as (shift + w).
+
+    Returns `out` where given; else x itself when s = 1, and a new tensor of the compute type when not.
+    """
     if scale.is_one:
-        return x
+        return x if out is None else out.copy_(x)
     if not (x.is_floating_point() or x.is_complex()):
         raise MupscaleError(f"a tensor of {x.dtype} cannot be multiplied by {scale}")
-    fraction = scale.fraction
     y = x.to(compute_dtype(x.dtype))
     if shift:
         y = y + shift
-    own = y is not x
+    # Written in place where that changes nothing, to save a temporary and a pass over it.
+    into = y if y is not x else None
+    if out is not None and not shift and (out.dtype, out.device) == (y.dtype, y.device):
+        into = out
+    if y.requires_grad:
+        into = None
     # A quotient is rounded once; a product with the reciprocal would be rounded twice. The divisor is a
     # tensor because CUDA turns division by a plain number into that product.
+    fraction = scale.fraction
     if fraction is not None and fraction.numerator == 1:
-        divisor = y.new_full((), fraction.denominator)
-        y = y.div_(divisor) if own else y / divisor
+        y = torch.div(y, y.new_full((), fraction.denominator), out=into)
     else:
-        y = y.mul_(float(scale)) if own else y * float(scale)
-    return y - shift if shift else y
+        y = torch.mul(y, float(scale), out=into)
+    y = y - shift if shift else y
+    return y if out is None or y is out else out.copy_(y.to(out.dtype))
 
 
 def expand_(
@@ -143,26 +151,25 @@ def _expand_product(out: Tensor, base: Tensor, pieces: Sequence[Piece], scale: S
     step = -(-lengths[dim] // blocks)
     for start in range(0, lengths[dim], step):
         count = min(step, lengths[dim] - start)
-        part = rescale(source.narrow(dim, start, count), scale, shift).to(out.device, out.dtype)
-        _write(target.narrow(2 * dim, start, count), part, copies)
+        part = target.narrow(2 * dim, start, count)
+        _write(part, source.narrow(dim, start, count), copies, scale, shift)
 
 
-def _write(out: Tensor, source: Tensor, copies: Sequence[int]) -> None:
-    """out[i, a, j, b, …] = source[i, j, …] for all copies a, b, …
+def _write(out: Tensor, source: Tensor, copies: Sequence[int], scale: Scale, shift: int) -> None:
+    """out[i, a, j, b, …] = s · source[i, j, …] for all copies a, b, …
 
-    The innermost copies are strided writes of the source, one a copy; what they fill is then copied
-    outwards. So short strides touch only the first of the outer copies, and the rest moves in long runs.
+    The first of all copies is computed, its innermost neighbours are copied from it, and whole runs of
+    them outwards. So short strides touch a small part of the bytes, and the rest moves in long runs.
     """
-    grown = [(2 * i + 1, k) for i, k in enumerate(copies) if k > 1] or [(1, 1)]
+    grown = [(2 * i + 1, k) for i, k in enumerate(copies) if k > 1]
     parts = [out]
-    for dim, _ in grown[:-1]:
+    for dim, _ in grown:
         parts.append(parts[-1].narrow(dim, 0, 1))
-    dim, k = grown.pop()
-    entries = source.view([size for n in source.shape for size in (n, 1)])
-    for copy in range(k):
-        parts[-1].narrow(dim, copy, 1).copy_(entries)
-    for (dim, k), part in zip(reversed(grown), reversed(parts[:-1]), strict=True):
-        part.narrow(dim, 1, k - 1).copy_(part.narrow(dim, 0, 1))
+    first = parts.pop()
+    rescale(source.view(first.shape), scale, shift, out=first)
+    for (dim, k), part in zip(reversed(grown), reversed(parts), strict=True):
+        for copy in range(1, k):
+            part.narrow(dim, copy, 1).copy_(part.narrow(dim, 0, 1))
 
 
 def _cuts(

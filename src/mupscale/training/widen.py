@@ -29,7 +29,7 @@ from .run import Run
 from .schedulers import carry_scheduler, refuse_absolute
 from .state_dicts import carry_tensors
 
-Make = Callable[[], nn.Module]
+Make = Callable[[], nn.Module] | nn.Module
 
 
 def widen(
