@@ -12,10 +12,11 @@ rss_ratio    the peak resident memory of a fresh process (VmHWM) that makes the 
              state of base and wide.
 
 What limits the time is the first touch of new memory: the kernel writes warm memory more than twice as
-fast as pages can be had from the system, and the copy waits for the same pages. On busy cores it is the
-threads' waiting for each other, three or four times per 16 MB here and once per tensor in the copy.
+fast as pages can be had from the system, and the copy waits for the same pages. On a machine that is busy
+with other work it is the threads' waiting for each other, about three times per 32 MB here and once per
+tensor in the copy; `--threads 1` measures the work without the waiting.
 
-    python benchmarks/widen_memory.py
+    python benchmarks/widen_memory.py [--threads N]
 
 The last line is `time_ratio=… rss_ratio=…`; the exit code is 1 when a bound fails.
 """
@@ -127,7 +128,10 @@ def measure_peak() -> tuple[int, int, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--peak", action="store_true", help="widen once and print what it took, in bytes")
-    if parser.parse_args().peak:
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="for both sides")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.peak:
         print_peak()
         return 0
     peak, kept, error = measure_peak()

@@ -18,6 +18,7 @@ from ..plans.plan import TensorPlan
 from ..rules.axes import Axis
 from ..rules.optimizers import OptimizerRule, decay_factor, lr_factor
 from ..rules.scale import Scale
+from ..rules.units import Change
 from .direction import Direction
 
 _NAMES = ("params", "param_names")
@@ -143,7 +144,8 @@ def carry_state(
     """The state of one parameter in its new units; numbers and counters are copied, nothing is shared."""
     planned, entry = direction.planned(end_name)
     faults: list[Fault] = []
-    if trains and rule.refuse is not None and (reason := rule.refuse(settings, state)):
+    changes = trains and entry.change != Change()  # a copy in the same units is always exact
+    if changes and rule.refuse is not None and (reason := rule.refuse(settings, state)):
         faults.append(Fault(planned, reason))
     carried: dict[str, Any] = {}
     for key, value in state.items():

@@ -1,0 +1,91 @@
+"""Upscaled with zero noise, every optimizer on every model gets its certificate, clipping included.
+
+The pairs are those of `exactness.py`. In every second one gradients are clipped by the width-invariant norm, tightly
+enough to act at once; the control is the same run clipped by torch's own norm, whose certificate must be refused.
+
+    python benchmarks/zero_noise.py
+
+The last line is `pairs=N worst=E clipped=M refused=M`: the worst relative error of a certificate, how many pairs
+were clipped, and in how many of them plain clipping was caught. The exit code is 1 when one is not.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import mupscale as mu
+from benchmarks.exactness import WORKERS, precise_muon, prepare_worker, warm_base
+from benchmarks.models import CASES
+from benchmarks.setups import SETUPS
+
+STEPS, SHARE, WORST = 3, 0.3, 1e-9
+
+
+@dataclass(frozen=True)
+class Result:
+    """One pair: its certificate, and whether plain clipping was refused (None where nothing was clipped)."""
+
+    pair: str
+    holds: bool
+    worst: float
+    caught: bool | None
+
+
+def certify(setup_name: str, case_name: str, clipped: bool) -> Result:
+    setup, case = SETUPS[setup_name], CASES[case_name]
+
+    def step(run: mu.Run, i: int, plain: bool = False) -> Tensor:
+        run.model.zero_grad()
+        loss = setup.sign * case.loss(run.model, setup.warm + i)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if clipped and plain:
+            nn.utils.clip_grad_norm_(run.model.parameters(), bound)
+        elif clipped:
+            mu.clip_grad_norm_(run.model, run.since_reference, bound)
+        for optimizer in run.optimizers:
+            optimizer.step()
+        return loss.detach()
+
+    with precise_muon():
+        base = warm_base(setup, case)
+        base.model.zero_grad()
+        case.loss(base.model, setup.warm).backward()  # type: ignore[no-untyped-call]
+        bound = SHARE * float(mu.grad_norm(base.model, base.since_reference))
+        wide = mu.upscale(base, lambda: case.make(case.wide), mu.MupNoise(0.0), plan=case.plan)
+        certificate = mu.verify(base, wide, step=step, steps=STEPS, tell=None)
+        caught = None
+        if clipped and not case.sparse:  # torch does not clip sparse gradients
+            control = mu.verify(base, wide, step=lambda r, i: step(r, i, plain=True), steps=STEPS, tell=None)
+            caught = not control.holds
+    return Result(f"{setup_name} on {case_name}", certificate.holds, certificate.worst, caught)
+
+
+def main() -> int:
+    accepted = [(s.name, c.name) for s in SETUPS.values() for c in CASES.values() if s.accepts(c)]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(WORKERS, mp_context=context, initializer=prepare_worker) as pool:
+        futures = [pool.submit(certify, s, c, i % 2 == 1) for i, (s, c) in enumerate(accepted)]
+        results = [future.result() for future in futures]
+    failed = [f"{r.pair}: no certificate, {r.worst:.1e}" for r in results if not r.holds or r.worst > WORST]
+    failed += [f"{r.pair}: plain clipping was not caught" for r in results if r.caught is False]
+    for failure in failed:
+        print(f"FAILED: {failure}")
+    controls = [r for r in results if r.caught is not None]
+    worst = max(r.worst for r in results)
+    caught = sum(bool(r.caught) for r in controls)
+    print(f"pairs={len(results)} worst={worst:.1e} clipped={len(controls)} refused={caught}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main())
