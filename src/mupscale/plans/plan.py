@@ -140,8 +140,8 @@ class Plan(Mapping[str, TensorPlan]):
     """Other names of a tensor, each with the name under which the tensor is planned."""
     edits: tuple[Edit, ...] = ()
     exact: Exactness = "dynamic"
-    needs: frozenset[str] = frozenset()
-    """What the plan relies on and cannot see, in words; the certificate tests it."""
+    needs: frozenset[str] = field(default=frozenset(), compare=False)
+    """What the plan relies on and cannot see, in words: a remark, no part of its identity."""
 
     def __getitem__(self, name: str) -> TensorPlan:
         return self.tensors[self.ties.get(name, name)]
@@ -263,7 +263,8 @@ class Plan(Mapping[str, TensorPlan]):
     @cached_property
     def hash(self) -> str:
         """The identity of the plan: equal plans, however made, have equal hashes."""
-        text = json.dumps(self.as_json(), sort_keys=True, separators=(",", ":"))
+        identity = {key: value for key, value in self.as_json().items() if key != "needs"}
+        text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def explain(self, name: str) -> str:
