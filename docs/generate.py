@@ -1,10 +1,21 @@
-"""Print docs/optimizers.md from the registry: `python docs/generate.py > docs/optimizers.md`.
+"""Write docs/optimizers.md and docs/families.md from the registries: `python docs/generate.py`.
 
-A test compares the two, so the page cannot disagree with the code.
+A test compares pages and registries, so they cannot disagree.
 """
 
-from mupscale.rules.optimizers import REFUSED, RULES, Decay, OptimizerRule
-from mupscale.rules.units import NEUTRAL, G, Units, W
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from benchmarks.families_wide import DATA  # noqa: E402
+from benchmarks.family_configs import EXACT, INEXACT, Case  # noqa: E402
+from mupscale.families.rows import USUAL, Row, row_for  # noqa: E402
+from mupscale.rules.optimizers import REFUSED, RULES, Decay, OptimizerRule  # noqa: E402
+from mupscale.rules.units import NEUTRAL, G, Units, W  # noqa: E402
 
 HEAD = """# Which optimizers
 
@@ -81,11 +92,79 @@ def row(name: str, rule: OptimizerRule) -> str:
     return f"| {name.removeprefix('torch.optim.')} | {lr} | {decay(rule)} | {settings} | {states} |"
 
 
-def page() -> str:
+def optimizers() -> str:
     rows = [row(name, rule) for name, rule in RULES.items() if name.startswith("torch.optim.")]
     refused = [f"- **{name.rstrip('.')}**: {reason}." for name, reason in REFUSED.items()]
     return "\n".join([HEAD, *rows, TAIL, *refused]) + "\n"
 
 
+FAMILIES = """# Which models
+
+A plan for a Hugging Face checkpoint is found on a small copy of its own configuration and proved there before any work
+starts: the gradient identity on every tensor, five AdamW steps with state carried over, in float64. So a type need not
+be listed to be grown, and being listed does not exempt it from the proof. The registry holds only what two
+configurations and the search cannot tell.
+
+This page is printed from the registry and from the configurations of `benchmarks/families.py`.
+
+## Measured at 2 and 3 times the width
+
+| model | type | class | what the registry adds |
+|---|---|---|---|"""
+
+USUALLY = """
+Where nothing is added, all is inferred: which axes grow, what sums over them, heads and groups, fused projections, tied
+readouts (1/k goes into the last norm), embeddings that the model multiplies by a root of its width, (1 + w) gains.
+
+## Knobs
+
+`-k 2` turns all of them; `-k hidden=2,ffn=4` one by one. The usual fields of each:
+"""
+
+
+def special(entry: Row) -> str:
+    """What a row says, in a few words."""
+    said = []
+    if entry.grows is not None:
+        said.append("grows " + ", ".join(f for fields in entry.grows.values() for f in fields))
+    if entry.layouts:
+        said.append("layouts of " + ", ".join(f"`{p}`" for p in entry.layouts))
+    said += [f"`{p}` absorbs {f}" for p, f in entry.folds.items()]
+    said += [f"{name} x {f}" for name, f in entry.config.items()]
+    if entry.head_size_grows:
+        said.append("head size grows, heads stay")
+    return "; ".join(said) or "nothing"
+
+
+def measured(case: Case) -> str:
+    return f"| {case.name} | {case.model_type} | {case.architecture} | {special(row_for(case.model_type))} |"
+
+
+def families() -> str:
+    knobs = [f"- **{knob}**: {', '.join(fields)}" for knob, fields in USUAL.items()]
+    cases = [
+        (case, reason) for case in INEXACT for reason in [*row_for(case.model_type).refused.values()][:1]
+    ]
+    refused = [f"- **{case.name}**: {reason}." for case, reason in cases]
+    found = json.loads(DATA.read_text(encoding="utf-8"))
+    counts = Counter(str(entry["verdict"]) for entry in found.values())
+    exact = sorted(name for name, entry in found.items() if entry["verdict"] == "exact")
+    told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    net = [
+        "\n## The wide net\n",
+        "`python benchmarks/families.py --wide` takes model types of transformers in random order, at their default",
+        f"configuration, with the search frozen. So far {len(found)} types: {told}. An accepted plan that then failed its",
+        "proof would be listed as broken. Reasons stand in `benchmarks/families_wide.md`. Exact there:",
+        f"{', '.join(exact) or 'none'}.",
+    ]
+    return (
+        "\n".join([FAMILIES, *map(measured, EXACT), USUALLY, *knobs, "\n## Refused\n", *refused, *net]) + "\n"
+    )
+
+
+PAGES = {"optimizers.md": optimizers, "families.md": families}
+
+
 if __name__ == "__main__":
-    print(page(), end="")
+    for name, make in PAGES.items():
+        (HERE / name).write_text(make(), encoding="utf-8")

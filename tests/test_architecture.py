@@ -8,7 +8,20 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "mupscale"
-ORDER = ["rules", "tensors", "plans", "training", "checkpoints", "tuning", "limits", "cli"]
+ORDER = [
+    "rules",
+    "tensors",
+    "plans",
+    "training",
+    "families",
+    "files",
+    "jobs",
+    "checkpoints",
+    "trainers",
+    "tuning",
+    "limits",
+    "cli",
+]
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

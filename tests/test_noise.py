@@ -2,6 +2,8 @@
 
 import hashlib
 import math
+from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -32,6 +34,16 @@ KNOWN = [
         (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
     ),
 ]
+
+
+@pytest.fixture(autouse=True, scope="module", params=["portable", "compiled"])
+def kernel(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every law of noise holds for the portable code and for the compiled kernel."""
+    if request.param == "compiled" and find_spec("numba") is None:
+        pytest.skip("numba is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MUPSCALE_KERNEL", request.param)
+        yield
 
 
 def line(seed: int, name: str, count: int = COUNT, start: int = 0) -> Tensor:
@@ -207,6 +219,7 @@ def test_threads_and_block_sizes_change_no_bit(block: int, paired: int | None, m
     want = expand(weight(), MATRIX, Scale.of("1/3"), noise=added)
     monkeypatch.setattr(noises, "_BLOCK", block)
     monkeypatch.setattr(expanding, "_BLOCK", 4 * block)
+    monkeypatch.setattr(expanding, "_NOISY_BLOCK", 4 * block)
     threads = torch.get_num_threads()
     try:
         for count in (1, 2):

@@ -10,6 +10,8 @@
 194
 """
 
+from typing import TYPE_CHECKING, Any
+
 from .checkpoints.weights import read_plan, read_provenance, save_weights
 from .errors import Fault, MupscaleError
 from .plans.infer import infer_plan
@@ -19,6 +21,8 @@ from .rules.axes import Axis, Factor
 from .rules.optimizers import Decay, OptimizerRule, State, register_optimizer, rule_for
 from .rules.scale import Scale
 from .rules.units import FILL, NEUTRAL, Change, G, Units, W
+from .trainers.going_on import optimizer_for
+from .trainers.lightning_file import widen_lightning_checkpoint
 from .training.certificate import Certificate
 from .training.clip import clip_, clip_grad_norm_, clip_grad_value_, grad_norm
 from .training.coordinates import Coordinates, coordinate_check
@@ -34,10 +38,15 @@ from .training.state_dicts import (
     widen_optimizer_state_dict,
     widen_state_dict,
 )
+from .training.stepping import step_in_units_
 from .training.symmetry import NoiseReport, noise_report, symmetry
 from .training.upscale import upscale
 from .training.verify import verify
 from .training.widen import narrow, widen
+
+if TYPE_CHECKING:
+    from .trainers.huggingface import HuggingFaceCallback as HuggingFaceCallback
+    from .trainers.lightning import LightningCallback as LightningCallback
 
 __version__ = "0.1.0"
 
@@ -70,6 +79,7 @@ __all__ = [
     "NEUTRAL",
     "noise_report",
     "NoiseReport",
+    "optimizer_for",
     "OptimizerRule",
     "PairedNoise",
     "param_groups",
@@ -86,6 +96,7 @@ __all__ = [
     "set_lr_",
     "SignalNoise",
     "State",
+    "step_in_units_",
     "symmetry",
     "TensorPlan",
     "Units",
@@ -93,6 +104,20 @@ __all__ = [
     "verify",
     "W",
     "widen",
+    "widen_lightning_checkpoint",
     "widen_optimizer_state_dict",
     "widen_state_dict",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Callbacks derive from classes of packages that are imported only when they are asked for."""
+    if name == "HuggingFaceCallback":
+        from .trainers import huggingface
+
+        return huggingface.HuggingFaceCallback
+    if name == "LightningCallback":
+        from .trainers import lightning
+
+        return lightning.LightningCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import MupscaleError
-from . import demo
+from . import check, demo, growing, plan
 
-VERBS = (demo,)
+VERBS = (plan, growing, check, demo)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -150,7 +150,12 @@ def draft(base: nn.Module, wide: nn.Module, pad: bool, again: nn.Module | None) 
             ties[name] = first[id(tensor)]
             planned = entries[ties[name]]
             if entry.growing and entry.roles and planned.roles != entry.roles:
-                conflicts[ties[name]] = name
+                if isinstance(
+                    entry.module[0], nn.Embedding
+                ):  # the input decides the scale, whatever comes first
+                    entries[ties[name]] = replace(entry, name=ties[name])
+                    name = ties[name]
+                conflicts[ties.get(name, name)] = name
             continue
         first[id(tensor)] = name
         entries[name] = entry

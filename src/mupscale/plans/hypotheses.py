@@ -7,10 +7,11 @@ this file only proposes, from the integer attributes (heads, groups) of the two 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import combinations, product
+from typing import TypeVar
 
 from torch import nn
 
@@ -22,7 +23,7 @@ from .names import pattern_of
 _ATTENTION = re.compile(r"att", re.IGNORECASE)
 _COUNTS = re.compile(r"^(?!.*(size|dim)).*(head|group|kv)", re.IGNORECASE)
 _HEADS_OUT = re.compile(
-    r"^(q|k|v|qkv|wq|wk|wv|query|key|value|c_attn|in_proj.*|.*(q|k|v|qkv|query|key|value)(_proj)?)$"
+    r"^(wq|wk|wv|c_attn|in_proj.*|.*(q|k|v|kv|qkv|query|key|value)(_b)?(_proj|_lin|_linear)?)$"
 )
 _HEADS_IN = re.compile(r"^(o|wo|out|proj|dense|c_proj|o_proj|out_proj|.*out.*)$")
 
@@ -35,6 +36,7 @@ class Setting:
     roles: Mapping[str, Mapping[int, Role]]
     layouts: Mapping[str, Mapping[int, Layout]]
     folds: Mapping[str, Scale]
+    shifts: Mapping[str, int] = field(default_factory=dict)
 
     def apply(self, draft: Draft) -> Draft:
         changed: dict[str, Entry] = {}
@@ -45,11 +47,13 @@ class Setting:
                 roles=self.roles.get(name, entry.roles),
                 layouts={**entry.layouts, **self.layouts.get(name, {})},
                 fold=entry.fold * self.folds.get(name, ONE),
+                shift=self.shifts.get(name, entry.shift),
             )
         return draft.with_entries(changed)
 
 
 Knob = list[Setting]
+T = TypeVar("T")
 
 
 def _setting(says: str, roles=None, layouts=None, folds=None) -> Setting:  # type: ignore[no-untyped-def]
@@ -61,7 +65,7 @@ def role_knobs(draft: Draft) -> Iterator[Knob]:
     groups: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for entry in draft.open:
         groups.setdefault((pattern_of(entry.name), tuple(entry.growing)), []).append(entry.name)
-    for names in groups.values():
+    for names in sorted(groups.values(), key=lambda names: _norm(draft.entries[names[0]])):
         growing = draft.entries[names[0]].growing
         choices: list[dict[int, Role]]
         if len(growing) == 1:
@@ -80,37 +84,8 @@ def role_knobs(draft: Draft) -> Iterator[Knob]:
         ]
 
 
-def readout_knobs(draft: Draft, norms: list[str]) -> Iterator[Knob]:
-    """A tied readout needs 1/k in the last norm, unless the model divides by its width itself."""
-    for name in draft.conflicts:
-        entry = draft.entries[name]
-        if entry.declared_fold is not None:
-            continue
-        k = copies(draft, entry, entry.growing[-1])
-        settings = []
-        for norm in reversed(norms):
-            gains = [
-                n
-                for n in draft.entries
-                if n.rpartition(".")[0] == norm
-                and draft.entries[n].growing
-                and draft.entries[n].kind == "parameter"
-            ]
-            if gains:
-                settings.append(
-                    _setting(f"1/{k} folded into {norm}", folds=dict.fromkeys(gains, Scale.of(1 / k)))
-                )
-                break
-        settings.append(_setting(f"the model divides what {name} reads out by its width", folds={}))
-        yield settings
-    for names in _by_pattern(e.name for e in draft.entries.values() if _reads_only(e)).values():
-        entry = draft.entries[names[0]]
-        k = copies(draft, entry, entry.growing[0])
-        plain = _setting(f"{names[0]} sums over the width")
-        scaled = _setting(
-            f"the model divides {names[0]} by its width", folds=dict.fromkeys(names, Scale.of(k))
-        )
-        yield [plain, scaled]
+def _norm(entry: Entry) -> bool:
+    return "norm" in type(entry.module[0]).__name__.lower()
 
 
 def copies(draft: Draft, entry: Entry, dim: int) -> Fraction:
@@ -118,42 +93,95 @@ def copies(draft: Draft, entry: Entry, dim: int) -> Fraction:
     return Axis.between(entry.base_shape[dim], entry.wide_shape[dim], None, pad=draft.pad).k
 
 
-def _reads_only(entry: Entry) -> bool:
-    roles = {(entry.roles or {}).get(dim) for dim in entry.growing}
-    return (
-        roles == {"in"}
-        and entry.declared_fold is None
-        and entry.kind == "parameter"
-        and len(entry.growing) == 1
-    )
+def layout_knobs(draft: Draft, everywhere: bool = False) -> Iterator[Knob]:
+    """Axes inside a module with a growing number of heads or groups: whole blocks, or neighbours.
 
-
-def layout_knobs(draft: Draft) -> Iterator[Knob]:
-    """Axes inside a module with a growing number of heads or groups: whole blocks, or neighbours."""
+    With `everywhere`, projections beside such a module (by their names) are open too; a search can afford it.
+    """
     groups: dict[tuple[str, str], list[tuple[str, int]]] = {}
     counting = counting_modules(draft)
+    found: dict[str, list[tuple[int, int]]] = {}
     for entry in draft.entries.values():
-        if not any(_inside(entry.name, path) for path in counting):
+        counts = _counts_for(entry, counting, everywhere)
+        if not counts:
             continue
+        found[entry.name] = counts
         for dim in entry.growing:
             if dim not in entry.layouts and entry.kind == "parameter":
                 role = (entry.roles or {}).get(dim, "open")
                 owner = pattern_of(entry.name.rpartition(".")[0])
-                groups.setdefault((owner, role if entry.roles else f"{role} {entry.name}"), []).append(
-                    (entry.name, dim)
-                )
-    for (owner, role), axes in groups.items():
+                groups.setdefault(
+                    (owner, role if entry.roles else f"{role} {pattern_of(entry.name)}"), []
+                ).append((entry.name, dim))
+    for (owner, role), axes in sorted(groups.items(), key=lambda group: _stream(*group[0])):
         name, dim = axes[0]
         entry = draft.entries[name]
-        counts = next(counts for path, counts in counting.items() if _inside(name, path))
-        blocks = block_sizes(draft, entry, dim, counts)
+        blocks = block_sizes(draft, entry, dim, found[name])
         if not blocks:
             continue
         leaf = (owner or name).rpartition(".")[2]
         heads = bool((_HEADS_OUT if role == "out" else _HEADS_IN).match(leaf)) or role.startswith("open")
         layouts: list[Layout] = [*blocks, 1] if heads else [1, *blocks]
+        if everywhere:
+            layouts += fused_layouts(entry, dim, found[name])
         usable = [b for b in layouts if all(_fits(draft, n, d, b) for n, d in axes)]
         yield [_setting(f"{owner} ({role}) in blocks of {b}", layouts=_per_name(axes, b)) for b in usable]
+
+
+def paired_knobs(draft: Draft) -> Iterator[Knob]:
+    """Raw parameters with an axis twice as long as another: two halves, or pairs of neighbours (gate and up)."""
+    groups: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    sizes: dict[str, set[int]] = {}
+    for entry in draft.entries.values():
+        owner = pattern_of(entry.name.rpartition(".")[0])
+        sizes.setdefault(owner, set()).update(entry.base_shape[d] for d in entry.growing)
+        raw = entry.roles is None and entry.kind == "parameter" and not _norm(entry)
+        for dim in entry.growing if raw else ():
+            if dim not in entry.layouts and entry.base_shape[dim] % 2 == 0:
+                groups.setdefault((owner, entry.base_shape[dim]), []).append((entry.name, dim))
+    for (owner, size), axes in groups.items():
+        if size // 2 in sizes[owner]:
+            yield [
+                _setting(f"{owner}, axis of {size}: halves"),
+                _setting(f"{owner}, axis of {size}: pairs", layouts=_per_name(axes, 2)),
+            ]
+
+
+def _stream(owner: str, role: str) -> bool:
+    """True for the side of a projection that by its name faces away from the heads; such axes are asked last."""
+    leaf = owner.rpartition(".")[2]
+    return bool((_HEADS_OUT if role == "in" else _HEADS_IN).match(leaf)) and not role.startswith("open")
+
+
+def _counts_for(
+    entry: Entry, counting: Mapping[str, list[tuple[int, int]]], everywhere: bool
+) -> list[tuple[int, int]]:
+    inside = next((counts for path, counts in counting.items() if _inside(entry.name, path)), [])
+    if inside or not everywhere:
+        return inside
+    leaf = entry.name.rpartition(".")[0].rpartition(".")[2]
+    if not (_ATTENTION.search(entry.name) and (_HEADS_IN.match(leaf) or _HEADS_OUT.match(leaf))):
+        return []
+    beside = (counts for path, counts in counting.items() if _inside(entry.name, path.rpartition(".")[0]))
+    return next(beside, [])
+
+
+def fused_layouts(entry: Entry, dim: int, counts: list[tuple[int, int]]) -> list[Layout]:
+    """Segments of fused projections of grouped attention: queries in groups, then keys and values."""
+    base, wide = entry.base_shape[dim], entry.wide_shape[dim]
+    found: list[Layout] = []
+    for (heads, more), (kv, more_kv) in product(counts, counts):
+        rows, goal = heads + 2 * kv, more + 2 * more_kv
+        if (
+            kv < heads
+            and heads % kv == 0
+            and base % rows == 0
+            and base * goal == wide * rows
+            and more % heads == 0
+        ):
+            size, k = base // rows, more // heads
+            found.append((((kv, k), (heads // kv * size, 1)), ((2 * kv, k), (size, 1))))
+    return found
 
 
 def _per_name(axes: list[tuple[str, int]], layout: Layout) -> dict[str, dict[int, Layout]]:
@@ -180,7 +208,7 @@ def block_sizes(draft: Draft, entry: Entry, dim: int, counts: list[tuple[int, in
             found.append(base // a)
     units = {other // a for other in _sizes_near(draft, entry) for a, _ in counts if other % a == 0}
     found += [u for u in sorted(units, reverse=True) if base % u == 0 and wide % u == 0]
-    return [b for b in dict.fromkeys(found) if 1 < b < base]
+    return [b for b in dict.fromkeys(found) if 1 < b <= base]
 
 
 def counting_modules(draft: Draft) -> dict[str, list[tuple[int, int]]]:
@@ -207,7 +235,9 @@ def counting_modules(draft: Draft) -> dict[str, list[tuple[int, int]]]:
         or {p: c for p, c in shared.items() if c}
     )
     return {
-        path: counts for path, counts in found.items() if not any(_inside(other, path) for other in found)
+        path: sorted({*counts, *shared.get(path, ())})
+        for path, counts in found.items()
+        if not any(_inside(other, path) for other in found)
     }
 
 
@@ -231,14 +261,7 @@ def _sizes_near(draft: Draft, entry: Entry) -> set[int]:
     }
 
 
-def _by_pattern(names) -> dict[str, list[str]]:  # type: ignore[no-untyped-def]
-    found: dict[str, list[str]] = {}
-    for name in names:
-        found.setdefault(pattern_of(name), []).append(name)
-    return found
-
-
-def combinations_of(knobs: list[Knob], flips: int) -> Iterator[tuple[Setting, ...]]:
+def combinations_of(knobs: Sequence[Sequence[T]], flips: int) -> Iterator[tuple[T, ...]]:
     """Every knob at its likeliest setting, then one changed, then two, …"""
     likely = [knob[0] for knob in knobs]
     for count in range(min(flips, len(knobs)) + 1):

@@ -8,8 +8,6 @@ decides; a plan that passes is exact for these models, and one that does not is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import torch
@@ -20,22 +18,20 @@ from ..rules.scale import Exact, Scale
 from .build import build
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .draft import Draft, draft
-from .fits import check_duplicates
 from .float64 import lifted_casts, prepare
-from .hypotheses import Knob, combinations_of, copies, layout_knobs, readout_knobs, role_knobs
+from .hypotheses import copies, layout_knobs
 from .modules import KNOWN_NORMS, maps_zero_elsewhere
 from .names import pattern_of
 from .plan import Plan
-from .readers import reader_knobs, reading_faults
-from .selftest import GRADIENT_TOLERANCE, LOSS_FLOOR, Loss, compare_gradients, gradients, load_wide_
+from .readers import reading_faults
+from .search import Found as Found
+from .search import search
+from .selftest import Loss
 
 _MIXES_CHANNELS = (
     nn.LocalResponseNorm, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.Unflatten,
     nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.GLU,
 )  # fmt: skip
-
-TRIALS = 400
-FLIPS = 3
 
 
 def infer_plan(
@@ -60,6 +56,34 @@ def infer_plan(
     {'0.weight': '1', '0.bias': '1', '2.weight': '1/2', '2.bias': '1'}
     """
     declared = Declared(roles or {}, layouts or {}, folds or {}, plus_one)
+    if loss is not None:
+        return find_plan(make, base, wide, loss, declared, pad).plan
+    made, _ = _opened(make, base, wide, declared, pad)
+    raise_faults("a plan needs more than the shapes of these two models", _undecided(made))
+    return made.plan()
+
+
+def find_plan(
+    make: Callable[[Any], nn.Module] | nn.Module,
+    base: Any,
+    wide: Any,
+    loss: Loss,
+    declared: Declared,
+    pad: bool = False,
+) -> Found:
+    """The plan that passes the gradient identity of `loss`, with what the search measured on its way."""
+    made, models = _opened(make, base, wide, declared, pad)
+    if not isinstance(make, nn.Module):
+        with torch.random.fork_rng():
+            models = (make(base), models[1])
+    with lifted_casts():
+        return search(made, *prepare(*models), loss)
+
+
+def _opened(
+    make: Callable[[Any], nn.Module] | nn.Module, base: Any, wide: Any, declared: Declared, pad: bool
+) -> tuple[Draft, tuple[nn.Module, nn.Module]]:
+    """The draft with everything that modules and the user say, and the two models it was made from."""
     if isinstance(make, nn.Module):
         if not isinstance(base, nn.Module):
             raise MupscaleError("infer_plan takes a factory and two sizes, or two modules")
@@ -77,14 +101,7 @@ def infer_plan(
     copied = {name for name, entry in made.entries.items() if entry.kind == "buffer" and entry.layouts}
     faults = [fault for fault in faults if fault.where not in copied] + unused
     raise_faults("these two models cannot be planned", faults)
-    if loss is None:
-        raise_faults("a plan needs more than the shapes of these two models", _undecided(made))
-        return made.plan()
-    if not isinstance(make, nn.Module):
-        with torch.random.fork_rng():
-            models = (make(base), models[1])
-    with lifted_casts():
-        return _search(made, *prepare(*models), loss)
+    return made, models
 
 
 def _undecided(made: Draft) -> list[Fault]:
@@ -157,112 +174,3 @@ def _undecided_pads(made: Draft, hint: str) -> list[Fault]:
                 )
             )
     return faults
-
-
-def _norms_in_order(base: nn.Module, loss: Loss) -> list[str]:
-    order: list[str] = []
-    handles = [
-        module.register_forward_hook(lambda *_, name=name: order.append(name))
-        for name, module in base.named_modules()
-        if "norm" in type(module).__name__.lower() and list(module.parameters(recurse=False))
-    ]
-    try:
-        gradients(base, loss)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return order
-
-
-def _search(made: Draft, base: nn.Module, wide: nn.Module, loss: Loss) -> Plan:
-    value, base_grads = gradients(base, loss)
-    norms = _norms_in_order(base, loss) if made.conflicts else []
-    layouts = list(layout_knobs(made))
-    decided = {
-        (name, dim) for knob in layouts for s in knob for name, dims in s.layouts.items() for dim in dims
-    }
-    proposed = (*role_knobs(made), *layouts, *reader_knobs(made, decided), *readout_knobs(made, norms))
-    knobs = [knob for knob in proposed if knob]
-    nearest: tuple[int, float, str] = (2, 0.0, "no hypothesis could be built")
-    tried = 0
-    for settings in islice(combinations_of(knobs, FLIPS), TRIALS):
-        trial = made
-        for setting in settings:
-            trial = setting.apply(trial)
-        try:
-            plan = trial.plan()
-        except MupscaleError as error:
-            if not knobs:
-                raise
-            nearest = min(nearest, (2, 0.0, str(error)))
-            continue
-        check_duplicates(plan)
-        tried += 1
-        _apply_edits(wide, plan)
-        load_wide_(wide, base, plan)
-        found, wide_grads = gradients(wide, loss)
-        gap = float((found - value).abs() / value.abs().clamp_min(LOSS_FLOOR))
-        if not gap <= GRADIENT_TOLERANCE:
-            nearest = min(nearest, (1, gap, f"the loss differs by {gap:.1e}"))
-            continue
-        identity = compare_gradients(base_grads, wide_grads, plan)
-        name, worst = identity.worst
-        if worst <= GRADIENT_TOLERANCE:
-            _refuse_undecided(knobs, set(identity.errors) - set(identity.untested))
-            return replace(plan, needs=plan.needs | _taken_for_granted(made, plan))
-        nearest = min(nearest, (0, worst, f"the loss agrees, the gradient of {name} is off by {worst:.1e}"))
-    raise _not_found(made, tried, nearest[2])
-
-
-def _taken_for_granted(made: Draft, plan: Plan) -> set[str]:
-    """Raw matrices whose axes grow alike: training cannot tell in from out, sizes of noise can."""
-    alike = [
-        e.name for e in made.open if len({plan[e.name].axes[d].k for d in e.growing}) == 1 < len(e.growing)
-    ]
-    return {
-        f"{name} reads its last growing axis (both grow alike, so training does not tell; declare roles= before adding noise)"
-        for name in dict.fromkeys(map(pattern_of, alike))
-    }
-
-
-def _not_found(made: Draft, tried: int, nearest: str) -> MupscaleError:
-    faults = [
-        Fault(
-            f"{tried} hypotheses tried",
-            f"none passes the gradient identity; nearest: {nearest}",
-            "declare roles=, layouts= or folds=, or look for a width in the model's code (1/sqrt(d), dropout, a table)",
-        )
-    ]
-    for name, reader in made.conflicts.items():
-        if made.entries[name].declared_fold is None:
-            faults.append(
-                Fault(
-                    f"{name} = {reader}",
-                    "a tied readout with nowhere to fold 1/k: no norm with a gain before it passed",
-                    'divide the logits by the width in the model, or untie, or declare folds={"<tensor>": "1/k"}',
-                )
-            )
-    return MupscaleError("no exact plan was found for these two models", faults)
-
-
-def _refuse_undecided(knobs: list[Knob], tested: set[str]) -> None:
-    """A hypothesis that only concerns tensors without a gradient passes whatever it says."""
-    faults = []
-    for knob in knobs:
-        names = {name for setting in knob for name in (*setting.roles, *setting.layouts)}
-        if len(knob) > 1 and names and not names & tested:
-            what = "its gradient is zero, so every hypothesis passes: the loss does not reach it"
-            faults.append(
-                Fault(
-                    ", ".join(sorted(names)),
-                    what,
-                    f'use a loss that does, or declare roles={{"{min(names)}": "out"}} or "in", and its layouts=',
-                )
-            )
-    raise_faults("the loss does not decide every tensor", faults)
-
-
-def _apply_edits(wide: nn.Module, plan: Plan) -> None:
-    for edit in plan.edits:
-        path, _, leaf = edit.path.rpartition(".")
-        setattr(wide.get_submodule(path), leaf, edit.new)

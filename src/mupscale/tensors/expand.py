@@ -7,8 +7,9 @@ when s is a power of two. `reference.py` holds the slow twin that defines what i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from .noise import TensorNoise
 
 _BLOCK = 1 << 25  # bytes written at a time: threads seldom wait for each other, and caches still help
+_NOISY_BLOCK = (
+    1 << 23
+)  # bytes of float32 that get their noise at a time: what a 16-bit result needs beside it
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -126,19 +130,33 @@ def _expand_noisy(
     base_at: list[int],
     noise: TensorNoise,
 ) -> Tensor:
-    """The same in blocks of rows, in the compute type, with noise added to each block."""
+    """The same in small blocks, in the compute type, with noise added to each block."""
     wide = compute_dtype(out.dtype)
-    rows = out.shape[0] if out.dim() else 1
-    step = max(1, _BLOCK // (4 * max(1, out.numel() // max(1, rows))))
-    for start in range(0, rows, step):
-        part = out.narrow(0, start, min(step, rows - start)) if out.dim() else out
-        at = [out_at[0] + start, *out_at[1:]] if out.dim() else []
-        exact = part if out.dtype == wide else torch.empty_like(part, dtype=wide)
+    for corner, shape in _blocks(out.shape, _NOISY_BLOCK // 4, noise.paired):
+        part, at = out, [low + i for low, i in zip(out_at, corner, strict=True)]
+        for dim, (start, length) in enumerate(zip(corner, shape, strict=True)):
+            part = part.narrow(dim, start, length)
+        exact = part
+        if part.dtype != wide or not part.is_contiguous():
+            exact = torch.empty(shape, dtype=wide, device=out.device)
         expand_(exact, base, axes, scale, shift=shift, out_start=at, base_start=base_at)
-        exact += noise.slice(axes, at, part.shape, exact)
+        noise.add_(exact, axes, at)
         if exact is not part:
             part.copy_(exact)
     return out
+
+
+def _blocks(shape: Sequence[int], most: int, uncut: int | None) -> Iterator[tuple[list[int], list[int]]]:
+    """Corners and shapes of blocks of at most `most` entries, cut along outer dimensions first, never along `uncut`."""
+    steps = list(shape)
+    for dim in range(len(steps)):
+        if prod(steps) <= most:
+            break
+        if dim != uncut:
+            steps[dim] = max(1, most // (prod(steps) // steps[dim]))
+    for corner in product(*(range(0, n, max(1, step)) for n, step in zip(shape, steps, strict=True))):
+        sizes = [min(step, n - i) for i, n, step in zip(corner, shape, steps, strict=True)]
+        yield list(corner), sizes
 
 
 def _expand_product(out: Tensor, base: Tensor, pieces: Sequence[Piece], scale: Scale, shift: int) -> None:

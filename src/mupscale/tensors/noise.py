@@ -1,7 +1,8 @@
 """Noise for any slice of a wide tensor, the same bits however the tensor is cut.
 
 Element i of the wide tensor, in row-major order, gets σ · z_i with z from the tensor's own stream. Paired noise
-is made zero-sum over the copies along one dimension, so that a layer's output does not move at all.
+is made zero-sum over the copies along one dimension, so that a layer's output does not move at all. Knows how a
+rectangle falls into runs of elements; how a run is drawn is known to `philox.py` and, compiled, to `compiled.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from ..errors import MupscaleError
 from ..rules.axes import Axis
 from .collapse import copies_of
+from .compiled import kernel_for
 from .philox import Stream, normals
 
 _BLOCK = 1 << 16  # numbers drawn at a time: the integer temporaries stay in cache
@@ -33,17 +35,41 @@ class TensorNoise:
     def slice(self, axes: Sequence[Axis], start: Sequence[int], shape: Sequence[int], like: Tensor) -> Tensor:
         """The noise of the rectangle at `start`, on the device of `like`, in float32 or its wider dtype."""
         lows, sizes = list(start), list(shape)
-        if self.paired is not None:  # all copies are needed, whatever part of the axis is asked for
-            lows[self.paired], sizes[self.paired] = 0, axes[self.paired].wide
+        if self.paired is not None:
+            copies = copies_of(axes[self.paired])
+            copies, low, high = _together(copies, start[self.paired], shape[self.paired])
+            lows[self.paired], sizes[self.paired] = low, high - low
         z = rectangle(self.stream, [axis.wide for axis in axes], lows, sizes, like.device)
         z = z.to(torch.promote_types(like.dtype, torch.float32))
         if self.paired is not None:
-            z = pair(z, axes[self.paired], self.paired)
-            z = z.narrow(self.paired, start[self.paired], shape[self.paired])
+            z = pair(z, copies - low, self.paired)
+            z = z.narrow(self.paired, start[self.paired] - low, shape[self.paired])
         if isinstance(self.std, float):
             return z * self.std
         part = self.std[start[0] : start[0] + shape[0]]
         return z * z.new_tensor(part).view(-1, *[1] * (z.dim() - 1))
+
+    def add_(self, out: Tensor, axes: Sequence[Axis], start: Sequence[int]) -> Tensor:
+        """Add the noise of the rectangle at `start` to `out`, which holds it in float32 or wider, and return it.
+
+        >>> axes, noise = [Axis.fixed(4), Axis.fixed(9)], TensorNoise(Stream(0, "w"), 0.1)
+        >>> part = noise.add_(torch.ones(2, 9), axes, [1, 0])
+        >>> torch.equal(part, 1 + noise.slice(axes, [1, 0], [2, 9], part))
+        True
+        """
+        plain = out.device.type == "cpu" and out.dtype == torch.float32 and out.is_contiguous()
+        kernel = kernel_for(0) if plain and self.paired is None else None  # `rectangle` counts what is drawn
+        if kernel is None:
+            return out.add_(self.slice(axes, start, out.shape, out))
+        stacked = isinstance(self.std, tuple)
+        starts, run = _runs([axis.wide for axis in axes], start, out.shape, out.device, least=int(stacked))
+        if isinstance(self.std, float):
+            stds = torch.full((len(starts),), self.std)
+        else:
+            part = torch.tensor(self.std[start[0] : start[0] + out.shape[0]], dtype=torch.float32)
+            stds = part.repeat_interleave(len(starts) // max(1, len(part)))
+        kernel.add_(out.view(len(starts), run), self.stream, starts, stds)
+        return out
 
 
 def rectangle(
@@ -61,16 +87,10 @@ def rectangle(
     >>> torch.equal(rectangle(stream, (5, 7), (1, 2), (3, 4), cpu), full[1:4, 2:6])
     True
     """
-    strides = [prod(whole[d + 1 :]) for d in range(len(whole))]
-    inner = len(whole)
-    while inner and (inner == len(whole) or shape[inner] == whole[inner]):
-        inner -= 1  # dimensions after `inner` are taken whole, so a run goes on through them
-    run = prod(shape[inner:])
-    starts = torch.zeros(1, dtype=torch.int64, device=device)
-    for d in range(inner):
-        along = (torch.arange(shape[d], device=device) + start[d]) * strides[d]
-        starts = (starts[:, None] + along).flatten()
-    starts = starts + (start[inner] * strides[inner] if whole else 0)
+    starts, run = _runs(whole, start, shape, device)
+    kernel = kernel_for(prod(shape)) if draw is normals and device.type == "cpu" else None
+    if kernel is not None:
+        return kernel.normals(stream, starts, run).view(list(shape))
     out = torch.empty(len(starts), run, device=device)
     if run > _BLOCK:
         for row in range(len(starts)):
@@ -84,12 +104,45 @@ def rectangle(
     return out.view(list(shape))
 
 
-def pair(z: Tensor, axis: Axis, dim: int) -> Tensor:
-    """Subtract the mean over the copies along `dim`, and restore the variance; padding is left alone."""
-    k = int(axis.k)
+def _runs(
+    whole: Sequence[int], start: Sequence[int], shape: Sequence[int], device: torch.device, least: int = 0
+) -> tuple[Tensor, int]:
+    """The first elements of the runs a rectangle consists of, in row-major order, and their common length.
+
+    Runs lie within one index of each of the first `least` dimensions.
+    """
+    strides = [prod(whole[d + 1 :]) for d in range(len(whole))]
+    inner = max(0, len(whole) - 1)
+    while inner and shape[inner] == whole[inner]:
+        inner -= 1  # dimensions after `inner` are taken whole, so a run goes on through them
+    inner = max(inner, least)
+    starts = torch.zeros(1, dtype=torch.int64, device=device)
+    for d in range(inner):
+        along = (torch.arange(shape[d], device=device) + start[d]) * strides[d]
+        starts = (starts[:, None] + along).flatten()
+    if inner < len(whole):
+        starts = starts + start[inner] * strides[inner]
+    return starts, prod(shape[inner:])
+
+
+def _together(copies: Tensor, start: int, length: int) -> tuple[Tensor, int, int]:
+    """Of a table of copies, the rows that meet a range of the wide axis, and the range that holds them and it."""
+    stop = start + length
+    met = copies[((copies >= start) & (copies < stop)).any(1)]
+    if not met.numel():
+        return met, start, stop
+    return met, min(start, int(met.min())), max(stop, int(met.max()) + 1)
+
+
+def pair(z: Tensor, copies: Tensor, dim: int) -> Tensor:
+    """Subtract the mean over the copies along `dim`, and restore the variance; what has no copies is left alone.
+
+    Row b of `copies` lists the indices that copy one unit of the base.
+    """
+    k = copies.shape[1]
     if k < 2:
-        raise MupscaleError(f"paired noise needs copies, and axis {axis} has {k}")
-    copies = copies_of(axis).to(z.device)
+        raise MupscaleError(f"paired noise needs copies, and dimension {dim} has {k} of each unit")
+    copies = copies.to(z.device)
     total = z.index_select(dim, copies[:, 0])
     for copy in range(1, k):  # in a fixed order, so that the bits do not depend on threads
         total = total + z.index_select(dim, copies[:, copy])

@@ -2,7 +2,8 @@
 
 Philox4x32-10 in integer arithmetic, so any slice, order, device, dtype, number of threads or ranks gives
 the same bits. Normals are the sum of two table look-ups: no logarithm or cosine whose last bit depends on
-the machine. The stream is versioned in the key; changing anything here changes `STREAM`.
+the machine. The stream is versioned in the key; changing anything here changes `STREAM`. This is the portable
+code, which defines what is right; `compiled.py` gives the same bits faster.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from torch import Tensor
 STREAM = b"mupscale noise 1"
 
 _MASK = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
 _GRID = 2.0**-22  # quantiles are rounded to this, so that no libm can move the last bit of the table
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -48,18 +49,18 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
     >>> [hex(int(word)) for word in philox((zero,) * 4, (0, 0))]        # Random123's known answer
     ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
     """
-    c0, c1, c2, c3 = counter
+    c0, c1, c2, c3 = (word.clone() for word in counter)
+    p0, p1 = torch.empty_like(c0), torch.empty_like(c0)
     k0, k1 = key
-    for _ in range(_ROUNDS):
-        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]  # int64 wraps; the low 64 bits are what we want
-        c0, c1, c2, c3 = (
-            ((p1 >> 32) & _MASK) ^ c1 ^ k0,
-            p1 & _MASK,
-            ((p0 >> 32) & _MASK) ^ c3 ^ k1,
-            p0 & _MASK,
-        )
-        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
-    return c0, c1, c2, c3
+    for _ in range(ROUNDS):
+        # int64 wraps and keeps the low 64 bits, which are what we want; c1 and c3 carry a product's upper half along
+        torch.mul(c0, MULTIPLIERS[0], out=p0)
+        torch.mul(c2, MULTIPLIERS[1], out=p1)
+        c0 = torch.bitwise_right_shift(p1, 32, out=c0).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(_MASK)
+        c2 = torch.bitwise_right_shift(p0, 32, out=c2).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(_MASK)
+        c1, p1, c3, p0 = p1, c1, p0, c3
+        k0, k1 = (k0 + WEYL[0]) & _MASK, (k1 + WEYL[1]) & _MASK
+    return c0, c1.bitwise_and_(_MASK), c2, c3.bitwise_and_(_MASK)
 
 
 def uniform_bits(stream: Stream, starts: Tensor, length: int) -> Tensor:
@@ -92,8 +93,9 @@ def quantiles(device: str = "cpu") -> Tensor:
 def normals(stream: Stream, starts: Tensor, length: int) -> Tensor:
     """Standard normal float32 numbers for runs of elements, one run a row."""
     bits = uniform_bits(stream, starts, length)
-    table = quantiles(str(starts.device))
-    return table[bits & 0xFFFF] + table[bits >> 16]
+    words, table = bits.flatten(), quantiles(str(starts.device))
+    z = table.index_select(0, words & 0xFFFF).add_(table.index_select(0, words >> 16))
+    return z.view(bits.shape)
 
 
 def uniforms(stream: Stream, starts: Tensor, length: int) -> Tensor:

@@ -1,16 +1,23 @@
 """Spectral norms: of a tensor, by power iteration, and of Gaussian noise, by its known limit.
 
-A convolution is the matrix (out, in·kh·kw); stacked experts are measured one by one.
+A convolution is the matrix (out, in·kh·kw); stacked experts are measured one by one. A tensor may lie in memory or
+be read in blocks of rows: the blocks are the same, and so is the norm, up to how BLAS rounds. Knows nothing about
+files.
 """
 
 from __future__ import annotations
 
-from math import sqrt
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from math import prod, sqrt
 
 import torch
 from torch import Tensor
 
 _TRACY_WIDOM_MEAN = -1.2065335745820
+_BLOCK = 1 << 22  # entries of a matrix that are read at a time, 16 MiB of float32
+
+ReadRows = Callable[[int, int], Tensor]
 
 
 def spectral_norms(weight: Tensor, stacked: bool = False, steps: int = 100) -> Tensor:
@@ -19,18 +26,67 @@ def spectral_norms(weight: Tensor, stacked: bool = False, steps: int = 100) -> T
     >>> float(spectral_norms(torch.diag(torch.tensor([3.0, 1.0]))))
     3.0
     """
-    matrices = weight.detach().flatten(2) if stacked else weight.detach().flatten(1).unsqueeze(0)
-    matrices = matrices.to(torch.promote_types(weight.dtype, torch.float32))
-    generator = torch.Generator().manual_seed(0)
-    v = torch.randn(matrices.shape[0], matrices.shape[2], 1, generator=generator).to(matrices)
-    size = torch.zeros(matrices.shape[0], device=matrices.device, dtype=matrices.dtype)
+    rows = weight.detach().flatten(0, 1) if stacked else weight.detach()
+    return streamed_spectral_norm(lambda start, stop: rows[start:stop], weight.shape, stacked, steps)
+
+
+def streamed_spectral_norm(
+    read_rows: ReadRows, shape: Sequence[int], stacked: bool = False, steps: int = 100
+) -> Tensor:
+    """`spectral_norms` of a tensor of this shape that is read in blocks of rows, 16 MiB of float32 at a time.
+
+    `read_rows(start, stop)` returns these rows, in any float dtype, with the dimensions after the row's as they are
+    or flat; when `stacked`, the rows of all matrices are counted through, those of the first matrix first. A matrix
+    of one block is read once; a larger one is read once for every step, of which there are at most `steps`.
+
+    >>> weight = torch.arange(12.0).view(4, 3)
+    >>> bool(streamed_spectral_norm(lambda a, b: weight[a:b], (4, 3)).isclose(spectral_norms(weight), rtol=1e-6))
+    True
+    """
+    matrices, rows = (shape[0], shape[1]) if stacked else (1, shape[0])
+    columns = prod(shape[2 if stacked else 1 :])
+    first = torch.randn(columns, generator=torch.Generator().manual_seed(0)).double()
+    step = max(1, _BLOCK // max(1, columns))
+    norms = []
+    for matrix in range(matrices):
+        start, stop = matrix * rows, (matrix + 1) * rows
+        cuts = [(at, min(at + step, stop)) for at in range(start, stop, step)]
+        blocks = partial(_read, read_rows, cuts)
+        if len(cuts) == 1:
+            held = list(blocks())
+            blocks = partial(iter, held)
+        norms.append(_power_iteration(blocks, first, steps))
+    return torch.stack(norms) if stacked else norms[0]
+
+
+def _read(read_rows: ReadRows, cuts: Iterable[tuple[int, int]]) -> Iterator[Tensor]:
+    for start, stop in cuts:
+        block = read_rows(start, stop).flatten(1)
+        yield block.to(torch.promote_types(block.dtype, torch.float32))
+
+
+def _power_iteration(blocks: Callable[[], Iterable[Tensor]], v: Tensor, steps: int) -> Tensor:
+    """The norm of the matrix whose blocks of rows `blocks()` goes through, each once a step, in order.
+
+    Blocks are multiplied in their own dtype; what they add up to is kept in float64, so that no size of the weights
+    is too large or too small.
+    """
+    size, dtype = torch.zeros((), dtype=torch.float64), torch.float32
     for _ in range(steps):
-        u = matrices @ (v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(1e-30))
-        v = matrices.transpose(1, 2) @ (u / torch.linalg.vector_norm(u, dim=1, keepdim=True).clamp_min(1e-30))
-        before, size = size, torch.linalg.vector_norm(v, dim=(1, 2))
-        if bool(((size - before).abs() <= 1e-6 * size).all()):
+        v = v / torch.linalg.vector_norm(v).clamp_min(1e-300)
+        total, square = torch.zeros_like(v), torch.zeros_like(size)
+        for block in blocks():
+            dtype, total, square = block.dtype, total.to(block.device), square.to(block.device)
+            u = (block @ v.to(block)).double()
+            length = torch.linalg.vector_norm(u)
+            back = block.T @ (u / length.clamp_min(1e-300)).to(block)
+            total += back.double() * length
+            square += length.square()
+        v = total / square.sqrt().clamp_min(1e-300)
+        before, size = size.to(v.device), torch.linalg.vector_norm(v)
+        if bool((size - before).abs() <= 1e-6 * size):
             break
-    return size if stacked else size[0]
+    return size.to(dtype)
 
 
 def gaussian_norm(rows: int, columns: int) -> float:

@@ -7,9 +7,10 @@ never to moments. One-dimensional tensors get none unless asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -26,6 +27,9 @@ from ..tensors.philox import Stream
 from ..tensors.spectral import gaussian_norm, spectral_norms
 
 Sigma = float | tuple[float, ...]
+Measure = Callable[[str, bool], Tensor]
+"""The spectral norm of what a wide tensor is made from, or of every matrix along dimension 0 when True; of a
+vector, its length."""
 
 
 @dataclass(frozen=True)
@@ -82,17 +86,27 @@ class NoisePlan:
         return TensorNoise(Stream(self.seed, name), std, self.paired.get(name))
 
     def as_json(self) -> dict[str, Any]:
-        return {"seed": self.seed, "sigmas": dict(self.sigmas), "paired": dict(self.paired)}
+        return {
+            "seed": self.seed,
+            "sigmas": dict(self.sigmas),
+            "paired": dict(self.paired),
+            "without": list(self.without),
+        }
 
 
 def resolve_noise(
-    noise: Noise, plan: Plan, base: Mapping[str, Tensor], seed: int = 0, reference: Plan | None = None
+    noise: Noise,
+    plan: Plan,
+    base: Mapping[str, Tensor] | Measure,
+    seed: int = 0,
+    reference: Plan | None = None,
 ) -> NoisePlan:
     """Fix σ̄ and the absolute size for every tensor of the wide model.
 
     `plan` leads from the base to the wide model; `reference`, from the reference to the base (by default the
-    base is its own reference).
+    base is its own reference). `base` holds the base's tensors, or measures them where they lie.
     """
+    measure = base if callable(base) else lambda name, stacked: _norms(source_of(plan[name], base), stacked)
     sigmas: dict[str, Sigma] = {}
     stds: dict[str, Sigma] = {}
     paired: dict[str, int] = {}
@@ -108,14 +122,40 @@ def resolve_noise(
                 continue
             paired[name] = dims[0]
         if isinstance(noise, SignalNoise):
-            sigma = _signal(noise.t, entry, source_of(entry, base), float(size))
+            sigma = _signal(noise.t, entry, partial(measure, name), float(size))
         else:
             sigma = _given(noise.sigma, name)
         sigmas[name] = sigma
-        stds[name] = (
-            sigma * float(size) if isinstance(sigma, float) else tuple(s * float(size) for s in sigma)
-        )
+        stds[name] = _std(sigma, size)
     return NoisePlan(sigmas, stds, paired, tuple(without), seed)
+
+
+def restore_noise(told: Mapping[str, Any], plan: Plan, reference: Plan | None = None) -> NoisePlan:
+    """The noise that `NoisePlan.as_json` recorded, for the same plan and reference: the same bits.
+
+    >>> from mupscale import Axis
+    >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 2x2"), Axis.parse("in: 2x2")))})
+    >>> noise = resolve_noise(MupNoise(0.3), plan, {}, seed=1)
+    >>> restore_noise(noise.as_json(), plan) == noise
+    True
+    """
+    try:
+        sigmas: dict[str, Sigma] = {
+            name: tuple(map(float, value)) if isinstance(value, (list, tuple)) else float(value)
+            for name, value in told["sigmas"].items()
+        }
+        unknown = [name for name in sigmas if name not in plan.tensors]
+        if unknown:
+            raise MupscaleError(f"the record has noise for {unknown[0]}, which the plan does not have")
+        stds = {name: _std(sigma, reference_size(name, plan, reference)) for name, sigma in sigmas.items()}
+        paired = {str(name): int(dim) for name, dim in told["paired"].items()}
+        return NoisePlan(sigmas, stds, paired, tuple(told["without"]), int(told["seed"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MupscaleError(f"this is not a record of noise: {type(error).__name__}: {error}") from None
+
+
+def _std(sigma: Sigma, size: Scale) -> Sigma:
+    return sigma * float(size) if isinstance(sigma, float) else tuple(s * float(size) for s in sigma)
 
 
 def reference_size(name: str, plan: Plan, reference: Plan | None) -> Scale:
@@ -141,15 +181,23 @@ def _given(sigma: float | Mapping[str, Sigma], name: str) -> Sigma:
     return value if isinstance(value, tuple) else float(value)
 
 
-def _signal(t: float, entry: TensorPlan, weight: Tensor, size: float) -> Sigma:
+def is_stacked(entry: TensorPlan) -> bool:
+    """Whether a tensor is a stack of matrices (experts), each with a size of its own."""
+    return len(entry.axes) == 3 and [axis.grows for axis in entry.axes] == [False, True, True]
+
+
+def _norms(weight: Tensor, stacked: bool) -> Tensor:
+    if weight.dim() < 2:
+        length: Tensor = torch.linalg.vector_norm(weight.detach().double())
+        return length
+    return spectral_norms(weight, stacked)
+
+
+def _signal(t: float, entry: TensorPlan, measure: Callable[[bool], Tensor], size: float) -> Sigma:
     """σ̄ = t ‖s dup(W)‖ / ‖Δ‖, where copies make ‖dup(W)‖ = √c ‖W‖ and Δ has σ̄ = 1."""
     grown = float(entry.change.s) * float(entry.change.c) ** 0.5
-    if len(entry.axes) < 2:
-        norm = float(torch.linalg.vector_norm(weight.detach().double()))
-        sigma: float = t * grown * norm / (gaussian_norm(max(1, prod(entry.wide_shape)), 1) * size)
-        return sigma
-    stacked = len(entry.axes) == 3 and not entry.axes[0].grows and entry.axes[1].grows and entry.axes[2].grows
+    stacked = is_stacked(entry)
     matrix = entry.wide_shape[1:] if stacked else entry.wide_shape
-    delta = gaussian_norm(matrix[0], prod(matrix[1:])) * size
-    norms = spectral_norms(weight, stacked) * (t * grown / delta)
+    delta = gaussian_norm(max(1, prod(matrix[:1])), prod(matrix[1:])) * size
+    norms = measure(stacked) * (t * grown / delta)
     return tuple(norms.tolist()) if stacked else float(norms)

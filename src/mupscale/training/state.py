@@ -46,7 +46,7 @@ def carry_groups(
         for name in group.names:
             for end_name in direction.reached.get(name, ()):
                 planned, entry = direction.planned(end_name)
-                faults += _cannot_be_exact(rule, group.settings, planned, entry)
+                faults += cannot_be_exact(rule, group.settings, planned, entry)
                 factors = factors_of(rule, group.settings, entry)
                 split.setdefault(tuple(sorted(factors.items())), []).append(end_name)
         for key, names in split.items():
@@ -83,7 +83,7 @@ def scale_setting(value: Any, scale: Scale | tuple[Scale, ...], back: bool = Fal
     return value.detach().clone() * number if isinstance(value, Tensor) else value * number
 
 
-def _cannot_be_exact(
+def cannot_be_exact(
     rule: OptimizerRule, settings: Mapping[str, Any], name: str, entry: TensorPlan
 ) -> list[Fault]:
     faults = []

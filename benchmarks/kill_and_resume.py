@@ -1,0 +1,217 @@
+"""A writer that is killed at any moment loses time and nothing else.
+
+A small checkpoint is upscaled, with noise, by processes that are ended with SIGKILL, the whole group at once, at
+random moments: one worker, one worker with two threads, two workers. After each kill the unfinished directory must
+not be loadable as a model: no config, no weight file under its own name, unless all bytes are already there. Then
+the job is resumed and must give, byte for byte, the directory of a run that nobody disturbed. The same bytes must
+come from 1, 2 and 3 workers, from other block sizes, and from a base that is sharded differently.
+
+    python benchmarks/kill_and_resume.py [--kills 30] [--seed 0]
+
+The last line counts; the exit code is 1 when anything differs. Workers are forked, so that none of them spends
+its time on importing torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchmarks.llama_files import Llama, job_for, write_directory
+from mupscale.files.directory import Directory, read_directory
+from mupscale.jobs.job import Job
+from mupscale.jobs.journal import read_journals
+from mupscale.jobs.partial import partial
+from mupscale.jobs.stream import run_job, run_worker
+from mupscale.jobs.units import Units
+
+MODEL = Llama(hidden=128, ffn=352, heads=8, kv_heads=2, layers=4, vocabulary=500)
+BLOCK, SHARD = 64 << 10, 3_000_000
+PROVENANCE = ("mupscale.json", "mupscale.job.json")
+"""Files that say how the base was sharded, and so differ when it is sharded differently."""
+
+
+def make_job(directory: Directory, out: Path, block_bytes: int = BLOCK) -> Job:
+    plan = MODEL.plan(2)
+    return job_for(plan, directory, out, MODEL.noise(plan), shard_bytes=SHARD, block_bytes=block_bytes)
+
+
+def contents(path: Path, without: tuple[str, ...] = ()) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name not in without}
+
+
+Mode = Callable[[Job], list[int]]
+
+
+def fork(work: Callable[[], object], group: int = 0) -> int:
+    """A process in the group of `group`, or in one of its own, that does `work` and ends."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setpgid(0, group)
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    os.setpgid(child, group or child)
+    return child
+
+
+def one_worker(job: Job) -> list[int]:
+    return [fork(lambda: run_job(job))]
+
+
+def two_threads(job: Job) -> list[int]:
+    return [fork(lambda: run_job(job, workers=2))]
+
+
+def two_workers(job: Job) -> list[int]:
+    first = fork(lambda: run_worker(job, 0, 2))
+    return [first, fork(lambda: run_worker(job, 1, 2), first)]
+
+
+MODES: dict[str, Mode] = {"one worker": one_worker, "two threads": two_threads, "two workers": two_workers}
+
+
+def wait(processes: list[int]) -> bool:
+    """Whether all processes ended well."""
+    return all(os.waitpid(process, 0)[1] == 0 for process in processes)
+
+
+@dataclass
+class Tally:
+    """What was seen, and what should not have been."""
+
+    kills: int = 0
+    cut: int = 0
+    """Kills that found the work begun and not done."""
+    loadable: int = 0
+    different: int = 0
+    failed: list[str] = field(default_factory=list)
+
+
+def kill_once(job: Job, mode: str, seconds: float, want: dict[str, bytes], tally: Tally) -> None:
+    """Start, kill after `seconds`, look, resume, compare."""
+    processes = MODES[mode](job)
+    time.sleep(seconds)
+    os.killpg(processes[0], signal.SIGKILL)
+    wait(processes)
+    tally.kills += 1
+    folder, units = partial(job.out), Units(job)
+    done = 0
+    if folder.exists():
+        names = {file.name for file in folder.iterdir()}
+        journals = read_journals(folder, len(units))
+        done = sum(journals.units)
+        visible = "config.json" in names or any(name.endswith(".safetensors") for name in names)
+        complete = all(_is_complete(folder, name, want) for name in want if name.endswith(".safetensors"))
+        if visible and not complete:
+            tally.loadable += 1
+            tally.failed.append(f"{mode}: loadable although unfinished after {seconds:.2f} s")
+    tally.cut += 0 < done < len(units)
+    if not wait(MODES[mode](job)) or not job.out.exists() or contents(job.out) != want:
+        tally.different += 1
+        tally.failed.append(f"{mode}: killed after {seconds:.2f} s, resumed, and not the same directory")
+    shutil.rmtree(job.out, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_complete(folder: Path, name: str, want: dict[str, bytes]) -> bool:
+    """Whether a weight file has all its bytes, under whichever of its two names."""
+    found = next((p for p in (folder / name, folder / f"{name}.partial") if p.exists()), None)
+    return found is not None and found.read_bytes() == want[name]
+
+
+def resharded(directory: Directory, path: Path, shards: int) -> Directory:
+    """The same tensors in other files."""
+    path.mkdir()
+    tensors = {n: t for file in directory.weights for n, t in load_file(directory.path / file).items()}
+    parts = [dict(list(tensors.items())[i::shards]) for i in range(shards)]
+    for number, part in enumerate(parts):
+        save_file(part, path / f"part{number}.safetensors")
+    where = {name: f"part{number}.safetensors" for number, part in enumerate(parts) for name in part}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(directory.path / name, path)
+    return read_directory(path)
+
+
+def same_bytes(folder: Path, directory: Directory, want: dict[str, bytes], tally: Tally) -> int:
+    """Workers, blocks and shards that must not matter; how many ways were compared."""
+    ways: list[tuple[str, Job, int]] = [
+        (f"{workers} workers", make_job(directory, folder / "way"), workers) for workers in (1, 2, 3)
+    ]
+    ways += [(f"blocks of {size}", make_job(directory, folder / "way", size), 1) for size in (5_000, 1 << 20)]
+    count = 0
+    for label, job, workers in ways:
+        for worker in range(workers):
+            run_worker(job, worker, workers)
+        count += 1
+        if contents(job.out) != want:
+            tally.failed.append(f"{label}: not the same directory")
+        shutil.rmtree(job.out)
+    for shards in (1, 5):
+        job = make_job(resharded(directory, folder / f"base{shards}", shards), folder / "way")
+        run_job(job)
+        count += 1
+        if contents(job.out, PROVENANCE) != {k: v for k, v in want.items() if k not in PROVENANCE}:
+            tally.failed.append(f"a base of {shards} shards: not the same directory")
+        shutil.rmtree(job.out)
+    return count
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)  # forked processes cannot use the threads of this one
+    draw, tally = random.Random(arguments.seed), Tally()
+    folder = Path(tempfile.mkdtemp())
+    try:
+        directory = write_directory(folder / "base", MODEL.shapes(), "F32", 3)
+        usual = {}
+        for mode, start in MODES.items():
+            job = make_job(directory, folder / "want")
+            began = time.perf_counter()
+            if not wait(start(job)):
+                tally.failed.append(f"{mode}: failed without a kill")
+            usual[mode] = time.perf_counter() - began
+            want = contents(job.out)
+            shutil.rmtree(job.out)
+        size = sum(map(len, want.values()))
+        print(f"{len(Units(job))} units, {size / 1e6:.1f} MB, undisturbed: ", end="")
+        print(", ".join(f"{mode} {seconds:.2f} s" for mode, seconds in usual.items()), flush=True)
+        for number in range(arguments.kills):
+            mode = list(MODES)[number % len(MODES)]
+            kill_once(make_job(directory, folder / "wide"), mode, draw.random() * usual[mode], want, tally)
+        ways = same_bytes(folder, directory, want, tally)
+    finally:
+        shutil.rmtree(folder)
+    for line in tally.failed:
+        print(f"FAILED: {line}")
+    print(
+        f"kills={tally.kills} cut_short={tally.cut} loadable={tally.loadable} different={tally.different} "
+        f"ways={ways} failed={len(tally.failed)}"
+    )
+    return 1 if tally.failed or not tally.cut else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

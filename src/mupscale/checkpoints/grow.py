@@ -1,0 +1,188 @@
+"""From a checkpoint directory and a request to a job: every fact is fixed here, no tensor is moved.
+
+`record` gathers what decides the result; `job_of` is a pure function of that record and of the base directory, so
+`check` can rebuild the job of any grown directory and hold its bytes against it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..families.record import FamilyPlan, Part
+from ..files.directory import CONFIG, INDEX, Directory
+from ..files.places import OutFile, torch_dtype
+from ..jobs.identity import make_job
+from ..jobs.job import BLOCK_BYTES, Job, Move, Text
+from ..plans.plan import Plan
+from ..training.noises import Noise, NoisePlan, resolve_noise, restore_noise
+from .about import FORMAT, card, factors, read_about, read_plans
+from .norms import measured_in
+from .request import SCHEMES, Request
+from .shards import Spelling, planned_names, weight_moves
+from .trainer_state import OPTIMIZER, trainer_moves
+
+
+def has_state(directory: Directory, request: Request) -> bool:
+    return request.state and OPTIMIZER in directory.trainer
+
+
+def record(directory: Directory, family: FamilyPlan, request: Request) -> dict[str, Any]:
+    """Everything that decides the result, ready to become `mupscale.json`."""
+    plan = family.plan
+    early = None if read_about(directory.path) is None else read_plans(directory.path)[1]
+    since = plan if early is None else early.then(plan)
+    noise = None
+    if request.noise is not None:
+        scheme, value = request.noise
+        asked: Noise = SCHEMES[scheme](value)
+        spelling = Spelling(family.stored, family.prefix, family.ignored)
+        stored = plan_without(plan, family.not_stored)
+        moves = weight_moves(stored, directory, spelling=spelling)[1]
+        measure = measured_in(directory.path, moves, planned_names(stored, directory, spelling))
+        resolved = resolve_noise(asked, plan, measure, request.seed, early)
+        noise = {"kind": type(asked).__name__, "asked": {scheme: value}, **resolved.as_json()}
+    from .. import __version__
+
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "torch": str(torch.__version__),
+        "request": request.as_json(),
+        "model_type": family.model_type,
+        "base_architecture": family.architecture,
+        "architecture": family.wide_architecture,
+        "multipliers": request.multipliers,
+        "config": _config(family.wide_config, request.dtype),
+        "parameters": {end: _count(plan, end) for end in ("base", "wide")},
+        "plan_hash": plan.hash,
+        "plan": plan.as_json(),
+        "since_reference": since.as_json(),
+        "not_stored": list(family.not_stored),
+        "spelling": {
+            "parts": {name: part.as_json() for name, part in family.stored.items()},
+            "prefix": family.prefix,
+            "ignored": list(family.ignored),
+        },
+        "noise": noise,
+        "factors": factors(since),
+        # Nothing that depends on the machine or the hour: workers that plan at the same time make the same job.
+        "evidence": {key: getattr(family.evidence, key) for key in ("source", "trials", "steps")},
+        "notes": list(family.notes),
+        "base": {"name": directory.path.absolute().name},
+        "grown_from": _ancestor(directory.path),
+    }
+
+
+def job_of(directory: Directory, out: Path, about: Mapping[str, Any], block_bytes: int = BLOCK_BYTES) -> Job:
+    """The job that writes what the record says, into `out`."""
+    request = Request.from_json(about["request"])
+    plan, noise = plan_and_noise(directory.path, about)
+    stored = plan_without(plan, about["not_stored"])
+    told = about["spelling"]
+    parts = {name: Part.from_json(part) for name, part in told["parts"].items()}
+    spelling = Spelling(parts, told["prefix"], tuple(told["ignored"]))
+    files, moves, index = weight_moves(stored, directory, noise, request.dtype, request.shard_bytes, spelling)
+    texts = [
+        Text(CONFIG, json.dumps(about["config"], indent=2, sort_keys=True) + "\n"),
+        Text("README.md", card(about)),
+        *([Text(INDEX, index)] if index is not None else []),
+    ]
+    carried = list(directory.carried)
+    if has_state(directory, request):
+        file, more = _state(directory, plan, about, request)
+        files, moves = (*files, file), (*moves, *more)
+        carried += [name for name in directory.trainer if name != OPTIMIZER]
+    return make_job(
+        directory.path,
+        out,
+        files,
+        moves,
+        carried=carried,
+        texts=texts,
+        block_bytes=block_bytes,
+        about=dict(about),
+    )
+
+
+def plan_and_noise(base: Path, about: Mapping[str, Any]) -> tuple[Plan, NoisePlan | None]:
+    """The plan and the resolved noise of a record."""
+    plan = Plan.from_json(json.dumps(about["plan"]))
+    if plan.hash != about["plan_hash"]:
+        raise MupscaleError("the record's plan does not have the hash that stands beside it")
+    if about["noise"] is None:
+        return plan, None
+    early = None if read_about(base) is None else read_plans(base)[1]
+    return plan, restore_noise(about["noise"], plan, early)
+
+
+def plan_without(plan: Plan, names: Iterable[str]) -> Plan:
+    """The plan of what lies on disk: buffers that the model computes for itself are left out."""
+    gone = set(names)
+    return Plan(
+        {n: t for n, t in plan.tensors.items() if n not in gone},
+        {alias: n for alias, n in plan.ties.items() if alias not in gone},
+        plan.edits,
+        plan.exact,
+        plan.needs,
+    )
+
+
+def _state(
+    directory: Directory, plan: Plan, about: Mapping[str, Any], request: Request
+) -> tuple[OutFile, list[Move]]:
+    from ..families.models import config_from, model_class, on_meta
+
+    ends = []
+    for config, name in (
+        (directory.config, about["base_architecture"]),
+        (about["config"], about["architecture"]),
+    ):
+        made = config_from(config)
+        ends.append(on_meta(made, model_class(made, name)))
+    return trainer_moves(directory.path, plan, *ends, optimizer=request.optimizer)
+
+
+def _config(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
+    if dtype is None:
+        return dict(config)
+    name = str(torch_dtype(dtype)).removeprefix("torch.")
+    return {**{k: v for k, v in config.items() if k != "torch_dtype"}, "dtype": name}
+
+
+def _count(plan: Plan, end: str) -> int:
+    shapes = [
+        t.base_shape if end == "base" else t.wide_shape
+        for t in plan.tensors.values()
+        if t.kind == "parameter"
+    ]
+    return sum(map(prod, shapes))
+
+
+def _ancestor(base: Path) -> dict[str, Any] | None:
+    """What the base says of its own growth, without its plans."""
+    told = read_about(base)
+    if told is None:
+        return None
+    kept = ("version", "request", "multipliers", "plan_hash", "base", "grown_from")
+    return {key: told[key] for key in kept if key in told}
+
+
+def check_free(out: Path) -> None:
+    """Raise unless `out` can be made: its parent is there, and nothing of that name is."""
+    faults = []
+    if not out.absolute().parent.is_dir():
+        faults.append(
+            Fault(str(out), "the folder above it does not exist", f"mkdir -p {out.absolute().parent}")
+        )
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        faults.append(
+            Fault(str(out), "it exists already and is not empty", "name another directory, or remove it")
+        )
+    raise_faults("the result cannot be written there", faults)

@@ -1,0 +1,81 @@
+"""What a user asks for, as a value: together with the base it decides every byte of the result.
+
+Knows how requests are written on a command line and in a record. Acts on nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ..errors import MupscaleError
+from ..files.places import FLOATS, dtype_name
+from ..training.noises import MupNoise, Noise, PairedNoise, SignalNoise
+from .shards import SHARD_BYTES
+
+SCHEMES: Mapping[str, Callable[[float], Noise]] = {"sigma": MupNoise, "t": SignalNoise, "paired": PairedNoise}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for: together with the base, this decides every byte of the result."""
+
+    multipliers: str
+    noise: tuple[str, float] | None = None
+    """Scheme (sigma, t or paired) and size; None for the exact map alone."""
+    seed: int = 0
+    dtype: str | None = None
+    """Dtype of the floating weights ("BF16"); None keeps that of each tensor."""
+    shard_bytes: int = SHARD_BYTES
+    export: str | None = None
+    state: bool = True
+    """Whether optimizer state beside the weights is carried."""
+    optimizer: str | None = None
+    """Which optimizer left it, where the file does not tell."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(entry: Mapping[str, Any]) -> Request:
+        try:
+            noise = entry["noise"]
+            return Request(**{**entry, "noise": None if noise is None else (str(noise[0]), float(noise[1]))})
+        except (TypeError, ValueError, KeyError, IndexError) as error:
+            raise MupscaleError(f"the record's request cannot be read: {error}") from None
+
+
+def parse_noise(text: str) -> tuple[str, float]:
+    """What `--noise` says.
+
+    >>> parse_noise("t=0.2")
+    ('t', 0.2)
+    """
+    scheme, _, size = text.partition("=")
+    try:
+        value = float(size)
+    except ValueError:
+        value = -1.0
+    if scheme not in SCHEMES or not 0 <= value < float("inf"):
+        raise MupscaleError(
+            f"--noise {text}: expected sigma=…, t=… or paired=… with a size of zero or more, such as t=0.2"
+        )
+    return scheme, value
+
+
+def parse_dtype(text: str) -> str:
+    """A floating dtype by torch's or safetensors' name.
+
+    >>> parse_dtype("bfloat16"), parse_dtype("F32")
+    ('BF16', 'F32')
+    """
+    found = text.upper() if text.upper() in FLOATS else None
+    dtype = getattr(torch, text, None)
+    if found is None and isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+        found = dtype_name(dtype)
+    if found not in FLOATS:
+        raise MupscaleError(f"--dtype {text}: expected float32, bfloat16, float16 or float64")
+    return found

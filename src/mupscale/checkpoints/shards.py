@@ -1,0 +1,223 @@
+"""A plan and a directory become files and moves: which wide tensor lies where in which shard.
+
+Knows: tied names, shards and their Hugging Face names, headers, the index. Reads no weight, except to compare
+tied tensors that were stored twice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..errors import Fault, MupscaleError
+from ..families.record import Part
+from ..files.directory import SINGLE, Directory
+from ..files.headers import header_bytes, parse_header
+from ..files.places import FLOATS, OutFile, Place
+from ..files.strict import raise_few, shown
+from ..jobs.blocks import Reader
+from ..jobs.job import Move
+from ..plans.plan import Plan, TensorPlan
+from ..rules.scale import ONE
+from ..training.noises import NoisePlan
+
+SHARD_BYTES = 5_000_000_000
+_COMPARED = 4 << 20
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How a directory calls the tensors of a plan, where it does not call them by their own names."""
+
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    """Stored name -> which part of which tensor."""
+    prefix: str = ""
+    """What some checkpoints leave off in front of every name."""
+    ignored: tuple[str, ...] = ()
+    """Patterns of stored tensors that no model reads any more."""
+
+
+def weight_moves(
+    plan: Plan,
+    directory: Directory,
+    noise: NoisePlan | None = None,
+    dtype: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    spelling: Spelling | None = None,
+) -> tuple[tuple[OutFile, ...], tuple[Move, ...], str | None]:
+    """The weight files of the wide model, the moves that fill them, and their index (None for a single file).
+
+    `dtype` ("BF16", "F32", …) casts parameters; buffers keep theirs. Tensors are stored as the directory stores
+    them; noise goes by the planned name. Tensors that the wide model computes by itself are left out.
+    """
+    if dtype is not None and dtype not in FLOATS:
+        raise MupscaleError(f"dtype {dtype!r} cannot hold weights; use one of {', '.join(FLOATS)}")
+    usual = Counter(place.dtype for place in directory.tensors.values() if place.dtype in FLOATS)
+    moves, shapes = [], {}
+    for found in _stored(plan, directory, spelling or Spelling()):
+        entry = plan.tensors[found.tensor]
+        parameter = entry.kind == "parameter"
+        kept = found.places[0].dtype if found.places else usual.most_common(1)[0][0] if usual else "F32"
+        cast = dtype if dtype is not None and parameter and kept in FLOATS else kept
+        move = Move(
+            name=found.name,
+            target=Place("", 0, cast, entry.wide_shape),
+            sources=found.places,
+            axes=entry.axes,
+            scale=entry.change.s if parameter else ONE,
+            shift=entry.shift,
+            cat=entry.cat,
+            noise=noise.tensor(found.tensor) if noise is not None and found.places else None,
+            fill="one" if entry.fill == "one" else "zero",
+            cells=found.cells,
+        )
+        room = tuple(move.window("wide")[1])
+        moves.append(replace(move, target=replace(move.target, shape=room)))
+        shapes[found.name] = tuple(n for d, n in enumerate(room) if d not in found.dropped)
+    return _lay_out(moves, shapes, shard_bytes)
+
+
+def planned_names(plan: Plan, directory: Directory, spelling: Spelling) -> dict[str, str]:
+    """Name in the directory -> the tensor of the plan that is stored there, whole or in part."""
+    return {found.name: found.tensor for found in _stored(plan, directory, spelling)}
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The name a wide tensor, or a part of one, is stored under, and where its sources lie."""
+
+    name: str
+    tensor: str
+    places: tuple[Place, ...]
+    cells: tuple[tuple[int, int], ...] = ()
+    dropped: tuple[int, ...] = ()
+
+
+def _stored(plan: Plan, directory: Directory, spelling: Spelling) -> list[_Stored]:
+    """What the directory holds for every planned tensor; what is missing, left over or misshapen is a fault."""
+    faults: list[Fault] = []
+    found: list[_Stored] = []
+    used: set[str] = set()
+    others: dict[str, list[str]] = {}
+    for alias, name in plan.ties.items():
+        others.setdefault(name, []).append(alias)
+    parts: dict[str, dict[str, Part]] = {}
+    for stored, part in spelling.parts.items():
+        parts.setdefault(part.tensor, {})[stored] = part
+    for name, entry in plan.tensors.items():
+        options = [_present(source, others.get(name, []), directory, spelling) for source in entry.sources]
+        used.update(n for present in options for n in present)
+        missing = [s for s, present in zip(entry.sources, options, strict=True) if not present]
+        if missing and name in parts and entry.sources == (name,):
+            used.update(parts[name])
+            for stored, part in parts[name].items():
+                made, what = _part(stored, part, entry, directory)
+                faults += what
+                found += made
+            continue
+        if entry.fill == "own" or (missing and entry.kind == "buffer"):
+            continue  # each model computes it for itself
+        for source in missing:
+            faults.append(Fault(shown(source), "the plan needs this tensor, the directory does not have it"))
+        if missing:
+            continue
+        faults += [fault for present in options for fault in _torn(directory, present)]
+        chosen = [present[0] for present in options]
+        places = tuple(directory.tensors[n] for n in chosen)
+        # A tensor keeps the name under which its source was found; a new one has its own.
+        same = len(chosen) == 1 and entry.sources == (name,)
+        found.append(_Stored(chosen[0] if same else name, name, places))
+        faults += _misshapen(name, entry, places)
+    for n in directory.tensors:
+        if n not in used and not any(re.search(pattern, n) for pattern in spelling.ignored):
+            faults.append(
+                Fault(shown(n), "the directory has this tensor, and no tensor of the plan is made from it")
+            )
+    raise_few("the plan does not fit the directory", faults)
+    return found
+
+
+def _present(source: str, aliases: Sequence[str], directory: Directory, spelling: Spelling) -> list[str]:
+    """The names under which a tensor lies in the directory."""
+    names = [source, *aliases]
+    if spelling.prefix and not any(name in directory.tensors for name in names):
+        names = [name.removeprefix(f"{spelling.prefix}.") for name in names]
+    return [name for name in names if name in directory.tensors]
+
+
+def _part(
+    stored: str, part: Part, entry: TensorPlan, directory: Directory
+) -> tuple[list[_Stored], list[Fault]]:
+    """One stored part of a tensor, with the dimensions that storing it left out."""
+    place = directory.tensors.get(stored)
+    if place is None:
+        return [], [Fault(shown(stored), f"{part.tensor} is stored in parts, and this one is missing")]
+    shape = tuple(n // count for n, (_, count) in zip(entry.base_shape, part.cells, strict=True))
+    kept = tuple(n for d, n in enumerate(shape) if d not in part.dropped)
+    if place.shape != kept:
+        return [], [Fault(shown(stored), f"shape {place.shape} in the directory, {kept} in the plan")]
+    whole = replace(place, shape=shape)
+    return [_Stored(stored, part.tensor, (whole,), part.cells, part.dropped)], []
+
+
+def _torn(directory: Directory, present: Sequence[str]) -> Iterator[Fault]:
+    """A tensor that is stored under several names must be the same under all of them."""
+    first = directory.tensors[present[0]]
+    with Reader(directory.path) as reader:
+        for name in present[1:]:
+            if not _same_bytes(reader, first, directory.tensors[name]):
+                remedy = "save the checkpoint with its ties, or use a plan of the untied model"
+                yield Fault(f"{present[0]} = {name}", "tied in the plan, stored twice and not equal", remedy)
+
+
+def _same_bytes(reader: Reader, a: Place, b: Place) -> bool:
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    for at in range(0, a.bytes, _COMPARED):
+        left, right = (bytearray(min(_COMPARED, a.bytes - at)) for _ in range(2))
+        reader.read_(a.file, a.offset + at, memoryview(left))
+        reader.read_(b.file, b.offset + at, memoryview(right))
+        if left != right:
+            return False
+    return True
+
+
+def _misshapen(name: str, entry: TensorPlan, places: Sequence[Place]) -> Iterator[Fault]:
+    if entry.cat is None and places and places[0].shape != entry.base_shape:
+        yield Fault(name, f"shape {places[0].shape} in the directory, {entry.base_shape} in the plan")
+
+
+def _lay_out(
+    moves: Sequence[Move], shapes: Mapping[str, tuple[int, ...]], shard_bytes: int
+) -> tuple[tuple[OutFile, ...], tuple[Move, ...], str | None]:
+    """Fill shards in order, give each its header, and put every move at its offset."""
+    shards: list[list[Move]] = []
+    room = 0
+    for move in moves:
+        if not shards or move.target.bytes > room:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(move)
+        room -= move.target.bytes
+    count = len(shards)
+    files, placed, where = [], [], {}
+    for number, shard in enumerate(shards, 1):
+        file = SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+        tensors = {move.name: (move.target.dtype, shapes[move.name]) for move in shard}
+        raw = header_bytes(tensors, {"format": "pt"})
+        size = len(raw) + sum(move.target.bytes for move in shard)
+        places = parse_header(raw[8:], file, size).tensors
+        files.append(OutFile(file, size, ((0, raw),)))
+        placed += sorted(
+            (replace(move, target=replace(places[move.name], shape=move.target.shape)) for move in shard),
+            key=lambda move: move.target.offset,
+        )
+        where.update(dict.fromkeys(tensors, file))
+    if count <= 1:
+        return tuple(files), tuple(placed), None
+    total = sum(move.target.bytes for move in placed)
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+    return tuple(files), tuple(placed), json.dumps(index, indent=2) + "\n"

@@ -1,0 +1,128 @@
+"""Which optimizer left a state dict, and which parameter each of its positions means.
+
+The Trainer's own grouping of the stock class is rebuilt at both ends; what does not fit it is refused, with what to
+say instead. Knows: settings, names and groups. Reads no file and touches no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from ..errors import Fault, MupscaleError
+from ..files.strict import raise_few, shown
+from ..plans.names import resolve
+from ..plans.plan import Plan
+from ..rules.optimizers import RULES, OptimizerRule
+from ..training.kept_groups import Names, misfits, settings_of
+
+CLAIM = "the optimizer state cannot be widened"
+LEAVE = "move optimizer.pt and scheduler.pt away to widen the weights alone"
+Ordered = list[list[str]]
+
+
+def told_by(
+    groups: Sequence[Mapping[str, Any]],
+    states: Iterable[Mapping[str, Any]],
+    rules: Mapping[str, OptimizerRule] | None = None,
+) -> OptimizerRule:
+    """The one row of the table that knows these settings and this state; several are fine when they agree.
+
+    >>> settings = dict(lr=1e-3, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0, amsgrad=False, params=[0])
+    >>> told_by([settings], [{"step": 1, "exp_avg": 0, "exp_avg_sq": 0}]).decay_kind(settings).name
+    'COUPLED'
+    """
+    kept = {key for state in states for key in state}
+    given = {key for group in settings_of(groups) for key in group}
+    found: dict[str, OptimizerRule] = {}
+    for name, rule in (RULES if rules is None else rules).items():
+        decay = {"weight_decay"} if rule.decay else set()
+        asked = {*rule.hyper, *rule.neutral, *decay} - {*rule.constructor_only}
+        if asked <= given and all(map(rule.known, given)) and kept <= set(rule.state):
+            found[name] = rule
+    # Rows that give the present state the same units and the same refusals do the same here.
+    kinds = {(rule.refuse, *(rule.state[key] for key in sorted(kept))) for rule in found.values()}
+    if len(kinds) == 1:
+        return next(iter(found.values()))
+    has = ", ".join(sorted(map(shown, given))), ", ".join(sorted(map(shown, kept))) or "nothing"
+    which = f"which fits {', '.join(found)}" if found else "which no optimizer in the registry has"
+    raise MupscaleError(
+        CLAIM,
+        [
+            Fault(
+                "which optimizer was it?",
+                f"its groups have {has[0]}; its state has {has[1]}, {which}",
+                f"name it (--optimizer torch.optim.AdamW), register it, or {LEAVE}",
+            )
+        ],
+    )
+
+
+def trainer_order(model: nn.Module, ties: Mapping[str, str]) -> Ordered:
+    """Names of trainable parameters as the stock Trainer groups them: with decay, then without.
+
+    `ties` are the plan's, because a model on the meta device may not be tied yet.
+    """
+    from transformers import Trainer
+
+    decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
+    names = _trained(model, ties)
+    return [[n for n in names if n in decayed], [n for n in names if n not in decayed]]
+
+
+def _trained(model: nn.Module, ties: Mapping[str, str]) -> list[str]:
+    """Names of trainable parameters, tied ones once, under the first of their names."""
+    first: dict[str, str] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            first.setdefault(ties.get(name, name), name)
+    return list(first.values())
+
+
+def trainer_orders(
+    groups: Sequence[Mapping[str, Any]], plan: Plan, base: nn.Module, wide: nn.Module, names: Names | None
+) -> tuple[Ordered, Ordered]:
+    """Planned names at the base and at the wide end, in the order of a Trainer's groups."""
+    if names is not None or all("param_names" in group for group in groups):
+        return named_orders(groups, plan, names)
+    if len(groups) == 1:
+        return named_orders(groups, plan, [_trained(base, plan.ties)])
+    if len(groups) != 2 or groups[1].get("weight_decay"):
+        decays = ", ".join(str(group.get("weight_decay")) for group in groups)
+        what = f"groups with weight decays {decays}; the Trainer makes two, the second without decay"
+        remedy = f"say which parameters they hold with names=[[...], ...], or {LEAVE}"
+        raise MupscaleError(CLAIM, [Fault("param_groups", what, remedy)])
+    order = _checked(groups, plan, trainer_order(base, plan.ties))
+    wide_order = [[_planned(n, plan, plan.tensors) for n in of] for of in trainer_order(wide, plan.ties)]
+    raise_few(CLAIM, misfits(plan, order, wide_order))
+    return order, wide_order
+
+
+def named_orders(
+    groups: Sequence[Mapping[str, Any]], plan: Plan, names: Names | None
+) -> tuple[Ordered, Ordered]:
+    """The same for groups whose names are given, or kept in them; the wide end follows the base's order."""
+    given = names if names is not None else [list(map(str, group["param_names"])) for group in groups]
+    order = _checked(groups, plan, given)
+    wide_order = [[made for name in of for made in plan.sources[name]] for of in order]
+    raise_few(CLAIM, misfits(plan, order, wide_order))
+    return order, wide_order
+
+
+def _checked(groups: Sequence[Mapping[str, Any]], plan: Plan, names: Names) -> Ordered:
+    many, expected = [len(group["params"]) for group in groups], [len(of) for of in names]
+    if many != expected:
+        what = f"groups of {many} parameters, expected {expected}: some are frozen, or were grouped otherwise"
+        remedy = f"say which parameters they hold with names=[[...], ...], or {LEAVE}"
+        raise MupscaleError(CLAIM, [Fault("param_groups", what, remedy)])
+    return [[_planned(name, plan, plan.sources) for name in of] for of in names]
+
+
+def _planned(name: str, plan: Plan, known: Mapping[str, Any]) -> str:
+    found = resolve(name, {*known, *plan.ties})
+    planned = None if found is None else found if found in known else plan.ties[found]
+    if planned is None or planned not in known:
+        raise MupscaleError(CLAIM, [Fault(shown(name), "no tensor of the plan has this name", LEAVE)])
+    return planned

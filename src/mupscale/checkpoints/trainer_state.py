@@ -1,0 +1,136 @@
+"""The optimizer state that a Trainer run left beside the weights, widened where it lies.
+
+The file keeps the stock grouping and the reference constants, so the stock Trainer resumes from it; only state
+tensors change, by their units. Knows: optimizer.pt, and how its tensors move. Does not know: exponents (`rules/`),
+which parameter a position means (`trainer_groups.py`), how bytes are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import Fault
+from ..files.places import OutFile, Place, dtype_name, torch_dtype
+from ..files.strict import raise_few, shown
+from ..files.torch_file import Room, lay_out, read_tensor, read_tree
+from ..jobs.job import Move
+from ..plans.plan import Plan
+from ..rules.axes import Axis
+from ..rules.optimizers import OptimizerRule, rule_for
+from ..rules.scale import Scale
+from ..training.direction import Direction
+from ..training.kept_groups import Groups, Names, carry_kept, parts
+from .trainer_groups import CLAIM, LEAVE, told_by, trainer_orders
+
+OPTIMIZER = "optimizer.pt"
+
+
+def trainer_moves(
+    base_dir: Path | str,
+    plan: Plan,
+    base: nn.Module,
+    wide: nn.Module,
+    *,
+    optimizer: str | None = None,
+    names: Names | None = None,
+    rules: Mapping[str, OptimizerRule] | None = None,
+) -> tuple[OutFile, list[Move]]:
+    """The wide optimizer.pt as a file with its moves; `base` and `wide` may be on the meta device.
+
+    The optimizer is told from what it keeps, unless named ("torch.optim.AdamW"). `names` gives the order of the
+    parameters, group by group, for runs whose groups were not made by the Trainer.
+    """
+    folder = Path(base_dir)
+    groups, state = parts(read_tree(folder / OPTIMIZER), OPTIMIZER)
+    raise_few(CLAIM, _tensors_in(groups))
+    rule = rule_for(optimizer, rules) if optimizer else told_by(groups, state.values(), rules)
+    order, wide_order = trainer_orders(groups, plan, base, wide, names)
+    ledger = _Ledger(plan)
+    there = {k: {key: _stand_in(folder, value) for key, value in s.items()} for k, s in state.items()}
+    tree, faults = carry_kept(groups, there, order, wide_order, rule, ledger, OPTIMIZER)
+    raise_few(CLAIM, faults)
+    keys = {n: k for g, of in zip(groups, order, strict=True) for k, n in zip(g["params"], of, strict=True)}
+    members = [name for of in wide_order for name in of]
+    sources = {i: state[keys[plan[members[i]].sources[0]]] for i in tree["state"]}
+    file, laid = lay_out(OPTIMIZER, {**tree, "state": _rooms(tree["state"])})
+    return _filled(file, laid["state"], tree["state"], sources, members, ledger)
+
+
+@dataclass(frozen=True)
+class _Ledger(Direction):
+    """A direction that moves nothing and notes, for every moment it is asked for, how it is made."""
+
+    noted: dict[int, tuple[Tensor, tuple[Axis, ...], Scale]] = field(default_factory=dict)
+
+    def moment(self, value: Tensor, axes: Sequence[Axis], scale: Scale) -> Tensor:
+        made = torch.empty([axis.wide for axis in axes], dtype=value.dtype, device="meta")
+        self.noted[id(made)] = (made, tuple(axes), scale)  # kept, so that its id stays its own
+        return made
+
+
+def _stand_in(folder: Path, value: Any) -> Any:
+    """A single number as it is, any other tensor without memory."""
+    if not isinstance(value, Place):
+        return value
+    if not value.shape:
+        return read_tensor(folder, value)
+    return torch.empty(value.shape, dtype=torch_dtype(value.dtype), device="meta")
+
+
+def _rooms(states: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    return {
+        position: {
+            key: Room(dtype_name(value.dtype), tuple(value.shape)) if isinstance(value, Tensor) else value
+            for key, value in state.items()
+        }
+        for position, state in states.items()
+    }
+
+
+def _filled(
+    file: OutFile,
+    laid: Mapping[int, Mapping[str, Any]],
+    states: Mapping[int, Mapping[str, Any]],
+    sources: Mapping[int, Mapping[str, Any]],
+    names: Sequence[str],
+    ledger: _Ledger,
+) -> tuple[OutFile, list[Move]]:
+    """The file with its single numbers written, and a move for every other tensor."""
+    moves: list[Move] = []
+    numbers: list[tuple[int, bytes]] = []
+    for position, state in states.items():
+        for key, value in state.items():
+            if id(value) in ledger.noted:
+                _, axes, scale = ledger.noted[id(value)]
+                label = f"{names[position]}: {key}"
+                moves.append(Move(label, laid[position][key], (sources[position][key],), axes, scale))
+            elif isinstance(value, Tensor):
+                raw = value.reshape(1).view(torch.uint8).numpy().tobytes()
+                numbers.append((laid[position][key].offset, raw))
+    return OutFile(file.name, file.size, _joined([*file.chunks, *numbers])), moves
+
+
+def _joined(chunks: Iterable[tuple[int, bytes]]) -> tuple[tuple[int, bytes], ...]:
+    """The same bytes with neighbours as one."""
+    joined: list[tuple[int, bytearray]] = []
+    for at, data in sorted(chunks):
+        if joined and joined[-1][0] + len(joined[-1][1]) == at:
+            joined[-1][1].extend(data)
+        else:
+            joined.append((at, bytearray(data)))
+    return tuple((at, bytes(data)) for at, data in joined)
+
+
+def _tensors_in(groups: Groups) -> list[Fault]:
+    return [
+        Fault(f"{OPTIMIZER}, group {i}", f"{shown(key)} is a tensor, not a number", LEAVE)
+        for i, group in enumerate(groups)
+        for key, value in group.items()
+        if isinstance(value, Place)
+    ]

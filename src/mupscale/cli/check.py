@@ -1,0 +1,134 @@
+"""`mupscale check`: is this directory what growing that base gives? Level by level, each named.
+
+Exit status 0 only if every level asked for holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.about import NAME, read_about
+from ..checkpoints.grow import job_of
+from ..checkpoints.request import Request
+from ..errors import Fault, MupscaleError
+from ..families.loaded import check_memory, compare_models
+from ..families.process import plan_in_process
+from ..files.directory import Directory, read_directory
+from ..jobs.progress import shown_progress
+from ..jobs.verify_bytes import check_bytes
+from ..plans.plan import Plan
+from ..plans.selftest import GRADIENT_TOLERANCE
+
+_SHOWN = 20
+
+
+def add_to(verbs: Any) -> None:
+    text = "prove that a directory is what growing a base gives"
+    verb = verbs.add_parser(
+        "check",
+        help=text,
+        description=f"{text.capitalize()}. bytes: every file, bit for bit, noise drawn again; layout: the plan found "
+        "again and proved on a small copy, with optimizer steps; model: outputs and gradients of the real weights.",
+    )
+    verb.add_argument("base", type=Path, help="the directory that was grown")
+    verb.add_argument("wide", type=Path, help="the directory that came of it")
+    verb.add_argument("--bytes", dest="levels", action="append_const", const="bytes", help="this level only")
+    verb.add_argument(
+        "--layout", dest="levels", action="append_const", const="layout", help="this level only"
+    )
+    verb.add_argument(
+        "--model", action="store_true", help="also load both models and compare outputs and gradients"
+    )
+    verb.add_argument("--quiet", action="store_true", help="no progress")
+    verb.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    about = read_about(chosen.wide)
+    if about is None:
+        raise MupscaleError(
+            f"{chosen.wide} holds no mupscale.json: it was not written by mupscale, or not finished"
+        )
+    directory = read_directory(chosen.base)
+    levels = [*(chosen.levels or ("bytes", "layout")), *(("model",) if chosen.model else ())]
+    held = True
+    for level in dict.fromkeys(levels):
+        if level == "bytes":
+            said, faults = _bytes(directory, chosen.wide, about, chosen.quiet)
+        elif level == "layout":
+            said, faults = _layout(directory, about)
+        else:
+            said, faults = _model(directory, chosen.wide, about)
+        held = held and not faults
+        print(f"{level:7} {'holds' if not faults else 'FAILS'}: {said}", flush=True)
+        for fault in faults[:_SHOWN]:
+            print(f"        {fault.where}: {fault.what}")
+        if len(faults) > _SHOWN:
+            print(f"        … and {len(faults) - _SHOWN} more")
+    return 0 if held else 1
+
+
+def _bytes(directory: Directory, wide: Path, about: dict[str, Any], quiet: bool) -> tuple[str, list[Fault]]:
+    try:
+        own = {
+            key: value for key, value in about.items() if key != "job"
+        }  # what finishing added is added again
+        job = job_of(directory, wide, {**own, "base": {"name": about["base"]["name"]}})
+    except (MupscaleError, LookupError, TypeError, ValueError, AttributeError) as error:
+        # The record is input like any other: whatever is odd in it, it does not lead back to this base.
+        what = error.claim if isinstance(error, MupscaleError) else f"{type(error).__name__}: {error}"
+        return "the record of growth cannot be followed", [Fault(NAME, what)]
+    with shown_progress("comparing", quiet) as report:
+        faults = check_bytes(job, report=report)
+    total = sum(file.size for file in job.files)
+    said = f"{len(job.moves)} tensors and {len(job.carried) + len(job.texts)} other files, {total:,} bytes compared"
+    return said, faults
+
+
+def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Fault]]:
+    request = Request.from_json(about["request"])
+    family = plan_in_process(
+        directory.config, request.multipliers, architecture=about["base_architecture"], export=request.export
+    )
+    seen = family.evidence
+    said = (
+        f"gradients of a small copy agree to {seen.worst_gradient:.0e}, {seen.steps} AdamW steps to "
+        f"{seen.worst_step:.0e} (without the new units {seen.control:.0e})"
+    )
+    faults = []
+    if family.plan.hash != about["plan_hash"]:
+        old = Plan.from_json(json.dumps(about["plan"]))
+        odd = [
+            name for name in {*old, *family.plan} if old.tensors.get(name) != family.plan.tensors.get(name)
+        ]
+        faults = [Fault(name, "the plan of the record is not the one found now") for name in sorted(odd)]
+        faults = faults or [Fault("plan", "the record's plan is not the one found now")]
+    return said, faults
+
+
+def _model(directory: Directory, wide: Path, about: dict[str, Any]) -> tuple[str, list[Fault]]:
+    if about["noise"] is not None:
+        raise MupscaleError(
+            "the model level compares with the base, and noise has moved this model away from it; "
+            "bytes and layout hold for it, and for this level widen without noise"
+        )
+    # Weights and gradients of both, in float64.
+    check_memory(16 * sum(about["parameters"].values()), "the model level")
+    classes = (about["base_architecture"], about["architecture"])
+    found = compare_models(directory.path, wide, about["plan"], classes)
+    errors = {name: float(error) for name, error in found["errors"].items()}
+    worst = max(errors.values(), default=0.0)
+    faults = [
+        Fault(name, f"its gradient is off by {error:.1e}")
+        for name, error in errors.items()
+        if not error <= GRADIENT_TOLERANCE
+    ]
+    if not found["gap"] <= GRADIENT_TOLERANCE:
+        faults.insert(0, Fault("outputs", f"they differ by {found['gap']:.1e} (relative)"))
+    said = (
+        f"outputs agree to {found['gap']:.0e}, gradients of {len(errors)} tensors to {worst:.0e}, in float64"
+    )
+    return said, faults

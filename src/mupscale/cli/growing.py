@@ -1,0 +1,216 @@
+"""`mupscale widen` and `mupscale upscale`: a checkpoint directory in, a wider one out, streamed and resumable.
+
+Parses, plans, hands the job to the stream, and says what to do next. Running the same command again goes on
+where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from concurrent.futures import ProcessPoolExecutor
+from math import prod
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.grow import check_free, has_state, job_of, record
+from ..checkpoints.request import Request, parse_dtype, parse_noise
+from ..checkpoints.rounding import ADVISE, lost_to_rounding
+from ..checkpoints.shards import SHARD_BYTES
+from ..errors import MupscaleError
+from ..families.configs import parse_multipliers
+from ..families.loaded import batch_losses, check_memory
+from ..files.directory import Directory, read_directory
+from ..jobs.job import Job
+from ..jobs.partial import working_job
+from ..jobs.progress import shown_progress
+from ..jobs.stream import run_job, run_worker
+from ..plans.names import pattern_of
+from .next_steps import next_steps
+from .plan import add_source, cost, describe, evidence, planned
+from .text import columns
+
+DEFAULT_NOISE = "t=0.2"
+
+
+def add_to(verbs: Any) -> None:
+    exact = "the exact map alone: the result trains like the base and cannot use its width yet"
+    grown = "the exact map plus noise: the result can use its new width"
+    for name, text in (("widen", exact), ("upscale", grown)):
+        verb = verbs.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}. Run it again to resume."
+        )
+        add_source(verb)
+        verb.add_argument("out", type=Path, help="the directory to write")
+        if name == "upscale":
+            verb.add_argument(
+                "--noise",
+                metavar="SIZE",
+                help="sigma=… (one reference constant for all tensors), t=… (relative to each weight's spectral norm) or "
+                "paired=… (zero-sum over copies: the output does not move); without a tuned value start from "
+                f"{DEFAULT_NOISE}",
+            )
+            verb.add_argument("--seed", type=int, default=0, help="of the noise (default: 0)")
+            verb.add_argument(
+                "--batch",
+                type=Path,
+                metavar="FILE",
+                help="inputs (safetensors or JSON, by argument name): print the loss before and after noise",
+            )
+        _add_writing(verb)
+        verb.set_defaults(run=run, noise=None, seed=0, batch=None, verb_name=name)
+
+
+def _add_writing(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--dtype", help="dtype of the weights: float32, bfloat16, … (default: as stored)")
+    verb.add_argument(
+        "--no-state", action="store_true", help="leave optimizer state beside the weights behind"
+    )
+    verb.add_argument(
+        "--optimizer", metavar="CLASS", help="which optimizer left it, where the file does not tell"
+    )
+    verb.add_argument(
+        "--shard-size",
+        type=_bytes,
+        default=SHARD_BYTES,
+        metavar="SIZE",
+        help="largest file, as 5GB (the default)",
+    )
+    verb.add_argument(
+        "--workers",
+        type=int,
+        default=min(4, os.cpu_count() or 1),
+        help="processes on this machine (default: %(default)s)",
+    )
+    verb.add_argument("--worker", metavar="I/N", help="do share I (from 0) of N only, for job arrays")
+    verb.add_argument("--dry-run", action="store_true", help="plan and check everything, write nothing")
+    verb.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    request = _request(chosen)
+    share = _share(chosen.worker)
+    begun = working_job(chosen.out)
+    if begun.exists():
+        job = Job.from_json(begun.read_bytes())
+        _same_request(job, request, chosen)
+        print(f"resuming {chosen.out}", flush=True)
+    else:
+        check_free(chosen.out)
+        job = _plan(chosen, request)
+    if chosen.dry_run:
+        print("\ndry run: nothing was written")
+        return 0
+    with shown_progress("writing", chosen.quiet) as report:
+        if share is None:
+            run_job(job, chosen.workers, report)
+        whole = share is None or run_worker(job, *share, report)
+    if not whole:
+        print(f"share {chosen.worker} is done; whoever finishes last puts {chosen.out} in place")
+        return 0
+    if chosen.batch is not None:
+        before, after = batch_losses([chosen.base, chosen.out], chosen.batch)
+        print(f"\nloss of {chosen.batch}: {before:.6f} before noise (the base's), {after:.6f} after")
+    print("\n" + next_steps(chosen.base, chosen.out, job))
+    return 0
+
+
+def _request(chosen: argparse.Namespace) -> Request:
+    if chosen.verb_name == "upscale" and chosen.noise is None:
+        raise MupscaleError(
+            "upscale needs its noise: --noise sigma=… | t=… | paired=…\n"
+            f"  tuned on a proxy it carries over; without one, --noise {DEFAULT_NOISE} is where to start (docs/upscale.md says why)\n"
+            "  for the exact map without noise: mupscale widen"
+        )
+    if chosen.workers < 1:
+        raise MupscaleError(f"--workers {chosen.workers}: at least one process is needed")
+    return Request(
+        multipliers=chosen.multipliers,
+        noise=None if chosen.noise is None else parse_noise(chosen.noise),
+        seed=chosen.seed,
+        dtype=None if chosen.dtype is None else parse_dtype(chosen.dtype),
+        shard_bytes=chosen.shard_size,
+        export=chosen.export,
+        state=not chosen.no_state,
+        optimizer=chosen.optimizer,
+    )
+
+
+def _plan(chosen: argparse.Namespace, request: Request) -> Job:
+    directory = read_directory(chosen.base)
+    if chosen.batch is not None:
+        needed = 4 * sum(prod(place.shape) for place in directory.tensors.values())
+        check_memory(needed * max(parse_multipliers(chosen.multipliers).values()) ** 2, "--batch")
+    print(f"planning on a small copy of {directory.path} …", flush=True)
+    family = planned(directory, chosen)
+    print(describe(directory, family, request) + "\n\n" + evidence(family) + "\n", flush=True)
+    job = _job(directory, chosen.out, record(directory, family, request), has_state(directory, request))
+    if directory.trainer and not has_state(directory, request):
+        print("the optimizer state beside the weights is left behind")
+    if directory.skipped:
+        print(f"not carried: {', '.join(directory.skipped)}")
+    if request.noise is not None:
+        print(_rounding(job))
+    if chosen.dry_run:
+        print(cost(directory, family, request, chosen.out.absolute().parent))
+    return job
+
+
+def _job(directory: Directory, out: Path, about: dict[str, Any], state: bool) -> Job:
+    """The job; with optimizer state it is made in another process, since its groups are known to transformers alone."""
+    if not state:
+        return job_of(directory, out, about)
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(job_of, directory, out, about).result()
+
+
+def _rounding(job: Job) -> str:
+    """How much of the noise survives the dtype, kind of tensor by kind of tensor."""
+    worst: dict[str, float] = {}
+    for name, share in lost_to_rounding(job).items():
+        worst[pattern_of(name)] = max(share, worst.get(pattern_of(name), 0.0))
+    lossy = {name: share for name, share in worst.items() if share > ADVISE}
+    head = (
+        f"noise lost to rounding: at most {max(worst.values(), default=0.0):.1%} of the entries of a tensor"
+    )
+    if not lossy:
+        return head
+    rows = [(name, f"{share:.0%}") for name, share in sorted(lossy.items(), key=lambda item: -item[1])]
+    advice = "above 10 %: write float32 masters (--dtype float32), or use more noise"
+    return f"{head}\n{columns(rows, right=(1,))}\n  {advice}"
+
+
+def _same_request(job: Job, request: Request, chosen: argparse.Namespace) -> None:
+    before = Request.from_json(job.about["request"])
+    if before != request or Path(job.base) != chosen.base.absolute():
+        old, new = before.as_json(), request.as_json()
+        told = [f"{key}: was {old[key]!r}, now {new[key]!r}" for key in old if old[key] != new[key]]
+        if Path(job.base) != chosen.base.absolute():
+            told.append(f"base: was {job.base}, now {chosen.base.absolute()}")
+        raise MupscaleError(
+            f"{chosen.out}.partial was begun with other arguments ({'; '.join(told)}); "
+            "give the same ones to go on, or remove it to start anew"
+        )
+
+
+def _share(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if found is None or not int(found[1]) < int(found[2]):
+        raise MupscaleError(f"--worker {text}: expected I/N with I from 0 to N-1, such as 0/8")
+    return int(found[1]), int(found[2])
+
+
+def _bytes(text: str) -> int:
+    """Bytes from a text.
+
+    >>> _bytes("5GB"), _bytes("200MB")
+    (5000000000, 200000000)
+    """
+    found = re.fullmatch(r"(\d+)\s*([kMGT]?)B?", text)
+    if found is None or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 5GB or 500MB")
+    return int(found[1]) * int(1000 ** " kMGT".index(found[2] or " "))

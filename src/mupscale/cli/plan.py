@@ -1,0 +1,190 @@
+"""`mupscale plan`: what would grow, what it weighs, what it costs, and what it does to hyperparameters.
+
+Reads headers and the configuration; writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.about import factors
+from ..checkpoints.grow import has_state
+from ..checkpoints.request import Request
+from ..families.process import plan_in_process
+from ..families.record import FamilyPlan
+from ..files.directory import Directory, read_directory
+from ..files.places import FLOATS
+from ..plans.plan import Plan
+from .text import columns, duration, size
+
+_TRAINING = 16  # bytes a parameter: weight, gradient and two moments in float32, or bf16 with fp32 masters
+_PROBE = 64 << 20
+
+
+def add_to(verbs: Any) -> None:
+    text = "show what would grow, what it weighs and what it costs"
+    verb = verbs.add_parser("plan", help=text, description=f"{text.capitalize()}; nothing is written.")
+    add_source(verb)
+    verb.add_argument("--tensors", action="store_true", help="list every kind of tensor with its axes")
+    verb.add_argument("--json", type=Path, metavar="FILE", help="write the whole plan to a file")
+    verb.set_defaults(run=run)
+
+
+def add_source(verb: argparse.ArgumentParser) -> None:
+    """The arguments that decide a plan, for every verb that makes one."""
+    verb.add_argument("base", type=Path, help="a Hugging Face directory with safetensors")
+    verb.add_argument(
+        "-k",
+        dest="multipliers",
+        required=True,
+        metavar="K",
+        help="how many times wider: 2, or hidden=2,heads=2,ffn=4,kv_heads=1",
+    )
+    verb.add_argument(
+        "--export",
+        choices=("granite", "untie"),
+        help="granite: a Llama-like model as Granite, with its multiplier in the configuration; "
+        "untie: give the readout a tensor of its own (the output stays, the training does not)",
+    )
+    verb.add_argument("--architecture", metavar="CLASS", help="the stock class, where config.json names none")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    directory = read_directory(chosen.base)
+    family = planned(directory, chosen)
+    request = Request(chosen.multipliers, export=chosen.export)
+    print(describe(directory, family, request))
+    print("\n" + cost(directory, family, request, chosen.base.absolute().parent))
+    print("\n" + hyperparameters(family.plan))
+    if chosen.tensors:
+        print(f"\n{family.plan}")
+    print("\n" + evidence(family))
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps(family.as_json(), indent=1) + "\n")
+        print(f"\nwritten to {chosen.json}")
+    return 0
+
+
+def planned(directory: Directory, chosen: argparse.Namespace) -> FamilyPlan:
+    """The plan, found and proved on a small copy in a process of its own."""
+    return plan_in_process(
+        directory.config, chosen.multipliers, architecture=chosen.architecture, export=chosen.export
+    )
+
+
+def changes(base: Mapping[str, Any], wide: Mapping[str, Any], path: str = "") -> list[tuple[str, str, str]]:
+    """The fields of the configuration that differ.
+
+    >>> changes({"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 4}})
+    [('b.c', '2', '4')]
+    """
+    found = []
+    for key in [*base, *(key for key in wide if key not in base)]:
+        old, new = base.get(key), wide.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += changes(old, new, f"{path}{key}.")
+        elif old != new:
+            found.append((f"{path}{key}", json.dumps(old), json.dumps(new)))
+    return found
+
+
+def describe(directory: Directory, family: FamilyPlan, request: Request) -> str:
+    """Both ends side by side."""
+    plan = family.plan
+    ends = [_parameters(plan, end) for end in (0, 1)]
+    into = "" if family.wide_architecture == family.architecture else f" -> {family.wide_architecture}"
+    head = f"{directory.path}: {family.model_type}, {family.architecture}{into}, -k {request.multipliers}"
+    rows: list[tuple[str, ...]] = [("", "base", "wide", "")]
+    rows += [(name, old, new, "") for name, old, new in changes(family.base_config, family.wide_config)]
+    rows.append(("parameters", *(f"{n:,}" for n in ends), f"x{ends[1] / max(1, ends[0]):.2f}"))
+    rows.append(("weights", *map(size, _weights(directory, plan)), ", ".join(sorted(_dtypes(directory)))))
+    rows.append(("to train, AdamW", *(size(_TRAINING * n) for n in ends), f"{_TRAINING} bytes a parameter"))
+    return head + "\n" + columns(rows, right=(1, 2))
+
+
+def _parameters(plan: Plan, end: int) -> int:
+    return sum(
+        prod((t.base_shape, t.wide_shape)[end]) for t in plan.tensors.values() if t.kind == "parameter"
+    )
+
+
+def _dtypes(directory: Directory) -> set[str]:
+    return {place.dtype for place in directory.tensors.values() if place.dtype in FLOATS}
+
+
+def _weights(directory: Directory, plan: Plan) -> tuple[int, int]:
+    base = sum(place.bytes for place in directory.tensors.values())
+    ratio = _parameters(plan, 1) / max(1, _parameters(plan, 0))
+    return base, round(base * ratio)
+
+
+def cost(directory: Directory, family: FamilyPlan, request: Request, where: Path) -> str:
+    """Disk, time and memory of the growth itself."""
+    base, wide = _weights(directory, family.plan)
+    state = 0
+    if has_state(directory, request):
+        state = round((directory.path / "optimizer.pt").stat().st_size * wide / max(1, base))
+    free, speed = shutil.disk_usage(where).free, disk_speed(where)
+    rows = [
+        (
+            "disk",
+            f"{size(wide + state)}{' with the optimizer state' if state else ''}, {size(free)} free here",
+        ),
+        (
+            "time",
+            f"{duration((wide + state) / speed)} at {size(speed)}/s, as this disk writes just now; noise takes about as long again",
+        ),
+        ("memory", "under 400 MiB a worker, whatever the size of the model"),
+    ]
+    return "cost of growing\n" + columns(rows)
+
+
+def disk_speed(where: Path) -> float:
+    """Bytes a second that a new file takes here, fsync included."""
+    block = os.urandom(1 << 20)
+    try:
+        with tempfile.TemporaryFile(dir=where) as file:
+            started = time.perf_counter()
+            for _ in range(_PROBE >> 20):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            return _PROBE / (time.perf_counter() - started)
+    except OSError:
+        return 5e8  # a folder that cannot be written to: the speed of a plain SSD
+
+
+def hyperparameters(plan: Plan) -> str:
+    """What AdamW's constants are multiplied by, tensor by tensor; `mu.optimizer_for` does it."""
+    rows = [("lr x", "eps x", "decay x", "tensors")]
+    for group in factors(plan):
+        names = ", ".join(group["tensors"][:3]) + (
+            f" and {len(group['tensors']) - 3} more" if len(group["tensors"]) > 3 else ""
+        )
+        rows.append((group["lr"], group["eps"], group["weight_decay"], names))
+    return "constants of AdamW (mu.optimizer_for sets them)\n" + columns(rows, right=(0, 1, 2))
+
+
+def evidence(family: FamilyPlan) -> str:
+    """Why the plan is believed."""
+    seen = family.evidence
+    how = "the registry and the search" if seen.source == "row" else "the search alone"
+    lines = [
+        f"found by {how}, {seen.trials} tried on a copy of {seen.parameters:,} parameters in float64:",
+        f"  gradients agree to {seen.worst_gradient:.0e}; {seen.steps} AdamW steps to {seen.worst_step:.0e}, "
+        f"without the new units {seen.control:.0e}",
+    ]
+    if family.plan.exact != "dynamic":
+        lines.append(
+            "  NOT the same training: this plan keeps the function, and training goes another way from the first step"
+        )
+    return "\n".join([*lines, *(f"  note: {note}" for note in family.notes)])

@@ -1,0 +1,52 @@
+"""Plain text for a terminal: columns, sizes, durations. Knows nothing of what it prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = (), indent: int = 2) -> str:
+    """Rows with their columns aligned; those in `right` to the right.
+
+    >>> print(columns([("a", "10"), ("bcd", "9")], right=[1], indent=0))
+    a    10
+    bcd   9
+    """
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(w) if i in right else cell.ljust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(" " * indent + "  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def size(count: float) -> str:
+    """Bytes as people say them, in powers of ten as disks are sold.
+
+    >>> size(999), size(1.5e9), size(5.6e11)
+    ('999 B', '1.5 GB', '560 GB')
+    """
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        count /= 1000
+        if count < 1000 or unit == "TB":
+            break
+    return f"{count:.1f} {unit}" if count < 100 else f"{count:.0f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them.
+
+    >>> duration(0.3), duration(75), duration(7300)
+    ('under 1 s', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 1:
+        return "under 1 s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min {seconds % 60:.0f} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,170 @@
+"""Which fields of a configuration grow, and by how much.
+
+Knows configurations as plain nested data and the names of their fields; builds no model. `shrink.py` makes
+them small, `rows.py` holds what is special about a type.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..errors import Fault, raise_faults
+from .models import Config, as_data, config_from
+from .rows import USUAL, row_for
+from .symbols import evaluate, explicit_head_size, power, symbols
+
+Path = tuple[str, ...]
+Multipliers = Mapping[str, int]
+EVERY = "every"
+KNOBS = tuple(USUAL)
+
+
+def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
+    """What `-k` says: one number for every width, or a number a knob; a knob that is not named stays.
+
+    >>> parse_multipliers("2"), parse_multipliers("hidden=2,heads=2,ffn=4")
+    ({'every': 2}, {'hidden': 2, 'heads': 2, 'ffn': 4})
+    >>> parse_multipliers("2,kv_heads=1")
+    {'every': 2, 'kv_heads': 1}
+    """
+    if isinstance(text, Mapping):
+        pairs = [(str(knob), str(k)) for knob, k in text.items()]
+    else:
+        parts = [part.strip() for part in str(text).split(",")]
+        pairs = [
+            (knob.strip(), k.strip()) if eq else (EVERY, knob)
+            for knob, eq, k in (p.partition("=") for p in parts)
+        ]
+    found: dict[str, int] = {}
+    faults = []
+    for knob, k in pairs:
+        if knob not in (EVERY, *KNOBS):
+            faults.append(Fault(knob or "(nothing)", "no such knob", f"expected one of {', '.join(KNOBS)}"))
+        elif knob in found:
+            faults.append(Fault(knob, "given twice"))
+        elif not re.fullmatch(r"[1-9]\d{0,3}", k):
+            faults.append(Fault(knob, f"multiplier {k!r}", "copies come in whole numbers: write 2, 3, …"))
+        else:
+            found[knob] = int(k)
+    raise_faults("the multipliers cannot be read", faults)
+    return found
+
+
+def multiplier(multipliers: Multipliers, knob: str) -> int:
+    return multipliers.get(knob, multipliers.get(EVERY, 1))
+
+
+def parts(data: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """A configuration and those nested in it, each with its path."""
+    yield path, data
+    for key, value in data.items():
+        if isinstance(value, Mapping) and "model_type" in value:
+            yield from parts(value, (*path, key))
+
+
+def growing_fields(data: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Knob -> the fields of one configuration (without those nested in it) that it multiplies.
+
+    >>> growing_fields({"model_type": "llama", "hidden_size": 64, "num_key_value_heads": None})
+    {'hidden': ['hidden_size']}
+    """
+    row = row_for(str(data.get("model_type")))
+    found = {}
+    for knob, names in (row.grows or USUAL).items():
+        fields = [n for n in names if n not in row.keeps and _whole(data.get(n))]
+        if fields:
+            found[knob] = fields
+    return found
+
+
+def edits(data: Mapping[str, Any], multipliers: Multipliers) -> dict[Path, Any]:
+    """Every field that changes, by path, with its new value."""
+    changed: dict[Path, Any] = {}
+    for path, part in parts(data):
+        row = row_for(str(part.get("model_type")))
+        for knob, fields in growing_fields(part).items():
+            k = multiplier(multipliers, knob)
+            for name in fields:
+                if k != 1:
+                    changed[(*path, name)] = _times(part[name], k)
+        for name, text in row.config.items():
+            k = multiplier(multipliers, "hidden")
+            if k != 1 and isinstance(part.get(name), (int, float)):
+                changed[(*path, name)] = part[name] * float(power(text, k))
+    return changed
+
+
+def with_edits(data: Mapping[str, Any], changed: Mapping[Path, Any]) -> dict[str, Any]:
+    """A deep copy of plain data with some fields set."""
+    new = copy.deepcopy(dict(data))
+    for path, value in changed.items():
+        owner = new
+        for key in path[:-1]:
+            owner = owner.setdefault(key, {})
+        owner[path[-1]] = value
+    return new
+
+
+def grown(config: Config, multipliers: Multipliers) -> Config:
+    """The wide configuration, or a refusal that names every knob that cannot be turned like this."""
+    data = as_data(config)
+    check_growth(data, multipliers)
+    return config_from(with_edits(data, edits(data, multipliers)))
+
+
+def check_growth(data: Mapping[str, Any], multipliers: Multipliers) -> None:
+    """Raise unless the multipliers fit what the configuration has and what is known to be exact."""
+    faults: list[Fault] = []
+    have = {knob for _, part in parts(data) for knob in growing_fields(part)}
+    faults += [
+        Fault(knob, "this configuration has no such width", f"it has {', '.join(sorted(have)) or 'none'}")
+        for knob, k in multipliers.items()
+        if knob != EVERY and knob not in have and k != 1
+    ]
+    if not edits(data, multipliers) and not faults:
+        faults.append(
+            Fault(
+                "multipliers",
+                "nothing grows",
+                f"this configuration has {', '.join(sorted(have)) or 'no known width'}",
+            )
+        )
+    for path, part in parts(data):
+        row = row_for(str(part.get("model_type")))
+        where = ".".join((*path, str(part.get("model_type"))))
+        faults += [
+            Fault(where, why) for condition, why in row.refused.items() if evaluate(condition, symbols(part))
+        ]
+        faults += [
+            Fault(where, what, remedy) for what, remedy in _together(part, multipliers, row.head_size_grows)
+        ]
+    raise_faults("this configuration cannot grow exactly like that", faults)
+
+
+def _together(part: Mapping[str, Any], multipliers: Multipliers, free: bool) -> Iterator[tuple[str, str]]:
+    names = symbols(part)
+    fields = growing_fields(part)
+    k = {knob: multiplier(multipliers, knob) if knob in fields else 1 for knob in KNOBS}
+    if "H" not in names or free:
+        return
+    if "E" in names and "heads" in fields and not explicit_head_size(part) and k["hidden"] != k["heads"]:
+        yield (
+            f"its head size is hidden / heads, and hidden grows by {k['hidden']}, heads by {k['heads']}",
+            f"give both the same multiplier: hidden={k['hidden']},heads={k['hidden']}",
+        )
+    heads, kv = names["H"] * k["heads"], names["KV"] * (k["kv_heads"] if "kv_heads" in fields else k["heads"])
+    if heads % kv:
+        yield f"{heads} query heads cannot share {kv} key heads", "choose kv_heads so that they divide heads"
+
+
+def _whole(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(_whole(v) for v in value)
+    return type(value) is int and value > 0
+
+
+def _times(value: Any, k: int) -> Any:
+    return [_times(v, k) for v in value] if isinstance(value, list) else value * k

@@ -1,0 +1,105 @@
+"""Into which class a checkpoint grows: its own with folds (the default), Granite's, or its own untied.
+
+Granite shows the multipliers in its configuration; untying keeps the outputs and loses the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.plan import Plan
+from .configs import Multipliers, grown, multiplier
+from .models import Config, as_data, config_from, model_class
+from .symbols import symbols
+
+EXPORTS = ("granite", "untie")
+_LLAMA_LIKE = ("llama", "mistral", "qwen2", "granite")
+_CARRIED = (
+    "vocab_size", "num_hidden_layers", "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings",
+    "rope_parameters", "pad_token_id", "bos_token_id", "eos_token_id", "initializer_range", "attention_dropout", "dtype",
+)  # fmt: skip
+
+
+def start_of(config: Config, export: str | None) -> Config:
+    """The configuration whose tensors the plan starts from: the base's own, or the base untied."""
+    if export not in (None, *EXPORTS):
+        raise MupscaleError(f"no export is called {export!r}; expected {' or '.join(EXPORTS)}")
+    if export != "untie":
+        return config
+    data = as_data(config)
+    if not data.get("tie_word_embeddings"):
+        raise MupscaleError("there is nothing to untie: this configuration does not tie its embeddings")
+    return config_from({**data, "tie_word_embeddings": False})
+
+
+def wide_of(start: Config, knobs: Multipliers, export: str | None, cls: Any) -> tuple[Config, Any]:
+    """The wide configuration and its class."""
+    wide = grown(start, knobs)
+    if export != "granite":
+        return wide, cls
+    made = config_from(granite(as_data(start), as_data(wide), multiplier(knobs, "hidden")))
+    return made, model_class(made, "GraniteForCausalLM")
+
+
+def untied(plan: Plan, ties: Mapping[str, str]) -> Plan:
+    """The plan of the untied model, reading from a base that is tied: outputs are kept, training is not."""
+    changes = {
+        alias: replace(plan.tensors[alias], sources=(name,))
+        for alias, name in ties.items()
+        if alias in plan.tensors
+    }
+    if not changes:
+        raise MupscaleError(
+            "this class ties its embeddings whatever its configuration says, so it cannot be untied"
+        )
+    return replace(plan.with_tensors(changes), exact="static")
+
+
+def granite(base: Mapping[str, Any], wide: Mapping[str, Any], k: int) -> dict[str, Any]:
+    """The Granite configuration that holds a grown Llama-like model, or why none does."""
+    names = symbols(base)
+    kind = base.get("model_type")
+    faults = []
+    if kind not in _LLAMA_LIKE:
+        faults.append(
+            Fault(
+                str(kind),
+                "Granite has the tensors of Llama, Mistral and Qwen2 only",
+                "export into its own class",
+            )
+        )
+    if kind != "llama" and base.get("sliding_window") and base.get("use_sliding_window", True):
+        faults.append(
+            Fault(
+                "sliding_window",
+                f"attention is cut at {base['sliding_window']} tokens, and Granite has no window",
+            )
+        )
+    if kind == "qwen2":
+        faults.append(
+            Fault(
+                "attention bias",
+                "Granite adds o_proj.bias, which trains and which the base does not have",
+                "export into its own class",
+            )
+        )
+    raise_faults("this model does not fit into Granite exactly", faults)
+    return {
+        "model_type": "granite",
+        "architectures": ["GraniteForCausalLM"],
+        **{key: wide[key] for key in _CARRIED if key in wide},
+        **{
+            key: wide[key]
+            for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+        },
+        "head_dim": names["D"],
+        "attention_bias": bool(base.get("attention_bias")),
+        "mlp_bias": bool(base.get("mlp_bias")),
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_multiplier": names["D"] ** -0.5,
+        "logits_scaling": float(k),
+    }

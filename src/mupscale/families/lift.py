@@ -1,0 +1,159 @@
+"""From the plan of a small copy to the plan of the full model.
+
+A full tensor takes the plan of the small tensor with the same name, numbers apart. Blocks keep their size, their
+number follows the full model; whatever does not come out whole is a fault, and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from torch import nn
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.names import named_tensors, pattern_of
+from ..plans.plan import Plan, TensorPlan
+from ..rules.axes import Axis, Factor
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Names, kinds and shapes of a model's tensors, and which are one tensor under several names."""
+
+    kinds: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
+    ties: Mapping[str, str]
+
+    @staticmethod
+    def of(model: nn.Module) -> Tensors:
+        first: dict[int, str] = {}
+        kinds, shapes, ties = {}, {}, {}
+        for name, kind, tensor in named_tensors(model):
+            kinds[name], shapes[name] = kind, tuple(tensor.shape)
+            owner = first.setdefault(id(tensor), name)
+            if owner != name:
+                ties[name] = owner
+        return Tensors(kinds, shapes, ties)
+
+
+def lift(
+    small: Plan, base: Tensors, wide: Tensors, layouts: Mapping[str, Mapping[int, Any]] | None = None
+) -> Plan:
+    """The plan from `base` to `wide` that does what `small` does on its copy.
+
+    `layouts` are those that a row of the registry gives for the full sizes, by name and dimension.
+    """
+    faults: list[Fault] = []
+    if base.ties != wide.ties:
+        odd = sorted(set(base.ties.items()) ^ set(wide.ties.items()))
+        faults += [Fault(f"{a} = {b}", "tied at one end only") for a, b in odd]
+    if base.shapes.keys() != wide.shapes.keys():
+        odd_names = sorted(base.shapes.keys() ^ wide.shapes.keys())
+        faults += [Fault(name, "in one of the two full models only") for name in odd_names]
+    raise_faults("the two full models do not correspond", faults)
+    twins = _Twins(small, list(base.shapes))
+    tensors: dict[str, TensorPlan] = {}
+    for name in wide.shapes:
+        if name in wide.ties:
+            if pattern_of(name) not in {pattern_of(alias) for alias in small.ties}:
+                faults.append(Fault(name, "tied in the full model, and not in its small copy"))
+            continue
+        try:
+            twin = twins.of(name)
+            declared = (layouts or {}).get(name, {})
+            axes = tuple(
+                _axis(axis, a, b, declared.get(dim))
+                for dim, (axis, a, b) in enumerate(
+                    zip(twin.axes, base.shapes[name], wide.shapes[name], strict=True)
+                )
+            )
+            tensors[name] = replace(twin, sources=(name,) if twin.sources else (), axes=axes)
+        except (MupscaleError, ValueError) as error:
+            faults.append(Fault(name, error.claim if isinstance(error, MupscaleError) else str(error)))
+    raise_faults("the plan of the small copy does not fit the full model", faults)
+    return replace(small, tensors=tensors, ties=dict(wide.ties))
+
+
+def _axis(axis: Axis, base: int, wide: int, declared: Any = None) -> Axis:
+    if base == wide:
+        if axis.grows:
+            raise MupscaleError(f"an axis of {base} stays, and grows in the small copy")
+        return Axis.fixed(base)
+    if not axis.grows:
+        raise MupscaleError(f"an axis grows from {base} to {wide}, and stays in the small copy")
+    if declared is not None:
+        found = Axis.between(base, wide, axis.role, declared)
+    else:
+        segments = []
+        for segment in axis.segments:
+            number = Fraction(segment[0].size * base, axis.base)
+            if number.denominator != 1:
+                raise MupscaleError(f"{base} units are not a whole number of the blocks in {axis}")
+            segments.append((Factor(int(number), segment[0].k, segment[0].pad), *segment[1:]))
+        found = Axis.of(*segments, role=axis.role)
+    if (found.base, found.wide) != (base, wide):
+        raise MupscaleError(
+            f"the layout {axis} of the small copy gives {found.base} -> {found.wide}, the full model has {base} -> {wide}"
+        )
+    return found
+
+
+def _structure(plan: TensorPlan) -> tuple[Any, ...]:
+    """What a tensor's plan says besides sizes."""
+    axes = tuple(
+        (axis.role, tuple((s[0].k, s[0].pad, s[1:]) for s in axis.segments) if axis.grows else None)
+        for axis in plan.axes
+    )
+    return axes, plan.fold, plan.shift, plan.kind, plan.fill, plan.trainable, plan.cat
+
+
+class _Twins:
+    """Which small tensor stands for a full one: the same name, the last layer for the last, any for the rest."""
+
+    def __init__(self, small: Plan, full: list[str]) -> None:
+        self._small = small
+        self._last = {"small": _last_numbers([*small.tensors, *small.ties]), "full": _last_numbers(full)}
+        self._names: dict[str, list[str]] = {}
+        for name in small.tensors:
+            self._names.setdefault(pattern_of(name), []).append(name)
+        self._full: dict[str, set[str]] = {}
+        for name in full:
+            self._full.setdefault(pattern_of(name), set()).add(name)
+
+    def of(self, name: str) -> TensorPlan:
+        pattern = pattern_of(name)
+        candidates = self._names.get(pattern, [])
+        if not candidates:
+            raise MupscaleError("the small copy has no tensor of this kind")
+        plans = [self._small.tensors[c] for c in candidates]
+        if len({_structure(p) for p in plans}) == 1:
+            return self._small.tensors[name] if name in candidates else plans[0]
+        if set(candidates) == self._full[pattern]:
+            return self._small.tensors[name]
+        place = _place(name, self._last["full"])
+        alike = [c for c in candidates if _place(c, self._last["small"]) == place]
+        if len({_structure(self._small.tensors[c]) for c in alike}) != 1:
+            raise MupscaleError("layers of the small copy treat it differently, and none stands for this one")
+        return self._small.tensors[alike[0]]
+
+
+def _last_numbers(names: list[str]) -> dict[str, int]:
+    """The last number of every list of modules, by the pattern of what comes before it."""
+    last: dict[str, int] = {}
+    for name in names:
+        words = name.split(".")
+        for i, word in enumerate(words):
+            if word.isdigit():
+                prefix = pattern_of(".".join(words[:i]))
+                last[prefix] = max(last.get(prefix, 0), int(word))
+    return last
+
+
+def _place(name: str, last: Mapping[str, int]) -> tuple[bool, ...]:
+    words = name.split(".")
+    return tuple(
+        int(word) == last[pattern_of(".".join(words[:i]))] for i, word in enumerate(words) if word.isdigit()
+    )

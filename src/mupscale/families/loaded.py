@@ -1,0 +1,169 @@
+"""Real weights in memory, in a process of its own: the loss of a batch, and base held against wide.
+
+Needs room for whole models, says how much before it starts, and refuses when there is not enough. Everything else
+in this room works on small copies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import MupscaleError
+from .process import OFFLINE
+
+_ROOM = 1.3  # activations and the libraries themselves
+
+
+def free_memory() -> int:
+    """Bytes that a new process may take without swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_memory(needed: float, what: str) -> None:
+    """Raise unless so many bytes, and a little more, are free."""
+    free = free_memory()
+    if needed * _ROOM > free:
+        raise MupscaleError(
+            f"{what} needs about {needed * _ROOM / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free; "
+            "run it on a larger machine, or leave this level out"
+        )
+
+
+def batch_losses(directories: Sequence[Path], batch: Path) -> list[float]:
+    """The loss of one batch under the model of each directory, in float32, one after the other."""
+    found = _ask({"ask": "losses", "directories": [str(d) for d in directories], "batch": str(batch)})
+    return [float(value) for value in found["losses"]]
+
+
+def compare_models(
+    base: Path, wide: Path, plan: Mapping[str, Any], architectures: Sequence[str]
+) -> dict[str, Any]:
+    """Outputs and gradients of the real weights, in float64: the loss gap, and the gradient error of each tensor."""
+    return _ask(
+        {
+            "ask": "compare",
+            "base": str(base),
+            "wide": str(wide),
+            "plan": dict(plan),
+            "classes": list(architectures),
+        }
+    )
+
+
+def _ask(request: Mapping[str, Any]) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", __name__],
+        input=json.dumps(request).encode(),
+        env={**os.environ, **OFFLINE},
+        capture_output=True,
+        check=False,
+    )
+    lines = done.stdout.decode(errors="replace").splitlines()
+    if done.returncode or not lines:
+        tail = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no words"]
+        raise MupscaleError(f"the process that loads the model ended with code {done.returncode}: {tail[0]}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    if "claim" in found:
+        raise MupscaleError(found["claim"])
+    return found
+
+
+def _inputs(path: Path) -> dict[str, Any]:
+    """A batch by argument name, from safetensors or JSON."""
+    import torch
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            return dict(load_file(str(path)))
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): torch.tensor(value) for name, value in told.items()}
+    except Exception as error:  # readers and tensor() fail in many ways, and all mean this
+        raise MupscaleError(
+            f"{path}: expected inputs by argument name, as safetensors or as JSON such as "
+            f'{{"input_ids": [[1, 2, 3]]}}: {error}'
+        ) from None
+
+
+def _load(directory: str, dtype: Any, architecture: str | None = None) -> Any:
+    from .models import config_from, model_class, quiet, read_config
+
+    config = config_from(read_config(directory))
+    with quiet():
+        model, told = model_class(config, architecture).from_pretrained(
+            directory, dtype=dtype, output_loading_info=True, attn_implementation="eager"
+        )
+    wrong = {
+        key: sorted(map(str, names)) for key, names in told.items() if names and key != "unexpected_keys"
+    }
+    if wrong or told.get("unexpected_keys"):
+        raise MupscaleError(f"{directory} does not load cleanly: {wrong or told['unexpected_keys']}")
+    return model.eval(), config
+
+
+def _losses(request: Mapping[str, Any]) -> dict[str, Any]:
+    import inspect
+
+    import torch
+
+    inputs = _inputs(Path(request["batch"]))
+    losses = []
+    for directory in request["directories"]:
+        model, _ = _load(directory, torch.float32)
+        accepted = inspect.signature(model.forward).parameters
+        unknown = [name for name in inputs if name not in accepted]
+        if unknown:
+            raise MupscaleError(f"the batch has {unknown}, which {type(model).__name__} does not take")
+        if "labels" in accepted and "labels" not in inputs and "input_ids" in inputs:
+            inputs["labels"] = inputs["input_ids"]
+        with torch.no_grad():
+            loss = getattr(model(**inputs), "loss", None)
+        if loss is None:
+            raise MupscaleError(f"{type(model).__name__} gives no loss for this batch; add its labels")
+        losses.append(float(loss))
+        del model
+    return {"losses": losses}
+
+
+def _compare(request: Mapping[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from ..plans.float64 import lifted_casts
+    from ..plans.plan import Plan
+    from ..plans.selftest import compare_gradients, gradients
+    from .losses import batch_for, loss_for
+
+    plan = Plan.from_json(json.dumps(request["plan"]))
+    base, config = _load(request["base"], torch.float64, request["classes"][0])
+    wide, _ = _load(request["wide"], torch.float64, request["classes"][1])
+    with lifted_casts():
+        loss = loss_for(base, wide, batch_for(base, config))
+        value, base_grads = gradients(base, loss)
+        found, wide_grads = gradients(wide, loss)
+    identity = compare_gradients(base_grads, wide_grads, plan)
+    gap = float((found - value).abs() / value.abs().clamp_min(1e-6))
+    return {"gap": gap, "errors": identity.errors, "untested": list(identity.untested)}
+
+
+def main() -> None:
+    """Entry point of the child: a request on standard input, an answer as the last line of standard output."""
+    request = json.loads(sys.stdin.read())
+    try:
+        answer = (_losses if request["ask"] == "losses" else _compare)(request)
+    except MupscaleError as error:
+        answer = {"claim": str(error)}
+    print("\n" + json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""A batch and a loss for any transformers model, from the signature of its forward pass.
+
+The loss is a fixed smooth function of every floating output. Outputs that grow with the width enter through
+averages of nonlinear functions over the growing axis, which copies leave alone wherever they lie.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MupscaleError
+from ..plans.selftest import Loss
+from .configs import parts
+from .models import Config, as_data, quiet
+
+_BATCH, _LENGTH = 3, 11
+Batch = dict[str, Any]
+
+
+def batches(model: nn.Module, config: Config, seed: int = 0) -> Iterator[Batch]:
+    """Batches that the model may accept, likeliest first."""
+    accepted = set(inspect.signature(model.forward).parameters)
+    data = as_data(config)
+    generator = torch.Generator().manual_seed(seed)
+    merged: dict[str, Any] = {}
+    for _, part in reversed(list(parts(data))):
+        merged.update({k: v for k, v in part.items() if v is not None})
+    words = _words(data, merged)
+    ids = words[torch.randint(len(words), (_BATCH, _LENGTH), generator=generator)]
+    base: Batch = {"use_cache": False} if "use_cache" in accepted else {}
+    main = getattr(model, "main_input_name", "input_ids")
+    if "input_ids" in accepted and main not in ("pixel_values", "input_values", "input_features"):
+        base["input_ids"] = ids
+    if "decoder_input_ids" in accepted:
+        base["decoder_input_ids"] = ids.flip(1)[:, :7].contiguous()
+    options: list[Batch] = [{}]
+    for name, make in (("pixel_values", _images), ("input_values", _waves), ("input_features", _features)):
+        if name in accepted:
+            options = [{**o, name: value} for value in make(merged, generator) for o in options]
+    for option in options:
+        yield {**base, **option}
+    if "pixel_values" in accepted and main == "input_ids":
+        yield base
+
+
+def _words(data: Mapping[str, Any], merged: Mapping[str, Any]) -> Tensor:
+    """Ordinary words: no padding, no marks for images or ends."""
+    sizes = [
+        v
+        for _, p in parts(data)
+        for k, v in p.items()
+        if k in ("vocab_size", "n_vocab", "decoder_vocab_size") and type(v) is int
+    ]
+    special = {
+        v
+        for _, p in parts(data)
+        for k, v in p.items()
+        if k.endswith(("token_id", "token_index")) and type(v) is int
+    }
+    allowed = [i for i in range(3, min(sizes, default=64)) if i not in special]
+    return torch.tensor(allowed or [0])
+
+
+def _images(merged: Mapping[str, Any], generator: torch.Generator) -> Iterator[Tensor]:
+    size = merged.get("image_size", merged.get("input_size"))
+    channels = merged.get("num_channels", merged.get("in_channels", 3))
+    channels = channels if type(channels) is int else 3
+    known = tuple(size) if isinstance(size, (list, tuple)) else (size, size) if type(size) is int else None
+    small = known if known and max(known) < 64 else (64, 64)
+    for height, width in dict.fromkeys((small, known or small, (224, 224))):
+        yield torch.randn(_BATCH, channels, height, width, generator=generator, dtype=torch.float64)
+
+
+def _waves(merged: Mapping[str, Any], generator: torch.Generator) -> Iterator[Tensor]:
+    mels, length = merged.get("num_mel_bins"), merged.get("max_length")
+    if type(mels) is int and type(length) is int:
+        yield torch.randn(_BATCH, length, mels, generator=generator, dtype=torch.float64)
+    yield torch.randn(_BATCH, 2400, generator=generator, dtype=torch.float64)
+    yield torch.randn(_BATCH, 1, 2400, generator=generator, dtype=torch.float64)
+
+
+def _features(merged: Mapping[str, Any], generator: torch.Generator) -> Iterator[Tensor]:
+    mels = next(
+        (
+            merged[k]
+            for k in (
+                "num_mel_bins",
+                "feature_size",
+                "input_feat_per_channel",
+                "input_size",
+                "feature_projection_input_dim",
+                "input_dim",
+            )
+            if type(merged.get(k)) is int
+        ),
+        80,
+    )
+    source = merged.get("max_source_positions")
+    if type(source) is int:
+        yield torch.randn(_BATCH, mels, 2 * source, generator=generator, dtype=torch.float64)
+    yield torch.randn(_BATCH, 40, mels, generator=generator, dtype=torch.float64)
+    yield torch.randn(_BATCH, mels, 40, generator=generator, dtype=torch.float64)
+
+
+def find_batch(model: nn.Module, config: Config) -> tuple[Batch, int]:
+    """A batch that the model accepts and which of the options it is, or one error with what the model said."""
+    first: Exception | None = None
+    for which, batch in enumerate(batches(model, config)):
+        try:
+            with torch.no_grad(), quiet():
+                if list(tensors_in(model(**_cast(batch, model)))):
+                    return batch, which
+        except Exception as error:
+            first = first or error
+    said = (
+        f"{type(first).__name__}: {str(first).splitlines()[0][:200]}" if first and str(first) else repr(first)
+    )
+    raise MupscaleError(f"no batch is known that {type(model).__name__} accepts; it says {said}")
+
+
+def batch_for(model: nn.Module, config: Config) -> Batch:
+    """A batch that the model accepts, or one error with what it said to the likeliest."""
+    return find_batch(model, config)[0]
+
+
+def another_batch(model: nn.Module, config: Config, which: int, seed: int) -> Batch:
+    """A batch like the one that `find_batch` found, with other numbers."""
+    return next(islice(batches(model, config, seed), which, None))
+
+
+def _cast(batch: Batch, model: nn.Module) -> Batch:
+    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    return {k: v.to(kind) if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in batch.items()}
+
+
+def tensors_in(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every floating tensor with a gradient to give, by where it lies in the output; caches are left out."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield path, output
+    elif isinstance(output, Mapping):
+        for key, value in output.items():
+            if "past_key_values" not in str(key) and "cache" not in str(key):
+                yield from tensors_in(value, f"{path}.{key}")
+    elif isinstance(output, (list, tuple)):
+        for i, value in enumerate(output):
+            yield from tensors_in(value, f"{path}.{i}")
+
+
+def growing_outputs(base: nn.Module, wide: nn.Module, batch: Batch) -> dict[str, list[int]]:
+    """Along which dimensions outputs grow, known by their shapes: both models run once."""
+    with torch.no_grad(), quiet():
+        pair = [{path: tuple(t.shape) for path, t in tensors_in(m(**_cast(batch, m)))} for m in (base, wide)]
+    if {p: len(s) for p, s in pair[0].items()} != {p: len(s) for p, s in pair[1].items()}:
+        raise MupscaleError("base and wide model return different outputs")
+    return {
+        path: [d for d, (a, b) in enumerate(zip(shape, pair[1][path], strict=True)) if a != b]
+        for path, shape in pair[0].items()
+    }
+
+
+def loss_for(base: nn.Module, wide: nn.Module, batch: Batch) -> Loss:
+    """A deterministic loss of one batch that base and wide models share."""
+    return loss_on(batch, growing_outputs(base, wide, batch))
+
+
+def loss_on(batch: Batch, growing: Mapping[str, list[int]]) -> Loss:
+    """The loss of a batch when it is known along which dimensions outputs grow."""
+
+    def loss(model: nn.Module) -> Tensor:
+        with quiet():
+            output = model(**_cast(batch, model))
+        total: Any = 0.0
+        for i, (path, t) in enumerate(tensors_in(output)):
+            x = torch.asinh(torch.where(t.isfinite(), t, torch.zeros_like(t)).double())
+            views = (
+                [x]
+                if not growing[path]
+                else [f(x).mean(growing[path]) for f in (_same, torch.square, torch.cos)]
+            )
+            for j, view in enumerate(views):
+                generator = torch.Generator().manual_seed(1000 * i + j)
+                weights = torch.randn(view.shape, generator=generator, dtype=torch.float64)
+                total = total + (weights * view).sum() / max(view.numel(), 1) ** 0.5
+        assert isinstance(total, Tensor)
+        return total
+
+    return loss
+
+
+def _same(x: Tensor) -> Tensor:
+    return x

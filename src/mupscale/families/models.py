@@ -1,0 +1,242 @@
+"""Stock transformers models from configurations: which class, how it is built, what it is fed with.
+
+Knows how to get a class by name, a model on the meta device or with random weights, and its tensors by name.
+Never runs code that comes with a checkpoint, and never reaches for the network.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import Fault, MupscaleError
+
+Config = Any
+"""A transformers configuration; its package is imported only where it is used."""
+
+_HEADS = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_CTC_MAPPING_NAMES",
+    "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
+    "MODEL_MAPPING_NAMES",
+)
+_LARGEST_CONFIG = 4 << 20
+_SILENT = 50
+
+
+def read_config(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:
+    """A configuration as plain data: a mapping as it is, or the config.json of a directory."""
+    if isinstance(source, Mapping):
+        return dict(source)
+    path = Path(source)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        if path.stat().st_size > _LARGEST_CONFIG:
+            raise MupscaleError(f"{path.name} has {path.stat().st_size} bytes, which no configuration has")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise MupscaleError(f"no configuration can be read from {path}: {error}") from None
+    if not isinstance(found, dict):
+        raise MupscaleError(f"{path} holds a {type(found).__name__}, expected an object with a model_type")
+    return found
+
+
+def config_from(raw: Mapping[str, Any]) -> Config:
+    """The stock configuration object of plain data, or a refusal that says what is missing."""
+    from transformers import CONFIG_MAPPING
+
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        remote = (
+            " (auto_map names code that comes with the checkpoint, which is never run)"
+            if raw.get("auto_map")
+            else ""
+        )
+        raise MupscaleError(
+            f"model_type {kind!r} is no type of this version of transformers{remote}; install a version that has it"
+        )
+    if raw.get("quantization_config"):
+        raise MupscaleError(
+            "a quantised checkpoint holds no weights that could be copied; widen the original one"
+        )
+    try:
+        config = CONFIG_MAPPING[kind].from_dict(_plain({k: v for k, v in raw.items() if k != "auto_map"}))
+    except Exception as error:
+        raise MupscaleError(
+            f"transformers refuses this configuration of {kind}: {_first_line(error)}"
+        ) from None
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
+    return config
+
+
+def as_data(config: Config) -> dict[str, Any]:
+    """A configuration object as plain data, nested ones included."""
+    found = _plain(config.to_dict())
+    assert isinstance(found, dict)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        # config.json spells numbers that JSON lacks as {"__float__": "Infinity"}.
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [_plain(v) for v in value]
+    return (
+        value
+        if value is None or isinstance(value, (bool, int, float, str))
+        else str(value).removeprefix("torch.")
+    )
+
+
+def model_class(config: Config, architecture: str | None = None) -> Any:
+    """The stock class that holds this configuration: the one it names, or the usual one of its type."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    named = architecture or next(iter(getattr(config, "architectures", None) or ()), None)
+    kind = config.model_type
+    if named is None:
+        # Decoders of encoder-decoder types have a class of their own; the whole model is meant.
+        whole = bool(getattr(config, "is_encoder_decoder", False))
+        for table in sorted(_HEADS, key=lambda table: whole and "CAUSAL_LM" in table and "SEQ" not in table):
+            found = getattr(modeling_auto, table, {}).get(kind)
+            if found:
+                named = found if isinstance(found, str) else found[0]
+                break
+    if named is None or not named.isidentifier():
+        raise MupscaleError(f"no class is known for model_type {kind!r}; name it with architecture=")
+    cls = getattr(transformers, named, None)
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise MupscaleError(f"{named} is no model class of this version of transformers")
+    expected = getattr(cls, "config_class", None)
+    if expected is not None and not isinstance(config, expected):
+        raise MupscaleError(f"{named} is built from {expected.__name__}, found {type(config).__name__}")
+    return cls
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Model code may warn; here only its result and its errors matter."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(_SILENT)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def construct(config: Config, cls: Any) -> nn.Module:
+    """A model of the stock class, on whatever device is in force, ties made and weights left as memory holds them.
+
+    Its failure is one readable error.
+    """
+    from transformers.initialization import no_init_weights
+
+    try:
+        with no_init_weights():
+            model = cls(copy.deepcopy(config))
+        model.tie_weights()
+    except MupscaleError:
+        raise
+    except Exception as error:
+        raise MupscaleError(
+            f"{cls.__name__} cannot be built from this configuration",
+            [Fault(config.model_type, _first_line(error))],
+        ) from error
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def on_meta(config: Config, cls: Any) -> nn.Module:
+    """The model without any memory, whatever its size."""
+    with quiet(), torch.device("meta"):
+        return construct(config, cls)
+
+
+def factory(cls: Any, seed: int = 0) -> Any:
+    """A function from configurations to models in the mode in which they are tested.
+
+    Dropout and layer drop are off (eval), batch statistics are on, and weights that exist are random of order
+    one, so that no gain, bias, scale or statistic hides a mistake by being zero or one.
+    """
+
+    def make(config: Config) -> nn.Module:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)  # constants such as sqrt(width) must not be rounded to float32
+        try:
+            with quiet():
+                model = construct(config, cls).eval()
+        finally:
+            torch.set_default_dtype(before)
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                module.train()
+        if not any(p.is_meta for p in model.parameters()):
+            randomise_(model, seed)
+        return model
+
+    return make
+
+
+@torch.no_grad()
+def randomise_(model: nn.Module, seed: int = 0) -> None:
+    """Random values of order one for every parameter and statistic, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        embeds = isinstance(module, nn.Embedding)
+        norm = "norm" in type(module).__name__.lower()
+        for leaf, p in module.named_parameters(recurse=False):
+            if not p.is_floating_point():
+                continue
+            noise = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+            if p.dim() <= 1 or norm:
+                p.copy_(noise * 0.3 + (0.0 if "bias" in leaf else 0.8))
+            elif embeds:
+                p.copy_(noise * 0.7)
+            else:
+                fan = p[0].numel() if p.dim() != 3 else max(p.shape[1:])
+                p.copy_(noise * (1.2 / max(fan, 1) ** 0.5) if p.numel() else noise)
+        for leaf, b in module.named_buffers(recurse=False):
+            if leaf == "running_mean":
+                b.copy_(torch.randn(b.shape, generator=generator, dtype=b.dtype) * 0.3)
+            elif leaf == "running_var":
+                b.copy_(torch.rand(b.shape, generator=generator, dtype=b.dtype) + 0.5)
+
+
+def not_stored(model: nn.Module) -> list[str]:
+    """Tensors that a checkpoint does not hold: the model computes them when it is built."""
+    found = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        found += [f"{path}.{leaf}" if path else leaf for leaf in module._non_persistent_buffers_set]
+    left_out = getattr(model, "_keys_to_ignore_on_save", None) or ()
+    found += [n for n, _ in model.named_parameters() if any(re.search(pattern, n) for pattern in left_out)]
+    return sorted(set(found))
+
+
+def _first_line(error: BaseException) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text[:300]}"

@@ -1,0 +1,204 @@
+"""Plan the growth of a stock checkpoint: found on a small copy of its configuration, lifted to its full size.
+
+The full model exists only on the meta device. Nothing is returned that has not passed the gradient identity on
+the copy, tensor by tensor; `prove.py` adds real optimizer steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path as File
+from typing import Any
+
+import torch
+
+from ..errors import Fault, raise_faults
+from ..plans.build import build
+from ..plans.declare import Declared
+from ..plans.float64 import lifted_casts
+from ..plans.infer import Found, find_plan
+from ..plans.names import named_tensors, pattern_of
+from ..plans.plan import Plan
+from ..rules.axes import Layout
+from ..tensors.expand import expand
+from .configs import Multipliers, edits, multiplier, parse_multipliers, parts, with_edits
+from .export import start_of, untied, wide_of
+from .lift import Tensors, lift
+from .losses import batch_for, loss_for
+from .models import Config, as_data, config_from, factory, model_class, not_stored, on_meta, read_config
+from .record import Evidence, FamilyPlan
+from .rows import ROWS, row_for
+from .shrink import count, growth, shrunk
+from .stored import ignored_names, stored_parts
+from .symbols import layout, power, symbols
+
+_TOKENS = ("mask_token", "masked_spec_embed", "mask_emb")
+"""Tokens that stand for something hidden; only pretraining uses them, in place of an embedding."""
+_TOKEN_ROLES = {f"*{name}": "out" for name in _TOKENS}
+
+
+def family_plan(
+    config: Mapping[str, Any] | str | File,
+    multipliers: str | int | Multipliers,
+    *,
+    architecture: str | None = None,
+    export: str | None = None,
+) -> FamilyPlan:
+    """The plan that grows a checkpoint of this configuration, exact on a small copy, or a refusal with reasons.
+
+    `config` is the content of a config.json, or a directory that has one; `multipliers` is what
+    `parse_multipliers` reads. `export="granite"` grows Llama-like models into Granite, whose configuration shows
+    the multipliers; `export="untie"` gives the readout a tensor of its own, and its plan is static: the outputs
+    are the base's, the training is not.
+    """
+    started = time.monotonic()
+    raw = read_config(config)
+    knobs = parse_multipliers(multipliers)
+    base = config_from(raw)
+    cls = model_class(base, architecture)
+    start = start_of(base, export)
+    wide, wide_cls = wide_of(start, knobs, export, cls)
+    wide_model = on_meta(wide, wide_cls)
+    base_end, wide_end = Tensors.of(on_meta(start, cls)), Tensors.of(wide_model)
+    small = shrunk(start, knobs, cls, growth(base_end.shapes, wide_end.shapes))
+    found = search_small(small, knobs, cls, export)
+    layouts = declared_layouts(as_data(start), knobs, list(wide_end.shapes))
+    plan = lift(found.plan, base_end, wide_end, layouts)
+    if export == "untie":
+        plan = untied(plan, Tensors.of(on_meta(base, cls)).ties)
+    types = {str(part.get("model_type")) for _, part in parts(as_data(base))}
+    evidence = Evidence(
+        "row" if types & ROWS.keys() else "search",
+        found.trials,
+        found.worst,
+        found.gap,
+        count(Tensors.of(on_meta(small, cls)).shapes),
+        round(time.monotonic() - started, 3),
+    )
+    return FamilyPlan(
+        base.model_type,
+        cls.__name__,
+        wide_cls.__name__,
+        knobs,
+        raw,
+        _wide_data(raw, base, wide, knobs, export),
+        plan,
+        evidence,
+        as_data(small),
+        tuple(not_stored(wide_model)),
+        tuple(_notes(plan)),
+        export,
+        stored_parts(factory(cls)(small), base_end.shapes),
+        str(getattr(cls, "base_model_prefix", "")),
+        ignored_names(wide_model, not_stored(wide_model)),
+    )
+
+
+def _wide_data(
+    raw: Mapping[str, Any], base: Config, wide: Config, knobs: Multipliers, export: str | None
+) -> dict[str, Any]:
+    """What the wide config.json holds: the base's own words with what grows, or Granite's."""
+    if export == "granite":
+        return {key: value for key, value in as_data(wide).items() if value is not None and key[0] != "_"}
+    changed = edits(as_data(base), knobs)
+    if export == "untie":
+        changed[("tie_word_embeddings",)] = False
+    written = with_edits(raw, changed)
+    # A field that is left out may be derived from one that grew (a head size, say), so it is spelled out.
+    goal = dict(parts(as_data(wide)))
+    for path, part in parts(as_data(config_from(written))):
+        derived = {
+            (*path, key): goal[path][key]
+            for key, value in part.items()
+            if goal[path].get(key, value) != value
+        }
+        written = with_edits(written, derived)
+    return written
+
+
+def search_small(small: Config, knobs: Multipliers, cls: Any, export: str | None = None) -> Found:
+    """The exact plan of the small copy, and what it took to find it."""
+    wide, wide_cls = wide_of(small, knobs, export, cls)
+    makers = {"base": lambda: factory(cls)(small), "wide": lambda: factory(wide_cls)(wide)}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        base_model, wide_model = makers["base"](), makers["wide"]()
+    with lifted_casts():
+        loss = loss_for(base_model, wide_model, batch_for(base_model, small))
+    names = [name for name, _, _ in named_tensors(base_model)]
+    row, k = row_for(small.model_type), multiplier(knobs, "hidden")
+    found = find_plan(
+        lambda end: makers[end](),
+        "base",
+        "wide",
+        loss,
+        Declared(
+            roles=_present({**_TOKEN_ROLES, **row.roles}, names),
+            layouts=declared_layouts(as_data(small), knobs, names),
+            folds={p: power(f, k) for p, f in _present(row.folds, names).items()},
+        ),
+    )
+    _refuse_recomputed(found.plan, build(makers["base"]), build(makers["wide"]))
+    _refuse_unreached(found)
+    return found
+
+
+def declared_layouts(
+    data: Mapping[str, Any], knobs: Multipliers, names: list[str]
+) -> dict[str, dict[int, Layout]]:
+    """The layouts that rows of the registry give on one configuration, by tensor name."""
+    found: dict[str, dict[int, Layout]] = {}
+    for _, part in parts(data):
+        k = multiplier(knobs, "heads")
+        for pattern, axes in row_for(str(part.get("model_type"))).layouts.items():
+            for name in (n for n in names if fnmatchcase(n, pattern)):
+                chosen = {d: layout(text, symbols(part), k) for d, text in axes.items()}
+                found.setdefault(name, {}).update(chosen)
+    return found
+
+
+def _present(patterns: Mapping[str, str], names: list[str]) -> dict[str, str]:
+    """A row serves all classes of its type, so patterns that this class has no tensor for are left out."""
+    return {p: v for p, v in patterns.items() if any(fnmatchcase(n, p) for n in names)}
+
+
+def _refuse_recomputed(plan: Plan, base: Any, wide: Any) -> None:
+    """What no checkpoint stores is what the wide model computes; that must be what the plan says."""
+    missing = set(not_stored(wide))
+    tensors = {n: t for n, _, t in named_tensors(base)}
+    faults = []
+    for name, _, own in named_tensors(wide):
+        entry = plan[name]
+        if name not in missing or not entry.sources or entry.fill == "own" or name in plan.ties:
+            continue
+        known = not (own.is_meta or tensors[entry.sources[0]].is_meta)
+        if entry.grows and not (known and torch.equal(expand(tensors[entry.sources[0]], entry.axes), own)):
+            what = "the model computes it from its width and no checkpoint stores it, so a reload would lose its copies"
+            faults.append(Fault(name, what))
+    raise_faults("the wide model would not survive a reload", faults)
+
+
+def _refuse_unreached(found: Found) -> None:
+    """What no gradient reaches is not tested by it; tokens that only pretraining uses are known to be read."""
+    names = [n for n in found.unreached if found.plan[n].grows and not n.endswith(_TOKENS)]
+    raise_faults(
+        "parts of this model were not reached by any batch that is known for it",
+        [Fault(p, "it grows and got no gradient") for p in dict.fromkeys(map(pattern_of, names))],
+    )
+
+
+def _notes(plan: Plan) -> list[str]:
+    notes = []
+    roots = [n for n, t in plan.tensors.items() if t.change.s.fraction is None]
+    if roots:
+        notes.append(
+            f"{', '.join(dict.fromkeys(map(pattern_of, roots)))} absorbs an irrational factor: in bf16 keep fp32 masters"
+        )
+    shifted = [n for n, t in plan.tensors.items() if t.shift and not t.fold.is_one]
+    if shifted:
+        notes.append(
+            f"{', '.join(dict.fromkeys(map(pattern_of, shifted)))} is used as (1 + w): its weight decay must be 0"
+        )
+    return [*notes, *sorted(plan.needs)]

@@ -1,0 +1,109 @@
+"""Plan in a process of its own: model code is heavy, may crash or hang, and a writer must not import it.
+
+The child reads one JSON request and writes one JSON answer; a refusal comes back as the same error, with all its
+faults. No network, no code from checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import Fault, MupscaleError
+from .record import FamilyPlan
+
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def plan_in_process(
+    config: Mapping[str, Any] | str | Path,
+    multipliers: str | int | Mapping[str, int],
+    *,
+    architecture: str | None = None,
+    export: str | None = None,
+    steps: int = 5,
+    timeout: float = 600.0,
+) -> FamilyPlan:
+    """What `family_plan` and `prove` give, from a fresh process; `steps=0` plans without optimizer steps."""
+    request = {
+        "config": dict(config) if isinstance(config, Mapping) else str(config),
+        "multipliers": dict(multipliers) if isinstance(multipliers, Mapping) else str(multipliers),
+        "architecture": architecture,
+        "export": export,
+        "steps": steps,
+    }
+    with tempfile.TemporaryDirectory(prefix="mupscale-plan-") as folder:
+        question, answer = Path(folder, "request.json"), Path(folder, "answer.json")
+        question.write_text(json.dumps(request), encoding="utf-8")
+        command = [sys.executable, "-m", "mupscale.families.process", str(question), str(answer)]
+        try:
+            done = subprocess.run(
+                command,
+                env={**os.environ, **OFFLINE},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise MupscaleError(f"planning took longer than {timeout:.0f} s and was stopped") from None
+        if not answer.exists():
+            tail = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
+            raise MupscaleError(
+                f"the planning process ended with code {done.returncode} and no answer",
+                [Fault("its last words", " / ".join(tail) or "none")],
+            )
+        found = json.loads(answer.read_text(encoding="utf-8"))
+    if "claim" in found:
+        raise MupscaleError(found["claim"], [Fault(*fault) for fault in found["faults"]])
+    return FamilyPlan.from_json(json.dumps(found))
+
+
+def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        import torch
+
+        from .plan import family_plan
+        from .prove import prove
+
+        torch.set_num_threads(1)  # small copies gain nothing from more, and lose much on a busy machine
+        family = family_plan(
+            request["config"],
+            request["multipliers"],
+            architecture=request["architecture"],
+            export=request["export"],
+        )
+        return (prove(family, request["steps"]) if request["steps"] else family).as_json()
+    except MupscaleError as error:
+        return {"claim": error.claim, "faults": [[f.where, f.what, f.remedy] for f in error.faults]}
+    except ModuleNotFoundError as error:
+        claim = f"planning needs {error.name}: install it with pip install 'mupscale[hf]'"
+        return {"claim": claim, "faults": []}
+    except Exception as error:
+        text = str(error).strip().splitlines()
+        what = f"{type(error).__name__}: {text[0][:300] if text else ''}"
+        return {"claim": "the model's code failed while it was planned", "faults": [["model", what, ""]]}
+
+
+def main(arguments: list[str]) -> None:
+    """Entry point of the child: a request file, an answer file."""
+    question, answer = map(Path, arguments)
+    found = _answer(json.loads(question.read_text(encoding="utf-8")))
+    partial = answer.with_suffix(".part")
+    partial.write_text(json.dumps(found), encoding="utf-8")
+    partial.replace(answer)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

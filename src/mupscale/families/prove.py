@@ -1,0 +1,125 @@
+"""Real optimizer steps on the small copy: a run widened in mid-training goes on as the base does.
+
+The plan that is proved is the one for the full model, brought back to the size of the copy. Beside it runs the
+control, the same weights with learning rates and eps left as they were; if that went on alike, nothing was shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import Fault, MupscaleError
+from ..plans.float64 import cast_, lifted_casts
+from ..plans.plan import Plan
+from ..plans.selftest import GRADIENT_TOLERANCE, Loss, load_wide_
+from ..training.run import Run
+from ..training.verify import verify
+from ..training.widen import widen
+from .export import untied, wide_of
+from .lift import Tensors, lift
+from .losses import another_batch, find_batch, growing_outputs, loss_on
+from .models import config_from, factory, model_class, on_meta
+from .plan import declared_layouts
+from .record import FamilyPlan
+
+_BEFORE = 3
+_CONTROL = 1e-6
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The small copy of a family plan: a base model, a factory for the wide one, the plan between them."""
+
+    base: nn.Module
+    wide: Any
+    plan: Plan
+    losses: list[Loss]
+
+
+def small_copy(family: FamilyPlan, batches: int) -> Copy:
+    """Both ends of the small copy with random weights, and a loss for each of several batches."""
+    small = config_from(family.small_config)
+    cls = model_class(small, family.architecture)
+    wide, wide_cls = wide_of(small, family.multipliers, family.export, cls)
+    ends = Tensors.of(on_meta(small, cls)), Tensors.of(on_meta(wide, wide_cls))
+    layouts = declared_layouts(dict(family.small_config), family.multipliers, list(ends[1].shapes))
+    plan = lift(family.plan, *ends, layouts)
+    if family.export == "untie":
+        small = config_from({**family.small_config, "tie_word_embeddings": True})
+        plan = untied(plan, Tensors.of(on_meta(small, cls)).ties)
+    make, make_wide = factory(cls, seed=1), factory(wide_cls, seed=1)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        base, other = cast_(make(small), torch.float64), cast_(make_wide(wide), torch.float64)
+    with lifted_casts():
+        batch, which = find_batch(base, small)
+        growing = growing_outputs(base, other, batch)
+        losses = [loss_on(another_batch(base, small, which, seed), growing) for seed in range(batches)]
+    return Copy(base, lambda: make_wide(wide), plan, losses)
+
+
+def prove(family: FamilyPlan, steps: int = 5) -> FamilyPlan:
+    """The family plan with the evidence of `steps` AdamW steps, state carried over in mid-training.
+
+    Raises when the wide run does not continue the base run, or when the control does.
+    """
+    copied = small_copy(family, _BEFORE + steps)
+    if family.plan.exact == "static":
+        return family.with_evidence(worst_step=_outputs(copied))
+    run = Run(copied.base, _adamw(copied.base, copied.plan))
+
+    def step(run: Run, i: int) -> float:
+        run.optimizers[0].zero_grad()
+        loss = copied.losses[i](run.model)
+        loss.backward()  # type: ignore[no-untyped-call]
+        run.optimizers[0].step()
+        return float(loss.detach())
+
+    with lifted_casts():
+        for i in range(_BEFORE):
+            step(run, i)
+    certificate = verify(
+        run, copied.wide, step=lambda r, i: step(r, _BEFORE + i), plan=copied.plan, steps=steps, tell=None
+    ).raise_if_broken()
+    control = _control(run, copied, step, certificate.base_losses)
+    if not control > _CONTROL:
+        raise MupscaleError(
+            "the proof proves nothing",
+            [Fault("control", f"unscaled learning rates and eps change the loss by {control:.1e} only")],
+        )
+    return family.with_evidence(steps=steps, worst_step=certificate.worst, control=control)
+
+
+def _outputs(copied: Copy) -> float:
+    """A static plan promises equal outputs only: the largest relative difference of a loss."""
+    with lifted_casts(), torch.no_grad():
+        wide = cast_(copied.wide(), torch.float64)
+        load_wide_(wide, copied.base, copied.plan)
+        pairs = [(float(loss(copied.base)), float(loss(wide))) for loss in copied.losses]
+    worst = max(abs(a - b) / max(abs(a), 1e-9) for a, b in pairs)
+    if not worst <= GRADIENT_TOLERANCE:
+        raise MupscaleError(f"the outputs of the untied model differ by {worst:.1e}")
+    return worst
+
+
+def _adamw(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
+    """AdamW whose eps and decay both matter. Decay pulls w to 0, not 1 + w: folded gains of that kind go without."""
+    bare = {n for n, t in plan.tensors.items() if t.shift and not t.fold.is_one}
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": [p for n, p in named if n not in bare]}]
+    if bare:
+        groups.append({"params": [p for n, p in named if n in bare], "weight_decay": 0.0})
+    return torch.optim.AdamW(groups, lr=3e-3, eps=1e-3, weight_decay=0.1)
+
+
+def _control(run: Run, copied: Copy, step: Any, exact: tuple[float, ...]) -> float:
+    """How far the losses come apart with the right weights and the base's own learning rates and eps."""
+    with lifted_casts():
+        model = cast_(widen(Run(run.model), copied.wide, copied.plan).model, torch.float64)
+        naive = Run(model, _adamw(model, copied.plan))
+        found = [step(naive, _BEFORE + i) for i in range(len(exact))]
+    return max(abs(a - b) / max(abs(a), 1e-9) for a, b in zip(exact, map(float, found), strict=True))

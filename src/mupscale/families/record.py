@@ -1,0 +1,139 @@
+"""The result of planning a family, as a frozen value with JSON: what is written into a checkpoint's provenance.
+
+Knows nothing about transformers, so that whoever acts on a plan need not import it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ..errors import MupscaleError
+from ..plans.plan import Plan
+
+FORMAT = "mupscale family plan 1"
+
+
+Cell = tuple[int, int]
+"""(which, of how many): a dimension is cut into equal parts, and this is one of them."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stored tensor: one cell of a model's tensor. A dimension of which one entry is stored is left out."""
+
+    tensor: str
+    cells: tuple[Cell, ...]
+    dropped: tuple[int, ...] = ()
+
+    def as_json(self) -> list[Any]:
+        return [self.tensor, [list(cell) for cell in self.cells], list(self.dropped)]
+
+    @staticmethod
+    def from_json(entry: list[Any]) -> Part:
+        tensor, cells, dropped = entry
+        return Part(str(tensor), tuple((int(i), int(n)) for i, n in cells), tuple(map(int, dropped)))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured on the small copy, in float64 with casts lifted."""
+
+    source: str
+    """"row" when the registry says something about the type, "search" when all was found."""
+    trials: int
+    worst_gradient: float
+    """The largest relative distance of a gradient from r · dup(G), over all tensors."""
+    loss_gap: float
+    parameters: int
+    """Size of the small base model."""
+    seconds: float
+    steps: int = 0
+    """Optimizer steps compared by `prove`; 0 when it has not run."""
+    worst_step: float = 0.0
+    """The largest relative error of losses, gradients and weights over those steps."""
+    control: float = 0.0
+    """The same with learning rates and eps left unscaled: must be far larger."""
+
+
+@dataclass(frozen=True)
+class FamilyPlan:
+    """A plan for a stock checkpoint: what every tensor becomes, and what config.json must say afterwards.
+
+    >>> from ..plans.plan import Plan
+    >>> evidence = Evidence("search", 1, 1e-15, 0.0, 10, 0.1)
+    >>> family = FamilyPlan("llama", "LlamaForCausalLM", "LlamaForCausalLM", {}, {}, {}, Plan({}), evidence)
+    >>> FamilyPlan.from_json(family.to_json()) == family
+    True
+    """
+
+    model_type: str
+    architecture: str
+    wide_architecture: str
+    multipliers: Mapping[str, int]
+    base_config: Mapping[str, Any]
+    wide_config: Mapping[str, Any]
+    """What the config.json of the wide checkpoint holds."""
+    plan: Plan
+    evidence: Evidence
+    small_config: Mapping[str, Any] = field(default_factory=dict)
+    """The configuration of the copy on which the plan was found and proved."""
+    not_stored: tuple[str, ...] = ()
+    """Tensors of the plan that a checkpoint does not hold, because the model computes them."""
+    notes: tuple[str, ...] = ()
+    export: str | None = None
+    """None for the class of the base, else "granite" or "untie"."""
+    stored: Mapping[str, Part] = field(default_factory=dict)
+    """Stored name -> part of a tensor, for tensors that a checkpoint does not hold as they are."""
+    prefix: str = ""
+    """What a checkpoint of the model without its head leaves off in front of names."""
+    ignored: tuple[str, ...] = ()
+    """Patterns of names that a checkpoint may still hold and no model reads."""
+
+    def with_evidence(self, **changes: Any) -> FamilyPlan:
+        return replace(self, evidence=replace(self.evidence, **changes))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "model_type": self.model_type,
+            "architecture": self.architecture,
+            "wide_architecture": self.wide_architecture,
+            "multipliers": dict(self.multipliers),
+            "base_config": dict(self.base_config),
+            "wide_config": dict(self.wide_config),
+            "plan": self.plan.as_json(),
+            "evidence": asdict(self.evidence),
+            "small_config": dict(self.small_config),
+            "not_stored": list(self.not_stored),
+            "stored": {name: part.as_json() for name, part in self.stored.items()},
+            "prefix": self.prefix,
+            "ignored": list(self.ignored),
+            "notes": list(self.notes),
+            "export": self.export,
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.as_json(), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> FamilyPlan:
+        try:
+            entry = json.loads(text)
+            if entry.pop("format") != FORMAT:
+                raise MupscaleError(f"this is not a {FORMAT!r}")
+            return FamilyPlan(
+                **{
+                    **entry,
+                    "plan": Plan.from_json(json.dumps(entry["plan"])),
+                    "evidence": Evidence(**entry["evidence"]),
+                    "not_stored": tuple(entry["not_stored"]),
+                    "stored": {name: Part.from_json(part) for name, part in entry["stored"].items()},
+                    "ignored": tuple(entry["ignored"]),
+                    "notes": tuple(entry["notes"]),
+                }
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise MupscaleError(f"this is not a family plan: {type(error).__name__}: {error}") from None

@@ -1,0 +1,110 @@
+"""The registry of model types, as data: what two configurations and a search cannot tell by themselves.
+
+A row is needed where fields have unusual names, where a layout has unequal parts, where a multiplier lives in the
+configuration, or where growth is known not to be exact. Everything else (roles, heads, folds for tied readouts)
+is found by the search of `plans/` and proved on a small copy, so most families need no row at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Knob = str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model type. Patterns are shell patterns of tensor names; texts are read by `symbols.py`."""
+
+    grows: Mapping[Knob, tuple[str, ...]] | None = None
+    """Knob -> fields of the configuration; None for the usual names."""
+    layouts: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
+    folds: Mapping[str, str] = field(default_factory=dict)
+    """Powers of k that tensors absorb, k being the multiplier of the hidden size."""
+    config: Mapping[str, str] = field(default_factory=dict)
+    """Multipliers that the configuration already has, and by what power of k they change."""
+    keeps: tuple[str, ...] = ()
+    """Fields that bear a usual name and must not grow."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Condition on the configuration -> why growth is not exact then."""
+    head_size_grows: bool = False
+
+
+USUAL: Mapping[Knob, tuple[str, ...]] = {
+    "hidden": (
+        "hidden_size", "d_model", "n_embd", "dim", "embed_dim", "hidden_sizes", "embed_dims", "embedding_size",
+        "word_embed_proj_dim", "encoder_hidden_size", "decoder_hidden_size", "neck_hidden_sizes", "emb_dim",
+        "embedding_dim", "model_dim", "hidden_dims", "encoder_embed_dim", "decoder_embed_dim", "channels",
+        "stem_channels", "encoder_width", "d_embed", "width", "attention_hidden_size",
+    ),
+    "heads": (
+        "num_attention_heads", "num_heads", "n_head", "n_heads", "encoder_attention_heads", "attention_heads",
+        "decoder_attention_heads", "decoder_num_attention_heads", "encoder_num_attention_heads", "num_encoder_attention_heads",
+        "num_decoder_attention_heads", "encoder_n_heads", "decoder_n_heads", "mamba_n_heads", "mamba_num_heads",
+        "linear_num_value_heads", "linear_num_key_heads",
+    ),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "encoder_num_key_value_heads", "decoder_num_key_value_heads"),
+    "ffn": (
+        "intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size",
+        "moe_intermediate_size", "shared_expert_intermediate_size", "d_inner", "hidden_dim", "inner_dim",
+        "encoder_intermediate_size", "decoder_intermediate_size", "mlp_dim", "feed_forward_size", "expert_ffn_hidden_size",
+        "shared_intermediate_size", "moe_shared_expert_intermediate_size", "tdnn_dim", "linear_units", "expert_dim",
+        "intermediate_size_mlp", "intermediate_sizes", "hidden_ff", "ffn_intermediate_size", "mlp_hidden_size",
+        "encoder_ffn_embed_dim", "decoder_ffn_embed_dim", "mamba_d_ssm",
+    ),
+}  # fmt: skip
+
+_RECOMPUTED = (
+    "its sinusoidal table is computed from the width and not stored, so a stock reload would lose its copies"
+)
+_COPIES_DIFFER = "query rows are copied more often than the one key and value head, and one tensor has one eps and one state"
+
+ROWS: Mapping[str, Row] = {
+    "gpt2": Row({"hidden": ("n_embd",), "heads": ("n_head",), "ffn": ("n_inner",)}),
+    "bloom": Row(
+        {"hidden": ("hidden_size", "n_embed")},
+        folds={"*query_key_value.*": "k^-1/4", "*self_attention.dense.weight": "k^1/4"},
+        head_size_grows=True,
+    ),
+    "cohere": Row(config={"logit_scale": "1/k"}),
+    "cohere2": Row(config={"logit_scale": "1/k"}),
+    "granite": Row(config={"logits_scaling": "k"}),
+    "dinov2": Row({"hidden": ("hidden_size",), "heads": ("num_attention_heads",)}),
+    "falcon": Row(refused={"multi_query and not new_decoder_architecture": _COPIES_DIFFER}),
+    "mamba2": Row(
+        {"hidden": ("hidden_size",), "heads": ("num_heads", "n_groups")},
+        layouts={
+            "*mixer.in_proj.*": {
+                0: "num_heads*head_dim: num_heads//n_groups*head_dim | num_heads*head_dim: num_heads//n_groups*head_dim"
+                " | 2*n_groups*state_size: state_size | num_heads: num_heads//n_groups"
+            },
+            "*mixer.conv1d.*": {
+                0: "num_heads*head_dim: num_heads//n_groups*head_dim | 2*n_groups*state_size: state_size"
+            },
+            "*mixer.norm.weight": {0: "num_heads//n_groups*head_dim"},
+            "*mixer.out_proj.weight": {1: "num_heads//n_groups*head_dim"},
+            "*mixer.dt_bias": {0: "num_heads//n_groups"},
+            "*mixer.A_log": {0: "num_heads//n_groups"},
+            "*mixer.D": {0: "num_heads//n_groups"},
+        },
+    ),
+    "olmo": Row(
+        refused={
+            "tie_word_embeddings": "its last norm has no gain, so nothing absorbs the 1/k of a tied readout"
+        }
+    ),
+    "resnet": Row({"hidden": ("embedding_size", "hidden_sizes")}),
+    "xglm": Row(refused={"True": _RECOMPUTED}),
+    "m2m_100": Row(refused={"True": _RECOMPUTED}),
+}
+
+
+def row_for(model_type: str) -> Row:
+    """The row of a model type; an empty one when everything is inferred.
+
+    >>> row_for("llama") == Row(), row_for("granite").config
+    (True, {'logits_scaling': 'k'})
+    """
+    return ROWS.get(model_type, Row())

@@ -1,0 +1,226 @@
+"""A small copy of a configuration, made of the same blocks.
+
+What a block is made of stays: head size, query heads per key head, state and kernel sizes. The number of blocks,
+layers, words, positions and experts shrinks. A step is taken only if the model still builds and its tensors have
+the same names (numbers apart) and grow along the same dimensions; so what is found on the copy can be lifted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from math import gcd, prod
+from typing import Any
+
+from ..errors import MupscaleError
+from ..plans.names import named_tensors, pattern_of
+from .configs import Multipliers, Path, growing_fields, grown, parts, with_edits
+from .models import Config, as_data, config_from, on_meta
+from .symbols import explicit_head_size, symbols
+
+Shapes = Mapping[str, tuple[int, ...]]
+Growth = dict[str, set[tuple[int, ...]]]
+"""Name pattern -> along which dimensions, and how many times, its tensors grow."""
+
+LARGEST = 60_000_000
+_LAYERS = re.compile(r"^(n_layers?|num_(hidden_|encoder_|decoder_)?layers|encoder_(num_)?(hidden_)?layers|decoder_(num_)?(hidden_)?layers|"
+                     r"n_(encoder|decoder)_layers|layers|num_blocks|num_hidden_groups|num_conv_layers|num_encoder_blocks)$")  # fmt: skip
+_WORDS = re.compile(r"^(vocab_size|.*_vocab_size|vocab_size_.*|n_vocab|n_words)$")
+_POSITIONS = re.compile(
+    r"^(max_position_embeddings|n_positions|n_ctx|max_(source|target)_positions|max_sequence_length|seq_length)$"
+)
+_EXPERTS = re.compile(r"^(num_(local_|routed_)?experts|n_routed_experts|moe_num_experts|num_local_experts)$")
+_TOKEN = re.compile(r"(token_ids?|token_index|_idx)$")
+_FFN = (44, 40, 48, 64, 96)
+_STREAM = (56, 48, 64, 96, 128)
+_WORD_COUNTS = (131, 259)
+_LEAST = 8  # a norm over fewer channels is badly conditioned
+
+
+def shapes(config: Config, cls: Any) -> Shapes:
+    """The shape of every tensor of a model, by name, ties repeated."""
+    return {name: tuple(t.shape) for name, _, t in named_tensors(on_meta(config, cls))}
+
+
+def growth(base: Shapes, wide: Shapes) -> Growth:
+    """Which dimensions grow, by name pattern; models whose tensors have other names do not compare.
+
+    >>> growth({"h.0.w": (4, 3), "h.1.w": (4, 3)}, {"h.0.w": (8, 3), "h.1.w": (8, 3)})
+    {'h.*.w': {(2, 1)}}
+    """
+    if base.keys() != wide.keys():
+        odd = sorted(base.keys() ^ wide.keys())
+        raise MupscaleError(f"growing changes the tensors of the model: {', '.join(odd[:4])}")
+    found: Growth = {}
+    for name, shape in base.items():
+        if len(shape) != len(wide[name]) or any(
+            b % max(a, 1) for a, b in zip(shape, wide[name], strict=True)
+        ):
+            raise MupscaleError(
+                f"{name} goes from {shape} to {wide[name]}, which is not a whole number of copies"
+            )
+        ratio = tuple(b // max(a, 1) for a, b in zip(shape, wide[name], strict=True))
+        found.setdefault(pattern_of(name), set()).add(ratio)
+    return found
+
+
+def count(found: Shapes) -> int:
+    return sum(prod(shape) for shape in found.values())
+
+
+def shrunk(config: Config, multipliers: Multipliers, cls: Any, goal: Growth) -> Config:
+    """The small copy: `goal` is how the full model grows, and the copy grows alike.
+
+    Refuses when no step leads to a model that is small enough to be tested in float64.
+    """
+    data = as_data(config)
+    for options in _steps(data):
+        for option in options:
+            trial = with_edits(data, option(data) if callable(option) else option)
+            if trial != data and _same(trial, data, multipliers, cls, goal):
+                data = trial
+                break
+    small = config_from(data)
+    size = count(shapes(grown(small, multipliers), cls))
+    if size > LARGEST:
+        raise MupscaleError(
+            f"the smallest copy of this configuration that keeps its blocks has {size / 1e6:.0f} M parameters when "
+            f"grown, too many to test in float64 (limit {LARGEST / 1e6:.0f} M)"
+        )
+    return small
+
+
+def _same(
+    trial: dict[str, Any], before: dict[str, Any], multipliers: Multipliers, cls: Any, goal: Growth
+) -> bool:
+    try:
+        small = config_from(trial)
+        return growth(shapes(small, cls), shapes(grown(small, multipliers), cls)) == goal and _kinds(
+            trial
+        ) == _kinds(before)
+    except MupscaleError:
+        return False
+
+
+def _kinds(data: Mapping[str, Any]) -> set[tuple[Any, ...]]:
+    """The kinds of layer that a configuration lists, so that none is lost with its layers."""
+    found = set()
+    for path, part in parts(data):
+        layers = {v for k, v in part.items() if _LAYERS.match(k) and type(v) is int}
+        for key, value in part.items():
+            if (
+                isinstance(value, list)
+                and len(value) in layers
+                and all(isinstance(v, str) or (isinstance(v, int) and "layer" in key) for v in value)
+            ):
+                found |= {(*path, key, v) for v in value}
+    return found
+
+
+def _steps(data: Mapping[str, Any]) -> Iterator[list[Any]]:
+    """Every step with its options, boldest first. An option is a set of edits, or makes one when its turn comes."""
+    for path, _ in parts(data):
+        yield [_fewer_layers(path, count) for count in (2, 3, 4, 6, 8, 12)]
+    for path, part in parts(data):
+        yield [_fewer_words(path, words) for words in _WORD_COUNTS]
+        for key, value in part.items():
+            if _POSITIONS.match(key) and type(value) is int and value > 40:
+                yield [{(*path, key): n} for n in (40, 64, 128)]
+            if _EXPERTS.match(key) and type(value) is int and value > 4:
+                yield [{(*path, key): n} for n in (4, 8, 16)]
+    for path, part in parts(data):
+        yield from _narrower(path, part)
+        yield from _smaller_image(path, part)
+
+
+def _fewer_layers(path: Path, layers: int) -> Any:
+    def option(data: Mapping[str, Any]) -> dict[Path, Any]:
+        part = _at(data, path)
+        changed: dict[Path, Any] = {}
+        if isinstance(part.get("depths"), list):  # stages, each with its number of layers
+            return {(*path, "depths"): [min(v, layers) for v in part["depths"]]}
+        for key, value in part.items():
+            if _LAYERS.match(key) and type(value) is int and value > layers:
+                changed[(*path, key)] = layers
+                for other, entries in part.items():
+                    if isinstance(entries, list) and len(entries) == value:
+                        changed[(*path, other)] = entries[:layers]
+        return changed
+
+    return option
+
+
+def _fewer_words(path: Path, words: int) -> Any:
+    def option(data: Mapping[str, Any]) -> dict[Path, Any]:
+        part = _at(data, path)
+        changed: dict[Path, Any] = {
+            (*path, key): words
+            for key, v in part.items()
+            if _WORDS.match(key) and type(v) is int and v > words
+        }
+        if not changed:
+            return {}
+        last = words - 1
+        for where, other in parts(data):
+            for key, value in other.items():
+                if _TOKEN.search(key) and type(value) is int and value >= words:
+                    changed[(*where, key)] = last
+                    last -= 1
+                elif (
+                    _TOKEN.search(key)
+                    and isinstance(value, list)
+                    and any(type(v) is int and v >= words for v in value)
+                ):
+                    changed[(*where, key)] = [2]
+        return changed
+
+    return option
+
+
+def _narrower(path: Path, part: Mapping[str, Any]) -> Iterator[list[Any]]:
+    """Fewer heads of the same size, a narrower stream, narrower feed-forward layers."""
+    names, fields = symbols(part), growing_fields(part)
+    heads, kv, stream = (fields.get(knob, []) for knob in ("heads", "kv_heads", "hidden"))
+    listed = any(isinstance(part[n], list) for n in (*heads, *kv, *stream))
+    tied = bool(heads) and not explicit_head_size(part)
+    main = [n for n in stream if part[n] == names.get("E")]
+    if heads and not listed and {part[n] for n in heads} == {names.get("H")}:
+        options = []
+        for count in (2, 3, 4, 1):
+            few = {(*path, n): count * names["G"] for n in heads} | {(*path, n): count for n in kv}
+            if tied:
+                few |= {(*path, n): count * names["G"] * names["D"] for n in main}
+            if count < names["KV"]:
+                options.append(few)
+        yield options
+    elif listed or heads:
+        together = [*heads, *kv, *(stream if tied or listed else ())]
+        factor = gcd(*(v for n in together for v in _numbers(part[n])), 0)
+        least = min((v for n in stream for v in _numbers(part[n])), default=_LEAST)
+        divisors = [f for f in range(factor, 1, -1) if factor % f == 0 and least // f >= _LEAST]
+        yield [{(*path, n): _divided(part[n], f) for n in together} for f in divisors]
+    if main and not tied and not listed:
+        yield [{(*path, n): size for n in main} for size in _STREAM if size < part[main[0]]]
+    for name in fields.get("ffn", ()):
+        if type(part[name]) is int:
+            yield [{(*path, name): size} for size in _FFN if size < part[name]]
+
+
+def _smaller_image(path: Path, part: Mapping[str, Any]) -> Iterator[list[Any]]:
+    size, patch = part.get("image_size"), part.get("patch_size")
+    if type(size) is int and type(patch) is int and size > 4 * patch and "depths" not in part:
+        yield [{(*path, "image_size"): n * patch} for n in (4, 8)]
+
+
+def _at(data: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    for key in path:
+        data = data[key]
+    return data
+
+
+def _numbers(value: Any) -> list[int]:
+    return value if isinstance(value, list) else [value]
+
+
+def _divided(value: Any, by: int) -> Any:
+    return [v // by for v in value] if isinstance(value, list) else value // by

@@ -1,0 +1,189 @@
+"""How a checkpoint spells a model's tensors: under other names, experts apart, gate and up apart.
+
+Found by saving a small copy in which every entry is its own number, so nothing about the converters of transformers
+is assumed. A stored tensor must be a rectangle of one model tensor, in the same order; anything else is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.names import named_tensors, pattern_of
+from .models import quiet
+from .record import Cell, Part
+
+_NUMBER = re.compile(r"\d+")
+
+
+def stored_parts(small: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Part]:
+    """Stored name -> part, for those tensors of the full model that are not stored as they are.
+
+    `small` is a copy of the model with real weights, which are overwritten; `shapes` are those of the full model.
+    """
+    found, faults = _saved(small)
+    sizes = {name: tuple(t.shape) for name, _, t in named_tensors(small)}
+    moved = {part.tensor for name, part in found.items() if not _is_plain(name, part)}
+    raise_faults("the checkpoint format of this model is not understood", faults)
+    templates: dict[str, list[_Template]] = {}
+    for pattern in dict.fromkeys(map(pattern_of, moved)):
+        templates[pattern] = _templates(
+            {n: p for n, p in found.items() if pattern_of(p.tensor) == pattern}, sizes
+        )
+    return {
+        name: part
+        for tensor, shape in shapes.items()
+        for template in templates.get(pattern_of(tensor), ())
+        for name, part in template.of(tensor, shape)
+    }
+
+
+def ignored_names(model: nn.Module, computed: Sequence[str]) -> tuple[str, ...]:
+    """Patterns of stored names that stock classes skip when they load: what a model computes for itself today."""
+    found = [rf"(^|\.){re.escape(name)}$" for name in computed]
+    for module in model.modules():
+        found += getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return tuple(dict.fromkeys(found))
+
+
+def _is_plain(name: str, part: Part) -> bool:
+    return name == part.tensor and all(cell == (0, 1) for cell in part.cells)
+
+
+def _saved(model: nn.Module) -> tuple[dict[str, Part], list[Fault]]:
+    """Save a model whose entries are numbered through, and read back where the numbers went."""
+    from safetensors.torch import load_file
+
+    model = model.double()
+    ranges: list[tuple[str, int, Tensor]] = []
+    count = 0
+    seen: set[int] = set()
+    with torch.no_grad():
+        for name, _, tensor in named_tensors(model):
+            if id(tensor) not in seen and tensor.dtype in (torch.float64, torch.int64):
+                seen.add(id(tensor))
+                tensor.copy_(torch.arange(count, count + tensor.numel()).view(tensor.shape))
+                ranges.append((name, count, tensor))
+                count += tensor.numel()
+    parts: dict[str, Part] = {}
+    faults: list[Fault] = []
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        model.save_pretrained(folder, max_shard_size="100GB")  # type: ignore[operator]
+        for name, values in load_file(str(Path(folder, "model.safetensors"))).items():
+            part = _part(values, ranges)
+            if part is None:
+                faults.append(
+                    Fault(name, "what is stored under this name is no rectangle of one tensor of the model")
+                )
+            else:
+                parts[name] = part
+    return parts, faults
+
+
+def _part(values: Tensor, ranges: list[tuple[str, int, Tensor]]) -> Part | None:
+    if values.dtype not in (torch.float64, torch.int64) or not values.numel():
+        return None
+    ids = values.long()
+    name, first, whole = next(r for r in reversed(ranges) if r[1] <= int(ids.min()))
+    if int(ids.max()) >= first + whole.numel():
+        return None
+    corners = [torch.unravel_index(corner - first, whole.shape) for corner in (ids.min(), ids.max())]
+    low, high = ([int(i) for i in corner] for corner in corners)
+    window = torch.arange(whole.numel()).view(whole.shape)
+    cells: list[Cell] = []
+    dropped: list[int] = []
+    for dim, (a, b) in enumerate(zip(low, high, strict=True)):
+        window = window.narrow(dim, a, b + 1 - a)
+        length, size = b + 1 - a, whole.shape[dim]
+        if size % length or a % length:
+            return None
+        cells.append((a // length, size // length))
+    shape = list(window.shape)
+    for dim in range(len(shape)):  # a stacked dimension of which one entry is stored is not stored as a 1
+        if len(shape) - len(dropped) > ids.dim() and shape[dim] == 1 and cells[dim][1] > 1:
+            dropped.append(dim)
+    kept = [n for dim, n in enumerate(shape) if dim not in dropped]
+    if kept != list(ids.shape) or not torch.equal(window.reshape(ids.shape) + first, ids):
+        return None
+    return Part(name, tuple(cells), tuple(dropped))
+
+
+@dataclass(frozen=True)
+class _Template:
+    """Stored names of one pattern, with each number in them explained."""
+
+    text: str
+    numbers: tuple[tuple[str, int], ...]
+    """For every number: ("name", i-th number of the tensor's name), ("cell", dimension) or ("constant", value)."""
+    part: Part
+    singles: frozenset[int]
+    """Dimensions that are stored entry by entry, however many there are."""
+
+    def of(self, tensor: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Part]]:
+        own = [int(n) for n in _NUMBER.findall(tensor)]
+        free = sorted({d for kind, d in self.numbers if kind == "cell"})
+        spans = [shape[d] if d in self.singles else self.part.cells[d][1] for d in free]
+        for index in _grid(spans):
+            which = dict(zip(free, index, strict=True))
+            cells = tuple(
+                (which[d], spans[free.index(d)]) if d in which else cell
+                for d, cell in enumerate(self.part.cells)
+            )
+            values = [
+                own[i] if kind == "name" else which[i] if kind == "cell" else i for kind, i in self.numbers
+            ]
+            yield _renumbered(self.text, values), Part(tensor, cells, self.part.dropped)
+
+
+def _renumbered(text: str, values: list[int]) -> str:
+    numbers = iter(values)
+    return _NUMBER.sub(lambda _: str(next(numbers)), text)
+
+
+def _grid(spans: list[int]) -> Iterator[tuple[int, ...]]:
+    if not spans:
+        yield ()
+        return
+    for first in range(spans[0]):
+        for rest in _grid(spans[1:]):
+            yield (first, *rest)
+
+
+def _templates(parts: Mapping[str, Part], sizes: Mapping[str, tuple[int, ...]]) -> list[_Template]:
+    """One template for every way in which tensors of one pattern are stored."""
+    groups: dict[tuple[str, tuple[Cell | None, ...]], dict[str, Part]] = {}
+    for name, part in parts.items():
+        shape = sizes[part.tensor]
+        fixed = tuple(None if cell[1] == shape[d] > 1 else cell for d, cell in enumerate(part.cells))
+        groups.setdefault((_NUMBER.sub("0", name), fixed), {})[name] = part
+    found = []
+    for (text, fixed), members in groups.items():
+        options: list[list[tuple[str, int]]] = [[] for _ in _NUMBER.findall(text)]
+        for at in range(len(options)):
+            explained = [
+                _explanations(int(_NUMBER.findall(name)[at]), part) for name, part in members.items()
+            ]
+            options[at] = [option for option in explained[0] if all(option in other for other in explained)]
+        part = next(iter(members.values()))
+        singles = frozenset(d for d, cell in enumerate(fixed) if cell is None)
+        if not all(options):
+            raise MupscaleError(
+                f"the numbers in stored names such as {next(iter(members))} follow no known rule"
+            )
+        found.append(_Template(text, tuple(option[0] for option in options), part, singles))
+    return found
+
+
+def _explanations(number: int, part: Part) -> list[tuple[str, int]]:
+    """What a number in a stored name may be, likeliest first."""
+    own = [int(n) for n in _NUMBER.findall(part.tensor)]
+    named = [("name", i) for i, n in enumerate(own) if n == number]
+    cells = [("cell", d) for d, (which, count) in enumerate(part.cells) if count > 1 and which == number]
+    return [*named, *cells, ("constant", number)]

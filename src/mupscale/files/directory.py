@@ -1,0 +1,215 @@
+"""A Hugging Face directory: its config, where every tensor lies, and which other files belong to it.
+
+Reads JSON and headers only: no weight is loaded, no pickle is opened. What cannot be widened as it is
+(pickled, quantised, adapters, code of its own) is refused with what to do first. Knows no model family.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ..errors import Fault, MupscaleError
+from .headers import read_header
+from .places import FLOATS, Place
+from .strict import name_fault, os_errors, parse_json, raise_few, read_regular, shown, text_fault
+
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+TRAINER = (
+    "optimizer.pt",
+    "scheduler.pt",
+    "scaler.pt",
+    "rng_state*.pth",
+    "trainer_state.json",
+    "training_args.bin",
+)
+_OURS = "mupscale*.json"
+_CARRIED = (
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "*.tiktoken",
+    "*.spm",
+    "*.bpe",
+    "LICENSE*",
+    "NOTICE*",
+    "USE_POLICY*",
+)
+_REPLACED = (CONFIG, "*.index.json", "README.md", _OURS)
+_PICKLED = ("pytorch_model*.bin", "pytorch_model.bin.index.json", "model*.bin", "*.ckpt", "consolidated*.pth")
+_ADAPTERS = ("adapter_config.json", "adapter_model.*")
+_QUANTISED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+_QUANTISED_LEAVES = (
+    *("qweight", "qzeros", "g_idx", "absmax", "quant_map", "SCB", "weight_packed", "weight_scale"),
+    *("weight_scale_inv", "weight_zero_point", "weight_format", "nested_absmax", "quant_state"),
+)
+_MOST_FILES = 100_000
+
+
+@dataclass(frozen=True)
+class Directory:
+    """What lies in a model's directory. Names are those of files directly inside it."""
+
+    path: Path
+    config: dict[str, Any]
+    tensors: dict[str, Place]
+    weights: tuple[str, ...]
+    """The files that hold the tensors."""
+    carried: tuple[str, ...]
+    """Tokenizer, generation config and the like: a wider model uses the same."""
+    trainer: tuple[str, ...]
+    """What a Trainer run left beside the weights; nothing here opens it."""
+    skipped: tuple[str, ...]
+    """Files and folders that are neither read nor carried."""
+
+
+def read_directory(path: Path | str) -> Directory:
+    """Everything about a checkpoint that can be known without reading a weight, or one error with all faults."""
+    path = Path(path)
+    names = _names(path)
+    claim = f"{shown(str(path))} cannot be widened as it is"
+    raise_few(claim, _refused_files(names))
+    config = parse_json(read_regular(path / CONFIG), CONFIG, infinity=True)
+    if not isinstance(config, dict):
+        raise MupscaleError(
+            f"{CONFIG} is not valid: a JSON object is expected, found a {type(config).__name__}"
+        )
+    raise_few(claim, _refused_config(config))
+    tensors = _sharded(path) if INDEX in names else read_header(path / SINGLE).tensors
+    raise_few(claim, _quantised_tensors(tensors))
+    weights = tuple(sorted({place.file for place in tensors.values()}))
+    trainer = tuple(name for name, regular in names.items() if regular and _matches(name, TRAINER))
+    carried = tuple(name for name, regular in names.items() if regular and _is_carried(name))
+    known = {CONFIG, SINGLE, INDEX, *weights, *trainer, *carried}
+    return Directory(
+        path, config, tensors, weights, carried, trainer, tuple(name for name in names if name not in known)
+    )
+
+
+def _names(path: Path) -> dict[str, bool]:
+    """Every name in a folder, sorted, and whether it is (a link to) a regular file."""
+    found: dict[str, bool] = {}
+    with os_errors(path), os.scandir(path) as entries:
+        for entry in entries:
+            found[entry.name] = _is_regular(Path(entry.path))
+            if len(found) > _MOST_FILES:
+                raise MupscaleError(f"{shown(str(path))} holds more than {_MOST_FILES} files")
+    return dict(sorted(found.items()))
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:  # a link to nothing, or to itself
+        return False
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _is_carried(name: str) -> bool:
+    replaced = _matches(name, (*_REPLACED, *TRAINER))
+    return _matches(name, _CARRIED) and not replaced and name_fault(name) is None
+
+
+def _refused_files(names: Mapping[str, bool]) -> list[Fault]:
+    faults = []
+    adapters = [name for name in names if _matches(name, _ADAPTERS)]
+    if adapters:
+        remedy = "merge the adapter into its model first: peft's merge_and_unload(), then save_pretrained"
+        faults.append(
+            Fault(shown(adapters[0]), "an adapter, which changes a model that lies elsewhere", remedy)
+        )
+    faults += [
+        Fault(shown(name), "the weights are quantised", "dequantise the model and save it again")
+        for name in names
+        if name in _QUANTISED_FILES
+    ]
+    if SINGLE in names and INDEX in names:
+        faults.append(Fault(INDEX, f"{SINGLE} is there as well", "keep the one that holds the model"))
+    if SINGLE not in names and INDEX not in names and not adapters:
+        pickled = [name for name in names if _matches(name, _PICKLED)]
+        remedy = "load the model with transformers and call save_pretrained(folder), which writes safetensors"
+        if pickled:
+            faults.append(
+                Fault(shown(pickled[0]), "the weights are pickled, and pickles can run code", remedy)
+            )
+        else:
+            faults.append(Fault(SINGLE, f"neither this file nor {INDEX} is there", remedy))
+    if CONFIG not in names and not adapters:
+        faults.append(Fault(CONFIG, "it is missing", "name a directory that save_pretrained has written"))
+    return faults
+
+
+def _refused_config(config: Mapping[str, Any]) -> list[Fault]:
+    faults = []
+    if config.get("quantization_config") is not None or config.get("compression_config") is not None:
+        remedy = "dequantise the model (model.dequantize()), drop quantization_config and save it again"
+        faults.append(Fault(f"{CONFIG}: quantization_config", "the weights are quantised", remedy))
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or text_fault(model_type) is not None:
+        faults.append(Fault(f"{CONFIG}: model_type", f"a name is expected, found {shown(model_type)}"))
+    elif config.get("auto_map") is not None and not _is_stock(model_type):
+        what = f"{shown(model_type)!r} is defined by code that comes with the checkpoint"
+        remedy = "only classes of transformers itself are widened; convert the checkpoint to one of them"
+        faults.append(Fault(f"{CONFIG}: auto_map", what, remedy))
+    return faults
+
+
+def _is_stock(model_type: str) -> bool:
+    """Whether transformers has a class of its own for this type; without transformers, no."""
+    try:
+        from transformers import CONFIG_MAPPING
+    except ImportError:
+        return False
+    return model_type in CONFIG_MAPPING
+
+
+def _sharded(path: Path) -> dict[str, Place]:
+    """The tensors of all shards, which must be those the index names, where it names them."""
+    index = parse_json(read_regular(path / INDEX), INDEX)
+    where = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(where, dict) or not where:
+        raise MupscaleError(f"{INDEX} is not valid: it has no weight_map from tensors to files")
+    faults = []
+    for name, file in where.items():
+        what = text_fault(name) or name_fault(file)
+        if what is None and not file.endswith(".safetensors"):
+            what = "a safetensors file is expected"
+        if what is not None:
+            faults.append(Fault(f"{INDEX}: {shown(name)} in {shown(file)}", what))
+    raise_few(f"{INDEX} is not valid", faults)
+    tensors: dict[str, Place] = {}
+    for file in sorted(set(where.values())):
+        try:
+            found = read_header(path / file).tensors
+        except MupscaleError as error:
+            faults += error.faults or [Fault(shown(file), error.claim, "copy or download the file again")]
+            continue
+        wanted = {name for name, other in where.items() if other == file}
+        for name in sorted(found.keys() - wanted):
+            said = f"the index puts it into {where[name]}" if name in where else "the index does not name it"
+            faults.append(Fault(shown(name), f"in {file}, but {said}"))
+        for name in sorted(wanted - found.keys()):
+            faults.append(Fault(shown(name), f"the index puts it into {file}, which does not have it"))
+        tensors.update(found)
+    raise_few(f"{INDEX} and the files it names do not agree", faults)
+    return tensors
+
+
+def _quantised_tensors(tensors: Mapping[str, Place]) -> list[Fault]:
+    faults = []
+    for name, place in tensors.items():
+        leaf = name.rpartition(".")[2]
+        packed = leaf == "weight" and place.dtype not in FLOATS
+        if packed or leaf in _QUANTISED_LEAVES or place.dtype.startswith("F8"):
+            what = f"{place.dtype}, a quantised weight or part of one"
+            faults.append(Fault(shown(name), what, "dequantise the model and save it again"))
+    return faults

@@ -1,0 +1,160 @@
+"""What strangers' files may say: JSON without surprises, names that stay in their folder, regular files only.
+
+Knows: how to read text that may be broken or hostile so that the only outcome beside a value is a
+`MupscaleError`. Knows nothing of what the text means.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ..errors import Fault, MupscaleError
+
+LONGEST_TEXT = 100_000_000
+"""The longest JSON read, in bytes: the limit safetensors itself sets for headers."""
+_LONGEST_UNICODE = 25_000_000  # a text beyond ASCII takes four times its size in memory
+MOST_OBJECTS = 300_000
+_ITEMS_EACH = 14  # per object allowed
+_DIGITS = 20
+_SHOWN = 20
+
+
+def parse_json(raw: bytes, where: str, *, infinity: bool = False, objects: int = MOST_OBJECTS) -> Any:
+    """The value of a JSON text, or one error that says what is wrong with it.
+
+    Refused beside broken syntax: double keys, NaN (and infinity unless allowed), numbers beyond 20 digits,
+    deep nesting, and more items than any checkpoint has.
+
+    >>> parse_json(b'{"a": [1, 2.5]}', "demo")
+    {'a': [1, 2.5]}
+    >>> parse_json(b'{"a": 1, "a": 2}', "demo")
+    Traceback (most recent call last):
+    mupscale.errors.MupscaleError: demo is not valid: the key 'a' appears twice
+    """
+    if len(raw) > (LONGEST_TEXT if raw.isascii() else _LONGEST_UNICODE):
+        raise MupscaleError(f"{where} is not valid: {len(raw)} bytes of JSON are too many")
+    found, items = raw.count(b"{"), raw.count(b",") + raw.count(b"[")
+    if found > objects or items > _ITEMS_EACH * objects:
+        raise MupscaleError(f"{where} is not valid: {found} objects and {items} items are too many")
+
+    def constant(text: str) -> float:
+        if infinity and text != "NaN":
+            return float(text)
+        raise ValueError(f"{text} is not a number of JSON")
+
+    try:
+        return json.loads(
+            raw.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_constant=constant,
+            parse_int=_integer,
+            parse_float=_finite,
+        )
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else _short(str(error))
+        raise MupscaleError(f"{where} is not valid: {reason}") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        double = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {double!r} appears twice")
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"{_short(text)} is beyond every float")
+    return value
+
+
+def _short(text: str) -> str:
+    return ascii(text)[1:-1][:200]
+
+
+def name_fault(name: Any) -> str | None:
+    """Why a text cannot be the name of a file inside one folder, or None when it can.
+
+    >>> name_fault("model.safetensors"), name_fault("../x")
+    (None, 'a file name without folders is expected')
+    """
+    fault = text_fault(name)
+    if fault is not None:
+        return fault
+    if "/" in name or "\\" in name or name in (".", ".."):
+        return "a file name without folders is expected"
+    return "the name is longer than 200 bytes" if len(name.encode()) > 200 else None
+
+
+def text_fault(text: Any) -> str | None:
+    """Why a value cannot be the name of a tensor, or None when it can."""
+    if not isinstance(text, str) or not text:
+        return "a name is a text that is not empty"
+    if len(text) > 4096:
+        return f"the name has {len(text)} characters"
+    if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) < 0xE000 for c in text):
+        return "the name has control characters"
+    return None
+
+
+def shown(name: object) -> str:
+    """A stranger's text as it may stand in a message: printable and short."""
+    text = name if isinstance(name, str) else repr(name)
+    return _short(text)[:120]
+
+
+def raise_few(claim: str, faults: Iterable[Fault]) -> None:
+    """Raise one error with the first faults and the number of the others; return when there are none."""
+    collected = list(faults)
+    if len(collected) > _SHOWN:
+        more = len(collected) - _SHOWN
+        collected = [*collected[:_SHOWN], Fault("…", f"and {more} more")]
+    if collected:
+        raise MupscaleError(claim, collected)
+
+
+@contextmanager
+def os_errors(where: Path | str) -> Iterator[None]:
+    """Turn what the operating system says about a file into a `MupscaleError`."""
+    try:
+        yield
+    except OSError as error:
+        raise MupscaleError(f"{shown(str(where))} cannot be used: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in a path
+        raise MupscaleError(f"{shown(str(where))} cannot be used: {error}") from None
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor for reading a regular file; pipes and devices, which could block for ever, are refused."""
+    with os_errors(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise MupscaleError(f"{shown(str(path))} is not a regular file")
+    return descriptor
+
+
+def read_regular(path: Path, longest: int = LONGEST_TEXT) -> bytes:
+    """The bytes of a regular file that is not longer than a text may be."""
+    descriptor = open_regular(path)
+    with os_errors(path), open(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        if size > longest:
+            raise MupscaleError(f"{shown(str(path))} has {size} bytes, at most {longest} are expected")
+        return file.read(longest)

@@ -1,0 +1,216 @@
+"""torch.save files without their tensors: where the bytes of each lie, and a file with room for them.
+
+Reading loads no tensor and executes no pickle beyond torch's `weights_only` allow-list; writing gives the
+bytes around the tensors and the place of each. So state of any size can be streamed. Checksums of the room left
+are zero, as after `torch.serialization.set_crc32_options(False)`: torch.load does not look at them.
+Knows: the archive. Does not know: optimizers, plans.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ..errors import Fault, MupscaleError
+from ..files.places import OutFile
+from .places import Place, dtype_name, torch_dtype
+from .strict import open_regular, os_errors, raise_few, shown
+
+_AGAIN = "save it again with torch.save of a current torch"
+_LONGEST_PICKLE = 1 << 28  # bytes; the pickle of an optimizer with a million tensors stays below it
+
+
+@dataclass(frozen=True)
+class Room:
+    """A tensor to be: space for it is left in a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_tree(path: Path | str) -> Any:
+    """What a torch.save file holds, with a `Place` for every tensor; no tensor is read.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save({"a": torch.ones(2, 3), "n": 1}, f"{folder}/x.pt")
+    ...     tree = read_tree(f"{folder}/x.pt")
+    ...     tree["a"].shape, tree["n"], read_tensor(folder, tree["a"])[0]
+    ((2, 3), 1, tensor([1., 1., 1.]))
+    """
+    path = Path(path)
+    size = _check_archive(path)
+    try:
+        with FakeTensorMode():
+            tree = torch.load(str(path), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's reader raises many kinds, and all mean this
+        said = str(error).strip().splitlines()
+        raise MupscaleError(
+            f"{shown(str(path))} holds more than tensors and plain values, or is damaged (torch.load with "
+            f"weights_only=True): {shown(said[0] if said else type(error).__name__)}"
+        ) from None
+    return _described(tree, path.name, size)
+
+
+def read_tensor(folder: Path | str, place: Place) -> Tensor:
+    """One tensor of a file, in memory of its own."""
+    path = Path(folder) / place.file
+    with os_errors(path), open(open_regular(path), "rb") as file:
+        file.seek(place.offset)
+        data = bytearray(file.read(place.bytes))
+    if len(data) != place.bytes:
+        raise MupscaleError(f"{shown(str(path))} ends inside a tensor")
+    if not data:
+        return torch.empty(place.shape, dtype=torch_dtype(place.dtype))
+    return torch.frombuffer(data, dtype=torch_dtype(place.dtype)).reshape(place.shape)
+
+
+def lay_out(name: str, tree: Any) -> tuple[OutFile, Any]:
+    """The torch.save file of a tree in which every `Room` is a tensor whose bytes are still to be written.
+
+    Returns the file, with every byte that is no tensor's, and the tree with a `Place` for every room.
+
+    >>> file, tree = lay_out("x.pt", {"a": Room("F32", (1000, 1000))})
+    >>> file.size > tree["a"].bytes == 4_000_000, sum(len(data) for _, data in file.chunks) < 3000
+    (True, True)
+    """
+    sheet = _Sheet()
+    rooms: list[Room] = []
+
+    def empty(_: str, room: Room) -> Tensor:
+        rooms.append(room)
+        return torch.empty(room.shape, dtype=torch_dtype(room.dtype))
+
+    with FakeTensorMode():
+        blank = map_leaves(tree, "", Room, empty)
+        with torch.serialization.skip_data(materialize_fake_tensors=True):
+            torch.save(blank, cast(IO[bytes], sheet))
+    # A pickle meets leaves in the order in which the tree is walked, and torch.save writes them in that order.
+    holes = iter(sheet.holes)
+    places = iter([_hole(name, room, holes) for room in rooms])
+    if next(holes, None) is not None:
+        raise MupscaleError(f"torch {torch.__version__} lays out {name} in a way that is not known here")
+    laid = map_leaves(tree, "", Room, lambda *_: next(places))
+    return OutFile(name, sheet.size, tuple(sheet.joined())), laid
+
+
+def _hole(name: str, room: Room, holes: Iterator[tuple[int, int]]) -> Place:
+    place = Place(name, 0, room.dtype, room.shape)
+    if not place.bytes:
+        return place
+    offset, count = next(holes, (0, 0))
+    if count != place.bytes:
+        raise MupscaleError(f"torch {torch.__version__} left {count} bytes for a tensor of {place.bytes}")
+    return Place(name, offset, room.dtype, room.shape)
+
+
+def _described(tree: Any, file: str, size: int) -> Any:
+    faults: list[Fault] = []
+
+    def place(where: str, tensor: Tensor) -> Place | None:
+        try:
+            return _place(tensor, file, size)
+        except MupscaleError as error:
+            faults.append(Fault(f"{file}{where}", error.claim, _AGAIN))
+            return None
+
+    described = map_leaves(tree, "", Tensor, place)
+    raise_few(f"the tensors of {shown(file)} cannot be streamed", faults)
+    return described
+
+
+def _place(tensor: Tensor, file: str, size: int) -> Place:
+    storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
+    start = getattr(storage, "_checkpoint_offset", None)  # noted by torch when it loads in fake mode
+    if storage is None or start is None:
+        raise MupscaleError(f"torch {torch.__version__} does not tell where its bytes lie; 2.7 and later do")
+    if not tensor.is_contiguous():
+        raise MupscaleError(f"its strides {tensor.stride()} are not contiguous")
+    skipped = int(tensor.storage_offset()) * tensor.dtype.itemsize
+    place = Place(file, start + skipped, dtype_name(tensor.dtype), tuple(tensor.shape))
+    if start < 0 or place.end > size or skipped + place.bytes > storage.nbytes():
+        raise MupscaleError("its bytes lie outside of the file")
+    return place
+
+
+def map_leaves(tree: Any, where: str, kind: type, change: Callable[[str, Any], Any]) -> Any:
+    """The same tree of dicts, lists and tuples with `change(where, leaf)` for every leaf of a kind."""
+    if isinstance(tree, kind):
+        return change(where, tree)
+    if isinstance(tree, dict):
+        return {key: map_leaves(value, f"{where}[{key!r}]", kind, change) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        items = [map_leaves(value, f"{where}[{i}]", kind, change) for i, value in enumerate(tree)]
+        return items if isinstance(tree, list) else tuple(items)
+    return tree
+
+
+def _check_archive(path: Path) -> int:
+    """The size of an archive in which offsets mean bytes: records stored as they are, little end first."""
+    with os_errors(path), open(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            with zipfile.ZipFile(file) as archive:
+                records = archive.infolist()
+                packed = any(r.compress_type != zipfile.ZIP_STORED or r.flag_bits & 1 for r in records)
+                long = any(r.file_size > _LONGEST_PICKLE for r in records if r.filename.endswith("/data.pkl"))
+                orders = [r for r in records if r.filename.endswith("/byteorder") and r.file_size < 16]
+                big = any(archive.read(r) != b"little" for r in orders)
+        except Exception as error:  # damaged archives raise many kinds
+            raise MupscaleError(
+                f"{shown(str(path))} is no archive of torch.save: {shown(str(error))}; {_AGAIN}"
+            ) from None
+    if packed or big or long:
+        why = (
+            "is compressed" if packed else "is from a big-endian machine" if big else "has too long a pickle"
+        )
+        raise MupscaleError(f"{shown(str(path))} {why}, so its tensors cannot be read in place; {_AGAIN}")
+    return size
+
+
+class _Sheet(io.RawIOBase):
+    """A file in which torch.save writes everything but tensors; it steps over those, and the holes cost nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 0
+        self.holes: list[tuple[int, int]] = []
+        self._chunks: list[tuple[int, bytes]] = []
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data)
+        self._chunks.append((self.size, piece))
+        self.size += len(piece)
+        return len(piece)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence != io.SEEK_CUR or offset < 0:
+            raise MupscaleError(f"torch {torch.__version__} does not write archives from front to back")
+        if offset:
+            self.holes.append((self.size, offset))
+            self.size += offset
+        return self.size
+
+    def tell(self) -> int:
+        return self.size
+
+    def joined(self) -> Iterator[tuple[int, bytes]]:
+        """The bytes in order, neighbours as one."""
+        start, data = 0, bytearray()
+        for at, piece in self._chunks:
+            if at != start + len(data):
+                if data:
+                    yield start, bytes(data)
+                start, data = at, bytearray()
+            data += piece
+        if data:
+            yield start, bytes(data)

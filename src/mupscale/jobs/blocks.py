@@ -1,0 +1,188 @@
+"""One block of a wide tensor from the bytes of the base: read what covers it, expand, round once.
+
+The writer and the check both make their blocks here, so a check is a second run of the same function. Memory
+is a few buffers that are used again. Knows nothing of journals or of where the block goes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import MupscaleError
+from ..files.places import Place, item_size, runs, torch_dtype
+from ..files.strict import open_regular, shown
+from ..tensors.expand import compute_dtype, expand_
+from .job import Move
+from .units import Block
+
+_MOST_OPEN = 64
+_SMALL = 1 << 16
+_NOISY = 1 << 19  # entries that get their noise at a time
+
+
+class Reader:
+    """The files of one folder, opened for reading as they are needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: dict[str, int] = {}
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+
+    def descriptor(self, file: str) -> int:
+        if file not in self._open:
+            if len(self._open) >= _MOST_OPEN:
+                os.close(self._open.pop(next(iter(self._open))))
+            self._open[file] = open_regular(self.folder / file)
+        return self._open[file]
+
+    def read_(self, file: str, offset: int, into: memoryview) -> None:
+        """Fill `into` from `offset` on."""
+        done = 0
+        while done < len(into):
+            try:
+                count = os.preadv(self.descriptor(file), [into[done:]], offset + done)
+            except OSError as error:
+                raise MupscaleError(f"{shown(file)} of the base cannot be read: {error.strerror}") from None
+            if count == 0:
+                raise MupscaleError(
+                    f"{shown(file)} of {shown(str(self.folder))} ends at byte {offset + done}, "
+                    f"expected {offset + len(into)}: it changed while it was read"
+                )
+            done += count
+
+
+class BlockMaker:
+    """Makes any block of a job from its base."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._rooms: dict[str, Tensor] = {}
+
+    def make(self, block: Block) -> Tensor:
+        """The block as a contiguous tensor, valid until the next call."""
+        move = block.move
+        out = self.room("out", move.target.dtype, block.shape)
+        if not move.sources:
+            return out.fill_(1 if move.fill == "one" else 0)
+        first, _ = move.window("wide")
+        for part, start in _parts(out, move, [a + b for a, b in zip(first, block.start, strict=True)]):
+            self._fill_(part, move, start)
+        return out
+
+    def room(self, use: str, dtype: str, shape: Sequence[int]) -> Tensor:
+        """A tensor in memory that is kept for one use and grows when it must."""
+        size = prod(shape) * item_size(dtype)
+        if use not in self._rooms or self._rooms[use].numel() < size:
+            self._rooms.pop(use, None)
+            self._rooms[use] = torch.empty(size, dtype=torch.uint8)
+        return self._rooms[use][:size].view(torch_dtype(dtype)).view(list(shape))
+
+    @property
+    def room_bytes(self) -> int:
+        """The memory that is kept, in bytes."""
+        return sum(room.numel() for room in self._rooms.values())
+
+    def _fill_(self, out: Tensor, move: Move, start: list[int]) -> None:
+        covers = [axis.cover(at, at + n) for axis, at, n in zip(move.axes, start, out.shape, strict=True)]
+        if prod(high - low for low, high in covers) > max(out.numel(), _SMALL) and self._split_(
+            out, move, start
+        ):
+            return
+        lows = [low for low, _ in covers]
+        base = self._read(move, lows, [high - low for low, high in covers])
+        compute = torch.promote_types(compute_dtype(base.dtype), compute_dtype(out.dtype))
+        if compute_dtype(base.dtype) != compute:
+            base = base.to(compute)
+        exact = out if compute_dtype(out.dtype) == compute else torch.empty_like(out, dtype=compute)
+        expand_(
+            exact,
+            base,
+            move.axes,
+            move.scale,
+            shift=move.shift,
+            out_start=start,
+            base_start=lows,
+            noise=move.noise,
+        )
+        if exact is not out:
+            out.copy_(exact)
+
+    def _split_(self, out: Tensor, move: Move, start: list[int]) -> bool:
+        """Fill piece by piece where a few rows on both sides of a seam would read everything between."""
+        for dim, axis in enumerate(move.axes):
+            pieces = list(axis.pieces(start[dim], start[dim] + out.shape[dim]))
+            if len(pieces) > 1:
+                for piece in pieces:
+                    part = out.narrow(dim, piece.start - start[dim], piece.length)
+                    self._fill_(part, move, [*start[:dim], piece.start, *start[dim + 1 :]])
+                return True
+        return False
+
+    def _read(self, move: Move, lows: list[int], shape: list[int]) -> Tensor:
+        """A rectangle of the base tensor, sources joined."""
+        room = self.room("base", move.sources[0].dtype, shape)
+        raw = raw_bytes(room)
+        if move.cat is None:
+            inside = [low - start for low, start in zip(lows, move.window("base")[0], strict=True)]
+            self._read_source(move.sources[0], inside, raw, shape, [0] * len(shape), shape)
+            return room
+        first, cat = 0, move.cat
+        for source in move.sources:
+            low, high = max(lows[cat], first), min(lows[cat] + shape[cat], first + source.shape[cat])
+            if low < high:
+                start, at, part = list(lows), [0] * len(shape), list(shape)
+                start[cat], at[cat], part[cat] = low - first, low - lows[cat], high - low
+                self._read_source(source, start, raw, shape, at, part)
+            first += source.shape[cat]
+        return room
+
+    def _read_source(
+        self,
+        source: Place,
+        start: Sequence[int],
+        raw: memoryview,
+        room: Sequence[int],
+        at: Sequence[int],
+        shape: Sequence[int],
+    ) -> None:
+        size = item_size(source.dtype)
+        for far, near, count in runs(source.shape, start, room, at, shape):
+            into = raw[near * size : (near + count) * size]
+            self._reader.read_(source.file, source.offset + far * size, into)
+
+
+def _parts(out: Tensor, move: Move, start: list[int]) -> Iterator[tuple[Tensor, list[int]]]:
+    """A block in one piece, or, since noise takes several times the room of what it is added to, in small ones."""
+    noise = move.noise
+    cuttable = [] if noise is None else [d for d, n in enumerate(out.shape) if n > 1 and d != noise.paired]
+    if not cuttable or out.numel() <= _NOISY:
+        yield out, start
+        return
+    dim = cuttable[0]
+    step = max(1, out.shape[dim] * _NOISY // out.numel())
+    for at in range(0, out.shape[dim], step):
+        part = out.narrow(dim, at, min(step, out.shape[dim] - at))
+        yield part, [*start[:dim], start[dim] + at, *start[dim + 1 :]]
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, without a copy."""
+    array: Any = tensor.view(-1).view(torch.uint8).numpy()
+    return memoryview(array)

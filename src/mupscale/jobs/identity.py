@@ -1,0 +1,152 @@
+"""Who the base is: digests of its files, cheap ones before the work and whole ones spread over it.
+
+The ends of a file (a safetensors header, a zip's directory) are digested when a job is made and again by every
+worker; the whole of it in stretches, by the workers, once. Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import Fault, MupscaleError
+from ..files.places import OutFile
+from ..files.strict import open_regular, os_errors, raise_few, read_regular
+from .blocks import Reader
+from .job import BLOCK_BYTES, BaseFile, Carried, Job, Move, Text
+from .soundness import check_job
+from .units import DIGEST_BYTES, Stretch
+
+_END = 1 << 20
+_READ = 4 << 20
+_LARGEST_CARRIED = 1 << 30
+ALGORITHM = f"blake2b-256 of the blake2b-256 of every {DIGEST_BYTES >> 20} MiB"
+
+
+def make_job(
+    base: Path | str,
+    out: Path | str,
+    files: Sequence[OutFile],
+    moves: Sequence[Move],
+    *,
+    carried: Sequence[str] = (),
+    texts: Sequence[Text] = (),
+    block_bytes: int = BLOCK_BYTES,
+    about: dict[str, Any] | None = None,
+) -> Job:
+    """A sound job, with the files of the base that it reads identified."""
+    folder = Path(os.path.abspath(base))
+    read = sorted({source.file for move in moves for source in move.sources})
+    job = Job(
+        base=folder,
+        out=Path(os.path.abspath(out)),
+        files=tuple(files),
+        moves=tuple(moves),
+        sources=tuple(base_file(folder, name) for name in read),
+        carried=tuple(_carried(folder, name) for name in carried),
+        texts=tuple(texts),
+        block_bytes=block_bytes,
+        about=dict(about or {}),
+    )
+    check_job(job)
+    return job
+
+
+def base_file(folder: Path, name: str) -> BaseFile:
+    """A file with its size and the digest of its first and last MiB."""
+    descriptor = open_regular(folder / name)
+    try:
+        with os_errors(folder / name):
+            size = os.fstat(descriptor).st_size
+            ends = os.pread(descriptor, _END, 0) + os.pread(descriptor, _END, max(0, size - _END))
+    finally:
+        os.close(descriptor)
+    return BaseFile(name, size, hashlib.blake2b(ends, digest_size=16).hexdigest())
+
+
+def check_base(job: Job) -> dict[str, str]:
+    """Raise unless the base's files are those the job was made for; the size and time of change of each."""
+    faults, stamps = [], {}
+    for file in job.sources:
+        try:
+            found = base_file(job.base, file.name)
+            status = os.stat(job.base / file.name)
+        except (MupscaleError, OSError) as error:
+            what = error.claim if isinstance(error, MupscaleError) else str(error)
+            faults.append(Fault(file.name, what, "put it back, or start again in another output directory"))
+            continue
+        if found != file:
+            what = f"{found.size} bytes, digest of its ends {found.ends}; the job was made for {file.size}, {file.ends}"
+            faults.append(
+                Fault(file.name, what, "put the old file back, or start again in another output directory")
+            )
+        stamps[file.name] = f"{status.st_size}:{status.st_mtime_ns}"
+    raise_few("the base is not the one this job was made for", faults)
+    return stamps
+
+
+def check_stamps(before: dict[str, set[str]], now: dict[str, str]) -> None:
+    """Raise when a base file has changed since any worker began to read it."""
+    raise_few(
+        "the base changed while the job ran, so what was written may be of two kinds",
+        [
+            Fault(
+                name,
+                f"size and time of change were {', '.join(sorted(before[name]))}, now {stamp}",
+                "remove the .partial directory and start again",
+            )
+            for name, stamp in now.items()
+            if before.get(name, {stamp}) != {stamp}
+        ],
+    )
+
+
+def digest_stretch(reader: Reader, name: str, stretch: Stretch) -> str:
+    """The digest of one stretch of a base file."""
+    digest, room = hashlib.blake2b(digest_size=32), bytearray(min(_READ, stretch.bytes))
+    for at in range(0, stretch.bytes, _READ):
+        part = memoryview(room)[: min(_READ, stretch.bytes - at)]
+        reader.read_(name, stretch.offset + at, part)
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def whole_digest(stretches: Iterable[str]) -> str:
+    """The digest of a file from those of its stretches, in order."""
+    digest = hashlib.blake2b(digest_size=32)
+    for stretch in stretches:
+        digest.update(bytes.fromhex(stretch))
+    return digest.hexdigest()
+
+
+def published(job: Job) -> str:
+    """The job as the finished directory keeps it: without paths of this machine and without its block size."""
+    return replace(job, base=Path(job.base.name), out=Path(), block_bytes=BLOCK_BYTES).to_json()
+
+
+def about_text(job: Job, digests: dict[str, str]) -> str:
+    """What `mupscale.json` says: the job's own account, the digest of the job and of every base file."""
+    files = {file.name: {"size": file.size, "digest": digests[file.name]} for file in job.sources}
+    base = job.about.get("base")
+    known = base if isinstance(base, dict) else {}
+    about = {
+        **job.about,
+        "base": {**known, "files": files, "digest": ALGORITHM},
+        "job": hashlib.blake2b(published(job).encode(), digest_size=32).hexdigest(),
+    }
+    return json.dumps(about, indent=1, sort_keys=True) + "\n"
+
+
+def read_carried(folder: Path, name: str) -> bytes:
+    """A file that is carried over; one that does not fit in memory is no tokenizer."""
+    return read_regular(folder / name, _LARGEST_CARRIED)
+
+
+def _carried(folder: Path, name: str) -> Carried:
+    raw = read_carried(folder, name)
+    return Carried(name, len(raw), hashlib.sha256(raw).hexdigest())

@@ -1,0 +1,257 @@
+"""A job: everything that has to be done to write a wide checkpoint, as one value with JSON.
+
+A worker is a pure function of the job and the bytes of the base. Knows: what is read, what is written where,
+and whether that fits together; a job read from a file is input like any other and is checked. Moves no byte.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import Fault, MupscaleError
+from ..files.places import OutFile, Place
+from ..files.strict import parse_json, shown
+from ..rules.axes import Axis
+from ..rules.scale import ONE, Scale
+from ..tensors.noise import TensorNoise
+from ..tensors.philox import Stream
+
+FORMAT = "mupscale job 1"
+BLOCK_BYTES = 8 << 20
+_MOST_OBJECTS = 3_000_000
+Fill = Literal["zero", "one"]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One wide tensor in an output file, made from base tensors by the kernel.
+
+    `sources` are concatenated along `cat` when there are several; without any, the tensor is filled.
+    """
+
+    name: str
+    target: Place
+    sources: tuple[Place, ...]
+    axes: tuple[Axis, ...]
+    scale: Scale = ONE
+    shift: int = 0
+    cat: int | None = None
+    noise: TensorNoise | None = None
+    fill: Fill = "zero"
+    cells: tuple[tuple[int, int], ...] = ()
+    """Where only a part of the tensor is stored: for every dimension (which, of how many equal parts)."""
+
+    def window(self, end: Literal["base", "wide"]) -> tuple[list[int], list[int]]:
+        """Start and shape of what is stored, within the whole tensor at one end of the axes."""
+        sizes = [axis.base if end == "base" else axis.wide for axis in self.axes]
+        cells = self.cells or ((0, 1),) * len(sizes)
+        shape = [size // count for size, (_, count) in zip(sizes, cells, strict=True)]
+        return [which * n for (which, _), n in zip(cells, shape, strict=True)], shape
+
+    def as_json(self) -> dict[str, Any]:
+        entry: dict[str, Any] = {
+            "name": self.name,
+            "target": self.target.as_json(),
+            "sources": [source.as_json() for source in self.sources],
+            "axes": [str(axis) for axis in self.axes],
+        }
+        noise = self.noise and {
+            "seed": self.noise.stream.seed,
+            "name": self.noise.stream.name,
+            "std": self.noise.std,
+            "paired": self.noise.paired,
+        }
+        optional = {
+            "scale": (str(self.scale), "1"),
+            "shift": (self.shift, 0),
+            "cat": (self.cat, None),
+            "noise": (noise, None),
+            "fill": (self.fill, "zero"),
+            "cells": ([list(cell) for cell in self.cells], []),
+        }
+        entry.update({key: value for key, (value, usual) in optional.items() if value != usual})
+        return entry
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A file of the base that is copied as it is."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A small file that is written when everything else is there."""
+
+    name: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFile:
+    """A file of the base that moves read: its size, and a digest of its two ends that is cheap to check."""
+
+    name: str
+    size: int
+    ends: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """All of it. `about` becomes `mupscale.json`, with a digest of every base file added at the end."""
+
+    base: Path
+    out: Path
+    files: tuple[OutFile, ...]
+    moves: tuple[Move, ...]
+    sources: tuple[BaseFile, ...]
+    carried: tuple[Carried, ...] = ()
+    texts: tuple[Text, ...] = ()
+    block_bytes: int = BLOCK_BYTES
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "base": str(self.base),
+            "out": str(self.out),
+            "about": self.about,
+            "block_bytes": self.block_bytes,
+            "sources": {file.name: [file.size, file.ends] for file in self.sources},
+            "carried": {file.name: [file.size, file.sha256] for file in self.carried},
+            "texts": {text.name: text.content for text in self.texts},
+            "files": {
+                file.name: {
+                    "size": file.size,
+                    "chunks": [[at, base64.b64encode(raw).decode()] for at, raw in file.chunks],
+                }
+                for file in self.files
+            },
+            "moves": [move.as_json() for move in self.moves],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.as_json(), indent=0, sort_keys=True, allow_nan=False)
+
+    @staticmethod
+    def from_json(raw: bytes) -> Job:
+        """Read what `to_json` wrote; a job that would write anything odd is refused with all its faults."""
+        from .soundness import check_job
+
+        entry = parse_json(raw, "the job", objects=_MOST_OBJECTS)
+        try:
+            if entry["format"] != FORMAT:
+                raise MupscaleError(f"expected a {FORMAT!r}, found {shown(entry['format'])}")
+            job = Job(
+                base=Path(_text(entry["base"])),
+                out=Path(_text(entry["out"])),
+                files=tuple(
+                    OutFile(
+                        name,
+                        _whole(file["size"]),
+                        tuple(
+                            (_whole(at), base64.b64decode(data, validate=True)) for at, data in file["chunks"]
+                        ),
+                    )
+                    for name, file in entry["files"].items()
+                ),
+                moves=tuple(_move(move) for move in entry["moves"]),
+                sources=tuple(BaseFile(n, _whole(s), _text(d)) for n, (s, d) in entry["sources"].items()),
+                carried=tuple(Carried(n, _whole(s), _text(d)) for n, (s, d) in entry["carried"].items()),
+                texts=tuple(Text(name, _text(content)) for name, content in entry["texts"].items()),
+                block_bytes=_whole(entry["block_bytes"]),
+                about=dict(entry["about"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+            raise MupscaleError(f"this is not a job: {type(error).__name__}: {shown(str(error))}") from None
+        check_job(job)
+        return job
+
+
+def differences(old: Any, new: Any, where: str = "") -> Iterator[Fault]:
+    """What differs between two jobs, as JSON values, most readable first.
+
+    >>> [str(fault).split() for fault in differences({"seed": 0, "k": 2}, {"seed": 1, "k": 2})]
+    [['seed', 'was', '0,', 'now', '1']]
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            path = f"{where}.{key}" if where else str(key)
+            yield from differences(old.get(key, "absent"), new.get(key, "absent"), path)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for i, (a, b) in enumerate(zip(old, new, strict=True)):
+            label = a.get("name", i) if isinstance(a, dict) else i
+            yield from differences(a, b, f"{where}[{label}]")
+    elif isinstance(old, list) and isinstance(new, list):
+        yield Fault(shown(where), f"had {len(old)} entries, now {len(new)}")
+    elif old != new:
+        yield Fault(shown(where), f"was {shown(old)}, now {shown(new)}")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a text is expected, found {value!r}")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"a whole number is expected, found {value!r}")
+    return value
+
+
+def _wholes(values: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(map(_whole, values))
+
+
+def _place(entry: Any) -> Place:
+    file, offset, dtype, shape = entry
+    return Place(_text(file), _whole(offset), _text(dtype), _wholes(shape))
+
+
+def _scale(text: str) -> Scale:
+    if len(text) > 40:  # a long number could take for ever to factorise
+        raise ValueError(f"scale {shown(text)} is too long")
+    digits = max((len(part) for part in text.replace("/", " ").replace("^", " ").split()), default=0)
+    if digits > 12:
+        raise ValueError(f"scale {text} has too many digits")
+    scale = Scale.of(text)
+    if not 0 < float(scale) < float("inf"):
+        raise ValueError(f"scale {text} is not a float")
+    return scale
+
+
+def _noise(entry: Any) -> TensorNoise | None:
+    if entry is None:
+        return None
+    std = entry["std"]
+    sizes = tuple(map(float, std)) if isinstance(std, list) else float(std)
+    paired = entry["paired"]
+    stream = Stream(int(entry["seed"]), _text(entry["name"]))
+    return TensorNoise(stream, sizes, None if paired is None else _whole(paired))
+
+
+def _move(entry: Any) -> Move:
+    cat, fill = entry.get("cat"), entry.get("fill", "zero")
+    if fill not in ("zero", "one"):
+        raise ValueError(f"fill {fill!r} is neither zero nor one")
+    return Move(
+        name=_text(entry["name"]),
+        target=_place(entry["target"]),
+        sources=tuple(map(_place, entry["sources"])),
+        axes=tuple(Axis.parse(_text(axis)) for axis in entry["axes"]),
+        scale=_scale(_text(entry.get("scale", "1"))),
+        shift=int(entry.get("shift", 0)),
+        cat=None if cat is None else _whole(cat),
+        noise=_noise(entry.get("noise")),
+        fill=fill,
+        cells=tuple((_whole(which), _whole(count)) for which, count in entry.get("cells", ())),
+    )

@@ -1,0 +1,213 @@
+"""The output while it is being written: `<out>.partial`, which becomes `<out>` in one step when all is there.
+
+Until then it holds no config and no weight file under its own name, so nothing can load it as a model. Every
+step may be repeated or be done by two processes at once. Knows nothing of how bytes are made.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ..errors import Fault, MupscaleError
+from ..files.strict import os_errors, parse_json, raise_few, read_regular
+from .identity import about_text, published, read_carried, whole_digest
+from .job import Job, differences
+from .journal import Done
+from .soundness import ABOUT, CONFIG, JOB, PARTIAL
+from .units import Units
+
+_WORKING_JOB, _READY = "job.json", "ready"
+_LONGEST_JOB = 1 << 30
+_SHOWN = 12
+
+
+def partial(out: Path) -> Path:
+    """Where the output of a job lies until it is finished."""
+    return out.with_name(out.name + PARTIAL)
+
+
+def working_job(out: Path) -> Path:
+    """The job file of an output that is being written."""
+    return partial(out) / _WORKING_JOB
+
+
+def prepare(job: Job) -> bool:
+    """Make the partial directory with its empty files, or find it; True when the whole job is already done."""
+    folder = partial(job.out)
+    if _is_complete(job.out, job):
+        return True
+    with os_errors(job.out):
+        if os.path.lexists(job.out) and not (job.out.is_dir() and not any(job.out.iterdir())):
+            raise MupscaleError(
+                f"{job.out} exists and is not empty",
+                [Fault(str(job.out), "it was not written by this job", "name another output, or remove it")],
+            )
+        job.out.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            folder.mkdir()
+        if folder.is_symlink() or not folder.is_dir():
+            raise MupscaleError(f"{folder} is not a directory of our own; remove it")
+    with _locked(folder), os_errors(folder):
+        if _is_complete(job.out, job):  # finished by another process while this one waited
+            return True
+        if _is_complete(folder, job):
+            _publish(job, folder)
+            return True
+        _claim(job, folder)
+        if not (folder / _READY).exists():
+            for file in job.files:
+                _create(folder / f"{file.name}{PARTIAL}", file.size, file.chunks)
+            _write(folder / _READY, b"")
+            _sync(folder)
+    return False
+
+
+def finish(job: Job, units: Units, done: Done) -> None:
+    """Give everything its name once all units are done, and the directory its own."""
+    folder = partial(job.out)
+    with _locked(folder), os_errors(folder):
+        if not folder.exists() and _is_complete(job.out, job):
+            return
+        for carried in job.carried:
+            raw = read_carried(job.base, carried.name)
+            if len(raw) != carried.size or hashlib.sha256(raw).hexdigest() != carried.sha256:
+                raise MupscaleError(f"{carried.name} of the base changed while the job ran")
+            _write(folder / carried.name, raw)
+        for file in job.files:
+            unfinished = folder / f"{file.name}{PARTIAL}"
+            if unfinished.exists():
+                _sync(unfinished)
+                os.replace(unfinished, folder / file.name)
+        texts = [(text.name, text.content) for text in job.texts]
+        texts.append((ABOUT, about_text(job, _digests(job, units, done))))
+        for name, content in sorted(texts, key=lambda text: text[0] == CONFIG):
+            _write(folder / name, content.encode())
+        _sync(folder)
+        _write(folder / JOB, published(job).encode())
+        _publish(job, folder)
+
+
+def is_finished(job: Job) -> bool:
+    """Whether the output is there, under its own name, and of this job."""
+    return not partial(job.out).exists() and _is_complete(job.out, job)
+
+
+def _publish(job: Job, folder: Path) -> None:
+    """The last step: what only workers need goes, and the directory gets its name."""
+    kept = {entry.name for part in (job.files, job.carried, job.texts) for entry in part}
+    for path in folder.iterdir():
+        if path.name not in kept | {ABOUT, JOB}:
+            path.unlink(missing_ok=True)
+    _sync(folder)
+    os.rename(folder, job.out)
+    _sync(job.out.parent)
+
+
+def _digests(job: Job, units: Units, done: Done) -> dict[str, str]:
+    found: dict[str, str] = {}
+    unit = units.blocks
+    for file, count in zip(job.sources, units.stretches, strict=True):
+        found[file.name] = whole_digest(done.digests[u] for u in range(unit, unit + count))
+        unit += count
+    return found
+
+
+def _is_complete(folder: Path, job: Job) -> bool:
+    """Whether `folder` holds the finished output of this very job: its job file is written last."""
+    try:
+        raw = read_regular(folder / JOB, _LONGEST_JOB)
+    except MupscaleError:
+        return False
+    return raw == published(job).encode()
+
+
+def _claim(job: Job, folder: Path) -> None:
+    """Write the job into its directory, unless it is there; another job in its place is refused."""
+    path = folder / _WORKING_JOB
+    if not path.exists():
+        others = [name for name in os.listdir(folder) if not name.startswith(f".{_WORKING_JOB}.")]
+        if others:
+            raise MupscaleError(f"{folder} holds {others[0]} and no job; remove the directory")
+        draft = folder / f".{_WORKING_JOB}.{secrets.token_hex(4)}"
+        _write(draft, job.to_json().encode())
+        with suppress(FileExistsError):  # another worker was first; its job is compared like any other
+            os.link(draft, path)
+        draft.unlink()
+        _sync(folder)
+    found = parse_json(read_regular(path, _LONGEST_JOB), str(path), objects=10_000_000)
+    if _identity(found) != _identity(job.as_json()):
+        shown = list(islice(differences(_identity(found), _identity(job.as_json())), _SHOWN))
+        raise_few(
+            f"{folder} belongs to another job; run that one again to resume it, or remove the directory",
+            shown,
+        )
+
+
+def _identity(entry: Any) -> Any:
+    """A job without its paths, which may be written in many ways; through JSON, so that equal is equal."""
+    if not isinstance(entry, dict):
+        return entry
+    kept = {key: value for key, value in entry.items() if key not in ("base", "out")}
+    return json.loads(json.dumps(kept))
+
+
+def _create(path: Path, size: int, chunks: tuple[tuple[int, bytes], ...]) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        os.ftruncate(descriptor, size)
+        for offset, raw in chunks:
+            write_all(descriptor, memoryview(raw), offset)
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, raw: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(raw):
+        done += os.pwrite(descriptor, raw[done:], offset + done)
+
+
+def _write(path: Path, raw: bytes) -> None:
+    """A whole file at once: nobody sees half of it."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(descriptor, memoryview(raw), 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(draft, path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time, where the filesystem has locks; without them the steps are still harmless."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:  # finished and renamed by another process
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,159 @@
+"""Whether a job is sound: names stay in their folder, and every output byte is written exactly once.
+
+Knows: what must hold of a job before a worker touches a disk. Opens nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+
+from ..errors import Fault, MupscaleError
+from ..files.places import FLOATS, Place, item_size
+from ..files.strict import name_fault, raise_few, shown
+from .job import Job, Move
+
+PARTIAL = ".partial"
+JOB = "mupscale.job.json"
+ABOUT = "mupscale.json"
+CONFIG = "config.json"
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 10, 1 << 26
+_MOST_UNITS = 50_000_000
+
+
+def check_job(job: Job) -> None:
+    """Raise one error with all that is wrong with a job; a sound one writes nothing outside its output."""
+    faults = [*_names(job), *_block(job)]
+    outputs = {file.name: file.size for file in job.files}
+    inputs = {file.name: file.size for file in job.sources}
+    for move in job.moves:
+        faults += _places(move, outputs, inputs)
+        faults += [Fault(shown(move.name), what) for what in _kernel(move)]
+    raise_few("this job is not sound", faults)
+    raise_few("this job does not write every byte once", _tiling(job))
+
+
+def _names(job: Job) -> Iterator[Fault]:
+    seen: set[str] = set()
+    for kind, names in (
+        ("file", [file.name for file in job.files]),
+        ("carried file", [file.name for file in job.carried]),
+        ("text", [text.name for text in job.texts]),
+    ):
+        for name in names:
+            what = name_fault(name)
+            if what is None and (name in (JOB, ABOUT) or name.startswith("journal-")):
+                what = f"this name is taken; what {ABOUT} says goes into the job's `about`"
+            if what is None and (name.endswith(PARTIAL) or name.startswith(".")):
+                what = f"a name that begins with a dot or ends in {PARTIAL} is taken for unfinished"
+            if what is None and name in seen:
+                what = "written twice"
+            seen.add(name)
+            if what is not None:
+                yield Fault(f"{kind} {shown(name)}", what)
+    for source in job.sources:
+        if (what := name_fault(source.name)) is not None:
+            yield Fault(f"base file {shown(source.name)}", what)
+
+
+def _block(job: Job) -> Iterator[Fault]:
+    if not _SMALLEST_BLOCK <= job.block_bytes <= _LARGEST_BLOCK:
+        yield Fault("block_bytes", f"{job.block_bytes}, expected {_SMALLEST_BLOCK} to {_LARGEST_BLOCK}")
+    elif sum(file.size for file in job.files) // job.block_bytes > _MOST_UNITS:
+        yield Fault("block_bytes", f"blocks of {job.block_bytes} bytes are too many", "use larger blocks")
+
+
+def _places(move: Move, outputs: Mapping[str, int], inputs: Mapping[str, int]) -> Iterator[Fault]:
+    for place, sizes in [(move.target, outputs), *((source, inputs) for source in move.sources)]:
+        if place.file not in sizes:
+            yield Fault(shown(move.name), f"{shown(place.file)} is not a file of this job")
+        elif (what := _place(place, sizes[place.file])) is not None:
+            yield Fault(shown(move.name), what)
+
+
+def _place(place: Place, size: int) -> str | None:
+    try:
+        end = place.end
+    except MupscaleError as error:
+        return error.claim
+    return f"ends at byte {end} of {place.file}, which has {size}" if end > size else None
+
+
+def _kernel(move: Move) -> Iterator[str]:
+    """What the kernel would refuse, found before work starts."""
+    if move.cells:
+        odd = list(_cells(move))
+        yield from odd
+        if odd:
+            return
+    wide, base = (tuple(move.window(end)[1]) for end in ("wide", "base"))
+    if wide != move.target.shape:
+        yield f"its axes give shape {wide}, its place has {move.target.shape}"
+    if not all(axis.duplicates for axis in move.axes):
+        yield "its axes do not grow by whole copies"
+    if move.sources:
+        yield from _sources(move, base)
+    floating = move.target.dtype in FLOATS and all(source.dtype in FLOATS for source in move.sources)
+    if not floating and (not move.scale.is_one or move.shift or move.noise is not None):
+        yield f"a tensor of {move.target.dtype} is copied, never scaled"
+    if not floating and any(source.dtype != move.target.dtype for source in move.sources):
+        yield f"{move.sources[0].dtype} is not cast to {move.target.dtype}"
+    if move.noise is not None:
+        if move.noise.paired is not None and not (
+            move.noise.paired < len(move.axes) and move.axes[move.noise.paired].k > 1
+        ):
+            yield f"noise is paired along dimension {move.noise.paired}, which has no copies"
+        if isinstance(move.noise.std, tuple) and [axis.wide for axis in move.axes[:1]] != [
+            len(move.noise.std)
+        ]:
+            yield f"{len(move.noise.std)} sizes of noise for {len(move.axes)} axes {list(map(str, move.axes[:1]))}"
+
+
+def _cells(move: Move) -> Iterator[str]:
+    """A stored part must be made from the same part of the base, and from nothing else."""
+    if len(move.cells) != len(move.axes) or len(move.sources) != 1 or move.cat is not None:
+        yield f"{len(move.cells)} cells for {len(move.axes)} axes and {len(move.sources)} sources"
+        return
+    for axis, (which, count) in zip(move.axes, move.cells, strict=True):
+        if not which < count or axis.base % count or axis.wide % count:
+            yield f"cell {which} of {count} is no part of axis {axis}"
+            continue
+        size, room = axis.wide // count, axis.base // count
+        low, high = axis.cover(which * size, (which + 1) * size)
+        if not which * room <= low <= high <= (which + 1) * room:
+            yield f"cell {which} of {count} of axis {axis} reads entries of the base outside its own cell"
+
+
+def _sources(move: Move, base: tuple[int, ...]) -> Iterator[str]:
+    shapes, cat = [source.shape for source in move.sources], move.cat
+    if len({source.dtype for source in move.sources}) > 1:
+        yield "its sources have different dtypes"
+    if len(shapes) > 1 and cat is None:
+        yield f"{len(shapes)} sources and no dimension to join them along"
+    elif cat is None:
+        if shapes[0] != base:
+            yield f"its axes start at shape {base}, its source has {shapes[0]}"
+    elif cat >= len(base) or any(len(shape) != len(base) for shape in shapes):
+        yield f"sources of shapes {shapes} cannot be joined along dimension {cat}"
+    else:
+        rest = {(*shape[:cat], *shape[cat + 1 :]) for shape in shapes}
+        if rest != {(*base[:cat], *base[cat + 1 :])} or sum(shape[cat] for shape in shapes) != base[cat]:
+            yield f"sources of shapes {shapes} do not join to {base}"
+
+
+def _tiling(job: Job) -> Iterator[Fault]:
+    """Chunks and moves, in order, must meet end to end from the first byte of a file to its last."""
+    parts: dict[str, list[tuple[int, int, str]]] = {file.name: [] for file in job.files}
+    for file in job.files:
+        parts[file.name] += [(at, at + len(raw), "fixed bytes") for at, raw in file.chunks]
+    for move in job.moves:
+        size = prod(move.target.shape) * item_size(move.target.dtype)
+        parts[move.target.file].append((move.target.offset, move.target.offset + size, move.name))
+    for file in job.files:
+        at = 0
+        for start, end, name in sorted(parts[file.name]):
+            if start != at:
+                yield Fault(shown(name), f"begins at byte {start} of {file.name}, expected {at}")
+            at = end
+        if at != file.size:
+            yield Fault(file.name, f"{file.size} bytes, of which {at} are written")

@@ -1,0 +1,128 @@
+"""Where constants may have to be folded: tied readouts, embeddings that a model multiplies by a root of its width.
+
+Proposes settings for the search; the last norm before a readout is known from the order in which modules ran.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+
+import torch
+from torch import nn
+
+from ..rules.scale import Scale
+from .draft import Draft, Entry
+from .hypotheses import Knob, Setting, copies
+from .names import pattern_of
+
+_ROOT = Fraction(1, 2)
+
+
+def fold_knobs(draft: Draft, base: nn.Module, order: Sequence[str]) -> Iterator[Knob]:
+    """Folds for tied readouts, for readouts that the model scales, and for scaled embeddings.
+
+    `order` holds the paths of modules in the order in which they returned.
+    """
+    yield from _tied(draft, base, order)
+    yield from _scaled_readouts(draft)
+    yield from _scaled_embeddings(draft)
+
+
+def _fold(says: str, names: Sequence[str], factor: Scale, shifts: Mapping[str, int] | None = None) -> Setting:
+    return Setting(says, {}, {}, dict.fromkeys(names, factor), shifts or {})
+
+
+def _tied(draft: Draft, base: nn.Module, order: Sequence[str]) -> Iterator[Knob]:
+    """A tied readout needs 1/k before it, unless the model divides by its width, or by its root, itself."""
+    for name, reader in draft.conflicts.items():
+        entry = draft.entries[name]
+        if entry.declared_fold is not None:
+            continue
+        k = Scale.of(copies(draft, entry, entry.growing[-1]))
+        settings: Knob = []
+        for path in _before(order, reader.rpartition(".")[0], draft, base):
+            gains = _own_parameters(draft, path)
+            shifts = {g: 1 for g in gains if g.endswith("weight") and _adds_one(base.get_submodule(path))}
+            settings.append(_fold(f"1/{k} folded into {path}", gains, k**-1, shifts))
+            settings.append(_fold(f"{k}^-1/2 folded into {path}", gains, k**-_ROOT, shifts))
+        nothing = Setting(f"the model divides what {name} reads out by its width", {}, {}, {})
+        yield [*settings[:2], nothing, *settings[2:]]
+
+
+def _before(order: Sequence[str], reader: str, draft: Draft, base: nn.Module) -> list[str]:
+    """Modules that may absorb a factor before a readout: the last norm, then the last layer that writes the width."""
+    end = max((i for i, path in enumerate(order) if path == reader), default=len(order))
+    ran = [path for path in reversed(order[:end]) if _own_parameters(draft, path)]
+    norms = [p for p in ran if "norm" in type(base.get_submodule(p)).__name__.lower()]
+    writers = [p for p in ran if p not in norms and not isinstance(base.get_submodule(p), nn.Embedding)]
+    last = norms[:1]
+    if writers and (not norms or order[:end].index(writers[0]) >= 0):
+        last = [*last, writers[0]]
+    return last
+
+
+def _own_parameters(draft: Draft, path: str) -> list[str]:
+    """Growing parameters of one module that write the width."""
+    return [
+        n
+        for n, e in draft.entries.items()
+        if n.rpartition(".")[0] == path
+        and e.growing
+        and e.kind == "parameter"
+        and (e.roles is None or "out" in e.roles.values())
+    ]
+
+
+def _adds_one(norm: nn.Module) -> bool:
+    """True for a norm that multiplies by (1 + w): with w = 0 it still lets something through."""
+    probe = copy.deepcopy(norm)
+    sizes = [p.shape[-1] for p in probe.parameters(recurse=False) if p.dim()]
+    if not sizes or "norm" not in type(norm).__name__.lower():
+        return False
+    with torch.no_grad():
+        for p in probe.parameters():
+            p.zero_()
+        try:
+            out = probe(torch.randn(2, sizes[0], dtype=torch.float64))
+        except Exception:
+            return False
+    return isinstance(out, torch.Tensor) and bool(out.abs().max() > 0)
+
+
+def _scaled_readouts(draft: Draft) -> Iterator[Knob]:
+    groups: dict[str, list[str]] = {}
+    for entry in draft.entries.values():
+        if _reads_only(entry):
+            groups.setdefault(pattern_of(entry.name), []).append(entry.name)
+    for names in groups.values():
+        entry = draft.entries[names[0]]
+        k = Scale.of(copies(draft, entry, entry.growing[0]))
+        yield [
+            Setting(f"{names[0]} sums over the width", {}, {}, {}),
+            _fold(f"the model divides {names[0]} by its width", names, k),
+            _fold(f"the model divides {names[0]} by the root of its width", names, k**_ROOT),
+        ]
+
+
+def _reads_only(entry: Entry) -> bool:
+    roles = {(entry.roles or {}).get(dim) for dim in entry.growing}
+    return (
+        roles == {"in"}
+        and entry.declared_fold is None
+        and entry.kind == "parameter"
+        and len(entry.growing) == 1
+    )
+
+
+def _scaled_embeddings(draft: Draft) -> Iterator[Knob]:
+    for entry in draft.entries.values():
+        embeds = isinstance(entry.module[0], nn.Embedding) and entry.kind == "parameter"
+        if not embeds or entry.growing != [1] or entry.declared_fold is not None:
+            continue
+        k = Scale.of(copies(draft, entry, 1))
+        yield [
+            Setting(f"{entry.name} is used as it is", {}, {}, {}),
+            _fold(f"the model multiplies {entry.name} by the root of its width", [entry.name], k**-_ROOT),
+        ]

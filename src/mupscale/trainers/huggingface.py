@@ -1,0 +1,130 @@
+"""A callback with which the stock Hugging Face `Trainer` goes on training a grown model.
+
+Knows: when the Trainer clips, steps, logs and saves. The units are `training/stepping.py`'s, the norm is
+`training/clip.py`'s. transformers is imported when the callback is first asked for, and not before.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from ..checkpoints.about import FORMAT, NAME
+from ..errors import Fault, raise_faults
+from ..plans.plan import Plan
+from ..training.clip import Clip, clip_
+from ..training.stepping import InUnits, step_in_units_
+from .going_on import Grown, both_plans
+
+
+class TrainerHooks:
+    """What the callback does at each event of the Trainer."""
+
+    def __init__(self, grown: Grown) -> None:
+        self.plans = both_plans(grown)
+        self._record = _record(grown, self.plans)
+        self._units: InUnits | None = None
+        self._clip: Clip | None = None
+        self._clip_handles: list[RemovableHandle] = []
+        self._max_norm: float | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self._take_off(args)
+        _refuse_sharding(args)
+        inner, model, since = _unwrapped(given["optimizer"]), given["model"], self.plans[1]
+        self._units = step_in_units_(inner, since, model)
+        self._max_norm = args.max_grad_norm
+        if self._max_norm:
+            self._clip_handles = clip_(inner, since, model, max_norm=self._max_norm)
+            self._clip = [h for h in inner._optimizer_step_pre_hooks.values() if isinstance(h, Clip)][-1]
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # Only between here and the step does the Trainer clip; what it saves has the user's own value.
+        args.max_grad_norm = 0.0
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        args.max_grad_norm = 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        args.max_grad_norm = self._max_norm
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        """The norm that was clipped by, in place of the plain one, which depends on the width."""
+        if self._clip is None or self._clip.last_norm is None:
+            return
+        for entry in (logs, state.log_history[-1] if state.log_history else None):
+            if entry is not None and "grad_norm" in entry:
+                entry["grad_norm"] = float(self._clip.last_norm)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and folder.is_dir():
+            (folder / NAME).write_bytes(self._record)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._take_off(args)
+
+    def _take_off(self, args: Any) -> None:
+        """Leave optimizer and arguments as they were; a run that raised may have left them otherwise."""
+        if self._units is not None:
+            self._units.remove()
+            args.max_grad_norm = self._max_norm
+        for handle in self._clip_handles:
+            handle.remove()
+        self._units, self._clip, self._clip_handles = None, None, []
+
+
+def _record(grown: Grown, plans: tuple[Plan, Plan]) -> bytes:
+    """What `mupscale.json` of the grown directory says; kept, because old checkpoints are deleted while a run goes on."""
+    if not isinstance(grown, Plan) and Path(grown).is_dir():
+        return (Path(grown) / NAME).read_bytes()
+    plan, since = (plan.as_json() for plan in plans)
+    told = {"format": FORMAT, "plan": plan, "since_reference": since}
+    return json.dumps(told, indent=1, sort_keys=True).encode()
+
+
+def _unwrapped(optimizer: Any) -> Optimizer:
+    """The torch optimizer inside accelerate's wrapper."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    assert isinstance(optimizer, Optimizer)
+    return optimizer
+
+
+def _refuse_sharding(args: Any) -> None:
+    remedy = "train on one device or with DDP, or use param_groups and clip_ in a loop of your own"
+    faults = [
+        Fault(f"TrainingArguments({name}=…)", "its optimizer and its norm hold parts of tensors", remedy)
+        for name in ("deepspeed", "fsdp")
+        if getattr(args, name, None)
+    ]
+    raise_faults("this Trainer shards parameters, and the callback cannot follow them", faults)
+
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
+    class HuggingFaceCallback(TrainerHooks, TrainerCallback):
+        """See below."""
+
+
+def __getattr__(name: str) -> Any:
+    if name != "HuggingFaceCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from transformers import TrainerCallback
+
+    text = """The stock `Trainer` trains a grown model with it: `Trainer(..., callbacks=[HuggingFaceCallback("./wide")])`.
+
+    Every step uses each tensor's own learning rate, eps and decay, and clips by the norm that is the same at
+    every width. The scheduler, the logged rate and what is saved stay those of the stock Trainer, written at
+    the reference, so a later checkpoint is resumed in the same way. Takes the grown directory, or a plan.
+    """
+    made = type(name, (TrainerHooks, TrainerCallback), {"__module__": __name__, "__doc__": text})
+    globals()[name] = made  # one class, so that it can be pickled and found again
+    return made

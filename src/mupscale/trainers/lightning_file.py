@@ -1,0 +1,110 @@
+"""A Lightning checkpoint at the wide end: weights and optimizer state in new units, everything else as it was.
+
+Works in memory, the whole file at once, and reads it with `weights_only=True`. Groups and schedulers keep the
+reference constants, so `trainer.fit(ckpt_path=...)` loads the result; `LightningCallback` then trains it in units.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checkpoints.trainer_groups import CLAIM, named_orders, told_by
+from ..errors import Fault, MupscaleError
+from ..files.strict import os_errors, raise_few, shown
+from ..files.torch_file import map_leaves, read_tree
+from ..plans.plan import Plan
+from ..rules.optimizers import OptimizerRule, rule_for
+from ..training.direction import Direction
+from ..training.kept_groups import Names, carry_kept, parts
+from ..training.state_dicts import widen_state_dict
+from .going_on import KEY, plans_in, put_plans_
+
+_WEIGHTS, _STATES = "state_dict", "optimizer_states"
+
+
+def widen_lightning_checkpoint(
+    path: Path | str,
+    out: Path | str,
+    plan: Plan,
+    *,
+    prefix: str = "model.",
+    optimizers: Sequence[str | None] | None = None,
+    names: Sequence[Names] | None = None,
+    rules: Mapping[str, OptimizerRule] | None = None,
+) -> None:
+    """Write the checkpoint from which `trainer.fit(wide_model, ckpt_path=out)` goes on.
+
+    `prefix` is what the LightningModule puts before the plan's names. An optimizer is told from what it keeps, unless
+    named in `optimizers`. One made from `self.parameters()`, or from named parameters, needs nothing more; for others
+    `names` holds, for every optimizer, its parameters' names group by group.
+    """
+    path, out = Path(path), Path(out)
+    described = read_tree(path)  # checks the archive, without loading a tensor
+    if not isinstance(described, dict) or not {_WEIGHTS, _STATES} <= described.keys():
+        raise MupscaleError(
+            f"{shown(str(path))} is not a checkpoint of a training run; expected {_WEIGHTS} and {_STATES}"
+        )
+    early = plans_in(path)[1] if KEY in described else None
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    whole = plan.rename(lambda name: prefix + name)
+    raise_few(f"{shown(str(path))} cannot be widened", _unknown_tensors(checkpoint))
+    weights = checkpoint[_WEIGHTS]
+    wide = {**checkpoint, _WEIGHTS: widen_state_dict(weights, whole), _STATES: []}
+    for i, state in enumerate(checkpoint[_STATES]):
+        own = named_parameters(weights, whole) if names is None else names[i]
+        rule = None if optimizers is None or optimizers[i] is None else rule_for(str(optimizers[i]), rules)
+        wide[_STATES].append(_widened(state, whole, own, rule, f"optimizer {i}", rules))
+    put_plans_(wide, plan, plan if early is None else early.then(plan))
+    partial = out.with_name(f"{out.name}.partial")
+    with os_errors(out):
+        torch.save(wide, partial)
+        os.replace(partial, out)
+
+
+def named_parameters(weights: Mapping[str, Tensor], plan: Plan) -> Names:
+    """The parameters of a state dict in the order of `module.parameters()`, tied ones once."""
+    known = {source for name in plan if plan[name].kind == "parameter" for source in plan[name].sources}
+    first: dict[str, str] = {}
+    for name in weights:
+        planned = plan.ties.get(name, name)
+        if planned in known:
+            first.setdefault(planned, name)
+    return [list(first.values())]
+
+
+def _widened(
+    state: Any,
+    plan: Plan,
+    names: Names,
+    rule: OptimizerRule | None,
+    where: str,
+    rules: Mapping[str, OptimizerRule] | None,
+) -> dict[str, Any]:
+    groups, states = parts(state, where)
+    kept = all("param_names" in group for group in groups)
+    chosen = rule if rule is not None else told_by(groups, states.values(), rules)
+    order, wide_order = named_orders(groups, plan, None if kept else names)
+    wide, faults = carry_kept(groups, states, order, wide_order, chosen, Direction(plan), where)
+    raise_few(CLAIM, faults)
+    return wide
+
+
+def _unknown_tensors(checkpoint: Mapping[str, Any]) -> list[Fault]:
+    """Averages of weights and the like, kept by callbacks: their units are not known here."""
+    faults: list[Fault] = []
+
+    def note(where: str, tensor: Tensor) -> None:
+        if tensor.is_floating_point() and tensor.dim():
+            what = f"a tensor of shape {tuple(tensor.shape)}, whose units are not known"
+            faults.append(Fault(shown(where), what, "remove it from the checkpoint, and carry it yourself"))
+
+    for key, value in checkpoint.items():
+        if key not in (_WEIGHTS, _STATES):
+            map_leaves(value, f"[{key!r}]", Tensor, note)
+    return faults

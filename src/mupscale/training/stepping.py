@@ -1,0 +1,191 @@
+"""An optimizer whose groups hold the reference constants, stepped in the units of each tensor.
+
+For the duration of a step the groups are split and lr, eps and decay scaled; before and after it they are
+what their owner made. So schedulers, logs and saved state see one learning rate, written at the reference,
+and any scheduler will do, one that knows absolute rates too. State belongs to parameters and is not touched.
+Knows: live optimizers. Does not know: trainers, checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.fits import check_end
+from ..plans.names import named_tensors
+from ..plans.plan import Plan
+from ..rules.optimizers import OptimizerRule, rule_for
+from .kept_groups import settings_of
+from .state import cannot_be_exact, factors_of, scale_setting, unknown_settings
+
+Groups = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Share:
+    """The members of one group that have the same factors."""
+
+    origin: int
+    factors: Mapping[str, Any]
+    params: list[nn.Parameter] = field(default_factory=list)
+
+
+class InUnits:
+    """What `step_in_units_` attached to an optimizer; `remove` takes it off again."""
+
+    def __init__(self, optimizer: Optimizer, plan: Plan, model: nn.Module, rule: OptimizerRule) -> None:
+        self._optimizer, self._plan, self._rule = optimizer, plan, rule
+        self._names: dict[int, str] = {}
+        for name, kind, tensor in named_tensors(model):
+            if kind == "parameter":
+                self._names.setdefault(id(tensor), plan.ties.get(name, name))
+        self._stock: Groups | None = None
+        self._paused = False
+        self._shares = self._split()
+        self._split_of = _members(optimizer.param_groups)
+        self._handles: list[RemovableHandle] = [
+            optimizer.register_step_pre_hook(self._enter),
+            optimizer.register_step_post_hook(self._leave),
+            optimizer.register_state_dict_pre_hook(self._pause),
+            optimizer.register_state_dict_post_hook(self._resume),
+        ]
+
+    def remove(self) -> None:
+        """Step in plain units again."""
+        self._put_back()
+        for handle in self._handles:
+            handle.remove()
+
+    def _split(self) -> list[_Share]:
+        shares: list[_Share] = []
+        faults: list[Fault] = []
+        for origin, group in enumerate(self._optimizer.param_groups):
+            where = f"{type(self._optimizer).__name__}, group {origin}"
+            faults += _refused(self._rule, group, where)
+            found: dict[Any, _Share] = {}
+            for parameter in group["params"]:
+                name = self._names.get(id(parameter))
+                if name is None:
+                    faults.append(Fault(where, "it holds a parameter that does not belong to the model"))
+                    continue
+                entry = self._plan[name]
+                faults += cannot_be_exact(self._rule, group, name, entry)
+                factors = factors_of(self._rule, group, entry)
+                key = tuple(sorted(factors.items(), key=lambda item: item[0]))
+                found.setdefault(key, _Share(origin, factors)).params.append(parameter)
+            shares += found.values()
+        raise_faults("this optimizer cannot be stepped in the units of the plan", faults)
+        return shares
+
+    def _enter(self, optimizer: Optimizer, *_: Any) -> None:
+        self._leave(optimizer)  # a step that raised has left its groups behind
+        stock = optimizer.param_groups
+        if _members(stock) != self._split_of:
+            self._shares, self._split_of = self._split(), _members(stock)
+        self._own: Groups = [
+            {
+                **{
+                    key: scale_setting(value, share.factors[key]) if key in share.factors else value
+                    for key, value in stock[share.origin].items()
+                },
+                "params": share.params,
+            }
+            for share in self._shares
+        ]
+        self._before = [dict(group) for group in self._own]
+        self._stock, self._paused = stock, False
+        optimizer.param_groups = self._own
+
+    def _leave(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._stock is None:
+            return
+        written = {
+            key
+            for group, before in zip(self._own, self._before, strict=True)
+            for key in group.keys() | before.keys()
+            if group.get(key) is not before.get(key)
+        }
+        self._put_back()
+        if written:
+            raise MupscaleError(
+                f"{type(optimizer).__name__} wrote {', '.join(sorted(written))} into its groups while it stepped; "
+                "what an optimizer keeps in groups instead of state cannot be followed. Build it from param_groups"
+            )
+
+    def _pause(self, optimizer: Optimizer) -> None:
+        """State that is saved from inside a step, by a closure or after an error, has the owner's groups."""
+        if self._stock is not None:
+            optimizer.param_groups, self._paused = self._stock, True
+
+    def _resume(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._paused:
+            optimizer.param_groups, self._paused = self._own, False
+
+    def _put_back(self) -> None:
+        if self._stock is not None:
+            self._optimizer.param_groups, self._stock = self._stock, None
+
+
+def step_in_units_(
+    optimizer: Optimizer,
+    plan: Plan,
+    model: nn.Module,
+    *,
+    rules: Mapping[str, OptimizerRule] | None = None,
+) -> InUnits:
+    """Let every step of `optimizer` use the units of each tensor, while its groups keep the reference's.
+
+    The plan leads from the reference, whose constants the groups hold, to `model`. Gradient clipping is
+    apart: see `clip_`.
+
+    >>> import torch, mupscale as mu
+    >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
+    >>> model, plan = make(16), mu.infer_plan(make, 4, 16)
+    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    >>> before, _ = model[2].weight.detach().clone(), step_in_units_(optimizer, plan, model)
+    >>> model(torch.ones(1, 3)).sum().backward(); optimizer.step()
+    >>> round(float((model[2].weight.detach() - before).abs().max()), 4), optimizer.param_groups[0]["lr"]
+    (0.0025, 0.01)
+    """
+    rule = rule_for(type(optimizer), rules)
+    check_end(plan, model, "wide")
+    if any(isinstance(getattr(h, "__self__", None), InUnits) for h in _pre_hooks(optimizer)):
+        raise MupscaleError("this optimizer is stepped in units already; remove the first attachment")
+    where = type(optimizer).__name__
+    faults = unknown_settings(rule, settings_of(optimizer.param_groups), optimizer.defaults, where)
+    raise_faults("this optimizer cannot be stepped in the units of the plan", faults)
+    return InUnits(optimizer, plan, model, rule)
+
+
+def _pre_hooks(optimizer: Optimizer) -> list[Any]:
+    return list(optimizer._optimizer_step_pre_hooks.values())
+
+
+def _members(groups: Groups) -> list[list[int]]:
+    return [[id(parameter) for parameter in group["params"]] for group in groups]
+
+
+def _refused(rule: OptimizerRule, group: Mapping[str, Any], where: str) -> list[Fault]:
+    faults = []
+    if "lr_factor" in group:
+        faults.append(
+            Fault(
+                where,
+                "its settings are in the units of its tensors already (it has an lr_factor)",
+                "step it as it is, or build the optimizer from plain parameters",
+            )
+        )
+    faults += [
+        Fault(
+            where, f"{key} = {group[key]} is read when the optimizer is made, so it cannot differ by tensor"
+        )
+        for key in rule.constructor_only
+        if group.get(key)
+    ]
+    return faults

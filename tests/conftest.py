@@ -1,0 +1,28 @@
+"""Planning without a process for each plan: starting one, with transformers in it, is most of the time it takes."""
+
+import json
+
+import pytest
+
+from mupscale.cli import check, plan
+from mupscale.families.record import FamilyPlan
+
+_KNOWN: dict[str, str] = {}
+
+
+@pytest.fixture(scope="module")
+def planned_here():
+    """Plans are made in this process and remembered; `test_a_plan_comes_from_a_process_of_its_own` has the real one."""
+    from mupscale.families.plan import family_plan
+    from mupscale.families.prove import prove
+
+    def plan_here(config, multipliers, **options):
+        key = json.dumps([config, multipliers, options], sort_keys=True)
+        if key not in _KNOWN:
+            _KNOWN[key] = prove(family_plan(config, multipliers, **options)).to_json()
+        return FamilyPlan.from_json(_KNOWN[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (plan, check):
+            patch.setattr(module, "plan_in_process", plan_here)
+        yield

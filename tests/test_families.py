@@ -1,0 +1,332 @@
+"""Stock model types grown from their configurations: knobs, small copies, lifted plans, proofs, refusals."""
+
+import json
+from fractions import Fraction
+
+import pytest
+import torch
+
+import mupscale as mu
+from benchmarks.family_configs import EXACT, INEXACT
+from mupscale.families.configs import edits, growing_fields, grown, parse_multipliers
+from mupscale.families.lift import Tensors, lift
+from mupscale.families.rows import ROWS
+from mupscale.families.symbols import evaluate, layout, power, symbols
+from mupscale.plans.outputs import copies_of
+
+pytest.importorskip("transformers")
+
+from mupscale.families.models import as_data, config_from, model_class, on_meta
+from mupscale.families.plan import family_plan
+from mupscale.families.process import plan_in_process
+from mupscale.families.prove import prove
+from mupscale.families.record import FamilyPlan
+from mupscale.families.shrink import growth, shapes, shrunk
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 300,
+    "max_position_embeddings": 64,
+}
+LLAMA_70B = {
+    **LLAMA,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 97, "n_positions": 64}
+
+
+@pytest.fixture(scope="module")
+def tied() -> FamilyPlan:
+    return family_plan({**LLAMA, "tie_word_embeddings": True}, 2)
+
+
+# Knobs
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-2", "1.5", "two", "hidden", "hidden=", "depth=2", "hidden=2,hidden=3", "2,2", "99999"]
+)
+def test_multipliers_that_make_no_sense_are_refused(text):
+    with pytest.raises(mu.MupscaleError, match="multipliers cannot be read"):
+        parse_multipliers(text)
+
+
+def test_knobs_multiply_their_fields_and_no_others():
+    wide = as_data(grown(config_from(LLAMA), parse_multipliers("hidden=2,heads=4,kv_heads=4,ffn=3")))
+    assert (wide["hidden_size"], wide["num_attention_heads"], wide["intermediate_size"]) == (128, 32, 336)
+    assert (wide["head_dim"], wide["num_hidden_layers"], wide["vocab_size"]) == (8, 5, 300)
+    kept = as_data(grown(config_from(LLAMA), parse_multipliers("2,kv_heads=1")))
+    assert (kept["num_attention_heads"], kept["num_key_value_heads"]) == (16, 4)
+
+
+def test_nested_configurations_grow_too():
+    data = {"model_type": "x", "text_config": {"model_type": "llama", "hidden_size": 8}, "hidden_size": 4}
+    assert edits(data, {"every": 3}) == {("hidden_size",): 12, ("text_config", "hidden_size"): 24}
+
+
+def test_heads_and_hidden_grow_together_where_the_head_size_is_their_ratio():
+    with pytest.raises(mu.MupscaleError, match="head size is hidden / heads"):
+        family_plan(GPT2, "hidden=2")
+    with pytest.raises(mu.MupscaleError, match="no such width"):
+        family_plan(GPT2, "2,kv_heads=3")
+
+
+def test_texts_about_configurations():
+    names = symbols({"hidden_size": 64, "num_attention_heads": 8, "num_kv_heads": 2, "flag": True})
+    assert evaluate("flag and not other", names)
+    assert layout("3*D", names, 2) == 24
+    assert layout("H*D: G*D | 2*KV*D: D", names, 2) == (((2, 2), (32, 1)), ((4, 2), (8, 1)))
+    assert power("k^-1/4", 16) == mu.Scale.of(2) ** Fraction(-1)
+    for text in ("__import__('os')", "f(1)", "a.b", "missing*2"):
+        with pytest.raises(mu.MupscaleError):
+            evaluate(text, names)
+
+
+def test_every_text_of_the_registry_can_be_read():
+    for kind, row in ROWS.items():
+        for condition in row.refused:
+            evaluate(condition, {})
+        for fold in (*row.folds.values(), *row.config.values()):
+            power(fold, 2)
+        for axes in row.layouts.values():
+            for text in axes.values():
+                sizes = {"num_heads": 8, "n_groups": 2, "head_dim": 4, "state_size": 3}
+                assert layout(text, sizes, 2), kind
+
+
+# Small copies
+
+
+@pytest.mark.parametrize("raw", [LLAMA_70B, GPT2, {"model_type": "bert"}], ids=lambda raw: raw["model_type"])
+def test_a_small_copy_is_made_of_the_same_blocks(raw):
+    config, knobs = config_from(raw), {"every": 2}
+    cls = model_class(config)
+    full = growth(shapes(config, cls), shapes(grown(config, knobs), cls))
+    small = shrunk(config, knobs, cls, full)
+    assert growth(shapes(small, cls), shapes(grown(small, knobs), cls)) == full
+    before, after = symbols(as_data(config)), symbols(as_data(small))
+    assert (before["D"], before["G"]) == (after["D"], after["G"])
+    assert sum(p.numel() for p in on_meta(small, cls).parameters()) < 2_000_000
+
+
+def test_a_small_copy_keeps_every_kind_of_layer():
+    raw = {
+        **next(c for c in EXACT if c.name == "Gemma 3").fields,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 12,
+    }
+    config = config_from(raw)
+    cls = model_class(config)
+    knobs = {"every": 2}
+    small = shrunk(config, knobs, cls, growth(shapes(config, cls), shapes(grown(config, knobs), cls)))
+    assert (
+        set(as_data(small)["layer_types"])
+        == set(as_data(config)["layer_types"])
+        == {"sliding_attention", "full_attention"}
+    )
+    assert as_data(small)["num_hidden_layers"] < 12
+
+
+# Plans
+
+
+def test_seventy_billion_parameters_are_planned_on_the_meta_device():
+    family = family_plan(LLAMA_70B, 2)
+    assert sum(torch.Size(t.base_shape).numel() for t in family.plan.values()) > 70e9
+    assert str(family.plan["model.layers.79.self_attn.q_proj.weight"].axes[0]) == "out: 8x2 * 1024"
+    assert str(family.plan["model.layers.41.self_attn.k_proj.weight"].axes[0]) == "out: 8x2 * 128"
+    assert family.evidence.worst_gradient < 1e-10
+    assert family.wide_config["hidden_size"] == 16384
+
+
+def test_a_tied_readout_folds_its_factor_into_the_last_norm(tied):
+    assert str(tied.plan["model.norm.weight"].change.s) == "1/2"
+    assert str(tied.plan["model.embed_tokens.weight"].change.s) == "1"
+    assert tied.plan.ties == {"lm_head.weight": "model.embed_tokens.weight"}
+
+
+def test_a_family_plan_survives_json(tied):
+    again = FamilyPlan.from_json(tied.to_json())
+    assert again == tied
+    assert again.plan.hash == tied.plan.hash
+    for text in ("", "{}", "[]", json.dumps({**tied.as_json(), "format": "other"})):
+        with pytest.raises(mu.MupscaleError):
+            FamilyPlan.from_json(text)
+
+
+def test_the_wide_configuration_says_what_the_base_left_out():
+    """A head size that was hidden / heads in the base must be spelled out once they grow apart."""
+    family = family_plan(LLAMA, "hidden=2,heads=4,kv_heads=4,ffn=1")
+    assert family.wide_config["head_dim"] == 8
+    wide = config_from(family.wide_config)
+    found = Tensors.of(on_meta(wide, model_class(wide)))
+    assert {n: found.shapes[n] for n in family.plan} == {n: t.wide_shape for n, t in family.plan.items()}
+
+
+def test_optimizer_steps_prove_a_plan_and_expose_a_wrong_one(tied):
+    proved = prove(tied, steps=3)
+    assert proved.evidence.worst_step < 1e-10 < 1e-3 < proved.evidence.control
+    wrong = FamilyPlan(**{**vars(tied), "plan": tied.plan.fold("model.layers.*.mlp.up_proj.weight", "1/2")})
+    with pytest.raises(mu.MupscaleError, match="does not continue"):
+        prove(wrong, steps=3)
+
+
+def test_a_plan_is_not_lifted_where_it_does_not_fit(tied):
+    cls = model_class(config_from(tied.base_config))
+    other = {**tied.base_config, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
+    ends = [Tensors.of(on_meta(config_from(c), cls)) for c in (other, {**other, "hidden_size": 128})]
+    with pytest.raises(mu.MupscaleError, match="does not fit the full model") as caught:
+        lift(tied.plan, ends[0], ends[1])
+    assert any("self_attn.q_proj" in fault.where for fault in caught.value.faults)
+
+
+# Exports
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_granite_shows_the_multiplier_in_its_configuration(ties):
+    family = prove(family_plan({**LLAMA, "tie_word_embeddings": ties}, 2, export="granite"), steps=2)
+    assert (family.wide_architecture, family.wide_config["logits_scaling"]) == ("GraniteForCausalLM", 2.0)
+    assert family.evidence.worst_step < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (GPT2, "tensors of Llama"),
+        ({**LLAMA, "model_type": "mistral", "architectures": None, "sliding_window": 16}, "no window"),
+        ({**LLAMA, "model_type": "qwen2", "architectures": None}, "o_proj.bias"),
+        ({**LLAMA, "model_type": "qwen3", "architectures": None}, "tensors of Llama"),
+    ],
+)
+def test_what_granite_cannot_hold_is_refused(raw, reason):
+    with pytest.raises(mu.MupscaleError, match=reason):
+        family_plan(raw, 2, export="granite")
+
+
+def test_untying_is_static_and_says_so():
+    family = prove(family_plan({**LLAMA, "tie_word_embeddings": True}, 2, export="untie"))
+    assert family.plan.exact == "static"
+    assert family.plan["lm_head.weight"].sources == ("model.embed_tokens.weight",)
+    assert family.wide_config["tie_word_embeddings"] is False
+    with pytest.raises(mu.MupscaleError, match="nothing to untie"):
+        family_plan(LLAMA, 2, export="untie")
+    with pytest.raises(mu.MupscaleError, match="no export"):
+        family_plan(LLAMA, 2, export="onnx")
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("case", INEXACT, ids=lambda case: case.name)
+def test_what_is_known_not_to_be_exact_is_refused(case):
+    raw = {"model_type": case.model_type, "architectures": [case.architecture], **case.fields}
+    with pytest.raises(mu.MupscaleError, match=case.reason):
+        family_plan(raw, case.multipliers.format(k=2))
+
+
+@pytest.mark.parametrize("name", ["OLMo tied", "M2M-100, sinusoids"])
+def test_the_search_refuses_them_without_the_registry_too(name, monkeypatch):
+    case = next(c for c in INEXACT if c.name == name)
+    monkeypatch.setitem(ROWS, case.model_type, type(ROWS["gpt2"])())
+    monkeypatch.setattr("mupscale.plans.search.TRIALS", 40)
+    with pytest.raises(mu.MupscaleError, match=r"no exact plan|reload"):
+        family_plan({"model_type": case.model_type, "architectures": [case.architecture], **case.fields}, 2)
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        ({}, "no type of this version"),
+        ({"model_type": "none", "auto_map": {"AutoModel": "code.Model"}}, "never run"),
+        ({"model_type": ["llama"]}, "no type of this version"),
+        ({**LLAMA, "quantization_config": {"bits": 4}}, "quantised"),
+        ({**LLAMA, "architectures": ["os"]}, "no model class"),
+        ({**LLAMA, "architectures": ["GPT2LMHeadModel"]}, "built from"),
+        ({**LLAMA, "hidden_size": "wide"}, "refuses this configuration"),
+    ],
+)
+def test_configurations_that_are_none_are_refused(raw, reason):
+    with pytest.raises(mu.MupscaleError, match=reason):
+        family_plan(raw, 2)
+
+
+def test_a_directory_without_a_configuration_is_refused(tmp_path):
+    with pytest.raises(mu.MupscaleError, match="no configuration can be read"):
+        family_plan(tmp_path, 2)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(mu.MupscaleError, match="no configuration can be read"):
+        family_plan(tmp_path, 2)
+
+
+# Another process
+
+
+def test_another_process_gives_the_same_plan_or_the_same_refusal(tied, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(tied.base_config))
+    found = plan_in_process(tmp_path, "2", steps=2)
+    assert found.plan == tied.plan
+    assert found.evidence.steps == 2
+    with pytest.raises(mu.MupscaleError, match="head size is hidden / heads") as caught:
+        plan_in_process(GPT2, "hidden=2")
+    assert caught.value.faults
+
+
+def test_a_process_that_takes_too_long_is_stopped():
+    with pytest.raises(mu.MupscaleError, match="longer than"):
+        plan_in_process(LLAMA, 2, timeout=0.2)
+
+
+# The search
+
+
+def test_copies_are_recognised_in_any_order_and_wrong_factors_are_not():
+    x = torch.randn(4, 6, dtype=torch.float64)
+    mixed = x.repeat(1, 3)[:, torch.randperm(18)]
+    assert copies_of(x, mixed, set())
+    assert not copies_of(x, mixed * 0.5, set())
+    assert copies_of(x, mixed * 0.5, {0.5})
+    assert not copies_of(x, torch.randn(4, 18, dtype=torch.float64), {0.5})
+
+
+CASES = {case.name: case for case in EXACT}
+
+
+@pytest.mark.parametrize(
+    "name", ["GPT-NeoX", "BERT", "Gemma 2", "Phi-3 grouped", "GPT-OSS", "Mamba 2", "T5 tied", "BLOOM"]
+)
+def test_layouts_and_folds_that_shapes_do_not_show_are_found(name):
+    case = CASES[name]
+    family = family_plan(
+        {"model_type": case.model_type, "architectures": [case.architecture], **case.fields}, 2
+    )
+    expected = {
+        "GPT-NeoX": ("gpt_neox.layers.1.attention.query_key_value.weight", "out: 4x2 * 24", "1/2"),
+        "BERT": ("bert.encoder.layer.0.attention.output.dense.weight", "out: 32x2", "1/2"),
+        "Gemma 2": ("model.norm.weight", "out: 32x2", "2^(-1/2)"),
+        "Phi-3 grouped": ("model.layers.1.self_attn.qkv_proj.weight", "out: 2x2 * 16 | 4x2 * 8", "1/2"),
+        "GPT-OSS": ("model.layers.1.self_attn.sinks", "out: 2x2 * 2", "1"),
+        "Mamba 2": ("backbone.layers.0.mixer.A_log", "out: 2x2 * 4", "1"),
+        "T5 tied": ("decoder.final_layer_norm.weight", "out: 32x2", "2^(-1/2)"),
+        "BLOOM": ("transformer.h.1.self_attention.query_key_value.weight", "out: 96x2", "2^(-5/4)"),
+    }
+    tensor, axis, s = expected[name]
+    assert str(family.plan[tensor].axes[0]) == axis
+    assert str(family.plan[tensor].change.s) == s
+    assert family.evidence.worst_gradient < 1e-10
+
+
+def test_fields_of_a_type_without_a_row_are_known_by_their_usual_names():
+    found = growing_fields({"model_type": "new", "d_model": 8, "n_heads": 2, "d_ff": 32, "vocab_size": 9})
+    assert found == {"hidden": ["d_model"], "heads": ["n_heads"], "ffn": ["d_ff"]}

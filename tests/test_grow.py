@@ -1,0 +1,296 @@
+"""The command line from end to end on a small Llama: plan, widen, upscale, check, and what they refuse."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("planned_here")
+from safetensors.torch import load_file  # noqa: E402
+
+from mupscale import MupscaleError  # noqa: E402
+from mupscale.checkpoints.about import read_plans  # noqa: E402
+from mupscale.cli.main import main  # noqa: E402
+
+SIZES = dict(  # noqa: C408
+    hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=97
+)  # fmt: skip
+
+
+def save_llama(folder, **changes):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**{**SIZES, "tie_word_embeddings": True, **changes})
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    save_llama(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wide(planned_here, base, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out") / "wide"
+    assert main(["widen", str(base), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def noisy(planned_here, base, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out") / "noisy"
+    arguments = ["upscale", str(base), str(out), "-k", "2", "--noise", "t=0.2", "--seed", "3", "--quiet"]
+    assert main(arguments) == 0
+    return out
+
+
+@torch.no_grad()
+def logits(folder):
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    return model(input_ids=torch.arange(20)[None]).logits
+
+
+def test_the_stock_class_loads_it_and_the_function_is_the_base_s(base, wide):
+    want, found = logits(base), logits(wide)
+    assert float((found - want).abs().max() / want.abs().max()) < 1e-5
+
+
+def test_noise_moves_the_output_and_is_the_live_path_s_bit_for_bit(base, wide, noisy):
+    import mupscale as mu
+
+    assert float((logits(noisy) - logits(base)).abs().max()) > 1e-3
+    plan, _ = read_plans(noisy)
+    live = transformers.LlamaForCausalLM.from_pretrained(base)
+    config = transformers.LlamaConfig.from_pretrained(noisy)
+    run = mu.upscale(
+        live, lambda: transformers.LlamaForCausalLM(config), mu.SignalNoise(0.2), seed=3, plan=plan
+    )
+    stored = load_file(noisy / "model.safetensors")
+    named = dict(run.model.named_parameters())
+    assert all(torch.equal(stored[name], named[name]) for name in stored)
+
+
+def test_a_plan_comes_from_a_process_of_its_own(base):
+    command = [sys.executable, "-m", "mupscale.cli.main", "plan", str(base), "-k", "2", "--tensors"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "num_key_value_heads" in done.stdout
+    assert "model.layers.*.self_attn.q_proj.weight" in done.stdout
+    assert "5 AdamW steps" in done.stdout
+
+
+def test_check_holds_at_every_level(base, wide, capsys):
+    assert main(["check", str(base), str(wide), "--model", "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert [line.split()[:2] for line in said.splitlines()] == [
+        ["bytes", "holds:"],
+        ["layout", "holds:"],
+        ["model", "holds:"],
+    ]
+
+
+def test_check_of_a_noisy_directory_holds_and_another_seed_does_not(base, noisy, tmp_path, capsys):
+    assert main(["check", str(base), str(noisy), "--bytes", "--quiet"]) == 0
+    other = tmp_path / "noisy"
+    shutil.copytree(noisy, other)
+    told = json.loads((other / "mupscale.json").read_text())
+    told["noise"]["seed"] = 4
+    (other / "mupscale.json").write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
+    assert main(["check", str(base), str(other), "--bytes", "--quiet"]) == 1
+    assert "model.embed_tokens.weight" in capsys.readouterr().out
+
+
+def test_upscale_demands_its_noise(base, tmp_path, capsys):
+    assert main(["upscale", str(base), str(tmp_path / "w"), "-k", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "--noise" in said
+    assert "mupscale widen" in said
+
+
+def test_a_dry_run_writes_nothing(base, tmp_path, capsys):
+    assert (
+        main(["upscale", str(base), str(tmp_path / "w"), "-k", "2", "--noise", "sigma=0.1", "--dry-run"]) == 0
+    )
+    assert "nothing was written" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_growing_twice_counts_from_the_first_reference(base, wide, tmp_path):
+    again = tmp_path / "again"
+    assert main(["widen", str(wide), str(again), "-k", "2", "--quiet", "--workers", "1"]) == 0
+    plan, since = read_plans(again)
+    assert plan["model.layers.0.mlp.up_proj.weight"].base_shape == (80, 64)
+    assert since["model.layers.0.mlp.up_proj.weight"].base_shape == (40, 32)
+    want, found = logits(base), logits(again)
+    assert float((found - want).abs().max() / want.abs().max()) < 1e-5
+
+
+def test_rounding_is_told_and_advised_upon(base, tmp_path, capsys):
+    arguments = ["upscale", str(base), str(tmp_path / "w"), "-k", "2", "--dtype", "bfloat16", "--dry-run"]
+    assert main([*arguments, "--noise", "sigma=1e-4"]) == 0
+    assert "float32 masters" in capsys.readouterr().out
+    assert main([*arguments, "--noise", "sigma=0.5"]) == 0
+    assert "float32 masters" not in capsys.readouterr().out
+
+
+def test_bf16_at_a_power_of_two_loses_no_bit(tmp_path):
+    save_llama(tmp_path / "b", dtype="bfloat16")
+    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "b", dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "base")
+    out = tmp_path / "wide"
+    assert main(["widen", str(tmp_path / "base"), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
+    ids = torch.arange(20)[None]
+    found = transformers.LlamaForCausalLM.from_pretrained(out, dtype=torch.bfloat16)(input_ids=ids).logits
+    assert torch.equal(found, model(input_ids=ids).logits)
+
+
+def test_a_batch_shows_what_noise_costs(base, tmp_path, capsys):
+    batch = tmp_path / "batch.json"
+    batch.write_text(json.dumps({"input_ids": [list(range(16))]}))
+    out = tmp_path / "w"
+    arguments = [
+        "upscale",
+        str(base),
+        str(out),
+        "-k",
+        "2",
+        "--noise",
+        "sigma=0.3",
+        "--batch",
+        str(batch),
+        "--quiet",
+    ]
+    assert main(arguments) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("loss of"))
+    before, after = (float(line.split()[i]) for i in (3, 8))
+    assert before != after
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_single_bit_flips_are_caught_and_named(base, noisy, tmp_path, seed, capsys):
+    """25 flips a seed, anywhere in weights, configuration, record and index."""
+    generator = torch.Generator().manual_seed(seed)
+    copy = tmp_path / "noisy"
+    shutil.copytree(noisy, copy)
+    files = ["model.safetensors"] * 20 + ["config.json"] * 3 + ["mupscale.json", "generation_config.json"]
+    for name in files:
+        raw = bytearray((noisy / name).read_bytes())
+        at = int(torch.randint(len(raw), (), generator=generator))
+        raw[at] ^= 1 << int(torch.randint(8, (), generator=generator))
+        (copy / name).write_bytes(raw)
+        try:
+            status = main(["check", str(base), str(copy), "--bytes", "--quiet"])
+        except MupscaleError:  # pragma: no cover - main turns it into a status
+            status = 2
+        said = capsys.readouterr()
+        assert status in (1, 2), (name, at)
+        expected = _tensor_at(noisy / name, at) if name == "model.safetensors" else name
+        assert expected in said.out + said.err, (name, at, said)
+        (copy / name).write_bytes((noisy / name).read_bytes())
+    assert main(["check", str(base), str(copy), "--bytes", "--quiet"]) == 0
+
+
+def _tensor_at(path, at):
+    from mupscale.files.headers import read_header
+
+    places = read_header(path).tensors
+    return next((name for name, p in places.items() if p.offset <= at < p.end), path.name)
+
+
+def test_kv_heads_can_stay(base, tmp_path):
+    out = tmp_path / "wide"
+    arguments = [
+        "widen",
+        str(base),
+        str(out),
+        "-k",
+        "hidden=2,heads=2,ffn=3,kv_heads=1",
+        "--quiet",
+        "--workers",
+        "1",
+    ]
+    assert main(arguments) == 0
+    config = json.loads((out / "config.json").read_text())
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["intermediate_size"]) == (
+        8,
+        2,
+        120,
+    )
+    want, found = logits(base), logits(out)
+    assert float((found - want).abs().max() / want.abs().max()) < 1e-5
+
+
+def test_a_granite_export_shows_its_multiplier(base, tmp_path):
+    out = tmp_path / "granite"
+    assert (
+        main(["widen", str(base), str(out), "-k", "2", "--export", "granite", "--quiet", "--workers", "1"])
+        == 0
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float64)
+    assert type(model).__name__ == "GraniteForCausalLM"
+    assert model.config.logits_scaling == 2
+    want, found = logits(base), model(input_ids=torch.arange(20)[None]).logits.detach()
+    assert float((found - want).abs().max() / want.abs().max()) < 1e-5
+
+
+def test_untying_keeps_the_function_and_says_what_is_lost(base, tmp_path, capsys):
+    out = tmp_path / "untied"
+    assert (
+        main(["widen", str(base), str(out), "-k", "2", "--export", "untie", "--quiet", "--workers", "1"]) == 0
+    )
+    assert "NOT the same training" in capsys.readouterr().out
+    assert "lm_head.weight" in load_file(out / "model.safetensors")
+    want, found = logits(base), logits(out)
+    assert float((found - want).abs().max() / want.abs().max()) < 1e-5
+
+
+def test_other_arguments_do_not_resume(base, tmp_path, capsys):
+    out = tmp_path / "wide"
+    command = [
+        sys.executable,
+        "-m",
+        "mupscale.cli.main",
+        "widen",
+        str(base),
+        str(out),
+        "-k",
+        "2",
+        "--worker",
+        "0/2",
+    ]
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    assert not out.exists()
+    assert main(["widen", str(base), str(out), "-k", "2", "--dtype", "bfloat16", "--quiet"]) == 2
+    assert "dtype: was None, now 'BF16'" in capsys.readouterr().err
+    assert main(["widen", str(base), str(out), "-k", "2", "--worker", "1/2", "--quiet"]) == 0
+    assert (out / "config.json").exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter_config.json", "quantised"])
+def test_what_cannot_be_widened_is_refused_with_the_remedy(base, tmp_path, name, capsys):
+    folder = tmp_path / "base"
+    shutil.copytree(base, folder)
+    if name == "quantised":
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] = {"bits": 4}
+        (folder / "config.json").write_text(json.dumps(config))
+    else:
+        (folder / "model.safetensors").unlink()
+        (folder / name).write_bytes(b"{}")
+    assert main(["plan", str(folder), "-k", "2"]) == 2
+    said = capsys.readouterr().err
+    assert {
+        "pytorch_model.bin": "save_pretrained",
+        "adapter_config.json": "merge",
+        "quantised": "dequantise",
+    }[name] in said

@@ -1,0 +1,284 @@
+"""Headers are written as safetensors writes them and read more strictly; directories are understood or refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from mupscale.files.directory import read_directory
+from mupscale.files.headers import header_bytes, parse_header, read_header
+from mupscale.files.places import RANK, dtype_name, runs, torch_dtype
+from mupscale.files.strict import parse_json
+from tests.laws import examples, refusal
+
+Tensors = dict[str, torch.Tensor]
+
+
+def described(tensors: Tensors) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {name: (dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors.items()}
+
+
+def written(tensors: Tensors, path: Path, metadata: dict[str, str] | None = None) -> bytes:
+    save_file(tensors, path, metadata=metadata)
+    return path.read_bytes()
+
+
+def test_headers_are_those_of_save_file_for_every_dtype(tmp_path):
+    tensors: Tensors = {"scalar": torch.zeros(()), "none": torch.zeros(0, 4), 'é中"\\\n': torch.zeros(1)}
+    for dtype in RANK:
+        tensors |= {
+            f"{name}.{dtype}": torch.zeros(shape).to(torch_dtype(dtype))
+            for name, shape in (("b", (3, 5)), ("a", (2,)))
+        }
+    raw = written(tensors, tmp_path / "m.safetensors", {"format": "pt"})
+    head = header_bytes(described(tensors), {"format": "pt"})
+    assert raw.startswith(head)
+    assert raw != written(tensors, tmp_path / "other.safetensors"), "control: the metadata are seen"
+    del tensors['é中"\\\n']  # a name with a line break is written as safetensors does, and not read
+    raw = written(tensors, tmp_path / "m.safetensors")
+    found = read_header(tmp_path / "m.safetensors")
+    assert found.size == len(raw)
+    assert found.data == len(header_bytes(described(tensors)))
+    assert {name: (p.dtype, p.shape) for name, p in found.tensors.items()} == described(tensors)
+
+
+@examples(60)
+@given(
+    st.dictionaries(
+        st.text("ab.é_0", min_size=1, max_size=6),
+        st.tuples(
+            st.sampled_from(["F32", "BF16", "F16", "F64", "I64", "U8", "BOOL"]),
+            st.lists(st.integers(0, 3), max_size=3),
+        ),
+        max_size=6,
+    )
+)
+def test_any_set_of_tensors_is_laid_out_as_save_file_does(tmp_path_factory, entries):
+    tensors = {name: torch.zeros(shape).to(torch_dtype(dtype)) for name, (dtype, shape) in entries.items()}
+    path = tmp_path_factory.getbasetemp() / "any.safetensors"
+    raw = written(tensors, path, {"format": "pt"})
+    assert raw.startswith(header_bytes(described(tensors), {"format": "pt"}))
+    assert read_header(path).tensors.keys() == tensors.keys()
+
+
+def entry(**changes: Any) -> bytes:
+    usual: dict[str, Any] = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    return json.dumps({"w": usual | changes}).encode()
+
+
+BROKEN = {
+    "dtype F33 is not known": entry(dtype="F33"),
+    "dtype F4 is not known": entry(dtype="F4"),
+    "takes 12 bytes, its offsets span 8": entry(shape=[3]),
+    "its offsets span -8": entry(data_offsets=[8, 0]),
+    "whole numbers": entry(shape=[-2]),
+    "data_offsets must be": entry(data_offsets=[0, True]),
+    "1 offsets": entry(data_offsets=[8]),
+    "100 dimensions": entry(shape=[2, *[1] * 99]),
+    "leaves a gap": entry(data_offsets=[8, 16]),
+    "and nothing else": entry(extra=1),
+    "nested too deeply": b'{"w":' + b"[" * 100_000,
+    "appears twice": b'{"w":1,"w":2}',
+    "NaN is not a number": entry(shape=[float("nan")]),
+    "digits": b'{"w":' + b"9" * 5000 + b"}",
+    "beyond every float": b'{"w":1e999}',
+    "control characters": b'{"\\u0000":{}}',
+    "not with '{'": b"[1]",
+    "metadata are not texts": b'{"__metadata__":{"a":1}}',
+    "Expecting": b'{"w"',
+    "utf-8": b'{"\xff":1}',
+    "too many": b"{" + b"," * 5_000_000,
+}
+
+
+@pytest.mark.parametrize("reason", BROKEN)
+def test_a_broken_header_is_refused_with_its_reason(reason):
+    refusal(lambda: parse_header(BROKEN[reason], "m.safetensors", 16 + len(BROKEN[reason])), reason)
+
+
+def test_a_sound_header_is_read():
+    """Control of the refusals above."""
+    raw = entry()
+    assert parse_header(raw, "m.safetensors", 16 + len(raw)).tensors["w"].offset == 8 + len(raw)
+    refusal(lambda: parse_header(raw, "m.safetensors", 15 + len(raw)), "its header describes")
+
+
+def test_overlaps_and_truncation_are_found(tmp_path):
+    two = {
+        "a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},
+        "b": {"dtype": "U8", "shape": [4], "data_offsets": [2, 6]},
+    }
+    raw = json.dumps(two).encode()
+    refusal(lambda: parse_header(raw, "m", 8 + len(raw) + 6), "b", "begins at byte 2 and overlaps")
+    path = tmp_path / "m.safetensors"
+    raw = written({"w": torch.zeros(100)}, path)
+    for size in (0, 7, 20, len(raw) - 1):
+        path.write_bytes(raw[:size])
+        refusal(lambda: read_header(path), "m.safetensors")
+    path.write_bytes((10**9).to_bytes(8, "little") + bytes(100))
+    refusal(lambda: read_header(path), "truncated")
+    with open(path, "wb") as file:
+        file.write((200_000_000).to_bytes(8, "little"))
+        file.truncate(300_000_000)
+    refusal(lambda: read_header(path), "200000000 bytes", "100000000")
+
+
+def test_json_of_configs_may_have_infinity_and_nothing_else_may():
+    assert parse_json(b"[Infinity]", "config.json", infinity=True) == [float("inf")]
+    refusal(lambda: parse_json(b"[Infinity]", "index"), "Infinity")
+    refusal(lambda: parse_json(b"[NaN]", "config.json", infinity=True), "NaN")
+
+
+@examples(100)
+@given(st.data())
+def test_runs_copy_rectangles(cases):
+    """Run by run, a rectangle of one array lands in another as slicing puts it there."""
+    dims = cases.draw(st.integers(0, 4))
+    shape = [cases.draw(st.integers(0, 3)) for _ in range(dims)]
+    pads = [[cases.draw(st.integers(0, 2)) for _ in range(dims)] for _ in range(4)]
+    whole = [n + a + b for n, a, b in zip(shape, pads[0], pads[1], strict=True)]
+    room = [n + a + b for n, a, b in zip(shape, pads[2], pads[3], strict=True)]
+    source = torch.arange(1, 1 + torch.Size(whole).numel())
+    found, want = torch.zeros(torch.Size(room).numel(), dtype=torch.long), torch.zeros(room, dtype=torch.long)
+    for far, near, count in runs(whole, pads[0], room, pads[2], shape):
+        found[near : near + count] = source[far : far + count]
+    target = tuple(slice(a, a + n) for a, n in zip(pads[2], shape, strict=True))
+    want[target] = source.view(whole)[tuple(slice(a, a + n) for a, n in zip(pads[0], shape, strict=True))]
+    assert torch.equal(found.view(room), want)
+
+
+def directory(path: Path, tensors: Tensors | None = None, **config: Any) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps({"model_type": "llama"} | config))
+    save_file(tensors or {"w": torch.zeros(2, 3)}, path / "model.safetensors")
+    return path
+
+
+def sharded(path: Path, **where: str) -> Path:
+    directory(path)
+    (path / "model.safetensors").unlink()
+    for name, file in where.items():
+        save_file({name: torch.zeros(2)}, path / file)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    return path
+
+
+def test_a_directory_is_sorted_into_weights_carried_files_and_a_trainers(tmp_path):
+    path = directory(tmp_path)
+    for name in (
+        *("tokenizer.json", "tokenizer.model", "merges.txt", "chat_template.jinja", "generation_config.json"),
+        *("README.md", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "trainer_state.json"),
+        *(
+            "training_args.bin",
+            "pytorch_model.bin",
+            "modeling_x.py",
+            "mupscale.json",
+            "model.fp16.safetensors",
+        ),
+        "LICENSE",
+    ):
+        (path / name).write_text("{}")
+    (path / "1_Pooling").mkdir()
+    found = read_directory(path)
+    assert found.weights == ("model.safetensors",)
+    assert found.tensors["w"].shape == (2, 3)
+    assert set(found.carried) == {
+        *("tokenizer.json", "tokenizer.model", "merges.txt", "chat_template.jinja", "generation_config.json"),
+        "LICENSE",
+    }
+    assert set(found.trainer) == {
+        *("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "trainer_state.json", "training_args.bin"),
+    }
+    assert set(found.skipped) == {
+        *("README.md", "pytorch_model.bin", "modeling_x.py", "mupscale.json", "model.fp16.safetensors"),
+        "1_Pooling",
+    }
+
+
+def test_links_of_a_cache_are_followed(tmp_path):
+    """Hugging Face caches are folders of links to files elsewhere."""
+    real, cache = directory(tmp_path / "real"), tmp_path / "cache"
+    cache.mkdir()
+    for file in real.iterdir():
+        (cache / file.name).symlink_to(file)
+    assert read_directory(cache).tensors == read_directory(real).tensors
+
+
+def test_what_cannot_be_widened_is_refused_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setattr("mupscale.files.directory._is_stock", lambda model_type: model_type == "llama")
+    path = directory(tmp_path / "m")
+    (path / "config.json").unlink()
+    refusal(lambda: read_directory(path), "config.json", "missing", "save_pretrained")
+    (path / "model.safetensors").unlink()
+    (path / "pytorch_model.bin").touch()
+    refusal(lambda: read_directory(path), "pytorch_model.bin", "pickle", "save_pretrained")
+    directory(path)
+    assert read_directory(path), "control: beside safetensors a pickle is no matter"
+    (path / "adapter_config.json").touch()
+    refusal(lambda: read_directory(path), "adapter", "merge_and_unload")
+    (path / "adapter_config.json").unlink()
+    (path / "model.safetensors.index.json").write_text("{}")
+    refusal(lambda: read_directory(path), "model.safetensors is there as well")
+    refusal(
+        lambda: read_directory(directory(tmp_path / "q", quantization_config={"bits": 4})),
+        *("quantization_config", "dequantise"),
+    )
+    packed = tmp_path / "q"
+    for name, tensor in (
+        ("a.weight", torch.zeros(2, dtype=torch.int8)),
+        ("a.weight", torch.zeros(2).to(torch.float8_e4m3fn)),
+        ("a.qweight", torch.zeros(2, dtype=torch.int32)),
+        ("a.weight.absmax", torch.zeros(2)),
+    ):
+        directory(packed, {name: tensor})
+        refusal(lambda: read_directory(packed), name, "dequantise")
+    integers = {"n.num_batches_tracked": torch.tensor(3), "p.position_ids": torch.arange(4)}
+    assert read_directory(directory(tmp_path / "q", integers)), (
+        "control: integer buffers are no quantised weights"
+    )
+    strange = directory(tmp_path / "s", auto_map={"AutoModel": "x.Y"}, model_type="no_such_type")
+    refusal(lambda: read_directory(strange), "auto_map", "no_such_type")
+    assert read_directory(directory(tmp_path / "s", auto_map={})), "control: a stock class needs no such code"
+    refusal(lambda: read_directory(directory(tmp_path / "s", model_type=3)), "model_type")
+    refusal(lambda: read_directory(tmp_path / "nowhere"), "nowhere", "No such file")
+
+
+def test_an_index_must_agree_with_its_files(tmp_path):
+    a, b = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    path = sharded(tmp_path / "m", a=a, b=b)
+    assert set(read_directory(path).tensors) == {"a", "b"}
+    index = path / "model.safetensors.index.json"
+
+    def says(**where: Any) -> None:
+        index.write_text(json.dumps({"weight_map": where}))
+
+    says(a=a, b=b, c=b)
+    refusal(lambda: read_directory(path), "c", f"the index puts it into {b}, which does not have it")
+    says(a=a, c=b)
+    refusal(lambda: read_directory(path), "b", "the index does not name it", "c")
+    says(a=b, b=a)
+    refusal(lambda: read_directory(path), f"in {a}, but the index puts it into {b}")
+    for name in (
+        "../x.safetensors",
+        "/x.safetensors",
+        "x/y.safetensors",
+        "..",
+        "",
+        "x\0.safetensors",
+        3,
+        "x.bin",
+    ):
+        says(a=name)
+        refusal(lambda: read_directory(path), "model.safetensors.index.json")
+    says()
+    refusal(lambda: read_directory(path), "weight_map")
+    says(a=a, b=b)
+    (path / b).write_bytes((path / b).read_bytes()[:-1])
+    refusal(lambda: read_directory(path), b)
+    (path / b).unlink()
+    refusal(lambda: read_directory(path), b, "No such file")

@@ -1,0 +1,231 @@
+"""Lightning goes on from a widened checkpoint like the base; what is in doubt is refused."""
+
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import mupscale as mu
+from benchmarks import trainer as bench
+from benchmarks.trainer import fit, gap, lightning_module, plan_for
+from mupscale.trainers.going_on import KEY, both_plans
+
+L = pytest.importorskip("lightning")
+K = 2
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*dataloader.*"),
+    pytest.mark.filterwarnings("ignore:.*mid-epoch.*"),
+    pytest.mark.filterwarnings("ignore:.*treespec.*:FutureWarning"),
+]
+
+
+class Setting(SimpleNamespace):
+    """A base at step 20, its plan, its wide checkpoint, and the base's further curve."""
+
+    base: Path
+    wide: Path
+    plan: mu.Plan
+    curve: bench.Curve
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    torch.set_num_threads(1)
+    bench.silence()
+    folder = tmp_path_factory.mktemp("lightning")
+    base, wide, plan = folder / "base.ckpt", folder / "wide.ckpt", plan_for(K)
+    _, trainer = fit(lightning_module(1), stop=bench.STOP)
+    trainer.save_checkpoint(base)
+    mu.widen_lightning_checkpoint(base, wide, plan)
+    curve, _ = fit(lightning_module(1), base)
+    return Setting(base=base, wide=wide, plan=plan, curve=curve)
+
+
+@pytest.fixture(scope="module")
+def grown(setting):
+    return fit(lightning_module(K), setting.wide, [mu.LightningCallback(setting.wide)])
+
+
+def test_the_wide_run_goes_on_like_the_base(setting, grown):
+    curve, trainer = grown
+    assert sorted(curve.losses) == list(range(21, 41))
+    assert gap(setting.curve.losses, curve.losses) < bench.EQUAL
+    assert setting.curve.rates == curve.rates
+    assert trainer.gradient_clip_val == bench.CLIP
+    assert not trainer.optimizers[0]._optimizer_step_pre_hooks
+
+
+def test_without_the_callback_it_does_not(setting):
+    """Controls: no callback; right units with Lightning's own norm."""
+    plain, _ = fit(lightning_module(K), setting.wide)
+    assert gap(setting.curve.losses, plain.losses) > bench.DIFFERENT
+
+    class StockNorm(mu.LightningCallback):
+        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            trainer.gradient_clip_val = bench.CLIP
+
+    stock, _ = fit(lightning_module(K), setting.wide, [StockNorm(setting.wide)], stop=30)
+    assert gap(setting.curve.losses, stock.losses) > 10 * bench.EQUAL
+
+
+def test_a_wide_run_that_was_stopped_is_resumed_the_same_way(setting, grown, tmp_path):
+    _, trainer = fit(lightning_module(K), setting.wide, [mu.LightningCallback(setting.plan)], stop=30)
+    trainer.save_checkpoint(later := tmp_path / "later.ckpt")
+    assert both_plans(later) == (setting.plan, setting.plan)
+    curve, _ = fit(lightning_module(K), later, [mu.LightningCallback(later)])
+    assert curve.losses == {step: loss for step, loss in grown[0].losses.items() if step > 30}
+
+
+def test_everything_else_is_carried(setting):
+    base, wide = (torch.load(path, weights_only=True) for path in (setting.base, setting.wide))
+    for key in base:
+        if key not in ("state_dict", "optimizer_states"):
+            assert wide[key] == base[key], key
+    for old, new in zip(
+        base["optimizer_states"][0]["param_groups"], wide["optimizer_states"][0]["param_groups"], strict=True
+    ):
+        assert old == new
+
+
+def make(n: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(6, n), nn.GELU(), nn.LayerNorm(n), nn.Linear(n, n), nn.GELU(), nn.Linear(n, 3)
+    )
+
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(64, 6, generator=G)
+Y = (X[:, :3] * X[:, 3:]).argmax(1)
+
+
+class Small(L.LightningModule):  # type: ignore[misc, name-defined]
+    """An MLP without a name before its parameters, two unnamed groups, and a rate that is scheduled."""
+
+    def __init__(self, n: int, named: bool = False) -> None:
+        super().__init__()
+        self.net, self.named = make(n), named
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        self.losses.append(float(loss.detach()))
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        parameters: list[Any] = list(self.named_parameters() if self.named else self.parameters())
+        groups: list[dict[str, Any]] = [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 2e-2}]
+        optimizer = torch.optim.Adam(groups, lr=1e-2, eps=1e-3)
+        cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[1e-2, 2e-2], total_steps=20)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
+
+
+def train(module: Any, resume: Path | None = None, stop: int = 20, **options: Any) -> Any:
+    usual = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+    }
+    trainer = L.Trainer(max_steps=stop, enable_checkpointing=False, **{**usual, **options})
+    trainer.fit(module, DataLoader(TensorDataset(X, Y), batch_size=8), ckpt_path=resume)
+    return trainer
+
+
+SMALL = mu.infer_plan(make, 8, 24)
+NAMES = [name for name, _ in Small(8).named_parameters()]
+CLIPS: dict[str, dict[str, Any]] = {
+    "by value": {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": "value"},
+    "by norm": {"gradient_clip_val": 1e-2, "gradient_clip_algorithm": "norm"},
+    "not at all": {},
+}
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_clipping_by_norm_or_value_or_not_at_all(clip, tmp_path):
+    base, wide = tmp_path / "base.ckpt", tmp_path / "wide.ckpt"
+    train(Small(8), stop=8, **CLIPS[clip]).save_checkpoint(base)
+    mu.widen_lightning_checkpoint(base, wide, SMALL, prefix="net.", names=[[NAMES[:2], NAMES[2:]]])
+    train(on := Small(8), base, **CLIPS[clip])
+    train(grown := Small(24), wide, callbacks=[mu.LightningCallback(wide, prefix="net.")], **CLIPS[clip])
+    train(plain := Small(24), wide, **CLIPS[clip])
+    assert grown.losses == pytest.approx(on.losses, rel=bench.EQUAL)
+    assert plain.losses != pytest.approx(on.losses, rel=10 * bench.EQUAL)
+
+
+def test_growing_twice_counts_from_the_first_reference(tmp_path):
+    paths = [tmp_path / f"{i}.ckpt" for i in range(3)]
+    train(Small(8, named=True), stop=4).save_checkpoint(paths[0])
+    mu.widen_lightning_checkpoint(paths[0], paths[1], SMALL, prefix="net.")
+    more = mu.infer_plan(make, 24, 48)
+    mu.widen_lightning_checkpoint(paths[1], paths[2], more, prefix="net.")
+    assert both_plans(paths[2]) == (more, SMALL.then(more))
+    train(on := Small(8, named=True), paths[0], stop=12)
+    train(
+        grown := Small(48, named=True),
+        paths[2],
+        stop=12,
+        callbacks=[mu.LightningCallback(paths[2], prefix="net.")],
+    )
+    assert grown.losses == pytest.approx(on.losses, rel=bench.EQUAL)
+
+
+def test_what_is_in_doubt_is_refused(tmp_path):
+    base, out = tmp_path / "base.ckpt", tmp_path / "wide.ckpt"
+    train(Small(8), stop=2).save_checkpoint(base)
+    whole = torch.load(base, weights_only=True)
+
+    def refused(why: str, path: Path = base, **options: Any) -> None:
+        with pytest.raises(mu.MupscaleError, match=why):
+            mu.widen_lightning_checkpoint(path, out, SMALL, **{"prefix": "net.", **options})
+        assert not out.exists()
+
+    refused("grouped otherwise")  # two groups without names
+    refused("no tensor of the plan has this name", prefix="model.")
+    changed = tmp_path / "changed.ckpt"
+    torch.save({**whole, "callbacks": {"Average": {"w": torch.ones(3)}}}, changed)
+    refused("whose units are not known", changed)
+    torch.save({"state_dict": whole["state_dict"]}, changed)
+    refused("not a checkpoint of a training run", changed)
+    torch.save({**whole, KEY: "?"}, changed)
+    refused("does not say how it was grown", changed)
+    with pytest.raises(mu.MupscaleError, match="does not say how it was grown"):
+        mu.LightningCallback(base)
+
+
+class OwnClipping(Small):
+    def configure_gradient_clipping(self, *args: Any, **options: Any) -> None:
+        pass
+
+
+def test_trainers_it_cannot_follow_are_refused(tmp_path):
+    callback = mu.LightningCallback(SMALL, prefix="net.")
+    with pytest.raises(mu.MupscaleError, match="clips in a way of its own"):
+        train(OwnClipping(24), callbacks=[callback], gradient_clip_val=1.0)
+    FSDPStrategy = type("FSDPStrategy", (), {})
+    trainer = SimpleNamespace(strategy=FSDPStrategy(), gradient_clip_val=None)
+    with pytest.raises(mu.MupscaleError, match="hold parts of tensors"):
+        callback.on_train_start(trainer, Small(24))
+    assert type(pickle.loads(pickle.dumps(callback))) is mu.LightningCallback
+
+
+def test_a_run_that_raises_leaves_nothing_behind(tmp_path):
+    class Fails(Small):
+        def training_step(self, batch: Any, index: int) -> Any:
+            raise RuntimeError("no step today")
+
+    callback = mu.LightningCallback(SMALL, prefix="net.")
+    trainer = L.Trainer(
+        max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False, callbacks=[callback],
+        gradient_clip_val=0.5, accelerator="cpu", enable_model_summary=False,
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="no step today"):
+        trainer.fit(Fails(24), DataLoader(TensorDataset(X, Y), batch_size=8))
+    assert trainer.gradient_clip_val == 0.5
+    assert len(trainer.optimizers[0].param_groups) == 2
+    assert not trainer.optimizers[0]._optimizer_step_pre_hooks

@@ -1,0 +1,740 @@
+"""A streamed directory has the bits of the kernel, however it was cut, shared out, killed or resumed."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import mupscale as mu
+from benchmarks.llama_files import Llama, job_for, write_directory
+from mupscale.checkpoints.shards import weight_moves
+from mupscale.files.directory import read_directory
+from mupscale.files.places import Place
+from mupscale.jobs import partial as partial_module
+from mupscale.jobs import worker as worker_module
+from mupscale.jobs.blocks import BlockMaker, Reader
+from mupscale.jobs.identity import make_job, whole_digest
+from mupscale.jobs.job import Job, Move, Text
+from mupscale.jobs.journal import Journal, read_journals
+from mupscale.jobs.partial import finish, partial, prepare
+from mupscale.jobs.progress import Progress
+from mupscale.jobs.stream import run_job, run_worker
+from mupscale.jobs.units import Block, Stretch, Units
+from mupscale.jobs.verify_bytes import check_bytes
+from mupscale.plans.selftest import source_of
+from mupscale.tensors.expand import expand
+from mupscale.tensors.noise import TensorNoise
+from mupscale.tensors.philox import Stream
+from mupscale.training.noises import NoisePlan
+from tests.laws import assert_bitwise, refusal
+
+MODEL = Llama(hidden=32, ffn=48, heads=4, kv_heads=2, layers=2, vocabulary=50)
+PLAN = MODEL.plan(2)
+NOISE = MODEL.noise(PLAN)
+SMALL: Any = {"shard_bytes": 60_000, "block_bytes": 2048}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("streams") / "base"
+    write_directory(path, MODEL.shapes(), "F32", 3)
+    return path
+
+
+def job_in(base: Path, out: Path, noise: NoisePlan | None = NOISE, **options: Any) -> Job:
+    return job_for(PLAN, read_directory(base), out, noise, **(SMALL | options))
+
+
+def tensors_in(path: Path) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        found |= load_file(file)
+    return found
+
+
+def bytes_in(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(path.iterdir())}
+
+
+def wanted(plan: mu.Plan, tensors: dict[str, Tensor], noise: NoisePlan | None) -> dict[str, Tensor]:
+    return {
+        name: expand(
+            source_of(entry, tensors),
+            entry.axes,
+            entry.change.s if entry.kind == "parameter" else mu.Scale(),
+            shift=entry.shift,
+            noise=None if noise is None else noise.tensor(name),
+        )
+        for name, entry in plan.tensors.items()
+    }
+
+
+def assert_tensors(found: dict[str, Tensor], want: dict[str, Tensor]) -> None:
+    assert found.keys() == want.keys()
+    for name, tensor in want.items():
+        assert_bitwise(found[name], tensor, name)
+
+
+@pytest.mark.parametrize("noise", [None, NOISE], ids=["exact", "noisy"])
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16", "F64"])
+def test_streamed_tensors_have_the_bits_of_the_kernel(tmp_path, dtype, noise):
+    """The law of one kernel: a streamed file equals the live tensors."""
+    directory = write_directory(tmp_path / "base", MODEL.shapes(), dtype, 2)
+    run_job(job_for(PLAN, directory, tmp_path / "wide", noise, **SMALL))
+    want = wanted(PLAN, tensors_in(tmp_path / "base"), noise)
+    assert_tensors(tensors_in(tmp_path / "wide"), want)
+    other = wanted(PLAN, tensors_in(tmp_path / "base"), MODEL.noise(PLAN, seed=1))
+    assert not torch.equal(want["lm_head.weight"], other["lm_head.weight"]), "control: another seed is seen"
+
+
+def test_the_directory_is_complete_and_nothing_else(base, tmp_path):
+    job = job_in(base, tmp_path / "wide")
+    run_job(job)
+    names = set(bytes_in(tmp_path / "wide"))
+    count = len(job.files)
+    assert count > 2
+    assert names == {
+        *(f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)),
+        *(
+            "config.json",
+            "tokenizer.json",
+            "model.safetensors.index.json",
+            "mupscale.json",
+            "mupscale.job.json",
+        ),
+    }
+    assert not partial(job.out).exists()
+    again = read_directory(tmp_path / "wide")
+    assert set(again.tensors) == set(PLAN)
+    about = json.loads((tmp_path / "wide" / "mupscale.json").read_text())
+    assert about["base"]["files"].keys() == {file.name for file in job.sources}
+    assert str(tmp_path) not in (tmp_path / "wide" / "mupscale.job.json").read_text()
+    single, _, index = weight_moves(PLAN, read_directory(base))
+    assert index is None
+    assert [file.name for file in single] == ["model.safetensors"]
+
+
+def test_a_file_is_the_one_save_file_writes(base, tmp_path):
+    run_job(job_in(base, tmp_path / "wide", shard_bytes=10**9))
+    want = wanted(PLAN, tensors_in(base), NOISE)
+    save_file(want, tmp_path / "want.safetensors", metadata={"format": "pt"})
+    assert (tmp_path / "wide" / "model.safetensors").read_bytes() == (
+        tmp_path / "want.safetensors"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("block", [1024, 5000, 1 << 20])
+@pytest.mark.parametrize("workers", [1, 3, 7])
+def test_blocks_and_workers_do_not_matter(base, tmp_path, block, workers):
+    run_job(job_in(base, tmp_path / "want"))
+    job = job_in(base, tmp_path / "wide", block_bytes=block)
+    finished = [run_worker(job, worker, workers) for worker in reversed(range(workers))]
+    assert finished == [False] * (workers - 1) + [True]
+    assert bytes_in(tmp_path / "wide") == bytes_in(tmp_path / "want")
+
+
+@pytest.mark.parametrize("shards", [1, 5])
+def test_shards_of_the_base_do_not_matter(base, tmp_path, shards):
+    write_directory(tmp_path / "base", MODEL.shapes(), "F32")
+    save = tensors_in(base)
+    for file in (tmp_path / "base").glob("model*"):
+        file.unlink()
+    parts = [dict(list(save.items())[i::shards]) for i in range(shards)]
+    for i, part in enumerate(parts):
+        save_file(part, tmp_path / "base" / f"m{i}.safetensors")
+    index = {name: f"m{i}.safetensors" for i, part in enumerate(parts) for name in part}
+    (tmp_path / "base" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    run_job(job_in(base, tmp_path / "a"))
+    run_job(job_in(tmp_path / "base", tmp_path / "b"))
+    ours = ("mupscale.json", "mupscale.job.json")  # they say what the base was, file by file
+    first, second = bytes_in(tmp_path / "a"), bytes_in(tmp_path / "b")
+    assert {k: v for k, v in first.items() if k not in ours} == {
+        k: v for k, v in second.items() if k not in ours
+    }
+
+
+def test_threads_do_the_same_and_report(base, tmp_path):
+    run_job(job_in(base, tmp_path / "want"))
+    told: list[tuple[int, int]] = []
+    job = job_in(base, tmp_path / "wide")
+    run_job(job, workers=3, report=lambda done, total: told.append((done, total)))
+    assert bytes_in(tmp_path / "wide") == bytes_in(tmp_path / "want")
+    total = sum(move.target.bytes for move in job.moves)
+    assert told[-1] == (total, total)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_worker_processes_share_one_output(base, tmp_path):
+    """As a job array does: processes that know the job and their number."""
+    run_job(job_in(base, tmp_path / "want"))
+    job = job_in(base, tmp_path / "wide")
+    (tmp_path / "job.json").write_text(job.to_json())
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from mupscale.jobs.job import Job\n"
+        "from mupscale.jobs.stream import run_worker\n"
+        "run_worker(Job.from_json(Path(sys.argv[1]).read_bytes()), int(sys.argv[2]), 2, threads=2)\n"
+        "sys.exit(any(name in sys.modules for name in ('transformers', 'numba', 'lightning')))\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "job.json")]
+    workers = [subprocess.Popen([*command, str(worker)]) for worker in range(2)]
+    assert [worker.wait() for worker in workers] == [0, 0]
+    assert bytes_in(tmp_path / "wide") == bytes_in(tmp_path / "want")
+
+
+def test_units_cover_the_output_once_and_shares_cover_the_units():
+    directory_job = Move(
+        "w",
+        Place("f", 0, "F32", (40, 30)),
+        (Place("b", 0, "F32", (20, 15)),),
+        (mu.Axis.parse("out: 20x2"), mu.Axis.parse("in: 15x2")),
+    )
+    job = Job(Path("b"), Path("o"), (), (directory_job,) * 3, (), block_bytes=100)
+    units = Units(job)
+    seen = torch.zeros(3, 40, 30)
+    for number in range(units.blocks):
+        block = units[number]
+        assert isinstance(block, Block)
+        assert block.bytes <= 100
+        (r, c), (h, w) = block.start, block.shape
+        seen[number * 3 // units.blocks, r : r + h, c : c + w] += 1
+    assert (seen == 1).all()
+    for workers in (1, 2, 5, 1000):
+        shares = [list(units.share(worker, workers)) for worker in range(workers)]
+        assert sorted(unit for share in shares for unit in share) == list(range(len(units)))
+        sizes = [sum(units[unit].bytes for unit in share) for share in shares]
+        assert max(sizes) - min(sizes) <= 200, "shares are even, up to a unit at each end"
+
+
+def wide_job(path: Path, axes: list[str], tensors: list[Tensor], **options: Any) -> tuple[Job, Move, Tensor]:
+    """A job with one tensor made from `tensors`, its only move, and the tensor it must give."""
+    path.mkdir()
+    (path / "config.json").write_text('{"model_type": "llama"}')
+    save_file({f"w{i}": tensor for i, tensor in enumerate(tensors)}, path / "model.safetensors")
+    parsed = tuple(map(mu.Axis.parse, axes))
+    cat = options.pop("cat", None)
+    fold = mu.Scale.of(options.pop("fold", "1"))
+    names = tuple(f"w{i}" for i in range(len(tensors)))
+    entry = mu.TensorPlan(names, parsed, cat=cat, fold=fold, shift=options.pop("shift", 0))
+    noise = options.pop("noise", None)
+    resolved = None
+    if noise is not None:
+        paired = {} if noise.paired is None else {"wide": noise.paired}
+        resolved = NoisePlan({"wide": 0.0}, {"wide": noise.std}, paired=paired)
+    plan = mu.Plan({"wide": entry})
+    block = options.pop("block_bytes", 1024)
+    files, moves, _ = weight_moves(plan, read_directory(path), resolved, **options)
+    job = make_job(path, path.with_name("wide"), files, moves, block_bytes=block)
+    base = torch.cat(tensors, cat) if cat is not None else tensors[0]
+    return job, moves[0], expand(base, parsed, entry.change.s, shift=entry.shift, noise=moves[0].noise)
+
+
+CASES: dict[str, tuple[list[str], list[tuple[int, ...]], dict[str, Any]]] = {
+    "a scalar": ([], [()], {}),
+    "a vector": (["out: 700x3"], [(700,)], {"fold": "1/3"}),
+    "one row larger than a block": (["3", "in: 900x2"], [(3, 900)], {}),
+    "blocks far apart": (["out: 1x2 * 100", "in: 20x2"], [(100, 20)], {}),
+    "grouped heads": (["out: 3x2 * 40", "in: 3x2 * 40"], [(120, 120)], {}),
+    "segments": (["out: 30x2 | 5x2 * 8", "7"], [(70, 7)], {}),
+    "pads": (["out: 30x2+17", "in: 20x2+3"], [(30, 20)], {}),
+    "experts": (["4", "out: 20x2", "in: 15x2"], [(4, 20, 15)], {}),
+    "a kernel of four dimensions": (["out: 8x2", "in: 6x2", "3", "3"], [(8, 6, 3, 3)], {}),
+    "joined rows": (["out: 60x2", "in: 20x2"], [(25, 20), (35, 20)], {"cat": 0}),
+    "joined columns": (["out: 20x2", "in: 60x2"], [(20, 25), (20, 30), (20, 5)], {"cat": 1}),
+    "a gain of one plus w": (["out: 600x2"], [(600,)], {"fold": "1/2", "shift": 1}),
+    "nothing": (["out: 0x2", "in: 3x2"], [(0, 3)], {}),
+    "noise": (["out: 40x2", "in: 33x2"], [(40, 33)], {"noise": TensorNoise(Stream(0, "wide"), 0.1)}),
+    "paired rows": (["in: 40x2", "out: 33x2"], [(40, 33)], {"noise": TensorNoise(Stream(0, "wide"), 0.1, 0)}),
+    "paired columns": (
+        ["out: 40x2", "in: 33x2"],
+        [(40, 33)],
+        {"noise": TensorNoise(Stream(0, "wide"), 0.1, 1)},
+    ),
+    "paired far apart": (
+        ["in: 1x2 * 40", "out: 33x2"],
+        [(40, 33)],
+        {"noise": TensorNoise(Stream(0, "wide"), 0.1, 0)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_shape_of_move_gives_the_kernels_bits(tmp_path, case):
+    axes, shapes, options = CASES[case]
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(shape, generator=generator) for shape in shapes]
+    job, _, want = wide_job(tmp_path / "base", axes, tensors, **options)
+    run_job(job)
+    assert_bitwise(load_file(job.out / "model.safetensors")["wide"], want, case)
+    assert check_bytes(job) == []
+    if want.numel() * 4 > 1024:
+        assert Units(job).blocks > 1
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "compute"),
+    [
+        (torch.float32, "BF16", torch.float32),
+        (torch.bfloat16, "F32", torch.float32),
+        (torch.float16, "BF16", torch.float32),
+        (torch.float64, "F32", torch.float64),
+        (torch.bfloat16, "F64", torch.float64),
+        (torch.float64, "BF16", torch.float64),
+    ],
+    ids=str,
+)
+def test_a_cast_rounds_once_from_the_wider_type(tmp_path, source, target, compute):
+    tensor = torch.randn(40, 30, generator=torch.Generator().manual_seed(0)).to(source)
+    noise = TensorNoise(Stream(0, "wide"), 0.1)
+    job, move, _ = wide_job(tmp_path / "base", ["out: 40x3", "in: 30x3"], [tensor], noise=noise, dtype=target)
+    run_job(job)
+    found = load_file(job.out / "model.safetensors")["wide"]
+    exact = expand(tensor.to(compute), move.axes, move.scale, noise=move.noise)
+    assert_bitwise(found, exact.to(found.dtype))
+    twice = expand(tensor.to(found.dtype), move.axes, move.scale, noise=move.noise)
+    if found.dtype.itemsize < source.itemsize:
+        assert not torch.equal(found, twice), "control: rounding before the kernel is seen"
+
+
+def test_memory_is_bounded_where_copies_lie_far_apart(tmp_path):
+    """Rows on both sides of a seam between copies read those rows, not the whole tensor between them."""
+    job, _, _ = wide_job(
+        tmp_path / "base", ["out: 1x2 * 4000", "50"], [torch.randn(4000, 50)], block_bytes=5000 * 4
+    )
+    with Reader(job.base) as reader:
+        maker, units = BlockMaker(reader), Units(job)
+        for number in range(units.blocks):
+            block = units[number]
+            assert isinstance(block, Block)
+            maker.make(block)
+        assert maker.room_bytes <= 8 * job.block_bytes + (1 << 20)
+
+
+def tied_directory(path: Path, *names: str, torn: bool = False) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text('{"model_type": "llama"}')
+    save_file(
+        {name: torch.arange(12.0).view(3, 4) + (i if torn else 0) for i, name in enumerate(names)},
+        path / "model.safetensors",
+    )
+    return path
+
+
+def test_tied_weights_are_written_once_under_the_name_they_had(tmp_path):
+    axes = (mu.Axis.fixed(3), mu.Axis.parse("out: 4x2"))
+    plan = mu.Plan({"embed": mu.TensorPlan(("embed",), axes)}, ties={"head": "embed"})
+    for names in (["embed"], ["head"], ["embed", "head"]):
+        directory = read_directory(tied_directory(tmp_path / "-".join(names), *names))
+        _, moves, _ = weight_moves(plan, directory, NoisePlan({}, {"embed": 0.1}))
+        assert [move.name for move in moves] == names[:1]
+        assert moves[0].noise is not None
+        assert moves[0].noise.stream.name == "embed", "noise goes by the planned name"
+    torn = read_directory(tied_directory(tmp_path / "torn", "embed", "head", torn=True))
+    refusal(lambda: weight_moves(plan, torn), "embed = head", "stored twice and not equal")
+
+
+def test_a_plan_must_fit_the_directory(tmp_path):
+    directory = read_directory(tied_directory(tmp_path / "d", "w", "x"))
+    axes = (mu.Axis.fixed(3), mu.Axis.parse("out: 4x2"))
+
+    def entry(name: str, **options: Any) -> mu.TensorPlan:
+        return mu.TensorPlan((name,), axes, **options)
+
+    both = {"w": entry("w"), "x": entry("x")}
+    weight_moves(mu.Plan(both), directory)
+    refusal(lambda: weight_moves(mu.Plan({"w": entry("w")}), directory), "x", "no tensor of the plan")
+    refusal(lambda: weight_moves(mu.Plan(both | {"y": entry("y")}), directory), "y", "does not have it")
+    buffer = {"y": entry("y", kind="buffer")}
+    assert len(weight_moves(mu.Plan(both | buffer), directory)[1]) == 2, "buffers need not be stored"
+    own = {"x": entry("x", kind="buffer", fill="own")}
+    assert len(weight_moves(mu.Plan(both | own), directory)[1]) == 1, "what the model computes is left out"
+    wrong = mu.TensorPlan(("x",), (mu.Axis.fixed(4), mu.Axis.fixed(3)))
+    refusal(lambda: weight_moves(mu.Plan(both | {"x": wrong}), directory), "x", "(3, 4)", "(4, 3)")
+    refusal(lambda: weight_moves(mu.Plan(both), directory, dtype="I8"), "I8", "BF16")
+    new = mu.Plan(both | {"z": mu.TensorPlan((), (mu.Axis.fixed(5),), fill="one")})
+    files, moves, _ = weight_moves(new, directory)
+    run_job(make_job(directory.path, tmp_path / "wide", files, moves))
+    assert torch.equal(load_file(tmp_path / "wide" / "model.safetensors")["z"], torch.ones(5))
+
+
+class KilledError(Exception):
+    """A worker's death, for tests."""
+
+
+@pytest.fixture
+def dying(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list of one number: after so many blocks, the worker dies without a word."""
+    left = [10**9]
+    write = worker_module._Writer.write
+
+    def counted(self: Any, *arguments: Any) -> None:
+        if left[0] == 0:
+            raise KilledError
+        left[0] -= 1
+        write(self, *arguments)
+
+    monkeypatch.setattr(worker_module._Writer, "write", counted)
+    return left
+
+
+def assert_not_loadable(folder: Path) -> None:
+    names = {file.name for file in folder.iterdir()}
+    assert "config.json" not in names
+    assert not [name for name in names if name.endswith(".safetensors")]
+
+
+def test_a_run_that_dies_is_resumed_and_does_not_start_over(base, tmp_path, dying):
+    run_job(job_in(base, tmp_path / "want"))
+    job = job_in(base, tmp_path / "wide")
+    blocks = Units(job).blocks
+    written = 0
+    for count in (0, 3, 20, 40):
+        dying[0] = count
+        with pytest.raises(KilledError):
+            run_job(job)
+        written += count
+        assert not job.out.exists()
+        assert_not_loadable(partial(job.out))
+    dying[0] = blocks
+    run_job(job)
+    assert dying[0] == written, "no block was written twice"
+    assert bytes_in(tmp_path / "wide") == bytes_in(tmp_path / "want")
+    dying[0] = 0
+    run_job(job)
+    assert run_worker(job, 0, 3), "a finished job is finished for everyone"
+
+
+def test_other_numbers_of_workers_may_go_on(base, tmp_path, dying):
+    run_job(job_in(base, tmp_path / "want"))
+    job = job_in(base, tmp_path / "wide")
+    run_worker(job, 1, 4)
+    dying[0] = 5
+    with pytest.raises(KilledError):
+        run_worker(job, 0, 2)
+    dying[0] = 10**6
+    left = 10**6 - Units(job).blocks
+    run_worker(job, 2, 3)
+    run_job(job)
+    assert dying[0] > left, "what others did counted"
+    assert bytes_in(tmp_path / "wide") == bytes_in(tmp_path / "want")
+
+
+def test_torn_journals_are_shorter_and_never_wrong(tmp_path):
+    journal = Journal(tmp_path, 0, 1)
+    journal.units([1, 2, 3, 7])
+    journal.digests({8: "ab"})
+    raw = journal.path.read_bytes()
+    want = read_journals(tmp_path, 10)
+    assert bytes(want.units) == bytes([0, 1, 1, 1, 0, 0, 0, 1, 1, 0])
+    for size in range(len(raw)):
+        journal.path.write_bytes(raw[:size])
+        found = read_journals(tmp_path, 10).units
+        assert all(a <= b for a, b in zip(found, want.units, strict=True))
+    for at in range(0, len(raw), 3):
+        journal.path.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
+        found = read_journals(tmp_path, 10).units
+        assert all(a <= b for a, b in zip(found, want.units, strict=True))
+        assert found != want.units, "control: a damaged line does not count"
+
+
+def test_dying_while_finishing_is_harmless(base, tmp_path, monkeypatch):
+    """At any of its steps the finish may be cut off; it is repeated and gives the same directory."""
+    run_job(job_in(base, tmp_path / "want"))
+    want = bytes_in(tmp_path / "want")
+    step, survived = 0, False
+    while not survived:
+        job = job_in(base, tmp_path / f"wide{step}")
+        assert not run_worker(job, 0, 2)
+        with monkeypatch.context() as patched, suppress(KilledError):
+            die_after(step, patched)
+            survived = run_worker(job, 1, 2)
+        if not job.out.exists() and (partial(job.out) / "config.json").exists():
+            names = {file.name for file in partial(job.out).iterdir()}
+            assert {file.name for file in job.files} <= names, "a config means that all weights are there"
+        run_job(job)
+        assert bytes_in(job.out) == want, f"step {step}"
+        step += 3
+    assert step > 20, "control: there were steps to die at"
+
+
+def die_after(count: int, patched: pytest.MonkeyPatch) -> None:
+    """Let `count` more steps of finishing happen."""
+    left = [count]
+
+    def dies(function: Any) -> Any:
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            if left[0] == 0:
+                raise KilledError
+            left[0] -= 1
+            return function(*arguments, **options)
+
+        return wrapped
+
+    for owner, name in (
+        (partial_module, "_sync"),
+        (partial_module, "write_all"),
+        (os, "replace"),
+        (os, "rename"),
+    ):
+        patched.setattr(owner, name, dies(getattr(owner, name)))
+
+
+def test_two_finishers_at_once_are_harmless(base, tmp_path):
+    run_job(job_in(base, tmp_path / "want"))
+    for attempt in range(5):
+        job = job_in(base, tmp_path / f"wide{attempt}")
+        units = Units(job)
+        run_worker(job, 0, 2)
+        prepare(job)
+        _leave_all_but_finishing(job, units)
+        errors: list[BaseException] = []
+
+        def work(worker: int, job: Job = job, errors: list[BaseException] = errors) -> None:
+            try:
+                assert run_worker(job, worker, 4)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert bytes_in(job.out) == bytes_in(tmp_path / "want")
+
+
+def _leave_all_but_finishing(job: Job, units: Units) -> None:
+    """Do what is left of a job, without its finish."""
+    done = read_journals(partial(job.out), len(units))
+    todo = [unit for unit in range(len(units)) if not done.units[unit]]
+    journal = Journal(partial(job.out), 0, 1)
+    with worker_module._Keeper(partial(job.out), journal) as keeper:
+        worker_module._do(job, units, iter(todo), keeper, worker_module._Count(units, todo, done, None))
+
+
+def test_another_job_for_the_same_output_is_refused_with_what_differs(base, tmp_path):
+    job = job_in(base, tmp_path / "wide")
+    run_worker(job, 0, 2)
+    other = job_in(base, tmp_path / "wide", MODEL.noise(PLAN, seed=1))
+    refusal(lambda: run_job(other), "belongs to another job", "about.noise.seed", "was 0, now 1")
+    refusal(
+        lambda: run_job(job_in(base, tmp_path / "wide", block_bytes=4096)),
+        "block_bytes",
+        "was 2048, now 4096",
+    )
+    run_job(job)
+    refusal(lambda: run_job(other), "exists and is not empty")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    refusal(lambda: run_job(job_in(base, tmp_path / "full")), "exists and is not empty")
+    (tmp_path / "empty").mkdir()
+    run_job(job_in(base, tmp_path / "empty"))
+    assert bytes_in(tmp_path / "empty") == bytes_in(tmp_path / "wide")
+
+
+def copied(base: Path, path: Path) -> Path:
+    path.mkdir()
+    for file in base.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    return path
+
+
+def test_a_base_that_changes_is_noticed(base, tmp_path):
+    mine = copied(base, tmp_path / "base")
+    job = job_in(mine, tmp_path / "wide")
+    run_worker(job, 0, 2)
+    file = mine / job.sources[0].name
+    raw = file.read_bytes()
+    file.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    refusal(lambda: run_worker(job, 1, 2), file.name, "the job was made for")
+    file.write_bytes(raw)
+    refusal(lambda: run_worker(job, 1, 2), file.name, "changed while the job ran", "start again")
+    file.unlink()
+    refusal(lambda: run_worker(job, 1, 2), file.name, "No such file")
+    mine = copied(base, tmp_path / "other")
+    job = job_in(mine, tmp_path / "wide2")
+    (mine / "tokenizer.json").write_text("[]")
+    refusal(lambda: run_job(job), "tokenizer.json", "changed while the job ran")
+
+
+def test_a_full_or_closed_disk_is_said_with_the_figure(base, tmp_path, monkeypatch):
+    job = job_in(base, tmp_path / "wide")
+    real = os.statvfs
+
+    class Full:
+        f_bavail, f_frsize = 1000, 1
+
+    monkeypatch.setattr(os, "statvfs", lambda path: Full())
+    refusal(lambda: run_job(job), "the disk is too small", "0.00 GB are free")
+    assert not partial(job.out).exists(), "nothing was begun"
+    monkeypatch.setattr(os, "statvfs", real)
+
+    def full(*arguments: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker_module, "write_all", full)
+        refusal(lambda: run_job(job), "cannot be written", "No space left", "GB are free", "resume")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", full)
+        refusal(lambda: run_job(job_in(base, tmp_path / "other")), "No space left")
+    run_job(job)
+    assert check_bytes(job) == []
+    refusal(lambda: run_job(job, workers=0), "0 threads")
+    refusal(lambda: run_worker(job_in(base, tmp_path / "third"), 3, 3), "worker 3 of 3")
+
+
+def test_a_failing_or_interrupted_thread_ends_them_all(base, tmp_path, monkeypatch, dying):
+    job = job_in(base, tmp_path / "wide")
+    dying[0] = 20
+    with pytest.raises(KilledError):
+        run_job(job, workers=4)
+    assert_not_loadable(partial(job.out))
+    dying[0] = 10**6
+
+    def interrupted(done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    before = torch.get_num_threads()
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job, workers=2, report=interrupted)
+    assert torch.get_num_threads() == before
+    assert_not_loadable(partial(job.out))
+    run_job(job, workers=2)
+    assert check_bytes(job) == []
+
+
+def test_check_bytes_names_what_was_flipped(base, tmp_path):
+    """Single bits, anywhere: in weights, headers, texts, carried files, provenance."""
+    job = job_in(base, tmp_path / "wide", block_bytes=1 << 20)
+    run_job(job)
+    assert check_bytes(tmp_path / "wide", base) == []
+    generator = torch.Generator().manual_seed(0)
+    files = [file for file in sorted((tmp_path / "wide").iterdir()) for _ in range(4)]
+    assert len(files) > 30
+    for path in files:
+        raw = bytearray(path.read_bytes())
+        at = int(torch.randint(len(raw), (1,), generator=generator))
+        bit = 1 << int(torch.randint(8, (1,), generator=generator))
+        raw[at] ^= bit
+        path.write_bytes(raw)
+        named = path.name
+        for move in job.moves:
+            if move.target.file == path.name and move.target.offset <= at < move.target.end:
+                named = move.name
+        told = check_bytes(job)
+        assert any(named in fault.where for fault in told), (path.name, at, told)
+        if path.suffix == ".json":
+            assert check_bytes(tmp_path / "wide", base) != [], "the directory's own job sees it as well"
+        raw[at] ^= bit
+        path.write_bytes(raw)
+    assert check_bytes(job) == []
+
+
+def test_check_bytes_sees_what_is_missing_longer_or_not_ours(base, tmp_path):
+    job = job_in(base, tmp_path / "wide")
+    run_job(job)
+    refusal(lambda: make_job(base, tmp_path / "x", job.files, job.moves[1:]), "expected")
+    first = tmp_path / "wide" / job.files[0].name
+    raw = first.read_bytes()
+    for wrong, word in ((raw + b"x", "bytes, expected"), (raw[:-9], "cannot be read to its end")):
+        first.write_bytes(wrong)
+        assert any(word in fault.what for fault in check_bytes(job))
+    first.unlink()
+    assert any("cannot be read" in fault.what for fault in check_bytes(job))
+    first.write_bytes(raw)
+    (tmp_path / "wide" / "adapter_model.bin").touch()
+    assert [fault.where for fault in check_bytes(job)] == ["adapter_model.bin"]
+    (tmp_path / "wide" / "adapter_model.bin").unlink()
+    (tmp_path / "wide" / "notes.txt").touch()
+    assert check_bytes(job) == [], "control: a note of the user's is no fault"
+    other = job_in(base, tmp_path / "wide", MODEL.noise(PLAN, seed=1))
+    assert any("lm_head" in fault.where for fault in check_bytes(other)), "control: another seed is seen"
+    refusal(lambda: _raise(check_bytes(tmp_path / "wide")), "say which base")
+
+
+def _raise(faults: list[mu.Fault]) -> None:
+    raise mu.MupscaleError("faults", faults)
+
+
+def test_jobs_are_json_and_equal_after_reading(base, tmp_path):
+    job = job_in(base, tmp_path / "wide")
+    assert Job.from_json(job.to_json().encode()) == job
+    refusal(
+        lambda: make_job(base, tmp_path / "w", job.files, job.moves, texts=[Text("mupscale.json", "")]),
+        "about",
+    )
+    refusal(lambda: make_job(base, tmp_path / "w", job.files, job.moves, texts=[Text("../x", "")]), "../x")
+    refusal(lambda: make_job(base, tmp_path / "w", job.files, (*job.moves, job.moves[0])), "begins at byte")
+
+
+def test_digests_do_not_depend_on_blocks(monkeypatch, base, tmp_path):
+    from mupscale.jobs import units as units_module
+
+    monkeypatch.setattr(units_module, "DIGEST_BYTES", 1000)
+    job = job_in(base, tmp_path / "wide")
+    units = Units(job)
+    parts = [
+        unit for unit in (units[n] for n in range(units.blocks, len(units))) if isinstance(unit, Stretch)
+    ]
+    assert sum(part.bytes for part in parts) == sum(file.size for file in job.sources)
+    run_worker(job, 0, 2)
+    run_worker(job, 1, 2)
+    assert check_bytes(job) == []
+    assert whole_digest(["00"]) != whole_digest(["01"])
+
+
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
+    class Screen:
+        def __init__(self, terminal: bool) -> None:
+            self.terminal, self.text = terminal, ""
+
+        def isatty(self) -> bool:
+            return self.terminal
+
+        def write(self, text: str) -> None:
+            self.text += text
+
+        def flush(self) -> None:
+            pass
+
+    clock = [0.0]
+    monkeypatch.setattr("mupscale.jobs.progress.monotonic", lambda: clock[0])
+    screens: list[Any] = [Screen(True), Screen(False)]
+    for screen in screens:
+        clock[0] = 0.0
+        progress = Progress(screen)
+        for second in range(31):
+            clock[0] = float(second)
+            progress(second * 10**9, 60 * 10**9)
+        progress.close()
+    bar, lines = (screen.text for screen in screens)
+    assert bar.count("\r") > 20
+    assert bar.count("\n") == 1
+    assert "\r" not in lines
+    assert lines.count("\n") == 4, "every ten seconds, and at the end"
+    assert "30.00 of 60.00 GB  50 %  1.00 GB/s  0:00:30 left" in lines
+
+
+def test_finish_needs_no_lock(monkeypatch, base, tmp_path):
+    """Where the filesystem has no locks, the steps are the same."""
+
+    def none(*arguments: Any) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    job = job_in(base, tmp_path / "wide")
+    run_job(job)
+    finish(job, Units(job), read_journals(partial(job.out), len(Units(job))))
+    assert check_bytes(job) == []

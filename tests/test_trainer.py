@@ -1,0 +1,376 @@
+"""The stock Trainer resumes a widened checkpoint and goes on like the base; what is in doubt is refused."""
+
+import contextlib
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mupscale as mu
+from benchmarks import trainer as bench
+from benchmarks.trainer import gap, hugging_face, model, plan_for, widen_directory
+from mupscale.checkpoints.trainer_groups import trainer_order
+from mupscale.checkpoints.trainer_state import trainer_moves
+from mupscale.files.torch_file import read_tree
+from mupscale.jobs.identity import make_job
+from mupscale.jobs.stream import run_job
+
+pytest.importorskip("transformers")
+
+K = 2
+QUIET: dict[str, Any] = {"save_strategy": "no"}
+
+
+class Setting(SimpleNamespace):
+    """A base at step 20, its plan, its wide directory, and the base's further curve."""
+
+    folder: Path
+    base: Path
+    wide: Path
+    plan: mu.Plan
+    curve: bench.Curve
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    torch.set_num_threads(1)
+    bench.silence()
+    folder = tmp_path_factory.mktemp("trainer")
+    _, trainer = hugging_face(model(), folder / "base", stop=bench.STOP)
+    base, plan = folder / "base" / f"checkpoint-{bench.STOP}", plan_for(K)
+    wide = widen_directory(base, folder / "wide", plan, trainer.model, model(K))
+    curve, _ = hugging_face(model(), folder / "on", base, **QUIET)
+    return Setting(folder=folder, base=base, wide=wide, plan=plan, curve=curve)
+
+
+@pytest.fixture(scope="module")
+def grown(setting):
+    """The wide run from step 20 to 40 in one go, with a checkpoint at 30."""
+    return hugging_face(
+        model(K), setting.folder / "grown", setting.wide, [mu.HuggingFaceCallback(setting.wide)]
+    )
+
+
+def test_the_wide_run_goes_on_like_the_base(setting, grown):
+    curve, trainer = grown
+    assert sorted(curve.losses) == list(range(21, 41))
+    assert gap(setting.curve.losses, curve.losses) < bench.EQUAL
+    assert setting.curve.rates == curve.rates
+    assert gap(setting.curve.norms, curve.norms) < bench.EQUAL
+    assert min(setting.curve.norms.values()) > bench.CLIP, "clipping acts at every step"
+    assert trainer.args.max_grad_norm == bench.CLIP
+    assert not bench_optimizer(trainer)._optimizer_step_pre_hooks
+
+
+def bench_optimizer(trainer: Any) -> Any:
+    return trainer.optimizer.optimizer
+
+
+def test_without_the_callback_it_does_not(setting):
+    """Controls: no callback; right units with the stock norm."""
+    plain, _ = hugging_face(model(K), setting.folder / "plain", setting.wide, **QUIET)
+    assert gap(setting.curve.losses, plain.losses) > bench.DIFFERENT
+
+    class StockNorm(mu.HuggingFaceCallback):
+        """Right units, but the Trainer goes on to clip by its own norm."""
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            for handle in self._clip_handles:
+                handle.remove()
+
+        def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            pass
+
+    stock, _ = hugging_face(
+        model(K), setting.folder / "stock", setting.wide, [StockNorm(setting.wide)], stop=30, **QUIET
+    )
+    assert gap(setting.curve.losses, stock.losses) > 10 * bench.EQUAL
+
+
+def test_a_wide_run_that_was_stopped_is_resumed_the_same_way(setting, grown):
+    later = setting.folder / "grown" / "checkpoint-30"
+    assert json.loads((later / "mupscale.json").read_text()) == json.loads(
+        (setting.wide / "mupscale.json").read_text()
+    )
+    saved = torch.load(later / "training_args.bin", weights_only=False)
+    assert saved.max_grad_norm == bench.CLIP, "what is saved has the user's own value"
+    groups = torch.load(later / "optimizer.pt", weights_only=True)["param_groups"]
+    assert [len(group["params"]) for group in groups] == [15, 5]
+    assert {group["eps"] for group in groups} == {bench.EPS}
+    curve, _ = hugging_face(
+        model(K), setting.folder / "again", later, [mu.HuggingFaceCallback(later)], **QUIET
+    )
+    assert curve.losses == {step: loss for step, loss in grown[0].losses.items() if step > 30}
+    assert curve.rates == {step: rate for step, rate in grown[0].rates.items() if step > 30}
+
+
+def test_the_streamed_state_is_the_state_dict_map(setting):
+    base = torch.load(setting.base / "optimizer.pt", weights_only=True)
+    order = trainer_order(model(), setting.plan.ties)
+    names = [name for group in order for name in group]
+    oracle = mu.widen_optimizer_state_dict(base, setting.plan, torch.optim.AdamW, names=names)
+    by_name = {
+        n: oracle["state"][i]
+        for g in oracle["param_groups"]
+        for i, n in zip(g["params"], g["param_names"], strict=True)
+    }
+    for mapped in (False, True):
+        wide = torch.load(setting.wide / "optimizer.pt", weights_only=True, mmap=mapped)
+        assert wide["param_groups"] == base["param_groups"]
+        assert len(wide["state"]) == len(names)
+        for i, name in enumerate(names):
+            assert wide["state"][i].keys() == by_name[name].keys()
+            for key, value in by_name[name].items():
+                assert torch.equal(wide["state"][i][key], value), (name, key)
+    for name in ("scheduler.pt", "rng_state.pth", "trainer_state.json", "training_args.bin"):
+        assert (setting.wide / name).read_bytes() == (setting.base / name).read_bytes()
+
+
+def test_the_bytes_do_not_depend_on_how_they_are_written(setting, tmp_path):
+    written = []
+    for block in (1 << 10, 1 << 20):
+        file, moves = trainer_moves(setting.base, setting.plan, model(), model(K))
+        run_job(make_job(setting.base, tmp_path / f"{block}", [file], moves, block_bytes=block))
+        written.append((tmp_path / f"{block}" / "optimizer.pt").read_bytes())
+    assert written[0] == written[1] == (setting.wide / "optimizer.pt").read_bytes()
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "fused, constant": {"optim": "adamw_torch_fused", "lr_scheduler_type": "constant_with_warmup"},
+    "SGD, plateau": {
+        "optim": "sgd",
+        "optim_args": "momentum=0.9",
+        "lr_scheduler_type": "reduce_lr_on_plateau",
+        "lr_scheduler_kwargs": {"min_lr": 1e-3},
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+    },
+    "RMSprop, floor": {"optim": "rmsprop", "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-3}},
+    "Adagrad, no clipping": {"optim": "adagrad", "max_grad_norm": 0.0, "gradient_accumulation_steps": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_other_optimizers_and_schedulers_of_the_trainer(name, setting, tmp_path):
+    options = {"save_steps": 4, "learning_rate": 3e-3, **VARIANTS[name]}
+    _, trainer = hugging_face(model(), tmp_path / "base", stop=4, **options)
+    base = tmp_path / "base" / "checkpoint-4"
+    wide = widen_directory(base, tmp_path / "wide", setting.plan, trainer.model, model(K))
+    on, _ = hugging_face(model(), tmp_path / "on", base, stop=9, **{**options, **QUIET})
+    callback = mu.HuggingFaceCallback(wide)
+    curve, _ = hugging_face(model(K), tmp_path / "w", wide, [callback], stop=9, **{**options, **QUIET})
+    assert gap(on.losses, curve.losses) < bench.EQUAL
+    assert on.rates == curve.rates
+
+
+def test_bf16_autocast_goes_on_as_well_as_its_rounding_allows(setting):
+    options = {**QUIET, "bf16": True}
+    on, _ = hugging_face(model(), setting.folder / "b16", setting.base, stop=25, **options)
+    callback = mu.HuggingFaceCallback(setting.wide)
+    curve, _ = hugging_face(model(K), setting.folder / "w16", setting.wide, [callback], stop=25, **options)
+    assert gap(on.losses, curve.losses) < 5e-3
+
+
+def test_one_trainer_and_one_callback_serve_several_runs(setting, tmp_path):
+    """A second call of train() trains on; a run that raises leaves nothing behind for the next."""
+    from transformers import Trainer, TrainerCallback
+
+    class Fails(TrainerCallback):
+        active = True
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if self.active:
+                raise RuntimeError("no step today")
+
+    fails, callback = Fails(), mu.HuggingFaceCallback(setting.plan)
+    options = bench.arguments(tmp_path, **{**QUIET, "max_steps": 23})
+    trainer = Trainer(model=model(K), args=options, train_dataset=bench.data(), callbacks=[callback, fails])
+    with pytest.raises(RuntimeError, match="no step today"):
+        trainer.train(resume_from_checkpoint=str(setting.wide))
+    fails.active = False
+    trainer.train(resume_from_checkpoint=str(setting.wide))
+    first = {e["step"]: e["loss"] for e in trainer.state.log_history if "loss" in e and e["step"] > 20}
+    assert trainer.args.max_grad_norm == bench.CLIP
+    trainer.train(resume_from_checkpoint=str(setting.wide))
+    second = {e["step"]: e["loss"] for e in trainer.state.log_history if "loss" in e and e["step"] > 20}
+    assert first == second
+    assert trainer.args.max_grad_norm == bench.CLIP
+
+
+def test_a_plan_in_place_of_a_directory_is_written_beside_each_checkpoint(setting, tmp_path):
+    callback = mu.HuggingFaceCallback(setting.plan)
+    hugging_face(model(K), tmp_path, setting.wide, [callback], stop=30)
+    again = mu.HuggingFaceCallback(tmp_path / "checkpoint-30")
+    assert again.plans == (setting.plan, setting.plan)
+
+
+def test_sharded_training_is_refused():
+    callback = mu.HuggingFaceCallback(mu.infer_plan(lambda n: nn.Linear(n, n), 2, 4))
+    args = SimpleNamespace(deepspeed="zero3.json", fsdp=["full_shard"], max_grad_norm=1.0)
+    with pytest.raises(mu.MupscaleError, match="2 faults"):
+        callback.on_train_begin(args, None, None, model=None, optimizer=None)
+
+
+def test_the_callback_is_one_class_that_can_be_pickled(setting):
+    callback = pickle.loads(pickle.dumps(mu.HuggingFaceCallback(setting.plan)))
+    assert type(callback) is mu.HuggingFaceCallback
+    with pytest.raises(AttributeError):
+        mu.NoSuchCallback  # noqa: B018
+
+
+def test_importing_the_package_imports_no_trainer():
+    code = "import sys, mupscale; sys.exit(any(m in sys.modules for m in ('transformers', 'lightning', 'numba')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def saved(setting: Setting, folder: Path, change: Any) -> Path:
+    """The base's directory with a changed optimizer.pt."""
+    folder.mkdir(exist_ok=True)
+    state = torch.load(setting.base / "optimizer.pt", weights_only=True)
+    torch.save(change(state) or state, folder / "optimizer.pt")
+    return folder
+
+
+def refused(setting: Setting, folder: Path, why: str, **options: Any) -> None:
+    with pytest.raises(mu.MupscaleError, match=why):
+        trainer_moves(folder, setting.plan, model(), model(K), **options)
+
+
+def drop_last(state: Any) -> None:
+    state["param_groups"][1]["params"].pop()
+
+
+def split(state: Any) -> None:
+    first = state["param_groups"][0]
+    extra = {**first, "params": first["params"][10:]}
+    first["params"] = first["params"][:10]
+    state["param_groups"].insert(1, extra)
+
+
+def unknown_state(state: Any) -> None:
+    state["state"][0]["preconditioner"] = torch.ones(3)
+
+
+def unknown_setting(state: Any) -> None:
+    for group in state["param_groups"]:
+        group["momentum_of_the_moon"] = 0.1
+
+
+def other_shapes(state: Any) -> None:
+    a, b = state["state"][0], state["state"][1]
+    state["state"][0], state["state"][1] = b, a
+
+
+def second_decays(state: Any) -> None:
+    state["param_groups"][1]["weight_decay"] = 0.1
+
+
+def tensor_rate(state: Any) -> None:
+    state["param_groups"][0]["lr"] = torch.tensor(1e-3)
+
+
+def not_contiguous(state: Any) -> None:
+    state["state"][0]["exp_avg"] = state["state"][0]["exp_avg"].T.contiguous().T
+
+
+def an_orphan(state: Any) -> None:
+    state["state"][99] = dict(state["state"][0])
+
+
+def a_list(state: Any) -> Any:
+    return [state]
+
+
+DOUBTS = {
+    drop_last: "frozen, or were grouped otherwise",
+    split: "the Trainer makes two",
+    unknown_state: "which no optimizer in the registry has",
+    unknown_setting: "momentum_of_the_moon",
+    other_shapes: "has shape",
+    second_decays: "the second without decay",
+    tensor_rate: "is a tensor, not a number",
+    not_contiguous: "not contiguous",
+    an_orphan: "belongs to no group",
+    a_list: "not the state dict of one optimizer",
+}
+
+
+@pytest.mark.parametrize("change", DOUBTS, ids=lambda change: change.__name__)
+def test_state_in_doubt_is_refused(change, setting, tmp_path):
+    refused(setting, saved(setting, tmp_path, change), DOUBTS[change])
+
+
+def test_the_user_can_say_what_the_file_does_not(setting, tmp_path):
+    names = trainer_order(model(), setting.plan.ties)
+    three = [names[0][:10], names[0][10:], names[1]]
+    _, moves = trainer_moves(saved(setting, tmp_path, split), setting.plan, model(), model(K), names=three)
+    _, usual = trainer_moves(setting.base, setting.plan, model(), model(K), optimizer="torch.optim.AdamW")
+    assert [(m.name, m.axes, m.scale) for m in moves] == [(m.name, m.axes, m.scale) for m in usual]
+    refused(setting, setting.base, "whose units the registry does not state", optimizer="torch.optim.SGD")
+
+
+def touch(path: str) -> None:
+    Path(path).touch()
+
+
+class Evil:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return touch, (str(self.path),)
+
+
+def test_a_pickle_is_never_executed(setting, tmp_path):
+    marker = tmp_path / "executed"
+    torch.save({"state": {}, "param_groups": [Evil(marker)]}, tmp_path / "optimizer.pt")
+    refused(setting, tmp_path, "holds more than tensors and plain values")
+    (tmp_path / "optimizer.pt").write_bytes(pickle.dumps(Evil(marker)))
+    refused(setting, tmp_path, "no archive of torch.save")
+    assert not marker.exists()
+
+
+def test_damaged_files_end_in_one_readable_error(setting, tmp_path):
+    whole = (setting.base / "optimizer.pt").read_bytes()
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(limit: int) -> int:
+        return int(torch.randint(limit, (), generator=generator))
+
+    ends = model(), model(K)
+    for i in range(60):
+        raw = bytearray(whole)
+        if i % 3 == 0:
+            raw = raw[: draw(len(raw))]
+        else:  # in the pickle or in the archive's directory
+            at = draw(4000) if i % 3 == 1 else len(raw) - 1 - draw(4000)
+            raw[at] ^= 1 << draw(8)
+        (tmp_path / "optimizer.pt").write_bytes(raw)
+        with contextlib.suppress(mu.MupscaleError):  # a flip may also change a number, or padding
+            trainer_moves(tmp_path, setting.plan, *ends)
+    (tmp_path / "optimizer.pt").unlink()
+    refused(setting, tmp_path, "No such file")
+    shutil.copytree(setting.base, tmp_path / "optimizer.pt")
+    refused(setting, tmp_path, "not a regular file|Is a directory")
+
+
+def test_a_compressed_archive_is_refused(setting, tmp_path):
+    with (
+        zipfile.ZipFile(setting.base / "optimizer.pt") as old,
+        zipfile.ZipFile(tmp_path / "optimizer.pt", "w", zipfile.ZIP_DEFLATED) as new,
+    ):
+        for record in old.infolist():
+            new.writestr(record.filename, old.read(record))
+    with pytest.raises(mu.MupscaleError, match="is compressed"):
+        read_tree(tmp_path / "optimizer.pt")
