@@ -12,8 +12,9 @@ import multiprocessing
 import os
 import random
 import resource
-from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -75,27 +76,43 @@ def _answer(model_type: str, pipe: Connection) -> None:
         pipe.send(attempt(model_type))
 
 
-def _in_process(model_type: str) -> dict[str, Any]:
-    """Forked from a process that has imported everything, so that a type costs what its model costs."""
-    ours, theirs = multiprocessing.get_context("fork").Pipe()
-    child = multiprocessing.get_context("fork").Process(target=_answer, args=(model_type, theirs))
-    child.start()
-    theirs.close()
-    try:
-        if not ours.poll(5 * SECONDS):
-            return {"verdict": "not tried", "why": f"took longer than {5 * SECONDS} s of wall time"}
-        found: dict[str, Any] = ours.recv()
-        return found
-    except EOFError:
-        child.join()
-        return {
-            "verdict": "not tried",
-            "why": f"its process ended with code {child.exitcode}, by a limit of {SECONDS} s or {MEMORY >> 30} GiB or a crash",
-        }
-    finally:
-        child.kill()
-        child.join()
-        ours.close()
+def _results(types: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every type with its verdict, each from a child with limits, a few children at a time.
+
+    Children are forked from this process, which has imported everything and has no threads.
+    """
+    rest, running = list(types), dict[Connection, tuple[str, Any, float]]()
+    context = multiprocessing.get_context("fork")
+    while rest or running:
+        while rest and len(running) < WORKERS:
+            ours, theirs = context.Pipe(duplex=False)
+            name = rest.pop(0)
+            child = context.Process(target=_answer, args=(name, theirs))
+            child.start()
+            theirs.close()
+            running[ours] = (name, child, time.monotonic() + 5 * SECONDS)
+        ready = wait(list(running), timeout=1.0)
+        for pipe, (name, child, deadline) in list(running.items()):
+            if pipe not in ready and time.monotonic() < deadline:
+                continue
+            try:
+                found = (
+                    pipe.recv()
+                    if pipe in ready
+                    else {"verdict": "not tried", "why": f"took longer than {5 * SECONDS} s"}
+                )
+            except EOFError:
+                child.join()
+                limits = f"by a limit of {SECONDS} s or {MEMORY >> 30} GiB or a crash"
+                found = {
+                    "verdict": "not tried",
+                    "why": f"its process ended with code {child.exitcode}, {limits}",
+                }
+            child.kill()
+            child.join()
+            pipe.close()
+            del running[pipe]
+            yield name, found
 
 
 def cast_the_net(only: list[str] | None = None) -> int:
@@ -112,12 +129,11 @@ def cast_the_net(only: list[str] | None = None) -> int:
     rest = [name for name in only or types if name not in results]
     if not only:
         random.Random(0).shuffle(rest)
-    with ThreadPoolExecutor(WORKERS) as pool:
-        for name, found in zip(rest, pool.map(_in_process, rest), strict=True):
-            results[name] = found
-            print(f"{name:32} {found['verdict']:10} {found['why'][:200]}", flush=True)
-            DATA.write_text(json.dumps(dict(sorted(results.items())), indent=0) + "\n", encoding="utf-8")
-            RESULT.write_text(page(results, known, len(types)), encoding="utf-8")
+    for name, found in _results(rest):
+        results[name] = found
+        print(f"{name:32} {found['verdict']:10} {found['why'][:200]}", flush=True)
+        DATA.write_text(json.dumps(dict(sorted(results.items())), indent=0) + "\n", encoding="utf-8")
+        RESULT.write_text(page(results, known, len(types)), encoding="utf-8")
     print(summary(results, known))
     return int(any(r["verdict"] == "BROKEN" for r in results.values()))
 

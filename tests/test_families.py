@@ -156,6 +156,35 @@ def test_a_tied_readout_folds_its_factor_into_the_last_norm(tied):
     assert tied.plan.ties == {"lm_head.weight": "model.embed_tokens.weight"}
 
 
+def test_a_tied_readout_that_is_named_first_still_takes_the_scale_of_the_embedding():
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 97,
+    }
+    family = family_plan({"model_type": "camembert", "architectures": ["CamembertForCausalLM"], **sizes}, 2)
+    owner = family.plan.ties["roberta.embeddings.word_embeddings.weight"]
+    assert owner == "lm_head.decoder.weight"
+    assert str(family.plan[owner].change.s) == "1"
+    assert str(family.plan["lm_head.layer_norm.weight"].change.s) == "1/2"
+
+
+def test_a_copy_that_builds_and_does_not_run_is_made_larger():
+    """CodeGen cuts its heads into four parts."""
+    codegen = {
+        "model_type": "codegen",
+        "n_embd": 64,
+        "n_layer": 3,
+        "n_head": 8,
+        "rotary_dim": 4,
+        "vocab_size": 90,
+        "n_positions": 32,
+    }
+    assert family_plan(codegen, 2).small_config["n_head"] % 4 == 0
+
+
 def test_a_family_plan_survives_json(tied):
     again = FamilyPlan.from_json(tied.to_json())
     assert again == tied
@@ -268,6 +297,17 @@ def test_a_directory_without_a_configuration_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(mu.MupscaleError, match="no configuration can be read"):
         family_plan(tmp_path, 2)
+
+
+def test_a_table_that_is_computed_again_when_a_model_loads_is_refused():
+    """Marian's sinusoids are frozen parameters that save_pretrained leaves out."""
+    sides = {
+        f"{side}_{key}": n
+        for side in ("encoder", "decoder")
+        for key, n in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 24))
+    }
+    with pytest.raises(mu.MupscaleError, match="survive a reload"):
+        family_plan({"model_type": "marian", "d_model": 16, "vocab_size": 90, "pad_token_id": 0, **sides}, 2)
 
 
 # Another process

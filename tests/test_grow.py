@@ -294,3 +294,83 @@ def test_what_cannot_be_widened_is_refused_with_the_remedy(base, tmp_path, name,
         "adapter_config.json": "merge",
         "quantised": "dequantise",
     }[name] in said
+
+
+def test_growing_again_draws_other_noise_for_the_same_seed(base, tmp_path):
+    """Control: the same numbers added twice would correlate perfectly."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert (
+        main(
+            [
+                "upscale",
+                str(base),
+                str(first),
+                "-k",
+                "hidden=2,heads=2,kv_heads=2",
+                "--noise",
+                "sigma=0.1",
+                "--quiet",
+            ]
+        )
+        == 0
+    )
+    assert main(["upscale", str(first), str(second), "-k", "ffn=2", "--noise", "sigma=0.1", "--quiet"]) == 0
+    name = "model.layers.0.self_attn.q_proj.weight"
+    b, one, two = (load_file(folder / "model.safetensors")[name] for folder in (base, first, second))
+    plan, _ = read_plans(first)
+    from mupscale.tensors.expand import expand
+
+    early = one - expand(b, plan[name].axes, plan[name].change.s)
+    late = two - one
+    assert abs(float(torch.corrcoef(torch.stack([early.flatten(), late.flatten()]))[0, 1])) < 0.1
+
+
+def test_a_base_may_be_renamed_but_not_reconfigured(base, wide, tmp_path, capsys):
+    copy = tmp_path / "another name"
+    shutil.copytree(base, copy)
+    assert main(["check", str(copy), str(wide), "--bytes", "--quiet"]) == 0
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.01}))
+    capsys.readouterr()
+    assert main(["check", str(copy), str(wide), "--quiet"]) == 1
+    said = capsys.readouterr().out
+    assert "bytes   FAILS" in said
+    assert "config.json: rms_norm_eps" in said
+
+
+def test_running_a_finished_command_again_is_no_error(base, wide, capsys):
+    before = (wide / "model.safetensors").stat().st_mtime_ns
+    assert main(["widen", str(base), str(wide), "-k", "2", "--quiet"]) == 0
+    assert "already complete" in capsys.readouterr().out
+    assert (wide / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_moved_partial_directory_is_finished_where_it_lies(base, tmp_path, monkeypatch):
+    assert main(["widen", str(base), str(tmp_path / "a"), "-k", "2", "--worker", "0/3", "--quiet"]) == 0
+    (tmp_path / "in").mkdir()
+    (tmp_path / "a.partial").rename(tmp_path / "in" / "b.partial")
+    monkeypatch.chdir(tmp_path / "in")
+    assert main(["widen", str(base), "../in/b", "-k", "2", "--quiet"]) == 0
+    assert (tmp_path / "in" / "b" / "config.json").exists()
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_batch_that_is_not_there_is_refused_before_anything_is_written(base, tmp_path):
+    arguments = [
+        "upscale",
+        str(base),
+        str(tmp_path / "w"),
+        "-k",
+        "2",
+        "--noise",
+        "t=0.1",
+        "--batch",
+        str(tmp_path / "no.json"),
+    ]
+    assert main(arguments) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_of_a_grown_directory_counts_from_the_reference(wide, capsys):
+    assert main(["plan", str(wide), "-k", "2"]) == 0
+    assert "1/4" in capsys.readouterr().out

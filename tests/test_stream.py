@@ -22,7 +22,7 @@ from mupscale.files.places import Place
 from mupscale.jobs import partial as partial_module
 from mupscale.jobs import worker as worker_module
 from mupscale.jobs.blocks import BlockMaker, Reader
-from mupscale.jobs.identity import make_job, whole_digest
+from mupscale.jobs.identity import digest_stretch, make_job, whole_digest
 from mupscale.jobs.job import Job, Move, Text
 from mupscale.jobs.journal import Journal, read_journals
 from mupscale.jobs.partial import finish, partial, prepare
@@ -738,3 +738,34 @@ def test_finish_needs_no_lock(monkeypatch, base, tmp_path):
     run_job(job)
     finish(job, Units(job), read_journals(partial(job.out), len(Units(job))))
     assert check_bytes(job) == []
+
+
+def test_fingerprints_see_every_word_pairs_of_signs_and_the_length(tmp_path):
+    """A base in which two signs flip, one word changes, or a zero is added at the end is another base."""
+    generator = torch.Generator().manual_seed(0)
+    raw = bytearray(
+        torch.randint(256, (3_000_001,), generator=generator, dtype=torch.uint8).numpy().tobytes()
+    )
+
+    def fingerprint(content: bytes) -> str:
+        (tmp_path / "f").write_bytes(content)
+        with Reader(tmp_path) as reader:
+            return digest_stretch(reader, "f", Stretch(0, 0, 0, len(content)))
+
+    first = fingerprint(bytes(raw))
+    assert fingerprint(bytes(raw)) == first
+    seen = {first, fingerprint(bytes(raw) + b"\0")}
+    for places in (
+        (7, 15),
+        (3, 11),
+        (7, 11),
+        (2_999_999,),
+        (1_048_576,),
+        (1_048_579, 1_048_583),
+        (3_000_000,),
+    ):
+        changed = bytearray(raw)
+        for at in places:
+            changed[at] ^= 0x80
+        seen.add(fingerprint(bytes(changed)))
+    assert len(seen) == 9

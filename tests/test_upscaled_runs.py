@@ -133,7 +133,7 @@ def test_provenance_says_how_a_run_was_made_all_the_way_back():
     assert once.reference is not None
     assert (told["version"], told["torch"]) == (mu.__version__, torch.__version__)
     assert (told["plan"], told["reference"]) == (twice.plan.hash, once.reference.hash)
-    assert (told["noise"]["seed"], told["noise"]["kind"], told["lr"]) == (4, "PairedNoise", None)
+    assert (told["seed"], told["noise"]["kind"], told["lr"]) == (4, "PairedNoise", None)
     assert told["noise"]["sigmas"] == {"2.weight": 0.2, "4.weight": 0.2}
     early = told["grown_from"]
     assert (early["plan"], early["noise"]["seed"], early["noise"]["kind"]) == (

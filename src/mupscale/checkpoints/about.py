@@ -79,7 +79,12 @@ def card(about: Mapping[str, Any]) -> str:
     """The model card: what this is, how it was made, what to do next."""
     noise = about["noise"]
     width = f"`-k {about['multipliers']}`"
-    if noise is None:
+    if about["plan"]["exact"] != "dynamic":
+        state = (
+            "Its readout was untied from its embedding: it computes the same function as the base, and **does not train "
+            "like it**."
+        )
+    elif noise is None:
         state = (
             "It computes the same function as the base and, trained with the units below, **trains exactly like the "
             "base**: copies of a unit stay equal, so it cannot use its new width until noise is added "
@@ -88,7 +93,7 @@ def card(about: Mapping[str, Any]) -> str:
     else:
         how = ", ".join(f"{key} = {value}" for key, value in noise["asked"].items())
         state = (
-            f"Noise ({noise['kind']}: {how}, seed {noise['seed']}) was added after the exact map, so that copies of a "
+            f"Noise ({noise['kind']}: {how}, seed {about['request']['seed']}) was added after the exact map, so that copies of a "
             "unit can part."
         )
     rows = "\n".join(

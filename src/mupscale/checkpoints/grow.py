@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from math import prod
@@ -59,7 +60,7 @@ def record(directory: Directory, family: FamilyPlan, request: Request) -> dict[s
         "base_architecture": family.architecture,
         "architecture": family.wide_architecture,
         "multipliers": request.multipliers,
-        "config": _config(family.wide_config, request.dtype),
+        "config": wide_config(family.wide_config, request.dtype),
         "parameters": {end: _count(plan, end) for end in ("base", "wide")},
         "plan_hash": plan.hash,
         "plan": plan.as_json(),
@@ -75,13 +76,28 @@ def record(directory: Directory, family: FamilyPlan, request: Request) -> dict[s
         # Nothing that depends on the machine or the hour: workers that plan at the same time make the same job.
         "evidence": {key: getattr(family.evidence, key) for key in ("source", "trials", "steps")},
         "notes": list(family.notes),
-        "base": {"name": directory.path.absolute().name},
+        "base": {"name": directory.path.absolute().name, "config": config_digest(directory)},
         "grown_from": _ancestor(directory.path),
     }
 
 
+def config_digest(directory: Directory) -> str:
+    """What tells one configuration of a base from another."""
+    return hashlib.sha256(json.dumps(directory.config, sort_keys=True).encode()).hexdigest()
+
+
+def check_config(directory: Directory, about: Mapping[str, Any]) -> None:
+    """Raise unless the base's configuration is the one that the record was made from."""
+    if about["base"]["config"] != config_digest(directory):
+        what = "it is not the configuration that was grown"
+        raise MupscaleError(
+            "the base is not the one of the record", [Fault(CONFIG, what, "name the base itself")]
+        )
+
+
 def job_of(directory: Directory, out: Path, about: Mapping[str, Any], block_bytes: int = BLOCK_BYTES) -> Job:
     """The job that writes what the record says, into `out`."""
+    check_config(directory, about)
     request = Request.from_json(about["request"])
     plan, noise = plan_and_noise(directory.path, about)
     stored = plan_without(plan, about["not_stored"])
@@ -149,7 +165,8 @@ def _state(
     return trainer_moves(directory.path, plan, *ends, optimizer=request.optimizer)
 
 
-def _config(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
+def wide_config(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
+    """What config.json of the result says, with the dtype that was asked for."""
     if dtype is None:
         return dict(config)
     name = str(torch_dtype(dtype)).removeprefix("torch.")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.about import NAME, read_about
-from ..checkpoints.grow import job_of
+from ..checkpoints.grow import job_of, wide_config
 from ..checkpoints.request import Request
 from ..errors import Fault, MupscaleError
 from ..families.loaded import check_memory, compare_models
@@ -21,8 +21,10 @@ from ..jobs.progress import shown_progress
 from ..jobs.verify_bytes import check_bytes
 from ..plans.plan import Plan
 from ..plans.selftest import GRADIENT_TOLERANCE
+from .plan import changes
 
 _SHOWN = 20
+ODD = (MupscaleError, LookupError, TypeError, ValueError, AttributeError)
 
 
 def add_to(verbs: Any) -> None:
@@ -56,12 +58,15 @@ def run(chosen: argparse.Namespace) -> int:
     levels = [*(chosen.levels or ("bytes", "layout")), *(("model",) if chosen.model else ())]
     held = True
     for level in dict.fromkeys(levels):
-        if level == "bytes":
-            said, faults = _bytes(directory, chosen.wide, about, chosen.quiet)
-        elif level == "layout":
-            said, faults = _layout(directory, about)
-        else:
-            said, faults = _model(directory, chosen.wide, about)
+        try:
+            if level == "bytes":
+                said, faults = _bytes(directory, chosen.wide, about, chosen.quiet)
+            elif level == "layout":
+                said, faults = _layout(directory, about)
+            else:
+                said, faults = _model(directory, chosen.wide, about)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            said, faults = "the record of growth cannot be followed", _odd(error)
         held = held and not faults
         print(f"{level:7} {'holds' if not faults else 'FAILS'}: {said}", flush=True)
         for fault in faults[:_SHOWN]:
@@ -71,16 +76,22 @@ def run(chosen: argparse.Namespace) -> int:
     return 0 if held else 1
 
 
+def _odd(error: Exception) -> list[Fault]:
+    """The record is input like any other: whatever is odd in it, it does not lead back to this base."""
+    if isinstance(error, MupscaleError):
+        return list(error.faults) or [Fault(NAME, error.claim)]
+    return [Fault(NAME, f"{type(error).__name__}: {error}")]
+
+
 def _bytes(directory: Directory, wide: Path, about: dict[str, Any], quiet: bool) -> tuple[str, list[Fault]]:
     try:
         own = {
             key: value for key, value in about.items() if key != "job"
         }  # what finishing added is added again
-        job = job_of(directory, wide, {**own, "base": {"name": about["base"]["name"]}})
-    except (MupscaleError, LookupError, TypeError, ValueError, AttributeError) as error:
-        # The record is input like any other: whatever is odd in it, it does not lead back to this base.
-        what = error.claim if isinstance(error, MupscaleError) else f"{type(error).__name__}: {error}"
-        return "the record of growth cannot be followed", [Fault(NAME, what)]
+        kept = {key: about["base"][key] for key in ("name", "config")}
+        job = job_of(directory, wide, {**own, "base": kept})
+    except ODD as error:
+        return "the record of growth cannot be followed", _odd(error)
     with shown_progress("comparing", quiet) as report:
         faults = check_bytes(job, report=report)
     total = sum(file.size for file in job.files)
@@ -98,13 +109,17 @@ def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Faul
         f"gradients of a small copy agree to {seen.worst_gradient:.0e}, {seen.steps} AdamW steps to "
         f"{seen.worst_step:.0e} (without the new units {seen.control:.0e})"
     )
-    faults = []
+    want = wide_config(family.wide_config, request.dtype)
+    faults = [
+        Fault(f"config.json: {name}", f"{new} in the record, {old} by the base")
+        for name, old, new in changes(want, about["config"])
+    ]
     if family.plan.hash != about["plan_hash"]:
         old = Plan.from_json(json.dumps(about["plan"]))
         odd = [
             name for name in {*old, *family.plan} if old.tensors.get(name) != family.plan.tensors.get(name)
         ]
-        faults = [Fault(name, "the plan of the record is not the one found now") for name in sorted(odd)]
+        faults += [Fault(name, "the plan of the record is not the one found now") for name in sorted(odd)]
         faults = faults or [Fault("plan", "the record's plan is not the one found now")]
     return said, faults
 
@@ -114,6 +129,10 @@ def _model(directory: Directory, wide: Path, about: dict[str, Any]) -> tuple[str
         raise MupscaleError(
             "the model level compares with the base, and noise has moved this model away from it; "
             "bytes and layout hold for it, and for this level widen without noise"
+        )
+    if about["plan"]["exact"] != "dynamic":
+        raise MupscaleError(
+            "the model level compares gradients, and an untied model has others than its base; bytes and layout hold for it"
         )
     # Weights and gradients of both, in float64.
     check_memory(16 * sum(about["parameters"].values()), "the model level")

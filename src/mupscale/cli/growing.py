@@ -7,22 +7,27 @@ where it was stopped.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
+import shlex
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from math import prod
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.grow import check_free, has_state, job_of, record
+from ..checkpoints.about import read_about
+from ..checkpoints.grow import check_config, check_free, has_state, job_of, record
 from ..checkpoints.request import Request, parse_dtype, parse_noise
 from ..checkpoints.rounding import ADVISE, lost_to_rounding
 from ..checkpoints.shards import SHARD_BYTES
 from ..errors import MupscaleError
 from ..families.configs import parse_multipliers
-from ..families.loaded import batch_losses, check_memory
+from ..families.loaded import batch_losses, check_memory, read_batch
 from ..files.directory import Directory, read_directory
+from ..files.strict import shown
 from ..jobs.job import Job
 from ..jobs.partial import working_job
 from ..jobs.progress import shown_progress
@@ -92,10 +97,16 @@ def _add_writing(verb: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     request = _request(chosen)
     share = _share(chosen.worker)
-    begun = working_job(chosen.out)
-    if begun.exists():
-        job = Job.from_json(begun.read_bytes())
-        _same_request(job, request, chosen)
+    chosen.out = Path(os.path.abspath(chosen.out))
+    if chosen.batch is not None:
+        read_batch(chosen.batch)
+    if _is_done(chosen.out, request):
+        print(
+            f"already complete: {chosen.out}\nto prove it: {shlex.join(['mupscale', 'check', str(chosen.base), str(chosen.out)])}"
+        )
+        return 0
+    job = _begun(chosen, request)
+    if job is not None:
         print(f"resuming {chosen.out}", flush=True)
     else:
         check_free(chosen.out)
@@ -111,17 +122,34 @@ def run(chosen: argparse.Namespace) -> int:
         print(f"share {chosen.worker} is done; whoever finishes last puts {chosen.out} in place")
         return 0
     if chosen.batch is not None:
-        before, after = batch_losses([chosen.base, chosen.out], chosen.batch)
-        print(f"\nloss of {chosen.batch}: {before:.6f} before noise (the base's), {after:.6f} after")
+        print("\n" + _losses(chosen))
     print("\n" + next_steps(chosen.base, chosen.out, job))
     return 0
+
+
+def _is_done(out: Path, request: Request) -> bool:
+    """Whether the same request has been carried out already: running a command again is never an error."""
+    about = read_about(out)
+    return about is not None and about.get("request") == json.loads(json.dumps(request.as_json()))
+
+
+def _begun(chosen: argparse.Namespace, request: Request) -> Job | None:
+    """The job that lies unfinished in the output's place; another than the one asked for is refused."""
+    try:
+        raw = working_job(chosen.out).read_bytes()
+    except FileNotFoundError:
+        return None
+    job = replace(Job.from_json(raw), out=chosen.out)
+    _same_request(job, request, chosen)
+    check_config(read_directory(chosen.base), job.about)
+    return job
 
 
 def _request(chosen: argparse.Namespace) -> Request:
     if chosen.verb_name == "upscale" and chosen.noise is None:
         raise MupscaleError(
             "upscale needs its noise: --noise sigma=… | t=… | paired=…\n"
-            f"  tuned on a proxy it carries over; without one, --noise {DEFAULT_NOISE} is where to start (docs/upscale.md says why)\n"
+            f"  tuned on a proxy it carries over; without one, --noise {DEFAULT_NOISE} is where to start (docs/continue.md shows why)\n"
             "  for the exact map without noise: mupscale widen"
         )
     if chosen.workers < 1:
@@ -150,12 +178,20 @@ def _plan(chosen: argparse.Namespace, request: Request) -> Job:
     if directory.trainer and not has_state(directory, request):
         print("the optimizer state beside the weights is left behind")
     if directory.skipped:
-        print(f"not carried: {', '.join(directory.skipped)}")
+        print(f"not carried: {', '.join(map(shown, directory.skipped))}")
     if request.noise is not None:
         print(_rounding(job))
     if chosen.dry_run:
         print(cost(directory, family, request, chosen.out.absolute().parent))
     return job
+
+
+def _losses(chosen: argparse.Namespace) -> str:
+    try:
+        before, after = batch_losses([chosen.base, chosen.out], chosen.batch)
+    except MupscaleError as error:  # the result is there all the same
+        return f"the losses could not be measured: {error}"
+    return f"loss of {chosen.batch}: {before:.6f} before noise (the base's), {after:.6f} after"
 
 
 def _job(directory: Directory, out: Path, about: dict[str, Any], state: bool) -> Job:
@@ -184,11 +220,13 @@ def _rounding(job: Job) -> str:
 
 def _same_request(job: Job, request: Request, chosen: argparse.Namespace) -> None:
     before = Request.from_json(job.about["request"])
-    if before != request or Path(job.base) != chosen.base.absolute():
-        old, new = before.as_json(), request.as_json()
-        told = [f"{key}: was {old[key]!r}, now {new[key]!r}" for key in old if old[key] != new[key]]
-        if Path(job.base) != chosen.base.absolute():
-            told.append(f"base: was {job.base}, now {chosen.base.absolute()}")
+    old, new = before.as_json(), request.as_json()
+    told = [f"{key}: was {old[key]!r}, now {new[key]!r}" for key in old if old[key] != new[key]]
+    if not (job.base.exists() and chosen.base.exists() and os.path.samefile(job.base, chosen.base)):
+        told.append(f"base: was {job.base}, now {os.path.abspath(chosen.base)}")
+    if chosen.architecture not in (None, job.about["base_architecture"]):
+        told.append(f"architecture: was {job.about['base_architecture']}, now {chosen.architecture}")
+    if told:
         raise MupscaleError(
             f"{chosen.out}.partial was begun with other arguments ({'; '.join(told)}); "
             "give the same ones to go on, or remove it to start anew"

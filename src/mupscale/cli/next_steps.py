@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..checkpoints.trainer_state import OPTIMIZER
 from ..jobs.job import Job
@@ -12,10 +15,24 @@ def next_steps(base: Path, out: Path, job: Job) -> str:
     """The lines that a user types next."""
     about = job.about
     lines = [f"written: {out}   ({about['architecture']}, {about['parameters']['wide']:,} parameters)", ""]
-    if about["noise"] is None:
+    if about["plan"]["exact"] != "dynamic":
+        lines += [
+            "It computes what the base computes and does NOT train like it: its readout was untied.",
+            "",
+        ]
+    elif about["noise"] is None:
+        again = [
+            "mupscale",
+            "upscale",
+            str(base),
+            f"{out}-noisy",
+            *_arguments(about["request"]),
+            "--noise",
+            "t=0.2",
+        ]
         lines += [
             "It trains exactly like the base, and cannot use its new width until noise is added:",
-            f"  mupscale upscale {base} {out}-noisy -k {about['multipliers']} --noise t=0.2",
+            f"  {shlex.join(again)}",
             "",
         ]
     stated = any(file.name == OPTIMIZER for file in job.files)
@@ -33,6 +50,14 @@ def next_steps(base: Path, out: Path, job: Job) -> str:
         f'  optimizer = mu.optimizer_for(model, "{out}", torch.optim.AdamW, lr=…)',
         "",
         "To prove what was written:",
-        f"  mupscale check {base} {out}",
+        f"  {shlex.join(['mupscale', 'check', str(base), str(out)])}",
     ]
     return "\n".join(lines)
+
+
+def _arguments(request: Mapping[str, Any]) -> list[str]:
+    """What was asked for beside base, output and noise."""
+    found = ["-k", str(request["multipliers"])]
+    for key in ("export", "dtype", "optimizer"):
+        found += [f"--{key}", str(request[key])] if request[key] is not None else []
+    return found if request["state"] else [*found, "--no-state"]

@@ -16,13 +16,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.about import factors
+from ..checkpoints.about import factors, read_about, read_plans
 from ..checkpoints.grow import has_state
 from ..checkpoints.request import Request
+from ..errors import MupscaleError
 from ..families.process import plan_in_process
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
-from ..files.places import FLOATS
+from ..files.places import FLOATS, item_size
 from ..plans.plan import Plan
 from .text import columns, duration, size
 
@@ -59,12 +60,15 @@ def add_source(verb: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
+    if chosen.json is not None and not chosen.json.absolute().parent.is_dir():
+        raise MupscaleError(f"--json {chosen.json}: the folder above it does not exist")
     directory = read_directory(chosen.base)
+    early = None if read_about(chosen.base) is None else read_plans(chosen.base)[1]
     family = planned(directory, chosen)
     request = Request(chosen.multipliers, export=chosen.export)
     print(describe(directory, family, request))
     print("\n" + cost(directory, family, request, chosen.base.absolute().parent))
-    print("\n" + hyperparameters(family.plan))
+    print("\n" + hyperparameters(family.plan if early is None else early.then(family.plan)))
     if chosen.tensors:
         print(f"\n{family.plan}")
     print("\n" + evidence(family))
@@ -106,7 +110,8 @@ def describe(directory: Directory, family: FamilyPlan, request: Request) -> str:
     rows: list[tuple[str, ...]] = [("", "base", "wide", "")]
     rows += [(name, old, new, "") for name, old, new in changes(family.base_config, family.wide_config)]
     rows.append(("parameters", *(f"{n:,}" for n in ends), f"x{ends[1] / max(1, ends[0]):.2f}"))
-    rows.append(("weights", *map(size, _weights(directory, plan)), ", ".join(sorted(_dtypes(directory)))))
+    kinds = ", ".join(sorted(_dtypes(directory))) + (f" -> {request.dtype}" if request.dtype else "")
+    rows.append(("weights", *map(size, _weights(directory, plan, request)), kinds))
     rows.append(("to train, AdamW", *(size(_TRAINING * n) for n in ends), f"{_TRAINING} bytes a parameter"))
     return head + "\n" + columns(rows, right=(1, 2))
 
@@ -121,18 +126,21 @@ def _dtypes(directory: Directory) -> set[str]:
     return {place.dtype for place in directory.tensors.values() if place.dtype in FLOATS}
 
 
-def _weights(directory: Directory, plan: Plan) -> tuple[int, int]:
+def _weights(directory: Directory, plan: Plan, request: Request) -> tuple[int, int]:
     base = sum(place.bytes for place in directory.tensors.values())
     ratio = _parameters(plan, 1) / max(1, _parameters(plan, 0))
-    return base, round(base * ratio)
+    if request.dtype is None:
+        return base, round(base * ratio)
+    return base, _parameters(plan, 1) * item_size(request.dtype)
 
 
 def cost(directory: Directory, family: FamilyPlan, request: Request, where: Path) -> str:
     """Disk, time and memory of the growth itself."""
-    base, wide = _weights(directory, family.plan)
+    wide = _weights(directory, family.plan, request)[1]
     state = 0
     if has_state(directory, request):
-        state = round((directory.path / "optimizer.pt").stat().st_size * wide / max(1, base))
+        grown = _parameters(family.plan, 1) / max(1, _parameters(family.plan, 0))
+        state = round((directory.path / "optimizer.pt").stat().st_size * grown)
     free, speed = shutil.disk_usage(where).free, disk_speed(where)
     rows = [
         (
@@ -171,7 +179,9 @@ def hyperparameters(plan: Plan) -> str:
             f" and {len(group['tensors']) - 3} more" if len(group["tensors"]) > 3 else ""
         )
         rows.append((group["lr"], group["eps"], group["weight_decay"], names))
-    return "constants of AdamW (mu.optimizer_for sets them)\n" + columns(rows, right=(0, 1, 2))
+    return "constants of AdamW, since the reference (mu.optimizer_for sets them)\n" + columns(
+        rows, right=(0, 1, 2)
+    )
 
 
 def evidence(family: FamilyPlan) -> str:

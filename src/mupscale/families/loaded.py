@@ -78,7 +78,7 @@ def _ask(request: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _inputs(path: Path) -> dict[str, Any]:
+def read_batch(path: Path) -> dict[str, Any]:
     """A batch by argument name, from safetensors or JSON."""
     import torch
     from safetensors.torch import load_file
@@ -116,7 +116,7 @@ def _losses(request: Mapping[str, Any]) -> dict[str, Any]:
 
     import torch
 
-    inputs = _inputs(Path(request["batch"]))
+    inputs = read_batch(Path(request["batch"]))
     losses = []
     for directory in request["directories"]:
         model, _ = _load(directory, torch.float32)

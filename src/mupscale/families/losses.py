@@ -23,6 +23,10 @@ _BATCH, _LENGTH = 3, 11
 Batch = dict[str, Any]
 
 
+class NoBatchError(MupscaleError):
+    """No batch is known that a model accepts."""
+
+
 def batches(model: nn.Module, config: Config, seed: int = 0) -> Iterator[Batch]:
     """Batches that the model may accept, likeliest first."""
     accepted = set(inspect.signature(model.forward).parameters)
@@ -121,7 +125,7 @@ def find_batch(model: nn.Module, config: Config) -> tuple[Batch, int]:
     said = (
         f"{type(first).__name__}: {str(first).splitlines()[0][:200]}" if first and str(first) else repr(first)
     )
-    raise MupscaleError(f"no batch is known that {type(model).__name__} accepts; it says {said}")
+    raise NoBatchError(f"no batch is known that {type(model).__name__} accepts; it says {said}")
 
 
 def batch_for(model: nn.Module, config: Config) -> Batch:

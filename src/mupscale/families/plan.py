@@ -26,7 +26,7 @@ from ..tensors.expand import expand
 from .configs import Multipliers, edits, multiplier, parse_multipliers, parts, with_edits
 from .export import start_of, untied, wide_of
 from .lift import Tensors, lift
-from .losses import batch_for, loss_for
+from .losses import NoBatchError, batch_for, loss_for
 from .models import Config, as_data, config_from, factory, model_class, not_stored, on_meta, read_config
 from .record import Evidence, FamilyPlan
 from .rows import ROWS, row_for
@@ -62,8 +62,13 @@ def family_plan(
     wide, wide_cls = wide_of(start, knobs, export, cls)
     wide_model = on_meta(wide, wide_cls)
     base_end, wide_end = Tensors.of(on_meta(start, cls)), Tensors.of(wide_model)
-    small = shrunk(start, knobs, cls, growth(base_end.shapes, wide_end.shapes))
-    found = search_small(small, knobs, cls, export)
+    goal = growth(base_end.shapes, wide_end.shapes)
+    try:
+        small = shrunk(start, knobs, cls, goal)
+        found = search_small(small, knobs, cls, export)
+    except NoBatchError:  # a model may build at sizes at which it does not run
+        small = shrunk(start, knobs, cls, goal, gently=True)
+        found = search_small(small, knobs, cls, export)
     layouts = declared_layouts(as_data(start), knobs, list(wide_end.shapes))
     plan = lift(found.plan, base_end, wide_end, layouts)
     if export == "untie":

@@ -30,6 +30,8 @@ class Row:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Condition on the configuration -> why growth is not exact then."""
     head_size_grows: bool = False
+    divides: tuple[str, ...] = ()
+    """Fields that a small copy may divide by one number although blocks change, because `layouts` gives them all."""
 
 
 USUAL: Mapping[Knob, tuple[str, ...]] = {
@@ -89,6 +91,7 @@ ROWS: Mapping[str, Row] = {
             "*mixer.A_log": {0: "num_heads//n_groups"},
             "*mixer.D": {0: "num_heads//n_groups"},
         },
+        divides=("hidden_size", "num_heads"),
     ),
     "olmo": Row(
         refused={

@@ -16,6 +16,7 @@ from ..errors import MupscaleError
 from ..plans.names import named_tensors, pattern_of
 from .configs import Multipliers, Path, growing_fields, grown, parts, with_edits
 from .models import Config, as_data, config_from, on_meta
+from .rows import row_for
 from .symbols import explicit_head_size, symbols
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -30,6 +31,7 @@ _POSITIONS = re.compile(
     r"^(max_position_embeddings|n_positions|n_ctx|max_(source|target)_positions|max_sequence_length|seq_length)$"
 )
 _EXPERTS = re.compile(r"^(num_(local_|routed_)?experts|n_routed_experts|moe_num_experts|num_local_experts)$")
+_CHOSEN = re.compile(r"(per_tok|top_?k$|moe_k)")
 _TOKEN = re.compile(r"(token_ids?|token_index|_idx)$")
 _FFN = (44, 40, 48, 64, 96)
 _STREAM = (56, 48, 64, 96, 128)
@@ -68,13 +70,14 @@ def count(found: Shapes) -> int:
     return sum(prod(shape) for shape in found.values())
 
 
-def shrunk(config: Config, multipliers: Multipliers, cls: Any, goal: Growth) -> Config:
+def shrunk(config: Config, multipliers: Multipliers, cls: Any, goal: Growth, gently: bool = False) -> Config:
     """The small copy: `goal` is how the full model grows, and the copy grows alike.
 
-    Refuses when no step leads to a model that is small enough to be tested in float64.
+    `gently` keeps more: heads times head size stays the hidden size where it was, images and at least four heads
+    stay. Refuses when no step leads to a model that is small enough to be tested in float64.
     """
     data = as_data(config)
-    for options in _steps(data):
+    for options in _steps(data, gently):
         for option in options:
             trial = with_edits(data, option(data) if callable(option) else option)
             if trial != data and _same(trial, data, multipliers, cls, goal):
@@ -117,7 +120,7 @@ def _kinds(data: Mapping[str, Any]) -> set[tuple[Any, ...]]:
     return found
 
 
-def _steps(data: Mapping[str, Any]) -> Iterator[list[Any]]:
+def _steps(data: Mapping[str, Any], gently: bool) -> Iterator[list[Any]]:
     """Every step with its options, boldest first. An option is a set of edits, or makes one when its turn comes."""
     for path, _ in parts(data):
         yield [_fewer_layers(path, count) for count in (2, 3, 4, 6, 8, 12)]
@@ -127,10 +130,12 @@ def _steps(data: Mapping[str, Any]) -> Iterator[list[Any]]:
             if _POSITIONS.match(key) and type(value) is int and value > 40:
                 yield [{(*path, key): n} for n in (40, 64, 128)]
             if _EXPERTS.match(key) and type(value) is int and value > 4:
-                yield [{(*path, key): n} for n in (4, 8, 16)]
+                chosen = max((v for k, v in part.items() if _CHOSEN.search(k) and type(v) is int), default=1)
+                yield [{(*path, key): n} for n in (4, 8, 16, 32) if n > chosen]
     for path, part in parts(data):
-        yield from _narrower(path, part)
-        yield from _smaller_image(path, part)
+        yield from _narrower(path, part, gently)
+        if not gently:
+            yield from _smaller_image(path, part)
 
 
 def _fewer_layers(path: Path, layers: int) -> Any:
@@ -177,16 +182,26 @@ def _fewer_words(path: Path, words: int) -> Any:
     return option
 
 
-def _narrower(path: Path, part: Mapping[str, Any]) -> Iterator[list[Any]]:
+def _narrower(path: Path, part: Mapping[str, Any], gently: bool) -> Iterator[list[Any]]:
     """Fewer heads of the same size, a narrower stream, narrower feed-forward layers."""
-    names, fields = symbols(part), growing_fields(part)
+    names, fields, row = symbols(part), growing_fields(part), row_for(str(part.get("model_type")))
+    if row.divides:
+        few = {(*path, n): gcd(part[n], 2) for n in fields["heads"] if n not in row.divides}
+        factor, least = gcd(*(part[n] for n in row.divides)), 4 * max(few.values(), default=1)
+        divisors = [
+            f
+            for f in range(factor, 1, -1)
+            if factor % f == 0 and min(part[n] for n in row.divides) // f >= least
+        ]
+        yield [few | {(*path, n): part[n] // f for n in row.divides} for f in divisors]
     heads, kv, stream = (fields.get(knob, []) for knob in ("heads", "kv_heads", "hidden"))
     listed = any(isinstance(part[n], list) for n in (*heads, *kv, *stream))
-    tied = bool(heads) and not explicit_head_size(part)
+    product = names.get("H", 0) * names.get("D", 0)
+    tied = bool(heads) and (not explicit_head_size(part) or (gently and product == names.get("E")))
     main = [n for n in stream if part[n] == names.get("E")]
     if heads and not listed and {part[n] for n in heads} == {names.get("H")}:
         options = []
-        for count in (2, 3, 4, 1):
+        for count in (4, 8) if gently else (2, 3, 4, 1):
             few = {(*path, n): count * names["G"] for n in heads} | {(*path, n): count for n in kv}
             if tied:
                 few |= {(*path, n): count * names["G"] * names["D"] for n in main}

@@ -7,6 +7,7 @@ never to moments. One-dimensional tensors get none unless asked.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -127,7 +128,15 @@ def resolve_noise(
             sigma = _given(noise.sigma, name)
         sigmas[name] = sigma
         stds[name] = _std(sigma, size)
-    return NoisePlan(sigmas, stds, paired, tuple(without), seed)
+    return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, reference))
+
+
+def _seed(seed: int, reference: Plan | None) -> int:
+    """A run that grows again draws other numbers for the same seed: noise that is added twice is not independent."""
+    if reference is None:
+        return seed
+    text = f"{seed} after {reference.hash}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def restore_noise(told: Mapping[str, Any], plan: Plan, reference: Plan | None = None) -> NoisePlan:

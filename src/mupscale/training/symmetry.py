@@ -5,11 +5,10 @@ The meter reads 0 while copies are equal: the model is then the base in a wider 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import MupscaleError
 from ..plans.names import named_tensors
@@ -17,7 +16,7 @@ from ..plans.plan import Plan
 from ..plans.selftest import Loss, keeping_buffers, source_of
 from ..tensors.collapse import collapse
 from ..tensors.expand import compute_dtype, expand
-from .noises import MupNoise, NoisePlan, PairedNoise, Sigma, resolve_noise
+from .noises import Sigma, restore_noise
 from .run import Run
 
 
@@ -80,7 +79,7 @@ def noise_report(base: Run, wide: Run, loss: Loss | None = None) -> NoiseReport:
     if wide.plan is None or "noise" not in wide.provenance:
         raise MupscaleError("noise_report needs a run that came from upscale")
     tensors = {name: t.detach() for name, _, t in named_tensors(base.model)}
-    noise = replay(wide, tensors, base.reference)
+    noise = restore_noise(wide.provenance["noise"], wide.plan, base.reference)
     rows = []
     for name, kind, stored in named_tensors(wide.model):
         asked = noise.tensor(name) if kind == "parameter" and name not in wide.plan.ties else None
@@ -96,16 +95,6 @@ def noise_report(base: Run, wide: Run, loss: Loss | None = None) -> NoiseReport:
         rows.append(NoiseRow(name, noise.sigmas[name], size / weight, arrived / size if size else 0.0))
     values = [None, None] if loss is None else [_value(side.model, loss) for side in (base, wide)]
     return NoiseReport(tuple(rows), noise.without, values[0], values[1])
-
-
-def replay(wide: Run, base: Mapping[str, Tensor], reference: Plan | None) -> NoisePlan:
-    """The noise of an upscaled run, from its provenance alone."""
-    assert wide.plan is not None
-    told = wide.provenance["noise"]
-    sigmas = {name: told["sigmas"].get(name, 0.0) for name in wide.plan.tensors}
-    vectors = any(len(wide.plan[name].axes) < 2 for name in told["sigmas"])
-    scheme = PairedNoise if told["paired"] else MupNoise
-    return resolve_noise(scheme(sigmas, vectors), wide.plan, base, told["seed"], reference)
 
 
 def _value(model: nn.Module, loss: Loss) -> float:

@@ -68,6 +68,7 @@ def upscale(
         "plan": chosen.hash,
         "reference": start.reference.hash if start.reference is not None else "the base itself",
         "noise": {"kind": type(noise).__name__, **resolved.as_json()},
+        "seed": seed,
         "lr": lr,
         "grown_from": dict(start.provenance),
     }
