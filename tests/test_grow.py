@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 from safetensors.torch import load_file  # noqa: E402
 
-from mupscale import MupscaleError  # noqa: E402
 from mupscale.checkpoints.about import read_plans  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
+from mupscale.jobs.job import Job  # noqa: E402
+from mupscale.plans.float64 import lifted_casts  # noqa: E402
 
 SIZES = dict(  # noqa: C408
     hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=97
@@ -143,15 +145,42 @@ def test_rounding_is_told_and_advised_upon(base, tmp_path, capsys):
     assert "float32 masters" not in capsys.readouterr().out
 
 
-def test_bf16_at_a_power_of_two_loses_no_bit(tmp_path):
-    save_llama(tmp_path / "b", dtype="bfloat16")
-    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "b", dtype=torch.bfloat16)
-    model.save_pretrained(tmp_path / "base")
-    out = tmp_path / "wide"
-    assert main(["widen", str(tmp_path / "base"), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
-    ids = torch.arange(20)[None]
-    found = transformers.LlamaForCausalLM.from_pretrained(out, dtype=torch.bfloat16)(input_ids=ids).logits
-    assert torch.equal(found, model(input_ids=ids).logits)
+BF16 = {
+    "gpt2": ("GPT2LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": 97}, 2),
+    "llama": ("LlamaForCausalLM", {**SIZES, "tie_word_embeddings": True}, 2),
+    "qwen3": ("Qwen3ForCausalLM", {**SIZES, "head_dim": 16, "tie_word_embeddings": True}, 2),
+    "gemma3_text": ("Gemma3ForCausalLM", {**SIZES, "head_dim": 16}, 4),
+    "t5": ("T5ForConditionalGeneration", {"d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 4, "vocab_size": 97}, 4),
+}  # fmt: skip
+"""Families whose scales are powers of two at this k; the control is k = 3, where they are not."""
+
+
+@pytest.mark.parametrize("kind", BF16)
+def test_bf16_at_a_power_of_two_loses_no_bit(kind, tmp_path):
+    name, sizes, k = BF16[kind]
+    torch.manual_seed(0)
+    cls = getattr(transformers, name)
+    cls(transformers.AutoConfig.for_model(kind, **sizes)).to(torch.bfloat16).save_pretrained(
+        tmp_path / "base"
+    )
+    inputs = {"input_ids": torch.arange(3, 23)[None]}
+    if kind == "t5":
+        inputs["decoder_input_ids"] = torch.arange(3, 13)[None]
+
+    @torch.no_grad()
+    def outputs(folder, arithmetic):
+        model = cls.from_pretrained(folder, dtype=torch.bfloat16).eval().to(arithmetic)
+        with lifted_casts() if arithmetic == torch.float64 else nullcontext():
+            return model(**inputs).logits.bfloat16()
+
+    def differ(folder, arithmetic):
+        return float((outputs(folder, arithmetic) != outputs(tmp_path / "base", arithmetic)).float().mean())
+
+    for multiplier in (k, 3):
+        arguments = [str(tmp_path / "base"), str(tmp_path / f"x{multiplier}"), "-k", str(multiplier)]
+        assert main(["widen", *arguments, "--quiet", "--workers", "1"]) == 0
+    assert differ(tmp_path / f"x{k}", torch.float64) == 0 < 0.2 < differ(tmp_path / "x3", torch.float64)
+    assert differ(tmp_path / f"x{k}", torch.bfloat16) < 0.1 < 0.5 < differ(tmp_path / "x3", torch.bfloat16)
 
 
 def test_a_batch_shows_what_noise_costs(base, tmp_path, capsys):
@@ -176,35 +205,72 @@ def test_a_batch_shows_what_noise_costs(base, tmp_path, capsys):
     assert before != after
 
 
+@pytest.fixture(scope="module")
+def stateful(planned_here, tmp_path_factory):
+    """A Trainer's directory, with AdamW state, and what growing it with noise gives."""
+    from mupscale.checkpoints.trainer_groups import trainer_order
+
+    folder = tmp_path_factory.mktemp("stateful")
+    model = save_llama(folder / "base")
+    named = dict(model.named_parameters())
+    decayed, bare = ([named[name] for name in names] for names in trainer_order(model, {}))
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": bare, "weight_decay": 0.0}]
+    )
+    model(input_ids=torch.arange(20)[None], labels=torch.arange(20)[None]).loss.backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), folder / "base" / "optimizer.pt")
+    arguments = [
+        "upscale",
+        str(folder / "base"),
+        str(folder / "wide"),
+        "-k",
+        "2",
+        "--noise",
+        "t=0.2",
+        "--quiet",
+    ]
+    assert main(arguments) == 0
+    return folder / "base", folder / "wide"
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_single_bit_flips_are_caught_and_named(base, noisy, tmp_path, seed, capsys):
-    """25 flips a seed, anywhere in weights, configuration, record and index."""
+def test_single_bit_flips_are_caught_and_named(stateful, tmp_path, seed, capsys):
+    """100 flips in all, in weights, optimizer state, configuration and record; the unchanged directory holds."""
+    base, wide = stateful
     generator = torch.Generator().manual_seed(seed)
-    copy = tmp_path / "noisy"
-    shutil.copytree(noisy, copy)
-    files = ["model.safetensors"] * 20 + ["config.json"] * 3 + ["mupscale.json", "generation_config.json"]
-    for name in files:
-        raw = bytearray((noisy / name).read_bytes())
+    copy = tmp_path / "wide"
+    shutil.copytree(wide, copy)
+    files = ["model.safetensors"] * 10 + ["optimizer.pt"] * 10 + ["config.json"] * 3
+    for name in [*files, "mupscale.json", "generation_config.json"]:
+        raw = bytearray((wide / name).read_bytes())
         at = int(torch.randint(len(raw), (), generator=generator))
         raw[at] ^= 1 << int(torch.randint(8, (), generator=generator))
         (copy / name).write_bytes(raw)
-        try:
-            status = main(["check", str(base), str(copy), "--bytes", "--quiet"])
-        except MupscaleError:  # pragma: no cover - main turns it into a status
-            status = 2
+        status = main(["check", str(base), str(copy), "--bytes", "--quiet"])
         said = capsys.readouterr()
         assert status in (1, 2), (name, at)
-        expected = _tensor_at(noisy / name, at) if name == "model.safetensors" else name
-        assert expected in said.out + said.err, (name, at, said)
-        (copy / name).write_bytes((noisy / name).read_bytes())
+        assert _named(wide, name, at) in said.out + said.err, (name, at, said)
+        (copy / name).write_bytes((wide / name).read_bytes())
     assert main(["check", str(base), str(copy), "--bytes", "--quiet"]) == 0
 
 
-def _tensor_at(path, at):
-    from mupscale.files.headers import read_header
+def _named(wide, file, at):
+    """The tensor whose bytes lie there, or the file where no tensor does."""
+    job = Job.from_json((wide / "mupscale.job.json").read_bytes())
+    places = ((move.name, move.target) for move in job.moves)
+    return next((name for name, p in places if p.file == file and p.offset <= at < p.end), file)
 
-    places = read_header(path).tensors
-    return next((name for name, p in places.items() if p.offset <= at < p.end), path.name)
+
+def test_another_base_in_the_place_of_a_finished_one_is_no_success(stateful, tmp_path, capsys):
+    base, wide = stateful
+    other = tmp_path / "base"
+    shutil.copytree(base, other)
+    raw = bytearray((other / "model.safetensors").read_bytes())
+    raw[-1] ^= 1
+    (other / "model.safetensors").write_bytes(raw)
+    assert main(["upscale", str(other), str(wide), "-k", "2", "--noise", "t=0.2", "--quiet"]) == 2
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_kv_heads_can_stay(base, tmp_path):

@@ -15,6 +15,7 @@ import mupscale as mu
 from benchmarks import trainer as bench
 from benchmarks.trainer import fit, gap, lightning_module, plan_for
 from mupscale.trainers.going_on import KEY, both_plans
+from tests.continued import Setting
 
 L = pytest.importorskip("lightning")
 K = 2
@@ -23,15 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*mid-epoch.*"),
     pytest.mark.filterwarnings("ignore:.*treespec.*:FutureWarning"),
 ]
-
-
-class Setting(SimpleNamespace):
-    """A base at step 20, its plan, its wide checkpoint, and the base's further curve."""
-
-    base: Path
-    wide: Path
-    plan: mu.Plan
-    curve: bench.Curve
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +36,7 @@ def setting(tmp_path_factory):
     trainer.save_checkpoint(base)
     mu.widen_lightning_checkpoint(base, wide, plan)
     curve, _ = fit(lightning_module(1), base)
-    return Setting(base=base, wide=wide, plan=plan, curve=curve)
+    return Setting(folder=folder, base=base, wide=wide, plan=plan, curve=curve)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import mupscale as mu
 from mupscale.rules.scale import Scale
+from mupscale.tensors import compiled
 from mupscale.tensors import expand as expanding
 from mupscale.tensors import noise as noises
 from mupscale.tensors.expand import expand, expand_
@@ -174,6 +175,21 @@ NOISE = TensorNoise(Stream(2, "m"), 0.3)
 
 def weight(dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(5, 12, generator=torch.Generator().manual_seed(5)).to(dtype)
+
+
+def test_the_default_dtype_changes_no_bit():
+    """Numbers, sums and the loading of the kernel itself under float64 as the default."""
+    noise, whole = TensorNoise(Stream(0, "w"), 0.3), [mu.Axis.fixed(5), mu.Axis.fixed(9)]
+    want = noise.add_(torch.ones(5, 9), whole, [0, 0])
+    torch.set_default_dtype(torch.float64)
+    try:
+        compiled.load_kernel.cache_clear()
+        found = noise.add_(torch.ones(5, 9, dtype=torch.float32), whole, [0, 0])
+        drawn = rectangle(noise.stream, (5, 9), (0, 0), (5, 9), torch.device("cpu"))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_bitwise(found, want)
+    assert drawn.dtype == torch.float32
 
 
 def test_rows_may_be_filled_in_any_order():

@@ -23,21 +23,12 @@ from mupscale.checkpoints.trainer_state import trainer_moves
 from mupscale.files.torch_file import read_tree
 from mupscale.jobs.identity import make_job
 from mupscale.jobs.stream import run_job
+from tests.continued import Setting
 
 pytest.importorskip("transformers")
 
 K = 2
 QUIET: dict[str, Any] = {"save_strategy": "no"}
-
-
-class Setting(SimpleNamespace):
-    """A base at step 20, its plan, its wide directory, and the base's further curve."""
-
-    folder: Path
-    base: Path
-    wide: Path
-    plan: mu.Plan
-    curve: bench.Curve
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,16 @@ from typing import Any
 from ..errors import MupscaleError
 from ..plans.names import pattern_of
 from ..plans.plan import Plan
-from ..rules.optimizers import RULES, decay_factor, lr_factor
+from ..rules.optimizers import RULES
+from ..training.state import factors_of
 
 NAME = "mupscale.json"
 FORMAT = "mupscale directory 1"
+KEYS = (
+    "architecture", "base", "base_architecture", "config", "noise", "not_stored", "parameters", "plan", "plan_hash",
+    "request", "since_reference", "spelling",
+)  # fmt: skip
+"""What a record says that leads back to its base; a trainer's copy of it may hold the plans alone."""
 _LIMIT = 1 << 28  # bytes; a plan of a model with a million tensors stays below it
 
 
@@ -51,24 +57,21 @@ def read_plans(directory: Path | str) -> tuple[Plan, Plan]:
     return plans[0], plans[1]
 
 
-def factors(plan: Plan, optimizer: str = "torch.optim.AdamW") -> list[dict[str, Any]]:
-    """What each kind of tensor does to the constants of an optimizer, one entry for equal factors.
+def factors(plan: Plan) -> list[dict[str, Any]]:
+    """What each kind of tensor does to the constants of AdamW, one entry for equal factors.
 
     >>> from mupscale import Axis, TensorPlan
     >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 4x2"), Axis.parse("in: 4x2")))})
     >>> factors(plan)
     [{'lr': '1/2', 'weight_decay': '2', 'eps': '1/2', 'tensors': ['w']}]
     """
-    rule = RULES[optimizer]
+    rule = RULES["torch.optim.AdamW"]
     found: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for name, entry in plan.tensors.items():
         if entry.kind != "parameter" or not entry.sources:
             continue
-        lr = lr_factor(rule, {}, entry.change, (entry.base_shape, entry.wide_shape))
-        told = {"lr": str(lr), "weight_decay": str(decay_factor(rule.decay, entry.change, lr))}
-        eps = rule.hyper.get("eps")
-        if eps is not None and not isinstance(eps, tuple):
-            told["eps"] = str(entry.change.factor(eps))
+        all_factors = factors_of(rule, {"weight_decay": 0.0}, entry)
+        told = {key: str(all_factors[key]) for key in ("lr", "weight_decay", "eps")}
         names = found.setdefault(tuple(told.items()), [])
         if pattern_of(name) not in names:
             names.append(pattern_of(name))

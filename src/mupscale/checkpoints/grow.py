@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ def record(directory: Directory, family: FamilyPlan, request: Request) -> dict[s
         "architecture": family.wide_architecture,
         "multipliers": request.multipliers,
         "config": wide_config(family.wide_config, request.dtype),
-        "parameters": {end: _count(plan, end) for end in ("base", "wide")},
+        "parameters": {end: plan.parameters(end) for end in ("base", "wide")},
         "plan_hash": plan.hash,
         "plan": plan.as_json(),
         "since_reference": since.as_json(),
@@ -171,15 +170,6 @@ def wide_config(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
         return dict(config)
     name = str(torch_dtype(dtype)).removeprefix("torch.")
     return {**{k: v for k, v in config.items() if k != "torch_dtype"}, "dtype": name}
-
-
-def _count(plan: Plan, end: str) -> int:
-    shapes = [
-        t.base_shape if end == "base" else t.wide_shape
-        for t in plan.tensors.values()
-        if t.kind == "parameter"
-    ]
-    return sum(map(prod, shapes))
 
 
 def _ancestor(base: Path) -> dict[str, Any] | None:

@@ -118,7 +118,7 @@ def _stored(plan: Plan, directory: Directory, spelling: Spelling) -> list[_Store
                 faults += what
                 found += made
             continue
-        if entry.fill == "own" or (missing and entry.kind == "buffer"):
+        if entry.fill == "own":
             continue  # each model computes it for itself
         for source in missing:
             faults.append(Fault(shown(source), "the plan needs this tensor, the directory does not have it"))

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.about import NAME, read_about
+from ..checkpoints.about import KEYS, NAME, read_about
 from ..checkpoints.grow import job_of, wide_config
 from ..checkpoints.request import Request
 from ..errors import Fault, MupscaleError
@@ -24,7 +24,6 @@ from ..plans.selftest import GRADIENT_TOLERANCE
 from .plan import changes
 
 _SHOWN = 20
-ODD = (MupscaleError, LookupError, TypeError, ValueError, AttributeError)
 
 
 def add_to(verbs: Any) -> None:
@@ -54,19 +53,21 @@ def run(chosen: argparse.Namespace) -> int:
         raise MupscaleError(
             f"{chosen.wide} holds no mupscale.json: it was not written by mupscale, or not finished"
         )
+    missing = [key for key in KEYS if key not in about]
+    if missing:
+        raise MupscaleError(
+            f"{chosen.wide}/{NAME} has no {', '.join(missing)}, so it cannot be followed back"
+        )
     directory = read_directory(chosen.base)
     levels = [*(chosen.levels or ("bytes", "layout")), *(("model",) if chosen.model else ())]
     held = True
     for level in dict.fromkeys(levels):
-        try:
-            if level == "bytes":
-                said, faults = _bytes(directory, chosen.wide, about, chosen.quiet)
-            elif level == "layout":
-                said, faults = _layout(directory, about)
-            else:
-                said, faults = _model(directory, chosen.wide, about)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            said, faults = "the record of growth cannot be followed", _odd(error)
+        if level == "bytes":
+            said, faults = _bytes(directory, chosen.wide, about, chosen.quiet)
+        elif level == "layout":
+            said, faults = _layout(directory, about)
+        else:
+            said, faults = _model(directory, chosen.wide, about)
         held = held and not faults
         print(f"{level:7} {'holds' if not faults else 'FAILS'}: {said}", flush=True)
         for fault in faults[:_SHOWN]:
@@ -76,22 +77,17 @@ def run(chosen: argparse.Namespace) -> int:
     return 0 if held else 1
 
 
-def _odd(error: Exception) -> list[Fault]:
-    """The record is input like any other: whatever is odd in it, it does not lead back to this base."""
-    if isinstance(error, MupscaleError):
-        return list(error.faults) or [Fault(NAME, error.claim)]
-    return [Fault(NAME, f"{type(error).__name__}: {error}")]
-
-
 def _bytes(directory: Directory, wide: Path, about: dict[str, Any], quiet: bool) -> tuple[str, list[Fault]]:
     try:
-        own = {
-            key: value for key, value in about.items() if key != "job"
-        }  # what finishing added is added again
+        # What finishing the job added to its record is left out, to be added again.
+        own = {key: value for key, value in about.items() if key != "job"}
         kept = {key: about["base"][key] for key in ("name", "config")}
         job = job_of(directory, wide, {**own, "base": kept})
-    except ODD as error:
-        return "the record of growth cannot be followed", _odd(error)
+    except MupscaleError as error:
+        return "the record of growth cannot be followed", list(error.faults) or [Fault(NAME, error.claim)]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        # The record is input like any other: whatever is odd in it, it does not lead back to this base.
+        return "the record of growth cannot be followed", [Fault(NAME, f"{type(error).__name__}: {error}")]
     with shown_progress("comparing", quiet) as report:
         faults = check_bytes(job, report=report)
     total = sum(file.size for file in job.files)

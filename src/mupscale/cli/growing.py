@@ -28,10 +28,12 @@ from ..families.configs import parse_multipliers
 from ..families.loaded import batch_losses, check_memory, read_batch
 from ..files.directory import Directory, read_directory
 from ..files.strict import shown
+from ..jobs.identity import check_base
 from ..jobs.job import Job
 from ..jobs.partial import working_job
 from ..jobs.progress import shown_progress
 from ..jobs.stream import run_job, run_worker
+from ..jobs.verify_bytes import read_job
 from ..plans.names import pattern_of
 from .next_steps import next_steps
 from .plan import add_source, cost, describe, evidence, planned
@@ -86,8 +88,8 @@ def _add_writing(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--workers",
         type=int,
-        default=min(4, os.cpu_count() or 1),
-        help="processes on this machine (default: %(default)s)",
+        default=min(2, os.cpu_count() or 1),
+        help="threads that write, each with some 20 MiB of its own (default: %(default)s)",
     )
     verb.add_argument("--worker", metavar="I/N", help="do share I (from 0) of N only, for job arrays")
     verb.add_argument("--dry-run", action="store_true", help="plan and check everything, write nothing")
@@ -100,7 +102,7 @@ def run(chosen: argparse.Namespace) -> int:
     chosen.out = Path(os.path.abspath(chosen.out))
     if chosen.batch is not None:
         read_batch(chosen.batch)
-    if _is_done(chosen.out, request):
+    if _is_done(chosen, request):
         print(
             f"already complete: {chosen.out}\nto prove it: {shlex.join(['mupscale', 'check', str(chosen.base), str(chosen.out)])}"
         )
@@ -127,10 +129,17 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _is_done(out: Path, request: Request) -> bool:
-    """Whether the same request has been carried out already: running a command again is never an error."""
-    about = read_about(out)
-    return about is not None and about.get("request") == json.loads(json.dumps(request.as_json()))
+def _is_done(chosen: argparse.Namespace, request: Request) -> bool:
+    """Whether this base has been grown like this into this place already: running a command again is no error."""
+    about = read_about(chosen.out)
+    if about is None or about.get("request") != json.loads(json.dumps(request.as_json())):
+        return False
+    try:
+        check_config(read_directory(chosen.base), about)
+        check_base(read_job(chosen.out, chosen.base))
+    except MupscaleError:
+        return False  # of another base; that the place is taken is said next
+    return True
 
 
 def _begun(chosen: argparse.Namespace, request: Request) -> Job | None:
@@ -153,7 +162,7 @@ def _request(chosen: argparse.Namespace) -> Request:
             "  for the exact map without noise: mupscale widen"
         )
     if chosen.workers < 1:
-        raise MupscaleError(f"--workers {chosen.workers}: at least one process is needed")
+        raise MupscaleError(f"--workers {chosen.workers}: at least one is needed")
     return Request(
         multipliers=chosen.multipliers,
         noise=None if chosen.noise is None else parse_noise(chosen.noise),

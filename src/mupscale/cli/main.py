@@ -38,6 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MupscaleError as error:
         print(f"mupscale: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"mupscale: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(
+            "mupscale: stopped; what is written is kept, run the same command again to go on", file=sys.stderr
+        )
+        return 130
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +103,7 @@ def changes(base: Mapping[str, Any], wide: Mapping[str, Any], path: str = "") ->
 def describe(directory: Directory, family: FamilyPlan, request: Request) -> str:
     """Both ends side by side."""
     plan = family.plan
-    ends = [_parameters(plan, end) for end in (0, 1)]
+    ends = [plan.parameters("base"), plan.parameters("wide")]
     into = "" if family.wide_architecture == family.architecture else f" -> {family.wide_architecture}"
     head = f"{directory.path}: {family.model_type}, {family.architecture}{into}, -k {request.multipliers}"
     rows: list[tuple[str, ...]] = [("", "base", "wide", "")]
@@ -116,22 +115,16 @@ def describe(directory: Directory, family: FamilyPlan, request: Request) -> str:
     return head + "\n" + columns(rows, right=(1, 2))
 
 
-def _parameters(plan: Plan, end: int) -> int:
-    return sum(
-        prod((t.base_shape, t.wide_shape)[end]) for t in plan.tensors.values() if t.kind == "parameter"
-    )
-
-
 def _dtypes(directory: Directory) -> set[str]:
     return {place.dtype for place in directory.tensors.values() if place.dtype in FLOATS}
 
 
 def _weights(directory: Directory, plan: Plan, request: Request) -> tuple[int, int]:
     base = sum(place.bytes for place in directory.tensors.values())
-    ratio = _parameters(plan, 1) / max(1, _parameters(plan, 0))
+    ratio = plan.parameters("wide") / max(1, plan.parameters("base"))
     if request.dtype is None:
         return base, round(base * ratio)
-    return base, _parameters(plan, 1) * item_size(request.dtype)
+    return base, plan.parameters("wide") * item_size(request.dtype)
 
 
 def cost(directory: Directory, family: FamilyPlan, request: Request, where: Path) -> str:
@@ -139,7 +132,7 @@ def cost(directory: Directory, family: FamilyPlan, request: Request, where: Path
     wide = _weights(directory, family.plan, request)[1]
     state = 0
     if has_state(directory, request):
-        grown = _parameters(family.plan, 1) / max(1, _parameters(family.plan, 0))
+        grown = family.plan.parameters("wide") / max(1, family.plan.parameters("base"))
         state = round((directory.path / "optimizer.pt").stat().st_size * grown)
     free, speed = shutil.disk_usage(where).free, disk_speed(where)
     rows = [
@@ -149,9 +142,9 @@ def cost(directory: Directory, family: FamilyPlan, request: Request, where: Path
         ),
         (
             "time",
-            f"{duration((wide + state) / speed)} at {size(speed)}/s, as this disk writes just now; noise takes about as long again",
+            f"{duration((wide + state) / speed)} at {size(speed)}/s, as this disk writes just now; noise takes two to four times as long",
         ),
-        ("memory", "under 400 MiB a worker, whatever the size of the model"),
+        ("memory", "under 500 MiB with two workers, half of it torch, whatever the size of the model"),
     ]
     return "cost of growing\n" + columns(rows)
 

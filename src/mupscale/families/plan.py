@@ -206,4 +206,7 @@ def _notes(plan: Plan) -> list[str]:
         notes.append(
             f"{', '.join(dict.fromkeys(map(pattern_of, shifted)))} is used as (1 + w): its weight decay must be 0"
         )
+    tokens = [n for n, t in plan.tensors.items() if n.endswith(_TOKENS) and t.grows]
+    if tokens:
+        notes.append(f"{', '.join(tokens)}: no batch reaches it, so it is taken for an embedding by its name")
     return [*notes, *sorted(plan.needs)]

@@ -6,13 +6,15 @@ channels with equal numbers of copies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from .names import strip_wrappers
 
 _TOLERANCE = 1e-7
 
@@ -33,7 +35,7 @@ def watched(model: nn.Module) -> Iterator[list[Seen]]:
     def note(path: str) -> Any:
         return lambda module, args, output: seen.append(Seen(path, _first(output)))
 
-    handles = [module.register_forward_hook(note(path)) for path, module in model.named_modules() if path]
+    handles = [module.register_forward_hook(note(path)) for path, module in model.named_modules()]
     try:
         yield seen
     finally:
@@ -41,9 +43,25 @@ def watched(model: nn.Module) -> Iterator[list[Seen]]:
             handle.remove()
 
 
+def outputs_of(model: nn.Module, go: Callable[[], Any]) -> dict[str, Tensor]:
+    """What every module returned first while `go` ran, by module name, "" for the model.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    >>> list(outputs_of(model, lambda: model(torch.ones(1, 2))))
+    ['0', '1', '']
+    """
+    with watched(model) as seen:
+        go()
+    found: dict[str, Tensor] = {}
+    for call in seen:
+        if call.value is not None:
+            found.setdefault(strip_wrappers(f"{call.path}.").rstrip("."), call.value)
+    return found
+
+
 def _first(output: Any) -> Tensor | None:
     if isinstance(output, Tensor):
-        return output.detach() if output.is_floating_point() else None
+        return output.detach().clone() if output.is_floating_point() else None
     if isinstance(output, dict):
         output = tuple(output.values())
     if isinstance(output, (tuple, list)):
@@ -52,7 +70,7 @@ def _first(output: Any) -> Tensor | None:
 
 
 def first_difference(base: Sequence[Seen], wide: Sequence[Seen], folds: set[float]) -> tuple[int, str]:
-    """How many outputs agree before the first that does not, and whose it is; "" when all agree."""
+    """How many outputs agree before the first that does not, and whose it is; "" when all modules inside agree."""
     for i, (a, b) in enumerate(zip(base, wide, strict=False)):
         if a.path != b.path:
             return i, a.path

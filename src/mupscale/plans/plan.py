@@ -167,6 +167,11 @@ class Plan(Mapping[str, TensorPlan]):
                 found.setdefault(source, []).append(name)
         return found
 
+    def parameters(self, end: Literal["base", "wide"]) -> int:
+        """How many parameters the model at one end has."""
+        planned = [t for t in self.tensors.values() if t.kind == "parameter"]
+        return sum(prod(t.base_shape if end == "base" else t.wide_shape) for t in planned)
+
     def with_tensors(self, changes: Mapping[str, TensorPlan]) -> Plan:
         return replace(self, tensors={**self.tensors, **changes})
 

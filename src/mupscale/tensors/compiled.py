@@ -70,7 +70,8 @@ class Kernel:
         >>> isinstance(kernel, Fault) or torch.equal(kernel.normals(stream, starts, 9), normals(stream, starts, 9))
         True
         """
-        return self.add_(torch.zeros(len(starts), length), stream, starts, torch.ones(len(starts)))
+        out = torch.zeros(len(starts), length, dtype=torch.float32)
+        return self.add_(out, stream, starts, torch.ones(len(starts), dtype=torch.float32))
 
 
 @dataclass
@@ -144,8 +145,8 @@ def _agrees(kernel: Kernel) -> bool:
     """Whether a sample has the bits of the portable code: odd starts, far starts, a sum that fusing would change."""
     stream, length = Stream(0, "sample"), 4 * _LANES + 7
     starts = torch.tensor([0, 3, (1 << 32) - 5, (1 << 34) - 9, (1 << 40) + 2])
-    stds = torch.tensor([1.0, 0.3, 1e-3, 7.0, 1.1])
-    out = torch.linspace(-1, 1, len(starts) * length).view(len(starts), length)
+    stds = torch.tensor([1.0, 0.3, 1e-3, 7.0, 1.1], dtype=torch.float32)
+    out = torch.linspace(-1, 1, len(starts) * length, dtype=torch.float32).view(len(starts), length)
     want = out + normals(stream, starts, length) * stds[:, None]
     return torch.equal(kernel.add_(out, stream, starts, stds), want)
 

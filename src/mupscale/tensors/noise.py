@@ -64,7 +64,7 @@ class TensorNoise:
         stacked = isinstance(self.std, tuple)
         starts, run = _runs([axis.wide for axis in axes], start, out.shape, out.device, least=int(stacked))
         if isinstance(self.std, float):
-            stds = torch.full((len(starts),), self.std)
+            stds = torch.full((len(starts),), self.std, dtype=torch.float32)
         else:
             part = torch.tensor(self.std[start[0] : start[0] + out.shape[0]], dtype=torch.float32)
             stds = part.repeat_interleave(len(starts) // max(1, len(part)))
@@ -91,7 +91,7 @@ def rectangle(
     kernel = kernel_for(prod(shape)) if draw is normals and device.type == "cpu" else None
     if kernel is not None:
         return kernel.normals(stream, starts, run).view(list(shape))
-    out = torch.empty(len(starts), run, device=device)
+    out = torch.empty(len(starts), run, dtype=torch.float32, device=device)
     if run > _BLOCK:
         for row in range(len(starts)):
             for at in range(0, run, _BLOCK):

@@ -45,7 +45,7 @@ def streamed_spectral_norm(
     """
     matrices, rows = (shape[0], shape[1]) if stacked else (1, shape[0])
     columns = prod(shape[2 if stacked else 1 :])
-    first = torch.randn(columns, generator=torch.Generator().manual_seed(0)).double()
+    first = torch.randn(columns, generator=torch.Generator().manual_seed(0), dtype=torch.float32).double()
     step = max(1, _BLOCK // max(1, columns))
     norms = []
     for matrix in range(matrices):

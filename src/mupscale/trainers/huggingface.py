@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..checkpoints.about import FORMAT, NAME
-from ..errors import Fault, raise_faults
+from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.plan import Plan
 from ..training.clip import Clip, clip_
 from ..training.stepping import InUnits, step_in_units_
@@ -93,7 +93,10 @@ def _unwrapped(optimizer: Any) -> Optimizer:
     """The torch optimizer inside accelerate's wrapper."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
-    assert isinstance(optimizer, Optimizer)
+    if not isinstance(optimizer, Optimizer):
+        raise MupscaleError(
+            f"the Trainer's optimizer is a {type(optimizer).__name__}, expected a torch.optim.Optimizer"
+        )
     return optimizer
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MupscaleError
+from ..plans.outputs import outputs_of
 from .run import Run
-from .watch import outputs_of
 
 Start = Callable[[int, int], Run]
 Probe = Callable[[nn.Module], Any]

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..plans.outputs import outputs_of
 from ..plans.selftest import Loss, compare_gradients, gradients
 from ..rules.axes import Axis
 from ..tensors.expand import expand
 from .certificate import Failure
 from .trial import Step, Trial, run_step
-from .watch import outputs_of
 
 DROPOUT = "dropout: masks are drawn for every copy by itself; set p = 0, or compare in eval mode"
 CLIPPING = "plain clipping: a gradient norm depends on the width, so all gradients are off by one factor; weight each tensor's squared norm by s/r (Change.norm_weight)"
