@@ -17,6 +17,7 @@ ORDER = [
     "files",
     "jobs",
     "checkpoints",
+    "sharded",
     "trainers",
     "tuning",
     "limits",

@@ -15,7 +15,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_every_python_block_of_a_page_runs_in_order(page):
+def test_every_python_block_of_a_page_runs_in_order(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some blocks write checkpoints
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     saved = dict(RULES)
     space: dict[str, object] = {"__name__": page.stem}

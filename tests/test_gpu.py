@@ -5,9 +5,11 @@ import torch
 from torch import nn
 
 import mupscale as mu
+from benchmarks.sharded_training import EQUAL, compare
 from mupscale.rules.axes import Axis
 from mupscale.rules.scale import Scale
 from mupscale.tensors.expand import expand
+from tests.launched import folder, launch
 
 pytestmark = pytest.mark.gpu
 
@@ -66,3 +68,16 @@ def test_autocast_and_grad_scaler_go_on():
     wide = mu.widen(run, lambda: mlp(128))
     base, grown = ([step(side, i) for i in range(10)] for side in (run, wide))
     assert all(abs(a - b) <= 5e-2 * a for a, b in zip(base, grown, strict=True))
+
+
+def sharded():
+    right = [compare("fsdp", "adamw", dtype, folder() / str(dtype), steps=20) for dtype in EQUAL]
+    return [*right, compare("fsdp", "adamw", torch.float64, None, "clipping", steps=5)]
+
+
+def test_sharded_runs_load_and_train_on_all_devices():
+    *right, control = launch(__name__, ["sharded"], torch.cuda.device_count(), backend="nccl")["sharded"][0]
+    for row in right:
+        assert row.worst <= EQUAL[getattr(torch, row.dtype)]
+        assert row.clipped > 1
+    assert control.worst > 1e-4

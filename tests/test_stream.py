@@ -21,7 +21,7 @@ from mupscale.files.directory import read_directory
 from mupscale.files.places import Place
 from mupscale.jobs import partial as partial_module
 from mupscale.jobs import worker as worker_module
-from mupscale.jobs.blocks import BlockMaker, Reader
+from mupscale.jobs.blocks import BlockMaker, Reader, from_files
 from mupscale.jobs.identity import digest_stretch, make_job, whole_digest
 from mupscale.jobs.job import Job, Move, Text
 from mupscale.jobs.journal import Journal, read_journals
@@ -311,7 +311,7 @@ def test_memory_is_bounded_where_copies_lie_far_apart(tmp_path):
         tmp_path / "base", ["out: 1x2 * 4000", "50"], [torch.randn(4000, 50)], block_bytes=5000 * 4
     )
     with Reader(job.base) as reader:
-        maker, units = BlockMaker(reader), Units(job)
+        maker, units = BlockMaker(from_files(reader)), Units(job)
         for number in range(units.blocks):
             block = units[number]
             assert isinstance(block, Block)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .checkpoints.weights import read_plan, read_provenance, save_weights
 from .errors import Fault, MupscaleError
+from .plans.build import build as on_meta
 from .plans.infer import infer_plan
 from .plans.plan import Edit, Plan, TensorPlan
 from .plans.selftest import gradient_identity
@@ -45,6 +46,9 @@ from .training.verify import verify
 from .training.widen import narrow, widen
 
 if TYPE_CHECKING:
+    from .families.plan import family_plan as family_plan
+    from .sharded.load import load_wide as load_wide
+    from .sharded.verify import verify_sharded as verify_sharded
     from .trainers.huggingface import HuggingFaceCallback as HuggingFaceCallback
     from .trainers.lightning import LightningCallback as LightningCallback
 
@@ -63,6 +67,7 @@ __all__ = [
     "Decay",
     "Edit",
     "Factor",
+    "family_plan",
     "Fault",
     "FILL",
     "G",
@@ -71,6 +76,7 @@ __all__ = [
     "groups_for",
     "infer_plan",
     "init_",
+    "load_wide",
     "MupNoise",
     "MupscaleError",
     "narrow",
@@ -79,6 +85,7 @@ __all__ = [
     "NEUTRAL",
     "noise_report",
     "NoiseReport",
+    "on_meta",
     "optimizer_for",
     "OptimizerRule",
     "PairedNoise",
@@ -102,6 +109,7 @@ __all__ = [
     "Units",
     "upscale",
     "verify",
+    "verify_sharded",
     "W",
     "widen",
     "widen_lightning_checkpoint",
@@ -111,7 +119,19 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Callbacks derive from classes of packages that are imported only when they are asked for."""
+    """What needs packages that take long to import, or may not be there, is imported when it is asked for."""
+    if name == "load_wide":
+        from .sharded import load
+
+        return load.load_wide
+    if name == "verify_sharded":
+        from .sharded import verify
+
+        return verify.verify_sharded
+    if name == "family_plan":
+        from .families import plan
+
+        return plan.family_plan
     if name == "HuggingFaceCallback":
         from .trainers import huggingface
 

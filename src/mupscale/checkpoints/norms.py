@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..jobs.blocks import BlockMaker, Reader
+from ..jobs.blocks import BlockMaker, Reader, from_files
 from ..jobs.job import Move
 from ..jobs.units import Block
 from ..rules.axes import Axis
@@ -25,24 +25,29 @@ def measured_in(base: Path, moves: Sequence[Move], names: Mapping[str, str]) -> 
     parts: dict[str, list[Move]] = {}
     for move in moves:
         if move.sources:
-            parts.setdefault(names.get(move.name, move.name), []).append(_as_stored(move))
+            parts.setdefault(names.get(move.name, move.name), []).append(as_stored(move))
 
     def measure(name: str, stacked: bool) -> Tensor:
-        shape = tuple(axis.base for axis in parts[name][0].axes)
         with Reader(base) as reader:
-            read = _rows(BlockMaker(reader), parts[name])
-            if len(shape) < 2:
-                length: Tensor = torch.linalg.vector_norm(read((), 0, prod(shape)).double())
-                return length
-            if not stacked:
-                return streamed_spectral_norm(partial(read, ()), (shape[0], prod(shape[1:])))
-            size = (shape[1], prod(shape[2:]))
-            return torch.stack([streamed_spectral_norm(partial(read, (i,)), size) for i in range(shape[0])])
+            return measured_by(BlockMaker(from_files(reader)), parts[name], stacked)
 
     return measure
 
 
-def _as_stored(move: Move) -> Move:
+def measured_by(maker: BlockMaker, parts: Sequence[Move], stacked: bool) -> Tensor:
+    """The norm of one base tensor, or of every matrix along dimension 0, from moves that change nothing."""
+    shape = tuple(axis.base for axis in parts[0].axes)
+    read = _rows(maker, parts)
+    if len(shape) < 2:
+        length: Tensor = torch.linalg.vector_norm(read((), 0, prod(shape)).double())
+        return length
+    if not stacked:
+        return streamed_spectral_norm(partial(read, ()), (shape[0], prod(shape[1:])))
+    size = (shape[1], prod(shape[2:]))
+    return torch.stack([streamed_spectral_norm(partial(read, (i,)), size) for i in range(shape[0])])
+
+
+def as_stored(move: Move) -> Move:
     """The move that changes nothing: what is stored of the base tensor, sources joined, as it is."""
     axes = tuple(Axis.fixed(axis.base) for axis in move.axes)
     plain = replace(move, axes=axes, scale=ONE, shift=0, noise=None)

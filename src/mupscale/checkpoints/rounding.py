@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from ..jobs.blocks import BlockMaker, Reader
+from ..jobs.blocks import BlockMaker, Reader, from_files
 from ..jobs.job import Job, Move
 from ..jobs.units import Block, block_shape
 
@@ -22,7 +22,7 @@ def lost_to_rounding(job: Job) -> dict[str, float]:
     """For every tensor with noise, the share of sampled entries that noise does not change."""
     found = {}
     with Reader(job.base) as reader:
-        maker = BlockMaker(reader)
+        maker = BlockMaker(from_files(reader))
         for move in job.moves:
             if move.noise is not None and move.target.bytes:
                 found[move.name] = _lost(maker, move)

@@ -57,7 +57,7 @@ def weight_moves(
         raise MupscaleError(f"dtype {dtype!r} cannot hold weights; use one of {', '.join(FLOATS)}")
     usual = Counter(place.dtype for place in directory.tensors.values() if place.dtype in FLOATS)
     moves, shapes = [], {}
-    for found in _stored(plan, directory, spelling or Spelling()):
+    for found in stored_tensors(plan, directory, spelling or Spelling()):
         entry = plan.tensors[found.tensor]
         parameter = entry.kind == "parameter"
         kept = found.places[0].dtype if found.places else usual.most_common(1)[0][0] if usual else "F32"
@@ -82,11 +82,11 @@ def weight_moves(
 
 def planned_names(plan: Plan, directory: Directory, spelling: Spelling) -> dict[str, str]:
     """Name in the directory -> the tensor of the plan that is stored there, whole or in part."""
-    return {found.name: found.tensor for found in _stored(plan, directory, spelling)}
+    return {found.name: found.tensor for found in stored_tensors(plan, directory, spelling)}
 
 
 @dataclass(frozen=True)
-class _Stored:
+class StoredTensor:
     """The name a wide tensor, or a part of one, is stored under, and where its sources lie."""
 
     name: str
@@ -96,10 +96,10 @@ class _Stored:
     dropped: tuple[int, ...] = ()
 
 
-def _stored(plan: Plan, directory: Directory, spelling: Spelling) -> list[_Stored]:
+def stored_tensors(plan: Plan, directory: Directory, spelling: Spelling) -> list[StoredTensor]:
     """What the directory holds for every planned tensor; what is missing, left over or misshapen is a fault."""
     faults: list[Fault] = []
-    found: list[_Stored] = []
+    found: list[StoredTensor] = []
     used: set[str] = set()
     others: dict[str, list[str]] = {}
     for alias, name in plan.ties.items():
@@ -129,7 +129,7 @@ def _stored(plan: Plan, directory: Directory, spelling: Spelling) -> list[_Store
         places = tuple(directory.tensors[n] for n in chosen)
         # A tensor keeps the name under which its source was found; a new one has its own.
         same = len(chosen) == 1 and entry.sources == (name,)
-        found.append(_Stored(chosen[0] if same else name, name, places))
+        found.append(StoredTensor(chosen[0] if same else name, name, places))
         faults += _misshapen(name, entry, places)
     for n in directory.tensors:
         if n not in used and not any(re.search(pattern, n) for pattern in spelling.ignored):
@@ -150,7 +150,7 @@ def _present(source: str, aliases: Sequence[str], directory: Directory, spelling
 
 def _part(
     stored: str, part: Part, entry: TensorPlan, directory: Directory
-) -> tuple[list[_Stored], list[Fault]]:
+) -> tuple[list[StoredTensor], list[Fault]]:
     """One stored part of a tensor, with the dimensions that storing it left out."""
     place = directory.tensors.get(stored)
     if place is None:
@@ -160,7 +160,7 @@ def _part(
     if place.shape != kept:
         return [], [Fault(shown(stored), f"shape {place.shape} in the directory, {kept} in the plan")]
     whole = replace(place, shape=shape)
-    return [_Stored(stored, part.tensor, (whole,), part.cells, part.dropped)], []
+    return [StoredTensor(stored, part.tensor, (whole,), part.cells, part.dropped)], []
 
 
 def _torn(directory: Directory, present: Sequence[str]) -> Iterator[Fault]:

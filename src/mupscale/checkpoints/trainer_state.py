@@ -8,7 +8,6 @@ which parameter a position means (`trainer_groups.py`), how bytes are written.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,9 @@ from ..files.strict import raise_few, shown
 from ..files.torch_file import Room, lay_out, read_tensor, read_tree
 from ..jobs.job import Move
 from ..plans.plan import Plan
-from ..rules.axes import Axis
 from ..rules.optimizers import OptimizerRule, rule_for
-from ..rules.scale import Scale
-from ..training.direction import Direction
 from ..training.kept_groups import Groups, Names, carry_kept, parts
+from ..training.ledger import Ledger
 from .trainer_groups import CLAIM, LEAVE, told_by, trainer_orders
 
 OPTIMIZER = "optimizer.pt"
@@ -51,7 +48,7 @@ def trainer_moves(
     raise_few(CLAIM, _tensors_in(groups))
     rule = rule_for(optimizer, rules) if optimizer else told_by(groups, state.values(), rules)
     order, wide_order = trainer_orders(groups, plan, base, wide, names)
-    ledger = _Ledger(plan)
+    ledger = Ledger(plan)
     there = {k: {key: _stand_in(folder, value) for key, value in s.items()} for k, s in state.items()}
     tree, faults = carry_kept(groups, there, order, wide_order, rule, ledger, OPTIMIZER)
     raise_few(CLAIM, faults)
@@ -60,18 +57,6 @@ def trainer_moves(
     sources = {i: state[keys[plan[members[i]].sources[0]]] for i in tree["state"]}
     file, laid = lay_out(OPTIMIZER, {**tree, "state": _rooms(tree["state"])})
     return _filled(file, laid["state"], tree["state"], sources, members, ledger)
-
-
-@dataclass(frozen=True)
-class _Ledger(Direction):
-    """A direction that moves nothing and notes, for every moment it is asked for, how it is made."""
-
-    noted: dict[int, tuple[Tensor, tuple[Axis, ...], Scale]] = field(default_factory=dict)
-
-    def moment(self, value: Tensor, axes: Sequence[Axis], scale: Scale) -> Tensor:
-        made = torch.empty([axis.wide for axis in axes], dtype=value.dtype, device="meta")
-        self.noted[id(made)] = (made, tuple(axes), scale)  # kept, so that its id stays its own
-        return made
 
 
 def _stand_in(folder: Path, value: Any) -> Any:
@@ -99,7 +84,7 @@ def _filled(
     states: Mapping[int, Mapping[str, Any]],
     sources: Mapping[int, Mapping[str, Any]],
     names: Sequence[str],
-    ledger: _Ledger,
+    ledger: Ledger,
 ) -> tuple[OutFile, list[Move]]:
     """The file with its single numbers written, and a move for every other tensor."""
     moves: list[Move] = []

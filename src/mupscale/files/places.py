@@ -37,6 +37,8 @@ RANK = {name: rank for rank, name in enumerate(_DTYPES)}
 """The order in which safetensors sorts dtypes; files hold the last of them first."""
 FLOATS = ("F16", "BF16", "F32", "F64")
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+KNOWN = frozenset(_NAMES)
+"""The dtypes of torch that have a name here."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -55,6 +57,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     if dtype not in _NAMES:
         raise MupscaleError(f"safetensors has no {dtype}")
     return _NAMES[dtype]
+
+
+def is_dtype(name: str) -> bool:
+    """Whether safetensors has a dtype of this name."""
+    return name in _DTYPES
 
 
 def item_size(name: str) -> int:

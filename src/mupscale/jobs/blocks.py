@@ -7,7 +7,8 @@ is a few buffers that are used again. Knows nothing of journals or of where the 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,8 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.bytes = 0
+        """How many have been read."""
         self._open: dict[str, int] = {}
 
     def __enter__(self) -> Reader:
@@ -66,13 +69,23 @@ class Reader:
                     f"expected {offset + len(into)}: it changed while it was read"
                 )
             done += count
+        self.bytes += done
+
+
+Read = Callable[[Move, list[int], Tensor], None]
+"""Fills a tensor with the rectangle of a move's base tensor that starts at an index."""
+
+
+def from_files(reader: Reader) -> Read:
+    """Reads what the sources of a move say."""
+    return partial(_read_move, reader)
 
 
 class BlockMaker:
-    """Makes any block of a job from its base."""
+    """Makes any block of a move from its base."""
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, read: Read) -> None:
+        self._read_base = read
         self._rooms: dict[str, Tensor] = {}
 
     def make(self, block: Block) -> Tensor:
@@ -136,36 +149,41 @@ class BlockMaker:
         return False
 
     def _read(self, move: Move, lows: list[int], shape: list[int]) -> Tensor:
-        """A rectangle of the base tensor, sources joined."""
+        """A rectangle of the base tensor."""
         room = self.room("base", move.sources[0].dtype, shape)
-        raw = raw_bytes(room)
-        if move.cat is None:
-            inside = [low - start for low, start in zip(lows, move.window("base")[0], strict=True)]
-            self._read_source(move.sources[0], inside, raw, shape, [0] * len(shape), shape)
-            return room
-        first, cat = 0, move.cat
-        for source in move.sources:
-            low, high = max(lows[cat], first), min(lows[cat] + shape[cat], first + source.shape[cat])
-            if low < high:
-                start, at, part = list(lows), [0] * len(shape), list(shape)
-                start[cat], at[cat], part[cat] = low - first, low - lows[cat], high - low
-                self._read_source(source, start, raw, shape, at, part)
-            first += source.shape[cat]
+        self._read_base(move, lows, room)
         return room
 
-    def _read_source(
-        self,
-        source: Place,
-        start: Sequence[int],
-        raw: memoryview,
-        room: Sequence[int],
-        at: Sequence[int],
-        shape: Sequence[int],
-    ) -> None:
-        size = item_size(source.dtype)
-        for far, near, count in runs(source.shape, start, room, at, shape):
-            into = raw[near * size : (near + count) * size]
-            self._reader.read_(source.file, source.offset + far * size, into)
+
+def _read_move(reader: Reader, move: Move, lows: list[int], room: Tensor) -> None:
+    """A rectangle of the base tensor, sources joined."""
+    if move.cat is None:
+        inside = [low - start for low, start in zip(lows, move.window("base")[0], strict=True)]
+        read_rectangle_(reader, move.sources[0], inside, room, [0] * room.dim(), list(room.shape))
+        return
+    first, cat = 0, move.cat
+    for source in move.sources:
+        low, high = max(lows[cat], first), min(lows[cat] + room.shape[cat], first + source.shape[cat])
+        if low < high:
+            start, at, part = list(lows), [0] * room.dim(), list(room.shape)
+            start[cat], at[cat], part[cat] = low - first, low - lows[cat], high - low
+            read_rectangle_(reader, source, start, room, at, part)
+        first += source.shape[cat]
+
+
+def read_rectangle_(
+    reader: Reader,
+    source: Place,
+    start: Sequence[int],
+    room: Tensor,
+    at: Sequence[int],
+    shape: Sequence[int],
+) -> None:
+    """Read the rectangle `shape` from `start` of a stored tensor to `at` of a contiguous one."""
+    size, raw = item_size(source.dtype), raw_bytes(room)
+    for far, near, count in runs(source.shape, start, room.shape, at, shape):
+        into = raw[near * size : (near + count) * size]
+        reader.read_(source.file, source.offset + far * size, into)
 
 
 def _parts(out: Tensor, move: Move, start: list[int]) -> Iterator[tuple[Tensor, list[int]]]:

@@ -18,7 +18,7 @@ import torch
 from ..errors import Fault, MupscaleError
 from ..files.places import item_size, runs
 from ..files.strict import read_regular, shown
-from .blocks import BlockMaker, Reader, raw_bytes
+from .blocks import BlockMaker, Reader, from_files, raw_bytes
 from .identity import about_text, check_base, digest_stretch, published, whole_digest
 from .job import Job
 from .soundness import ABOUT, JOB, check_job
@@ -85,7 +85,7 @@ def _chunks(job: Job, wide: Reader) -> Iterator[Fault]:
 
 def _blocks(units: Units, base: Reader, wide: Reader, report: Report | None) -> Iterator[Fault]:
     """One fault for every tensor that differs anywhere."""
-    maker, done = BlockMaker(base), 0
+    maker, done = BlockMaker(from_files(base)), 0
     first: dict[str, str] = {}
     for number in range(units.blocks):
         block = units[number]

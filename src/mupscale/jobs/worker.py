@@ -19,7 +19,7 @@ import torch
 
 from ..errors import Fault, MupscaleError
 from ..files.places import item_size, runs
-from .blocks import BlockMaker, Reader, raw_bytes
+from .blocks import BlockMaker, Reader, from_files, raw_bytes
 from .identity import check_base, check_stamps, digest_stretch
 from .job import Job
 from .journal import Done, Journal, read_journals
@@ -130,7 +130,7 @@ def _in_threads(count: int, todo: list[int], work: Callable[[Iterator[int]], Non
 
 def _do(job: Job, units: Units, todo: Iterator[int], keeper: _Keeper, count: _Count) -> None:
     with Reader(job.base) as reader, _Writer(partial(job.out)) as writer:
-        maker = BlockMaker(reader)
+        maker = BlockMaker(from_files(reader))
         for number in todo:
             unit = units[number]
             if isinstance(unit, Block):

@@ -24,7 +24,7 @@ Loss = Callable[[nn.Module], Tensor]
 
 GRADIENT_TOLERANCE = 1e-9
 LOSS_FLOOR = 1e-6  # a loss that is zero by nature has no relative error
-_SILENT = 1e-13  # a gradient this far below the model's largest is rounding, not signal
+SILENT = 1e-13  # a gradient this far below the model's largest is rounding, not signal
 
 
 def source_of(tensor: TensorPlan, base: Mapping[str, Tensor]) -> Tensor:
@@ -122,7 +122,7 @@ def compare_gradients(base: dict[str, Tensor | None], wide: dict[str, Tensor | N
         r = entry.change.r
         want = expand(source_of(entry, known), entry.axes, r)
         size = float(want.abs().max()) if want.numel() else 0.0
-        if size <= _SILENT * largest * float(r):
+        if size <= SILENT * largest * float(r):
             untested.append(name)
             size = largest * float(r) or 1.0
         gap = float((got - want).abs().max()) if want.numel() else 0.0

@@ -1,16 +1,19 @@
 """Gradient clipping that is the same at every width.
 
 A plain norm depends on the width, because copies add up: sum |G'|² is r/s times sum |G|². Weighted by s/r it
-is the norm at the reference, whatever the width, and clipping by it keeps a widened run exact.
+is the norm at the reference, whatever the width, and clipping by it keeps a widened run exact. Sharded
+gradients are measured where they lie; one number goes around, and every rank clips by the same factor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf, nan, prod
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -18,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import MupscaleError
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
+from ..tensors.parts import is_sharded, local_of
 
 Named = list[tuple[str, Tensor]]
 
@@ -106,25 +110,100 @@ def _with_grad(named: Iterable[tuple[str, Tensor]], plan: Plan) -> list[tuple[st
     for name, parameter in named:
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.coalesce()  # so that its values can be changed in place
+        if parameter.grad is not None and is_sharded(parameter.grad):
+            parameter.grad = _summed(parameter.grad)
         if parameter.grad is not None and id(parameter) not in found:
             found[id(parameter)] = (plan.ties.get(name, name), parameter.grad)
     return list(found.values())
 
 
+def _summed(grad: Any) -> Tensor:
+    """The gradient without partial sums, which a norm or a clamp of each part would get wrong."""
+    from torch.distributed.tensor import Replicate
+
+    if not any(placement.is_partial() for placement in grad.placements):
+        return grad  # type: ignore[no-any-return]
+    whole = [Replicate() if placement.is_partial() else placement for placement in grad.placements]
+    return grad.redistribute(placements=whole)  # type: ignore[no-any-return]
+
+
 def _norm(named: Named, plan: Plan, p: float) -> Tensor:
-    parts = []
-    for name, grad in _with_grad(named, plan):
-        change = plan[name].change
-        values = grad._values() if grad.is_sparse else grad
-        size = torch.linalg.vector_norm(values, p)
-        parts.append(
-            size / float(change.r) if p == float("inf") else size * float(change.norm_weight_root(p))
-        )
+    meshes = _Meshes(t for _, t in named)
+    grads = _with_grad(named, plan)
+    if meshes.outer:
+        return _sharded_norm(grads, plan, p, meshes)
+    parts = [_size(name, grad, plan, p) for name, grad in grads]
     if not parts:
         return torch.zeros(())
     first = parts[0].device
     total: Tensor = torch.linalg.vector_norm(torch.stack([part.to(first) for part in parts]), p)
     return total
+
+
+def _size(name: str, grad: Tensor, plan: Plan, p: float, dtype: torch.dtype | None = None) -> Tensor:
+    """The norm of what this process holds of a gradient, in the units of the reference."""
+    change, values = plan[name].change, local_of(grad.detach())
+    if values.is_sparse:
+        values = values._values()
+    if not values.numel():
+        return values.new_zeros(())  # torch refuses to take the largest of nothing
+    size: Tensor = torch.linalg.vector_norm(values, p, dtype=dtype)
+    return size / float(change.r) if p == inf else size * float(change.norm_weight_root(p))
+
+
+class _Meshes:
+    """The device meshes of some parameters, and for each the outer one whose ranks contain its own.
+
+    A model that was sharded as a whole has one outer mesh: what tensor parallelism has left alone lies on a
+    part of it, with a replica on every other part.
+    """
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        meshes = dict.fromkeys(p.device_mesh for p in parameters if is_sharded(p))
+        ranks = {mesh: frozenset(mesh.mesh.flatten().tolist()) for mesh in meshes}
+        self.outer: list[Any] = []
+        self.home: dict[Any, int] = {}
+        for mesh in sorted(meshes, key=lambda mesh: -mesh.size()):
+            within = [i for i, other in enumerate(self.outer) if ranks[mesh] <= ranks[other]]
+            if not within:
+                self.outer.append(mesh)
+            self.home[mesh] = within[0] if within else len(self.outer) - 1
+
+    def place(self, grad: Any) -> tuple[int, float]:
+        """The outer mesh of a gradient, and how many of its ranks hold the same entries; all, if it is plain."""
+        if not is_sharded(grad):
+            return 0, self.outer[0].size()
+        at, cuts = self.home[grad.device_mesh], zip(grad.device_mesh.shape, grad.placements, strict=True)
+        return at, self.outer[at].size() / prod(n for n, placement in cuts if not placement.is_replicate())
+
+
+def _sharded_norm(grads: Named, plan: Plan, p: float, meshes: _Meshes) -> Tensor:
+    """The norm over all ranks, on every rank the same bits: an entry counts once, however many ranks hold it.
+
+    Each rank adds the powers of what it holds, divided by the number of ranks that hold the same, and one
+    number goes around for every outer mesh.
+    """
+    sums = [torch.zeros((), dtype=torch.float64, device=mesh.device_type) for mesh in meshes.outer]
+    dtype = torch.float32
+    for name, grad in grads:
+        dtype = torch.promote_types(dtype, grad.dtype)
+        at, holders = meshes.place(grad)
+        wider = torch.promote_types(torch.float32, grad.dtype)  # 16-bit norms of parts are no part of a norm
+        size = _size(name, grad, plan, p, wider).to(sums[at])
+        sums[at] = torch.maximum(sums[at], size) if p == inf else sums[at] + size**p / holders
+    reduced = [_over_ranks(part, mesh, p) for part, mesh in zip(sums, meshes.outer, strict=True)]
+    parts = torch.stack([part.to(sums[0].device) for part in reduced])
+    total: Tensor = parts.max() if p == inf else parts.sum() ** (1 / p)
+    return total.to(dtype)
+
+
+def _over_ranks(part: Tensor, mesh: Any, p: float) -> Tensor:
+    """The sum, or the largest, of every rank's number; not a number if any is not, which a maximum may overlook."""
+    told = torch.stack([part.nan_to_num(nan=inf), part.isnan().to(part)]) if p == inf else part
+    everyone = mesh.size() == dist.get_world_size()
+    for group in (None,) if everyone else mesh.get_all_groups():
+        dist.all_reduce(told, dist.ReduceOp.MAX if p == inf else dist.ReduceOp.SUM, group=group)
+    return torch.where(told[1] > 0, nan, told[0]) if p == inf else told
 
 
 def _clip_norm(named: Named, plan: Plan, max_norm: float, p: float) -> Tensor:
@@ -134,7 +213,7 @@ def _clip_norm(named: Named, plan: Plan, max_norm: float, p: float) -> Tensor:
     )  # torch's own formula, so both clip alike at the reference
     with torch.no_grad():
         for _, grad in _with_grad(named, plan):
-            grad.mul_(factor.to(grad.device, grad.dtype))
+            local_of(grad).mul_(factor.to(grad.device, grad.dtype))
     return total
 
 
@@ -142,4 +221,4 @@ def _clip_value(named: Named, plan: Plan, value: float) -> None:
     with torch.no_grad():
         for name, grad in _with_grad(named, plan):
             bound = value * float(plan[name].change.r)
-            (grad._values() if grad.is_sparse else grad).clamp_(-bound, bound)
+            (grad._values() if grad.is_sparse else local_of(grad)).clamp_(-bound, bound)

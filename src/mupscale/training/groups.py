@@ -21,8 +21,11 @@ from ..plans.fits import check_end
 from ..plans.names import named_tensors, resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
+from ..tensors.parts import is_sharded
 from .state import factors_of, scale_setting
 
+_NEVER_SHARDED = ("torch.optim.Adafactor", "torch.optim.Rprop")
+_FUSED_SHARDED = ("torch.optim.Adam", "torch.optim.AdamW")
 Chosen = Iterable[tuple[str, nn.Parameter]] | Callable[[str, nn.Parameter], bool] | None
 
 
@@ -85,6 +88,7 @@ def param_groups(
             Fault(name, f"{optimizer.__name__} takes matrices only", "pick matrices with parameters=")
             for name in odd
         ]
+    faults += refused_on_shards(optimizer, named, settings)
     raise_faults("these parameters cannot be grouped", faults)
     groups: dict[Any, dict[str, Any]] = {}
     for name, parameter in named.items():
@@ -101,8 +105,41 @@ def param_groups(
             for k, v in sorted(own.items())
         )
         group["lr_factor"] = float(factors["lr"])
-        groups.setdefault(key, {**group, "params": []})["params"].append((name, parameter))
+        apart = is_sharded(parameter)  # foreach and fused steps take plain or sharded tensors, not both
+        groups.setdefault((apart, key), {**group, "params": []})["params"].append((name, parameter))
     return list(groups.values())
+
+
+def refused_on_shards(
+    optimizer: type[Optimizer], named: Mapping[str, Tensor], settings: Mapping[str, Any]
+) -> list[Fault]:
+    """What torch cannot step on sharded tensors, said before a first step stops halfway.
+
+    The others with dense gradients step DTensors as they step plain tensors. So does Muon, on whole matrices,
+    if no dimension is cut over more ranks than it is long.
+    """
+    sharded: dict[str, Any] = {name: t for name, t in named.items() if is_sharded(t)}
+    kind = qualified_name(optimizer)
+    if not sharded:
+        return []
+    if kind in _NEVER_SHARDED:
+        return [Fault(kind, f"torch cannot step it on {len(sharded)} sharded tensors", "use AdamW, or SGD")]
+    if settings.get("fused") and kind.startswith("torch.") and kind not in _FUSED_SHARDED:
+        return [
+            Fault(f"{kind}, fused=True", "torch has no fused step of it for sharded tensors", "foreach=True")
+        ]
+    faults = []
+    for name, tensor in sharded.items() if kind == "torch.optim.Muon" else ():
+        ranks = [1] * tensor.dim()
+        for n, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
+            if not placement.is_replicate():
+                ranks[placement.dim] *= n
+        if any(n > length for n, length in zip(ranks, tensor.shape, strict=True)):
+            what = f"shape {tuple(tensor.shape)} on {'x'.join(map(str, ranks))} ranks: torch's Muon cannot step a dimension with fewer entries than ranks"
+            faults.append(
+                Fault(name, what, "give it to AdamW with parameters=, or shard it over fewer ranks")
+            )
+    return faults
 
 
 def _plain(value: Any) -> Any:

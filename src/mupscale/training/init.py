@@ -7,20 +7,24 @@ distribution is the model's own: normal stays normal, uniform stays uniform, con
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from hashlib import blake2b
 from math import sqrt
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..errors import Fault, raise_faults
+from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.fits import check_end
 from ..plans.names import named_tensors
 from ..plans.plan import Plan, TensorPlan
 from ..rules.sizes import noise_size
 from ..tensors.noise import rectangle
+from ..tensors.parts import held, is_sharded, local_of
 from ..tensors.philox import Stream, normals, uniforms
 
 _UNIFORM_BELOW = -0.9  # excess kurtosis: -1.2 for a uniform, 0 for a normal, about -0.3 for a cut normal
@@ -37,8 +41,14 @@ class Shape:
 
     @staticmethod
     def measured(tensor: Tensor) -> Shape:
-        """Constants have std 0; a distribution that is neither constant nor centred keeps its mean and is refused later."""
-        values = tensor.detach().double().flatten()
+        """Constants have std 0; a distribution that is neither constant nor centred keeps its mean and is refused later.
+
+        A sharded tensor is gathered, so that its size has the bits it has in one process.
+        """
+        whole: Tensor = tensor.detach()
+        if is_sharded(whole):
+            whole = whole.full_tensor()  # type: ignore[attr-defined]
+        values = whole.double().flatten()
         if values.numel() == 0 or bool((values == values[0]).all()):
             return Shape(float(values[0]) if values.numel() else 0.0, 0.0)
         rms, mean = float(values.square().mean().sqrt()), float(values.mean())
@@ -58,6 +68,7 @@ def init_(
     are measured, or a size by name pattern; without it `model` itself is measured, which is right only at the
     reference. Constants (gains of one, biases of zero) keep their value, times a fold; tied tensors are drawn
     once; a (1 + w) gain keeps (1 + w) times its fold. A pattern with None leaves tensors as they were built.
+    In a sharded model every rank draws what it holds, to the same bits; a reference must be the same on all.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Linear(n, n, bias=False)
@@ -66,7 +77,11 @@ def init_(
     0.5
     """
     check_end(plan, model, "wide")
+    empty = [name for name, kind, t in named_tensors(model) if kind == "parameter" and t.is_meta]
+    remedy = "give it some first: model.to_empty(device=…)"
+    raise_faults("nothing can be drawn into these", [Fault(n, "it has no memory", remedy) for n in empty])
     shapes = _shapes(model, plan, std)
+    _agree([t for _, _, t in named_tensors(model)], shapes)
     with torch.no_grad():
         seen: set[int] = set()
         for name, kind, tensor in named_tensors(model):
@@ -75,20 +90,37 @@ def init_(
             seen.add(id(tensor))
             planned = plan.ties.get(name, name)
             if (shape := shapes[planned]) is not None:
-                tensor.copy_(_draw(shape, plan[planned], Stream(seed, f"init {planned}"), tensor))
+                local_of(tensor).copy_(_draw(shape, plan[planned], Stream(seed, f"init {planned}"), tensor))
     return model
 
 
-def _draw(shape: Shape, entry: TensorPlan, stream: Stream, like: Tensor) -> Tensor:
-    fold = float(entry.fold)
+def _draw(shape: Shape, entry: TensorPlan, stream: Stream, tensor: Tensor) -> Tensor:
+    """The values of what this process holds of a tensor."""
+    fold, like = float(entry.fold), local_of(tensor)
     if shape.std == 0:
         return torch.full_like(like, (shape.mean + entry.shift) * fold - entry.shift)
     size = shape.std * float(noise_size(entry.axes, entry.fold))
-    whole = entry.wide_shape
-    z = rectangle(stream, whole, [0] * like.dim(), whole, like.device, uniforms if shape.uniform else normals)
+    part, draw = held(tensor), uniforms if shape.uniform else normals
+    z = rectangle(stream, entry.wide_shape, part.start, part.shape, like.device, draw)
     if shape.uniform:
         z = (z * 2 - 1) * sqrt(3)
     return z.to(torch.promote_types(like.dtype, torch.float32)) * size + (fold - 1) * entry.shift
+
+
+def _agree(tensors: Iterable[Any], shapes: Mapping[str, Shape | None]) -> None:
+    """Raise on every rank of a sharded model unless all have been given the same sizes."""
+    differ = False
+    for mesh in dict.fromkeys(t.device_mesh for t in tensors if is_sharded(t)):
+        digest = int.from_bytes(blake2b(repr(sorted(shapes.items())).encode(), digest_size=7).digest(), "big")
+        ends = torch.tensor([digest, -digest], device=mesh.device_type)
+        for group in mesh.get_all_groups():  # all of them before anybody raises, or the others would wait
+            dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
+        differ |= int(ends[0]) != -int(ends[1])
+    if differ:
+        raise MupscaleError(
+            "the ranks measured different sizes at the reference, and their shards would not fit together: build "
+            "the reference after torch.manual_seed with one seed for all, or pass sizes by name, std={…}"
+        )
 
 
 def _shapes(

@@ -107,7 +107,7 @@ def resolve_noise(
     `plan` leads from the base to the wide model; `reference`, from the reference to the base (by default the
     base is its own reference). `base` holds the base's tensors, or measures them where they lie.
     """
-    measure = base if callable(base) else lambda name, stacked: _norms(source_of(plan[name], base), stacked)
+    measure = base if callable(base) else lambda name, stacked: norms_of(source_of(plan[name], base), stacked)
     sigmas: dict[str, Sigma] = {}
     stds: dict[str, Sigma] = {}
     paired: dict[str, int] = {}
@@ -195,7 +195,8 @@ def is_stacked(entry: TensorPlan) -> bool:
     return len(entry.axes) == 3 and [axis.grows for axis in entry.axes] == [False, True, True]
 
 
-def _norms(weight: Tensor, stacked: bool) -> Tensor:
+def norms_of(weight: Tensor, stacked: bool) -> Tensor:
+    """The spectral norm of a tensor, or of every matrix along dimension 0; of a vector, its length."""
     if weight.dim() < 2:
         length: Tensor = torch.linalg.vector_norm(weight.detach().double())
         return length
@@ -208,5 +209,10 @@ def _signal(t: float, entry: TensorPlan, measure: Callable[[bool], Tensor], size
     stacked = is_stacked(entry)
     matrix = entry.wide_shape[1:] if stacked else entry.wide_shape
     delta = gaussian_norm(max(1, prod(matrix[:1])), prod(matrix[1:])) * size
-    norms = measure(stacked) * (t * grown / delta)
-    return tuple(norms.tolist()) if stacked else float(norms)
+    sigmas = [_rounded(norm * t * grown / delta) for norm in measure(stacked).reshape(-1).tolist()]
+    return tuple(sigmas) if stacked else sigmas[0]
+
+
+def _rounded(sigma: float) -> float:
+    """Seven digits: as many as all threads and machines agree on when they measure the same tensor."""
+    return float(f"{sigma:.7g}")

@@ -21,6 +21,8 @@ from ..plans.fits import check_end
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
+from ..tensors.parts import is_sharded
+from .groups import refused_on_shards
 from .kept_groups import settings_of
 from .state import cannot_be_exact, factors_of, scale_setting, unknown_settings
 
@@ -40,7 +42,8 @@ class InUnits:
     """What `step_in_units_` attached to an optimizer; `remove` takes it off again."""
 
     def __init__(self, optimizer: Optimizer, plan: Plan, model: nn.Module, rule: OptimizerRule) -> None:
-        self._optimizer, self._plan, self._rule = optimizer, plan, rule
+        self.plan = plan
+        self._optimizer, self._rule = optimizer, rule
         self._names: dict[int, str] = {}
         for name, kind, tensor in named_tensors(model):
             if kind == "parameter":
@@ -69,16 +72,20 @@ class InUnits:
             where = f"{type(self._optimizer).__name__}, group {origin}"
             faults += _refused(self._rule, group, where)
             found: dict[Any, _Share] = {}
+            members: dict[str, nn.Parameter] = {}
             for parameter in group["params"]:
                 name = self._names.get(id(parameter))
                 if name is None:
                     faults.append(Fault(where, "it holds a parameter that does not belong to the model"))
                     continue
-                entry = self._plan[name]
+                entry = self.plan[name]
                 faults += cannot_be_exact(self._rule, group, name, entry)
                 factors = factors_of(self._rule, group, entry)
-                key = tuple(sorted(factors.items(), key=lambda item: item[0]))
+                members[name] = parameter
+                # Foreach and fused steps take plain or sharded tensors, not both.
+                key = (is_sharded(parameter), tuple(sorted(factors.items(), key=lambda item: item[0])))
                 found.setdefault(key, _Share(origin, factors)).params.append(parameter)
+            faults += refused_on_shards(type(self._optimizer), members, group)
             shares += found.values()
         raise_faults("this optimizer cannot be stepped in the units of the plan", faults)
         return shares
@@ -155,7 +162,7 @@ def step_in_units_(
     """
     rule = rule_for(type(optimizer), rules)
     check_end(plan, model, "wide")
-    if any(isinstance(getattr(h, "__self__", None), InUnits) for h in _pre_hooks(optimizer)):
+    if units_of(optimizer) is not None:
         raise MupscaleError("this optimizer is stepped in units already; remove the first attachment")
     where = type(optimizer).__name__
     faults = unknown_settings(rule, settings_of(optimizer.param_groups), optimizer.defaults, where)
@@ -163,8 +170,10 @@ def step_in_units_(
     return InUnits(optimizer, plan, model, rule)
 
 
-def _pre_hooks(optimizer: Optimizer) -> list[Any]:
-    return list(optimizer._optimizer_step_pre_hooks.values())
+def units_of(optimizer: Optimizer) -> Plan | None:
+    """The plan by which `step_in_units_` steps an optimizer, or None where it is not attached."""
+    owners = [getattr(hook, "__self__", None) for hook in optimizer._optimizer_step_pre_hooks.values()]
+    return next((owner.plan for owner in owners if isinstance(owner, InUnits)), None)
 
 
 def _members(groups: Groups) -> list[list[int]]:

@@ -100,7 +100,7 @@ def verify(
         failure = _measure(measured, step, loss, steps, rules)
         if failure is not None and not failure.cause:
             failure = diagnose(trial(), step, loss, failure)
-    return _certificate(measured, failure, dtype, need)
+    return certificate(measured, failure, dtype, need)
 
 
 def memory(run: Run, plan: Plan, dtype: torch.dtype) -> int:
@@ -124,9 +124,9 @@ def _measure(
         (a, base_grads), (b, wide_grads) = (gradients(r.model, loss) for r in (trial.base, trial.wide))
         trial.losses.append((float(a), float(b)))
         trial.identity = compare_gradients(base_grads, wide_grads, trial.plan)
-        return _loss_failure(trial, 0) or _gradient_failure(trial, 0) or _nothing_tested(trial)
+        return loss_failure(trial, 0) or _gradient_failure(trial, 0) or _nothing_tested(trial)
     for i in range(steps):
-        failure = _settings_failure(trial, i, rules)
+        failure = settings_failure(trial, i, rules)
         captured: list[dict[str, Tensor | None]] = []
         values = []
         for side in (trial.base, trial.wide):
@@ -138,9 +138,9 @@ def _measure(
             trial.identity = compare_gradients(captured[0], captured[1], trial.plan)
         failure = (
             failure
-            or _loss_failure(trial, i)
+            or loss_failure(trial, i)
             or _gradient_failure(trial, i)
-            or _settings_failure(trial, i, rules, changed=True)
+            or settings_failure(trial, i, rules, changed=True)
             or _weight_failure(trial, i)
         )
         if failure is not None:
@@ -183,7 +183,7 @@ def _refuse_hooks(run: Run) -> None:
     raise_faults("this run cannot be copied faithfully", faults)
 
 
-def _loss_failure(trial: Trial, i: int) -> Failure | None:
+def loss_failure(trial: Trial, i: int) -> Failure | None:
     a, b = trial.losses[-1]
     if a != a and b != b:  # the step returns nothing; gradients and weights decide
         trial.losses[-1] = (0.0, 0.0)
@@ -221,7 +221,7 @@ def _weight_failure(trial: Trial, i: int) -> Failure | None:
     return worst
 
 
-def _settings_failure(
+def settings_failure(
     trial: Trial, i: int, rules: Mapping[str, OptimizerRule] | None, changed: bool = False
 ) -> Failure | None:
     """A hyperparameter of the wide run that is not the base's in new units, or no longer is."""
@@ -263,7 +263,7 @@ def _moved(model: nn.Module, before: dict[str, Tensor]) -> float:
     return moved
 
 
-def _certificate(trial: Trial, failure: Failure | None, dtype: torch.dtype, need: int) -> Certificate:
+def certificate(trial: Trial, failure: Failure | None, dtype: torch.dtype, need: int) -> Certificate:
     identity = trial.identity or Identity({}, (), {})
     rows = tuple(
         TensorProof(

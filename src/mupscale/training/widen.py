@@ -22,6 +22,7 @@ from ..plans.infer import infer_plan
 from ..plans.names import named_tensors, resolve, strip_wrappers, unwrap
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
+from ..tensors.parts import is_sharded
 from .clip import Clip, clip_
 from .direction import Direction
 from .optimizer import carry_optimizer
@@ -86,6 +87,11 @@ def carry(
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
     """Everything in `run`, at the other end of the plan."""
+    if any(is_sharded(tensor) for _, _, tensor in named_tensors(run.model)):
+        raise MupscaleError(
+            "a sharded run is not widened in one process: shard a model that was built wide, and fill it with "
+            "mu.load_wide(wide, run, plan)"
+        )
     check_end(direction.plan, run.model, direction.start)
     check_end(direction.plan, built, direction.end)
     check_ties(direction.plan, {name: t for name, _, t in named_tensors(run.model)})
@@ -189,7 +195,7 @@ def fill_(model: nn.Module, source: nn.Module, direction: Direction) -> nn.Modul
                 # Not through the dicts: recurrent layers keep a list of their weights up to date here.
                 setattr(module, leaf, done[id(empty)])
     _copy_modes(inner, unwrap(source))
-    _edit(inner, direction)
+    edit_(inner, direction)
     return model
 
 
@@ -207,11 +213,13 @@ def _copy_modes(model: nn.Module, source: nn.Module) -> None:
         module.training = modes.get(strip_wrappers(f"{name}."), module.training)
 
 
-def _edit(model: nn.Module, direction: Direction) -> None:
+def edit_(model: nn.Module, direction: Direction) -> None:
     """Set the constants of the plan, whatever the factory knows of them."""
+    # Of a module and what wraps it, the module itself comes last.
+    modules = {strip_wrappers(f"{name}."): module for name, module in model.named_modules()}
     for edit in direction.plan.edits:
         path, _, leaf = edit.path.rpartition(".")
-        setattr(model.get_submodule(path), leaf, edit.old if direction.back else edit.new)
+        setattr(modules[f"{path}." if path else "."], leaf, edit.old if direction.back else edit.new)
 
 
 def _carry_ema(ema: nn.Module | Mapping[str, Tensor] | None, make: Make, direction: Direction) -> Any:

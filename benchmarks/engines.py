@@ -1,0 +1,348 @@
+"""Wide jobs in accelerate and in Lightning start from a narrow checkpoint, and their losses are the base's.
+
+A small perceptron is trained with AdamW, decay and clipping by a norm, sharded by FSDP2 over two ranks on CPUs: by
+accelerate (`fsdp_version=2`) and by Lightning (`ModelParallelStrategy`). From the checkpoint in the middle, jobs of twice
+the width start through `load_wide`, without noise. The controls start in the same way and then go on with the engine's
+own groups and norm; one more uses `mu.clip_` in Lightning, where nothing is then clipped.
+
+    python benchmarks/engines.py
+
+Prints a row for every job and, last, `accelerate=A lightning=L control=C`: for each engine the largest relative difference
+of a loss from the base's, and the smallest of the controls' largest differences. The exit code is 1 when A or L is
+above 1e-5 or C below 1e-3. An engine that is not installed is SKIPPED. torchtitan has a benchmark of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.fsdp import fully_shard
+
+import mupscale as mu
+
+WORLD, WIDTH, K, INPUTS, OUTPUTS, ROWS = 2, 16, 2, 8, 2, 16
+STOP, END, CLIP = 6, 12, 0.2
+CONSTANTS: dict[str, Any] = {"lr": 2e-2, "weight_decay": 0.1}
+EQUAL, DIFFERENT = 1e-5, 1e-3
+TIMEOUT = 240  # seconds for an engine
+LABELS = {
+    "wide": "load_wide with groups of the plan",
+    "stepped": "load_wide with step_in_units_",
+    "sharded_first": "sharded on meta, then prepared",
+    "plain": "control: the engine's own groups and norm",
+    "unclipped": "control: mu.clip_, which clips nothing here",
+}
+CONTROLS = ("plain", "unclipped")
+
+Curves = dict[str, list[float]]
+"""Losses after the checkpoint, by job."""
+
+
+def make(width: int) -> nn.Sequential:
+    hidden = [nn.Linear(INPUTS, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
+    return nn.Sequential(*hidden, nn.Linear(width, OUTPUTS))
+
+
+def make_wide_on_meta() -> nn.Module:
+    return mu.on_meta(lambda: make(K * WIDTH))
+
+
+def shard_(model: nn.Module, **given: Any) -> None:
+    for part in model.children():
+        if isinstance(part, nn.Linear):
+            fully_shard(part, **given)
+    fully_shard(model, **given)
+
+
+def plan_of_pair() -> mu.Plan:
+    return mu.infer_plan(make, WIDTH, K * WIDTH)
+
+
+def adamw(model: nn.Module, plan: mu.Plan | None = None) -> torch.optim.AdamW:
+    """AdamW with groups of the plan, or the plain one."""
+    if plan is None:
+        return torch.optim.AdamW(model.parameters(), **CONSTANTS)
+    return torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, **CONSTANTS))
+
+
+def loss_of(model: Callable[[Tensor], Tensor], step: int) -> Tensor:
+    """The loss on this rank's own rows."""
+    generator = torch.Generator().manual_seed(WORLD * step + dist.get_rank())
+    x = torch.randn(ROWS, INPUTS, generator=generator)
+    target = (x[:, :OUTPUTS] * x[:, 1 : OUTPUTS + 1]).sin()
+    return (model(x) - target).square().mean()
+
+
+def over_ranks(loss: Tensor) -> float:
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    return float(total) / WORLD
+
+
+class AccelerateJobs:
+    """The jobs of accelerate; one Accelerator serves them all, and forgets each before the next."""
+
+    def __init__(self, folder: Path) -> None:
+        accelerate = import_module("accelerate")
+        state, kind = import_module("accelerate.state"), accelerate.DistributedType.FSDP
+        self.checkpoint, self.plan = folder / "accelerate", plan_of_pair()
+        self.accelerator: Any = accelerate.Accelerator(cpu=True)
+        # accelerate ignores its FSDP plugin on CPUs.
+        state.PartialState._shared_state["distributed_type"] = kind
+        self.accelerator.state.distributed_type = kind
+        self.plugins = {
+            policy: accelerate.FullyShardedDataParallelPlugin(
+                fsdp_version=2,
+                auto_wrap_policy=policy,
+                transformer_cls_names_to_wrap=["Linear"],
+                cpu_ram_efficient_loading=False,
+                state_dict_type="SHARDED_STATE_DICT",
+            )
+            for policy in ("transformer_based_wrap", "no_wrap")
+        }
+
+    def prepare(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, policy: str = "transformer_based_wrap"
+    ) -> tuple[Any, Any]:
+        self.accelerator.free_memory()
+        self.accelerator.state.fsdp_plugin = self.plugins[policy]
+        prepared = self.accelerator.prepare(model, optimizer)
+        return prepared[0], prepared[1]
+
+    def train(self, model: Any, optimizer: Any, steps: Iterable[int], *, own_norm: bool) -> list[float]:
+        losses = []
+        for step in steps:
+            optimizer.zero_grad()
+            loss = loss_of(model, step)
+            self.accelerator.backward(loss)
+            if own_norm:
+                self.accelerator.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+            losses.append(over_ranks(loss))
+        return losses
+
+    def go_on(self, model: Any, optimizer: Any) -> list[float]:
+        """Load the optimizer state with the weights, and train to the end in units."""
+        mu.load_wide(mu.Run(model, optimizer.optimizer), self.checkpoint, self.plan)
+        mu.clip_(optimizer.optimizer, self.plan, model, max_norm=CLIP)
+        return self.train(model, optimizer, range(STOP, END), own_norm=False)
+
+    def base(self) -> list[float]:
+        torch.manual_seed(0)
+        narrow = make(WIDTH)
+        model, optimizer = self.prepare(narrow, adamw(narrow))
+        self.train(model, optimizer, range(STOP), own_norm=True)
+        weights, state = get_state_dict(model, optimizer.optimizer)
+        save({"model": weights, "optim": state}, checkpoint_id=str(self.checkpoint))
+        return self.train(model, optimizer, range(STOP, END), own_norm=True)
+
+    def wide(self) -> list[float]:
+        model = make(K * WIDTH)
+        return self.go_on(*self.prepare(model, adamw(model, self.plan)))
+
+    def stepped(self) -> list[float]:
+        broad = make(K * WIDTH)
+        model, optimizer = self.prepare(broad, adamw(broad))
+        mu.step_in_units_(optimizer.optimizer, self.plan, model)
+        return self.go_on(model, optimizer)
+
+    def sharded_first(self) -> list[float]:
+        model = make_wide_on_meta()
+        shard_(model)
+        mu.load_wide(model, self.checkpoint, self.plan)
+        return self.go_on(*self.prepare(model, adamw(model, self.plan), "no_wrap"))
+
+    def plain(self) -> list[float]:
+        broad = make(K * WIDTH)
+        model, optimizer = self.prepare(broad, adamw(broad))
+        units = mu.step_in_units_(optimizer.optimizer, self.plan, model)
+        mu.load_wide(mu.Run(model, optimizer.optimizer), self.checkpoint, self.plan)
+        units.remove()
+        return self.train(model, optimizer, range(STOP, END), own_norm=True)
+
+
+def run_accelerate(folder: Path) -> Curves:
+    jobs = AccelerateJobs(folder)
+    names = ("base", "wide", "stepped", "sharded_first", "plain")
+    return {name: getattr(jobs, name)() for name in names}
+
+
+def run_lightning(folder: Path) -> Curves:
+    import lightning
+    from lightning.pytorch.strategies import ModelParallelStrategy
+    from torch.utils.data import DataLoader
+
+    plan, path = plan_of_pair(), folder / "lightning.ckpt"
+    inner = plan.rename(lambda name: f"model.{name}")  # the attribute that holds the model
+
+    class Base(lightning.LightningModule):
+        first = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.losses: list[float] = []
+
+        def build(self) -> nn.Module:
+            torch.manual_seed(0)
+            return make(WIDTH)
+
+        def configure_model(self) -> None:
+            if not hasattr(self, "model"):
+                self.model = self.build()
+                shard_(self.model, mesh=self.device_mesh["data_parallel"])  # type: ignore[index]
+
+        def configure_optimizers(self) -> Any:
+            return adamw(self.model)
+
+        def training_step(self, rows: Tensor, index: int) -> Tensor:
+            loss = loss_of(self.model, self.first + index)
+            self.losses.append(over_ranks(loss))
+            return loss
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            if self.first + self.global_step == STOP:
+                self.trainer.save_checkpoint(path)
+
+    class Wide(Base):
+        first = STOP
+
+        def build(self) -> nn.Module:
+            return make_wide_on_meta()
+
+        def configure_optimizers(self) -> Any:
+            return adamw(self.model, plan)
+
+        def on_train_start(self) -> None:
+            mu.load_wide(mu.Run(self, self.inner_optimizer()), path, inner)
+
+        def inner_optimizer(self) -> Any:
+            optimizer: Any = self.optimizers()
+            return optimizer.optimizer
+
+        def configure_gradient_clipping(self, *_: Any, **given: Any) -> None:
+            mu.clip_grad_norm_(self.model, plan, CLIP)
+
+    class Plain(Wide):
+        configure_optimizers = Base.configure_optimizers
+        configure_gradient_clipping = Base.configure_gradient_clipping
+
+        def on_train_start(self) -> None:
+            units = mu.step_in_units_(self.inner_optimizer(), inner, self)
+            super().on_train_start()
+            units.remove()
+
+    class Unclipped(Wide):
+        def on_train_start(self) -> None:
+            super().on_train_start()
+            mu.clip_(self.inner_optimizer(), plan, self.model, max_norm=CLIP)
+
+        def configure_gradient_clipping(self, *_: Any, **given: Any) -> None:
+            """Left to the hook."""
+
+    def fit(module: Base) -> list[float]:
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            devices=WORLD,
+            strategy=ModelParallelStrategy(
+                data_parallel_size=WORLD, tensor_parallel_size=1, process_group_backend="gloo"
+            ),
+            max_steps=END - module.first,
+            gradient_clip_val=CLIP,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        rows: Any = range(WORLD * (END - module.first))  # steps draw their own
+        trainer.fit(module, DataLoader(rows))
+        return module.losses
+
+    kinds: dict[str, type[Base]] = {"base": Base, "wide": Wide, "plain": Plain, "unclipped": Unclipped}
+    curves = {name: fit(kind()) for name, kind in kinds.items()}
+    return {**curves, "base": curves["base"][STOP:]}
+
+
+ENGINES: dict[str, Callable[[Path], Curves]] = {"accelerate": run_accelerate, "lightning": run_lightning}
+
+
+def worker(engine: str, folder: Path) -> None:
+    """One rank of all jobs of one engine."""
+    torch.set_num_threads(1)
+    curves = ENGINES[engine](folder)
+    if dist.get_rank() == 0:
+        (folder / f"{engine}.json").write_text(json.dumps(curves))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure(engine: str) -> Curves:
+    """The curves of an engine's jobs, run on their own ranks in a folder that is then removed."""
+    with tempfile.TemporaryDirectory() as name:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        done = subprocess.run(
+            [*launcher, f"--nproc-per-node={WORLD}", __file__, "--worker", engine, name],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT,
+        )
+        if done.returncode:
+            raise RuntimeError(f"the jobs of {engine} stopped\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
+        curves: Curves = json.loads((Path(name) / f"{engine}.json").read_text())
+        return curves
+
+
+def gaps_of(curves: Mapping[str, list[float]]) -> dict[str, float]:
+    """The largest relative difference of a loss from the base's, by job; all jobs must have trained to the end."""
+    base = curves["base"]
+    if any(len(losses) != END - STOP for losses in curves.values()):
+        raise RuntimeError(f"expected {END - STOP} losses of each job, got {curves}")
+    return {
+        job: max(abs(one - other) / abs(one) for one, other in zip(base, losses, strict=True))
+        for job, losses in curves.items()
+        if job != "base"
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker is not None:
+        worker(given.worker[0], Path(given.worker[1]))
+        return 0
+    worst: dict[str, float] = {}
+    controls: list[float] = []
+    for engine in ENGINES:
+        if find_spec(engine) is None:
+            print(f"SKIPPED: {engine} is not installed; pip install {engine}")
+            continue
+        gaps = gaps_of(measure(engine))
+        for job, gap in gaps.items():
+            print(f"{engine:<11} {LABELS[job]:<44} {gap:.1e} over {END - STOP} steps", flush=True)
+        worst[engine] = max(gap for job, gap in gaps.items() if job not in CONTROLS)
+        controls += [gap for job, gap in gaps.items() if job in CONTROLS]
+    if not worst:
+        return 0
+    print(*(f"{engine}={gap:.1e}" for engine, gap in worst.items()), f"control={min(controls):.1e}")
+    return 0 if max(worst.values()) <= EQUAL and min(controls) >= DIFFERENT else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

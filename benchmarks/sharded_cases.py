@@ -1,0 +1,252 @@
+"""What `sharded.py` runs on every rank: load the same base into shards in every way, and digest what came out.
+
+A stock Llama whose sizes divide unevenly (for all sources), and a convolutional net, a GPT-2 with fused qkv and a
+padded Llama (for checkpoints of torch.distributed and the running base).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import mupscale as mu
+from benchmarks.models import CASES
+from mupscale.families.record import FamilyPlan
+from mupscale.plans.fits import identity_plan
+from mupscale.plans.names import named_tensors
+from tests.launched import folder
+
+SIZES = {
+    "hidden_size": 24,
+    "intermediate_size": 50,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 97,
+    "tie_word_embeddings": False,
+}
+SEED = 7
+NOISES: dict[str, tuple[Any, tuple[str, float] | None]] = {
+    "none": (None, None),
+    "mup": (mu.MupNoise(0.1), ("sigma", 0.1)),
+    "signal": (mu.SignalNoise(0.2), ("t", 0.2)),
+}
+SETTINGS: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A base, and how a wide one is built; `k` names the plan."""
+
+    base: Callable[[], nn.Module]
+    wide: Callable[[int], nn.Module]
+    plan: Callable[[int], mu.Plan]
+    ks: tuple[int, ...]
+
+
+def widths() -> tuple[int, ...]:
+    """The k of the stock Llama; one of them where a quick run was asked for."""
+    return (3,) if (folder() / "quick").exists() else (2, 3)
+
+
+def others() -> tuple[str, ...]:
+    """Models beside it."""
+    return ("GPT-2",) if (folder() / "quick").exists() else ("ResNet", "GPT-2", "Llama+p")
+
+
+def family(k: int) -> FamilyPlan:
+    return FamilyPlan.from_json((folder() / f"family{k}.json").read_text())
+
+
+def llama_model(config: Any) -> nn.Module:
+    import transformers
+
+    cls: Any = transformers.LlamaForCausalLM
+    return cls(transformers.AutoConfig.for_model("llama", **config))  # type: ignore[no-any-return]
+
+
+def model_named(name: str) -> Model:
+    if name == "llama":
+        return Model(
+            lambda: llama_model(SIZES),
+            lambda k: llama_model({n: v for n, v in family(k).wide_config.items() if n != "model_type"}),
+            lambda k: family(k).plan,
+            widths(),
+        )
+    case = CASES[name]
+    planned = folder() / f"{name}.json"
+    return Model(
+        lambda: case.make(case.base),
+        lambda _: case.make(case.wide),
+        lambda _: mu.Plan.from_json(planned.read_text()),
+        (0,),
+    )
+
+
+def adamw(model: nn.Module, plan: mu.Plan) -> torch.optim.AdamW:
+    return torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, **SETTINGS))
+
+
+def shard_(model: nn.Module, mesh: DeviceMesh, tensor_parallel: DeviceMesh | None = None) -> nn.Module:
+    """Every block on its own, then the rest, as people do it."""
+    blocks = [
+        m
+        for m in model.modules()
+        if type(m).__name__ in ("LlamaDecoderLayer", "GPT2Block", "Residual", "LlamaBlock")
+    ]
+    for block in blocks:
+        if tensor_parallel is not None:
+            columns = {f"self_attn.{p}_proj": ColwiseParallel() for p in "qkv"}
+            columns |= {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel()}
+            rows = {"self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+            parallelize_module(block, tensor_parallel, {**columns, **rows})
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def digest(run: mu.Run, full: Callable[[Tensor], Tensor]) -> str:
+    """One hash over every weight, buffer and moment of a run, by name."""
+    names: dict[int, str] = {}
+    found: dict[str, Tensor] = {}
+    for name, kind, tensor in named_tensors(run.model):
+        if id(tensor) not in names:
+            names[id(tensor)] = name
+            found[f"{kind} {name}"] = tensor
+    for optimizer in run.optimizers:
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                found[f"state {names[id(parameter)]} {key}"] = torch.as_tensor(value)
+    digested = hashlib.sha256()
+    for name in sorted(found):
+        whole = full(found[name].detach()).contiguous()
+        digested.update(f"{name} {tuple(whole.shape)} {whole.dtype}".encode())
+        digested.update(whole.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digested.hexdigest()[:16]
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def wide_run(
+    model: Model, k: int, mesh: DeviceMesh, tensor_parallel: DeviceMesh | None = None, dtype: Any = None
+) -> mu.Run:
+    """The wide model on the meta device, cut over the ranks, with an optimizer in units."""
+    built = mu.on_meta(lambda: model.wide(k))
+    if dtype is not None:
+        built = built.to(dtype)
+    shard_(built, mesh, tensor_parallel)
+    return mu.Run(built, adamw(built, model.plan(k)))
+
+
+def base_run(model: Model, mesh: DeviceMesh, checkpoint: Path) -> mu.Run:
+    """The base on the same ranks, with its optimizer state."""
+    built = shard_(mu.on_meta(model.base), mesh)
+    plan = identity_plan(built)
+    return mu.load_wide(mu.Run(built, adamw(built, plan)), checkpoint, plan)
+
+
+def save(run: mu.Run, path: Path, flat: bool) -> None:
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    state = get_optimizer_state_dict(run.model, run.optimizers[0], options=options)
+    with warnings.catch_warnings(action="ignore"):
+        save_dcp({"model": get_model_state_dict(run.model), "optim": state}, checkpoint_id=path)
+
+
+def save_sharded() -> None:
+    """A case: every base again, from this number of ranks and with its optimizer state nested instead of flat."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for name in ("llama", *others()):
+        save(
+            base_run(model_named(name), mesh, folder() / f"{name}.dcp1"),
+            folder() / f"{name}.dcp4",
+            flat=False,
+        )
+
+
+def digests() -> dict[str, str]:
+    """A case: everything loaded in every way on this number of ranks."""
+    world = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world,))
+    found: dict[str, str] = {}
+    for name in ("llama", *others()):
+        model = model_named(name)
+        base = base_run(model, mesh, folder() / f"{name}.dcp1")
+        for k in model.ks:
+            for noise, (asked, _) in NOISES.items():
+                label = f"{name} k={k} {noise}"
+                for source in ("dcp1", "dcp4"):
+                    run = mu.load_wide(
+                        wide_run(model, k, mesh),
+                        folder() / f"{name}.{source}",
+                        model.plan(k),
+                        asked,
+                        seed=SEED,
+                    )
+                    found[f"{label} {source}"] = digest(run, gathered)
+                run = mu.load_wide(wide_run(model, k, mesh), base, model.plan(k), asked, seed=SEED)
+                found[f"{label} live"] = digest(run, gathered)
+                if name != "llama":
+                    continue
+                run = mu.load_wide(wide_run(model, k, mesh), folder() / "hf", family(k), asked, seed=SEED)
+                found[f"{label} hf"] = digest(run, gathered)
+                for source in ("streamed", "resumed"):
+                    run = wide_run(model, k, mesh)
+                    same = replace(family(k), plan=identity_plan(run.model))
+                    run = mu.load_wide(run, folder() / f"{source}.{k}.{noise}", same)
+                    found[f"{label} {source}"] = digest(run, gathered)
+    found |= {f"{label} bf16": value for label, value in halves(mesh).items()}
+    if world == 4:
+        found |= meshes()
+    return found
+
+
+def halves(mesh: DeviceMesh) -> dict[str, str]:
+    """Parameters in bfloat16 beside moments in float32."""
+    model, found = model_named("llama"), {}
+    for noise, (asked, _) in NOISES.items():
+        k = widths()[0]
+        run = wide_run(model, k, mesh, dtype=torch.bfloat16)
+        run = mu.load_wide(run, folder() / "llama.dcp4", model.plan(k), asked, seed=SEED)
+        found[f"llama k={k} {noise}"] = digest(run, gathered)
+    return found
+
+
+def meshes() -> dict[str, str]:
+    """Meshes of two dimensions: replicas of shards, and FSDP over tensor parallelism."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    model, found = model_named("llama"), {}
+    for k in widths():
+        for noise, (asked, _) in NOISES.items():
+            for source in ("llama.dcp4", "hf"):
+                plan = family(k) if source == "hf" else model.plan(k)
+                run = mu.load_wide(wide_run(model, k, mesh), folder() / source, plan, asked, seed=SEED)
+                found[f"llama k={k} {noise} {source} hsdp"] = digest(run, gathered)
+                run = wide_run(model, k, mesh["outer"], mesh["inner"])
+                run = mu.load_wide(run, folder() / source, plan, asked, seed=SEED)
+                found[f"llama k={k} {noise} {source} fsdp x tp"] = digest(run, gathered)
+    return found
+
+
+def plans_to_json() -> dict[str, str]:
+    return {name: json.dumps(CASES[name].plan.as_json()) for name in others()}

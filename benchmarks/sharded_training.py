@@ -1,0 +1,274 @@
+"""A sharded wide run continues its sharded base: the same losses for 50 clipped steps, on 1, 2 and 4 ranks.
+
+A small model with embedding, residual matrices, norms and biases, whose sizes no number of ranks divides, is trained
+with AdamW, or Muon beside AdamW, under FSDP2 (and HSDP, and FSDP with tensor parallelism on 4 ranks), and saved by DCP. The wide model is
+built without memory, sharded, loaded from that checkpoint with zero noise, and both go on side by side. Clipping
+bites at every step. The controls leave the units out of the clipping, or out of the groups.
+
+    python benchmarks/sharded_training.py
+
+The last line is `worst64=E worst32=E control=C collectives_per_clip=N`: the largest relative difference of a loss from
+the base's in each dtype, the smallest of the controls' in float64, and how many collectives one clipping takes. The exit
+code is 1 when a bound fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import _muon
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import mupscale as mu
+from benchmarks.setups import newton_schulz
+from mupscale.training.clip import Clip
+from tests.launched import folder, launch
+
+BASE, WIDE, TOKENS, BATCH, STEPS, WARM = 10, 20, 11, 16, 50, 5
+EQUAL = {torch.float64: 1e-9, torch.float32: 1e-5}
+DIFFERENT = 1e-4
+ADAMW: dict[str, Any] = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1}
+MUON: dict[str, Any] = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1}
+LIMIT = 0.02
+LAYOUTS = {1: ("fsdp",), 2: ("fsdp",), 4: ("fsdp", "hsdp", "fsdp+tp")}
+
+
+class Net(nn.Module):
+    """Embedding, a residual block of two matrices, RMSNorm, an untied readout; biases throughout."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(TOKENS, n)
+        self.norm = nn.RMSNorm(n)
+        self.up = nn.Linear(n, 2 * n)
+        self.down = nn.Linear(2 * n, n)
+        self.readout = nn.Linear(n, TOKENS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.embed(tokens)
+        h = h + self.down(torch.tanh(self.up(self.norm(h))))
+        out: Tensor = self.readout(h)
+        return out
+
+
+def shard(model: nn.Module, layout: str) -> nn.Module:
+    """Shard a model over all ranks, as its trainer would."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    ranks, cut = dist.get_world_size(), {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    if layout == "tp":
+        return parallelize_module(model, init_device_mesh(device(), (ranks,)), cut)
+    if layout == "fsdp":
+        mesh = init_device_mesh(device(), (ranks,), mesh_dim_names=("shard",))
+    elif layout == "hsdp":
+        mesh = init_device_mesh(device(), (2, ranks // 2), mesh_dim_names=("replicate", "shard"))
+    else:
+        both = init_device_mesh(device(), (2, ranks // 2), mesh_dim_names=("shard", "tensor"))
+        parallelize_module(model, both["tensor"], cut)
+        mesh = both["shard"]
+    for part in (model.get_submodule(name) for name in ("up", "down")):
+        fully_shard(part, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def device() -> str:
+    """Where this job trains."""
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
+def optimizers(model: nn.Module, kind: str, since: mu.Plan | None = None) -> list[torch.optim.Optimizer]:
+    """AdamW for all, or Muon for the hidden matrices beside it; in the units of `since`, or as written."""
+    muon = {"up.weight", "down.weight"} if kind == "muon" else set()
+    rest = {name for name, _ in model.named_parameters()} - muon
+    rows: list[tuple[Any, dict[str, Any], set[str]]] = [
+        (torch.optim.Muon, MUON, muon),
+        (torch.optim.AdamW, ADAMW, rest),
+    ]
+    found = []
+    for cls, settings, names in rows:
+        chosen = [(name, p) for name, p in model.named_parameters() if name in names]
+        if chosen and since is not None:
+            found.append(cls(mu.param_groups(model, since, cls, parameters=chosen, **settings)))
+        elif chosen:
+            found.append(cls(chosen, **settings))
+    return found
+
+
+def base_run(layout: str, kind: str, dtype: torch.dtype) -> mu.Run:
+    """A base after a few steps, so that there is state to carry."""
+    torch.manual_seed(0)
+    model = shard(Net(BASE).to(device(), dtype), layout)
+    run = mu.Run(model, optimizers(model, kind), step=WARM)
+    mu.clip_(run.optimizers, run.since_reference, model, max_norm=LIMIT)
+    for i in range(WARM):
+        train_step(run, i)
+    return run
+
+
+def wide_run(source: Path | mu.Run, plan: mu.Plan, layout: str, kind: str, dtype: torch.dtype) -> mu.Run:
+    """The wide run on these ranks, from the base's checkpoint or from the live base."""
+    with torch.device("meta"):
+        model = Net(WIDE).to(dtype)
+    shard(model, layout)
+    return mu.load_wide(mu.Run(model, optimizers(model, kind, plan)), source, plan)
+
+
+def save(run: mu.Run, folder: Path) -> Path:
+    """Write a run as DCP, as torch's own recipes do."""
+    from torch.distributed.checkpoint import state_dict_saver
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    model, optim = get_state_dict(run.model, list(run.optimizers), options=options)
+    state_dict_saver.save({"model": model, "optim": optim}, checkpoint_id=folder)
+    return folder
+
+
+def train_step(run: mu.Run, i: int) -> float:
+    """One step on this rank's share of batch i; the loss of the whole batch."""
+    tokens = torch.randint(TOKENS, (BATCH,), generator=torch.Generator().manual_seed(i))
+    targets = (5 * tokens + 3) % TOKENS
+    embedding: Any = run.model.get_parameter("embed.weight")
+    ranks = (
+        embedding.device_mesh.mesh.flatten().tolist()
+    )  # those that share the batch: data parallel, not tensor parallel
+    mine = ranks.index(dist.get_rank())
+    tokens, targets = (t.chunk(len(ranks))[mine].to(device()) for t in (tokens, targets))
+    for optimizer in run.optimizers:
+        optimizer.zero_grad()
+    loss = F.cross_entropy(run.model(tokens), targets)
+    loss.backward()  # type: ignore[no-untyped-call]
+    for optimizer in run.optimizers:
+        optimizer.step()
+    value = loss.detach().double()
+    dist.all_reduce(value)
+    return float(value) / dist.get_world_size()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison: where, with what, and the largest relative difference of a loss from the base's."""
+
+    ranks: int
+    layout: str
+    optimizer: str
+    dtype: str
+    wrong: str
+    worst: float
+    clipped: float
+    """The smallest norm before clipping, in units of the limit: clipping bit at every step when it is above 1."""
+
+
+def side_by_side(base: mu.Run, wide: mu.Run, steps: int = STEPS) -> tuple[float, float]:
+    """Train both; the largest relative difference of a loss, and the smallest norm over the limit."""
+    worst, least = 0.0, float("inf")
+    for i in range(WARM, WARM + steps):
+        a, b = train_step(base, i), train_step(wide, i)
+        gap = abs(a - b) / abs(a)
+        worst = max(worst, gap if gap == gap else float("inf"))
+        least = min(least, *(float(norm) / LIMIT for norm in (last_norm(base), last_norm(wide))))
+    return worst, least
+
+
+def last_norm(run: mu.Run) -> Tensor:
+    hooks = [h for o in run.optimizers for h in o._optimizer_step_pre_hooks.values()]
+    norm = next(hook.last_norm for hook in hooks if isinstance(hook, Clip))
+    assert norm is not None
+    return norm
+
+
+def compare(
+    layout: str,
+    kind: str,
+    dtype: torch.dtype,
+    checkpoint: Path | None = None,
+    wrong: str = "",
+    steps: int = STEPS,
+) -> Row:
+    """Grow a base, through a checkpoint or live, and train on; `wrong` leaves units out of one place."""
+    plan = mu.infer_plan(Net, BASE, WIDE)
+    with precise_muon():
+        base = base_run(layout, kind, dtype)
+        wide = wide_run(base if checkpoint is None else save(base, checkpoint), plan, layout, kind, dtype)
+        if wrong == "groups":
+            for optimizer in wide.optimizers:
+                for group in optimizer.param_groups:
+                    group |= ADAMW
+        since = mu.Run(wide.model).since_reference if wrong == "clipping" else plan
+        mu.clip_(wide.optimizers, since, wide.model, max_norm=LIMIT)
+        worst, least = side_by_side(base, wide, steps)
+    name = str(dtype).removeprefix("torch.")
+    return Row(dist.get_world_size(), layout, kind, name, wrong, worst, least)
+
+
+def precise_muon() -> AbstractContextManager[object]:
+    """Muon without its own rounding to bfloat16, which is far above the bound."""
+    return patch.object(_muon, "_zeropower_via_newtonschulz", newton_schulz)
+
+
+def collectives_per_clip() -> int:
+    """How many collectives one clipping of the wide run takes, over all its tensors."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    plan = mu.infer_plan(Net, BASE, WIDE)
+    counts: list[int] = []
+    for layout in LAYOUTS[dist.get_world_size()]:
+        run = mu.Run(shard(Net(WIDE), layout))
+        run.model(torch.arange(TOKENS)).square().mean().backward()
+        mode = CommDebugMode()  # type: ignore[no-untyped-call]
+        with mode:
+            mu.clip_grad_norm_(run.model, plan, LIMIT)
+        counts.append(int(mode.get_total_counts()))
+    return max(counts)
+
+
+def rows() -> list[Row]:
+    """Everything that is compared on this number of ranks."""
+    found = []
+    for layout in LAYOUTS[dist.get_world_size()]:
+        found.append(compare(layout, "adamw", torch.float64, folder() / layout))
+    found.append(compare("fsdp", "adamw", torch.float32, folder() / "float32"))
+    found.append(compare("fsdp", "muon", torch.float64, folder() / "muon"))
+    found += [compare("fsdp", "adamw", torch.float64, None, wrong, 10) for wrong in ("clipping", "groups")]
+    return found
+
+
+def main() -> int:
+    found: list[Row] = []
+    collectives = 0
+    print(f"{'ranks':>5}  {'layout':8}  {'optimizer':9}  {'dtype':8}  {'wrong':9}  {'worst':>8}  clipped")
+    for world in LAYOUTS:
+        said = launch("benchmarks.sharded_training", ["rows", "collectives_per_clip"], world)
+        collectives = max(collectives, *said["collectives_per_clip"])
+        for row in said["rows"][0]:
+            found.append(row)
+            print(
+                f"{row.ranks:5}  {row.layout:8}  {row.optimizer:9}  {row.dtype:8}  {row.wrong or '-':9}  {row.worst:8.1e}  x{row.clipped:.1f}"
+            )
+    right, controls = [r for r in found if not r.wrong], [r for r in found if r.wrong]
+    worst = {d: max(r.worst for r in right if f"torch.{r.dtype}" == str(d)) for d in EQUAL}
+    control = min(r.worst for r in controls)
+    holds = all(worst[d] <= bound for d, bound in EQUAL.items()) and control >= DIFFERENT
+    holds = holds and collectives <= 1 and all(r.clipped > 1 for r in right)
+    print(
+        f"worst64={worst[torch.float64]:.1e} worst32={worst[torch.float32]:.1e} control={control:.1e} "
+        f"collectives_per_clip={collectives}"
+    )
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""All ranks go on, or none: one all-reduce of three numbers that every rank reaches, whatever happened to it.
+
+Knows: process groups and failures. Does not know what was being done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..errors import MupscaleError
+
+Group = dist.ProcessGroup | None
+_MESSAGE = 1 << 13
+
+
+class Meeting:
+    """A stretch of work that succeeds on every rank or fails on every rank, with the same message.
+
+    All ranks must have the same `identity`. Leaving costs one collective; so does every `check` on the way,
+    which is needed only before a rank would wait for another.
+
+    >>> with Meeting() as meeting:
+    ...     meeting.identity = "the same everywhere"
+    """
+
+    def __init__(self, group: Group = None) -> None:
+        self.identity = ""
+        self._group, self._over = group, False
+
+    def __enter__(self) -> Meeting:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if self._over or (error is not None and not isinstance(error, Exception)):
+            return  # all have heard of it; or this rank is being stopped, which the others will notice
+        try:
+            self.check(error)
+        except Exception as raised:
+            if raised is not error:
+                raise raised from None
+
+    def check(self, failure: Exception | None = None) -> None:
+        """Return when all ranks are well."""
+        try:
+            settle(failure, self.identity, self._group)
+        except Exception:
+            self._over = True
+            raise
+
+
+def settle(failure: Exception | None, identity: str, group: Group = None) -> None:
+    """Return when no rank brings a failure and all bring the same identity; raise on every rank otherwise."""
+    if not several(group):
+        if failure is not None:
+            raise failure
+        return
+    rank, world, device = dist.get_rank(group), dist.get_world_size(group), device_of(group)
+    digest = hashlib.blake2b(identity.encode(), digest_size=7).digest()
+    number = int.from_bytes(digest, "little")
+    told = torch.tensor([world if failure is None else rank, number, -number], device=device)
+    with _peers():
+        dist.all_reduce(told, dist.ReduceOp.MIN, group=group)
+    first, low, high = told.tolist()
+    if first < world:
+        message = _from_rank(first, str(failure) if failure is not None else "", device, group)
+        if failure is not None and (rank == first or str(failure).startswith(message)):
+            raise failure
+        raise MupscaleError(message or f"rank {first} failed without a word")
+    if low != -high:
+        raise MupscaleError(
+            "the ranks were not given the same plan, noise, seed and source, so what they hold does not fit together; "
+            f"on rank {rank}: {identity}"
+        )
+
+
+def several(group: Group = None) -> bool:
+    """Whether there is anyone to agree with."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+
+
+def device_of(group: Group = None) -> torch.device:
+    """Where a group's collectives take their tensors from."""
+    if "gloo" in str(dist.get_backend_config(group)) or not torch.accelerator.is_available():
+        return torch.device("cpu")
+    return torch.accelerator.current_accelerator() or torch.device("cpu")
+
+
+def sum_over_ranks(values: torch.Tensor, group: Group = None) -> torch.Tensor:
+    """The sum of every rank's vector."""
+    if not several(group):
+        return values
+    moved = values.to(device_of(group))
+    with _peers():
+        dist.all_reduce(moved, group=group)
+    return moved.to(values.device)
+
+
+def _from_rank(rank: int, text: str, device: torch.device, group: Group) -> str:
+    raw = text.encode()[:_MESSAGE]
+    letter = torch.zeros(_MESSAGE, dtype=torch.uint8)
+    letter[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
+    letter = letter.to(device)
+    with _peers():
+        dist.broadcast(letter, group=group, group_src=rank)
+    return bytes(letter.cpu().tolist()).rstrip(b"\0").decode(errors="ignore")
+
+
+@contextmanager
+def _peers() -> Iterator[None]:
+    """A rank that died, or never came, is an error like any other."""
+    try:
+        yield
+    except RuntimeError as error:  # torch's own errors of process groups derive from it
+        said = (str(error).strip().splitlines() or ["no reason given"])[0]
+        raise MupscaleError(
+            f"another rank stopped, or did not come, before all had agreed ({said[:200]}); nothing that was loaded "
+            "may be used: start the job again"
+        ) from error

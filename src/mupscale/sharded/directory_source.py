@@ -1,0 +1,90 @@
+"""A Hugging Face directory as a source: true slices of its safetensors, and of the state a Trainer left.
+
+Positions in `optimizer.pt` are told from the model's own order, so state is carried only with a family plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..checkpoints.about import read_about, read_plans
+from ..checkpoints.grow import plan_without
+from ..checkpoints.shards import Spelling, stored_tensors
+from ..checkpoints.trainer_groups import trainer_orders
+from ..checkpoints.trainer_state import OPTIMIZER
+from ..errors import Fault, MupscaleError
+from ..families.record import FamilyPlan
+from ..files.directory import Directory, read_directory
+from ..files.places import Place
+from ..files.torch_file import read_tree
+from ..jobs.identity import base_file
+from ..plans.plan import Plan
+from ..tensors.parts import Rectangle
+from ..training.kept_groups import parts
+from .source import Source, Stored
+
+
+def directory_source(
+    path: Path, plan: Plan, family: FamilyPlan | None, wide: nn.Module, state: bool
+) -> Source:
+    """The tensors of a directory by planned name; with `state`, the moments of its Trainer too."""
+    directory = read_directory(path)
+    spelling = Spelling() if family is None else Spelling(family.stored, family.prefix, family.ignored)
+    absent = [
+        name
+        for name, entry in plan.tensors.items()
+        if entry.kind == "buffer" and not any(s in directory.tensors for s in entry.sources)
+    ]
+    pieces: dict[str, list[tuple[Rectangle, Place]]] = {}
+    for found in stored_tensors(plan_without(plan, absent), directory, spelling):
+        entry = plan[found.tensor]
+        if not found.places:
+            continue
+        start = [0] * len(entry.axes)
+        if found.cells:
+            start = [
+                which * (n // count) for n, (which, count) in zip(entry.base_shape, found.cells, strict=True)
+            ]
+        for place in found.places:
+            pieces.setdefault(found.tensor, []).append((Rectangle(tuple(start), place.shape), place))
+            if entry.cat is not None:
+                start[entry.cat] += place.shape[entry.cat]
+    weights = {n: Stored(of[0][1].dtype, plan[n].base_shape, tuple(of)) for n, of in pieces.items()}
+    states, settings = _trainer(directory, plan, family, wide) if state else ({}, {})
+    files = [*directory.weights, *([OPTIMIZER] if OPTIMIZER in directory.trainer else [])]
+    text = repr([base_file(path, name) for name in files])
+    identity = f"directory {hashlib.sha256(text.encode()).hexdigest()}"
+    reference = None if read_about(path) is None else read_plans(path)[1]
+    return Source(path, identity, weights, states, settings, reference)
+
+
+def _trainer(
+    directory: Directory, plan: Plan, family: FamilyPlan | None, wide: nn.Module
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    if OPTIMIZER not in directory.trainer:
+        return {}, {}
+    if family is None:
+        what = "it names parameters by position, and a plan alone does not tell the order"
+        remedy = "pass mu.family_plan(directory, k) as the plan, or a run without optimizers"
+        raise MupscaleError("the optimizer state cannot be read", [Fault(OPTIMIZER, what, remedy)])
+    from ..families.models import config_from, model_class, on_meta
+
+    config = config_from(directory.config)
+    base = on_meta(config, model_class(config, family.architecture))
+    groups, state = parts(read_tree(directory.path / OPTIMIZER), OPTIMIZER)
+    order, wide_order = trainer_orders(groups, plan, base, wide, None)
+    keys = {
+        n: (k, g) for g, of in zip(groups, order, strict=True) for k, n in zip(g["params"], of, strict=True)
+    }
+    states: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    for name in (name for of in wide_order for name in of):
+        key, group = keys[plan[name].sources[0]]
+        if key in state:
+            states[name] = {k: Stored.whole(v) if isinstance(v, Place) else v for k, v in state[key].items()}
+            settings[name] = {k: v for k, v in group.items() if k != "params"}
+    return states, settings

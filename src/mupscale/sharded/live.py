@@ -1,0 +1,178 @@
+"""A running base as a source: every rank fetches the slices it lacks from the ranks that hold them, and no others.
+
+Who sends what to whom follows from shapes, placements and the plan alone, so no rank asks. Where the boundaries
+of base and wide shards align, nothing is sent. Ranks that hold replicas keep to their own replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import MupscaleError
+from ..jobs.job import Move
+from ..plans.plan import Plan
+from ..rules.axes import Axis
+from ..tensors.parts import Rectangle, held, held_by, is_sharded, local_of
+from .agreement import device_of
+
+Message = tuple[int, Rectangle]
+"""A rank, and the rectangle of the base tensor that goes there or comes from there."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor is cut over ranks."""
+
+    shape: tuple[int, ...]
+    mesh: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    placements: tuple[Any, ...] = ()
+
+    @staticmethod
+    def of(tensor: Tensor) -> Layout:
+        if not is_sharded(tensor):
+            return Layout(tuple(tensor.shape))
+        sharded: Any = tensor
+        mesh = sharded.device_mesh
+        return Layout(
+            tuple(tensor.shape), tuple(mesh.shape), tuple(mesh.mesh.flatten().tolist()), sharded.placements
+        )
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        if rank not in self.ranks:
+            raise MupscaleError(
+                f"rank {rank} holds nothing of a base tensor of shape {self.shape}: base and wide model are on different "
+                "ranks; load from a checkpoint instead"
+            )
+        index = self.ranks.index(rank)
+        found: list[int] = []
+        for size in reversed(self.mesh):
+            index, digit = divmod(index, size)
+            found.insert(0, digit)
+        return tuple(found)
+
+    def held_by(self, rank: int) -> Rectangle:
+        if not self.ranks:
+            return Rectangle((0,) * len(self.shape), self.shape)
+        return held_by(self.shape, self.mesh, self.placements, self.coordinate(rank))
+
+    def replica(self, rank: int) -> tuple[int, ...]:
+        """Which copy of the tensor a rank holds a part of."""
+        pairs = zip(self.coordinate(rank), self.placements, strict=True)
+        return tuple(at for at, placement in pairs if placement.is_replicate())
+
+
+def cover(axes: Sequence[Axis], part: Rectangle) -> Rectangle:
+    """The rectangle of the base that a rectangle of the wide tensor is made from."""
+    if not part.numel:
+        return Rectangle((0,) * len(axes), (0,) * len(axes))
+    ends = [axis.cover(at, at + n) for axis, at, n in zip(axes, part.start, part.shape, strict=True)]
+    return Rectangle(tuple(low for low, _ in ends), tuple(high - low for low, high in ends))
+
+
+@lru_cache(maxsize=4096)
+def needs(base: Layout, wide: Layout, axes: tuple[Axis, ...]) -> Mapping[int, tuple[Rectangle, Rectangle]]:
+    """For every rank what it holds of the base tensor and what it needs; equal layers share one answer."""
+    if wide.ranks and set(wide.ranks) != set(base.ranks):
+        raise MupscaleError(
+            "base and wide model are sharded over different ranks; load from a checkpoint instead"
+        )
+    return {rank: (base.held_by(rank), cover(axes, wide.held_by(rank))) for rank in base.ranks}
+
+
+@lru_cache(maxsize=4096)
+def messages(
+    base: Layout, wide: Layout, axes: tuple[Axis, ...], me: int
+) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """What this rank sends, and what it receives."""
+    everyone, mine = needs(base, wide, axes), base.replica(me)
+    owned, wanted = everyone[me]
+    sends, receives = [], []
+    for rank, (theirs, want) in everyone.items():
+        if rank != me and base.replica(rank) == mine:
+            if (part := owned.meet(want)).numel:
+                sends.append((rank, part))
+            if (part := theirs.meet(wanted)).numel:
+                receives.append((rank, part))
+    return tuple(sends), tuple(receives)
+
+
+@lru_cache(maxsize=4096)
+def is_aligned(base: Layout, wide: Layout, axes: tuple[Axis, ...]) -> bool:
+    """Whether every rank holds all it needs."""
+    return all(not want.numel or owned.meet(want) == want for owned, want in needs(base, wide, axes).values())
+
+
+@dataclass
+class LiveSource:
+    """The tensors and moments of a base that runs on the same ranks."""
+
+    identity: str
+    weights: Mapping[str, Tensor]
+    states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    reference: Plan | None = None
+    messages: int = 0
+    """How many were received."""
+    bytes: int = 0
+    """How many were received from other ranks."""
+
+    others_wait: bool = True
+    _buffer: Tensor = field(default_factory=lambda: torch.empty(0))
+    _origin: tuple[int, ...] = (0,)
+
+    def close(self) -> None:
+        self._buffer = torch.empty(0)
+
+    def whole(self, stored: Tensor) -> Tensor | None:
+        sharded: Any = stored.detach()
+        full: Tensor = sharded.full_tensor() if is_sharded(stored) else sharded
+        return full
+
+    def kind_of(self, stored: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
+        return stored.dtype, tuple(stored.shape)
+
+    def number(self, stored: Tensor) -> Tensor:
+        return local_of(stored).detach().cpu().clone()
+
+    def aligned(self, stored: Tensor, move: Move, wide: Tensor) -> bool:
+        return not is_sharded(stored) or is_aligned(Layout.of(stored), Layout.of(wide), move.axes)
+
+    def hold(self, stored: Tensor, move: Move, wide: Tensor) -> None:
+        """Fetch what this rank needs of a base tensor, and give others what they need."""
+        local = local_of(stored).detach()
+        if not is_sharded(stored):
+            self._buffer, self._origin = local.cpu().contiguous(), (0,) * local.dim()
+            return
+        layouts, me = (Layout.of(stored), Layout.of(wide)), dist.get_rank()
+        sends, receives = messages(*layouts, move.axes, me)
+        own, wanted = held(stored), cover(move.axes, held(wide))
+        self._buffer, self._origin = torch.empty(wanted.shape, dtype=local.dtype), wanted.start
+        mine = own.meet(wanted)
+        if mine.numel:
+            mine.within(self._buffer, wanted.start).copy_(mine.within(local, own.start))
+        device = device_of()
+        rooms = [torch.empty(part.shape, dtype=local.dtype, device=device) for _, part in receives]
+        operations = [
+            dist.P2POp(dist.isend, part.within(local, own.start).contiguous().to(device), rank)
+            for rank, part in sends
+        ]
+        operations += [
+            dist.P2POp(dist.irecv, room, rank) for (rank, _), room in zip(receives, rooms, strict=True)
+        ]
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
+        for (_, part), room in zip(receives, rooms, strict=True):
+            part.within(self._buffer, wanted.start).copy_(room)
+            self.bytes += room.nbytes
+        self.messages += len(receives)
+
+    def read(self, stored: Tensor, lows: list[int], room: Tensor) -> None:
+        room.copy_(Rectangle(tuple(lows), tuple(room.shape)).within(self._buffer, self._origin))

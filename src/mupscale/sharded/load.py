@@ -1,0 +1,209 @@
+"""A narrow checkpoint, or a running base, straight into the shards of a wide job, optimizer state included.
+
+No wide checkpoint is written and no rank holds a full tensor. Ranks do not talk while data moves from files;
+at the end one collective tells whether all of them succeeded, and if not, nothing that was loaded can be used.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..families.record import FamilyPlan
+from ..files.dcp import METADATA
+from ..files.directory import CONFIG
+from ..plans.fits import check_end
+from ..plans.names import named_tensors, strip_wrappers, unwrap
+from ..plans.plan import Plan
+from ..rules.optimizers import OptimizerRule
+from ..training.direction import Direction
+from ..training.noises import Noise, NoisePlan
+from ..training.run import Run
+from ..training.widen import edit_
+from .agreement import Group, Meeting
+from .dcp_source import dcp_source
+from .directory_source import directory_source
+from .fill import Filler, Filling, weight_filling
+from .live import LiveSource
+from .memory import give_memory_, home_of, poison_, recompute_buffers_, reshard_
+from .noise import shared_noise, told
+from .source import AnySource
+from .states import live_states, prepare_states
+
+
+def load_wide(
+    run: Run | nn.Module,
+    source: str | Path | Run,
+    plan: Plan | FamilyPlan,
+    noise: Noise | NoisePlan | None = None,
+    *,
+    seed: int = 0,
+    reference: Plan | None = None,
+    init: Callable[[nn.Module], Any] | None = None,
+    device: torch.device | str | None = None,
+    group: Group = None,
+    rules: Mapping[str, OptimizerRule] | None = None,
+    prefix: str | None = None,
+) -> Run:
+    """Fill the wide `run` from the base in `source`, each rank its own shards, and return it with its provenance.
+
+    `source` is a directory of torch.distributed.checkpoint, a Hugging Face directory, or the base run itself,
+    live on the same ranks. `plan` leads from the base to the wide model; `reference`, from the reference to the
+    base where the base is not its own. Optimizers of the run must be in units (`param_groups` or
+    `step_in_units_`) and get their state where the source has it; their settings and schedulers stay the run's.
+
+    Parameters on the meta device are given memory and stay the objects they are. Buffers that are in no
+    checkpoint must have been computed (`on_meta` does) or be computed by `init(model)`. `prefix` names the set of
+    tensors when a checkpoint holds several. On any error every rank raises the same, and the model is all NaN.
+
+    >>> import tempfile, mupscale as mu, torch.distributed.checkpoint as dcp
+    >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
+    >>> base, plan, x = make(4), mu.infer_plan(make, 4, 8), torch.ones(1, 3)
+    >>> with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
+    ...     _ = dcp.save({"model": base.state_dict()}, checkpoint_id=folder)
+    ...     wide = load_wide(mu.on_meta(lambda: make(8)), folder, plan).model
+    >>> torch.allclose(wide(x), base(x))
+    True
+    """
+    family = plan if isinstance(plan, FamilyPlan) else None
+    chosen: Plan = plan.plan if isinstance(plan, FamilyPlan) else plan
+    target = run if isinstance(run, Run) else Run(run)
+    reshard_(target.model)
+    loader = _Loader(target, chosen, rules, init, torch.device(device) if device is not None else None)
+    try:
+        with Meeting(group) as meeting:
+            opened = _open(source, chosen, family, target, prefix)
+            try:
+                return loader.load(opened, noise, seed, reference, meeting, group)
+            finally:
+                opened.close()
+    except BaseException:
+        poison_(target.model)
+        for optimizer in target.optimizers:
+            optimizer.state.clear()
+        raise
+
+
+class _Loader:
+    """One load, as far as this rank is concerned."""
+
+    def __init__(
+        self,
+        run: Run,
+        plan: Plan,
+        rules: Mapping[str, OptimizerRule] | None,
+        init: Callable[[nn.Module], Any] | None,
+        device: torch.device | None,
+    ) -> None:
+        self._run, self._plan, self._rules, self._init, self._device = run, plan, rules, init, device
+
+    def load(
+        self,
+        source: AnySource,
+        noise: Noise | NoisePlan | None,
+        seed: int,
+        reference: Plan | None,
+        meeting: Meeting,
+        group: Group,
+    ) -> Run:
+        run, plan = self._run, self._plan
+        early = reference if reference is not None else source.reference
+        since = plan if early is None else early.then(plan)
+        meeting.identity = f"{source.identity}, plan {since.hash}, noise {told(noise)}, seed {seed}"
+        if run.ema is not None:
+            what = "load_wide fills one model at a time"
+            remedy = "load the average with a call of its own: load_wide(ema, source, plan, noise, prefix=…)"
+            raise MupscaleError("the average was not loaded", [Fault("ema", what, remedy)])
+        check_end(plan, run.model, "wide")
+        direction = Direction(plan)
+        self._make_room(source)
+        resolved = shared_noise(noise, plan, source, seed, early, meeting, group)
+        fillings = self._weights(source, resolved)
+        states, moments, notes = prepare_states(run, source, plan, since, self._rules)
+        fillings += moments
+        if not all(source.aligned(f.stored, f.move, f.wide) for f in fillings if f.stored is not None):
+            meeting.check()  # ranks are going to wait for each other's slices
+        filler = Filler(source)
+        with torch.no_grad():
+            filler.fill_all_(fillings)
+        edit_(unwrap(run.model), direction)
+        for optimizer, state in zip(run.optimizers, states, strict=True):
+            optimizer.state.clear()
+            optimizer.state.update(state)
+        for note in notes:
+            warnings.warn(note, stacklevel=4)
+        from .. import __version__
+
+        provenance = {
+            "version": __version__,
+            "torch": str(torch.__version__),
+            "plan": plan.hash,
+            "reference": early.hash if early is not None else "the base itself",
+            "noise": None if resolved is None else {"kind": type(noise).__name__, **resolved.as_json()},
+            "seed": seed if resolved is None else resolved.seed,
+            "source": source.identity,
+            "bytes": source.bytes,
+            "messages": source.messages,
+            "beside": filler.room_bytes,
+            "moments": len(moments),
+        }
+        grown = since if any(entry.grows for entry in since.tensors.values()) else None
+        return Run(run.model, run.optimizers, run.schedulers, None, run.step, plan, grown, provenance)
+
+    def _make_room(self, source: AnySource) -> None:
+        model = self._run.model
+        missing = {n for n, kind, _ in named_tensors(model) if kind == "buffer" and n not in source.weights}
+        buffers = unwrap(model).named_buffers()
+        empty = [name for name, buffer in buffers if strip_wrappers(name) in missing and buffer.is_meta]
+        give_memory_(model, self._device or home_of(model))
+        faults = recompute_buffers_(unwrap(model), empty, self._init)
+        raise_faults("the wide model has buffers that nobody has computed", faults)
+
+    def _weights(self, source: AnySource, noise: NoisePlan | None) -> list[Filling]:
+        seen: set[int] = set()
+        found = []
+        for name, kind, tensor in named_tensors(self._run.model):
+            planned = self._plan.ties.get(name, name)
+            entry = self._plan[planned]
+            own = kind == "buffer" and (entry.fill == "own" or planned not in source.weights)
+            if id(tensor) in seen or (own and entry.sources):
+                continue
+            seen.add(id(tensor))
+            stored = source.weights[planned] if entry.sources else None
+            sized = noise.tensor(planned) if noise is not None and entry.sources else None
+            found.append(weight_filling(planned, entry, stored, tensor, source, sized))
+        return found
+
+
+def _open(
+    source: str | Path | Run, plan: Plan, family: FamilyPlan | None, wide: Run, prefix: str | None
+) -> AnySource:
+    if isinstance(source, Run):
+        reshard_(source.model)
+        check_end(plan, source.model, "base")
+        tensors = {name: t for name, _, t in named_tensors(source.model)}
+        joined = [name for name, entry in plan.tensors.items() if entry.cat is not None]
+        raise_faults(
+            "a running base is carried tensor by tensor",
+            [
+                Fault(n, "made from several tensors of the base", "save a checkpoint and load that")
+                for n in joined
+            ],
+        )
+        weights = {name: tensors[e.sources[0]] for name, e in plan.tensors.items() if e.sources}
+        states, settings = live_states(source, plan)
+        return LiveSource("the running base", weights, states, settings, source.reference)
+    path = Path(source)
+    if (path / METADATA).exists():
+        return dcp_source(path, plan, prefix, bool(wide.optimizers))
+    if (path / CONFIG).exists():
+        return directory_source(path, plan, family, wide.model, bool(wide.optimizers))
+    what = f"neither {METADATA} (torch.distributed.checkpoint) nor {CONFIG} (Hugging Face) is in it"
+    remedy = "name the directory that holds one of them; a DCP save that was cut short has no .metadata"
+    raise MupscaleError("there is nothing to load from", [Fault(str(path), what, remedy)])

@@ -1,0 +1,127 @@
+"""Noise for a job on many ranks: sizes are the same everywhere, norms are measured once and shared.
+
+Each base tensor is measured by one rank, by the arithmetic of every other path, so σ̄ has the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..checkpoints.norms import as_stored, measured_by
+from ..errors import Fault, MupscaleError, raise_faults
+from ..files.places import Place, dtype_name
+from ..jobs.blocks import BlockMaker
+from ..jobs.job import Move
+from ..plans.plan import Plan
+from ..training.noises import Noise, NoisePlan, SignalNoise, norms_of, resolve_noise
+from .agreement import Group, Meeting, several, sum_over_ranks
+from .source import AnySource
+
+Wanted = tuple[str, bool]
+
+
+def shared_noise(
+    noise: Noise | NoisePlan | None,
+    plan: Plan,
+    source: AnySource,
+    seed: int,
+    reference: Plan | None,
+    meeting: Meeting,
+    group: Group,
+) -> NoisePlan | None:
+    """Noise resolved alike on every rank. Signal-normalised noise costs two more collectives."""
+    if noise is None:
+        return None
+    if isinstance(noise, NoisePlan):
+        _check_plan(noise, plan, seed)
+        return noise
+    if not isinstance(noise, SignalNoise):
+        return resolve_noise(noise, plan, {}, seed, reference)
+    wanted: dict[Wanted, int] = {}
+
+    def note(name: str, stacked: bool) -> Tensor:
+        wanted[name, stacked] = plan[name].base_shape[0] if stacked else 1
+        return torch.ones(wanted[name, stacked]) if stacked else torch.ones(())
+
+    resolve_noise(noise, plan, note, seed, reference)
+    norms = _measured(wanted, plan, source, meeting, group)
+    return resolve_noise(noise, plan, lambda name, stacked: norms[name, stacked], seed, reference)
+
+
+def told(noise: Noise | NoisePlan | None) -> str:
+    """Noise as a text that is the same for equal noise."""
+    if noise is None:
+        return "none"
+    return f"{type(noise).__name__} {json.dumps(asdict(noise), sort_keys=True, default=dict)}"
+
+
+def _check_plan(noise: NoisePlan, plan: Plan, seed: int) -> None:
+    what = "it has noise, and the plan has no such parameter"
+    parameters = {name for name, entry in plan.tensors.items() if entry.kind == "parameter" and entry.sources}
+    faults = [
+        Fault(name, what, "resolve the noise for this plan") for name in noise.stds if name not in parameters
+    ]
+    if seed not in (0, noise.seed):
+        faults.append(Fault("seed", f"{seed} here, {noise.seed} in the resolved noise", "leave seed= out"))
+    raise_faults("this noise was resolved for something else", faults)
+
+
+def _measured(
+    wanted: dict[Wanted, int], plan: Plan, source: AnySource, meeting: Meeting, group: Group
+) -> dict[Wanted, Tensor]:
+    if several(group):
+        meeting.check()
+    rank, world = (dist.get_rank(group), dist.get_world_size(group)) if several(group) else (0, 1)
+    owners = _owners([prod(plan[name].base_shape) for name, _ in wanted], world)
+    values = torch.zeros(sum(wanted.values()), dtype=torch.float64)
+    failure: Exception | None = None
+    at = 0
+    for ((name, stacked), count), owner in zip(wanted.items(), owners, strict=True):
+        stored = source.weights[name]
+        whole = source.whole(stored)  # on every rank, because it may take every rank
+        if owner == rank and failure is None:
+            try:
+                found = (
+                    norms_of(whole.cpu(), stacked)
+                    if whole is not None
+                    else _in_place(name, plan, source, stacked)
+                )
+                values[at : at + count] = found
+            except Exception as error:
+                failure = error
+        at += count
+    if failure is not None:
+        values.fill_(float("nan"))
+    values = sum_over_ranks(values, group)
+    if failure is not None:
+        raise failure
+    if bool(values.isnan().any()):
+        meeting.check()  # the rank that failed says why
+        raise MupscaleError("a norm of the base is not a number; its weights are not finite")
+    parts = torch.split(values, list(wanted.values()))
+    return {key: part if key[1] else part[0] for key, part in zip(wanted, parts, strict=True)}
+
+
+def _in_place(name: str, plan: Plan, source: AnySource, stacked: bool) -> Tensor:
+    """The norms of a base tensor, read in stretches of rows."""
+    stored = source.weights[name]
+    dtype, shape = source.kind_of(stored)
+    place = Place("", 0, dtype_name(dtype), shape)
+    maker = BlockMaker(lambda move, lows, room: source.read(stored, lows, room))
+    return measured_by(maker, [as_stored(Move(name, place, (place,), plan[name].axes))], stacked)
+
+
+def _owners(sizes: Sequence[int], world: int) -> list[int]:
+    """Which rank measures which tensor: the largest first, each to the rank with least to do."""
+    load, owners = [0] * world, [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        owners[index] = load.index(min(load))
+        load[owners[index]] += sizes[index]
+    return owners

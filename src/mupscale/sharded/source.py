@@ -1,0 +1,153 @@
+"""What a wide job is loaded from: base tensors by planned name, and a way to read any rectangle of one.
+
+Knows: rectangles in files. Does not know which directory they came from, or what is made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import MupscaleError
+from ..files.dcp import Chunk
+from ..files.dcp_chunks import chunk_place
+from ..files.places import Place, torch_dtype
+from ..jobs.blocks import Reader, read_rectangle_
+from ..jobs.job import Move
+from ..plans.plan import Plan
+from ..tensors.parts import Rectangle
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A base tensor in files: its rectangles, and where each of them lies."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[tuple[Rectangle, Place | Chunk], ...]
+
+    @staticmethod
+    def whole(place: Place) -> Stored:
+        return Stored(place.dtype, place.shape, ((Rectangle((0,) * len(place.shape), place.shape), place),))
+
+
+class AnySource(Protocol):
+    """Base tensors by the name of the wide tensor they make; what stands for one is the source's own affair."""
+
+    identity: str
+    """What all ranks must have in common."""
+    weights: Mapping[str, Any]
+    states: Mapping[str, Mapping[str, Any]]
+    """Optimizer state by name and key: what stands for a tensor, or a plain number."""
+    settings: Mapping[str, Mapping[str, Any]]
+    """The base's optimizer settings by name, as far as they are known."""
+    reference: Plan | None
+    """The plan from the reference to the base, where the source knows it."""
+
+    others_wait: bool
+    """Whether other ranks wait for this one while it reads."""
+
+    @property
+    def bytes(self) -> int:
+        """How many were read, or received from other ranks."""
+        ...
+
+    @property
+    def messages(self) -> int:
+        """How many were received from other ranks."""
+        ...
+
+    def kind_of(self, stored: Any) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Dtype and shape of a base tensor."""
+        ...
+
+    def number(self, stored: Any) -> Tensor:
+        """A tensor without dimensions."""
+        ...
+
+    def aligned(self, stored: Any, move: Move, wide: Tensor) -> bool:
+        """Whether every rank can read what it needs without the others."""
+        ...
+
+    def hold(self, stored: Any, move: Move, wide: Tensor) -> None:
+        """Fetch what this rank needs, and give others what they need."""
+        ...
+
+    def whole(self, stored: Any) -> Tensor | None:
+        """All of a base tensor where that takes every rank; None where any rank can read it alone."""
+        ...
+
+    def read(self, stored: Any, lows: list[int], room: Tensor) -> None:
+        """Fill a contiguous tensor with the rectangle of a base tensor that starts at `lows`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Source:
+    """Tensors in files: any rank reads any slice."""
+
+    folder: Path
+    identity: str
+    weights: Mapping[str, Any]
+    states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    reference: Plan | None = None
+    messages: int = 0
+    others_wait: bool = False
+
+    def __post_init__(self) -> None:
+        self._reader = Reader(self.folder)
+        self._places: dict[tuple[str, int], Place] = {}
+
+    def close(self) -> None:
+        self._reader.__exit__(None, None, None)
+
+    @property
+    def bytes(self) -> int:
+        """How many were read."""
+        return self._reader.bytes
+
+    def kind_of(self, stored: Stored) -> tuple[torch.dtype, tuple[int, ...]]:
+        return torch_dtype(stored.dtype), stored.shape
+
+    def number(self, stored: Stored) -> Tensor:
+        room = torch.empty((), dtype=torch_dtype(stored.dtype))
+        self.read(stored, [], room)
+        return room
+
+    def aligned(self, stored: Stored, move: Move, wide: Tensor) -> bool:
+        return True
+
+    def hold(self, stored: Stored, move: Move, wide: Tensor) -> None:
+        pass
+
+    def whole(self, stored: Stored) -> Tensor | None:
+        return None
+
+    def read(self, stored: Stored, lows: list[int], room: Tensor) -> None:
+        wanted, missing = Rectangle(tuple(lows), tuple(room.shape)), room.numel()
+        for rectangle, where in stored.pieces:
+            part = rectangle.meet(wanted)
+            if part.numel:
+                start = [a - b for a, b in zip(part.start, rectangle.start, strict=True)]
+                at = [a - b for a, b in zip(part.start, lows, strict=True)]
+                place = self._place(where, stored.dtype)
+                read_rectangle_(self._reader, place, start, room, at, list(part.shape))
+                missing -= part.numel
+        if missing:
+            raise MupscaleError(f"{missing} entries of a tensor of shape {stored.shape} are stored nowhere")
+
+    def _place(self, where: Place | Chunk, dtype: str) -> Place:
+        if isinstance(where, Place):
+            return where
+        key = (where.file, where.offset)
+        if key not in self._places:
+            self._places[key] = chunk_place(self.folder, where, dtype)
+        return self._places[key]

@@ -1,0 +1,272 @@
+"""A checkpoint manager with which a wide torchtitan job starts from a narrow torchtitan checkpoint.
+
+Knows: when torchtitan builds, loads, clips and steps, and how its attention lays out heads. The narrow checkpoint
+is read by torchtitan's own manager into a narrow model that is sharded like the wide one, so how a checkpoint spells
+its tensors (fused projections are stored apart) stays torchtitan's business; `load_wide` does the rest. torchtitan is
+imported when it is first needed, and not before. Written for torchtitan 0.3; does not follow pipeline stages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import field, make_dataclass, replace
+from fractions import Fraction
+from importlib import import_module
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.declare import LayoutSpec, RoleSpec
+from ..plans.infer import infer_plan
+from ..plans.plan import Plan
+from ..rules.scale import Exact
+from ..sharded.load import load_wide
+from ..training.clip import Clip, clip_
+from ..training.run import Run
+from ..training.stepping import step_in_units_
+from .going_on import KEY
+
+_TRAINER = "train_state"
+"""The name under which torchtitan's Trainer saves itself."""
+
+
+def titan_plan(
+    base: Any,
+    wide: Any,
+    *,
+    roles: Mapping[str, RoleSpec] | None = None,
+    layouts: Mapping[str, LayoutSpec] | None = None,
+    folds: Mapping[str, Exact] | None = None,
+) -> Plan:
+    """The plan between two model configs of torchtitan, made on the meta device: heads grow, their size and grouping stay.
+
+    Layouts are read off the attention modules, for models of any size; what cannot be read off is refused until it is
+    declared, as for `infer_plan`, whose `loss=` proves a layout where the models are small enough to run.
+
+    >>> from types import SimpleNamespace
+    >>> make = lambda n: nn.Sequential(nn.Embedding(9, n), nn.RMSNorm(n), nn.Linear(n, 9))
+    >>> config = lambda n: SimpleNamespace(dim=n, build=lambda: make(n))
+    >>> str(titan_plan(config(4), config(8))["2.weight"].change.s)
+    '1/2'
+    """
+    with torch.device("meta"):
+        narrow, broad = base.build(), wide.build()
+    found, faults = _layouts(narrow, broad)
+    raise_faults("these two configs cannot be planned", faults)
+    tied = (
+        {"norm.weight": Fraction(base.dim, wide.dim)} if getattr(wide, "enable_weight_tying", False) else {}
+    )
+    return infer_plan(
+        narrow, broad, roles=roles, layouts={**found, **(layouts or {})}, folds={**tied, **(folds or {})}
+    )
+
+
+def _layouts(narrow: nn.Module, broad: nn.Module) -> tuple[dict[str, dict[int, int]], list[Fault]]:
+    """Block sizes of everything that holds heads, as torchtitan's attention reads it."""
+    others = dict(broad.named_modules())
+    layouts: dict[str, dict[int, int]] = {}
+    faults: list[Fault] = []
+    for path, module in narrow.named_modules():
+        other: Any = others.get(path)
+        if not hasattr(module, "qkv_linear") or not hasattr(module, "n_kv_heads") or other is None:
+            continue
+        heads: Any = module
+        size, group = heads.head_dim, heads.n_heads // heads.n_kv_heads
+        if (size, group) != (other.head_dim, other.n_heads // other.n_kv_heads):
+            what = (
+                f"heads of size {size} in groups of {group} at the base, {other.head_dim} in groups of "
+                f"{other.n_heads // other.n_kv_heads} in the wide config"
+            )
+            faults.append(Fault(path, what, "keep both, and multiply n_heads and n_kv_heads by one factor"))
+        blocks = {"wqkv": (group + 2) * size, "wq": group * size, "wk": size, "wv": size}
+        for name, tensor in heads.named_parameters():
+            part = name.removeprefix("qkv_linear.").partition(".")[0]
+            own = {0: 1, 1: group * size} if part == "wo" else {0: blocks.get(part, 1), 1: 1}
+            wide_shape = other.get_parameter(name).shape
+            grown = [d for d, n in enumerate(tensor.shape) if n != wide_shape[d]]
+            if part in (*blocks, "wo") and grown:
+                layouts[f"{path}.{name}"] = {d: own[d] for d in grown}
+    return layouts, faults
+
+
+class Growing:
+    """What the manager does beyond torchtitan's own: units and clipping when it is made, growth when it loads."""
+
+    states: dict[str, Any]
+    initial_load_path: str | None
+    exclude_from_loading: list[str]
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        model_parts: list[nn.Module],
+        optimizers: Any,
+        states: dict[str, Any],
+        **rest: Any,
+    ) -> None:
+        trainer = states[_TRAINER]
+        _refuse(config, trainer)
+        super().__init__(config, model_parts=model_parts, optimizers=optimizers, states=states, **rest)  # type: ignore[call-arg]
+        self._grown, self._model = config, model_parts[0]
+        for spec in (config.base, config.reference):
+            if spec is not None:
+                spec.model.update_from_config(config=trainer.config)
+        self.plan = titan_plan(config.base.model, trainer.model_config, **config.declared)
+        self.early: Plan | None = None
+        if config.reference is not None:
+            self.early = titan_plan(config.reference.model, config.base.model, **config.declared)
+        self.since = self.plan if self.early is None else self.early.then(self.plan)
+        self._optimizers = list(optimizers)
+        self.units = [step_in_units_(optimizer, self.since, self._model) for optimizer in self._optimizers]
+        self.clipping = self._take_over_clipping(trainer)
+        self.states[KEY] = _Plans(self.plan, self.since)
+
+    def dcp_load(
+        self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool
+    ) -> None:
+        """Load a checkpoint of this wide job as ever; what `initial_load_path` names is narrow, and grows."""
+        stock: Any = super()
+        if not from_hf and checkpoint_id != self.initial_load_path:
+            stock.dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
+            return
+        manager, base, optimizers = self._base()
+        wanted = manager._states_to_load(model_only=not self.states.keys() & state_dict.keys())
+        manager.dcp_load(wanted, checkpoint_id, from_hf, from_quantized)
+        carried = "optimizer" in wanted
+        load_wide(
+            Run(self._model, self._optimizers if carried else ()),
+            Run(base, list(optimizers) if carried else (), reference=self.early),
+            self.plan,
+            self._grown.noise,
+            seed=self._grown.seed,
+            reference=self.early,
+        )
+        for scheduler in self.states["lr_scheduler"]:
+            # torchtitan leaves the rate of the next step in the saved groups, which are the base's.
+            for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+                group["lr"] = rate
+
+    def _base(self) -> tuple[Any, nn.Module, Any]:
+        """A stock manager, the narrow model sharded like the wide one, and the narrow model's optimizers."""
+        trainer, spec = self.states[_TRAINER], self._grown.base
+        config, settings = trainer.config, import_module("torchtitan.config")
+        dtype = import_module("torchtitan.tools.utils").set_default_dtype
+        with torch.device("meta"), dtype(settings.TORCH_DTYPE_MAP[config.training.dtype]):
+            model = spec.model.build()
+        model = spec.parallelize_fn(
+            model,
+            parallel_dims=trainer.parallel_dims,
+            training=config.training,
+            parallelism=config.parallelism,
+            compile_config=settings.CompileConfig(enable=False),  # it is read, and never run
+            ac_config=None,
+            dump_folder=config.dump_folder,
+        )
+        model.to_empty(device="cpu" if config.training.enable_cpu_offload else trainer.device)
+        model.init_weights(buffer_device=None)
+        optimizers = config.optimizer.build(model_parts=[model])
+        adapter = spec.state_dict_adapter
+        kind = import_module("torchtitan.components.checkpointer").CheckpointManager
+        shared = {key: value for key, value in self.states.items() if key != KEY}
+        manager = kind(
+            kind.Config(enable=True, keep_latest_k=0, exclude_from_loading=self.exclude_from_loading),
+            dataloader=shared["dataloader"],
+            model_parts=[model],
+            optimizers=optimizers,
+            lr_schedulers=shared["lr_scheduler"],
+            states=shared,
+            sd_adapter=adapter(spec.model, config.hf_assets_path) if adapter else None,
+        )
+        return manager, model, optimizers
+
+    def _take_over_clipping(self, trainer: Any) -> list[RemovableHandle]:
+        """Clip by the norm that is the same at every width, at the trainer's max_norm, and let it log that norm."""
+        training, metrics = trainer.config.training, trainer.metrics_processor
+        if training.max_norm == inf:
+            return []
+        handles = clip_(self._optimizers, self.since, self._model, max_norm=training.max_norm)
+        hooks = self._optimizers[0]._optimizer_step_pre_hooks.values()
+        clip, log = [hook for hook in hooks if isinstance(hook, Clip)][-1], metrics.log
+
+        def log_reference_norm(
+            step: int, mean: float, most: float, norm: float, *rest: Any, **more: Any
+        ) -> None:
+            log(step, mean, most, norm if clip.last_norm is None else float(clip.last_norm), *rest, **more)
+
+        metrics.log = log_reference_norm
+        # The trainer's own norm depends on the width.
+        trainer.config.training = replace(training, max_norm=inf)
+        return handles
+
+
+class _Plans:
+    """The plans, saved with every checkpoint of the wide job, and compared when it resumes."""
+
+    def __init__(self, plan: Plan, since: Plan) -> None:
+        self._told = {
+            key: json.dumps(p.as_json(), sort_keys=True)
+            for key, p in (("plan", plan), ("since_reference", since))
+        }
+
+    def state_dict(self) -> dict[str, str]:
+        return dict(self._told)
+
+    def load_state_dict(self, told: dict[str, str]) -> None:
+        if told != self._told:
+            raise MupscaleError(
+                "this checkpoint was grown by another plan than the one of base and model config; resume it with the "
+                "configs it was grown with"
+            )
+
+
+def _refuse(config: Any, trainer: Any) -> None:
+    faults = []
+    if not config.enable:
+        faults.append(Fault("checkpoint.enable", "False, so nothing is loaded", "set it to True"))
+    if config.base is None:
+        what = "no spec of the narrow model, so there is nothing to grow from"
+        faults.append(Fault("checkpoint.base", what, "pass the ModelSpec of the base run"))
+    if trainer.parallel_dims.pp_enabled:
+        what = "a rank holds some stages, and the plan and the norm are of the whole model"
+        faults.append(Fault("pipeline_parallel_degree", what, "set it to 1"))
+    raise_faults("this torchtitan job cannot be grown", faults)
+
+
+if TYPE_CHECKING:
+
+    class GrowingCheckpointManager(Growing):
+        """See below."""
+
+        Config: Any
+
+
+def __getattr__(name: str) -> Any:
+    if name != "GrowingCheckpointManager":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    stock = import_module("torchtitan.components.checkpointer").CheckpointManager
+    hidden = Annotated[Any, import_module("tyro").conf.Suppress]  # values of Python, not of the command line
+    fields: list[Any] = [
+        ("base", hidden, field(default=None)),
+        ("reference", hidden, field(default=None)),
+        ("noise", hidden, field(default=None)),
+        ("declared", hidden, field(default_factory=dict)),
+        ("seed", int, field(default=0)),
+    ]
+    config = make_dataclass("Config", fields, bases=(stock.Config,), kw_only=True, slots=True)
+    text = """torchtitan's checkpoint manager for a wide job: `initial_load_path` names a narrow checkpoint, and it grows.
+
+    `Config` adds to torchtitan's own: `base`, the ModelSpec of the narrow run; `noise` and `seed` as for `upscale`;
+    `reference`, the ModelSpec at which the constants were written where the base was itself grown; `declared`, further
+    declarations for `titan_plan`. Every step uses each tensor's own learning rate, eps and decay, and `max_norm` clips by the
+    norm that is the same at every width. Rates, schedules and what is saved stay written at the reference.
+    """
+    config.__module__, config.__qualname__ = __name__, f"{name}.Config"
+    made = type(name, (Growing, stock), {"__module__": __name__, "__doc__": text, "Config": config})
+    globals()[name] = made  # one class, so that it can be found again
+    return made

@@ -1,0 +1,415 @@
+"""Directories of torch.distributed.checkpoint: read in place, without running a pickle, and refused when they lie."""
+
+import io
+import pickle
+import shutil
+import warnings
+import zipfile
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
+
+import mupscale as mu
+from mupscale.files.dcp import METADATA, Chunk, _tiles, read_dcp
+from mupscale.files.dcp_chunks import chunk_place, read_value
+from mupscale.files.inert import read_head, read_metadata
+from mupscale.jobs.blocks import Reader, read_rectangle_
+from mupscale.plans.fits import identity_plan
+from mupscale.sharded.noise import told
+from tests.laws import refusal
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def make(n):
+    return nn.Sequential(nn.Linear(3, n), nn.BatchNorm1d(n), nn.Tanh(), nn.Linear(n, 2))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A base with AdamW state, as `{"model": …, "optim": …}`."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    torch.manual_seed(0)
+    model = make(4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(2):
+        model(torch.randn(5, 3)).square().sum().backward()
+        optimizer.step()
+    weights, state = get_state_dict(model, optimizer)
+    path = tmp_path_factory.mktemp("dcp") / "step"
+    with warnings.catch_warnings(action="ignore"):
+        save_dcp({"model": weights, "optim": state, "step": 2}, checkpoint_id=path)
+    return path, model, optimizer
+
+
+def test_every_tensor_is_found_where_it_lies(saved):
+    path, model, _ = saved
+    directory = read_dcp(path)
+    for name, tensor in model.state_dict().items():
+        stored = directory.tensors[f"model.{name}"]
+        room = torch.empty_like(tensor)
+        with Reader(path) as reader:
+            for chunk in stored.chunks:
+                place = chunk_place(path, chunk, stored.dtype)
+                read_rectangle_(reader, place, [0] * tensor.dim(), room, chunk.start, chunk.shape)
+        assert torch.equal(room, tensor)
+    assert read_value(path, directory.values["step"]) == 2
+
+
+def test_a_slice_costs_the_bytes_of_the_slice(tmp_path):
+    with warnings.catch_warnings(action="ignore"):
+        save_dcp({"w": torch.arange(4000.0).view(1000, 4)}, checkpoint_id=tmp_path / "x")
+    stored = read_dcp(tmp_path / "x").tensors["w"]
+    room = torch.empty(3, 4)
+    with Reader(tmp_path / "x") as reader:
+        place = chunk_place(tmp_path / "x", stored.chunks[0], stored.dtype)
+        read_rectangle_(reader, place, [500, 0], room, [0, 0], [3, 4])
+        assert reader.bytes == 48
+    assert torch.equal(room, torch.arange(4000.0).view(1000, 4)[500:503])
+
+
+class Evil:
+    def __reduce__(self):
+        import os
+
+        return os.system, ("touch /tmp/mupscale-was-run",)
+
+
+def test_a_metadata_that_would_run_something_is_refused_before_it_does(tmp_path, saved):
+    path = tmp_path / "evil"
+    shutil.copytree(saved[0], path)
+    (path / METADATA).write_bytes(pickle.dumps(Evil()))
+    refusal(lambda: read_dcp(path), "posix.system", "not called")
+    with pytest.raises(mu.MupscaleError):
+        read_head(pickle.dumps(Evil()), "a chunk")
+
+
+@pytest.mark.parametrize("name", ["eval", "getattr", "__import__", "exec"])
+def test_builtins_are_not_called_either(name):
+    raw = b"\x80\x02c__builtin__\n" + name.encode() + b"\n(X\x01\x00\x00\x00atR."
+    refusal(lambda: read_head(raw, "a chunk"), "not called")
+
+
+def test_paths_stay_inside_the_directory(tmp_path, saved):
+    path = tmp_path / "outside"
+    shutil.copytree(saved[0], path)
+    raw = (path / METADATA).read_bytes()
+    name = b"__0_0.distcp"
+    (path / METADATA).write_bytes(raw.replace(name, b"../../../../x"[: len(name)]))
+    refusal(lambda: read_dcp(path), "no file inside the directory")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_flipped_bits_of_metadata_give_an_error_or_the_same_tensors(tmp_path, saved, seed):
+    """300 flips: never an exception of another kind, never a place outside of the file."""
+    path = tmp_path / "flipped"
+    shutil.copytree(saved[0], path)
+    raw = (path / METADATA).read_bytes()
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(100):
+        at = int(torch.randint(len(raw), (), generator=generator))
+        changed = bytearray(raw)
+        changed[at] ^= 1 << int(torch.randint(8, (), generator=generator))
+        (path / METADATA).write_bytes(changed)
+        try:
+            directory = read_dcp(path)
+            for stored in directory.tensors.values():
+                for chunk in stored.chunks:
+                    place = chunk_place(path, chunk, stored.dtype)
+                    assert 0 <= place.offset <= place.end <= (path / place.file).stat().st_size
+        except mu.MupscaleError:
+            pass
+
+
+def test_a_file_that_was_cut_short_is_named(tmp_path, saved):
+    path = tmp_path / "short"
+    shutil.copytree(saved[0], path)
+    data = path / "__0_0.distcp"
+    data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+    load = lambda: mu.load_wide(mu.on_meta(lambda: make(8)), path, plan())  # noqa: E731
+    refusal(load, "cut short", "__0_0.distcp")
+
+
+def test_a_transposed_tensor_is_refused(tmp_path):
+    raw = io.BytesIO()
+    torch.save(torch.zeros(3, 2).t(), raw)
+    head = zipfile.ZipFile(raw).read("archive/data.pkl")
+    assert read_head(head, "x").stride == (1, 2)
+
+
+def plan():
+    return mu.infer_plan(make, 4, 8)
+
+
+def test_weights_buffers_and_state_are_those_of_the_live_path(saved):
+    path, model, optimizer = saved
+    built = mu.on_meta(lambda: make(8))
+    wide = mu.Run(built, torch.optim.AdamW(mu.param_groups(built, plan(), torch.optim.AdamW, lr=1e-2)))
+    wide = mu.load_wide(wide, path, plan(), mu.SignalNoise(0.3), seed=3)
+    want = mu.upscale(mu.Run(model, optimizer), lambda: make(8), mu.SignalNoise(0.3), seed=3, plan=plan())
+    for name, tensor in want.model.state_dict().items():
+        assert torch.equal(wide.model.state_dict()[name], tensor), name
+    named = dict(want.model.named_parameters())
+    for name, parameter in wide.model.named_parameters():
+        for key, value in want.optimizers[0].state[named[name]].items():
+            assert torch.equal(wide.optimizers[0].state[parameter][key], value), (name, key)
+    assert wide.provenance["moments"] == 12
+
+
+def unit_groups(model):
+    return torch.optim.AdamW(mu.param_groups(model, plan(), torch.optim.AdamW, lr=1e-2))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda p: {"plan": mu.infer_plan(make, 5, 10), "run": mu.on_meta(lambda: make(10))}, "plan's base end"),
+        (lambda p: {"plan": mu.infer_plan(make, 4, 12)}, "wide end has"),
+        (lambda p: {"source": p / "nothing"}, "nothing to load from"),
+        (lambda p: {"prefix": "optim."}, "does not have it"),
+        (lambda p: {"stock": torch.optim.AdamW}, "mu.param_groups"),
+        (lambda p: {"stock": torch.optim.SGD}, "param_groups"),
+        (lambda p: {"sgd": True}, "'exp_avg'"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_and_leaves_nan(saved, change, expected):
+    changes = change(saved[0])
+    model = changes.get("run", mu.on_meta(lambda: make(8)))
+    run = mu.Run(model)
+    if "stock" in changes:
+        run = mu.Run(model, changes["stock"](model.parameters(), lr=1e-2))
+    if "sgd" in changes:
+        groups = mu.param_groups(model, plan(), torch.optim.SGD, lr=1e-2, momentum=0.9)
+        run = mu.Run(model, torch.optim.SGD(groups, momentum=0.9))
+    source, chosen = changes.get("source", saved[0]), changes.get("plan", plan())
+    refusal(lambda: mu.load_wide(run, source, chosen, prefix=changes.get("prefix")), expected)
+    assert all(p.is_meta or p.isnan().all() for p in model.parameters())
+
+
+def test_other_settings_than_the_sources_are_told(saved):
+    built = mu.on_meta(lambda: make(8))
+    groups = mu.param_groups(built, plan(), torch.optim.AdamW, lr=1e-2, betas=(0.8, 0.99))
+    with pytest.warns(UserWarning, match="betas is .0.8, 0.99. here"):
+        mu.load_wide(mu.Run(built, torch.optim.AdamW(groups, betas=(0.8, 0.99))), saved[0], plan())
+    built = mu.on_meta(lambda: make(8))
+    with warnings.catch_warnings(action="error"):
+        mu.load_wide(mu.Run(built, unit_groups(built)), saved[0], plan())
+
+
+def test_buffers_that_nobody_computed_are_refused_and_init_computes_them(saved):
+    class Table(nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.inner = make(n)
+            self.register_buffer("table", torch.arange(3.0), persistent=False)
+
+    grown = mu.infer_plan(Table, 4, 8)
+    path = saved[0].parent / "table"
+    with warnings.catch_warnings(action="ignore"):
+        save_dcp({"inner": saved[1].state_dict()}, checkpoint_id=path)
+    with torch.device("meta"):
+        model = Table(8)
+    refusal(lambda: mu.load_wide(model, path, grown), "on_meta", "init=")
+    with torch.device("meta"):
+        model = Table(8)
+    assert mu.load_wide(
+        model, path, grown, init=lambda m: m.get_buffer("table").copy_(torch.arange(3.0))
+    ).model.get_buffer("table").tolist() == [0, 1, 2]
+    assert mu.load_wide(mu.on_meta(lambda: Table(8)), path, grown).model.get_buffer("table").tolist() == [
+        0,
+        1,
+        2,
+    ]
+
+
+def test_two_sets_of_tensors_need_a_prefix(tmp_path, saved):
+    weights = saved[1].state_dict()
+    with warnings.catch_warnings(action="ignore"):
+        save_dcp(
+            {"model": weights, "ema": {k: v + 1 for k, v in weights.items()}}, checkpoint_id=tmp_path / "two"
+        )
+    refusal(lambda: mu.load_wide(mu.on_meta(lambda: make(8)), tmp_path / "two", plan()), "prefix=")
+    wide = mu.load_wide(mu.on_meta(lambda: make(8)), tmp_path / "two", plan(), prefix="ema.")
+    assert torch.equal(wide.model.get_parameter("0.bias")[::2], weights["0.bias"] + 1)
+
+
+class Unused(nn.Module):
+    """A head that no loss reads, so that its optimizer has no state for it."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.body = make(n)
+        self.head = nn.Linear(n, 2)
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def saved_as(path, tree):
+    with warnings.catch_warnings(action="ignore"):
+        save_dcp(tree, checkpoint_id=path)
+    return path
+
+
+def states_of(saved):
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    return saved[1].state_dict(), get_optimizer_state_dict(saved[1], saved[2])
+
+
+def load_all(path, **options):
+    built = mu.on_meta(lambda: make(8))
+    return mu.load_wide(mu.Run(built, unit_groups(built)), path, plan(), **options)
+
+
+@pytest.mark.parametrize("nest", ["plain", "state", "train_state", "list", "complex", "named as in the file"])
+def test_state_is_found_however_the_checkpoint_is_nested(tmp_path, saved, nest):
+    weights, state = states_of(saved)
+    prefixed = {"state": {f"model.{n}": s for n, s in state["state"].items()}, "param_groups": []}
+    tree: Any = {"model": weights, "optim": state}
+    names = [n for n, _ in saved[1].named_parameters()]
+    halves = [
+        {"state": {n: state["state"][n] for n in part}, "param_groups": []} for part in (names[:3], names[3:])
+    ]
+    trees = {
+        "plain": tree,
+        "state": {"state": tree},
+        "train_state": {"train_state": tree},
+        "list": {"model": weights, "optim": halves},
+        "complex": {**tree, "extra": torch.zeros(2, dtype=torch.complex128)},
+        "named as in the file": {"model": weights, "optim": prefixed},
+    }
+    run = load_all(saved_as(tmp_path / "x", trees[nest]))
+    assert run.provenance["moments"] == 12
+    assert len(run.optimizers[0].state) == 6
+
+
+def test_state_that_cannot_be_told_is_refused_and_none_is_said(tmp_path, saved):
+    weights, state = states_of(saved)
+    numbered = saved_as(tmp_path / "numbered", {"model": weights, "optim": saved[2].state_dict()})
+    refusal(lambda: load_all(numbered), "optim.state.0", "get_optimizer_state_dict")
+    mu.load_wide(mu.on_meta(lambda: make(8)), numbered, plan())  # nobody asks for its state
+    twice = saved_as(tmp_path / "twice", {"model": weights, "a": state, "b": state})
+    refusal(lambda: load_all(twice), "more than one of a.state, b.state")
+    with pytest.warns(UserWarning, match="starts without state"):
+        load_all(saved_as(tmp_path / "bare", {"model": weights}))
+
+
+def test_a_second_load_leaves_nothing_of_the_first(tmp_path, saved):
+    run = load_all(saved[0])
+    with pytest.warns(UserWarning, match="starts without state"):
+        run = mu.load_wide(run, saved_as(tmp_path / "bare", {"model": saved[1].state_dict()}), plan())
+    assert not run.optimizers[0].state
+
+
+def test_a_parameter_that_never_trained_has_no_state_in_the_wide_run_either(tmp_path):
+    model = Unused(4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    names = [name for name, _ in model.named_parameters()]
+    state = optimizer.state_dict()
+    named = {
+        "state": {names[i]: s for i, s in state["state"].items()},
+        "param_groups": [{**g, "params": names} for g in state["param_groups"]],
+    }
+    path, grown = (
+        saved_as(tmp_path / "x", {"model": model.state_dict(), "optim": named}),
+        mu.infer_plan(Unused, 4, 8),
+    )
+    built = mu.on_meta(lambda: Unused(8))
+    wide = mu.Run(built, torch.optim.AdamW(mu.param_groups(built, grown, torch.optim.AdamW, lr=1e-2)))
+    wide = mu.load_wide(wide, path, grown)
+    assert len(wide.optimizers[0].state) == len(names) - 2
+
+
+def test_units_of_another_plan_are_refused(saved):
+    built = mu.on_meta(lambda: make(8))
+    optimizer = torch.optim.AdamW(built.parameters(), lr=1e-2)
+    attached = mu.step_in_units_(optimizer, identity_plan(built), built)
+    refusal(lambda: mu.load_wide(mu.Run(built, optimizer), saved[0], plan()), "its units ask for 0.5")
+    attached.remove()
+    mu.step_in_units_(optimizer, plan(), built)
+    assert mu.load_wide(mu.Run(built, optimizer), saved[0], plan()).provenance["moments"] == 12
+
+
+def test_state_made_on_the_meta_device_is_filled_or_refused(tmp_path, saved):
+    built = mu.on_meta(lambda: make(8))
+    adagrad = torch.optim.Adagrad(mu.param_groups(built, plan(), torch.optim.Adagrad, lr=1e-2))
+    bare = saved_as(tmp_path / "bare", {"model": saved[1].state_dict()})
+    refusal(lambda: mu.load_wide(mu.Run(built, adagrad), bare, plan()), "load the model alone")
+
+
+def test_noise_that_was_resolved_for_something_else_is_refused(saved):
+    foreign = mu.resolve_noise(mu.MupNoise(0.1), mu.infer_plan(Unused, 4, 8), {}, seed=5)
+    load = lambda **o: mu.load_wide(mu.on_meta(lambda: make(8)), saved[0], plan(), **o)  # noqa: E731
+    refusal(lambda: load(noise=foreign), "body.0.weight")
+    own = mu.resolve_noise(mu.MupNoise(0.1), plan(), {}, seed=5)
+    refusal(lambda: load(noise=own, seed=3), "leave seed= out")
+    assert load(noise=own).provenance["seed"] == 5
+
+
+def test_equal_noise_is_told_alike():
+    a, b = ({"x": 0.1, "y": 0.2}, {"y": 0.2, "x": 0.1})
+    assert told(mu.MupNoise(a)) == told(mu.MupNoise(b)) != told(mu.MupNoise({"x": 0.1, "y": 0.3}))
+
+
+class Scaled(nn.Module):
+    """A constant in the code and a table in no checkpoint, both behind a wrapper."""
+
+    def __init__(self, n, wrap=False):
+        super().__init__()
+        inner = nn.Linear(3, n)
+        inner.register_buffer("table", torch.arange(3.0), persistent=False)
+        inner.scale = 1 / n
+        self.inner = checkpoint_wrapper(inner) if wrap else inner
+
+
+def test_constants_and_buffers_behind_wrappers_are_those_inside(tmp_path):
+    path = saved_as(tmp_path / "x", {"model": Scaled(4).state_dict()})
+    found = mu.infer_plan(Scaled, 4, 8)
+    grown = mu.Plan(
+        found.tensors,
+        found.ties,
+        (mu.Edit("inner.scale", 1 / 4, mu.Scale.of("1/4")),),
+        found.exact,
+        found.needs,
+    )
+    wide: Any = mu.load_wide(mu.on_meta(lambda: Scaled(8, wrap=True)), path, grown).model
+    assert wide.inner._checkpoint_wrapped_module.scale == 1 / 16
+    with torch.device("meta"):
+        empty = Scaled(8, wrap=True)
+    refusal(lambda: mu.load_wide(empty, path, grown), "table")
+
+
+@pytest.mark.parametrize(
+    ("chunks", "fits"),
+    [
+        ([((0, 0), (2, 3)), ((2, 0), (2, 3))], True),
+        ([((0, 0), (2, 3)), ((0, 0), (2, 3))], False),
+        ([((0, 0), (2, 3)), ((1, 0), (2, 3))], False),
+        ([((0, 0), (4, 1)), ((0, 1), (1, 2)), ((1, 1), (3, 2))], True),
+        ([((0, 0), (4, 1)), ((0, 1), (2, 2)), ((1, 1), (2, 2))], False),
+    ],
+)
+def test_chunks_that_overlap_or_leave_holes_are_seen(chunks, fits):
+    assert _tiles([Chunk(start, shape, "x", 0, 1) for start, shape in chunks], (4, 3)) == fits
+
+
+def test_pickles_cannot_grow_without_end_or_change_what_they_call():
+    nested: Any = "x"
+    for _ in range(60):
+        nested = [nested, nested]
+
+    class Bomb:
+        def __reduce__(self):
+            return torch.serialization._get_layout, (nested,)
+
+    refusal(lambda: read_metadata(pickle.dumps(Bomb()), "a bomb"), "a str is expected")
+    raw = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}X\x0c\x00\x00\x00__defaults__)sb."
+    refusal(lambda: read_head(raw, "a chunk"), "no business")

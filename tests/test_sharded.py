@@ -1,0 +1,384 @@
+"""Loading a narrow base into a sharded wide job: how ranks agree, what they read, and what stops them all."""
+
+import os
+import signal
+import time
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
+
+import mupscale as mu
+from mupscale.plans.fits import identity_plan
+from mupscale.sharded import fill
+from mupscale.sharded.live import Layout, is_aligned, messages
+from mupscale.sharded.memory import reshard_
+from mupscale.tensors.parts import held, local_of
+from tests.launched import folder, launch
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+class Net(nn.Module):
+    """Sizes that no number of ranks divides, unless `n` is a multiple of it."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, n)
+        self.middle = nn.Linear(n, n)
+        self.outer = nn.Linear(n, 5)
+
+    def forward(self, x):
+        return self.outer(torch.tanh(self.middle(torch.tanh(self.inner(x)))))
+
+
+def plan(n: int, k: int) -> mu.Plan:
+    return mu.infer_plan(Net, n, k * n)
+
+
+def adamw(model: nn.Module, since: mu.Plan) -> torch.optim.AdamW:
+    return torch.optim.AdamW(mu.param_groups(model, since, torch.optim.AdamW, lr=1e-2))
+
+
+def sharded(n: int, since: mu.Plan) -> mu.Run:
+    model: Any = mu.on_meta(lambda: Net(n))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(model.middle, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return mu.Run(model, adamw(model, since))
+
+
+def saved(n: int):
+    """A trained base on the disk, made by rank 0 and waited for."""
+    path = folder() / f"base{n}"
+    if dist.get_rank() == 0 and not path.exists():
+        torch.manual_seed(0)
+        model = Net(n)
+        optimizer = adamw(model, identity_plan(model))
+        model(torch.randn(7, 3)).square().sum().backward()
+        optimizer.step()
+        weights, state = get_state_dict(model, optimizer)
+        with warnings.catch_warnings(action="ignore"):
+            save_dcp({"model": weights, "optim": state}, checkpoint_id=path, no_dist=True)
+    dist.barrier()
+    return path
+
+
+def live_base(n: int) -> mu.Run:
+    path = saved(n)
+    run = sharded(n, identity_plan(mu.on_meta(lambda: Net(n))))
+    return mu.load_wide(run, path, identity_plan(run.model))
+
+
+def collectives() -> dict[str, int]:
+    """How many collectives each way of loading takes, and how many messages between pairs of ranks."""
+    found = {}
+    world = dist.get_world_size()
+    ways = {
+        "files": (10, None, False),
+        "files, mup": (10, mu.MupNoise(0.1), False),
+        "files, signal": (10, mu.SignalNoise(0.1), False),
+        "live, aligned": (4 * world, None, True),
+        "live, aligned, mup": (4 * world, mu.MupNoise(0.1), True),
+        "live": (11 if world == 2 else 10, None, True),  # boundaries that move
+    }
+    for way, (n, noise, live) in ways.items():
+        source = live_base(n) if live else saved(n)
+        run = sharded(2 * n, plan(n, 2))
+        with CommDebugMode() as counted:
+            run = mu.load_wide(run, source, plan(n, 2), noise)
+        found[way] = counted.get_total_counts()
+        found[f"{way}: messages"] = run.provenance["messages"]
+    return found
+
+
+def what_is_read() -> dict[str, int]:
+    """Bytes read by this rank, bytes of its shards, and memory beside them, for a base of 6 MB and its state."""
+    path, wide = saved(700), sharded(1400, plan(700, 2))
+    run = mu.load_wide(wide, path, plan(700, 2))
+    shards = sum(local_of(p).nbytes for p in run.model.parameters())
+    return {"bytes": run.provenance["bytes"], "beside": run.provenance["beside"], "shards": shards}
+
+
+def refused() -> dict[str, str]:
+    """What this rank is told when something does not fit, on all ranks or on one only."""
+    path, last = saved(10), dist.get_rank() == dist.get_world_size() - 1
+    grown = plan(10, 2)
+    sgd = mu.on_meta(lambda: Net(20))
+    fully_shard(sgd, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    groups = mu.param_groups(sgd, grown, torch.optim.SGD, lr=1e-2, momentum=0.9)
+    ways = {
+        "another model's plan": lambda: mu.load_wide(sharded(22, plan(11, 2)), path, plan(11, 2)),
+        "another k": lambda: mu.load_wide(sharded(20, grown), path, plan(10, 3)),
+        "another optimizer": lambda: mu.load_wide(
+            mu.Run(sgd, torch.optim.SGD(groups, momentum=0.9)), path, grown
+        ),
+        "no such place, on one rank": lambda: mu.load_wide(
+            sharded(20, grown), path / "nowhere" if last else path, grown
+        ),
+        "another seed, on one rank": lambda: mu.load_wide(
+            sharded(20, grown), path, grown, mu.MupNoise(0.1), seed=int(last)
+        ),
+        "missing tensors": lambda: mu.load_wide(sharded(20, grown), damaged(path), grown),
+        "no units": lambda: mu.load_wide(stock(20), path, grown),
+    }
+    found = {}
+    for way, load in ways.items():
+        try:
+            load()
+            found[way] = "loaded"
+        except mu.MupscaleError as error:
+            found[way] = str(error)
+    return found
+
+
+def stock(n: int) -> mu.Run:
+    run = sharded(n, identity_plan(mu.on_meta(lambda: Net(n))))
+    return mu.Run(run.model, torch.optim.AdamW(run.model.parameters(), lr=1e-2))
+
+
+def damaged(path):
+    """The base without one of its tensors."""
+    other = folder() / "damaged"
+    if dist.get_rank() == 0 and not other.exists():
+        model = Net(10)
+        del model.middle.bias
+        with warnings.catch_warnings(action="ignore"):
+            save_dcp({"model": model.state_dict()}, checkpoint_id=other, no_dist=True)
+    dist.barrier()
+    return other
+
+
+def nothing_is_left() -> list[bool]:
+    """After a refusal the model is NaN wherever it has memory, and loading again works."""
+    path, grown = saved(10), plan(10, 2)
+    run = sharded(20, grown)
+    with pytest.raises(mu.MupscaleError):
+        mu.load_wide(run, path, grown, mu.MupNoise(0.1), seed=dist.get_rank())
+    poisoned = all(bool(local_of(p).isnan().all()) for p in run.model.parameters())
+    empty = not run.optimizers[0].state
+    mu.load_wide(run, path, grown)
+    whole = all(bool(local_of(p).isfinite().all()) for p in run.model.parameters())
+    return [poisoned, empty, whole and len(run.optimizers[0].state) == 6]
+
+
+def killed() -> None:
+    """The last rank dies while it fills its third tensor; the others say so, and their models are NaN."""
+    path, grown = saved(10), plan(10, 2)
+    run, started = sharded(20, grown), time.monotonic()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        original, count = fill.Filler.fill_, iter(range(3))
+
+        def fill_(self, filling):
+            if next(count, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            original(self, filling)
+
+        fill.Filler.fill_ = fill_  # type: ignore[method-assign]
+    try:
+        mu.load_wide(run, path, grown)
+    except mu.MupscaleError as error:
+        nan = all(bool(local_of(p).isnan().all()) for p in run.model.parameters())
+        print(f"told after {time.monotonic() - started:.1f} s, all NaN: {nan}: {error}", flush=True)
+        raise
+
+
+def gathered() -> list[Any]:
+    """Models that FSDP2 holds gathered after an evaluation: what is loaded stays, and state is found."""
+    path, grown, x = saved(10), plan(10, 2), torch.ones(2, 3)
+    want = mu.load_wide(sharded(20, grown), path, grown).model(x)
+    run = sharded(20, grown)
+    run.model.to_empty(device="cpu")
+    base = live_base(10)
+    with torch.no_grad():
+        run.model(x)
+        base.model(x)
+    loaded = mu.load_wide(run, path, grown)
+    reshard_(loaded.model)
+    live = mu.load_wide(sharded(20, grown), base, grown)
+    return [torch.equal(loaded.model(x), want), torch.equal(live.model(x), want), live.provenance["moments"]]
+
+
+def failing_between_messages() -> str:
+    """A rank that fails while others wait for its slices goes on serving them; all hear of it."""
+    n = 11
+    base, run, grown = live_base(n), sharded(2 * n, plan(n, 2)), plan(n, 2)
+    original, count = fill.Filler.fill_, iter(range(2))
+
+    def fill_(self, filling):
+        if dist.get_rank() == 1 and next(count, None) is None:
+            raise MemoryError("no room")
+        original(self, filling)
+
+    fill.Filler.fill_ = fill_  # type: ignore[method-assign]
+    try:
+        mu.load_wide(run, base, grown)
+    except (mu.MupscaleError, MemoryError) as error:
+        return str(error)
+    finally:
+        fill.Filler.fill_ = original  # type: ignore[method-assign]
+    return "loaded"
+
+
+def prefixes() -> str:
+    """Ranks that were told to load different sets of tensors."""
+    model, path = Net(10), folder() / "two"
+    if dist.get_rank() == 0:
+        with warnings.catch_warnings(action="ignore"):
+            save_dcp({"a": model.state_dict(), "b": model.state_dict()}, checkpoint_id=path, no_dist=True)
+    dist.barrier()
+    try:
+        mu.load_wide(sharded(20, plan(10, 2)).model, path, plan(10, 2), prefix="ab"[dist.get_rank()])
+    except mu.MupscaleError as error:
+        return str(error)
+    return "loaded"
+
+
+def family() -> str:
+    """A family plan made inside a job: every rank plans, and all find the same."""
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, vocab_size=40,
+        architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    return str(mu.family_plan(config.to_dict(), 2).plan.hash)
+
+
+def sizes_that_differ() -> str:
+    """One rank of a mesh of two dimensions measures other sizes; nobody waits for it."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    model = Net(8)
+    fully_shard(model, mesh=mesh)
+    torch.manual_seed(int(dist.get_rank() == 3))
+    try:
+        mu.init_(model, identity_plan(model), std=Net(8))
+    except mu.MupscaleError as error:
+        return str(error)
+    return "drawn"
+
+
+CASES = ["collectives", "what_is_read", "refused", "nothing_is_left"]
+CASES += ["gathered", "failing_between_messages", "prefixes", "family"]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return launch(__name__, CASES, world=2, folder=tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    cases = ["what_is_read", "collectives", "sizes_that_differ"]
+    return launch(__name__, cases, world=4, folder=tmp_path_factory.mktemp("four"))
+
+
+@pytest.fixture(params=["two", "four"])
+def some(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_one_collective_agrees_and_none_moves_data(some):
+    for counted in some["collectives"]:
+        assert counted["files"] == counted["files, mup"] == 1
+        assert counted["files, signal"] == 3  # before norms are measured, their sum, and the last
+        assert counted["live, aligned"] == counted["live, aligned, mup"] == 1
+        assert counted["live, aligned: messages"] == 0
+        assert counted["live"] == 2  # before ranks wait for each other's slices, and the last
+    # Each boundary that moved costs a message for every tensor it cuts.
+    assert sum(counted["live: messages"] for counted in some["collectives"]) > 0
+
+
+def test_messages_are_those_of_the_boundaries_that_moved():
+    """10 rows on 4 ranks lie as 3, 3, 3, 1; their copies as 5, 5, 5, 5."""
+    from torch.distributed.tensor import Shard
+
+    base, wide = (Layout((n,), (4,), (0, 1, 2, 3), (Shard(0),)) for n in (10, 20))
+    axes = (mu.Axis.parse("out: 10x2"),)
+    assert not is_aligned(base, wide, axes)
+    assert [len(messages(base, wide, axes, rank)[1]) for rank in range(4)] == [0, 1, 1, 1]
+    sent = [(r, p.start, p.shape) for rank in range(4) for r, p in messages(base, wide, axes, rank)[0]]
+    assert sent == [(1, (2,), (1,)), (2, (5,), (1,)), (3, (7,), (2,))]
+    even = [Layout((n,), (4,), (0, 1, 2, 3), (Shard(0),)) for n in (12, 24)]
+    assert is_aligned(*even, (mu.Axis.parse("out: 12x2"),))
+
+
+def test_bytes_read_fall_with_the_number_of_ranks(two, four):
+    read = {len(of): max(r["bytes"] for r in of) for of in (two["what_is_read"], four["what_is_read"])}
+    assert 0.45 < read[4] / read[2] < 0.55
+    for rank in two["what_is_read"] + four["what_is_read"]:
+        # Three tensors of one base, each a quarter of the wide one: 3/4 of the shard's bytes, and headers.
+        assert 0.7 < rank["bytes"] / rank["shards"] < 0.85
+        assert rank["beside"] <= rank["shards"] / 4 + (8 << 20)
+
+
+def test_what_does_not_fit_is_told_on_every_rank_alike(two):
+    first, second = two["refused"]
+    assert first.keys() == second.keys()
+    expected = {
+        "another model's plan": "plan's base end",
+        "another k": "wide end has",
+        "another optimizer": "exp_avg",
+        "no such place, on one rank": "nothing to load from",
+        "another seed, on one rank": "the same plan, noise, seed and source",
+        "missing tensors": "model.middle.bias",
+        "no units": "mu.param_groups",
+    }
+    for way, words in expected.items():
+        assert words in first[way], (way, first[way])
+        if "seed" not in way:
+            assert first[way] == second[way], way
+
+
+def test_nothing_half_loaded_is_left_and_loading_again_works(two):
+    assert two["nothing_is_left"] == [[True, True, True]] * 2
+
+
+def test_gathered_models_are_filled_where_they_live(two):
+    assert two["gathered"] == [[True, True, 12]] * 2
+
+
+def test_a_rank_that_fails_goes_on_serving_others(two):
+    assert two["failing_between_messages"] == ["no room"] * 2
+
+
+def test_ranks_that_name_different_tensors_are_refused(two):
+    for said in two["prefixes"]:
+        assert "the same plan, noise, seed and source" in said
+
+
+def test_a_family_plan_is_the_same_on_every_rank(two):
+    assert len(set(two["family"])) == 1
+
+
+def test_other_sizes_on_one_rank_stop_all_of_them(four):
+    assert all("different sizes" in said for said in four["sizes_that_differ"])
+
+
+def test_a_killed_rank_stops_the_others_with_a_word(tmp_path):
+    launched = launch(__name__, ["killed"], world=2, folder=tmp_path, timeout=120)
+    said = launched.failures["killed"]
+    assert "rank 1: exit code -9" in said
+    assert "another rank stopped" in said
+    assert "all NaN: True" in said
+    again = launch(__name__, ["nothing_is_left"], world=2, folder=tmp_path)
+    assert again["nothing_is_left"] == [[True, True, True]] * 2
+
+
+def test_one_process_is_a_job_of_one_rank(tmp_path):
+    model = Net(4)
+    with warnings.catch_warnings(action="ignore"):
+        save_dcp(model.state_dict(), checkpoint_id=tmp_path / "base")
+    wide: Any = mu.load_wide(mu.on_meta(lambda: Net(8)), tmp_path / "base", plan(4, 2)).model
+    x = torch.randn(3, 3)
+    assert torch.allclose(wide(x), model(x), atol=1e-6)
+    assert held(wide.middle.weight).shape == (8, 8)
