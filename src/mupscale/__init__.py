@@ -31,6 +31,7 @@ from .training.groups import param_groups, reference_lr, set_lr_
 from .training.init import init_
 from .training.noises import MupNoise, PairedNoise, SignalNoise, resolve_noise
 from .training.proof import check_optimizer
+from .training.recipe import Recipe
 from .training.run import Run
 from .training.state_dicts import (
     groups_for,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from .sharded.verify import verify_sharded as verify_sharded
     from .trainers.huggingface import HuggingFaceCallback as HuggingFaceCallback
     from .trainers.lightning import LightningCallback as LightningCallback
+    from .tuning.tune import tune as tune
 
 __version__ = "0.1.0"
 
@@ -91,6 +93,7 @@ __all__ = [
     "PairedNoise",
     "param_groups",
     "Plan",
+    "Recipe",
     "read_plan",
     "read_provenance",
     "reference_lr",
@@ -107,6 +110,7 @@ __all__ = [
     "symmetry",
     "TensorPlan",
     "Units",
+    "tune",
     "upscale",
     "verify",
     "verify_sharded",
@@ -124,6 +128,10 @@ def __getattr__(name: str) -> Any:
         from .sharded import load
 
         return load.load_wide
+    if name == "tune":
+        from .tuning import tune as tuned
+
+        return tuned.tune
     if name == "verify_sharded":
         from .sharded import verify
 

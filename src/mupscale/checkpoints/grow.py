@@ -22,6 +22,7 @@ from ..jobs.identity import make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..plans.plan import Plan
 from ..training.noises import Noise, NoisePlan, resolve_noise, restore_noise
+from ..training.recipe import Recipe
 from .about import FORMAT, card, factors, read_about, read_plans
 from .norms import measured_in
 from .request import SCHEMES, Request
@@ -39,15 +40,14 @@ def record(directory: Directory, family: FamilyPlan, request: Request) -> dict[s
     early = None if read_about(directory.path) is None else read_plans(directory.path)[1]
     since = plan if early is None else early.then(plan)
     noise = None
-    if request.noise is not None:
-        scheme, value = request.noise
-        asked: Noise = SCHEMES[scheme](value)
+    if request.adds_noise:
+        asked, told = _asked(request, plan, early)
         spelling = Spelling(family.stored, family.prefix, family.ignored)
         stored = plan_without(plan, family.not_stored)
         moves = weight_moves(stored, directory, spelling=spelling)[1]
         measure = measured_in(directory.path, moves, planned_names(stored, directory, spelling))
         resolved = resolve_noise(asked, plan, measure, request.seed, early)
-        noise = {"kind": type(asked).__name__, "asked": {scheme: value}, **resolved.as_json()}
+        noise = {"kind": type(asked).__name__, "asked": told, **resolved.as_json()}
     from .. import __version__
 
     return {
@@ -78,6 +78,17 @@ def record(directory: Directory, family: FamilyPlan, request: Request) -> dict[s
         "base": {"name": directory.path.absolute().name, "config": config_digest(directory)},
         "grown_from": _ancestor(directory.path),
     }
+
+
+def _asked(request: Request, plan: Plan, early: Plan | None) -> tuple[Noise, dict[str, Any]]:
+    """The noise that was asked for, by size or by recipe, and how it is recorded."""
+    if request.recipe is None:
+        assert request.noise is not None
+        scheme, value = request.noise
+        return SCHEMES[scheme](value), {scheme: value}
+    recipe = Recipe.from_json(request.recipe)
+    recipe.check(plan, early, [] if request.optimizer is None else [request.optimizer])
+    return recipe.noise, {"lr": recipe.lr, "recipe": f"proxy of width {recipe.width}"}
 
 
 def config_digest(directory: Directory) -> str:

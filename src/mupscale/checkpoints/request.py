@@ -35,9 +35,16 @@ class Request:
     """Whether optimizer state beside the weights is carried."""
     optimizer: str | None = None
     """Which optimizer left it, where the file does not tell."""
+    recipe: str | None = None
+    """What tuning found, as JSON, in place of `noise`."""
+
+    @property
+    def adds_noise(self) -> bool:
+        return self.noise is not None or self.recipe is not None
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        told = asdict(self)
+        return told if self.recipe is not None else {k: v for k, v in told.items() if k != "recipe"}
 
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> Request:

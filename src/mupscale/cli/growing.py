@@ -35,6 +35,7 @@ from ..jobs.progress import shown_progress
 from ..jobs.stream import run_job, run_worker
 from ..jobs.verify_bytes import read_job
 from ..plans.names import pattern_of
+from ..training.recipe import Recipe
 from .next_steps import next_steps
 from .plan import add_source, cost, describe, evidence, planned
 from .text import columns
@@ -59,6 +60,7 @@ def add_to(verbs: Any) -> None:
                 "paired=… (zero-sum over copies: the output does not move); without a tuned value start from "
                 f"{DEFAULT_NOISE}",
             )
+            verb.add_argument("--recipe", type=Path, metavar="FILE", help="noise as `mupscale tune` found it")
             verb.add_argument("--seed", type=int, default=0, help="of the noise (default: 0)")
             verb.add_argument(
                 "--batch",
@@ -67,7 +69,7 @@ def add_to(verbs: Any) -> None:
                 help="inputs (safetensors or JSON, by argument name): print the loss before and after noise",
             )
         _add_writing(verb)
-        verb.set_defaults(run=run, noise=None, seed=0, batch=None, verb_name=name)
+        verb.set_defaults(run=run, noise=None, recipe=None, seed=0, batch=None, verb_name=name)
 
 
 def _add_writing(verb: argparse.ArgumentParser) -> None:
@@ -155,9 +157,11 @@ def _begun(chosen: argparse.Namespace, request: Request) -> Job | None:
 
 
 def _request(chosen: argparse.Namespace) -> Request:
-    if chosen.verb_name == "upscale" and chosen.noise is None:
+    if chosen.noise is not None and chosen.recipe is not None:
+        raise MupscaleError("--recipe says the noise: leave --noise out, or the recipe")
+    if chosen.verb_name == "upscale" and chosen.noise is None and chosen.recipe is None:
         raise MupscaleError(
-            "upscale needs its noise: --noise sigma=… | t=… | paired=…\n"
+            "upscale needs its noise: --noise sigma=… | t=… | paired=…, or --recipe FILE\n"
             f"  tuned on a proxy it carries over; without one, --noise {DEFAULT_NOISE} is where to start (docs/continue.md shows why)\n"
             "  for the exact map without noise: mupscale widen"
         )
@@ -172,6 +176,7 @@ def _request(chosen: argparse.Namespace) -> Request:
         export=chosen.export,
         state=not chosen.no_state,
         optimizer=chosen.optimizer,
+        recipe=None if chosen.recipe is None else replace(Recipe.read(chosen.recipe), tried=()).to_json(),
     )
 
 
@@ -188,11 +193,19 @@ def _plan(chosen: argparse.Namespace, request: Request) -> Job:
         print("the optimizer state beside the weights is left behind")
     if directory.skipped:
         print(f"not carried: {', '.join(map(shown, directory.skipped))}")
-    if request.noise is not None:
+    if request.adds_noise:
         print(_rounding(job))
+    if request.recipe is not None:
+        print(_recipe_notes(Recipe.from_json(request.recipe)))
     if chosen.dry_run:
         print(cost(directory, family, request, chosen.out.absolute().parent))
     return job
+
+
+def _recipe_notes(recipe: Recipe) -> str:
+    """The half of a recipe that a directory cannot hold: the learning rate, and what to look out for."""
+    rate = f"the recipe's learning rate from here on, with {recipe.optimizer}: lr={recipe.lr:g} (at the reference)"
+    return "\n".join([rate, *(f"note: {told}" for told in recipe.differences())])
 
 
 def _losses(chosen: argparse.Namespace) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import MupscaleError
-from . import check, demo, growing, plan
+from . import check, cost, demo, growing, plan, tune
 
-VERBS = (plan, growing, check, demo)
+VERBS = (plan, growing, check, tune, cost, demo)
 
 
 def parser() -> argparse.ArgumentParser:

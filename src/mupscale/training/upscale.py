@@ -5,6 +5,7 @@ Weights and every copy of them get the same noise, moments none. The result reme
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,9 @@ from ..plans.names import named_tensors
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
 from .direction import Direction
+from .groups import set_lr_
 from .noises import Noise, resolve_noise
+from .recipe import Recipe
 from .run import Run
 from .widen import Make, carry
 
@@ -27,9 +30,10 @@ from .widen import Make, carry
 def upscale(
     run: Run | nn.Module,
     make_wide: Make,
-    noise: Noise,
+    noise: Noise | None = None,
     *,
     lr: float | None = None,
+    recipe: Recipe | None = None,
     seed: int = 0,
     plan: Plan | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
@@ -38,6 +42,7 @@ def upscale(
 
     `lr` is the reference learning rate after growth; None keeps the base's. Noise sizes count from the run's
     reference, which is the base itself unless the run says otherwise, and repeated growth keeps the first.
+    `recipe` gives noise and learning rate as tuning found them, and is refused where it does not hold.
 
     >>> from mupscale import MupNoise
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -49,15 +54,25 @@ def upscale(
     start = run if isinstance(run, Run) else Run(run)
     built = build(make_wide)
     chosen = plan if plan is not None else infer_plan(start.model, built)
+    if recipe is not None:
+        noise, lr = _from_recipe(recipe, noise, lr, start, chosen)
+    if noise is None:
+        raise MupscaleError(
+            "upscale needs its noise: MupNoise(…), SignalNoise(…), PairedNoise(…), or recipe="
+        )
     tensors = {name: tensor for name, _, tensor in named_tensors(start.model)}
     resolved = resolve_noise(noise, chosen, tensors, seed, start.reference)
-    rates = [] if lr is None else [_rate(optimizer) for optimizer in start.optimizers]
-    if lr is not None and (not rates or max(rates) - min(rates) > 1e-6 * max(rates)):
+    ended = lr is not None and not start.schedulers and _at_zero(start.optimizers)
+    rates = [] if lr is None or ended else [_rate(optimizer) for optimizer in start.optimizers]
+    if lr is not None and not ended and (not rates or max(rates) - min(rates) > 1e-6 * max(rates)):
         raise MupscaleError(
             f"lr= replaces one learning rate, and the optimizers of this run have {rates or 'none'}; leave lr=None and use set_lr_ on each"
         )
     wide = carry(start, built, make_wide, Direction(chosen, noise=resolved), rules)
-    if lr is not None:
+    if lr is not None and ended:
+        for optimizer in wide.optimizers:
+            set_lr_(optimizer, lr)
+    elif lr is not None:
         for optimizer, rate in zip(wide.optimizers, rates, strict=True):
             scale_lr_(optimizer, wide.schedulers, lr / rate)
     from .. import __version__
@@ -70,15 +85,35 @@ def upscale(
         "noise": {"kind": type(noise).__name__, **resolved.as_json()},
         "seed": seed,
         "lr": lr,
+        **({} if recipe is None else {"recipe": recipe.summary()}),
         "grown_from": dict(start.provenance),
     }
     return replace_run(wide, provenance=provenance)
+
+
+def _from_recipe(
+    recipe: Recipe, noise: Noise | None, lr: float | None, run: Run, plan: Plan
+) -> tuple[Noise, float | None]:
+    """Noise and learning rate of a recipe; a run without optimizers has no rate to set."""
+    if noise is not None or lr is not None:
+        raise MupscaleError("a recipe says noise and lr: leave noise= and lr= out, or the recipe")
+    recipe.check(plan, run.reference, run.optimizers)
+    schedules = {type(scheduler).__name__ for scheduler in run.schedulers}
+    for told in recipe.differences(schedule="+".join(sorted(schedules)) or None):
+        warnings.warn(told, stacklevel=3)
+    return recipe.noise, recipe.lr if run.optimizers else None
 
 
 def replace_run(run: Run, **changes: Any) -> Run:
     """A run with some of its parts replaced."""
     fields = ("model", "optimizers", "schedulers", "ema", "step", "plan", "reference", "provenance")
     return Run(**{name: changes.get(name, getattr(run, name)) for name in fields})
+
+
+def _at_zero(optimizers: tuple[Optimizer, ...]) -> bool:
+    """Whether a schedule has brought every rate to zero, in groups that know their units: then lr is set, not scaled."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return bool(groups) and all("lr_factor" in group and float(group["lr"]) == 0 for group in groups)
 
 
 def _rate(optimizer: Optimizer) -> float:

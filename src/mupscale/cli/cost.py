@@ -1,0 +1,275 @@
+"""`mupscale cost`: FLOPs of training from scratch and of growing, and when growing does not pay.
+
+Prints; the arithmetic is in `tuning/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ..errors import Fault, raise_faults
+from ..tuning.cost import ACCOUNTS, Case, Cost, Number, advice
+from ..tuning.file_flops import FileModel
+from ..tuning.flops import quadratic
+from ..tuning.paper_cost import EXPERIMENTS, TOKENS, VOCABULARY, Experiment
+from ..tuning.stock_flops import StockModel
+from .text import columns
+
+_MISSING = "–"
+Model = StockModel | FileModel
+
+
+def add_to(verbs: Any) -> None:
+    text = "FLOPs of training from scratch and of growing, and when growing does not pay"
+    verb = verbs.add_parser(
+        "cost",
+        help=text,
+        description=f"Show {text}.\n\nA base of width n is grown k times; noise and learning rate are tuned "
+        "on a proxy that\ngrows from n0 to k·n0. FLOPs are those of forward and backward, by the paper's\n"
+        "formulas and counted on the model, which takes no memory.",
+        epilog="examples:\n"
+        "  mupscale cost proxy.py -k 4 --width 500 --proxy 100 --steps 100000\n"
+        "  mupscale cost ./base -k 2 --proxy 192 --steps 10000 --batch 256 --context 1024\n"
+        "  mupscale cost --paper",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verb.add_argument(
+        "model",
+        nargs="?",
+        type=Path,
+        help="a Python file with build(width) -> module and inputs() -> what the module is called with in one step; or "
+        "a Hugging Face directory or config.json of a language model",
+    )
+    verb.add_argument("--paper", action="store_true", help="the paper's own runs, computed from their sizes")
+    verb.add_argument("-k", type=int, metavar="K", help="how many times wider")
+    verb.add_argument("--proxy", type=int, metavar="N0", help="width of the proxy's base")
+    verb.add_argument(
+        "--steps", type=int, metavar="T", help="steps of the run from scratch, and of each trial"
+    )
+    verb.add_argument("--width", type=int, metavar="N", help="width of the base; for a Python file only")
+    verb.add_argument("--batch", type=int, metavar="B", help="sequences in a step; for a configuration only")
+    verb.add_argument(
+        "--context", type=int, metavar="C", help="tokens in a sequence; for a configuration only"
+    )
+    verb.add_argument(
+        "--base-steps", type=int, metavar="T", help="steps of the base (default: as from scratch)"
+    )
+    verb.add_argument(
+        "--trials",
+        type=float,
+        default=25,
+        metavar="R",
+        help="tuning, in full runs of the grown proxy (default: 25, a grid of 5 x 5; runs that are "
+        "stopped early count for their share)",
+    )
+    verb.add_argument(
+        "--upscaled-steps",
+        type=int,
+        metavar="T",
+        help="steps after which the upscaled run is as good as the one from scratch, where that is known",
+    )
+    verb.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    _check(chosen)
+    if chosen.paper:
+        print(paper())
+        return 0
+    stock = chosen.model.suffix != ".py"
+    model: Model
+    if stock:
+        model = StockModel(chosen.model, chosen.k, chosen.batch, chosen.context)
+    else:
+        model = FileModel(chosen.model, chosen.width)
+    case = Case(
+        model.width,
+        chosen.k,
+        chosen.proxy,
+        chosen.steps,
+        chosen.base_steps or chosen.steps,
+        chosen.trials,
+        chosen.upscaled_steps,
+    )
+    print(describe(str(chosen.model), case, model))
+    return 0
+
+
+def _check(chosen: argparse.Namespace) -> None:
+    faults = []
+    named = {"-k": chosen.k, "--proxy": chosen.proxy, "--steps": chosen.steps}
+    for_file = {"--width": chosen.width}
+    for_stock = {"--batch": chosen.batch, "--context": chosen.context}
+    given = {**named, **for_file, **for_stock}
+    given |= {"--base-steps": chosen.base_steps, "--upscaled-steps": chosen.upscaled_steps}
+    if chosen.paper:
+        odd = [name for name, value in given.items() if value is not None] + ["model"] * (
+            chosen.model is not None
+        )
+        faults = [Fault(name, "the paper's runs have their own", "leave it out") for name in odd]
+    elif chosen.model is None:
+        faults = [Fault("model", "not given", "name a Python file or a directory, or write --paper")]
+    else:
+        stock = chosen.model.suffix != ".py"
+        needed, foreign = (for_stock, for_file) if stock else (for_file, for_stock)
+        faults = [
+            Fault(name, "not given", "the cost depends on it")
+            for name, value in {**named, **needed}.items()
+            if value is None
+        ]
+        says = "the configuration says it" if stock else "inputs() says it"
+        faults += [Fault(name, says, "leave it out") for name, value in foreign.items() if value is not None]
+        faults += [
+            Fault(name, f"{value}", "expected a whole number above 0")
+            for name, value in given.items()
+            if value is not None and value < 1
+        ]
+        if not (isfinite(chosen.trials) and chosen.trials >= 0):
+            faults.append(Fault("--trials", f"{chosen.trials}", "expected 0 or more"))
+    raise_faults("the cost cannot be computed", faults)
+
+
+def tera(flops: Number) -> str:
+    """FLOPs in whole TFLOPs, as the paper prints them.
+
+    >>> tera(739.7435235e12)
+    '740'
+    """
+    return f"{float(flops) / 1e12:,.0f}"
+
+
+def unit_for(flops: Iterable[Number]) -> tuple[str, float]:
+    """The unit in which all of these have at least one digit before the point.
+
+    >>> unit_for([3e9, 5e13]), unit_for([0])
+    (('GFLOPs', 1000000000.0), ('FLOPs', 1.0))
+    """
+    least = min((float(f) for f in flops if f), default=1.0)
+    units = (("EFLOPs", 1e18), ("PFLOPs", 1e15), ("TFLOPs", 1e12), ("GFLOPs", 1e9), ("MFLOPs", 1e6))
+    return next(((name, size) for name, size in units if least >= size), ("FLOPs", 1.0))
+
+
+def _shown(flops: Number, size: float) -> str:
+    count = float(flops) / size
+    return f"{count:,.0f}" if count >= 1000 or size == 1 else f"{count:.4g}"
+
+
+def describe(name: str, case: Case, model: Model) -> str:
+    """Steps, runs, accounts, the proxy from which it pays, and what speaks against it."""
+    cost = case.cost(lambda width: model.at(width).counted)
+    parts = [
+        _steps(name, case, model),
+        _runs(case, model, cost),
+        _accounts(case, cost),
+        _proxies(case, model),
+    ]
+    tokens = (
+        None if model.tokens is None else float(case.steps * model.tokens) / model.at(case.wide).parameters
+    )
+    against = advice(case, cost, tokens)
+    lines = [f"  - {line}" for line in against] or ["  nothing found"]
+    return "\n\n".join([*parts, "against growing like this\n" + "\n".join(lines)])
+
+
+def _steps(name: str, case: Case, model: Model) -> str:
+    widths = {"base": case.width, "wide": case.wide, "proxy, grown": case.k * case.proxy}
+    steps = {what: model.at(width) for what, width in widths.items()}
+    unit, size = unit_for(step.counted for step in steps.values())
+    rows = [("", "width", "parameters", "by formula", "counted")]
+    for what, step in steps.items():
+        flops = (_shown(step.formula, size), _shown(step.counted, size))
+        rows.append((what, f"{step.width:,}", f"{step.parameters:,}", *flops))
+    head = (
+        f"{name}: {case.width:,} -> {case.wide:,} (k = {case.k}), "
+        f"tuned on {case.proxy:,} -> {case.k * case.proxy:,} (n/n0 = {case.width / case.proxy:.3g})"
+    )
+    return f"{head}\n\n{unit} of one training step, forward and backward\n" + columns(
+        rows, right=(1, 2, 3, 4)
+    )
+
+
+def _runs(case: Case, model: Model, cost: Cost) -> str:
+    formula = case.cost(lambda width: model.at(width).formula)
+    last = "as long as from scratch" if case.upscaled_steps is None else f"{case.upscaled_steps:,} steps"
+    runs = (
+        ("from scratch", f"{case.steps:,} steps", formula.scratch, cost.scratch),
+        ("base", f"{case.base_steps:,} steps", formula.base, cost.base),
+        ("tuning", f"{case.trials:g} x {case.steps:,} steps", formula.tuning, cost.tuning),
+        ("upscaled", last, formula.upscaled, cost.upscaled),
+    )
+    unit, size = unit_for(counted for _, _, _, counted in runs)
+    rows = [("", "", "by formula", "counted", "of scratch")]
+    for what, length, by_formula, counted in runs:
+        share = f"{float(counted / cost.scratch):.1%}"
+        rows.append((what, length, _shown(by_formula, size), _shown(counted, size), share))
+    return f"{unit} of whole runs\n" + columns(rows, right=(2, 3, 4))
+
+
+def _accounts(case: Case, cost: Cost) -> str:
+    known = case.upscaled_steps is not None
+    rows = [("", "speedup" if known else "", "pays if the upscaled run is as good as from scratch")]
+    for account in ACCOUNTS:
+        faster = cost.break_even(account)
+        speedup = f"{cost.speedup(account):.2f}" if known else ""
+        if faster is None:
+            when = "never: what is charged already costs more"
+        else:
+            times = f" ({faster:.3g} times faster)" if faster > 1 else ""
+            when = f"before step {float(case.steps) / faster:,.0f}{times}"
+        rows.append((account, speedup, when))
+    return "break-even, counted\n" + columns(rows, right=(1,))
+
+
+def _proxies(case: Case, model: Model) -> str:
+    if not case.trials:
+        return "n/n0: nothing is tuned"
+    widths = (case.width, case.wide, 2 * case.wide, case.k * case.proxy)
+    curve = quadratic([(width, model.at(width).counted) for width in widths])
+    if curve is None:
+        return "n/n0 from which it pays: not known, as FLOPs are no polynomial of degree two in this width"
+    head = "n/n0 from which it pays"
+    if case.upscaled_steps is None:
+        head += ", at the least: the upscaled run counted as nothing (say --upscaled-steps)"
+    rows = []
+    for account in ("tuning charged", "both charged"):
+        largest = case.largest_proxy(curve, account)
+        said = "none: not even a proxy of one unit" if largest is None else _ratio(case, largest)
+        rows.append((account, said))
+    return f"{head}\n" + columns(rows)
+
+
+def _ratio(case: Case, largest: int) -> str:
+    return f"{case.width / largest:.3g} (n0 = {largest:,} or less)" if largest < case.width else "any"
+
+
+def paper() -> str:
+    """The paper's totals and speedups, each computed from sizes."""
+    runs = EXPERIMENTS
+    rows: list[tuple[str, ...]] = [("", *runs)]
+
+    def row(what: str, show: Callable[[Experiment], str]) -> None:
+        rows.append((what, *(show(experiment) for experiment in runs.values())))
+
+    def tuned(show: Callable[[Experiment], str]) -> Callable[[Experiment], str]:
+        return lambda run: show(run) if run.grid else _MISSING
+
+    row("n -> k·n", lambda run: f"{run.case.width:,} -> {run.case.wide:,}")
+    row("n0 -> k·n0", lambda run: f"{run.case.proxy} -> {run.case.k * run.case.proxy}")
+    row("TFLOPs from scratch", lambda run: tera(run.cost.scratch))
+    row("TFLOPs of the base", lambda run: tera(run.cost.base))
+    row("TFLOPs upscaled", lambda run: tera(run.cost.upscaled))
+    row("TFLOPs of tuning", tuned(lambda run: tera(run.cost.tuning)))
+    row("a trial at k·n / at k·n0", lambda run: f"{run.tuning_ratio:.1f}")
+    row("speedup, base sunk", lambda run: f"{run.cost.speedup('base sunk'):.1f}")
+    row("speedup, base charged", lambda run: f"{run.cost.speedup('base charged'):.1f}")
+    row("speedup, tuning charged", tuned(lambda run: f"{run.cost.speedup('tuning charged'):.1f}"))
+    row("speedup, both charged", tuned(lambda run: f"{run.cost.speedup('both charged'):.2f}"))
+    notes = (
+        f"GPT-2's totals need a vocabulary of {VOCABULARY:,} and {TOKENS:,} tokens a step; the paper's text says 50,257 and 0.5 M.",
+        f"{_MISSING}: the paper states no size of the grid. The search for the first learning rate is charged nowhere.",
+    )
+    return columns(rows, right=tuple(range(1, len(runs) + 1)), indent=0) + "\n\n" + "\n".join(notes)

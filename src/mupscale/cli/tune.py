@@ -1,0 +1,171 @@
+"""`mupscale tune`: noise and learning rate, tuned on a small pair and written down as a recipe.
+
+Parses, hands everything to `mu.tune`, and prints what was found. Started several times it shares the work.
+"""
+
+from __future__ import annotations
+
+import argparse
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from ..errors import MupscaleError
+from ..training.recipe import Recipe
+from .text import columns
+
+
+def add_to(verbs: Any) -> None:
+    text = "tune noise and learning rate on a small pair, and write the recipe for large ones"
+    verb = verbs.add_parser(
+        "tune",
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}. Start it as often as you have workers; run it again to go on.",
+    )
+    verb.add_argument(
+        "proxy", type=Path, help="a Python file with build(width) and train(run, steps, report)"
+    )
+    verb.add_argument(
+        "--width", type=int, required=True, help="of the proxy base; 100 units or more transfer best"
+    )
+    verb.add_argument("-k", type=int, required=True, help="how many times wider the upscaled proxy is")
+    verb.add_argument("--steps", type=int, required=True, help="of the proxy base")
+    verb.add_argument("--wide-steps", type=int, help="after growth (default: as many)")
+    verb.add_argument(
+        "--reference",
+        type=int,
+        metavar="WIDTH",
+        help="where constants are written down (default: the proxy's width); for a target that was trained without μP, "
+        "the target's",
+    )
+    verb.add_argument(
+        "--lrs", type=_numbers, metavar="A,B,…", help="learning rates of the proxy base, at the reference"
+    )
+    verb.add_argument(
+        "--noises",
+        type=_numbers,
+        metavar="A,B,…",
+        help="noise sizes; zero is always among them (default: 0.05 to 0.4)",
+    )
+    verb.add_argument(
+        "--noise",
+        dest="scheme",
+        choices=("t", "sigma", "paired"),
+        default="t",
+        help="what the sizes are: relative to each weight's spectral norm (t, the default), or σ̄ itself",
+    )
+    verb.add_argument(
+        "--factors",
+        type=_numbers,
+        metavar="A,B,…",
+        help="learning rates after growth, as multiples of the base's best",
+    )
+    verb.add_argument(
+        "--full", action="store_true", help="the whole grid to its end, without successive halving"
+    )
+    verb.add_argument("--sampler", choices=("grid", "tpe"), default="grid")
+    verb.add_argument(
+        "--extend",
+        type=int,
+        default=2,
+        help="how often the grid may go on beyond an edge (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--control-at", choices=("base", "wide"), default="base", help="the width at which zero noise runs"
+    )
+    verb.add_argument("--seed", type=int, default=0)
+    verb.add_argument(
+        "--storage", help="postgresql://… for many machines (default: a journal file in the folder)"
+    )
+    verb.add_argument("--study", default="mupscale", help="its name in the storage (default: %(default)s)")
+    verb.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("tuning"),
+        help="for checkpoints and the recipe, shared by all workers (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--every", type=float, default=30.0, help="seconds between checkpoints (default: %(default)s)"
+    )
+    verb.add_argument(
+        "--beat", type=float, default=10.0, help="seconds between signs of life (default: %(default)s)"
+    )
+    verb.add_argument("--quiet", action="store_true", help="no progress")
+    verb.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    try:
+        from ..tuning.tune import tune
+    except ImportError as error:
+        raise _missing(error) from None
+    given = {
+        name: value for name in ("lrs", "noises", "factors") if (value := getattr(chosen, name)) is not None
+    }
+    try:
+        recipe = tune(
+            chosen.proxy,
+            width=chosen.width,
+            k=chosen.k,
+            steps=chosen.steps,
+            wide_steps=chosen.wide_steps,
+            reference=chosen.reference,
+            scheme=chosen.scheme,
+            halving=not chosen.full,
+            sampler=chosen.sampler,
+            extend=chosen.extend,
+            control_at_base=chosen.control_at == "base",
+            seed=chosen.seed,
+            storage=chosen.storage,
+            study=chosen.study,
+            folder=chosen.folder,
+            every=chosen.every,
+            beat=chosen.beat,
+            say=None if chosen.quiet else _say,
+            **given,
+        )
+    except ImportError as error:
+        if (error.name or "").split(".")[0] in ("optuna", "sqlalchemy", "psycopg"):
+            raise _missing(error) from None
+        raise
+    print("\n" + described(recipe, chosen.folder / "recipe.json"))
+    return 0
+
+
+def _missing(error: ImportError) -> MupscaleError:
+    return MupscaleError(f'tuning needs {error.name or error}: pip install "mupscale[tune]"')
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def described(recipe: Recipe, path: Path) -> str:
+    """The recipe in words, with the points that were tried, best first."""
+    rows = [("noise", "lr", "loss", "steps")]
+    wide = [row for row in recipe.tried if row["sweep"] == "wide"]
+    for row in sorted(wide, key=lambda r: (-r["steps"], inf if r["loss"] is None else r["loss"]))[:10]:
+        loss = "diverged" if row["diverged"] else f"{row['loss']:.6g}"
+        rows.append((f"{row['noise']:g}", f"{row['lr']:g}", loss, str(row["steps"])))
+    parts = [
+        columns(rows, right=(0, 1, 2, 3)),
+        f"learning rate of bases: {recipe.base_lr:g}, after growth: {recipe.lr:g}",
+    ]
+    if recipe.control is not None and recipe.loss is not None:
+        parts.append(f"loss {recipe.loss:.6g}; going on without noise {recipe.control:.6g}")
+    parts += [f"note: {remark}" for remark in recipe.remarks]
+    parts.append(
+        f"written to {path}; apply it: mu.upscale(run, make_wide, recipe=mu.Recipe.read({str(path)!r}))"
+    )
+    return "\n".join(parts)
+
+
+def _numbers(text: str) -> list[float]:
+    """
+    >>> _numbers("0, 0.1,2e-1")
+    [0.0, 0.1, 0.2]
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers with commas between them") from None

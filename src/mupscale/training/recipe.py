@@ -1,0 +1,203 @@
+"""The recipe: what tuning on a small pair found, as a value that larger runs apply, convert exactly or refuse.
+
+Knows which constants stand at which reference, and what another run must share with the proxy for them to hold.
+Knows nothing of how they were found.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.plan import Plan
+from ..rules.optimizers import qualified_name
+from .noises import MupNoise, Noise, PairedNoise
+
+FORMAT = "mupscale recipe 1"
+FEW_UNITS = 100
+"""Below about this many units a proxy is too narrow for its optimum to be that of wide models."""
+
+
+@dataclass(frozen=True)
+class Grown:
+    """One tensor as the proxy had it: its shape at the reference, and how it grew."""
+
+    reference: tuple[int, ...]
+    axes: tuple[str, ...]
+    fold: str = "1"
+
+    @staticmethod
+    def all_of(plan: Plan, reference: Plan | None) -> dict[str, Grown]:
+        """Every parameter of the wide model; `reference` leads from the reference to the plan's base."""
+        return {
+            name: Grown(
+                entry.base_shape if reference is None else reference[entry.sources[0]].base_shape,
+                tuple(f"{axis.role} x{axis.k}" if axis.grows else "-" for axis in entry.axes),
+                str(entry.fold),
+            )
+            for name, entry in plan.tensors.items()
+            if entry.kind == "parameter" and entry.sources
+        }
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Reference constants for growth by k, and everything they depend on.
+
+    >>> recipe = Recipe("torch.optim.AdamW", {"lr": 1e-3}, 0.1, k=4, tensors={})
+    >>> Recipe.from_json(recipe.to_json()) == recipe
+    True
+    """
+
+    optimizer: str
+    constants: Mapping[str, Any]
+    """lr, weight_decay, eps, … of the wide run, as written at the reference."""
+    sigma: float | Mapping[str, Any]
+    """σ̄ of the noise, one for all tensors or one for each."""
+    k: int
+    tensors: Mapping[str, Grown]
+    """What the proxy was: names tell its depth, shapes its reference, axes its growth."""
+    paired: bool = False
+    units: int = 0
+    """The fewest units that grew in the proxy base."""
+    width: int = 0
+    reference: int = 0
+    plan: str = ""
+    steps: int = 0
+    wide_steps: int = 0
+    batch: int | None = None
+    schedule: str | None = None
+    base_lr: float | None = None
+    """The best learning rate of the proxy base, at the reference: the one to train bases with."""
+    seed: int = 0
+    loss: float | None = None
+    control: float | None = None
+    """The loss of the best point without noise: what just going on would have given."""
+    tried: Sequence[Mapping[str, Any]] = field(default=())
+    cost: Mapping[str, Any] = field(default_factory=dict)
+    remarks: Sequence[str] = field(default=())
+
+    @property
+    def lr(self) -> float:
+        """The learning rate after growth, at the reference."""
+        return float(self.constants["lr"])
+
+    @property
+    def noise(self) -> Noise:
+        """The noise, at the reference."""
+        return PairedNoise(self.sigma) if self.paired else MupNoise(self.sigma)
+
+    def summary(self) -> dict[str, Any]:
+        """What a grown run remembers of its recipe: everything but the tensors and what was tried."""
+        return {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("tensors", "tried", "sigma")
+        }
+
+    def to_json(self) -> str:
+        told = {"format": FORMAT, **asdict(self)}
+        return json.dumps(told, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @staticmethod
+    def from_json(text: str) -> Recipe:
+        try:
+            told = json.loads(text)
+            if told.pop("format") != FORMAT:
+                raise MupscaleError(f"this is not a recipe: expected format {FORMAT!r}")
+            unknown = sorted(set(told) - {f.name for f in fields(Recipe)})
+            if unknown:
+                raise MupscaleError(
+                    f"this is not a recipe: it says {', '.join(unknown)}, which recipes do not have"
+                )
+            told["tensors"] = {
+                str(name): Grown(tuple(map(int, t["reference"])), tuple(map(str, t["axes"])), str(t["fold"]))
+                for name, t in told["tensors"].items()
+            }
+            told["sigma"] = _sigma(told["sigma"])
+            told["tried"], told["remarks"] = tuple(told["tried"]), tuple(told["remarks"])
+            made = Recipe(**told)
+            if not (isfinite(made.lr) and made.lr > 0):
+                raise MupscaleError(f"this is not a recipe: lr = {made.lr}")
+            return made
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise MupscaleError(f"this is not a recipe: {type(error).__name__}: {error}") from None
+
+    @staticmethod
+    def read(path: str | Path) -> Recipe:
+        """A recipe from its file."""
+        return Recipe.from_json(Path(path).read_text(encoding="utf-8"))
+
+    def check(self, plan: Plan, reference: Plan | None, optimizers: Iterable[object] = ()) -> None:
+        """Raise unless the recipe holds for growth by `plan` of a base that `reference` leads to."""
+        raise_faults("this recipe does not hold here", self._faults(plan, reference, optimizers))
+
+    def _faults(self, plan: Plan, reference: Plan | None, optimizers: Iterable[object]) -> list[Fault]:
+        faults = []
+        for optimizer in optimizers:
+            name = optimizer if isinstance(optimizer, str) else qualified_name(type(optimizer))
+            if name != self.optimizer:
+                what = f"tuned with {self.optimizer}, and its constants mean nothing to another"
+                faults.append(Fault(name, what, "tune a proxy with the optimizer of this run"))
+        here = Grown.all_of(plan, reference)
+        missing, new = [n for n in self.tensors if n not in here], [n for n in here if n not in self.tensors]
+        if missing or new:
+            told = f"{len(missing)} tensors of the proxy are missing here, {len(new)} are new"
+            named = ", ".join([*missing[:2], *new[:2]])
+            remedy = "tune a proxy of the same depth and parts, narrower only"
+            return [*faults, Fault(named, f"{told}: another depth, or another model", remedy)]
+        for name, grown in here.items():
+            proxy = self.tensors[name]
+            if (proxy.axes, proxy.fold) != (grown.axes, grown.fold):
+                what = f"grows by {_growth(grown)}, in the proxy by {_growth(proxy)}"
+                faults.append(Fault(name, what, "tune a proxy with the same k"))
+            if proxy.reference != grown.reference:
+                what = f"shape {grown.reference} at this run's reference, {proxy.reference} at the recipe's"
+                remedy = (
+                    f"Run(…, reference=infer_plan(build, {self.reference}, …)) if the base was trained with the constants "
+                    "of that width; otherwise tune with reference= this base's width"
+                )
+                faults.append(Fault(name, what, remedy))
+        return faults
+
+    def differences(
+        self, *, steps: int | None = None, batch: int | None = None, schedule: str | None = None
+    ) -> list[str]:
+        """What is allowed and may cost: a narrow proxy, another number of steps, batch or schedule, where known.
+
+        >>> Recipe("torch.optim.SGD", {"lr": 0.1}, 0.1, k=2, tensors={}, units=128, batch=64).differences(batch=512)
+        ['the recipe was tuned with batch 64, this run has 512: the best learning rate may differ']
+        """
+        told = []
+        if 0 < self.units < FEW_UNITS:
+            told.append(
+                f"the recipe comes from a proxy of {self.units} units; below about {FEW_UNITS} the best point still moves with "
+                "width"
+            )
+        for what, proxy, ours in (
+            ("steps", self.wide_steps or None, steps),
+            ("batch", self.batch, batch),
+            ("schedule", self.schedule, schedule),
+        ):
+            if proxy is not None and ours is not None and proxy != ours:
+                told.append(
+                    f"the recipe was tuned with {what} {proxy}, this run has {ours}: the best learning rate may differ"
+                )
+        return told
+
+
+def _growth(grown: Grown) -> str:
+    text = ", ".join(grown.axes)
+    return text if grown.fold == "1" else f"{text} (fold {grown.fold})"
+
+
+def _sigma(told: Any) -> float | dict[str, Any]:
+    if not isinstance(told, Mapping):
+        return float(told)
+    return {str(n): tuple(map(float, v)) if isinstance(v, list) else float(v) for n, v in told.items()}

@@ -1,0 +1,1 @@
+"""Tune small, apply large: what it costs and when it pays."""

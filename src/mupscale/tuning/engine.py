@@ -1,0 +1,107 @@
+"""Optuna's storages as workers need them: PostgreSQL that may restart, a journal file whose lock dies with its holder.
+
+Knows how a storage is opened and when a call is worth another try. Knows nothing of trials.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, sleep
+from typing import TypeVar
+
+import optuna
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+from ..errors import MupscaleError
+
+PATIENCE = 600.0
+"""Seconds for which a database may be away before a worker gives up."""
+T = TypeVar("T")
+_PAUSES = random.Random()  # one of its own: the generators of the user's loop are not touched
+
+
+class Flock(JournalFileOpenLock):
+    """A lock of the operating system's: a worker that is killed holds it no longer."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._path, self._file = path, -1
+
+    def acquire(self) -> bool:
+        self._file = os.open(f"{self._path}.lock", os.O_CREAT | os.O_RDWR, 0o644)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._mend()
+        return True
+
+    def _mend(self) -> None:
+        """Cut off the line that a killed writer left unfinished."""
+        with open(self._path, "rb+") as file:
+            size = file.seek(0, os.SEEK_END)
+            tail = 0
+            while tail < size:
+                tail = min(size, tail + 4096)
+                file.seek(size - tail)
+                piece = file.read(tail)
+                if b"\n" in piece:
+                    file.truncate(size - tail + piece.rindex(b"\n") + 1)
+                    return
+            file.truncate(0)
+
+    def release(self) -> None:
+        os.close(self._file)
+
+
+def open_storage(storage: str | Path | BaseStorage) -> BaseStorage:
+    """A storage from `postgresql://…`, from the path of a journal file, or as it is."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if isinstance(storage, BaseStorage):
+        return storage
+    text = str(storage)
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        path = Path(text).absolute()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return JournalStorage(JournalFileBackend(str(path), lock_obj=Flock(str(path))))
+    if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
+        raise MupscaleError(
+            f"storage {scheme}://…: expected postgresql://user@host/database, or the path of a journal file for one machine"
+        )
+    url = f"postgresql+psycopg://{rest}"
+    options = {"pool_pre_ping": True, "pool_size": 2, "connect_args": {"connect_timeout": 10}}
+    return again(lambda: RDBStorage(url, engine_kwargs=options), patience=60.0)
+
+
+def again(call: Callable[[], T], patience: float = PATIENCE) -> T:
+    """The result of a call to a storage, tried again with growing pauses while the database is away.
+
+    >>> answers = iter([StorageInternalError(), 7])
+    >>> def call():
+    ...     if isinstance(answer := next(answers), Exception): raise answer
+    ...     return answer
+    >>> again(call)
+    7
+    """
+    began, pause = monotonic(), 0.1
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            if not _passes(error) or monotonic() - began > patience:
+                raise
+        sleep(pause * (0.5 + _PAUSES.random()))
+        pause = min(2 * pause, 10.0)
+
+
+def _passes(error: Exception) -> bool:
+    """Whether an error is the database's absence, or two workers making the same tables at the same moment."""
+    if isinstance(error, StorageInternalError):
+        return True
+    from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, ProgrammingError
+
+    return isinstance(error, (OperationalError, InterfaceError, IntegrityError, ProgrammingError))

@@ -1,0 +1,79 @@
+"""The points of a sweep: a grid in steps of a factor, which goes on beyond an edge when the best point lies on it.
+
+Pure: knows numbers and results, no models and no workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+
+@dataclass(frozen=True, order=True)
+class Point:
+    """One choice of reference constants; without noise it is a run of the proxy base.
+
+    >>> Point(0.01).name, Point(0.01, 0.2).name
+    ('base-lr=0.01', 'wide-noise=0.2-lr=0.01')
+    """
+
+    lr: float
+    noise: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in the study and in the folder."""
+        if self.noise is None:
+            return f"base-lr={self.lr:.8g}"
+        return f"wide-noise={self.noise:.8g}-lr={self.lr:.8g}"
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it is zero noise: the base that just goes on."""
+        return self.noise == 0
+
+
+def tidy(value: float) -> float:
+    """Eight digits, as names have them: two numbers that read the same are the same.
+
+    >>> tidy(0.1 * 2 * 0.5 / 3 * 3)
+    0.1
+    """
+    return float(f"{value:.8g}")
+
+
+def points_of(lrs: Iterable[float], noises: Iterable[float | None]) -> list[Point]:
+    """Every learning rate with every noise, in order."""
+    return [Point(tidy(lr), None if noise is None else tidy(noise)) for noise, lr in product(noises, lrs)]
+
+
+def beyond(best: Point, lrs: Sequence[float], noises: Sequence[float | None]) -> list[Point]:
+    """The points to add when the best one lies on an edge of the grid; none when it does not.
+
+    The grid goes on by the ratio of its last two steps. Zero noise is no edge: less than none there is not.
+
+    >>> [p.lr for p in beyond(Point(0.4), [0.1, 0.2, 0.4], [None])]
+    [0.8]
+    >>> [p.name for p in beyond(Point(0.2, 0.1), [0.1, 0.2, 0.4], [0, 0.1, 0.2])]
+    ['wide-noise=0.05-lr=0.1', 'wide-noise=0.05-lr=0.2', 'wide-noise=0.05-lr=0.4']
+    >>> beyond(Point(0.2, 0.0), [0.1, 0.2, 0.4], [0, 0.1, 0.2])
+    []
+    """
+    more_lrs = [*lrs, *_next(best.lr, lrs)]
+    positive = [noise for noise in noises if noise]
+    more_noises = [*noises, *(_next(best.noise, positive) if best.noise else [])]
+    known = set(points_of(lrs, noises))
+    return [point for point in points_of(more_lrs, more_noises) if point not in known]
+
+
+def _next(value: float, line: Sequence[float]) -> list[float]:
+    """The step beyond the end of a line at which the value stands."""
+    ordered = sorted(set(line))
+    if len(ordered) == 1:
+        return [tidy(value / 2), tidy(value * 2)]
+    if value == ordered[0]:
+        return [tidy(value * ordered[0] / ordered[1])]
+    if value == ordered[-1]:
+        return [tidy(value * ordered[-1] / ordered[-2])]
+    return []

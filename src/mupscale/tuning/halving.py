@@ -1,0 +1,169 @@
+"""Successive halving, and the whole agenda of a sweep: from the results so far to the stretches that are open.
+
+Pure, so that every worker who sees the same results finds the same work. A stretch takes one point from the end of
+one rung to the end of the next; a rung is judged when all its stretches are there, so the order in which workers
+come does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from .grid import Point, beyond, points_of
+
+Results = Mapping[str, float]
+"""Loss by a stretch's key; infinite when it diverged."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The part of a run that one worker does in one go.
+
+    >>> Stretch(Point(0.1), 0, 50).key
+    'base-lr=0.1 to step 50'
+    """
+
+    point: Point
+    begin: int
+    end: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.point.name} to step {self.end}"
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Where runs are compared, in steps, and which share of them goes on."""
+
+    rungs: tuple[int, ...]
+    keep: float = 0.5
+
+    @staticmethod
+    def of(steps: int, fractions: Sequence[float], keep: float) -> Ladder:
+        """
+        >>> Ladder.of(80, (0.125, 0.25, 0.5), 0.5).rungs
+        (10, 20, 40, 80)
+        """
+        rungs = {min(steps, max(1, round(steps * fraction))) for fraction in (*fractions, 1)}
+        return Ladder(tuple(sorted(rungs)), keep)
+
+    def kept(self, count: int) -> int:
+        """How many of so many go on: the share, rounded down, and one at least."""
+        return max(1, int(count * self.keep))
+
+    def steps_for(self, count: int) -> int:
+        """How many steps it takes to bring `count` points up the ladder.
+
+        >>> Ladder((10, 20, 40, 80)).steps_for(8), Ladder((80,)).steps_for(8)
+        (200, 640)
+        """
+        total, begin = 0, 0
+        for end in self.rungs:
+            total += count * (end - begin)
+            begin, count = end, self.kept(count)
+        return total
+
+
+def climb(
+    points: Sequence[Point], results: Results, ladder: Ladder
+) -> tuple[list[Stretch], dict[Point, float]]:
+    """The stretches that are open now, or, when there are none, the points that got to the top with their loss.
+
+    The best control goes on whatever its rank: "just continue the base" is always an answer.
+
+    >>> climb([Point(0.1), Point(0.2)], {}, Ladder((5, 10)))[0][1].key
+    'base-lr=0.2 to step 5'
+    >>> done = {"base-lr=0.1 to step 5": 1.0, "base-lr=0.2 to step 5": 2.0}
+    >>> [stretch.key for stretch in climb([Point(0.1), Point(0.2)], done, Ladder((5, 10)))[0]]
+    ['base-lr=0.1 to step 10']
+    """
+    begin, alive = 0, list(points)
+    for end in ladder.rungs:
+        stretches = {point: Stretch(point, begin, end) for point in alive}
+        missing = [stretch for stretch in stretches.values() if stretch.key not in results]
+        if missing:
+            return missing, {}
+        losses = {point: results[stretch.key] for point, stretch in stretches.items()}
+        ranked = sorted((p for p in alive if losses[p] < inf), key=lambda p: (losses[p], p.lr, p.noise or 0))
+        if end == ladder.rungs[-1]:
+            return [], {point: losses[point] for point in ranked}
+        kept = ranked[: ladder.kept(len(alive))]
+        control = next((point for point in ranked if point.is_control), None)
+        alive = kept if control is None or control in kept else [*kept, control]
+        begin = end
+    return [], {}
+
+
+@dataclass(frozen=True)
+class Agenda:
+    """What a sweep has to do next, or what it found."""
+
+    open: tuple[Stretch, ...]
+    top: Mapping[Point, float]
+    """The points that had the whole budget, with their loss."""
+    points: tuple[Point, ...]
+    on_edge: bool
+    """Whether the best point still lies on an edge when the sweep has ended."""
+    steps: int
+    """How many steps the sweep takes, as far as is known."""
+
+    @property
+    def best(self) -> Point | None:
+        """The point of least loss; None while the sweep goes on, or when every point diverged."""
+        if self.open or not self.top:
+            return None
+        return min(self.top, key=lambda p: (self.top[p], p.lr, p.noise or 0))
+
+
+def grid_agenda(
+    lrs: Sequence[float], noises: Sequence[float | None], results: Results, ladder: Ladder, extend: int
+) -> Agenda:
+    """A grid, and at most `extend` times the lines beyond the edge on which the best point lies.
+
+    >>> from math import log
+    >>> results, agenda = {}, grid_agenda([1, 2], [None], {}, Ladder((9,)), extend=4)
+    >>> while agenda.open:
+    ...     results |= {stretch.key: abs(log(stretch.point.lr / 7)) for stretch in agenda.open}
+    ...     agenda = grid_agenda([1, 2], [None], results, Ladder((9,)), extend=4)
+    >>> agenda.best, len(agenda.points), agenda.on_edge
+    (Point(lr=8.0, noise=None), 5, False)
+    """
+    new, points, top, steps = points_of(lrs, noises), list[Point](), dict[Point, float](), 0
+    for turn in range(extend + 1):
+        points += new
+        steps += ladder.steps_for(len(new))
+        missing, reached = climb(new, results, ladder)
+        top |= reached
+        if missing:
+            return Agenda(tuple(missing), top, tuple(points), False, steps)
+        best = min(top, key=lambda p: (top[p], p.lr, p.noise or 0), default=None)
+        grown = sorted({p.lr for p in points}), list(dict.fromkeys(p.noise for p in points))
+        new = [] if best is None else beyond(best, *grown)
+        if not new or turn == extend:
+            return Agenda((), top, tuple(points), bool(new), steps)
+    raise AssertionError("the last turn returns")
+
+
+Propose = Callable[[int, Mapping[Point, float]], list[Point]]
+"""The points of a generation, from its number and the losses at the top so far."""
+
+
+def sampled_agenda(
+    first: Sequence[Point], propose: Propose, generations: int, results: Results, ladder: Ladder
+) -> Agenda:
+    """Generation after generation, each proposed from what the ones before found."""
+    new, points, top, seen, steps = list(first), list[Point](), dict[Point, float](), dict[Point, float](), 0
+    for generation in range(generations + 1):
+        points += new
+        steps += ladder.steps_for(len(new))
+        missing, reached = climb(new, results, ladder)
+        top |= reached
+        if missing:
+            return Agenda(tuple(missing), top, tuple(points), False, steps)
+        seen |= {point: reached.get(point, inf) for point in new}
+        if generation < generations:
+            new = [point for point in propose(generation, seen) if point not in seen]
+    return Agenda((), top, tuple(points), False, steps)

@@ -1,0 +1,200 @@
+"""Who does what, and what came of it: the study in Optuna's storage, shared by any number of workers.
+
+One Optuna trial is one stretch of one point, done by one worker. A stretch is claimed by creating its trial; of
+several claims the one with the lowest number counts, which every worker sees alike because storages number trials
+one after another. Whoever stops beating is taken for dead, its trial failed and its stretch open again. A trial
+that was failed cannot complete, so of every stretch exactly one trial counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf, isfinite
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from optuna.distributions import FloatDistribution
+from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
+from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from .engine import again
+from .halving import Stretch
+from .settings import Settings, check_same
+from .standing import Done
+
+_RANGE = FloatDistribution(0.0, 1e9)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A worker in a process, told from all others, those that will have its process's number included."""
+
+    host: str
+    pid: int
+    started: str
+    worker: str = ""
+
+    @staticmethod
+    def this() -> Owner:
+        return Owner(_machine(), os.getpid(), _started(os.getpid()), uuid.uuid4().hex)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it is known to have ended; of another machine's process nothing is known."""
+        return self.host == _machine() and _started(self.pid) != self.started
+
+
+def _machine() -> str:
+    """This machine since it was started, seen from this namespace of processes."""
+    parts = [socket.gethostname()]
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
+        try:
+            parts.append(os.readlink(path) if path.endswith("pid") else Path(path).read_text().strip())
+        except OSError:
+            parts.append("")
+    return " ".join(parts)
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty when there is none, or only its remains."""
+    try:
+        after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "" if Path("/proc/self/stat").exists() else "unknown"
+    return "" if after[0] in "ZX" else after[19]
+
+
+class Ledger:
+    """One worker's view of the study."""
+
+    def __init__(self, storage: BaseStorage, name: str, settings: Settings, beat: float = 10.0) -> None:
+        self.storage, self.beat_every, self.grace = storage, beat, 6 * beat
+        self.owner, self.settings = Owner.this(), settings
+        self.study = again(lambda: self._open(name))
+        self._seen: dict[int, tuple[Any, float, float]] = {}
+
+    def _open(self, name: str) -> int:
+        try:
+            study = self.storage.create_new_study([StudyDirection.MINIMIZE], name)
+        except DuplicatedStudyError:
+            study = self.storage.get_study_id_from_name(name)
+        if "settings" not in self.storage.get_study_user_attrs(study):
+            self.storage.set_study_user_attr(study, "settings", self.settings.as_json())
+        check_same(self.settings, self.storage.get_study_user_attrs(study)["settings"])
+        return study
+
+    def trials(self) -> list[FrozenTrial]:
+        """Every trial there is, by number."""
+        found = again(lambda: self.storage.get_all_trials(self.study, deepcopy=False))
+        return sorted(found, key=lambda trial: trial.number)
+
+    def results(self, trials: list[FrozenTrial]) -> dict[str, Done]:
+        """The stretches that are done, each by the one trial that counts."""
+        found: dict[str, Done] = {}
+        for trial in trials:
+            if trial.state == TrialState.COMPLETE and trial.values is not None:
+                key = trial.user_attrs["stretch"]
+                found.setdefault(key, Done(trial.values[0], trial.number, trial.user_attrs.get("told", {})))
+        return found
+
+    def running(self, trials: list[FrozenTrial]) -> dict[str, FrozenTrial]:
+        """The claims that count: of every stretch the lowest-numbered that runs."""
+        found: dict[str, FrozenTrial] = {}
+        for trial in trials:
+            if trial.state == TrialState.RUNNING:
+                found.setdefault(trial.user_attrs["stretch"], trial)
+        return found
+
+    def reap(self, trials: list[FrozenTrial]) -> int:
+        """Fail the trials whose worker has ended or has been silent too long; how many there were.
+
+        Silence is counted on this worker's clock and in small pieces: while nobody reaches the database, nobody
+        is silent.
+        """
+        count, now = 0, monotonic()
+        for trial in trials:
+            if trial.state != TrialState.RUNNING:
+                continue
+            owner, beat = Owner(**trial.user_attrs["owner"]), trial.user_attrs.get("beat")
+            before, at, silent = self._seen.get(trial._trial_id, (beat, now, 0.0))
+            silent = 0.0 if beat != before else silent + min(now - at, 2 * self.beat_every)
+            self._seen[trial._trial_id] = (beat, now, silent)
+            if owner == self.owner and trial._trial_id not in self._mine:
+                count += self.fail(trial._trial_id, "claimed twice when the connection broke")
+            elif owner.is_dead or silent > self.grace:
+                count += self.fail(
+                    trial._trial_id, "its worker ended" if owner.is_dead else "its worker was silent"
+                )
+        return count
+
+    _mine: frozenset[int] = frozenset()
+    """The trial that this worker is at."""
+
+    def claim(self, stretch: Stretch) -> int | None:
+        """The trial of a stretch that is now this worker's; None when another was first."""
+        token = uuid.uuid4().hex
+        point = stretch.point
+        params = {"lr": point.lr, **({} if point.noise is None else {"noise": point.noise})}
+        made = create_trial(
+            state=TrialState.RUNNING,
+            params=params,
+            distributions=dict.fromkeys(params, _RANGE),
+            user_attrs={
+                "stretch": stretch.key,
+                "claim": token,
+                "owner": vars(self.owner),
+                "begin": stretch.begin,
+                "end": stretch.end,
+            },
+        )
+        again(lambda: self.storage.create_new_trial(self.study, made))
+        trials = self.trials()
+        ours = [t for t in trials if t.user_attrs.get("claim") == token and t.state == TrialState.RUNNING]
+        first = self.running(trials).get(stretch.key)
+        won = first if first in ours and stretch.key not in self.results(trials) else None
+        for trial in ours:  # more than one when the connection broke after a commit
+            if trial is not won:
+                self.fail(trial._trial_id, "another claim was first")
+        self._mine = frozenset() if won is None else frozenset({won._trial_id})
+        return None if won is None else won._trial_id
+
+    def beat(self, trial: int) -> bool:
+        """Tell the others that this worker lives; False when they have given its trial up."""
+        try:
+            again(lambda: self.storage.set_trial_user_attr(trial, "beat", uuid.uuid4().hex[:8]))
+        except UpdateFinishedTrialError:
+            return False
+        return True
+
+    def complete(self, trial: int, loss: float, told: Mapping[str, Any]) -> bool:
+        """Enter a result; False when the trial was given up meanwhile, and the result does not count."""
+        plain = json.loads(json.dumps(dict(told)))
+        try:
+            again(lambda: self.storage.set_trial_user_attr(trial, "told", plain))
+            again(
+                lambda: self.storage.set_trial_state_values(
+                    trial, TrialState.COMPLETE, [loss if isfinite(loss) else inf]
+                )
+            )
+        except UpdateFinishedTrialError:
+            pass  # by others, or by this very call when its connection broke after the commit
+        finally:
+            self._mine = frozenset()
+        return again(lambda: self.storage.get_trial(trial)).state == TrialState.COMPLETE
+
+    def fail(self, trial: int, why: str) -> bool:
+        """Give a trial up; False when it has ended already."""
+        try:
+            again(lambda: self.storage.set_trial_user_attr(trial, "extra", why))
+            again(lambda: self.storage.set_trial_state_values(trial, TrialState.FAIL))
+        except UpdateFinishedTrialError:
+            return False
+        return True

@@ -1,0 +1,57 @@
+"""How far a study is, in a line: what a stretch came to, the best so far, and what is left. Pure text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .halving import Stretch
+from .settings import Settings
+from .standing import Done, Equality, standing
+from .trial import Outcome
+
+
+def line_of(
+    settings: Settings, stretch: Stretch, outcome: Outcome, results: Mapping[str, Done], busy: int
+) -> str:
+    """One line for a stretch that a worker has finished, the same on a terminal and in a log."""
+    now = standing(settings, results)
+    sweep, agenda = ("wide", now.wide) if now.wide is not None else ("base", now.base)
+    done = {key: found for key, found in results.items() if key.startswith(sweep)}
+    work = sum(_steps(settings, key) for key in done)
+    total = max(work, agenda.steps, 1)
+    parts = [_told(stretch, outcome), f"{sweep} sweep {100 * work // total} %, {len(done)} trials"]
+    best = min(((-_end(key), found.loss, key) for key, found in done.items()), default=None)
+    if best is not None:
+        parts.append(f"best {best[1]:.5g} ({best[2]})")
+    seconds = sum(float(found.told.get("seconds", 0.0)) for found in done.values())
+    if work and not now.done:
+        parts.append(f"about {_span(seconds / work * (total - work) / max(1, busy))} left in this sweep")
+    return "  ·  ".join(parts)
+
+
+def _told(stretch: Stretch, outcome: Outcome) -> str:
+    if isinstance(stretch, Equality):
+        return f"zero noise at both widths: losses differ by {outcome.loss:.1e}"
+    loss = "diverged" if outcome.diverged else f"loss {outcome.loss:.5g}"
+    again = f", went on from step {outcome.resumed_at}" if outcome.resumed_at > stretch.begin else ""
+    return f"{stretch.key}: {loss}{again}"
+
+
+def _steps(settings: Settings, key: str) -> int:
+    """The steps of a stretch, by its key."""
+    ladder = settings.base_ladder if key.startswith("base") else settings.wide_ladder
+    return _end(key) - max((rung for rung in ladder.rungs if rung < _end(key)), default=0)
+
+
+def _end(key: str) -> int:
+    return int(key.rpartition(" ")[2])
+
+
+def _span(seconds: float) -> str:
+    """
+    >>> _span(5), _span(200), _span(8000)
+    ('5 s', '3 min', '2.2 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

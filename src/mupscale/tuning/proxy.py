@@ -1,0 +1,105 @@
+"""The user's file: how the model is built at any width, how it is trained, with which optimizer.
+
+Knows what a file must and may say, and reads it. Runs nothing of it but its own top level.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..rules.optimizers import qualified_name
+from ..training.run import Run
+
+Report = Callable[[int, "float | Tensor"], None]
+Train = Callable[[Run, int, Report], object]
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """What a study trains.
+
+    `train(run, steps, report)` loops over `range(run.step, steps)` and ends each turn with `report(step, loss)`.
+
+    >>> proxy = Proxy(build=lambda width: nn.Linear(3, width), train=lambda run, steps, report: None)
+    >>> proxy.optimizer_name
+    'torch.optim.AdamW'
+    """
+
+    build: Callable[[int], nn.Module]
+    train: Train
+    optimizer: type[Optimizer] = torch.optim.AdamW
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Reference constants beside the learning rate: weight_decay, eps, betas, …"""
+    schedule: Callable[[Optimizer, int], Any] | None = None
+    """A scheduler for that many steps; the loop steps it: `for s in run.schedulers: s.step()`."""
+    loss: Callable[[nn.Module], Tensor] | None = None
+    """A loss for the search of layouts that shapes do not tell."""
+    device: str | None = None
+    batch: int | None = None
+    """The batch size, to be remembered by the recipe."""
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        faults = [
+            Fault(name, "missing or no function", f"def {name}({arguments}): …")
+            for name, arguments in (("build", "width"), ("train", "run, steps, report"))
+            if not callable(getattr(self, name))
+        ]
+        for name in ("schedule", "loss"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                faults.append(Fault(name, f"a {type(value).__name__}", "expected a function"))
+        given: Any = self.optimizer
+        if not (isinstance(given, type) and issubclass(given, Optimizer)):
+            faults.append(Fault("optimizer", repr(given), "expected a class such as torch.optim.AdamW"))
+        if not isinstance(self.settings, dict) or "lr" in self.settings:
+            faults.append(
+                Fault("settings", "no dict, or one with an lr", "expected reference constants without lr")
+            )
+        raise_faults("the proxy does not say what a study needs", faults)
+
+    @property
+    def optimizer_name(self) -> str:
+        return qualified_name(self.optimizer)
+
+
+_FIELDS = ("build", "train", "optimizer", "settings", "schedule", "loss", "device", "batch")
+
+
+def read_proxy(source: Proxy | ModuleType | str | Path) -> Proxy:
+    """A proxy from a file, or from a module that was imported."""
+    if isinstance(source, Proxy):
+        return source
+    if isinstance(source, ModuleType):
+        return _from(source, "")
+    path = Path(source)
+    if not path.is_file():
+        raise MupscaleError(
+            f"{path}: no such file; expected a Python file with build(width) and train(run, steps, report)"
+        )
+    spec = importlib.util.spec_from_file_location(f"mupscale_proxy_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise MupscaleError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # classes of the file can be found again by name
+    if str(path.parent.absolute()) not in sys.path:
+        sys.path.append(str(path.parent.absolute()))  # the file may import its neighbours
+    spec.loader.exec_module(module)
+    return _from(module, hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+
+
+def _from(module: ModuleType, digest: str) -> Proxy:
+    told = {name: getattr(module, name) for name in _FIELDS if hasattr(module, name)}
+    return Proxy(**{"build": None, "train": None, **told, "digest": digest})

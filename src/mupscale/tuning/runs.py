@@ -1,0 +1,115 @@
+"""The runs of a study at their first step: the proxy base under μP, and the upscaled proxy grown from its best.
+
+Deterministic: the same point is the same run in every process.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from ..errors import MupscaleError
+from ..plans.infer import infer_plan
+from ..plans.plan import Plan
+from ..training.groups import param_groups, set_lr_
+from ..training.init import init_
+from ..training.noises import MupNoise, Noise, PairedNoise, SignalNoise
+from ..training.run import Run
+from ..training.upscale import replace_run, upscale
+from .checkpoint import restore_, seed_
+from .grid import Point
+from .proxy import Proxy
+from .settings import Settings
+
+_SCHEMES: dict[str, Any] = {"sigma": MupNoise, "t": SignalNoise, "paired": PairedNoise}
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How the runs of one study are made."""
+
+    proxy: Proxy
+    settings: Settings
+
+    @cached_property
+    def reference(self) -> Plan | None:
+        """From the reference to the proxy base; None when the base is the reference."""
+        return (
+            None
+            if self.settings.at == self.settings.width
+            else self._plan(self.settings.at, self.settings.width)
+        )
+
+    @cached_property
+    def plan(self) -> Plan:
+        """From the proxy base to k times its width."""
+        return self._plan(self.settings.width, self.settings.k * self.settings.width)
+
+    @cached_property
+    def since(self) -> Plan:
+        """From the reference to k times the proxy's width."""
+        return self.plan if self.reference is None else self.reference.then(self.plan)
+
+    def _plan(self, narrow: int, wide: int) -> Plan:
+        return infer_plan(self.proxy.build, narrow, wide, loss=self.proxy.loss)
+
+    def base(self, lr: float) -> Run:
+        """The proxy base before its first step."""
+        seed_(self.settings.seed)
+        model = self.proxy.build(self.settings.width)
+        since = self.reference
+        if since is not None:
+            seed_(self.settings.seed)
+            init_(model, since, std=self.proxy.build(self.settings.at), seed=self.settings.seed)
+        run = self._with_optimizer(model, since, lr)
+        seed_(self.settings.seed)
+        return self._scheduled(run, self.settings.steps)
+
+    def wide(self, point: Point, parts: dict[str, Any], at_base: bool) -> Run:
+        """The run that goes on from the best base with a point's noise and learning rate, on a schedule of its own."""
+        base = self.base(point.lr)
+        restore_(base, parts)
+        for optimizer in base.optimizers:
+            for group in optimizer.param_groups:
+                group.pop("initial_lr", None)  # of the schedule that has ended
+        run = replace_run(base, schedulers=(), step=self.settings.steps)
+        if not at_base:
+            width = self.settings.k * self.settings.width
+            run = upscale(
+                run,
+                lambda: self.proxy.build(width),
+                self.noise(point),
+                plan=self.plan,
+                seed=self.settings.seed,
+            )
+        for optimizer in run.optimizers:
+            set_lr_(optimizer, point.lr)
+        seed_(self.settings.seed + 1)
+        return self._scheduled(run, self.settings.after)
+
+    def noise(self, point: Point) -> Noise:
+        made: Noise = _SCHEMES[self.settings.scheme](point.noise)
+        return made
+
+    def _with_optimizer(self, model: nn.Module, since: Plan | None, lr: float) -> Run:
+        if self.proxy.device is not None:
+            model = model.to(self.proxy.device)
+        plan = since if since is not None else Run(model).since_reference
+        groups = param_groups(model, plan, self.proxy.optimizer, lr=lr, **self.proxy.settings)
+        make: Any = self.proxy.optimizer
+        return Run(model, make(groups), reference=since)
+
+    def _scheduled(self, run: Run, steps: int) -> Run:
+        if self.proxy.schedule is None:
+            return run
+        with warnings.catch_warnings():
+            # A schedule of its own on an optimizer that has been stepped: that is meant.
+            warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
+            schedulers = [self.proxy.schedule(optimizer, steps) for optimizer in run.optimizers]
+        if any(scheduler is None for scheduler in schedulers):
+            raise MupscaleError("schedule(optimizer, steps) returned None; expected a scheduler")
+        return replace_run(run, schedulers=schedulers)

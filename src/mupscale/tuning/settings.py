@@ -1,0 +1,138 @@
+"""What a study is: everything that decides its results, as a value that all its workers must share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import isfinite
+from typing import Any, Literal
+
+from ..errors import Fault, raise_faults
+from .grid import Point, points_of
+from .halving import Agenda, Ladder, Results, grid_agenda, sampled_agenda
+from .tpe import propose
+
+Scheme = Literal["sigma", "t", "paired"]
+Sampler = Literal["grid", "tpe"]
+NOISES = (0.0, 0.05, 0.1, 0.2, 0.4)
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+RUNGS = (0.125, 0.25, 0.5)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The two sweeps of a study. Two workers with unequal settings do not share one.
+
+    >>> settings = Settings(width=32, k=4, steps=100, lrs=(0.001, 0.002, 0.004))
+    >>> len(settings.base_agenda({}).open), settings.wide_ladder.rungs
+    (3, (12, 25, 50, 100))
+    """
+
+    width: int
+    k: int
+    steps: int
+    lrs: tuple[float, ...]
+    """The learning rates of the proxy base, at the reference."""
+    reference: int | None = None
+    """The width at which constants are written down; None: that of the proxy base."""
+    wide_steps: int | None = None
+    noises: tuple[float, ...] = NOISES
+    scheme: Scheme = "t"
+    factors: tuple[float, ...] = FACTORS
+    """The learning rates after growth, as multiples of the base's best."""
+    halving: bool = True
+    rungs: tuple[float, ...] = RUNGS
+    keep: float = 0.5
+    extend: int = 2
+    sampler: Sampler = "grid"
+    generations: int = 3
+    """How many generations TPE proposes after the first, each as large as the learning rates are many."""
+    seed: int = 0
+    control_at_base: bool = True
+    """Zero noise runs at the base's width: by the theorem it is the same run for a fraction of the cost."""
+    batch: int | None = None
+    proxy: str = ""
+    """What tells the user's file from another."""
+
+    def __post_init__(self) -> None:
+        raise_faults("this study cannot be run", self._faults())
+
+    def _faults(self) -> list[Fault]:
+        whole = {"width": self.width, "steps": self.steps, "wide_steps": self.after, "reference": self.at}
+        faults = [Fault(key, f"{value}", "expected 1 or more") for key, value in whole.items() if value < 1]
+        if self.k < 2:
+            faults.append(Fault("k", f"{self.k}", "expected 2 or more"))
+        for key in ("lrs", "factors"):
+            line = getattr(self, key)
+            if not line or not all(isfinite(v) and v > 0 for v in line) or len(set(line)) < len(line):
+                faults.append(Fault(key, f"{line}", "expected one or more different positive numbers"))
+        if not all(isfinite(v) and v >= 0 for v in self.noises) or not any(self.noises):
+            faults.append(Fault("noises", f"{self.noises}", "expected numbers of 0 or more, one above 0"))
+        if not all(0 < v < 1 for v in self.rungs) or not 0 < self.keep < 1:
+            faults.append(
+                Fault(
+                    "halving", f"rungs {self.rungs}, keep {self.keep}", "expected fractions between 0 and 1"
+                )
+            )
+        if self.scheme not in ("sigma", "t", "paired"):
+            faults.append(Fault("scheme", repr(self.scheme), 'expected "sigma", "t" or "paired"'))
+        if self.sampler not in ("grid", "tpe"):
+            faults.append(Fault("sampler", repr(self.sampler), 'expected "grid" or "tpe"'))
+        if self.extend < 0 or self.generations < 0:
+            faults.append(Fault("extend, generations", "negative", "expected 0 or more"))
+        return faults
+
+    @property
+    def at(self) -> int:
+        """The width of the reference."""
+        return self.width if self.reference is None else self.reference
+
+    @property
+    def after(self) -> int:
+        """Steps after growth."""
+        return self.steps if self.wide_steps is None else self.wide_steps
+
+    @property
+    def base_ladder(self) -> Ladder:
+        return Ladder.of(self.steps, self.rungs if self.halving else (), self.keep)
+
+    @property
+    def wide_ladder(self) -> Ladder:
+        return Ladder.of(self.after, self.rungs if self.halving else (), self.keep)
+
+    def base_agenda(self, results: Results) -> Agenda:
+        """The first sweep: the learning rate of the proxy base."""
+        return self._agenda(self.lrs, (None,), results, self.base_ladder)
+
+    def wide_agenda(self, best: Point, results: Results) -> Agenda:
+        """The second sweep: noise and learning rate of the upscaled proxy, zero noise always among them."""
+        rates = tuple(best.lr * factor for factor in self.factors)
+        noises = tuple(dict.fromkeys((0.0, *sorted(self.noises))))
+        return self._agenda(rates, noises, results, self.wide_ladder)
+
+    def _agenda(
+        self, lrs: tuple[float, ...], noises: tuple[float | None, ...], results: Results, ladder: Ladder
+    ) -> Agenda:
+        if self.sampler == "grid":
+            return grid_agenda(lrs, noises, results, ladder, self.extend)
+        first = points_of(lrs, (noises[0],))
+        if noises[0] is not None:
+            first += propose(-1, {}, count=len(lrs), lrs=lrs, noises=noises, seed=self.seed)
+        more = partial(propose, count=len(lrs), lrs=lrs, noises=noises, seed=self.seed)
+        return sampled_agenda(first, more, self.generations, results, ladder)
+
+    def as_json(self) -> dict[str, Any]:
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+
+
+def check_same(ours: Settings, theirs: Mapping[str, Any]) -> None:
+    """Raise unless the study was begun with these settings."""
+    mine = ours.as_json()
+    remedy = "give the same settings to every worker, or another study name and folder to start anew"
+    faults = [
+        Fault(key, f"the study has {theirs.get(key)!r}, this worker {mine.get(key)!r}", remedy)
+        for key in sorted({*mine, *theirs})
+        if theirs.get(key) != mine.get(key)
+    ]
+    raise_faults("this study was begun with other settings", faults)

@@ -1,0 +1,70 @@
+"""Where a study is: both sweeps, one after the other, with the theorem measured between them.
+
+Pure: from settings and results to the stretches that are open. Every worker that sees the same results agrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import Fault, MupscaleError
+from .grid import Point
+from .halving import Agenda, Stretch
+from .settings import Settings
+
+
+@dataclass(frozen=True)
+class Done:
+    """A stretch that counts."""
+
+    loss: float
+    number: int
+    told: Mapping[str, Any]
+    """What its worker told of it: steps, seconds, where it went on from, its curve."""
+
+
+EQUAL_STEPS = 8
+EQUALITY = "zero noise is the base"
+
+
+class Equality(Stretch):
+    """A few steps of zero noise at both widths, once a study: what the theorem says is measured."""
+
+    @property
+    def key(self) -> str:
+        return EQUALITY
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a study is: which stretches are open, and what its sweeps say."""
+
+    base: Agenda
+    wide: Agenda | None
+    open: tuple[Stretch, ...]
+
+    @property
+    def done(self) -> bool:
+        return self.wide is not None and not self.open
+
+
+def standing(settings: Settings, results: Mapping[str, Done]) -> Standing:
+    """What is open now, as a function of the results."""
+    losses = {key: done.loss for key, done in results.items()}
+    base = settings.base_agenda(losses)
+    if base.open:
+        return Standing(base, None, base.open)
+    if base.best is None:
+        raise MupscaleError(
+            "every run of the proxy base diverged: give lower learning rates",
+            [Fault(f"lr = {p.lr:g}", "diverged") for p in base.points],
+        )
+    equality = Equality(Point(base.best.lr, 0.0), 0, min(EQUAL_STEPS, settings.after))
+    if settings.control_at_base and equality.key not in losses:
+        return Standing(base, None, (equality,))
+    wide = settings.wide_agenda(base.best, losses)
+    if not wide.open and wide.best is None:
+        raise MupscaleError("every run of the upscaled proxy diverged, zero noise too: give lower factors")
+    return Standing(base, wide, wide.open)

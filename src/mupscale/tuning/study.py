@@ -1,0 +1,177 @@
+"""One worker of a study: it looks what is open, claims a stretch, trains it, and does so until all is done.
+
+Any number of workers run the same loop; the ledger is their only meeting point, a shared folder holds checkpoints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from math import inf, isfinite
+from pathlib import Path
+from time import sleep
+
+import torch
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..training.run import Run
+from .checkpoint import Kept, kept
+from .halving import Stretch
+from .ledger import Ledger
+from .progress import line_of
+from .proxy import Proxy
+from .runs import Runs
+from .settings import Settings
+from .standing import EQUAL_STEPS, EQUALITY, Done, Equality, Standing, standing
+from .trial import Lost, Outcome, train_stretch, untrained
+
+
+class Worker:
+    """One process that works at a study."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        settings: Settings,
+        ledger: Ledger,
+        folder: Path,
+        *,
+        every: float = 30.0,
+        say: Callable[[str], object] = print,
+    ) -> None:
+        self.proxy, self.settings, self.ledger, self.every = proxy, settings, ledger, every
+        self.runs = Runs(proxy, settings)
+        told = json.dumps(settings.as_json(), sort_keys=True)
+        # Checkpoints of other settings are other checkpoints, whatever the study is called.
+        self.folder = folder / "points" / hashlib.sha256(told.encode()).hexdigest()[:12]
+        self.say = say
+        self._order = random.Random()
+
+    def work(self) -> tuple[Standing, dict[str, Done]]:
+        """Work until every stretch is done, by whomever; where the study then stands."""
+        while True:
+            trials = self.ledger.trials()
+            if self.ledger.reap(trials):
+                trials = self.ledger.trials()
+            results = self.ledger.results(trials)
+            now = standing(self.settings, results)
+            self._check_equality(results)
+            if now.done:
+                return now, results
+            busy = self.ledger.running(trials)
+            free = [stretch for stretch in now.open if stretch.key not in busy]
+            if not free:
+                sleep(min(1.0, self.ledger.beat_every / 2))
+                continue
+            stretch = self._order.choice(free)
+            trial = self.ledger.claim(stretch)
+            if trial is not None:
+                self._do(stretch, trial, now)
+
+    def _do(self, stretch: Stretch, trial: int, now: Standing) -> None:
+        try:
+            with self._beating(trial) as owned:
+                outcome = (
+                    self._equality(stretch, owned)
+                    if isinstance(stretch, Equality)
+                    else self._train(stretch, now, owned)
+                )
+        except Lost:
+            self.ledger.fail(trial, "its worker was silent")
+            return
+        except BaseException as error:
+            self.ledger.fail(trial, f"{type(error).__name__}: {error}"[:500])
+            raise
+        told = {key: value for key, value in vars(outcome).items() if key != "loss"}
+        if self.ledger.complete(trial, outcome.loss, {**told, "diverged": outcome.diverged}):
+            trials = self.ledger.trials()
+            results, busy = self.ledger.results(trials), len(self.ledger.running(trials))
+            self.say(line_of(self.settings, stretch, outcome, results, busy))
+
+    def _train(self, stretch: Stretch, now: Standing, owned: Callable[[], bool]) -> Outcome:
+        point, settings = stretch.point, self.settings
+        start = None
+        make: Callable[[], Run] = partial(self.runs.base, point.lr)
+        if point.noise is not None:
+            base = self.base_of(now)
+            start = untrained(base.losses)
+            make = partial(self.runs.wide, point, base.parts, point.is_control and settings.control_at_base)
+        total = settings.steps if point.noise is None else settings.after
+        path = self.folder / f"{point.name}.pt"
+        return train_stretch(
+            self.proxy, make, stretch, path, total=total, start=start, every=self.every, owned=owned
+        )
+
+    def base_of(self, now: Standing) -> Kept:
+        """The best base as sweep 1 left it."""
+        assert now.base.best is not None
+        path = self.folder / f"{now.base.best.name}.pt"
+        found = kept(path)
+        if found is None or found.step < self.settings.steps:
+            raise MupscaleError(
+                f"{path} is missing or unfinished, and the study says that it is done: all workers need the same folder"
+            )
+        return found
+
+    def _equality(self, stretch: Stretch, owned: Callable[[], bool]) -> Outcome:
+        """The largest relative difference between zero noise at the two widths, as a result."""
+        base = kept(self.folder / f"base-lr={stretch.point.lr:.8g}.pt")
+        if base is None:
+            raise MupscaleError(
+                f"{self.folder}: the best base's checkpoint is missing; all workers need the same folder"
+            )
+        losses, start = [], untrained(base.losses)
+        for at_base in (True, False):
+            path = self.folder / f"equality-{'base' if at_base else 'wide'}.pt"
+            make = partial(self.runs.wide, stretch.point, base.parts, at_base)
+            train_stretch(
+                self.proxy, make, stretch, path, total=self.settings.after, start=start, owned=owned
+            )
+            found = kept(path)
+            assert found is not None
+            losses.append(found.losses)
+        # Where both diverge there is nothing more to compare; the first loss is there whatever comes after.
+        pairs = [(a, b) for a, b in zip(*losses, strict=False) if isfinite(a) or isfinite(b)]
+        differ = max((abs(a - b) / max(abs(a), 1e-12) for a, b in pairs), default=inf)
+        kinds = {t.dtype for t in base.parts["model"].values() if t.is_floating_point()}
+        tolerance = max(min(0.1, 3 * torch.finfo(kind).eps ** 0.5) for kind in kinds)
+        return Outcome(differ, 0, 2 * stretch.end, 0.0, tolerance=tolerance)
+
+    def _check_equality(self, results: Mapping[str, Done]) -> None:
+        done = results.get(EQUALITY)
+        if done is None:
+            return
+        tolerance = float(done.told["tolerance"])
+        if not done.loss <= tolerance:
+            what = f"losses differ by {done.loss:.2e} within {EQUAL_STEPS} steps, allowed {tolerance:.1e}"
+            remedy = (
+                "give loss(model) so that the layout is proved; or, if the loop draws random numbers by shape (dropout), "
+                "control_at_base=False (--control-at wide)"
+            )
+            raise_faults(
+                "zero noise at k times the width does not continue the base", [Fault("proxy", what, remedy)]
+            )
+
+    @contextmanager
+    def _beating(self, trial: int) -> Iterator[Callable[[], bool]]:
+        """Beat while the block runs; what it gives says whether the trial is still this worker's."""
+        ended, lost = threading.Event(), threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(self.ledger.beat_every):
+                if not self.ledger.beat(trial):
+                    lost.set()
+                    return
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield lambda: not lost.is_set()
+        finally:
+            ended.set()
+            thread.join()

@@ -1,0 +1,198 @@
+"""One stretch of one point, trained by the user's loop: reported, checkpointed, stopped at its end.
+
+Knows runs and files; whether it still owns its point it asks whoever called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from pathlib import Path
+from statistics import fmean
+from time import monotonic
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import MupscaleError
+from ..training.run import Run
+from ..training.upscale import replace_run
+from .checkpoint import keep, kept, restore_, set_random_state_
+from .halving import Stretch
+from .proxy import Proxy
+
+DIVERGED = 10.0
+"""A run whose mean loss, over ten steps or where runs are compared, is this many times the untrained model's has diverged."""
+_CURVE = 48  # points that are kept of a stretch's curve
+
+
+class Stop(BaseException):
+    """Ends the user's loop when a stretch has ended; no Exception, so that no loop swallows it."""
+
+
+class Lost(BaseException):
+    """Ends the user's loop when another worker has taken the point over."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stretch came to."""
+
+    loss: float
+    """The mean over its last steps; infinite when it diverged."""
+    resumed_at: int
+    """The step from which this worker went on."""
+    steps: int
+    """How many steps this worker took."""
+    seconds: float
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    """Steps and mean losses between them, for drawing."""
+    tolerance: float | None = None
+    """How large the loss may be, where it is a difference that should be none."""
+
+    @property
+    def diverged(self) -> bool:
+        return self.loss == inf
+
+
+def smoothed(losses: Sequence[float], end: int) -> float:
+    """The mean loss over the last tenth of the steps up to `end`, or over ten, if there are so many.
+
+    >>> smoothed([9.0] * 10 + [1.0, 3.0] * 5, 20), smoothed([1.0, 3.0], 2)
+    (2.0, 2.0)
+    """
+    return fmean(losses[end - min(end, max(10, end // 10)) : end])
+
+
+def untrained(losses: Sequence[float]) -> float:
+    """The loss that divergence is measured against; infinite when a loss below zero has no multiple."""
+    return losses[0] if losses and isfinite(losses[0]) and losses[0] > 0 else inf
+
+
+def has_diverged(losses: Sequence[float], start: float) -> bool:
+    """
+    >>> has_diverged([1.0, float("nan")], 1.0), has_diverged([1.0] * 9 + [50.0], 1.0), has_diverged([50.0] * 10, 1.0)
+    (True, False, True)
+    """
+    last = losses[-10:]
+    return bool(losses) and (not isfinite(losses[-1]) or (len(last) == 10 and fmean(last) > DIVERGED * start))
+
+
+def train_stretch(
+    proxy: Proxy,
+    make: Callable[[], Run],
+    stretch: Stretch,
+    path: Path,
+    *,
+    total: int,
+    start: float | None = None,
+    every: float = 30.0,
+    owned: Callable[[], bool] = lambda: True,
+) -> Outcome:
+    """Take a point from where its checkpoint stands to the end of the stretch.
+
+    `make` gives the run before its first step; `total` is the whole sweep's steps, which the user's loop is told;
+    `start` is the untrained loss, by default the first one reported.
+    """
+    began = monotonic()
+    found = kept(path)
+    losses = [] if found is None else list(found.losses)
+    at = len(losses)
+    limit = start if start is not None else untrained(losses) if losses else None
+    if at >= stretch.end or (limit is not None and has_diverged(losses, limit)):
+        return _outcome(losses, stretch, at, at, began, limit)
+    run = make()
+    before = run.step
+    if found is not None:
+        restore_(run, found.parts)
+        set_random_state_(found.random)
+    run = replace_run(run, step=before + at)
+    reporter = _Reporter(run, stretch, path, losses, before, limit, every, owned)
+    try:
+        proxy.train(run, before + total, reporter)
+        if len(losses) < stretch.end:
+            raise MupscaleError(
+                f"train returned after {len(losses)} of {stretch.end} steps; loop over range(run.step, steps) and end "
+                "each turn with report(step, loss)"
+            )
+    except Stop:
+        pass
+    finally:
+        reporter.close()
+    return _outcome(losses, stretch, at, len(losses), began, reporter.limit)
+
+
+class _Reporter:
+    """The `report` that the user's loop calls."""
+
+    def __init__(
+        self,
+        run: Run,
+        stretch: Stretch,
+        path: Path,
+        losses: list[float],
+        before: int,
+        limit: float | None,
+        every: float,
+        owned: Callable[[], bool],
+    ) -> None:
+        self.run, self.stretch, self.path, self.losses = run, stretch, path, losses
+        self.before, self.limit, self.every, self.owned = before, limit, every, owned
+        self.kept_at, self.stepped = monotonic(), 0
+        self.counted = [int(getattr(s, "last_epoch", 0)) for s in run.schedulers]
+        self.hooks = [o.register_step_post_hook(self._count) for o in run.optimizers]
+
+    def _count(self, *_: Any) -> None:
+        self.stepped += 1
+
+    def close(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def __call__(self, step: int, loss: float | Tensor) -> None:
+        self._check(step)
+        self.losses.append(float(loss.detach() if isinstance(loss, Tensor) else loss))
+        if self.limit is None:
+            self.limit = untrained(self.losses)
+        diverged = has_diverged(self.losses, self.limit)
+        ended = diverged or len(self.losses) >= self.stretch.end
+        if not self.owned():
+            raise Lost
+        if ended or monotonic() - self.kept_at >= self.every:
+            keep(self.path, self.run, self.losses)
+            self.kept_at = monotonic()
+        if ended:
+            raise Stop
+
+    def _check(self, step: int) -> None:
+        expected = self.before + len(self.losses)
+        if step != expected:
+            raise MupscaleError(
+                f"report was called for step {step}, expected {expected}: loop over range(run.step, steps) and report each"
+            )
+        if not self.stepped:
+            raise MupscaleError(
+                "report came before the optimizer's step; end each turn of the loop with report(step, loss)"
+            )
+        for scheduler, count in zip(self.run.schedulers, self.counted, strict=True):
+            if hasattr(scheduler, "last_epoch") and scheduler.last_epoch == count:
+                raise MupscaleError(
+                    "the loop does not step its schedulers: for s in run.schedulers: s.step()"
+                )
+        self.counted = [int(getattr(s, "last_epoch", 0)) for s in self.run.schedulers]
+        self.stepped = 0
+
+
+def _outcome(
+    losses: list[float], stretch: Stretch, at: int, until: int, began: float, limit: float | None
+) -> Outcome:
+    assert limit is not None
+    diverged = has_diverged(losses, limit) or smoothed(losses, stretch.end) > DIVERGED * limit
+    loss = inf if diverged else smoothed(losses, stretch.end)
+    window = max(1, len(losses) // _CURVE)
+    ends = range(max(stretch.begin, 0) + window, min(len(losses), stretch.end) + 1, window)
+    curve = [(end, fmean(losses[end - window : end])) for end in ends]
+    return Outcome(
+        loss, at, until - at, monotonic() - began, [(end, value) for end, value in curve if isfinite(value)]
+    )

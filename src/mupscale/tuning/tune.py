@@ -1,0 +1,217 @@
+"""`mu.tune`: from a proxy to a recipe. Started several times with one storage, the calls share the work.
+
+Opens the storage, works until the study is done, and writes down what it found.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import MupscaleError
+from ..plans.build import build
+from ..training.groups import param_groups
+from ..training.recipe import Grown, Recipe
+from ..training.run import Run
+from .proxy import Proxy, read_proxy
+from .settings import FACTORS, NOISES, RUNGS, Sampler, Scheme, Settings
+from .standing import EQUAL_STEPS, Done, Standing
+from .study import Worker
+
+_RATES: Mapping[str, tuple[int, int]] = {
+    "torch.optim.Adam": (-11, -5),
+    "torch.optim.AdamW": (-11, -5),
+    "torch.optim.SGD": (-7, -1),
+}
+"""Powers of two between which the learning rate of a proxy base is looked for when none are given."""
+
+
+def tune(
+    proxy: Proxy | ModuleType | str | Path,
+    *,
+    width: int,
+    k: int,
+    steps: int,
+    wide_steps: int | None = None,
+    reference: int | None = None,
+    lrs: Sequence[float] | None = None,
+    noises: Sequence[float] = NOISES,
+    scheme: Scheme = "t",
+    factors: Sequence[float] = FACTORS,
+    halving: bool = True,
+    rungs: Sequence[float] = RUNGS,
+    keep: float = 0.5,
+    extend: int = 2,
+    sampler: Sampler = "grid",
+    generations: int = 3,
+    seed: int = 0,
+    control_at_base: bool = True,
+    storage: Any = None,
+    study: str = "mupscale",
+    folder: str | Path = "tuning",
+    beat: float = 10.0,
+    every: float = 30.0,
+    say: Callable[[str], object] | None = print,
+) -> Recipe:
+    """Tune noise and learning rate on the pair width -> k · width; the recipe, also written to folder/recipe.json.
+
+    Sweep 1 finds the learning rate of the proxy base (`lrs`), sweep 2 noise and learning rate (`factors` times the
+    best) of the upscaled proxy, zero noise always among them. Everything is written at the `reference` width, by
+    default the proxy's own. `storage` is `postgresql://…` or a journal file, by default one in the folder; calls
+    that share storage, folder and settings share the study, and one that is run again goes on.
+
+    >>> import tempfile, torch
+    >>> from torch import nn
+    >>> def build(width): return nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 1))
+    >>> def train(run, steps, report):
+    ...     for step in range(run.step, steps):
+    ...         x = torch.randn(8, 2)
+    ...         loss = (run.model(x) - x[:, :1] * x[:, 1:]).square().mean()
+    ...         run.optimizers[0].zero_grad(); loss.backward(); run.optimizers[0].step()
+    ...         report(step, loss)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     recipe = tune(Proxy(build, train), width=4, k=2, steps=4, lrs=[0.01, 0.02], noises=[0, 0.1], factors=[1],
+    ...                   extend=0, folder=folder, say=None)
+    >>> recipe.k, recipe.optimizer, sorted(recipe.tensors)
+    (2, 'torch.optim.AdamW', ['0.bias', '0.weight', '2.bias', '2.weight'])
+    """
+    from .engine import open_storage
+    from .ledger import Ledger
+
+    known = read_proxy(proxy)
+    settings = Settings(
+        width=width,
+        k=k,
+        steps=steps,
+        lrs=tuple(map(float, lrs)) if lrs is not None else _rates(known.optimizer_name),
+        reference=None if reference == width else reference,
+        wide_steps=wide_steps,
+        noises=tuple(map(float, noises)),
+        scheme=scheme,
+        factors=tuple(map(float, factors)),
+        halving=halving,
+        rungs=tuple(map(float, rungs)),
+        keep=keep,
+        extend=extend,
+        sampler=sampler,
+        generations=generations,
+        seed=seed,
+        control_at_base=control_at_base,
+        batch=known.batch,
+        proxy=known.digest,
+    )
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    opened = open_storage(place / "study.journal" if storage is None else storage)
+    tell = say if say is not None else _silent
+    worker = Worker(known, settings, Ledger(opened, study, settings, beat), place, every=every, say=tell)
+    recipe = recipe_of(worker, *worker.work())
+    write_recipe(recipe, place / "recipe.json")
+    return recipe
+
+
+def _silent(_: str) -> None:
+    return None
+
+
+def _rates(optimizer: str) -> tuple[float, ...]:
+    if optimizer not in _RATES:
+        raise MupscaleError(
+            f"lrs: there is no usual range of learning rates for {optimizer}; give some, in steps of 2"
+        )
+    low, high = _RATES[optimizer]
+    return tuple(2.0**power for power in range(low, high + 1))
+
+
+def recipe_of(worker: Worker, now: Standing, results: Mapping[str, Done]) -> Recipe:
+    """The recipe of a study that is done: a function of its results, whoever made them."""
+    runs, settings, proxy = worker.runs, worker.settings, worker.proxy
+    assert now.wide is not None
+    base, best = now.base.best, now.wide.best
+    assert base is not None
+    assert best is not None
+    run = runs.wide(best, worker.base_of(now).parts, at_base=False)
+    controls = [loss for point, loss in now.wide.top.items() if point.is_control]
+    remarks = [
+        f"the best point of the {name} sweep still lies on an edge of the grid: extend it"
+        for name, agenda in (("base", now.base), ("wide", now.wide))
+        if agenda.on_edge
+    ]
+    if best.is_control:
+        remarks.append(
+            "no noise is best: within this budget growing gains nothing over going on with the base"
+        )
+    model = build(lambda: proxy.build(settings.at))  # for its names alone
+    groups = param_groups(model, Run(model).since_reference, proxy.optimizer, lr=best.lr, **proxy.settings)
+    constants = {key: value for key, value in groups[0].items() if key not in ("params", "lr_factor")}
+    sizes = [axis.base for entry in runs.plan.tensors.values() for axis in entry.axes if axis.grows]
+    recipe = Recipe(
+        optimizer=proxy.optimizer_name,
+        constants={key: list(v) if isinstance(v, tuple) else v for key, v in constants.items()},
+        sigma=run.provenance["noise"]["sigmas"] if settings.scheme == "t" else float(best.noise or 0),
+        k=settings.k,
+        tensors=Grown.all_of(runs.plan, runs.reference),
+        paired=settings.scheme == "paired",
+        units=min(sizes),
+        width=settings.width,
+        reference=settings.at,
+        plan=runs.plan.hash,
+        steps=settings.steps,
+        wide_steps=settings.after,
+        batch=settings.batch,
+        schedule=type(run.schedulers[0]).__name__ if run.schedulers else None,
+        base_lr=base.lr,
+        seed=settings.seed,
+        loss=now.wide.top[best],
+        control=min(controls, default=None),
+        tried=_tried(now, settings, results),
+        cost=_cost(now, settings, results),
+        remarks=remarks,
+    )
+    return replace(recipe, remarks=(*remarks, *recipe.differences()))
+
+
+def _tried(now: Standing, settings: Settings, results: Mapping[str, Done]) -> tuple[dict[str, Any], ...]:
+    """Every point with its loss at the last rung it reached."""
+    rows = []
+    for agenda, ladder in ((now.base, settings.base_ladder), (now.wide, settings.wide_ladder)):
+        for point in agenda.points if agenda is not None else ():
+            reached = [end for end in ladder.rungs if f"{point.name} to step {end}" in results]
+            loss = results[f"{point.name} to step {reached[-1]}"].loss
+            rows.append(
+                {
+                    "sweep": "base" if point.noise is None else "wide",
+                    "noise": point.noise,
+                    "lr": point.lr,
+                    "steps": reached[-1],
+                    "loss": None if loss == inf else loss,
+                    "diverged": loss == inf,
+                }
+            )
+    return tuple(rows)
+
+
+def _cost(now: Standing, settings: Settings, results: Mapping[str, Done]) -> dict[str, int]:
+    """Steps at the two widths, of the stretches that count; a run that diverged stopped early and is charged in full."""
+    narrow = wide = min(EQUAL_STEPS, settings.after) if settings.control_at_base else 0
+    for agenda, ladder in ((now.base, settings.base_ladder), (now.wide, settings.wide_ladder)):
+        for point in agenda.points if agenda is not None else ():
+            reached = max(end for end in ladder.rungs if f"{point.name} to step {end}" in results)
+            if point.noise is None or (point.is_control and settings.control_at_base):
+                narrow += reached
+            else:
+                wide += reached
+    return {"base_width_steps": narrow, "wide_steps": wide}
+
+
+def write_recipe(recipe: Recipe, path: Path) -> None:
+    """Write the recipe in one step: every worker writes the same."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}")
+    recipe.save(unfinished)
+    unfinished.replace(path)

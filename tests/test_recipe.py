@@ -1,0 +1,207 @@
+"""Recipes: applied at any width, refused where they do not hold."""
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import nn
+
+import mupscale as mu
+from mupscale.training.recipe import Grown, Recipe
+
+WIDTH, K = 128, 2
+
+
+def make(width, depth=2):
+    hidden = [part for _ in range(depth - 1) for part in (nn.Linear(width, width), nn.Tanh())]
+    return nn.Sequential(nn.Linear(3, width), nn.Tanh(), *hidden, nn.Linear(width, 1))
+
+
+def recipe_for(reference=WIDTH, width=WIDTH, **changes):
+    plan = mu.infer_plan(make, width, K * width)
+    early = None if reference == width else mu.infer_plan(make, reference, width)
+    sigmas = {"0.weight": 0.1, "2.weight": 0.2, "4.weight": 0.3}
+    made = Recipe(
+        optimizer="torch.optim.AdamW",
+        constants={"lr": 2e-3},
+        sigma=sigmas,
+        k=K,
+        tensors=Grown.all_of(plan, early),
+        units=width,
+        width=width,
+        reference=reference,
+        wide_steps=100,
+        batch=64,
+        schedule="CosineAnnealingLR",
+    )
+    return replace(made, **changes)
+
+
+def run_at(width, reference, optimizer=torch.optim.AdamW):
+    """A base under μP, its constants written at `reference`."""
+    model = make(width)
+    since = mu.infer_plan(make, reference, width)
+    return mu.Run(model, optimizer(mu.param_groups(model, since, optimizer, lr=1e-3)), reference=since)
+
+
+def added(wide, run):
+    """The size of the noise in the hidden matrix of an upscaled run."""
+    exact = mu.widen(run, lambda: make(len(wide.model.state_dict()["2.weight"])))
+    noise = wide.model.state_dict()["2.weight"] - exact.model.state_dict()["2.weight"]
+    return float(noise.std())
+
+
+def test_a_recipe_is_the_same_after_a_file(tmp_path):
+    recipe = recipe_for()
+    recipe.save(tmp_path / "recipe.json")
+    assert Recipe.read(tmp_path / "recipe.json") == recipe
+
+
+def test_it_gives_noise_and_learning_rate_at_a_larger_width():
+    recipe = recipe_for()
+    run = run_at(4 * WIDTH, WIDTH)
+    wide = mu.upscale(run, lambda: make(8 * WIDTH), recipe=recipe, seed=3)
+    by_hand = mu.upscale(run, lambda: make(8 * WIDTH), mu.MupNoise(recipe.sigma), lr=2e-3, seed=3)
+    for one, other in zip(wide.model.parameters(), by_hand.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert mu.reference_lr(wide.optimizers[0]) == pytest.approx(2e-3)
+    assert added(wide, run) == pytest.approx(0.2 * 8**-0.5, rel=0.02), "σ̄ of the reference times q"
+    assert wide.provenance["recipe"]["k"] == K
+    json.dumps(wide.provenance)
+
+
+def test_a_run_without_optimizers_takes_the_noise_alone():
+    wide = mu.upscale(make(WIDTH), lambda: make(K * WIDTH), recipe=recipe_for())
+    assert wide.optimizers == ()
+
+
+def test_a_base_whose_schedule_has_ended_starts_again_with_the_recipe_s_rate():
+    run = run_at(2 * WIDTH, WIDTH)
+    mu.set_lr_(run.optimizers[0], 0.0)
+    wide = mu.upscale(run, lambda: make(4 * WIDTH), recipe=recipe_for())
+    assert mu.reference_lr(wide.optimizers[0]) == pytest.approx(2e-3)
+    assert {group["lr"] for group in wide.optimizers[0].param_groups} > {2e-3}, "each tensor in its own units"
+
+
+@pytest.mark.parametrize(
+    ("run", "wide", "message"),
+    [
+        (
+            lambda: run_at(WIDTH, WIDTH, torch.optim.SGD),
+            lambda: make(2 * WIDTH),
+            "tuned with torch.optim.AdamW",
+        ),
+        (
+            lambda: run_at(WIDTH, WIDTH),
+            lambda: make(4 * WIDTH),
+            "grows by out x4, in x4, in the proxy by out x2, in x2",
+        ),
+        (lambda: mu.Run(make(WIDTH, 3)), lambda: make(2 * WIDTH, 3), "another depth"),
+        (
+            lambda: mu.Run(make(2 * WIDTH)),
+            lambda: make(4 * WIDTH),
+            r"shape \(256, 256\) at this run's reference",
+        ),
+        (lambda: run_at(WIDTH, 64), lambda: make(2 * WIDTH), r"shape \(64, 64\) at this run's reference"),
+    ],
+    ids=["optimizer", "k", "depth", "own reference", "other reference"],
+)
+def test_it_is_refused_where_it_does_not_hold(run, wide, message):
+    with pytest.raises(mu.MupscaleError, match=message):
+        mu.upscale(run(), wide, recipe=recipe_for())
+
+
+def test_a_target_that_is_its_own_reference_takes_a_recipe_tuned_at_that_reference():
+    """The proxy is narrower than the reference; the base there was trained without μP."""
+    recipe = recipe_for(reference=2 * WIDTH, width=WIDTH)
+    model = make(2 * WIDTH)
+    run = mu.Run(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    wide = mu.upscale(run, lambda: make(4 * WIDTH), recipe=recipe)
+    assert added(wide, run) == pytest.approx(0.2 * float(Fraction(1, 2)) ** 0.5, rel=0.02)
+
+
+def test_it_warns_of_a_narrow_proxy_and_of_another_schedule():
+    plan = mu.infer_plan(make, 32, 64)
+    narrow = recipe_for(tensors=Grown.all_of(plan, None), units=32, width=32, reference=32)
+    with pytest.warns(UserWarning, match="proxy of 32 units"):
+        mu.upscale(make(32), lambda: make(64), recipe=narrow)
+    run = run_at(WIDTH, WIDTH)
+    steps = torch.optim.lr_scheduler.StepLR(run.optimizers[0], 10)
+    with pytest.warns(UserWarning, match="tuned with schedule CosineAnnealingLR, this run has StepLR"):
+        mu.upscale(mu.Run(run.model, run.optimizers, steps), lambda: make(2 * WIDTH), recipe=recipe_for())
+    assert len(recipe_for().differences(steps=200, batch=128)) == 2
+    assert recipe_for().differences(steps=100, batch=64) == []
+
+
+def test_noise_or_lr_beside_a_recipe_are_refused_and_so_is_neither():
+    for extra in ({"noise": mu.MupNoise(0.1)}, {"lr": 1e-3}):
+        with pytest.raises(mu.MupscaleError, match="a recipe says noise and lr"):
+            mu.upscale(run_at(WIDTH, WIDTH), lambda: make(2 * WIDTH), recipe=recipe_for(), **extra)
+    with pytest.raises(mu.MupscaleError, match="needs its noise"):
+        mu.upscale(make(WIDTH), lambda: make(2 * WIDTH))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{}", '{"format": "mupscale recipe 2"}', "nonsense", '{"format": "mupscale recipe 1", "lr": 3}'],
+)
+def test_what_is_no_recipe_is_refused(text):
+    with pytest.raises(mu.MupscaleError, match="not a recipe"):
+        Recipe.from_json(text)
+    told = json.loads(recipe_for().to_json())
+    changes: list[dict[str, object]] = [
+        {"constants": {}},
+        {"constants": {"lr": -1}},
+        {"tensors": 3},
+        {"sigma": "x"},
+        {"more": 1},
+    ]
+    for change in changes:
+        with pytest.raises(mu.MupscaleError, match="not a recipe"):
+            Recipe.from_json(json.dumps({**told, **change}))
+
+
+@pytest.mark.usefixtures("planned_here")
+def test_the_command_applies_a_recipe_to_a_directory(tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    from safetensors.torch import load_file
+
+    from mupscale.checkpoints.about import read_plans
+    from mupscale.cli.main import main
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, vocab_size=31
+    )  # fmt: skip
+    base = transformers.LlamaForCausalLM(config)
+    base.save_pretrained(tmp_path / "base")
+    small = ["-k", "2", "--quiet", "--workers", "1"]
+    assert main(["widen", str(tmp_path / "base"), str(tmp_path / "wide"), *small]) == 0
+    plan, _ = read_plans(tmp_path / "wide")
+    recipe = recipe_for(tensors=Grown.all_of(plan, None), sigma=0.01)
+    recipe.save(tmp_path / "recipe.json")
+    arguments = ["upscale", str(tmp_path / "base"), str(tmp_path / "noisy"), *small]
+    assert main([*arguments, "--recipe", str(tmp_path / "recipe.json")]) == 0
+    assert "lr=0.002" in capsys.readouterr().out
+    assert main([*arguments, "--recipe", str(tmp_path / "recipe.json")]) == 0, "again: already complete"
+    wide = transformers.LlamaConfig.from_pretrained(tmp_path / "noisy")
+    live = mu.upscale(base, lambda: transformers.LlamaForCausalLM(wide), recipe=recipe, plan=plan)
+    stored, named = load_file(tmp_path / "noisy" / "model.safetensors"), dict(live.model.named_parameters())
+    assert all(torch.equal(stored[name], named[name]) for name in stored)
+    exact = load_file(tmp_path / "wide" / "model.safetensors")
+    assert any(not torch.equal(stored[name], exact[name]) for name in stored), "control: there is noise"
+    assert main(["check", str(tmp_path / "base"), str(tmp_path / "noisy"), "--quiet"]) == 0
+    recipe_for().save(tmp_path / "other.json")
+    other = [
+        "upscale",
+        str(tmp_path / "base"),
+        str(tmp_path / "x"),
+        *small,
+        "--recipe",
+        str(tmp_path / "other.json"),
+    ]
+    assert main(other) == 2
+    assert "another depth, or another model" in capsys.readouterr().err
+    assert main([*other, "--noise", "t=0.2"]) == 2

@@ -1,0 +1,384 @@
+"""Tuning: sweeps that find what they should, the same from anybody, and go on where somebody stopped."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mupscale as mu
+from mupscale import MupscaleError
+from mupscale.cli.main import main
+from mupscale.tuning import engine
+from mupscale.tuning.checkpoint import kept
+from mupscale.tuning.engine import Flock, open_storage
+from mupscale.tuning.grid import Point
+from mupscale.tuning.halving import Ladder, Stretch, climb, grid_agenda
+from mupscale.tuning.ledger import Ledger, Owner
+from mupscale.tuning.proxy import Proxy
+from mupscale.tuning.settings import Settings
+from mupscale.tuning.trial import train_stretch
+from mupscale.tuning.tune import tune
+
+SMALL: dict[str, Any] = {
+    "width": 6,
+    "k": 2,
+    "steps": 16,
+    "lrs": [0.004, 0.008],
+    "noises": [0.1],
+    "factors": [1.0],
+    "extend": 0,
+}
+
+
+def build(width):
+    return nn.Sequential(
+        nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)
+    )
+
+
+def train(run, steps, report):
+    for step in range(run.step, steps):
+        x = torch.randn(16, 4)
+        loss = (run.model(x) - (2 * x[:, :1]).sin() * x[:, 1:2]).square().mean()
+        run.model.zero_grad()
+        loss.backward()
+        for part in (*run.optimizers, *run.schedulers):
+            part.step()
+        report(step, loss)
+
+
+def interrupted(after):
+    """The loop of `train`, broken off by an error after some calls in all."""
+    left = [after]
+
+    def broken(run, steps, report):
+        def counting(step, loss):
+            report(step, loss)
+            left[0] -= 1
+            if left[0] == 0:
+                raise RuntimeError("the power went")
+
+        train(run, steps, counting)
+
+    return broken
+
+
+def rows(recipe, sweep):
+    return [row for row in recipe.tried if row["sweep"] == sweep]
+
+
+def test_halving_keeps_the_better_half_and_the_best_control():
+    points = [Point(lr, noise) for noise in (0.0, 0.1) for lr in (1.0, 2.0)]
+    ladder = Ladder((5, 10))
+    losses = dict(zip(points, (9.0, 8.0, 1.0, 2.0), strict=True))
+    results = {Stretch(p, 0, 5).key: loss for p, loss in losses.items()}
+    assert {s.point for s in climb(points, results, ladder)[0]} == {
+        Point(1.0, 0.1),
+        Point(2.0, 0.1),
+        Point(2.0, 0.0),
+    }
+    diverged = results | {Stretch(Point(1.0, 0.1), 0, 5).key: math.inf}
+    assert Point(1.0, 0.1) not in {s.point for s in climb(points, diverged, ladder)[0]}
+
+
+def test_an_unfinished_rung_lets_nobody_go_on():
+    points = [Point(1.0), Point(2.0)]
+    results = {Stretch(points[0], 0, 5).key: 1.0}
+    assert [s.key for s in climb(points, results, Ladder((5, 10)))[0]] == [Stretch(points[1], 0, 5).key]
+
+
+def test_the_grid_goes_on_beyond_its_edges_and_says_when_it_may_not():
+    def run(extend):
+        results: dict[str, float] = {}
+        while (agenda := grid_agenda([1, 2], [0, 0.1, 0.2], results, Ladder((9,)), extend)).open:
+            for stretch in agenda.open:
+                p = stretch.point
+                results[stretch.key] = abs(math.log(p.lr / 4)) + abs((p.noise or 1.0) - 0.05)
+        return agenda
+
+    found = run(5)
+    assert (found.best, found.on_edge) == (Point(4.0, 0.05), False)
+    stopped = run(0)
+    assert stopped.best is not None
+    assert stopped.on_edge, "control: a grid that may not grow says that its best lies on an edge"
+
+
+def test_a_study_gives_the_same_recipe_every_time_and_knows_its_cost(tmp_path):
+    first = tune(Proxy(build, train), **SMALL, folder=tmp_path / "a", say=None)
+    again = tune(Proxy(build, train), **SMALL, folder=tmp_path / "b", say=None)
+    assert first == again
+    assert (tmp_path / "a" / "recipe.json").read_bytes() == (tmp_path / "b" / "recipe.json").read_bytes()
+    other = tune(Proxy(build, train), **SMALL, seed=1, folder=tmp_path / "c", say=None)
+    assert other.loss != first.loss, "control: the seed matters"
+    assert {row["noise"] for row in rows(first, "wide")} == {0.0, 0.1}
+    narrow = [row["steps"] for row in first.tried if row["sweep"] == "base" or row["noise"] == 0]
+    wide = sum(row["steps"] for row in first.tried) - sum(narrow)
+    assert first.cost == {"base_width_steps": sum(narrow) + 8, "wide_steps": wide + 8}, (
+        "8 to measure the theorem"
+    )
+
+
+def test_halving_costs_less_than_the_full_grid(tmp_path):
+    wide = {**SMALL, "lrs": [0.002, 0.004, 0.008, 0.016]}
+    half = tune(Proxy(build, train), **wide, folder=tmp_path / "half", say=None)
+    full = tune(Proxy(build, train), **wide, halving=False, folder=tmp_path / "full", say=None)
+    assert half.cost["base_width_steps"] < full.cost["base_width_steps"]
+    assert all(row["steps"] == 16 for row in full.tried)
+
+
+def test_zero_noise_at_the_base_is_zero_noise_at_the_wide(tmp_path):
+    narrow = tune(Proxy(build, train), **SMALL, folder=tmp_path / "narrow", say=None)
+    wide = tune(Proxy(build, train), **SMALL, control_at_base=False, folder=tmp_path / "wide", say=None)
+    assert narrow.control == pytest.approx(wide.control, rel=1e-3)
+    assert narrow.cost["wide_steps"] < wide.cost["wide_steps"]
+
+
+def test_a_loop_in_which_zero_noise_is_not_the_base_is_refused(tmp_path):
+    """Control of the equality: dropout draws by shape, so the two widths part."""
+
+    def dropped(width):
+        return nn.Sequential(nn.Linear(4, width), nn.Dropout(0.5), nn.Tanh(), nn.Linear(width, 1))
+
+    with pytest.raises(MupscaleError, match="does not continue the base"):
+        tune(Proxy(dropped, train), **SMALL, folder=tmp_path, say=None)
+    assert tune(Proxy(dropped, train), **SMALL, control_at_base=False, folder=tmp_path / "wide", say=None)
+
+
+def test_divergence_is_a_result(tmp_path):
+    recipe = tune(
+        Proxy(build, train, torch.optim.SGD), **{**SMALL, "lrs": [0.05, 1e4]}, folder=tmp_path, say=None
+    )
+    assert [(row["lr"], row["diverged"]) for row in rows(recipe, "base")] == [(0.05, False), (1e4, True)]
+    assert recipe.base_lr == 0.05
+    with pytest.raises(MupscaleError, match="every run of the proxy base diverged"):
+        tune(
+            Proxy(build, train, torch.optim.SGD), **{**SMALL, "lrs": [1e4]}, folder=tmp_path / "all", say=None
+        )
+
+
+@pytest.mark.parametrize("after", [1, 7, 33])
+def test_a_study_that_broke_off_goes_on_to_the_same_recipe(tmp_path, after):
+    whole = tune(Proxy(build, train), **SMALL, folder=tmp_path / "whole", say=None)
+    with pytest.raises(RuntimeError, match="power"):
+        tune(Proxy(build, interrupted(after)), **SMALL, folder=tmp_path / "broken", every=0.0, say=None)
+    lines: list[str] = []
+    assert (
+        tune(Proxy(build, train), **SMALL, folder=tmp_path / "broken", every=0.0, say=lines.append) == whole
+    )
+    assert len(lines) >= 1
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_its_random_numbers_and_schedule(tmp_path):
+    def schedule(optimizer, steps):
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+
+    from mupscale.tuning.runs import Runs
+
+    settings = Settings(width=6, k=2, steps=20, lrs=(0.01,))
+    losses = {}
+    for name, stops in {"whole": [20], "parts": [3, 11, 20]}.items():
+        proxy = Proxy(build, train, schedule=schedule)
+        begin = 0
+        for end in stops:
+            stretch = Stretch(Point(0.01), begin, end)
+            made = partial(Runs(proxy, settings).base, 0.01)
+            outcome = train_stretch(proxy, made, stretch, tmp_path / name, total=20)
+            assert (outcome.resumed_at, outcome.steps) == (begin, end - begin)
+            begin = end
+        found = kept(tmp_path / name)
+        assert found is not None
+        losses[name] = found.losses
+    assert losses["whole"] == losses["parts"]
+
+
+@pytest.mark.parametrize(
+    ("loop", "message"),
+    [
+        (lambda run, steps, report: report(run.step, 1.0), "before the optimizer's step"),
+        (lambda run, steps, report: None, "train returned after 0 of"),
+        (lambda run, steps, report: (run.optimizers[0].step(), report(5, 1.0)), "for step 5, expected 0"),
+    ],
+)
+def test_loops_that_cannot_be_resumed_are_refused(tmp_path, loop, message):
+    with pytest.raises(MupscaleError, match=message):
+        tune(Proxy(build, loop), **SMALL, folder=tmp_path, say=None)
+
+
+def test_other_settings_do_not_join_a_study(tmp_path):
+    tune(Proxy(build, train), **SMALL, folder=tmp_path, say=None)
+    with pytest.raises(MupscaleError, match=r"steps\n    the study has 16, this worker 17"):
+        tune(Proxy(build, train), **{**SMALL, "steps": 17}, folder=tmp_path, say=None)
+
+
+def test_nonsense_is_refused_at_once():
+    with pytest.raises(MupscaleError) as caught:
+        Settings(width=0, k=1, steps=5, lrs=(), noises=(0.0,), keep=2.0)
+    assert {f.where for f in caught.value.faults} >= {"width", "k", "lrs", "noises", "halving"}
+
+
+def ledger(path, settings=None):
+    return Ledger(open_storage(path), "s", settings or Settings(width=4, k=2, steps=4, lrs=(0.1,)), beat=1.0)
+
+
+def test_of_two_claims_one_counts_and_a_failed_trial_cannot_complete(tmp_path):
+    one, two = ledger(tmp_path / "j"), ledger(tmp_path / "j")
+    stretch = Stretch(Point(0.1), 0, 4)
+    first = one.claim(stretch)
+    assert first is not None
+    assert two.claim(stretch) is None
+    assert two.fail(first, "silent")
+    assert not one.beat(first)
+    second = two.claim(stretch)
+    assert second is not None
+    assert not one.complete(first, 1.0, {})
+    assert two.complete(second, 2.0, {})
+    assert [d.loss for d in two.results(two.trials()).values()] == [2.0]
+    assert one.claim(stretch) is None, "what is done is not claimed again"
+
+
+def test_the_silent_are_reaped_and_the_beating_are_not(tmp_path, monkeypatch):
+    one, two = ledger(tmp_path / "j"), ledger(tmp_path / "j")
+    monkeypatch.setattr(one, "owner", Owner("elsewhere", 1, "1"))
+    trial = one.claim(Stretch(Point(0.1), 0, 4))
+    assert trial is not None
+    now = [0.0]
+    monkeypatch.setattr("mupscale.tuning.ledger.monotonic", lambda: now[0])
+    for _ in range(20):
+        now[0] += 1.0
+        assert one.beat(trial)
+        assert two.reap(two.trials()) == 0
+    now[0] += 1000.0  # the database was away: a pause of everybody's is nobody's silence
+    assert two.reap(two.trials()) == 0
+    for _ in range(8):
+        now[0] += 1.0
+        two.reap(two.trials())
+    assert not one.beat(trial)
+
+
+def test_a_dead_process_is_known_by_its_number_and_its_start():
+    here = Owner.this()
+    assert not here.is_dead
+    assert Owner(here.host, here.pid, "7").is_dead, "another process had this number"
+    assert not Owner("elsewhere", here.pid, "7").is_dead
+
+
+def test_other_databases_are_refused_and_only_a_database_that_is_away_is_waited_for():
+    with pytest.raises(MupscaleError, match="expected postgresql://"):
+        open_storage("mysql://somewhere/study")
+
+    def broken():
+        raise KeyError("a fault of ours")
+
+    with pytest.raises(KeyError):
+        engine.again(broken)
+
+
+def test_a_line_that_a_killed_writer_left_is_cut_off(tmp_path):
+    path = tmp_path / "j"
+    path.write_bytes(b'{"a":1}\n{"b"')
+    lock = Flock(str(path))
+    lock.acquire()
+    lock.release()
+    assert path.read_bytes() == b'{"a":1}\n'
+
+
+PROXY = """
+import time, torch
+from torch import nn
+torch.set_num_threads(1)
+def build(width):
+    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
+def train(run, steps, report):
+    for step in range(run.step, steps):
+        x = torch.randn(16, 4)
+        loss = (run.model(x) - x[:, :1]).square().mean()
+        run.model.zero_grad()
+        loss.backward()
+        run.optimizers[0].step()
+        time.sleep(PAUSE)
+        report(step, loss)
+"""
+
+
+def test_a_killed_worker_is_noticed_and_its_run_goes_on(tmp_path):
+    (tmp_path / "proxy.py").write_text(PROXY.replace("PAUSE", "0.02"))
+    command = [
+        "tune", str(tmp_path / "proxy.py"), "--width", "4", "-k", "2", "--steps", "60", "--lrs", "0.01", "--noises", "0.1",
+        "--factors", "1", "--extend", "0", "--full", "--every", "0.05",
+    ]  # fmt: skip
+    code = "import sys; from mupscale.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    arguments = [sys.executable, "-c", code, *command, "--folder", str(tmp_path / "killed")]
+    worker = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    while not list((tmp_path / "killed").rglob("*.pt")):
+        assert worker.poll() is None
+        time.sleep(0.02)
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.communicate()
+    assert main([*command, "--folder", str(tmp_path / "killed"), "--quiet"]) == 0
+    assert main([*command, "--folder", str(tmp_path / "whole"), "--quiet"]) == 0
+    recipes = [(tmp_path / name / "recipe.json").read_bytes() for name in ("killed", "whole")]
+    assert recipes[0] == recipes[1]
+    storage = open_storage(tmp_path / "killed" / "study.journal")
+    trials = storage.get_all_trials(storage.get_study_id_from_name("mupscale"))
+    states = Counter(t.state.name for t in trials)
+    assert states["FAIL"] == 1
+    assert states["RUNNING"] == 0
+    first = next(t for t in trials if t.state.name == "COMPLETE")
+    assert first.user_attrs["told"]["resumed_at"] > 0, "it went on from the checkpoint"
+
+
+def test_tpe_proposes_the_same_points_to_everybody(tmp_path):
+    small = {**SMALL, "lrs": [0.002, 0.008], "noises": [0.05, 0.4], "sampler": "tpe", "generations": 1}
+    first = tune(Proxy(build, train), **small, folder=tmp_path / "a", say=None)
+    again = tune(Proxy(build, train), **small, folder=tmp_path / "b", say=None)
+    assert first == again
+    rates = [row["lr"] for row in rows(first, "base")]
+    assert len(rates) == 4
+    assert all(0.002 <= lr <= 0.008 for lr in rates)
+
+
+@pytest.mark.parametrize("scheme", ["t", "sigma", "paired"])
+def test_every_kind_of_noise_becomes_a_recipe_that_applies(tmp_path, scheme):
+    small = {**SMALL, "noises": [1e-6], "width": 104, "steps": 6}
+    recipe = tune(Proxy(build, train), **small, scheme=scheme, folder=tmp_path, say=None)
+    if scheme == "t":
+        assert isinstance(recipe.sigma, dict)
+        assert set(recipe.sigma) == {"0.weight", "2.weight", "4.weight"}
+    assert recipe.paired == (scheme == "paired")
+    wide = mu.upscale(build(104), lambda: build(208), recipe=recipe)
+    assert wide.provenance["recipe"]["k"] == 2
+
+
+def test_the_reference_may_be_wider_than_the_proxy(tmp_path):
+    recipe = tune(Proxy(build, train), **SMALL, reference=24, folder=tmp_path, say=None)
+    assert recipe.reference == 24
+    assert recipe.tensors["2.weight"].reference == (24, 24)
+
+
+def test_the_command_says_what_is_wrong(tmp_path, capsys):
+    (tmp_path / "empty.py").write_text("build = 3\n")
+    assert main(["tune", str(tmp_path / "empty.py"), "--width", "8", "-k", "2", "--steps", "5"]) == 2
+    assert "def train(run, steps, report)" in capsys.readouterr().err
+    assert main(["tune", str(tmp_path / "none.py"), "--width", "8", "-k", "2", "--steps", "5"]) == 2
+
+
+def test_the_example_is_a_proxy(tmp_path):
+    example = Path(__file__).parent.parent / "examples" / "proxy_mlp.py"
+    few = ["--lrs", "0.004,0.008", "--noises", "0.1", "--factors", "1", "--extend", "0", "--quiet"]
+    done = main(
+        ["tune", str(example), "--width", "8", "-k", "2", "--steps", "16", "--folder", str(tmp_path), *few]
+    )
+    assert done == 0
+    told = json.loads((tmp_path / "recipe.json").read_text())
+    assert (told["schedule"], told["batch"]) == ("LinearLR", 256)
