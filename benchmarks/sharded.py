@@ -4,7 +4,8 @@ A base with its AdamW state is loaded at the wide size on 1, 2 and 4 ranks, from
 torch.distributed written by 1 and by 4 ranks, from a Hugging Face directory, from the output of `mupscale upscale`,
 from such an output that was killed and resumed, and from the running base; for k = 2 and 3, without noise, with μP
 noise and with signal-normalised noise; over one mesh dimension and over two. The digest over all full tensors must
-be that of `mu.upscale` in one process, and that is held against the slow twin of the kernel.
+be that of `mu.upscale` in one process, and that is held against the slow twin of the kernel. Controls: all digests
+that are to be met differ from each other, and another seed gives another one.
 
     python benchmarks/sharded.py [--quick]
 
@@ -180,6 +181,8 @@ def main() -> int:
     combos = 0
     try:
         wanted, worst = prepare(folder)
+        if len(set(wanted.values())) != len(wanted):
+            differ.append("two of the digests to be met are one, so that they tell nothing apart")
         print(f"prepared in {time.perf_counter() - started:.0f} s: {len(wanted)} digests to be met")
         for world in (4, 2) if arguments.quick else (4, 1, 2):  # 4 ranks write what all of them read
             cases = ["save_sharded", "digests"] if world == 4 else ["digests"]
@@ -188,6 +191,10 @@ def main() -> int:
             for label, value in found.items():
                 name, k, noise, *rest = label.split()
                 expected = wanted[" ".join([name, k, noise, *(["bf16"] if "bf16" in rest else [])])]
+                if "control" in rest:
+                    if value == expected:
+                        differ.append(f"{world} ranks: another seed gives the same digest")
+                    continue
                 combos += 1
                 if value != expected or any(other[label] != value for other in launched["digests"]):
                     differ.append(f"{world} ranks, {label}: {value}, expected {expected}")

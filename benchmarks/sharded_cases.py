@@ -215,6 +215,11 @@ def digests() -> dict[str, str]:
                     same = replace(family(k), plan=identity_plan(run.model))
                     run = mu.load_wide(run, folder() / f"{source}.{k}.{noise}", same)
                     found[f"{label} {source}"] = digest(run, gathered)
+    model, k = model_named("llama"), widths()[0]
+    other = mu.load_wide(
+        wide_run(model, k, mesh), folder() / "llama.dcp1", model.plan(k), NOISES["mup"][0], seed=SEED + 1
+    )
+    found[f"llama k={k} mup control"] = digest(other, gathered)
     found |= {f"{label} bf16": value for label, value in halves(mesh).items()}
     if world == 4:
         found |= meshes()

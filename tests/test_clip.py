@@ -185,3 +185,9 @@ def test_sparse_gradients_are_clipped_by_value_and_by_norm(n: int):
         run.model(words).square().sum().backward()
         assert mu.clip_grad_norm_(run.model, run.since_reference, 0.01) > 0.01
         assert abs(float(mu.grad_norm(run.model, run.since_reference)) / 0.01 - 1) <= 1e-4
+
+
+def test_the_order_of_torchs_own_function_is_refused():
+    run = fresh()
+    with pytest.raises(mu.MupscaleError, match=r"second argument is 1\.0: write run"):
+        mu.clip_grad_norm_(run.model, 1.0, run.since_reference)  # type: ignore[arg-type]

@@ -384,7 +384,7 @@ def test_the_command_says_when_no_proxy_can_be_computed(tmp_path, capsys):
             "expected a whole number above 0",
         ),
         (["x.py", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8", "--trials", "inf"], "--trials"),
-        (["x.py", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8"], "running x.py failed"),
+        (["x.py", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8"], "no such Python file"),
         (
             ["x", "-k", "2", "--proxy", "1", "--steps", "1", "--batch", "1", "--context", "1"],
             "no configuration",

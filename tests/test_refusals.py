@@ -1,6 +1,8 @@
 """Optimizers, schedulers, plans and state dicts: what is refused, where, and what to write instead."""
 
 import json
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -267,3 +269,10 @@ def test_state_dicts_without_names_are_refused():
 
 def test_narrowing_without_a_plan_is_refused():
     refusal(lambda: mu.narrow(mlp(8), lambda: mlp(4)), "the plan by which the run was widened", "pass plan=")
+
+
+@pytest.mark.parametrize(("name", "package"), [("tune", "optuna"), ("HuggingFaceCallback", "transformers")])
+def test_a_missing_extra_is_named_with_its_remedy(name, package):
+    code = f"import sys; sys.modules[{package!r}] = None; import mupscale; mupscale.{name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"mupscale.{name} needs {package}: pip install 'mupscale[" in done.stderr

@@ -10,6 +10,7 @@
 194
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .checkpoints.weights import read_plan, read_provenance, save_weights
@@ -122,30 +123,25 @@ __all__ = [
 ]
 
 
+_LATER = {
+    "load_wide": ("sharded.load", ""),
+    "verify_sharded": ("sharded.verify", ""),
+    "tune": ("tuning.tune", "tune"),
+    "family_plan": ("families.plan", "hf"),
+    "HuggingFaceCallback": ("trainers.huggingface", "hf"),
+    "LightningCallback": ("trainers.lightning", "lightning"),
+}
+"""Names that need packages which take long to import, or may not be there: where they are, and with which extra."""
+
+
 def __getattr__(name: str) -> Any:
-    """What needs packages that take long to import, or may not be there, is imported when it is asked for."""
-    if name == "load_wide":
-        from .sharded import load
-
-        return load.load_wide
-    if name == "tune":
-        from .tuning import tune as tuned
-
-        return tuned.tune
-    if name == "verify_sharded":
-        from .sharded import verify
-
-        return verify.verify_sharded
-    if name == "family_plan":
-        from .families import plan
-
-        return plan.family_plan
-    if name == "HuggingFaceCallback":
-        from .trainers import huggingface
-
-        return huggingface.HuggingFaceCallback
-    if name == "LightningCallback":
-        from .trainers import lightning
-
-        return lightning.LightningCallback
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, extra = _LATER[name]
+    try:
+        return getattr(import_module(f".{module}", __name__), name)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if not extra or missing in ("", __name__):
+            raise
+        raise MupscaleError(f"mupscale.{name} needs {missing}: pip install 'mupscale[{extra}]'") from None

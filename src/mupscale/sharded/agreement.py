@@ -84,6 +84,11 @@ def several(group: Group = None) -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
+def is_first(group: Group = None) -> bool:
+    """Whether this rank speaks for all of them."""
+    return not several(group) or dist.get_rank(group) == 0
+
+
 def device_of(group: Group = None) -> torch.device:
     """Where a group's collectives take their tensors from."""
     if "gloo" in str(dist.get_backend_config(group)) or not torch.accelerator.is_available():

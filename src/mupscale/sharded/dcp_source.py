@@ -22,10 +22,9 @@ from ..plans.names import strip_wrappers
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES
 from ..tensors.parts import Rectangle
-from .source import Source, Stored
+from .source import COMPARED, Source, Stored
 
 _NAMED = "save it with torch's get_optimizer_state_dict, which names parameters, or spell the plan alike with plan.rename"
-_COMPARED = ("betas", "eps", "momentum", "weight_decay", "nesterov", "dampening")
 
 
 def dcp_source(path: Path, plan: Plan, prefix: str | None = None, state: bool = True) -> Source:
@@ -242,7 +241,7 @@ def _groups(directory: DcpDirectory, root: str, names: Iterable[str]) -> dict[st
         for leaf in leaves.get(start, ()):
             if leaf in ("params", "param_names"):
                 continue
-            if leaf in _COMPARED and start + leaf not in seen:
+            if leaf in COMPARED and start + leaf not in seen:
                 seen[start + leaf] = read_value(directory.path, values[start + leaf])
             found.setdefault(name, {})[leaf] = seen.get(start + leaf)
     return found

@@ -26,7 +26,7 @@ from ..training.direction import Direction
 from ..training.noises import Noise, NoisePlan
 from ..training.run import Run
 from ..training.widen import edit_
-from .agreement import Group, Meeting
+from .agreement import Group, Meeting, is_first
 from .dcp_source import dcp_source
 from .directory_source import directory_source
 from .fill import Filler, Filling, weight_filling
@@ -136,7 +136,7 @@ class _Loader:
         for optimizer, state in zip(run.optimizers, states, strict=True):
             optimizer.state.clear()
             optimizer.state.update(state)
-        for note in notes:
+        for note in notes if is_first(group) else ():
             warnings.warn(note, stacklevel=4)
         from .. import __version__
 

@@ -22,7 +22,7 @@ from ..training.run import Run
 from ..training.state import cannot_be_exact, factors_of, scale_setting
 from ..training.stepping import units_of
 from .fill import Filling, state_fillings
-from .source import AnySource
+from .source import COMPARED, AnySource
 
 State = dict[Any, dict[str, Any]]
 
@@ -156,7 +156,7 @@ def _differences(
     told = source.settings.get(names[0], {})
     factors = factors_of(rule, group, plan[names[0]])
     found = []
-    for key in ("betas", "eps", "momentum", "weight_decay", "nesterov", "dampening"):
+    for key in COMPARED:
         if told.get(key) is None or key not in group:
             continue
         wanted = told[key] if stock or key not in factors else scale_setting(told[key], factors[key])

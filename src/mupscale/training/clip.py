@@ -38,17 +38,17 @@ def grad_norm(model: nn.Module, plan: Plan, p: float = 2.0) -> Tensor:
     >>> bool((grad_norm(wide, plan) - plain).abs() < 1e-12)
     True
     """
-    return _norm(_parameters(model), plan, p)
+    return _norm(_parameters(model, plan), plan, p)
 
 
 def clip_grad_norm_(model: nn.Module, plan: Plan, max_norm: float, p: float = 2.0) -> Tensor:
     """Scale all gradients so that their reference norm is at most `max_norm`; returns the norm before."""
-    return _clip_norm(_parameters(model), plan, max_norm, p)
+    return _clip_norm(_parameters(model, plan), plan, max_norm, p)
 
 
 def clip_grad_value_(model: nn.Module, plan: Plan, value: float) -> None:
     """Clamp every gradient entry to `value` as written at the reference: r · value here."""
-    _clip_value(_parameters(model), plan, value)
+    _clip_value(_parameters(model, plan), plan, value)
 
 
 @dataclass
@@ -93,7 +93,7 @@ def clip_(
     several = tuple(optimizers) if isinstance(optimizers, Sequence) else (optimizers,)
     if max_norm is None and max_value is None:
         raise MupscaleError("clip_ needs max_norm= or max_value=")
-    names = {id(t): n for n, t in reversed(_parameters(model))}
+    names = {id(t): n for n, t in reversed(_parameters(model, plan))}
     hook = Clip(plan, names, max_norm, max_value, p, list(several))
     unknown = [p for o in several for g in o.param_groups for p in g["params"] if id(p) not in names]
     if unknown:
@@ -101,7 +101,11 @@ def clip_(
     return [optimizer.register_step_pre_hook(hook) for optimizer in several]
 
 
-def _parameters(model: nn.Module) -> Named:
+def _parameters(model: nn.Module, plan: object) -> Named:
+    if not isinstance(plan, Plan):  # torch's own function takes the norm second
+        raise MupscaleError(
+            f"expected model, plan, then the bound; the second argument is {plan!r}: write run.since_reference there"
+        )
     return [(name, t) for name, kind, t in named_tensors(model) if kind == "parameter"]
 
 

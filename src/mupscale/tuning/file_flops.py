@@ -5,8 +5,6 @@ Knows the two functions that it needs, `build(width)` and `inputs()`, and runs t
 
 from __future__ import annotations
 
-import runpy
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import Fault, MupscaleError, raise_faults
 from .flops import Step, step_of
+from .proxy import load_file
 
 
 class FileModel:
@@ -51,11 +50,8 @@ def _called(name: str, function: Callable[[], Any]) -> Any:
 
 
 def _functions(path: Path, names: tuple[str, ...]) -> dict[str, Callable[..., Any]]:
-    """Functions of a Python file, which is run; it may import its neighbours."""
-    folder = str(path.absolute().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    space = _called(f"running {path}", lambda: runpy.run_path(str(path), run_name=path.stem))
+    """Functions of a Python file, which is run."""
+    space = vars(load_file(path))
     faults = [
         Fault(name, "no such function", "define it: def build(width): … and def inputs(): …")
         for name in names

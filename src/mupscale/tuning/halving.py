@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import inf
 
 from .grid import Point, beyond, points_of
@@ -131,20 +132,14 @@ def grid_agenda(
     >>> agenda.best, len(agenda.points), agenda.on_edge
     (Point(lr=8.0, noise=None), 5, False)
     """
-    new, points, top, steps = points_of(lrs, noises), list[Point](), dict[Point, float](), 0
-    for turn in range(extend + 1):
-        points += new
-        steps += ladder.steps_for(len(new))
-        missing, reached = climb(new, results, ladder)
-        top |= reached
-        if missing:
-            return Agenda(tuple(missing), top, tuple(points), False, steps)
+
+    def follow(turn: int, points: list[Point], top: Mapping[Point, float]) -> tuple[list[Point], bool]:
         best = min(top, key=lambda p: (top[p], p.lr, p.noise or 0), default=None)
         grown = sorted({p.lr for p in points}), list(dict.fromkeys(p.noise for p in points))
         new = [] if best is None else beyond(best, *grown)
-        if not new or turn == extend:
-            return Agenda((), top, tuple(points), bool(new), steps)
-    raise AssertionError("the last turn returns")
+        return new, not new or turn == extend
+
+    return _turns(points_of(lrs, noises), results, ladder, follow)
 
 
 Propose = Callable[[int, Mapping[Point, float]], list[Point]]
@@ -155,15 +150,31 @@ def sampled_agenda(
     first: Sequence[Point], propose: Propose, generations: int, results: Results, ladder: Ladder
 ) -> Agenda:
     """Generation after generation, each proposed from what the ones before found."""
-    new, points, top, seen, steps = list(first), list[Point](), dict[Point, float](), dict[Point, float](), 0
-    for generation in range(generations + 1):
+
+    def follow(turn: int, points: list[Point], top: Mapping[Point, float]) -> tuple[list[Point], bool]:
+        if turn == generations:
+            return [], True
+        seen = {point: top.get(point, inf) for point in points}
+        return [point for point in propose(turn, seen) if point not in seen], False
+
+    return _turns(list(first), results, ladder, follow)
+
+
+Follow = Callable[[int, list[Point], Mapping[Point, float]], tuple[list[Point], bool]]
+"""From a turn's number, all points and the losses at the top: the points that come next, and whether it was the last turn."""
+
+
+def _turns(new: list[Point], results: Results, ladder: Ladder, follow: Follow) -> Agenda:
+    """Points in turns, each decided by what the ones before found; those left over at the end lie beyond an edge."""
+    points, top, steps = list[Point](), dict[Point, float](), 0
+    for turn in count():
         points += new
         steps += ladder.steps_for(len(new))
         missing, reached = climb(new, results, ladder)
         top |= reached
         if missing:
             return Agenda(tuple(missing), top, tuple(points), False, steps)
-        seen |= {point: reached.get(point, inf) for point in new}
-        if generation < generations:
-            new = [point for point in propose(generation, seen) if point not in seen]
-    return Agenda((), top, tuple(points), False, steps)
+        new, last = follow(turn, points, top)
+        if last:
+            break
+    return Agenda((), top, tuple(points), bool(new), steps)

@@ -85,19 +85,23 @@ def read_proxy(source: Proxy | ModuleType | str | Path) -> Proxy:
     if isinstance(source, ModuleType):
         return _from(source, "")
     path = Path(source)
-    if not path.is_file():
-        raise MupscaleError(
-            f"{path}: no such file; expected a Python file with build(width) and train(run, steps, report)"
-        )
+    return _from(load_file(path), hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+
+
+def load_file(path: Path) -> ModuleType:
+    """The module that a user's file makes; it may import its neighbours, and what it raises is its own answer."""
     spec = importlib.util.spec_from_file_location(f"mupscale_proxy_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise MupscaleError(f"{path}: not a Python file")
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise MupscaleError(f"{path}: no such Python file; expected one with build(width)")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # classes of the file can be found again by name
     if str(path.parent.absolute()) not in sys.path:
-        sys.path.append(str(path.parent.absolute()))  # the file may import its neighbours
-    spec.loader.exec_module(module)
-    return _from(module, hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+        sys.path.append(str(path.parent.absolute()))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise MupscaleError(f"running {path} failed: {type(error).__name__}: {error}") from error
+    return module
 
 
 def _from(module: ModuleType, digest: str) -> Proxy:
