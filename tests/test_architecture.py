@@ -20,6 +20,7 @@ ORDER = [
     "sharded",
     "trainers",
     "tuning",
+    "reports",
     "limits",
     "cli",
 ]

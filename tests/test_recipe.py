@@ -1,6 +1,7 @@
 """Recipes: applied at any width, refused where they do not hold."""
 
 import json
+import warnings
 from dataclasses import replace
 from fractions import Fraction
 
@@ -135,6 +136,108 @@ def test_it_warns_of_a_narrow_proxy_and_of_another_schedule():
     assert recipe_for().differences(steps=100, batch=64) == []
 
 
+def trained_at(reference, optimizer_settings=None):
+    """A base of 2 x WIDTH in float64 whose groups were made at a reference, after some steps; its optimizer and data."""
+    torch.manual_seed(0)
+    model = make(2 * WIDTH).double()
+    since = mu.infer_plan(make, reference, 2 * WIDTH)
+    groups = mu.param_groups(model, since, torch.optim.AdamW, lr=1e-3, **(optimizer_settings or {}))
+    optimizer = torch.optim.AdamW(groups)
+    train_on(mu.Run(model, optimizer), 5)
+    return model, optimizer
+
+
+def train_on(run, steps):
+    losses = []
+    for step in range(steps):
+        x = torch.randn(16, 3, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        loss = (run.model(x) - x[:, :1] * x[:, 1:2]).square().mean()
+        run.optimizers[0].zero_grad()
+        loss.backward()
+        run.optimizers[0].step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("declared", [None, WIDTH // 2], ids=["its own reference", "another reference"])
+def test_a_run_that_was_trained_at_the_recipe_s_reference_is_read_at_it_whatever_it_says(declared):
+    """Exact, because the groups' factors are those from the recipe's reference; unconverted constants give another run."""
+    model, optimizer = trained_at(WIDTH)
+    recipe = recipe_for(constants={"lr": 2e-3, "eps": 1e-8, "weight_decay": 1e-2})
+    says = None if declared is None else mu.infer_plan(make, declared, 2 * WIDTH)
+    true = mu.infer_plan(make, WIDTH, 2 * WIDTH)
+    runs = {
+        "declared": mu.upscale(
+            mu.Run(model, optimizer, reference=true), lambda: make(4 * WIDTH), recipe=recipe
+        ),
+        "converted": mu.upscale(
+            mu.Run(model, optimizer, reference=says), lambda: make(4 * WIDTH), recipe=recipe
+        ),
+        "unconverted": mu.upscale(
+            mu.Run(model, optimizer, reference=says), lambda: make(4 * WIDTH), recipe.noise, lr=recipe.lr
+        ),
+    }
+    assert runs["converted"].reference == runs["declared"].reference
+    assert mu.reference_lr(runs["converted"].optimizers[0]) == pytest.approx(recipe.lr)
+    losses = {name: train_on(run, 20) for name, run in runs.items()}
+
+    def apart(name):
+        return max(abs(a / b - 1) for a, b in zip(losses[name], losses["declared"], strict=True))
+
+    print(f"converted {apart('converted'):.1e}, unconverted {apart('unconverted'):.1e}")
+    assert apart("converted") <= 1e-12
+    assert apart("unconverted") >= 1e-3, "control: the constants of one reference taken at another"
+
+
+def test_a_run_whose_rates_stand_in_other_proportions_is_refused():
+    """Its groups were made at another reference, or know none: no single learning rate gives the tuned ones."""
+    model, optimizer = trained_at(WIDTH // 2)
+    with pytest.raises(mu.MupscaleError, match="at this run's reference"):
+        mu.upscale(mu.Run(model, optimizer), lambda: make(4 * WIDTH), recipe=recipe_for())
+    plain = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with pytest.raises(mu.MupscaleError, match="at this run's reference"):
+        mu.upscale(mu.Run(model, plain), lambda: make(4 * WIDTH), recipe=recipe_for())
+
+
+def test_shapes_tell_a_reference_only_where_nothing_else_is_needed():
+    plan = mu.infer_plan(make, 2 * WIDTH, 4 * WIDTH)
+    recipe = recipe_for()
+    assert recipe.since(plan) == mu.infer_plan(make, WIDTH, 2 * WIDTH)
+    assert recipe.since(plan.fold("4.weight", "1/2")) is None, "a fold since the reference is not known"
+    fewer = {name: grown for name, grown in recipe.tensors.items() if name != "2.weight"}
+    assert replace(recipe, tensors=fewer).since(plan) is None
+
+    def normed(width):
+        return nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
+
+    grown = mu.infer_plan(normed, WIDTH, 2 * WIDTH)
+    buffered = replace(recipe, tensors=Grown.all_of(grown, None))
+    assert buffered.since(grown) is None, "buffers that grow are not in the recipe"
+
+
+def test_other_constants_are_named_in_one_warning():
+    tuned = {"lr": 2e-3, "eps": 1e-8, "weight_decay": 0.01, "betas": [0.9, 0.999], "amsgrad": False}
+    recipe = recipe_for(constants=tuned)
+    model = make(4 * WIDTH)
+    since = mu.infer_plan(make, WIDTH, 4 * WIDTH)
+
+    def warned(**settings):
+        groups = mu.param_groups(model, since, torch.optim.AdamW, lr=1e-3, no_decay=["*.bias"], **settings)
+        run = mu.Run(model, torch.optim.AdamW(groups), reference=since)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            mu.upscale(run, lambda: make(8 * WIDTH), recipe=recipe)
+        return [str(warning.message) for warning in seen]
+
+    (one,) = warned(weight_decay=0.1, eps=1e-6, betas=(0.9, 0.95))
+    assert "weight_decay is 0.1 here, 0.01 in the recipe" in one
+    assert "eps is 1e-06 here, 1e-08 in the recipe" in one
+    assert "betas is (0.9, 0.95) here, (0.9, 0.999) in the recipe" in one
+    assert warned(weight_decay=0.01) == [], (
+        "control: the same constants in the units of each tensor are no others"
+    )
+
+
 def test_noise_or_lr_beside_a_recipe_are_refused_and_so_is_neither():
     for extra in ({"noise": mu.MupNoise(0.1)}, {"lr": 1e-3}):
         with pytest.raises(mu.MupscaleError, match="a recipe says noise and lr"):
@@ -205,3 +308,65 @@ def test_the_command_applies_a_recipe_to_a_directory(tmp_path, capsys):
     assert main(other) == 2
     assert "another depth, or another model" in capsys.readouterr().err
     assert main([*other, "--noise", "t=0.2"]) == 2
+
+
+@pytest.mark.usefixtures("planned_here")
+@pytest.mark.parametrize(
+    ("optimizer", "more", "code", "said"),
+    [
+        (None, [], 0, "is not known: there is no optimizer.pt"),
+        (None, ["--optimizer", "torch.optim.AdamW"], 0, None),
+        (None, ["--optimizer", "torch.optim.SGD"], 2, "tuned with torch.optim.AdamW"),
+        ("AdamW", [], 0, "weight_decay is 0.1 here, 0.01 in the recipe"),
+        ("AdamW", ["--no-state"], 0, "weight_decay is 0.1 here, 0.01 in the recipe"),
+        ("Adam", [], 2, "it is the state of torch.optim.Adam, the recipe was tuned with torch.optim.AdamW"),
+        ("SGD", [], 2, "it is the state of torch.optim.SGD, the recipe was tuned with torch.optim.AdamW"),
+        (
+            "old AdamW",
+            [],
+            0,
+            "is not known: what optimizer.pt keeps fits torch.optim.Adam and torch.optim.AdamW",
+        ),
+    ],
+)
+def test_the_command_reads_the_optimizer_from_its_state(optimizer, more, code, said, tmp_path, capsys):
+    """Optimizer and constants are the recipe's, or others, or cannot be told; each is said in one line."""
+    transformers = pytest.importorskip("transformers")
+    from mupscale.checkpoints.about import read_plans
+    from mupscale.checkpoints.trainer_groups import trainer_order
+    from mupscale.cli.main import main
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, vocab_size=31
+    )  # fmt: skip
+    base = transformers.LlamaForCausalLM(config)
+    base.save_pretrained(tmp_path / "base")
+    small = ["-k", "2", "--quiet", "--workers", "1"]
+    assert main(["widen", str(tmp_path / "base"), str(tmp_path / "wide"), *small]) == 0
+    plan, _ = read_plans(tmp_path / "wide")
+    tuned = {"lr": 2e-3, "eps": 1e-8, "weight_decay": 0.01, "betas": [0.9, 0.999], "amsgrad": False}
+    recipe_for(tensors=Grown.all_of(plan, None), sigma=0.01, constants=tuned).save(tmp_path / "recipe.json")
+    if optimizer is not None:
+        named = dict(base.named_parameters())
+        groups = [[named[name] for name in names] for names in trainer_order(base, {})]
+        made = getattr(torch.optim, optimizer.split()[-1])(
+            [{"params": part, "weight_decay": decay} for part, decay in zip(groups, (0.1, 0.0), strict=True)],
+            lr=1e-3,
+        )
+        base(input_ids=torch.arange(20)[None], labels=torch.arange(20)[None]).loss.backward()
+        made.step()
+        state = made.state_dict()
+        if optimizer.startswith("old"):
+            for group in state["param_groups"]:
+                del group["decoupled_weight_decay"]
+        torch.save(state, tmp_path / "base" / "optimizer.pt")
+    capsys.readouterr()
+    arguments = ["upscale", str(tmp_path / "base"), str(tmp_path / "noisy"), *small, "--dry-run", *more]
+    assert main([*arguments, "--recipe", str(tmp_path / "recipe.json")]) == code
+    told = "".join(capsys.readouterr())
+    if said is not None:
+        assert said in told
+    else:
+        assert "is not known" not in told
+    assert ("is not known" in told) == (said is not None and "is not known" in said)

@@ -78,18 +78,31 @@ def rows(recipe, sweep):
     return [row for row in recipe.tried if row["sweep"] == sweep]
 
 
-def test_halving_keeps_the_better_half_and_the_best_control():
+def test_halving_compares_rates_at_equal_noise_and_noises_at_the_end():
     points = [Point(lr, noise) for noise in (0.0, 0.1) for lr in (1.0, 2.0)]
     ladder = Ladder((5, 10))
     losses = dict(zip(points, (9.0, 8.0, 1.0, 2.0), strict=True))
     results = {Stretch(p, 0, 5).key: loss for p, loss in losses.items()}
-    assert {s.point for s in climb(points, results, ladder)[0]} == {
-        Point(1.0, 0.1),
-        Point(2.0, 0.1),
-        Point(2.0, 0.0),
-    }
+    chosen = {s.point for s in climb(points, results, ladder)[0]}
+    assert chosen == {Point(1.0, 0.1), Point(2.0, 0.0)}
+    # Control: all in one ranking, and the noise that costs first is never seen to pay.
+    mixed = {s.point for s in climb(points, results, ladder, level=lambda point: None)[0]}
+    assert mixed == {Point(1.0, 0.1), Point(2.0, 0.1)}
     diverged = results | {Stretch(Point(1.0, 0.1), 0, 5).key: math.inf}
     assert Point(1.0, 0.1) not in {s.point for s in climb(points, diverged, ladder)[0]}
+
+
+def test_later_points_go_on_only_where_they_beat_one_that_went_on():
+    ladder, old = Ladder((5, 10)), [Point(1.0, 0.1), Point(2.0, 0.1)]
+    results = {
+        Stretch(old[0], 0, 5).key: 1.0,
+        Stretch(old[1], 0, 5).key: 2.0,
+        Stretch(old[0], 5, 10).key: 0.5,
+    }
+    for loss, goes_on in ((0.9, True), (1.5, False)):
+        seen = results | {Stretch(Point(4.0, 0.1), 0, 5).key: loss}
+        assert bool(climb([Point(4.0, 0.1)], seen, ladder, earlier=old)[0]) == goes_on
+        assert climb([Point(4.0, 0.1)], seen, ladder)[0]  # with none before it goes on either way
 
 
 def test_an_unfinished_rung_lets_nobody_go_on():
@@ -157,7 +170,10 @@ def test_a_loop_in_which_zero_noise_is_not_the_base_is_refused(tmp_path):
 
 def test_divergence_is_a_result(tmp_path):
     recipe = tune(
-        Proxy(build, train, torch.optim.SGD), **{**SMALL, "lrs": [0.05, 1e4]}, folder=tmp_path, say=None
+        Proxy(build, train, torch.optim.SGD),
+        **{**SMALL, "lrs": [0.05, 1e4], "rungs": [0.25]},
+        folder=tmp_path,
+        say=None,
     )
     assert [(row["lr"], row["diverged"]) for row in rows(recipe, "base")] == [(0.05, False), (1e4, True)]
     assert recipe.base_lr == 0.05

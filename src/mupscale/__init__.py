@@ -49,6 +49,7 @@ from .training.widen import narrow, widen
 
 if TYPE_CHECKING:
     from .families.plan import family_plan as family_plan
+    from .reports.report import report as report
     from .sharded.load import load_wide as load_wide
     from .sharded.verify import verify_sharded as verify_sharded
     from .trainers.huggingface import HuggingFaceCallback as HuggingFaceCallback
@@ -99,6 +100,7 @@ __all__ = [
     "read_provenance",
     "reference_lr",
     "register_optimizer",
+    "report",
     "resolve_noise",
     "rule_for",
     "Run",
@@ -127,6 +129,7 @@ _LATER = {
     "load_wide": ("sharded.load", ""),
     "verify_sharded": ("sharded.verify", ""),
     "tune": ("tuning.tune", "tune"),
+    "report": ("reports.report", "tune"),
     "family_plan": ("families.plan", "hf"),
     "HuggingFaceCallback": ("trainers.huggingface", "hf"),
     "LightningCallback": ("trainers.lightning", "lightning"),

@@ -6,7 +6,7 @@ say instead. Knows: settings, names and groups. Reads no file and touches no ten
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from torch import nn
@@ -36,12 +36,7 @@ def told_by(
     """
     kept = {key for state in states for key in state}
     given = {key for group in settings_of(groups) for key in group}
-    found: dict[str, OptimizerRule] = {}
-    for name, rule in (RULES if rules is None else rules).items():
-        decay = {"weight_decay"} if rule.decay else set()
-        asked = {*rule.hyper, *rule.neutral, *decay} - {*rule.constructor_only}
-        if asked <= given and all(map(rule.known, given)) and kept <= set(rule.state):
-            found[name] = rule
+    found = fitting(given, kept, rules)
     # Rows that give the present state the same units and the same refusals do the same here.
     kinds = {(rule.refuse, *(rule.state[key] for key in sorted(kept))) for rule in found.values()}
     if len(kinds) == 1:
@@ -58,6 +53,23 @@ def told_by(
             )
         ],
     )
+
+
+def fitting(
+    given: Set[str], kept: Set[str], rules: Mapping[str, OptimizerRule] | None = None
+) -> dict[str, OptimizerRule]:
+    """Every row of the table that knows the settings that are given and the state that is kept.
+
+    >>> sorted(fitting({"lr", "momentum", "dampening", "nesterov", "weight_decay"}, {"momentum_buffer"}))
+    ['torch.optim.SGD']
+    """
+    found: dict[str, OptimizerRule] = {}
+    for name, rule in (RULES if rules is None else rules).items():
+        decay = {"weight_decay"} if rule.decay else set()
+        asked = {*rule.hyper, *rule.neutral, *decay} - {*rule.constructor_only}
+        if asked <= given and all(map(rule.known, given)) and kept <= set(rule.state):
+            found[name] = rule
+    return found
 
 
 def trainer_order(model: nn.Module, ties: Mapping[str, str]) -> Ordered:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..checkpoints.about import read_about
 from ..checkpoints.grow import check_config, check_free, has_state, job_of, record
+from ..checkpoints.recipe_state import notes_on
 from ..checkpoints.request import Request, parse_dtype, parse_noise
 from ..checkpoints.rounding import ADVISE, lost_to_rounding
 from ..checkpoints.shards import SHARD_BYTES
@@ -185,6 +186,8 @@ def _plan(chosen: argparse.Namespace, request: Request) -> Job:
     if chosen.batch is not None:
         needed = 4 * sum(prod(place.shape) for place in directory.tensors.values())
         check_memory(needed * max(parse_multipliers(chosen.multipliers).values()) ** 2, "--batch")
+    recipe = None if request.recipe is None else Recipe.from_json(request.recipe)
+    notes = [] if recipe is None else notes_on(recipe, directory, request.optimizer)
     print(f"planning on a small copy of {directory.path} …", flush=True)
     family = planned(directory, chosen)
     print(describe(directory, family, request) + "\n\n" + evidence(family) + "\n", flush=True)
@@ -195,17 +198,17 @@ def _plan(chosen: argparse.Namespace, request: Request) -> Job:
         print(f"not carried: {', '.join(map(shown, directory.skipped))}")
     if request.adds_noise:
         print(_rounding(job))
-    if request.recipe is not None:
-        print(_recipe_notes(Recipe.from_json(request.recipe)))
+    if recipe is not None:
+        print(_recipe_notes(recipe, notes))
     if chosen.dry_run:
         print(cost(directory, family, request, chosen.out.absolute().parent))
     return job
 
 
-def _recipe_notes(recipe: Recipe) -> str:
+def _recipe_notes(recipe: Recipe, notes: list[str]) -> str:
     """The half of a recipe that a directory cannot hold: the learning rate, and what to look out for."""
     rate = f"the recipe's learning rate from here on, with {recipe.optimizer}: lr={recipe.lr:g} (at the reference)"
-    return "\n".join([rate, *(f"note: {told}" for told in recipe.differences())])
+    return "\n".join([rate, *(f"note: {told}" for told in [*notes, *recipe.differences()])])
 
 
 def _losses(chosen: argparse.Namespace) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import MupscaleError
-from . import check, cost, demo, growing, plan, tune
+from . import check, cost, demo, growing, plan, report, tune
 
-VERBS = (plan, growing, check, tune, cost, demo)
+VERBS = (plan, growing, check, tune, report, cost, demo)
 
 
 def parser() -> argparse.ArgumentParser:

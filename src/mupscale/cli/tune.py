@@ -91,6 +91,7 @@ def add_to(verbs: Any) -> None:
         "--beat", type=float, default=10.0, help="seconds between signs of life (default: %(default)s)"
     )
     verb.add_argument("--quiet", action="store_true", help="no progress")
+    verb.add_argument("--no-report", action="store_true", help="no page about the study in FOLDER/report")
     verb.set_defaults(run=run)
 
 
@@ -129,7 +130,20 @@ def run(chosen: argparse.Namespace) -> int:
             raise _missing(error) from None
         raise
     print("\n" + described(recipe, chosen.folder / "recipe.json"))
+    if not chosen.no_report:
+        print(_report(chosen))
     return 0
+
+
+def _report(chosen: argparse.Namespace) -> str:
+    """Write the page; the recipe is there already, so what stands in its way is a note and no failure."""
+    from ..reports.report import report
+
+    try:
+        path = report(chosen.folder, storage=chosen.storage, study=chosen.study, proxy=chosen.proxy)
+    except (MupscaleError, OSError) as error:
+        return f"note: no report: {error}"
+    return f"report: {path}"
 
 
 def _missing(error: ImportError) -> MupscaleError:

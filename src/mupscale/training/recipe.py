@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from math import isfinite
+from dataclasses import asdict, dataclass, field, fields, replace
+from math import isclose, isfinite
 from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.plan import Plan
+from ..plans.plan import Plan, TensorPlan
+from ..rules.axes import Axis
 from ..rules.optimizers import qualified_name
 from .noises import MupNoise, Noise, PairedNoise
 
@@ -166,6 +167,54 @@ class Recipe:
                 faults.append(Fault(name, what, remedy))
         return faults
 
+    def since(self, plan: Plan) -> Plan | None:
+        """The plan from this recipe's reference to the base of `plan`, from shapes; None where they do not tell it.
+
+        They do not where a tensor absorbs a constant, is made of several, is padded, is laid out in blocks, or is a
+        buffer that grows, and where constants of the model's code grow: then the user gives the reference.
+
+        >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 8x2"),))})
+        >>> recipe = Recipe("torch.optim.SGD", {"lr": 0.1}, 0.1, k=2, tensors={"w": Grown((4,), ("out x2",))})
+        >>> made = recipe.since(plan)
+        >>> made and str(made["w"].axes[0])
+        'out: 4x2'
+        """
+        tensors: dict[str, TensorPlan] = {}
+        for name, entry in plan.tensors.items():
+            told = self.tensors.get(name)
+            known = not entry.grows if entry.kind == "buffer" else told is not None
+            shape = entry.base_shape if told is None else told.reference
+            single = entry.sources == (name,) and entry.fold.is_one and entry.spread == 1 and not entry.padded
+            plain = all(len(axis.segments) == len(axis.segments[0]) == 1 for axis in entry.axes if axis.grows)
+            if not (known and single and plain and len(shape) == len(entry.axes)) or plan.edits:
+                return None
+            pairs = list(zip(entry.axes, shape, strict=True))
+            if any(not axis.grows and axis.base != size for axis, size in pairs):
+                return None
+            axes = tuple(Axis.between(size, axis.base, axis.role) for axis, size in pairs)
+            tensors[name] = replace(entry, axes=axes)
+        return replace(plan, tensors=tensors)
+
+    def other_constants(self, groups: Iterable[Mapping[str, Any]]) -> list[str]:
+        """Which constants beside the learning rate are others in these groups, which are written at the reference.
+
+        Groups without decay beside others with it are usual, and no difference.
+
+        >>> recipe = Recipe("torch.optim.AdamW", {"lr": 0.1, "eps": 1e-8, "weight_decay": 0.1}, 0.1, k=2, tensors={})
+        >>> recipe.other_constants([{"eps": 1e-8, "weight_decay": 0.1}, {"eps": 1e-6, "weight_decay": 0.0}])
+        ['eps is 1e-06 here, 1e-08 in the recipe']
+        """
+        known = list(groups)
+        told = []
+        for key, tuned in self.constants.items():
+            here = [group[key] for group in known if key in group]
+            if key == "weight_decay":
+                here = [value for value in here if value] or here
+            others = list(dict.fromkeys(_text(value) for value in here if not _same(value, tuned)))
+            if others and key != "lr":
+                told.append(f"{key} is {' and '.join(others)} here, {_text(tuned)} in the recipe")
+        return told
+
     def differences(
         self, *, steps: int | None = None, batch: int | None = None, schedule: str | None = None
     ) -> list[str]:
@@ -195,6 +244,21 @@ class Recipe:
 def _growth(grown: Grown) -> str:
     text = ", ".join(grown.axes)
     return text if grown.fold == "1" else f"{text} (fold {grown.fold})"
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two settings are one value; units are changed in floating point, so not to the last digit."""
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+        return isclose(one, other, rel_tol=1e-6)
+    return bool(one == other)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_text, value))})"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _sigma(told: Any) -> float | dict[str, Any]:

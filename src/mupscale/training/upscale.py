@@ -6,7 +6,8 @@ Weights and every copy of them get the same noise, moments none. The result reme
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from math import isclose
 from typing import Any
 
 import torch
@@ -16,14 +17,15 @@ from torch.optim import Optimizer
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import build
 from ..plans.infer import infer_plan
-from ..plans.names import named_tensors
+from ..plans.names import named_tensors, resolve
 from ..plans.plan import Plan
-from ..rules.optimizers import OptimizerRule
+from ..rules.optimizers import OptimizerRule, rule_for
 from .direction import Direction
 from .groups import set_lr_
 from .noises import Noise, resolve_noise
-from .recipe import Recipe
+from .recipe import Grown, Recipe
 from .run import Run
+from .state import factors_of, scale_setting
 from .widen import Make, carry
 
 
@@ -55,7 +57,10 @@ def upscale(
     built = build(make_wide)
     chosen = plan if plan is not None else infer_plan(start.model, built)
     if recipe is not None:
-        noise, lr = _from_recipe(recipe, noise, lr, start, chosen)
+        if noise is not None or lr is not None:
+            raise MupscaleError("a recipe says noise and lr: leave noise= and lr= out, or the recipe")
+        start = at_recipe(recipe, start, chosen, rules)
+        noise, lr = recipe.noise, recipe.lr if start.optimizers else None
     if noise is None:
         raise MupscaleError(
             "upscale needs its noise: MupNoise(…), SignalNoise(…), PairedNoise(…), or recipe="
@@ -91,17 +96,47 @@ def upscale(
     return replace_run(wide, provenance=provenance)
 
 
-def _from_recipe(
-    recipe: Recipe, noise: Noise | None, lr: float | None, run: Run, plan: Plan
-) -> tuple[Noise, float | None]:
-    """Noise and learning rate of a recipe; a run without optimizers has no rate to set."""
-    if noise is not None or lr is not None:
-        raise MupscaleError("a recipe says noise and lr: leave noise= and lr= out, or the recipe")
+def at_recipe(recipe: Recipe, run: Run, plan: Plan, rules: Mapping[str, OptimizerRule] | None = None) -> Run:
+    """The run written at the recipe's reference; raises where the recipe does not hold, warns of what may cost.
+
+    A run that says another reference is the same run at the recipe's if its parameter groups were made there: the
+    factors that they keep are those from the recipe's reference to each tensor. Otherwise its learning rates stand in
+    other proportions than those that were tuned, which no single one can mend, and the recipe is refused.
+    """
+    since = recipe.since(plan)
+    if since is not None and run.optimizers:
+        same = Grown.all_of(plan, since) == Grown.all_of(plan, run.reference)
+        written = list(settings_at(since, run, rules))
+        if not same and all(isclose(s.get("lr_factor", 0.0), 1.0, rel_tol=1e-9) for s in written):
+            grows = any(entry.grows for entry in since.tensors.values())
+            run = replace_run(run, reference=since if grows else None)
     recipe.check(plan, run.reference, run.optimizers)
     schedules = {type(scheduler).__name__ for scheduler in run.schedulers}
-    for told in recipe.differences(schedule="+".join(sorted(schedules)) or None):
-        warnings.warn(told, stacklevel=3)
-    return recipe.noise, recipe.lr if run.optimizers else None
+    told = recipe.differences(schedule="+".join(sorted(schedules)) or None)
+    others = recipe.other_constants(settings_at(run.since_reference, run, rules))
+    if others:
+        told.append(f"other constants than the recipe was tuned with: {'; '.join(others)}")
+    for line in told:
+        warnings.warn(line, stacklevel=3)
+    return run
+
+
+def settings_at(
+    since: Plan, run: Run, rules: Mapping[str, OptimizerRule] | None = None
+) -> Iterator[dict[str, Any]]:
+    """The settings of every trained tensor, in the units of the reference from which `since` leads to the model."""
+    names = {id(tensor): name for name, _, tensor in named_tensors(run.model)}
+    for optimizer in run.optimizers:
+        rule = rule_for(type(optimizer), rules)
+        for group in optimizer.param_groups:
+            settings = {key: value for key, value in group.items() if key != "params"}
+            for parameter in group["params"]:
+                name = resolve(names.get(id(parameter), ""), since)
+                factors = {} if name is None else factors_of(rule, settings, since[name])
+                yield {
+                    key: scale_setting(value, factors[key], back=True) if key in factors else value
+                    for key, value in settings.items()
+                }
 
 
 def replace_run(run: Run, **changes: Any) -> Run:

@@ -7,6 +7,7 @@ come does not matter.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -68,12 +69,28 @@ class Ladder:
         return total
 
 
+Level = Callable[[Point], object]
+"""What runs must share to be compared before the end."""
+
+
+def by_noise(point: Point) -> object:
+    """Noise costs first and pays later, so runs with other noise are compared at the end only.
+
+    Zero noise is a level of its own: "just continue the base" is always an answer.
+    """
+    return point.noise
+
+
 def climb(
-    points: Sequence[Point], results: Results, ladder: Ladder
+    points: Sequence[Point],
+    results: Results,
+    ladder: Ladder,
+    level: Level = by_noise,
+    earlier: Sequence[Point] = (),
 ) -> tuple[list[Stretch], dict[Point, float]]:
     """The stretches that are open now, or, when there are none, the points that got to the top with their loss.
 
-    The best control goes on whatever its rank: "just continue the base" is always an answer.
+    A share of every level goes on, and of those only who would have gone on among the `earlier` points.
 
     >>> climb([Point(0.1), Point(0.2)], {}, Ladder((5, 10)))[0][1].key
     'base-lr=0.2 to step 5'
@@ -91,11 +108,24 @@ def climb(
         ranked = sorted((p for p in alive if losses[p] < inf), key=lambda p: (losses[p], p.lr, p.noise or 0))
         if end == ladder.rungs[-1]:
             return [], {point: losses[point] for point in ranked}
-        kept = ranked[: ladder.kept(len(alive))]
-        control = next((point for point in ranked if point.is_control), None)
-        alive = kept if control is None or control in kept else [*kept, control]
+        bars = _bars(earlier, results, ladder, end, level)
+        of = Counter(map(level, alive))
+        kept = {name: [p for p in ranked if level(p) == name][: ladder.kept(n)] for name, n in of.items()}
+        alive = [p for some in kept.values() for p in some if losses[p] < bars.get(level(p), inf)]
         begin = end
     return [], {}
+
+
+def _bars(
+    points: Sequence[Point], results: Results, ladder: Ladder, end: int, level: Level
+) -> dict[object, float]:
+    """For every level the largest loss at a rung with which a point has gone on."""
+    bars: dict[object, float] = {}
+    following = ladder.rungs[ladder.rungs.index(end) + 1]
+    for point in points:
+        if Stretch(point, end, following).key in results:
+            bars[level(point)] = max(bars.get(level(point), 0.0), results[Stretch(point, 0, end).key])
+    return bars
 
 
 @dataclass(frozen=True)
@@ -157,20 +187,23 @@ def sampled_agenda(
         seen = {point: top.get(point, inf) for point in points}
         return [point for point in propose(turn, seen) if point not in seen], False
 
-    return _turns(list(first), results, ladder, follow)
+    # Proposed points hardly ever share their noise, so all that have some are compared.
+    return _turns(list(first), results, ladder, follow, level=lambda point: point.is_control)
 
 
 Follow = Callable[[int, list[Point], Mapping[Point, float]], tuple[list[Point], bool]]
 """From a turn's number, all points and the losses at the top: the points that come next, and whether it was the last turn."""
 
 
-def _turns(new: list[Point], results: Results, ladder: Ladder, follow: Follow) -> Agenda:
+def _turns(
+    new: list[Point], results: Results, ladder: Ladder, follow: Follow, level: Level = by_noise
+) -> Agenda:
     """Points in turns, each decided by what the ones before found; those left over at the end lie beyond an edge."""
     points, top, steps = list[Point](), dict[Point, float](), 0
     for turn in count():
+        steps += sum(map(ladder.steps_for, Counter(map(level, new)).values()))
+        missing, reached = climb(new, results, ladder, level, points)
         points += new
-        steps += ladder.steps_for(len(new))
-        missing, reached = climb(new, results, ladder)
         top |= reached
         if missing:
             return Agenda(tuple(missing), top, tuple(points), False, steps)

@@ -17,7 +17,7 @@ Scheme = Literal["sigma", "t", "paired"]
 Sampler = Literal["grid", "tpe"]
 NOISES = (0.0, 0.05, 0.1, 0.2, 0.4)
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-RUNGS = (0.125, 0.25, 0.5)
+RUNGS = (0.0625, 0.5)
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Settings:
 
     >>> settings = Settings(width=32, k=4, steps=100, lrs=(0.001, 0.002, 0.004))
     >>> len(settings.base_agenda({}).open), settings.wide_ladder.rungs
-    (3, (12, 25, 50, 100))
+    (3, (6, 50, 100))
     """
 
     width: int

@@ -1,0 +1,108 @@
+"""The closed recursions of the paper's two worked examples, in numbers alone.
+
+Knows: the formulas of its appendix, in both conventions of time: a step that growth takes has rate 0, and the
+printed sums to T-2 follow. Knows nothing about kets, so that the calculus can be tested against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .examples import Slope
+from .schedule import Schedule, check_noise
+
+
+def three_layer_recursion(
+    schedule: Schedule, *, x: float, sigma: float, noise: Mapping[str, float], slope: Slope
+) -> list[float]:
+    """The limit of `three_layer`. It does not depend on k, nor on the noise of B.
+
+    >>> settings = dict(x=1.0, sigma=1.0, noise={"A": 0.5, "B": 0.5, "C": 0.5}, slope=lambda y: y - 1)
+    >>> [round(y, 6) for y in three_layer_recursion(Schedule(steps=4, grow_at=2, rate=0.5), **settings)]
+    [0.0, 0.5, 0.75, 0.945312]
+    """
+    check_noise(noise, "ABC")
+    before = x**2 * sigma**4
+    after = x**2 * (sigma**2 + noise["C"] ** 2) * (sigma**2 + noise["A"] ** 2)
+    outputs: list[float] = []
+    total = 0.0
+    for t, rate in enumerate(schedule.rates()):
+        outputs.append(total)
+        total -= rate * slope(total) * (before if t < schedule.grow_at else after)
+    return outputs
+
+
+@dataclass(frozen=True)
+class FourLayer:
+    """Coefficients of the second layer on its Gaussians: M, N on those from before growth, M', N' on those after."""
+
+    outputs: list[float]
+    M: list[float]
+    N: list[float]
+    M_after: list[float]
+    N_after: list[float]
+
+
+def four_layer_recursion(
+    schedule: Schedule, *, k: int, x: float, sigma: float, noise: Mapping[str, float], slope: Slope
+) -> list[float]:
+    """The limit of `four_layer`.
+
+    >>> settings = dict(x=1.0, sigma=1.0, noise=dict.fromkeys("ABCD", 0.0), slope=lambda y: y - 1)
+    >>> [round(y, 4) for y in four_layer_recursion(Schedule(steps=4, grow_at=2, rate=0.1), k=2, **settings)]
+    [0.0, 0.2, 0.3629, 0.498]
+    """
+    return four_layer_coefficients(schedule, k=k, x=x, sigma=sigma, noise=noise, slope=slope).outputs
+
+
+def four_layer_coefficients(
+    schedule: Schedule,
+    *,
+    k: int,
+    x: float,
+    sigma: float,
+    noise: Mapping[str, float],
+    slope: Slope | Sequence[float],
+) -> FourLayer:
+    """The same with its coefficients; `slope` may be a sequence, one for each step, whatever the outputs are."""
+    check_noise(noise, "ABCD")
+    rates, T = schedule.rates(), schedule.grow_at
+    s2 = sigma**2
+    A2, B2, C2, D2 = (noise[name] ** 2 for name in "ABCD")
+    extra_M = (s2 * D2 / k + s2 * C2 + C2 * D2) * x**2
+    extra_N = s2 * A2 / k + s2 * B2 + A2 * B2
+    steps: list[float] = []  # rate times slope of each step taken so far
+    outputs: list[float] = []
+    M: list[float] = []
+    N: list[float] = []
+    M_after: list[float] = []
+    N_after: list[float] = []
+
+    def backward(values: Sequence[float], s: int) -> float:
+        """What the backward pass at step s sees of a coefficient, through the updates of B."""
+        old = s2 * sum(steps[r] * values[r] for r in range(min(s, T)))
+        return old + (s2 + A2) * sum(steps[r] * values[r] for r in range(T, s))
+
+    for t, rate in enumerate(rates):
+        grown = t >= T
+        through = [x**2 * (s2 if s < T else s2 + D2) * steps[s] for s in range(t)]  # the updates of C
+        M.append(sum(through[s] * backward(M, s) for s in range(t)) + (0.0 if grown else 1.0))
+        N.append(
+            sum(through[s] * backward(N, s) for s in range(t)) - sum(through[s] for s in range(min(t, T)))
+        )
+        M_after.append(1 + sum(through[s] * backward(M_after, s) for s in range(T, t)) if grown else 0.0)
+        N_after.append(sum(through[s] * (backward(N_after, s) - 1) for s in range(T, t)) if grown else 0.0)
+
+        def overlap(s: int, t: int = t) -> float:
+            """⟨h_s, h_t⟩ of the second layer."""
+            both = x**2 * (M[s] + M_after[s]) * (M[t] + M_after[t])
+            both += (N[s] + N_after[s]) * (N[t] + N_after[t])
+            return s2**2 * both + M_after[s] * M_after[t] * extra_M + N_after[s] * N_after[t] * extra_N
+
+        remembered = s2**2 * (N[t] + N_after[t]) + extra_N * N_after[t]
+        learned = sum((s2 if s < T else s2 + A2) * steps[s] * overlap(s) for s in range(t))
+        outputs.append(remembered - learned)
+        here = slope(outputs[t]) if callable(slope) else slope[t]
+        steps.append(rate * here)
+    return FourLayer(outputs, M, N, M_after, N_after)

@@ -1,0 +1,1 @@
+"""A page about tuning studies: what is known of them, drawn and written down."""

@@ -1,0 +1,117 @@
+"""What a study cost beside the runs it serves: scratch, base, tuning, upscaled, in FLOPs or, uncounted, in steps.
+
+The accounts are `cost.py`'s and the count of a step is `file_flops.py`'s; here they are filled with what a study did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from ..errors import MupscaleError
+from ..tuning.cost import Case, Cost
+from ..tuning.file_flops import FileModel
+from ..tuning.proxy import read_proxy
+from ..tuning.standing import EQUAL_STEPS
+from .known import Known
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A run, or all of tuning: what it takes at the width of the base, and at k times that."""
+
+    name: str
+    narrow: Fraction
+    wide: Fraction
+
+    @property
+    def total(self) -> Fraction:
+        return self.narrow + self.wide
+
+
+@dataclass(frozen=True)
+class Bars:
+    """The runs beside each other, in one unit."""
+
+    unit: str
+    bars: tuple[Bar, ...]
+    why_steps: str = ""
+    """Why FLOPs were not counted; empty when they were."""
+    case: Case | None = None
+    cost: Cost | None = None
+    """What `mupscale cost` says of the same case, tuning as it was done."""
+
+
+def steps_taken(known: Known) -> tuple[int, int]:
+    """Steps at the two widths, of the stretches that count; a run that diverged is charged in full, as in recipes."""
+    return _steps(known, full=False)
+
+
+def steps_in_full(known: Known) -> tuple[int, int]:
+    """Steps at the two widths if every point that was tried had gone to its end."""
+    return _steps(known, full=True)
+
+
+def _steps(known: Known, full: bool) -> tuple[int, int]:
+    at_base = known.settings.control_at_base
+    narrow = wide = min(EQUAL_STEPS, known.settings.after) if at_base and known.equality is not None else 0
+    for sweep in (known.base, known.wide):
+        for tried in sweep.tried if sweep is not None else ():
+            steps = tried.goal if full else tried.steps
+            if tried.point.noise is None or (tried.point.is_control and at_base):
+                narrow += steps
+            else:
+                wide += steps
+    return narrow, wide
+
+
+def bars_of(known: Known, proxy: str | Path | None = None) -> Bars:
+    """The bars of a study; `proxy` is the user's file, which alone can tell the FLOPs of a step."""
+    settings = known.settings
+    done, full = steps_taken(known), steps_in_full(known)
+    runs = (
+        ("from scratch", (0, settings.after)),
+        ("base", (settings.steps, 0)),
+        ("tuning, as done", done),
+        ("tuning, full grid", full),
+        ("upscaled", (0, settings.after)),
+    )
+    try:
+        narrow, wide = _flops(known, proxy)
+    except MupscaleError as error:
+        plain = tuple(Bar(name, Fraction(a), Fraction(b)) for name, (a, b) in runs)
+        faults = [f"{fault.where}: {fault.what}; {fault.remedy}" for fault in error.faults]
+        return Bars("steps", plain, why_steps=" – ".join([error.claim, *faults]))
+    bars = tuple(Bar(name, Fraction(a * narrow), Fraction(b * wide)) for name, (a, b) in runs)
+    case = Case(
+        width=settings.width,
+        k=settings.k,
+        proxy=settings.width,
+        steps=settings.after,
+        base_steps=settings.steps,
+        trials=bars[2].total / (settings.after * wide),
+    )
+    return Bars(
+        "FLOPs", bars, case=case, cost=case.cost(lambda width: narrow if width == settings.width else wide)
+    )
+
+
+def _flops(known: Known, proxy: str | Path | None) -> tuple[int, int]:
+    """Counted FLOPs of a step at the two widths."""
+    if proxy is None:
+        raise MupscaleError("the proxy's file was not named (--proxy FILE)")
+    width = known.settings.width
+    model = FileModel(Path(proxy), width)
+    return model.at(width).counted, model.at(known.settings.k * width).counted
+
+
+def check_proxy(proxy: str | Path, studies: list[Known]) -> None:
+    """Raise unless the file is the one that all these studies trained."""
+    digest = read_proxy(proxy).digest
+    for known in studies:
+        if known.settings.proxy != digest:
+            raise MupscaleError(
+                f"{proxy} is not the file that {known.folder} was tuned with, or has changed since: its FLOPs would be "
+                "another model's; leave --proxy out, and the cost is given in steps"
+            )

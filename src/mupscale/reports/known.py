@@ -1,0 +1,277 @@
+"""What is known of a study, read from its storage and folder while it runs or when it is done.
+
+Reads, never writes. Knows points, their losses where runs are compared, their curves, and who did the work; knows
+nothing of drawings and pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial, TrialState
+
+from ..errors import MupscaleError
+from ..training.recipe import Recipe
+from ..tuning.engine import again, open_storage
+from ..tuning.grid import Point
+from ..tuning.halving import Agenda, Ladder
+from ..tuning.ledger import Ledger
+from ..tuning.settings import Settings
+from ..tuning.standing import EQUALITY, Done
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A point with its loss at every rung that it reached.
+
+    >>> tried = Tried(Point(0.1, 0.2), {10: 3.0, 20: 2.0}, goal=40)
+    >>> tried.steps, tried.loss, tried.state
+    (20, 2.0, 'stopped')
+    """
+
+    point: Point
+    rungs: Mapping[int, float]
+    """Loss by step; infinite when it diverged."""
+    goal: int
+    curve: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def steps(self) -> int:
+        return max(self.rungs, default=0)
+
+    @property
+    def loss(self) -> float | None:
+        """At the last rung it reached; None before the first."""
+        return self.rungs[self.steps] if self.rungs else None
+
+    @property
+    def state(self) -> str:
+        """finished, stopped (before its end), diverged, or open (nothing known yet)."""
+        if self.loss is None:
+            return "open"
+        if self.loss == inf:
+            return "diverged"
+        return "finished" if self.steps >= self.goal else "stopped"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One of the two sweeps, as far as it is."""
+
+    tried: tuple[Tried, ...]
+    ladder: Ladder
+    best: Point | None
+    """What the sweep chose; None while it goes on, or when every point diverged."""
+    open: int
+    on_edge: bool
+
+    @property
+    def leader(self) -> Tried | None:
+        """The chosen point, or the one of least loss among those that are farthest."""
+        chosen = [t for t in self.tried if t.point == self.best]
+        alive = [t for t in self.tried if t.loss is not None and t.loss < inf]
+        ranked = sorted(alive, key=lambda t: (-t.steps, t.loss, t.point.lr, t.point.noise or 0))
+        return next(iter(chosen or ranked), None)
+
+    @property
+    def done(self) -> int:
+        """Stretches that count."""
+        return sum(len(t.rungs) for t in self.tried)
+
+    @property
+    def expected(self) -> int:
+        """Stretches in all, as far as is known: what is there, what is open, and what halving leaves of it."""
+        total, count = 0, len(self.tried)
+        for _ in self.ladder.rungs:
+            total, count = total + count, self.ladder.kept(count)
+        return max(total, self.done + self.open) if self.open else self.done
+
+
+@dataclass(frozen=True)
+class Work:
+    """Who did what: trials that count, and those that do not."""
+
+    trials: int
+    counted: int
+    running: int
+    killed: int
+    failed: int
+    extra: int
+    """Claims and results that came second and were left out."""
+    resumed: int
+    seconds: float
+    began: datetime | None
+    ended: datetime | None
+    troubles: tuple[tuple[int, str, str], ...]
+    """Of each trial that failed: its number, its stretch, why."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A study as it stands."""
+
+    folder: Path
+    name: str
+    settings: Settings
+    base: Sweep
+    wide: Sweep | None
+    equality: Done | None
+    """How far zero noise at the two widths differs, where it was measured."""
+    work: Work
+    recipe: Recipe | None
+    notes: tuple[str, ...]
+
+    @property
+    def done(self) -> bool:
+        return self.wide is not None and self.wide.best is not None
+
+    @property
+    def status(self) -> str:
+        """In a line: done, or how much of which sweep is."""
+        if self.done:
+            return "done"
+        number, sweep = (1, self.base) if self.wide is None else (2, self.wide)
+        if not sweep.open and sweep.best is None:
+            return f"ended: every run of sweep {number} diverged"
+        return f"unfinished: sweep {number}, {sweep.done} of {sweep.expected} stretches, as far as is known"
+
+
+class _Reader(Ledger):
+    """A ledger that is read: it finds the study and makes none."""
+
+    def _open(self, name: str) -> int:
+        return self.storage.get_study_id_from_name(name)
+
+
+def know(folder: str | Path, storage: Any = None, study: str = "mupscale") -> Known:
+    """Read a study from its folder, and from its storage where that is not the folder's journal."""
+    place = Path(folder)
+    journal = place / "study.journal"
+    if storage is None and not journal.is_file():
+        raise MupscaleError(
+            f"{journal}: no such file; name the folder of a study, or its storage (--storage)"
+        )
+    opened = open_storage(journal if storage is None else storage)
+    settings = _settings(opened, study)
+    ledger = _Reader(opened, study, settings)
+    trials = ledger.trials()
+    results = ledger.results(trials)
+    losses = {key: done.loss for key, done in results.items()}
+    base = settings.base_agenda(losses)
+    wide = None
+    if base.best is not None and (EQUALITY in results or not settings.control_at_base):
+        wide = _sweep(settings.wide_agenda(base.best, losses), settings.wide_ladder, results)
+    first, equality = _sweep(base, settings.base_ladder, results), results.get(EQUALITY)
+    known = Known(
+        place,
+        study,
+        settings,
+        first,
+        wide,
+        equality,
+        _work(trials, results, ledger.running(trials)),
+        None,
+        (),
+    )
+    recipe, notes = _recipe(known)
+    return Known(place, study, settings, first, wide, equality, known.work, recipe, notes)
+
+
+def _settings(storage: BaseStorage, study: str) -> Settings:
+    try:
+        number = again(lambda: storage.get_study_id_from_name(study))
+        told = again(lambda: storage.get_study_user_attrs(number))["settings"]
+        plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in told.items()}
+        return Settings(**plain)
+    except KeyError:
+        names = sorted(found.study_name for found in again(storage.get_all_studies))
+        there = ", ".join(map(repr, names[:9])) or "none"
+        raise MupscaleError(
+            f"there is no study {study!r} of mupscale here; studies in this storage: {there} (--study NAME)"
+        ) from None
+    except TypeError as error:
+        raise MupscaleError(f"study {study!r} was begun by another version of mupscale: {error}") from None
+
+
+def _sweep(agenda: Agenda, ladder: Ladder, results: Mapping[str, Done]) -> Sweep:
+    tried = []
+    for point in dict.fromkeys(agenda.points):
+        reached = {
+            end: results[key] for end in ladder.rungs if (key := f"{point.name} to step {end}") in results
+        }
+        curve = {
+            int(step): float(loss) for done in reached.values() for step, loss in done.told.get("curve", ())
+        }
+        rungs = {end: done.loss for end, done in reached.items()}
+        tried.append(Tried(point, rungs, ladder.rungs[-1], tuple(sorted(curve.items()))))
+    return Sweep(tuple(tried), ladder, agenda.best, len(agenda.open), agenda.on_edge)
+
+
+def _work(
+    trials: Sequence[FrozenTrial], results: Mapping[str, Done], running: Mapping[str, FrozenTrial]
+) -> Work:
+    counted = {done.number for done in results.values()}
+    failed = [t for t in trials if t.state == TrialState.FAIL]
+    why = {t.number: str(t.user_attrs.get("extra", "")) for t in failed}
+    killed = sum(text.startswith("its worker") for text in why.values())
+    second = sum(text.startswith(("another claim", "claimed twice")) for text in why.values())
+    late = sum(t.state == TrialState.COMPLETE and t.number not in counted for t in trials)
+    late += sum(t.state == TrialState.RUNNING and t not in running.values() for t in trials)
+    told = {t.number: t.user_attrs for t in trials if t.number in counted}
+    return Work(
+        trials=len(trials),
+        counted=len(counted),
+        running=len(running),
+        killed=killed,
+        failed=len(failed) - killed - second,
+        extra=second + late,
+        resumed=sum(a.get("told", {}).get("resumed_at", 0) > a.get("begin", 0) for a in told.values()),
+        seconds=sum(float(done.told.get("seconds", 0.0)) for done in results.values()),
+        began=min((t.datetime_start for t in trials if t.datetime_start), default=None),
+        ended=max((t.datetime_complete for t in trials if t.datetime_complete), default=None),
+        troubles=tuple((t.number, str(t.user_attrs.get("stretch", "")), why[t.number]) for t in failed),
+    )
+
+
+def tried_rows(known: Known) -> list[dict[str, Any]]:
+    """Every point as a recipe lists it, those of which nothing is known yet left out."""
+    rows = []
+    for name, sweep in (("base", known.base), ("wide", known.wide)):
+        for tried in sweep.tried if sweep is not None else ():
+            if tried.loss is not None:
+                diverged = tried.loss == inf
+                loss = None if diverged else tried.loss
+                point = {"sweep": name, "noise": tried.point.noise, "lr": tried.point.lr}
+                rows.append({**point, "steps": tried.steps, "loss": loss, "diverged": diverged})
+    return rows
+
+
+def _recipe(known: Known) -> tuple[Recipe | None, tuple[str, ...]]:
+    """The folder's recipe if it is this study's, and what there is to say of the study."""
+    notes = [] if known.done else [known.status]
+    difference, allowed = 0.0, inf
+    if known.equality is not None:
+        difference, allowed = known.equality.loss, float(known.equality.told.get("tolerance", inf))
+    if not difference <= allowed:
+        notes.append(
+            f"zero noise at both widths differs by {difference:.2g}, allowed {allowed:.2g}: not a growth of this base"
+        )
+    path = known.folder / "recipe.json"
+    if not path.is_file():
+        if known.done:
+            notes.append(f"{path} is missing: run the same `mupscale tune` again, and it is written")
+        return None, tuple(notes)
+    try:
+        recipe = Recipe.read(path)
+    except (MupscaleError, UnicodeDecodeError) as error:
+        return None, (*notes, f"{path} is left out here: {error}")
+    if known.done and [dict(row) for row in recipe.tried] == tried_rows(known):
+        return recipe, (*notes, *recipe.remarks)
+    notes.append(f"{path} is of another study, or of other settings, and is left out here")
+    return None, tuple(notes)

@@ -1,0 +1,63 @@
+"""`mu.report`: one page about one or several studies, done or still running. Reads, draws, writes files."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import MupscaleError
+from .cost import bars_of, check_proxy
+from .known import know
+
+
+def report(
+    *folders: str | Path,
+    storage: Any = None,
+    study: str | Sequence[str] = "mupscale",
+    out: str | Path | None = None,
+    proxy: str | Path | None = None,
+) -> Path:
+    """Write index.html and its pictures; the page's path.
+
+    A folder is where `tune` kept a study; `storage` and `study` are those that it was given, one name for all folders
+    or one for each. `out` is by default `report` in the folder, or in this directory when there are several.
+    `proxy`, the file that was tuned, lets the cost be counted in FLOPs.
+
+    >>> report("nowhere")
+    Traceback (most recent call last):
+    mupscale.errors.MupscaleError: nowhere/study.journal: no such file; name the folder of a study, or its storage (--storage)
+    """
+    names = [study] * len(folders) if isinstance(study, str) else list(study)
+    if not folders or len(names) not in (1, len(folders)):
+        raise MupscaleError(
+            f"a report of {len(folders)} folders and {len(names)} study names: expected one folder or more, and one name for "
+            "all or one for each"
+        )
+    names = names * len(folders) if len(names) == 1 else names
+    studies = [know(folder, storage, name) for folder, name in zip(folders, names, strict=True)]
+    if proxy is not None:
+        check_proxy(proxy, studies)
+    try:
+        from .page import page_of
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        raise MupscaleError("a report needs matplotlib: pip install 'mupscale[plot]'") from None
+    page, images = page_of(studies, [bars_of(known, proxy) for known in studies])
+    place = (
+        Path(out) if out is not None else Path("report") if len(folders) > 1 else Path(folders[0]) / "report"
+    )
+    place.mkdir(parents=True, exist_ok=True)
+    for name, data in {**images, "index.html": page.encode()}.items():
+        _write(place / name, data)
+    return place / "index.html"
+
+
+def _write(path: Path, data: bytes) -> None:
+    """In one step: several workers may end at the same moment, and a reader sees a whole page."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}")
+    unfinished.write_bytes(data)
+    unfinished.replace(path)
