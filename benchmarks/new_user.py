@@ -1,8 +1,8 @@
 """A new user gets from nothing to a recipe and a report within ten minutes, by typing what the page says.
 
-Builds the wheel, makes an empty environment with torch from the registry in it, and follows docs/tuning.md on
-examples/proxy_mlp.py: the lines are read from the page, so the page is what is tested. The wheel stands for the name
-in `pip install`, nothing else is changed. The control is the same command before the extras are installed: it must fail
+Builds the wheel, makes an empty environment with torch from the registry in it, and follows docs/tuning.md: its first
+block, which writes the proxy, and the study that it gives to try. Both are read from the page, so the page is what is
+tested. The wheel stands for the name in `pip install`, nothing else is changed. The control is the same command before the extras are installed: it must fail
 and say in one line what to install.
 
     python benchmarks/new_user.py
@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,21 +26,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, EXAMPLE = ROOT / "docs" / "tuning.md", "examples/proxy_mlp.py"
+PAGE, FOLDER = ROOT / "docs" / "tuning.md", "--folder try"
 TORCH, SECONDS = "torch==2.13.0", 600.0
 READ = "import mupscale as mu; r = mu.Recipe.read({!r}); print(r.lr, r.loss, r.control)"
 
 
 def lines_of(page: str) -> tuple[list[str], list[str]]:
-    """The lines that install, and those that are about the example, in the page's order.
+    """The lines that install, and those of the study that is given to try, in the page's order.
 
-    >>> installs, rest = lines_of('    pip install "mupscale[tune]"\\n`mupscale tune examples/proxy_mlp.py -k 2`, then')
+    >>> installs, rest = lines_of('    pip install "mupscale[tune]"\\n`mupscale tune proxy.py -k 2 --folder try`, then')
     >>> installs, rest
-    (['pip install "mupscale[tune]"'], ['mupscale tune examples/proxy_mlp.py -k 2'])
+    (['pip install "mupscale[tune]"'], ['mupscale tune proxy.py -k 2 --folder try'])
     """
     start = r"(?:^ {4}|`)"
     installs = re.findall(rf"{start}(pip install [^`\n]*mupscale[^`\n]*)", page, re.M)
-    rest = re.findall(rf"{start}(mupscale [a-z]+ [^`\n]*{re.escape(EXAMPLE)}[^`\n]*)", page, re.M)
+    rest = re.findall(rf"{start}(mupscale [a-z]+ [^`\n]*{re.escape(FOLDER)}[^`\n]*)", page, re.M)
     return list(dict.fromkeys(installs)), list(dict.fromkeys(rest))
 
 
@@ -70,7 +69,8 @@ class Shell:
 
 
 def wheel_in(folder: Path) -> Path:
-    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(ROOT)]
+    """The wheel, built from the sdist as a registry's users would build it."""
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
     return next(folder.glob("*.whl"))
 
@@ -90,9 +90,10 @@ def walk(shell: Shell, wheel: Path) -> tuple[list[str], str]:
     installs, lines = lines_of(page)
     failed = []
     if not installs or not lines:
-        return [f"{PAGE.name} does not say how to install, or has no line about {EXAMPLE}"], ""
-    (shell.room / EXAMPLE).parent.mkdir()
-    shutil.copy(ROOT / EXAMPLE, shell.room / EXAMPLE)
+        return [f"{PAGE.name} does not say how to install, or has no line with {FOLDER}"], ""
+    block = re.search(r"```python\n(.*?)```", page, re.S)
+    if block is None or shell.run("proxy", ["python", "-c", block[1]]).returncode:
+        return [f"the first block of {PAGE.name} does not write the proxy"], ""
     if shell.run("install", ["pip", "install", "--quiet", wheel]).returncode:
         return ["the wheel could not be installed"], ""
     bare = shell.run("control", shlex.split(lines[0]))

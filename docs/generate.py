@@ -1,9 +1,16 @@
-"""Write docs/optimizers.md and docs/families.md from the registries: `python docs/generate.py`.
+"""Write the pages that are printed from data: `python docs/generate.py`.
 
-A test compares pages and registries, so they cannot disagree.
+Optimizers and families come from the registries, benchmarks from docs/benchmarks.json. A test compares pages and data,
+so they cannot disagree. `python docs/generate.py --benchmarks covertype limits` runs those scripts and keeps their last
+lines; a script that fails keeps nothing.
 """
 
+import argparse
+import ast
+import datetime
 import json
+import shlex
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -163,9 +170,74 @@ def families() -> str:
     )
 
 
-PAGES = {"optimizers.md": optimizers, "families.md": families}
+RESULTS = HERE / "benchmarks.json"
+BENCHMARKS = """---
+hide: [toc]
+---
+
+# Benchmarks
+
+What the README and these pages say in numbers is printed by a script of the repository's `benchmarks/`, or names its source. Each prints its figures as its last
+line, the control beside them, and exits with 1 when its own bound fails, with 2 when data are missing. Times and memory
+are ratios against something measured in the same run.
+
+The lines below are the last that were recorded, on two shared cores without a GPU. **CI** marks what runs with every
+change, most of it shortened by `--quick`; the rest is run by hand. `python docs/generate.py --benchmarks NAME …` runs scripts
+and records their lines.
+
+| script | what it shows | bound | last line |
+|---|---|---|---|"""
+
+
+def claim(script: Path) -> str:
+    """The first sentence of a script's docstring, which says what it shows."""
+    told = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    return told.partition("\n")[0]
+
+
+def unbroken(text: str) -> str:
+    """The same text with hyphens at which a browser does not break 1e-6 into two lines."""
+    return text.replace("-", "\N{NON-BREAKING HYPHEN}")
+
+
+def benchmarks() -> str:
+    in_ci = (HERE.parent / ".ci" / "run").read_text(encoding="utf-8")
+    rows = []
+    for name, entry in json.loads(RESULTS.read_text(encoding="utf-8")).items():
+        script = HERE.parent / "benchmarks" / f"{name}.py"
+        mark = "<br>**CI**" if f"benchmarks/{name}.py" in in_ci else ""
+        line = f"`{entry['line']}`" if entry["line"] else "not recorded yet"
+        if entry["line"] and "--" in entry["command"]:
+            line += f"<br>with `{entry['command'].partition('.py ')[2]}`"
+        rows.append(f"| `{name}`{mark} | {claim(script)} | {unbroken(entry['bound'])} | {line} |")
+    return "\n".join([BENCHMARKS, *rows]) + "\n"
+
+
+def record(names: list[str]) -> None:
+    """Run benchmarks, one after the other, and keep their last lines."""
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    unknown = [name for name in names if name not in results]
+    if unknown:
+        raise SystemExit(f"no such benchmark: {', '.join(unknown)}; known: {', '.join(results)}")
+    for name in names:
+        command = shlex.split(results[name]["command"])
+        done = subprocess.run(
+            [sys.executable, *command[1:]], cwd=HERE.parent, stdout=subprocess.PIPE, text=True, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"{results[name]['command']}: exit status {done.returncode}\n{done.stdout}")
+        results[name] |= {"line": done.stdout.split("\n")[-2], "date": str(datetime.date.today())}
+        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+PAGES = {"optimizers.md": optimizers, "families.md": families, "benchmarks.md": benchmarks}
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--benchmarks", nargs="+", default=[], metavar="NAME", help="run these and keep their lines"
+    )
+    record(parser.parse_args().benchmarks)
     for name, make in PAGES.items():
         (HERE / name).write_text(make(), encoding="utf-8")

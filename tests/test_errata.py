@@ -1,6 +1,7 @@
-"""The errata of the paper, one test each: the corrected statement holds, and the printed one does not.
+"""Errata of the paper's infinite-width calculus: the corrected statement holds, and the printed one does not.
 
-`docs/errata.md` says where each stands in the paper; names there are names here.
+`docs/errata.md` says where each stands in the paper; names there are names here and in `test_errata_training.py`,
+which has the errata of algorithms, optimizers and costs.
 """
 
 from __future__ import annotations
@@ -13,14 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import mupscale as mu
 from benchmarks.limits import largest
 from mupscale.limits import FiniteWidth, LinearKets, SampledKets, Schedule, four_layer, three_layer
 from mupscale.limits.program import Backend
 from mupscale.limits.recursions import FourLayer, four_layer_coefficients, three_layer_recursion
-from mupscale.tuning.paper_cost import EXPERIMENTS
 
 ROOT = Path(__file__).parent.parent
 X, SIGMA = 1.2, 0.9
@@ -165,14 +164,17 @@ def test_rows_of_a_block_are_k_apart():
 
 
 def test_noise_matrices_have_variance_one_over_the_width():
-    """The proof says W₁ has entries N(0, 1); with those a product grows as √N."""
-    sizes = []
-    for n in (100, 400):
-        finite = FiniteWidth(n, 2)
+    """The proof says W₁ has entries N(0, 1); with those, drawn here, the square of a product grows as N."""
+
+    def square(finite: FiniteWidth) -> float:
         x, w = finite.vector("x", "noise"), finite.matrix("W", "noise")
-        sizes.append((finite.dot(w @ x, w @ x), finite.N * finite.dot(w @ x, w @ x)))
-    assert all(abs(right - 1) < 0.3 for right, _ in sizes)
-    assert sizes[1][1] / sizes[0][1] > 2.5, "as printed"
+        return finite.dot(w @ x, w @ x)
+
+    torch.manual_seed(0)
+    for n in (100, 400):
+        assert abs(square(FiniteWidth(n, 2)) - 1) < 0.3
+        entries = torch.randn(2 * n, 2 * n, dtype=torch.float64)
+        assert abs(square(FiniteWidth(n, 2, values={"W": entries})) / (2 * n) - 1) < 0.3, "as printed"
 
 
 def test_derivative_of_relu_is_not_pseudo_lipschitz():
@@ -221,126 +223,6 @@ def test_trained_preactivations_are_not_gaussian():
     assert kurtosis(trained) > 4
 
 
-def jump(n: int, readout: Callable[[int], float]) -> float:
-    """The spread of outputs that noise on the readout alone causes, over seeds."""
-
-    def make(width: int) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(2, width, bias=False), nn.Tanh(), nn.Linear(width, 1, bias=False)
-        ).double()
-
-    base = mu.init_(make(n), plan := mu.infer_plan(make, 1, n), std={"0.weight": 1.0, "2.weight": 1.0})
-    x = torch.tensor([[1.0, 0.3]], dtype=torch.float64)
-    noise = mu.MupNoise({"0.weight": 0.0, "2.weight": readout(2 * n)})
-    run = mu.Run(base, reference=plan)
-    moved = [mu.upscale(run, lambda: make(2 * n), noise, seed=seed).model(x) - base(x) for seed in range(24)]
-    return float(torch.cat(moved).detach().std())
-
-
-def test_algorithm_one_gives_the_readout_noise_that_explodes():
-    """It divides the readout by k, so outputs are sums, and adds noise of size σ̄, not σ̄/N: outputs move as √N."""
-    right = [jump(n, lambda wide: 1.0) for n in (32, 512)]
-    printed = [jump(n, lambda wide: float(wide)) for n in (32, 512)]
-    assert right[1] / right[0] < 0.4
-    assert printed[1] / printed[0] > 2.5, "as printed"
-    torch.manual_seed(0)
-    effective = []  # σ̄ of signal-normalised noise, as printed and with noise of size 1/N
-    for n in (32, 512):
-        widened = (torch.randn(n) / n).repeat_interleave(2) / 2  # a readout that sums, duplicated
-        share = float(widened.norm() / torch.randn(2 * n).norm())
-        effective.append((share, share * 2 * n))
-    assert effective[1][0] / effective[0][0] < 0.1, "as printed"
-    assert 0.7 < effective[1][1] / effective[0][1] < 1.4
-
-
-def adam(gradients: list[Tensor], eps: float, shift: int, betas: tuple[float, float] = (0.9, 0.99)) -> Tensor:
-    """The paper's Q_t with its exponents t moved by `shift`."""
-    t = len(gradients) - 1
-    means = []
-    for beta, power in zip(betas, (1, 2), strict=True):
-        total = sum((beta ** (t - s) * g**power for s, g in enumerate(gradients)), torch.zeros(3).double())
-        means.append((1 - beta) * total / (1 - beta ** (t + shift)))
-    return means[0] / (means[1].sqrt() + eps)
-
-
-def test_bias_corrections_of_adam_count_from_one():
-    """1 - β^t at t = 0 is 0: the exponent is t + 1."""
-    torch.manual_seed(0)
-    gradients = [torch.randn(3, dtype=torch.float64) for _ in range(4)]
-    weight = nn.Parameter(torch.zeros(3, dtype=torch.float64))
-    optimizer = torch.optim.Adam([weight], lr=1.0, betas=(0.9, 0.99), eps=1e-3)
-    for t, gradient in enumerate(gradients):
-        before, weight.grad = weight.detach().clone(), gradient.clone()
-        optimizer.step()
-        moved = before - weight.detach()
-        assert largest(moved, adam(gradients[: t + 1], 1e-3, shift=1)) < 1e-12
-        if t:
-            assert largest(moved, adam(gradients[: t + 1], 1e-3, shift=0)) > 0.05, "as printed"
-    assert not adam(gradients[:1], 1e-3, shift=0).isfinite().any(), "as printed, the first step"
-
-
-def test_homogeneity_holds_for_positive_factors_only():
-    """Q(a x; a ε) = a^m Q(x; ε) is asked of all real a; Adam has it for a > 0, and that is all that is used."""
-    gradients = [torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)] * 2
-    base = adam(gradients, 1e-2, shift=1)
-    for factor in (0.5, 3.0):
-        assert largest(adam([factor * g for g in gradients], factor * 1e-2, shift=1), base) < 1e-12
-    assert largest(adam([-g for g in gradients], -1e-2, shift=1), base) > 0.5, "a = -1"
-
-
-def test_dampening_spares_the_first_gradient_in_torch():
-    """(1-τ) Σ β^(t-s) x_s is not torch's SGD: its buffer starts as the first gradient, undampened."""
-    gradients = [torch.tensor([g], dtype=torch.float64) for g in (1.0, -0.5, 2.0)]
-    weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    optimizer = torch.optim.SGD([weight], lr=1.0, momentum=0.9, dampening=0.3)
-    for gradient in gradients:
-        before, weight.grad = weight.detach().clone(), gradient.clone()
-        optimizer.step()
-    moved = float(before - weight.detach())
-    printed = sum(0.7 * 0.9 ** (2 - s) * float(g) for s, g in enumerate(gradients))
-    assert abs(moved - (printed + 0.3 * 0.9**2 * float(gradients[0]))) < 1e-12
-    assert abs(moved - printed) > 0.2, "as printed"
-
-
-def test_update_of_a_vector_takes_its_own_gradient():
-    """γ n^m Q(du + λu/n; ε/n) = γ Q(n du + λu; ε); with n du inside at the last step, as printed, it is another."""
-    du, u = torch.tensor([0.3, -0.2, 0.1]).double(), torch.tensor([1.0, 2.0, -1.0]).double()
-    n, decay, eps = 7.0, 0.1, 1e-2
-    right = adam([n * du + decay * u] * 2, eps, shift=1)
-    assert largest(adam([du + decay / n * u] * 2, eps / n, shift=1), right) < 1e-12
-    assert largest(adam([du + decay / n * u, n * du + decay / n * u], eps / n, shift=1), right) > 0.1, (
-        "as printed"
-    )
-
-
-def test_embeddings_grow_with_the_width_and_not_with_its_square():
-    """Tuning ten times smaller is 48.2 times cheaper, by the paper's own table, and not a hundred: tables are linear."""
-    assert f"{EXPERIMENTS['GPT-2'].tuning_ratio:.1f}" == "48.2"
-    assert [nn.Embedding(11, width).weight.numel() for width in (8, 80)] == [88, 880]
-
-
-def test_the_global_norm_of_a_widened_model_is_another():
-    """GPT-2 is trained with clipping at 1.0: widening changes the norm, so an active clip is another rule."""
-
-    def make(width: int) -> nn.Module:
-        torch.manual_seed(0)
-        hidden = (nn.Linear(2, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
-        return nn.Sequential(*hidden, nn.Linear(width, 1)).double()
-
-    base = make(8)
-    wide = mu.widen(base, lambda: make(32))
-    assert wide.plan is not None
-    weighted, plain = [], []
-    for model, plan in ((base, mu.infer_plan(make, 8, 8)), (wide.model, wide.plan)):
-        model.zero_grad()
-        model(torch.ones(4, 2, dtype=torch.float64)).square().mean().backward()
-        weighted.append(float(mu.grad_norm(model, plan)))
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        plain.append(float(nn.utils.get_total_norm(gradients)))
-    assert abs(weighted[1] / weighted[0] - 1) < 1e-12
-    assert abs(plain[1] / plain[0] - 1) > 0.05, "torch's norm"
-
-
 def test_every_test_that_the_page_names_exists():
     page = (ROOT / "docs" / "errata.md").read_text()
     named = set(re.findall(r"`(test_\w+)`", page))
@@ -348,7 +230,12 @@ def test_every_test_that_the_page_names_exists():
     known = {name for path in files for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)}
     known |= {path.stem for path in files}
     assert named - known == set()
-    own = set(re.findall(r"^def (test_\w+)", Path(__file__).read_text(), re.M)) - {
-        "test_every_test_that_the_page_names_exists"
+    own = {
+        name
+        for path in files
+        if path.stem.startswith("test_errata")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
     }
-    assert own - named == set(), "each of these is evidence for an entry"
+    assert own - named == {"test_every_test_that_the_page_names_exists"}, (
+        "each other is evidence for an entry"
+    )

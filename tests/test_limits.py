@@ -1,4 +1,4 @@
-"""The infinite-width calculus: exact programs, samples, finite widths and this package's own growth agree."""
+"""The infinite-width calculus: exact programs, closed recursions and samples agree, and what cannot run is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,20 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import mupscale.limits
-from benchmarks.limits import (
-    ACTIVATIONS,
-    NETWORK,
-    OWN,
-    OWN_K,
-    OWN_SCHEDULE,
-    REFERENCE,
-    SAMPLED,
-    SAMPLES,
-    SCHEDULE,
-    WRONG,
-    largest,
-    sampled,
-)
+from benchmarks.limits import ACTIVATIONS, NETWORK, REFERENCE, SAMPLED, SAMPLES, SCHEDULE, largest, sampled
+from benchmarks.limits_controls import Forgetful
 from mupscale.errors import MupscaleError
 from mupscale.limits import (
     FiniteWidth,
@@ -42,9 +29,7 @@ from mupscale.limits import (
     three_layer,
     three_layer_recursion,
 )
-from mupscale.limits.convergence import Convergence
 from mupscale.limits.program import Backend, Kind
-from mupscale.limits.real import Grow, grown, train_model
 
 THREE: dict[str, Any] = {
     "x": 1.2,
@@ -86,49 +71,11 @@ def test_whitened_samples_are_exact_on_linear_programs():
 
 @pytest.mark.parametrize("name", list(ACTIVATIONS))
 def test_samples_agree_with_the_stored_reference(name):
-    stored = {kind: entry["outputs"] for kind, entry in json.loads(REFERENCE.read_text()).items()}
-    outputs = sampled(name, SAMPLES[name], seed=1)
-    assert largest(outputs, stored[name]) < SAMPLED[name]
-    (other,) = set(stored) - {name}
-    assert largest(outputs, stored[other]) > 10 * SAMPLED[name], "control: another activation"
-
-
-@pytest.mark.parametrize("activation", [nn.Tanh(), nn.ReLU(), nn.SiLU()], ids=["tanh", "relu", "silu"])
-@pytest.mark.parametrize("layers", [2, 3, 4])
-def test_finite_width_is_real_training_grown_by_upscale(activation, layers):
-    settings = {**NETWORK, "sigma": [1.0] * layers, "noise": [0.3] * layers, "activation": activation}
-    real = train_model(16, 3, SCHEDULE, seed=5, keep_values=True, **settings)
-    assert largest(mlp(FiniteWidth(16, 3, values=real.values), SCHEDULE, **settings), real.outputs) < 1e-12
-    values = {**real.values, f"noise of layer {layers - 1}": real.values[f"noise of layer {layers - 1}"] / 3}
-    control = mlp(FiniteWidth(16, 3, values=values), SCHEDULE, **settings)
-    assert largest(control, real.outputs) > 1e-3, "control: noise of the readout by k too small"
-
-
-def test_minibatches_are_what_torch_trains_on():
-    n, batches = 12, [[0], [1, 2], [2, 0], [1], [0]]
-    schedule = Schedule(steps=5, grow_at=5, rate=0.3)
-    generator = torch.Generator().manual_seed(0)
-    weights = [
-        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((n, 2), (n, n), (n,))
-    ]
-    values = {"layer 0, 0": weights[0][:, 0], "layer 0, 1": weights[0][:, 1]}
-    values |= {"layer 1": weights[1] / n**0.5, "layer 2": weights[2]}
-    program = mlp(FiniteWidth(n, 1, values=values), schedule, batches=batches, **NETWORK)
-    x, y = (torch.tensor(NETWORK[key], dtype=torch.float64) for key in ("inputs", "targets"))
-    trained = [w.clone().requires_grad_() for w in (weights[0], weights[1] / n**0.5, weights[2])]
-    outputs = []
-    for batch in batches:
-        y_hat = torch.tanh(torch.tanh(x @ trained[0].T) @ trained[1].T) @ trained[2] / n
-        outputs.append(y_hat.tolist())
-        loss = ((y_hat - y)[batch] ** 2).mean() / 2
-        gradients = torch.autograd.grad(loss, trained)
-        with torch.no_grad():
-            for weight, gradient, units in zip(trained, gradients, (n, 1, n), strict=True):
-                weight -= schedule.rate * units * gradient
-    assert largest(program, outputs) < 1e-12
-    assert largest(mlp(FiniteWidth(n, 1, values=values), schedule, **NETWORK), outputs) > 1e-3, (
-        "control: all samples"
-    )
+    stored = json.loads(REFERENCE.read_text())[name]["outputs"]
+    assert largest(sampled(name, SAMPLES[name], seed=1), stored) < SAMPLED[name]
+    control = largest(sampled(name, SAMPLES[name], seed=1, backend=Forgetful), stored)
+    print(f"without the dot part: {control:.3f}, {control / SAMPLED[name]:.0f} times the bound")
+    assert control > 10 * SAMPLED[name], "control: products without their dot part"
 
 
 def silent(**changes: Any) -> dict[str, Any]:
@@ -180,67 +127,6 @@ def test_outer_nonlinearities_average_over_an_independent_copy():
         alone = backend.average(backend.apply(lambda a: torch.cos(a * a), x))
         assert abs(alone - ((1 - 2j) ** -0.5).real) < tolerance
         assert abs(mean - alone) > 0.1, "control: the same copy on both sides"
-
-
-def test_finite_widths_approach_the_limit_as_the_root_of_the_width():
-    def finite(n: int, seed: int) -> list[float]:
-        return four_layer(FiniteWidth(n, 2, seed), SLOW, **FOUR)
-
-    report = convergence(four_layer_recursion(SLOW, k=2, **FOUR), finite, (64, 256), 20)
-    assert -0.7 < report.slope < -0.3
-    assert "slope" in str(report)
-    without = {**FOUR, "noise": dict.fromkeys("ABCD", 0.0)}
-    control = convergence(four_layer_recursion(SLOW, k=2, **without), finite, (64, 256), 20)
-    assert control.slope > -0.2, "control: the limit without noise"
-
-
-def test_relu_networks_approach_their_limit_although_the_theorem_does_not_say_so():
-    stored = json.loads(REFERENCE.read_text())
-
-    @cache
-    def finite(n: int, seed: int) -> list[list[float]]:
-        return mlp(FiniteWidth(n, 2, seed), SCHEDULE, activation=ACTIVATIONS["relu"], **NETWORK)
-
-    report = convergence(stored["relu"]["outputs"], finite, (128, 512), (20, 12), since=SCHEDULE.grow_at)
-    assert -0.7 < report.slope < -0.3
-    assert max(report.bias) < 3
-    control = convergence(stored["tanh"]["outputs"], finite, (128, 512), (20, 12), since=SCHEDULE.grow_at)
-    assert control.slope > -0.2, "control: the limit of another activation"
-
-
-def own(grow: Grow, limit: list[list[float]], seeds: tuple[int, int]) -> Convergence:
-    def finite(n: int, seed: int) -> list[list[float]]:
-        return train_model(n, OWN_K, OWN_SCHEDULE, seed=seed, grow=grow, **OWN).outputs
-
-    return convergence(limit, finite, (128, 512), seeds, since=OWN_SCHEDULE.grow_at)
-
-
-@pytest.fixture(scope="module")
-def own_limit() -> list[list[float]]:
-    return mlp(SampledKets(OWN_K, 2**13), OWN_SCHEDULE, **OWN)
-
-
-@pytest.fixture(scope="module")
-def as_it_is(own_limit) -> Convergence:
-    return own(grown, own_limit, (12, 6))
-
-
-def test_growth_as_it_is_approaches_the_limit(as_it_is):
-    assert -0.7 < as_it_is.slope < -0.3
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_multiplier_is_a_mismatch_that_does_not_shrink(name, own_limit, as_it_is):
-    report = own(WRONG[name], own_limit, (4, 3))
-    print(name, report.errors, report.slope)
-    assert report.slope > -0.2
-    assert report.errors[-1] > 3 * as_it_is.errors[-1]
-
-
-def test_a_figure_is_drawn(tmp_path):
-    report = convergence([[0.0], [1.0]], lambda n, seed: [[0.0], [1 + (-1) ** seed / n]], (4, 8), 2)
-    report.plot(tmp_path / "figure.png", {"another": report}, grow_at=1)
-    assert (tmp_path / "figure.png").stat().st_size > 1000
 
 
 def test_a_matrix_knows_its_transpose_whatever_came_first():

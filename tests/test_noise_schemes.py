@@ -1,4 +1,4 @@
-"""How much noise a tensor gets: Algorithm 1, signal-normalised and paired noise, and who gets none."""
+"""How much noise a tensor gets: Algorithm 2, signal-normalised and paired noise, and who gets none."""
 
 import math
 from dataclasses import replace

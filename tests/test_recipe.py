@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import mupscale as mu
+from mupscale.rules.optimizers import qualified_name
 from mupscale.training.recipe import Grown, Recipe
 
 WIDTH, K = 128, 2
@@ -370,3 +371,20 @@ def test_the_command_reads_the_optimizer_from_its_state(optimizer, more, code, s
     else:
         assert "is not known" not in told
     assert ("is not known" in told) == (said is not None and "is not known" in said)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_base_trained_without_mup_is_refused_although_it_names_the_reference(optimizer):
+    recipe = recipe_for(optimizer=qualified_name(optimizer))
+    model, since = make(4 * WIDTH), mu.infer_plan(make, WIDTH, 4 * WIDTH)
+    plain = mu.Run(model, optimizer(model.parameters(), lr=1e-3), reference=since)
+    with pytest.raises(mu.MupscaleError, match="not in the proportions"):
+        mu.upscale(plain, lambda: make(8 * WIDTH), recipe=recipe)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the control: under μP the same base is taken
+        mu.upscale(run_at(4 * WIDTH, WIDTH, optimizer), lambda: make(8 * WIDTH), recipe=recipe)
+
+
+def test_a_missing_recipe_is_named():
+    with pytest.raises(mu.MupscaleError, match="no such file"):
+        Recipe.read("nowhere.json")

@@ -85,9 +85,8 @@ def test_halving_compares_rates_at_equal_noise_and_noises_at_the_end():
     results = {Stretch(p, 0, 5).key: loss for p, loss in losses.items()}
     chosen = {s.point for s in climb(points, results, ladder)[0]}
     assert chosen == {Point(1.0, 0.1), Point(2.0, 0.0)}
-    # Control: all in one ranking, and the noise that costs first is never seen to pay.
-    mixed = {s.point for s in climb(points, results, ladder, level=lambda point: None)[0]}
-    assert mixed == {Point(1.0, 0.1), Point(2.0, 0.1)}
+    # Control: in one ranking of all, the noise that costs first would never be seen to pay.
+    assert sorted(points, key=losses.__getitem__)[:2] == [Point(1.0, 0.1), Point(2.0, 0.1)]
     diverged = results | {Stretch(Point(1.0, 0.1), 0, 5).key: math.inf}
     assert Point(1.0, 0.1) not in {s.point for s in climb(points, diverged, ladder)[0]}
 
@@ -103,6 +102,35 @@ def test_later_points_go_on_only_where_they_beat_one_that_went_on():
         seen = results | {Stretch(Point(4.0, 0.1), 0, 5).key: loss}
         assert bool(climb([Point(4.0, 0.1)], seen, ladder, earlier=old)[0]) == goes_on
         assert climb([Point(4.0, 0.1)], seen, ladder)[0]  # with none before it goes on either way
+
+
+def test_a_point_that_diverges_late_makes_room_for_the_next():
+    ladder, points = Ladder((10, 50, 100)), [Point(lr) for lr in (0.5, 1.0, 2.0, 4.0, 8.0)]
+
+    def loss(stretch):
+        if stretch.point.lr >= 2 and stretch.end > 10:
+            return math.inf
+        return 1 / stretch.point.lr if stretch.end == 10 else 1.0
+
+    results: dict[str, float] = {}
+    while (now := climb(points, results, ladder))[0]:
+        results |= {stretch.key: loss(stretch) for stretch in now[0]}
+    assert set(now[1]) <= {Point(0.5), Point(1.0)}
+    assert now[1]
+    # Control: the three that were ahead at the first comparison all diverged.
+    assert [p.lr for p in points if results[Stretch(p, 10, 50).key] == math.inf] == [2.0, 4.0, 8.0]
+
+
+def test_nobody_is_compared_before_the_rates_can_differ():
+    assert Ladder.of(16, (0.0625, 0.5), 0.5).rungs == (10, 16)
+
+
+def test_less_noise_is_tried_where_none_is_best():
+    results: dict[str, float] = {}
+    loss: dict[float | None, float] = {0.0: 1.0, 0.1: 2.0, 0.2: 3.0, 0.05: 0.5, 0.025: 0.7}
+    while (agenda := grid_agenda([1.0], [0.0, 0.1, 0.2], results, Ladder((9,)), 2)).open:
+        results |= {s.key: loss[s.point.noise] + abs(math.log(s.point.lr)) for s in agenda.open}
+    assert agenda.best == Point(1.0, 0.05)
 
 
 def test_an_unfinished_rung_lets_nobody_go_on():
@@ -185,12 +213,25 @@ def test_divergence_is_a_result(tmp_path):
 
 @pytest.mark.parametrize("after", [1, 7, 33])
 def test_a_study_that_broke_off_goes_on_to_the_same_recipe(tmp_path, after):
-    whole = tune(Proxy(build, train), **SMALL, folder=tmp_path / "whole", say=None)
+    whole = tune(Proxy(build, train, digest="one"), **SMALL, folder=tmp_path / "whole", say=None)
     with pytest.raises(RuntimeError, match="power"):
-        tune(Proxy(build, interrupted(after)), **SMALL, folder=tmp_path / "broken", every=0.0, say=None)
+        tune(
+            Proxy(build, interrupted(after), digest="one"),
+            **SMALL,
+            folder=tmp_path / "broken",
+            every=0.0,
+            say=None,
+        )
     lines: list[str] = []
     assert (
-        tune(Proxy(build, train), **SMALL, folder=tmp_path / "broken", every=0.0, say=lines.append) == whole
+        tune(
+            Proxy(build, train, digest="one"),
+            **SMALL,
+            folder=tmp_path / "broken",
+            every=0.0,
+            say=lines.append,
+        )
+        == whole
     )
     assert len(lines) >= 1
 
@@ -398,3 +439,18 @@ def test_the_example_is_a_proxy(tmp_path):
     assert done == 0
     told = json.loads((tmp_path / "recipe.json").read_text())
     assert (told["schedule"], told["batch"]) == ("LinearLR", 256)
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (Proxy(build, train, torch.optim.AdamW), "optimizer"),
+        (Proxy(build, train, torch.optim.SGD, {"weight_decay": 0.5}), "constants"),
+        (Proxy(build, lambda run, steps, report: train(run, steps, report), torch.optim.SGD), "proxy"),
+    ],
+)
+def test_a_study_is_not_gone_on_with_by_another_proxy(tmp_path, other, named):
+    tune(Proxy(build, train, torch.optim.SGD), **SMALL, folder=tmp_path, say=None)
+    tune(Proxy(build, train, torch.optim.SGD), **SMALL, folder=tmp_path, say=None)  # the same one may
+    with pytest.raises(MupscaleError, match=named):
+        tune(other, **SMALL, folder=tmp_path, say=None)

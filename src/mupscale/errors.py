@@ -9,7 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong: where, what was found, and what to write instead."""
+    """One thing that is wrong: where, what was found, and what to write instead.
+
+    >>> print(Fault("w", "length 5, expected 6", "pass 6"))
+    w
+      length 5, expected 6
+      pass 6
+    """
 
     where: str
     what: str

@@ -55,7 +55,15 @@ def save_weights(run: Run, path: Path | str) -> None:
 
 
 def read_provenance(path: Path | str) -> dict[str, Any]:
-    """What `save_weights` wrote about a file: provenance, plan, reference, ties, step."""
+    """What `save_weights` wrote about a file: provenance, plan, reference, ties, step.
+
+    >>> import tempfile
+    >>> from torch import nn
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_weights(Run(nn.Linear(2, 2), step=300), f"{folder}/model.safetensors")
+    ...     read_provenance(f"{folder}/model.safetensors")["step"]
+    300
+    """
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
@@ -68,6 +76,15 @@ def read_provenance(path: Path | str) -> dict[str, Any]:
 
 
 def read_plan(path: Path | str) -> Plan | None:
-    """The plan by which the saved run was widened, or None."""
+    """The plan by which the saved run was widened, or None.
+
+    >>> import tempfile, mupscale as mu
+    >>> from torch import nn
+    >>> wide = mu.widen(nn.Linear(2, 2), lambda: nn.Linear(4, 4))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_weights(wide, f"{folder}/model.safetensors")
+    ...     read_plan(f"{folder}/model.safetensors") == wide.plan
+    True
+    """
     told = read_provenance(path)["plan"]
     return None if told is None else Plan.from_json(json.dumps(told))

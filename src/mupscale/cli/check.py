@@ -22,28 +22,30 @@ from ..jobs.verify_bytes import check_bytes
 from ..plans.plan import Plan
 from ..plans.selftest import GRADIENT_TOLERANCE
 from .plan import changes
+from .verb import add_verb
 
 _SHOWN = 20
 
 
 def add_to(verbs: Any) -> None:
-    text = "prove that a directory is what growing a base gives"
-    verb = verbs.add_parser(
+    verb = add_verb(
+        verbs,
         "check",
-        help=text,
-        description=f"{text.capitalize()}. bytes: every file, bit for bit, noise drawn again; layout: the plan found "
-        "again and proved on a small copy, with optimizer steps; model: outputs and gradients of the real weights.",
+        "prove that a directory is what growing a base gives",
+        "Level by level: bytes (every file, bit for bit, noise drawn again), layout (the plan found again and "
+        "proved on a small copy, with optimizer steps), model (outputs and gradients of the real weights).",
+        examples=("./base ./wide", "./base ./wide --bytes --model"),
     )
     verb.add_argument("base", type=Path, help="the directory that was grown")
     verb.add_argument("wide", type=Path, help="the directory that came of it")
-    verb.add_argument("--bytes", dest="levels", action="append_const", const="bytes", help="this level only")
+    verb.add_argument("--bytes", dest="levels", action="append_const", const="bytes", help="check bytes only")
     verb.add_argument(
-        "--layout", dest="levels", action="append_const", const="layout", help="this level only"
+        "--layout", dest="levels", action="append_const", const="layout", help="check the layout only"
     )
     verb.add_argument(
         "--model", action="store_true", help="also load both models and compare outputs and gradients"
     )
-    verb.add_argument("--quiet", action="store_true", help="no progress")
+    verb.add_argument("--quiet", action="store_true", help="print no progress")
     verb.set_defaults(run=run)
 
 

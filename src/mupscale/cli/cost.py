@@ -18,24 +18,25 @@ from ..tuning.flops import quadratic
 from ..tuning.paper_cost import EXPERIMENTS, TOKENS, VOCABULARY, Experiment
 from ..tuning.stock_flops import StockModel
 from .text import columns
+from .verb import add_verb, needs
 
 _MISSING = "–"
 Model = StockModel | FileModel
 
 
 def add_to(verbs: Any) -> None:
-    text = "FLOPs of training from scratch and of growing, and when growing does not pay"
-    verb = verbs.add_parser(
+    verb = add_verb(
+        verbs,
         "cost",
-        help=text,
-        description=f"Show {text}.\n\nA base of width n is grown k times; noise and learning rate are tuned "
-        "on a proxy that\ngrows from n0 to k·n0. FLOPs are those of forward and backward, by the paper's\n"
-        "formulas and counted on the model, which takes no memory.",
-        epilog="examples:\n"
-        "  mupscale cost proxy.py -k 4 --width 500 --proxy 100 --steps 100000\n"
-        "  mupscale cost ./base -k 2 --proxy 192 --steps 10000 --batch 256 --context 1024\n"
-        "  mupscale cost --paper",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "show FLOPs of training from scratch and of growing, and when growing does not pay",
+        "A base of width n is grown k times; noise and learning rate are tuned on a proxy that grows from n0 to "
+        "k·n0. FLOPs are those of forward and backward, by the paper's formulas and counted on the model, which "
+        "takes no memory.",
+        examples=(
+            "proxy.py -k 4 --width 500 --proxy 100 --steps 100000",
+            "./base -k 2 --proxy 192 --steps 10000 --batch 256 --context 1024",
+            "--paper",
+        ),
     )
     verb.add_argument(
         "model",
@@ -82,10 +83,11 @@ def run(chosen: argparse.Namespace) -> int:
         return 0
     stock = chosen.model.suffix != ".py"
     model: Model
-    if stock:
-        model = StockModel(chosen.model, chosen.k, chosen.batch, chosen.context)
-    else:
-        model = FileModel(chosen.model, chosen.width)
+    with needs("the cost of a Hugging Face model", "hf"):
+        if stock:
+            model = StockModel(chosen.model, chosen.k, chosen.batch, chosen.context)
+        else:
+            model = FileModel(chosen.model, chosen.width)
     case = Case(
         model.width,
         chosen.k,

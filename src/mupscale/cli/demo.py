@@ -17,6 +17,7 @@ from torch import nn
 from ..errors import MupscaleError
 from ..training.run import Run
 from ..training.widen import widen
+from .verb import add_verb
 
 BASE, K = 16, 4
 EXACT, DIFFERENT = 1e-12, 1e-3
@@ -24,11 +25,21 @@ Curve = list[float]
 
 
 def add_to(verbs: Any) -> None:
-    text = "an MLP that continues its training at four times the width, to the last digit"
-    verb = verbs.add_parser("demo", help=text, description=f"Show {text}, beside a control that does not.")
-    verb.add_argument("--steps", type=int, default=200, help="steps after widening (default: 200)")
+    verb = add_verb(
+        verbs,
+        "demo",
+        "show an MLP that goes on at four times the width, to the last digit, beside a control that does not",
+        examples=("", "--steps 500 --plot demo.svg"),
+    )
     verb.add_argument(
-        "--plot", type=Path, default=Path("mupscale-demo.png"), help="where to write the figure"
+        "--steps", type=int, default=200, metavar="T", help="steps after widening (default: %(default)s)"
+    )
+    verb.add_argument(
+        "--plot",
+        type=Path,
+        default=Path("mupscale-demo.png"),
+        metavar="FILE",
+        help="where to write the figure (default: %(default)s)",
     )
     verb.set_defaults(run=run)
 

@@ -40,17 +40,19 @@ from ..training.recipe import Recipe
 from .next_steps import next_steps
 from .plan import add_source, cost, describe, evidence, planned
 from .text import columns
+from .verb import add_verb
 
 DEFAULT_NOISE = "t=0.2"
 
 
 def add_to(verbs: Any) -> None:
-    exact = "the exact map alone: the result trains like the base and cannot use its width yet"
-    grown = "the exact map plus noise: the result can use its new width"
-    for name, text in (("widen", exact), ("upscale", grown)):
-        verb = verbs.add_parser(
-            name, help=text, description=f"{text[0].upper()}{text[1:]}. Run it again to resume."
-        )
+    exact = "write a wider checkpoint that trains exactly like the base and cannot use its width yet"
+    grown = "write a wider checkpoint with noise, so that it can use its new width"
+    kept = ("./base ./wide -k 2", "./base ./wide -k 2 --dry-run")
+    noisy = ("./base ./wide -k 2 --noise t=0.2", "./base ./wide -k 2 --recipe tuning/recipe.json")
+    for name, text, examples in (("widen", exact, kept), ("upscale", grown, noisy)):
+        more = "Streamed, with the optimizer state of a Trainer; run the same command again to resume."
+        verb = add_verb(verbs, name, text, more, examples=examples)
         add_source(verb)
         verb.add_argument("out", type=Path, help="the directory to write")
         if name == "upscale":
@@ -62,7 +64,9 @@ def add_to(verbs: Any) -> None:
                 f"{DEFAULT_NOISE}",
             )
             verb.add_argument("--recipe", type=Path, metavar="FILE", help="noise as `mupscale tune` found it")
-            verb.add_argument("--seed", type=int, default=0, help="of the noise (default: 0)")
+            verb.add_argument(
+                "--seed", type=int, default=0, metavar="N", help="seed of the noise (default: 0)"
+            )
             verb.add_argument(
                 "--batch",
                 type=Path,
@@ -74,7 +78,9 @@ def add_to(verbs: Any) -> None:
 
 
 def _add_writing(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--dtype", help="dtype of the weights: float32, bfloat16, … (default: as stored)")
+    verb.add_argument(
+        "--dtype", metavar="TYPE", help="dtype of the weights: float32, bfloat16, … (default: as stored)"
+    )
     verb.add_argument(
         "--no-state", action="store_true", help="leave optimizer state beside the weights behind"
     )
@@ -92,11 +98,12 @@ def _add_writing(verb: argparse.ArgumentParser) -> None:
         "--workers",
         type=int,
         default=min(2, os.cpu_count() or 1),
+        metavar="N",
         help="threads that write, each with some 20 MiB of its own (default: %(default)s)",
     )
     verb.add_argument("--worker", metavar="I/N", help="do share I (from 0) of N only, for job arrays")
     verb.add_argument("--dry-run", action="store_true", help="plan and check everything, write nothing")
-    verb.add_argument("--quiet", action="store_true", help="no progress")
+    verb.add_argument("--quiet", action="store_true", help="print no progress")
 
 
 def run(chosen: argparse.Namespace) -> int:

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import MupscaleError
-from . import check, cost, demo, growing, plan, report, tune
+from . import check, cost, demo, doctor, growing, plan, report, tune
 
-VERBS = (plan, growing, check, tune, report, cost, demo)
+VERBS = (plan, growing, check, tune, report, cost, demo, doctor)
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="mupscale",
         description="Grow trained PyTorch models in width, exactly.",
-        epilog="Exit status: 0 done and every check holds, 1 a check failed, 2 usage or a refused request.",
+        epilog="`mupscale VERB --help` shows its options and an example. "
+        "Exit status: 0 done and every check holds, 1 a check failed, 2 usage or a refused request.",
     )
     top.add_argument("--version", action="version", version=f"mupscale {__version__}")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="verb")

@@ -25,14 +25,20 @@ from ..files.directory import Directory, read_directory
 from ..files.places import FLOATS, item_size
 from ..plans.plan import Plan
 from .text import columns, duration, size
+from .verb import add_verb
 
 _TRAINING = 16  # bytes a parameter: weight, gradient and two moments in float32, or bf16 with fp32 masters
 _PROBE = 64 << 20
 
 
 def add_to(verbs: Any) -> None:
-    text = "show what would grow, what it weighs and what it costs"
-    verb = verbs.add_parser("plan", help=text, description=f"{text.capitalize()}; nothing is written.")
+    verb = add_verb(
+        verbs,
+        "plan",
+        "show what would grow, what it weighs and what it costs",
+        "The layout is found and proved on a small copy; nothing is written.",
+        examples=("./base -k 2", "./base -k hidden=2,heads=2,ffn=4 --tensors"),
+    )
     add_source(verb)
     verb.add_argument("--tensors", action="store_true", help="list every kind of tensor with its axes")
     verb.add_argument("--json", type=Path, metavar="FILE", help="write the whole plan to a file")

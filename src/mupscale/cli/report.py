@@ -6,23 +6,26 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..errors import MupscaleError
+from .verb import add_verb, needs
 
 
 def add_to(verbs: Any) -> None:
-    text = "one page about one or several tuning studies, done or still running"
-    verb = verbs.add_parser(
+    verb = add_verb(
+        verbs,
         "report",
-        help=text,
-        description=f"Write {text}: index.html, which needs nothing but itself, and its pictures as PNG.",
+        "write one page about one or several tuning studies, done or still running",
+        "The page is index.html, which needs nothing but itself; its pictures lie beside it as PNG.",
+        examples=("tuning", "width128 width256 --out report --proxy proxy.py"),
     )
-    verb.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of `mupscale tune`")
-    verb.add_argument("--storage", help="the study's, where it is not the folder's journal file")
+    verb.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a folder of `mupscale tune`")
+    verb.add_argument(
+        "--storage", metavar="URL", help="storage of the study, where it is not the folder's journal file"
+    )
     verb.add_argument(
         "--study",
         action="append",
         metavar="NAME",
-        help="its name in the storage, once for all folders or once for each (default: mupscale)",
+        help="name of the study in the storage, once for all folders or once for each (default: mupscale)",
     )
     verb.add_argument(
         "--out",
@@ -40,18 +43,15 @@ def add_to(verbs: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    try:
+    with needs("a report", "tune", "plot"):
         from ..reports.report import report
-    except ImportError as error:
-        raise MupscaleError(
-            f'a report needs {error.name or error}: pip install "mupscale[tune,plot]"'
-        ) from None
-    path = report(
-        *chosen.folders,
-        storage=chosen.storage,
-        study=chosen.study or "mupscale",
-        out=chosen.out,
-        proxy=chosen.proxy,
-    )
+
+        path = report(
+            *chosen.folders,
+            storage=chosen.storage,
+            study=chosen.study or "mupscale",
+            out=chosen.out,
+            proxy=chosen.proxy,
+        )
     print(f"written to {path}")
     return 0

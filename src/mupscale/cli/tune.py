@@ -13,33 +13,47 @@ from typing import Any
 from ..errors import MupscaleError
 from ..training.recipe import Recipe
 from .text import columns
+from .verb import add_verb, needs
 
 
 def add_to(verbs: Any) -> None:
-    text = "tune noise and learning rate on a small pair, and write the recipe for large ones"
-    verb = verbs.add_parser(
+    verb = add_verb(
+        verbs,
         "tune",
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}. Start it as often as you have workers; run it again to go on.",
+        "tune noise and learning rate on a small pair, and write the recipe for large ones",
+        "Start it as often as you have workers; run it again to go on.",
+        examples=(
+            "proxy.py --width 128 -k 2 --steps 400",
+            "proxy.py --width 128 -k 2 --steps 400 --storage postgresql://user@host/database --folder /shared/tuning",
+        ),
     )
     verb.add_argument(
         "proxy", type=Path, help="a Python file with build(width) and train(run, steps, report)"
     )
     verb.add_argument(
-        "--width", type=int, required=True, help="of the proxy base; 100 units or more transfer best"
+        "--width",
+        type=int,
+        required=True,
+        metavar="N",
+        help="width of the proxy base; 100 units or more transfer best",
     )
-    verb.add_argument("-k", type=int, required=True, help="how many times wider the upscaled proxy is")
-    verb.add_argument("--steps", type=int, required=True, help="of the proxy base")
-    verb.add_argument("--wide-steps", type=int, help="after growth (default: as many)")
+    verb.add_argument(
+        "-k", type=int, required=True, metavar="K", help="how many times wider the upscaled proxy is"
+    )
+    verb.add_argument("--steps", type=int, required=True, metavar="T", help="steps of the proxy base")
+    verb.add_argument("--wide-steps", type=int, metavar="T", help="steps after growth (default: as many)")
     verb.add_argument(
         "--reference",
         type=int,
-        metavar="WIDTH",
-        help="where constants are written down (default: the proxy's width); for a target that was trained without μP, "
-        "the target's",
+        metavar="N",
+        help="width at which constants are written down (default: the proxy's); for a target that was trained without "
+        "μP, the target's",
     )
     verb.add_argument(
-        "--lrs", type=_numbers, metavar="A,B,…", help="learning rates of the proxy base, at the reference"
+        "--lrs",
+        type=_numbers,
+        metavar="A,B,…",
+        help="learning rates of the proxy base, at the reference (default: a range that suits the optimizer)",
     )
     verb.add_argument(
         "--noises",
@@ -63,47 +77,76 @@ def add_to(verbs: Any) -> None:
     verb.add_argument(
         "--full", action="store_true", help="the whole grid to its end, without successive halving"
     )
-    verb.add_argument("--sampler", choices=("grid", "tpe"), default="grid")
+    verb.add_argument(
+        "--sampler",
+        choices=("grid", "tpe"),
+        default="grid",
+        help="the points of a grid, or points chosen by TPE (default: %(default)s)",
+    )
     verb.add_argument(
         "--extend",
         type=int,
         default=2,
+        metavar="N",
         help="how often the grid may go on beyond an edge (default: %(default)s)",
     )
     verb.add_argument(
-        "--control-at", choices=("base", "wide"), default="base", help="the width at which zero noise runs"
+        "--control-at",
+        choices=("base", "wide"),
+        default="base",
+        help="the width at which zero noise runs (default: %(default)s)",
     )
-    verb.add_argument("--seed", type=int, default=0)
     verb.add_argument(
-        "--storage", help="postgresql://… for many machines (default: a journal file in the folder)"
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of initialisation and noise (default: %(default)s)",
     )
-    verb.add_argument("--study", default="mupscale", help="its name in the storage (default: %(default)s)")
+    verb.add_argument(
+        "--storage",
+        metavar="URL",
+        help="where workers meet: postgresql://… for many machines (default: a journal file in the folder)",
+    )
+    verb.add_argument(
+        "--study",
+        default="mupscale",
+        metavar="NAME",
+        help="name of the study in the storage (default: %(default)s)",
+    )
     verb.add_argument(
         "--folder",
         type=Path,
         default=Path("tuning"),
-        help="for checkpoints and the recipe, shared by all workers (default: %(default)s)",
+        metavar="DIR",
+        help="folder for checkpoints and the recipe, shared by all workers (default: %(default)s)",
     )
     verb.add_argument(
-        "--every", type=float, default=30.0, help="seconds between checkpoints (default: %(default)s)"
+        "--every",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds between checkpoints (default: %(default)s)",
     )
     verb.add_argument(
-        "--beat", type=float, default=10.0, help="seconds between signs of life (default: %(default)s)"
+        "--beat",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds between signs of life (default: %(default)s)",
     )
-    verb.add_argument("--quiet", action="store_true", help="no progress")
-    verb.add_argument("--no-report", action="store_true", help="no page about the study in FOLDER/report")
+    verb.add_argument("--quiet", action="store_true", help="print no progress")
+    verb.add_argument("--no-report", action="store_true", help="write no page about the study to DIR/report")
     verb.set_defaults(run=run)
 
 
 def run(chosen: argparse.Namespace) -> int:
-    try:
-        from ..tuning.tune import tune
-    except ImportError as error:
-        raise _missing(error) from None
     given = {
         name: value for name in ("lrs", "noises", "factors") if (value := getattr(chosen, name)) is not None
     }
-    try:
+    with needs("tuning", "tune"):
+        from ..tuning.tune import tune
+
         recipe = tune(
             chosen.proxy,
             width=chosen.width,
@@ -125,10 +168,6 @@ def run(chosen: argparse.Namespace) -> int:
             say=None if chosen.quiet else _say,
             **given,
         )
-    except ImportError as error:
-        if (error.name or "").split(".")[0] in ("optuna", "sqlalchemy", "psycopg"):
-            raise _missing(error) from None
-        raise
     print("\n" + described(recipe, chosen.folder / "recipe.json"))
     if not chosen.no_report:
         print(_report(chosen))
@@ -144,10 +183,6 @@ def _report(chosen: argparse.Namespace) -> str:
     except (MupscaleError, OSError) as error:
         return f"note: no report: {error}"
     return f"report: {path}"
-
-
-def _missing(error: ImportError) -> MupscaleError:
-    return MupscaleError(f'tuning needs {error.name or error}: pip install "mupscale[tune]"')
 
 
 def _say(line: str) -> None:

@@ -52,6 +52,11 @@ def family_plan(
     `parse_multipliers` reads. `export="granite"` grows Llama-like models into Granite, whose configuration shows
     the multipliers; `export="untie"` gives the readout a tensor of its own, and its plan is static: the outputs
     are the base's, the training is not.
+
+    >>> sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4}
+    >>> config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97, **sizes}
+    >>> family_plan(config, 2).plan["model.layers.0.mlp.up_proj.weight"].wide_shape
+    (80, 64)
     """
     started = time.monotonic()
     raw = read_config(config)

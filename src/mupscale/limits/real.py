@@ -2,6 +2,7 @@
 
 Knows: that a reference of width one has the program's units, and how to hand a model's numbers to the program. It
 is how the calculus is held against the package, so it writes no multiplier down: all of them come from a plan.
+Internal, an example for tests: none of its names is public.
 """
 
 from __future__ import annotations

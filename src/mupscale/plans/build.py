@@ -23,7 +23,8 @@ def build(make: Callable[[], nn.Module] | nn.Module, seed: int | None = None) ->
 
     A model in place of a factory, or one that the factory had built before, is copied.
 
-    >>> build(lambda: nn.Linear(10_000, 10_000)).weight.device
+    >>> from mupscale import on_meta
+    >>> on_meta(lambda: nn.Linear(10_000, 10_000)).weight.device
     device(type='meta')
     """
     if isinstance(make, nn.Module):

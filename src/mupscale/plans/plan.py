@@ -115,7 +115,11 @@ class TensorPlan:
 
 @dataclass(frozen=True)
 class Edit:
-    """A constant of the model's code that grows with it: "norm.eps" times an exact scale."""
+    """A constant of the model's code that grows with it: "norm.eps" times an exact scale.
+
+    >>> Edit("norm.eps", 1e-05, Scale.of("1/4")).new
+    2.5e-06
+    """
 
     path: str
     old: float

@@ -87,9 +87,7 @@ class Sweep:
     @property
     def expected(self) -> int:
         """Stretches in all, as far as is known: what is there, what is open, and what halving leaves of it."""
-        total, count = 0, len(self.tried)
-        for _ in self.ladder.rungs:
-            total, count = total + count, self.ladder.kept(count)
+        total = sum(self.ladder.on_rungs([t.point for t in self.tried]))
         return max(total, self.done + self.open) if self.open else self.done
 
 

@@ -94,7 +94,8 @@ def _control(known: Known) -> float | None:
     """The least loss without noise, of runs that had the whole budget."""
     tried = known.wide.tried if known.wide is not None else ()
     return min(
-        (t.loss for t in tried if t.point.is_control and t.state == "finished" and t.loss), default=None
+        (t.loss for t in tried if t.point.is_control and t.state == "finished" and t.loss is not None),
+        default=None,
     )
 
 

@@ -112,7 +112,11 @@ def _lines(
             label=f"{name}, step {end}",
         )
         drawn += line
-    controls = [t.loss for t in known.wide.tried if t.point.is_control and t.state == "finished" and t.loss]
+    controls = [
+        t.loss
+        for t in known.wide.tried
+        if t.point.is_control and t.state == "finished" and t.loss is not None
+    ]
     if of is _noise and controls:
         axes.axhline(min(controls), color=colour, linestyle="--", linewidth=1)
         drawn += [(x, min(controls)) for x, _ in drawn[:1]]

@@ -25,7 +25,11 @@ Group = Mapping[str, Any]
 
 
 class Decay(Enum):
-    """How an optimizer applies `weight_decay`."""
+    """How an optimizer applies `weight_decay`.
+
+    >>> rule_for("torch.optim.AdamW").decay.name, rule_for("torch.optim.SGD").decay.name
+    ('DECOUPLED', 'COUPLED')
+    """
 
     COUPLED = "added to the gradient"
     DECOUPLED = "multiplied by lr, beside the update"
@@ -34,7 +38,11 @@ class Decay(Enum):
 
 @dataclass(frozen=True)
 class State:
-    """Units of one state tensor; `mean_over` names the dimension a factored moment averages away."""
+    """Units of one state tensor; `mean_over` names the dimension a factored moment averages away.
+
+    >>> str(rule_for("torch.optim.Adafactor").state["row_var"].units)
+    'G^2'
+    """
 
     units: Units
     mean_over: int | None = None
@@ -286,7 +294,14 @@ def qualified_name(optimizer: type | str) -> str:
 
 
 def register_optimizer(optimizer: type | str, rule: OptimizerRule) -> None:
-    """State the units of a third-party optimizer, so that its runs can be widened."""
+    """State the units of a third-party optimizer, so that its runs can be widened.
+
+    >>> row = OptimizerRule(lr=W, decay=Decay.DECOUPLED, state={"exp_avg": G}, neutral={"betas"})
+    >>> register_optimizer("example.Lion", row)
+    >>> rule_for("example.Lion") is row
+    True
+    >>> del RULES["example.Lion"]                                     # it was for this example only
+    """
     RULES[qualified_name(optimizer)] = rule
 
 

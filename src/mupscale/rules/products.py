@@ -15,7 +15,12 @@ from ..errors import MupscaleError
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """`size` units that become k·size + pad."""
+    """`size` units that become k·size + pad.
+
+    >>> factor = Factor(16, Fraction(3), pad=2)
+    >>> str(factor), factor.wide
+    ('16x3+2', 50)
+    """
 
     size: int
     k: Fraction = Fraction(1)

@@ -46,9 +46,13 @@ class Units:
 
 
 NEUTRAL = Units()
+"""No units: a count, a momentum, a beta. Widening copies it."""
 W = Units(weight=Fraction(1))
+"""The units of a weight, and of Adam's learning rate: multiplied by s."""
 G = Units(gradient=Fraction(1))
+"""The units of a gradient, a first moment, Adam's eps: multiplied by r."""
 FILL = Units(fill=Fraction(1))
+"""The share of a tensor that is not zero padding; Adafactor's means have it in their units."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,18 @@ from .going_on import Grown, both_plans
 
 
 class TrainerHooks:
-    """What the callback does at each event of the Trainer."""
+    """The stock `Trainer` trains a grown model with it: `Trainer(..., callbacks=[HuggingFaceCallback("./wide")])`.
+
+    Every step uses each tensor's own learning rate, eps and decay, and clips by the norm that is the same at
+    every width. The scheduler, the logged rate and what is saved stay those of the stock Trainer, written at
+    the reference, so a later checkpoint is resumed in the same way. Takes the grown directory, or a plan.
+
+    >>> from torch import nn
+    >>> import mupscale as mu
+    >>> plan = mu.infer_plan(lambda n: nn.Linear(n, n), 2, 4)
+    >>> type(mu.HuggingFaceCallback(plan)).__name__                 # pass it to the Trainer
+    'HuggingFaceCallback'
+    """
 
     def __init__(self, grown: Grown) -> None:
         self.plans = both_plans(grown)
@@ -114,7 +125,7 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback
 
     class HuggingFaceCallback(TrainerHooks, TrainerCallback):
-        """See below."""
+        """`TrainerHooks` as a callback."""
 
 
 def __getattr__(name: str) -> Any:
@@ -122,12 +133,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from transformers import TrainerCallback
 
-    text = """The stock `Trainer` trains a grown model with it: `Trainer(..., callbacks=[HuggingFaceCallback("./wide")])`.
-
-    Every step uses each tensor's own learning rate, eps and decay, and clips by the norm that is the same at
-    every width. The scheduler, the logged rate and what is saved stay those of the stock Trainer, written at
-    the reference, so a later checkpoint is resumed in the same way. Takes the grown directory, or a plan.
-    """
-    made = type(name, (TrainerHooks, TrainerCallback), {"__module__": __name__, "__doc__": text})
+    made = type(
+        name, (TrainerHooks, TrainerCallback), {"__module__": __name__, "__doc__": TrainerHooks.__doc__}
+    )
     globals()[name] = made  # one class, so that it can be pickled and found again
     return made

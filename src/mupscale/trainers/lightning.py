@@ -20,7 +20,18 @@ _SHARDING = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAF
 
 
 class FitHooks:
-    """What the callback does at each event of a fit."""
+    """Lightning trains a grown model with it: `Trainer(callbacks=[LightningCallback("wide.ckpt")])`.
+
+    Every step uses each tensor's own learning rate, eps and decay, and `gradient_clip_val` clips by the norm that is
+    the same at every width. Schedulers, logged rates and what is saved stay as they are, written at the reference.
+    Takes the grown checkpoint, a grown directory or a plan, and what the module puts before the plan's names.
+
+    >>> from torch import nn
+    >>> import mupscale as mu
+    >>> plan = mu.infer_plan(lambda n: nn.Linear(n, n), 2, 4)
+    >>> type(mu.LightningCallback(plan)).__name__                   # pass it to the Trainer
+    'LightningCallback'
+    """
 
     def __init__(self, grown: Grown, prefix: str = "model.") -> None:
         self.plans = both_plans(grown)
@@ -103,18 +114,12 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
     class LightningCallback(FitHooks, Callback):
-        """See below."""
+        """`FitHooks` as a callback."""
 
 
 def __getattr__(name: str) -> Any:
     if name != "LightningCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    text = """Lightning trains a grown model with it: `Trainer(callbacks=[LightningCallback("wide.ckpt")])`.
-
-    Every step uses each tensor's own learning rate, eps and decay, and `gradient_clip_val` clips by the norm that is
-    the same at every width. Schedulers, logged rates and what is saved stay as they are, written at the reference.
-    Takes the grown checkpoint, a grown directory or a plan, and what the module puts before the plan's names.
-    """
-    made = type(name, (FitHooks, _callback()), {"__module__": __name__, "__doc__": text})
+    made = type(name, (FitHooks, _callback()), {"__module__": __name__, "__doc__": FitHooks.__doc__})
     globals()[name] = made  # one class, so that it can be pickled and found again
     return made

@@ -43,6 +43,15 @@ def widen_lightning_checkpoint(
     `prefix` is what the LightningModule puts before the plan's names. An optimizer is told from what it keeps, unless
     named in `optimizers`. One made from `self.parameters()`, or from named parameters, needs nothing more; for others
     `names` holds, for every optimizer, its parameters' names group by group.
+
+    >>> import tempfile, mupscale as mu
+    >>> plan, base = mu.infer_plan(lambda n: torch.nn.Linear(n, n), 2, 4), torch.nn.Linear(2, 2)
+    >>> saved = {f"model.{name}": tensor for name, tensor in base.state_dict().items()}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save({"state_dict": saved, "optimizer_states": []}, f"{folder}/base.ckpt")
+    ...     widen_lightning_checkpoint(f"{folder}/base.ckpt", f"{folder}/wide.ckpt", plan)
+    ...     torch.load(f"{folder}/wide.ckpt")["state_dict"]["model.weight"].shape
+    torch.Size([4, 4])
     """
     path, out = Path(path), Path(out)
     described = read_tree(path)  # checks the archive, without loading a tensor

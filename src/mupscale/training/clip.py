@@ -42,12 +42,30 @@ def grad_norm(model: nn.Module, plan: Plan, p: float = 2.0) -> Tensor:
 
 
 def clip_grad_norm_(model: nn.Module, plan: Plan, max_norm: float, p: float = 2.0) -> Tensor:
-    """Scale all gradients so that their reference norm is at most `max_norm`; returns the norm before."""
+    """Scale all gradients so that their reference norm is at most `max_norm`; returns the norm before.
+
+    >>> import mupscale as mu
+    >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
+    >>> plan, model = mu.infer_plan(make, 4, 8), make(8)                # the bound is written at width 4
+    >>> model(torch.ones(1, 3)).sum().backward()
+    >>> before = clip_grad_norm_(model, plan, 0.01)
+    >>> round(float(grad_norm(model, plan)), 5), bool(before > 0.01)
+    (0.01, True)
+    """
     return _clip_norm(_parameters(model, plan), plan, max_norm, p)
 
 
 def clip_grad_value_(model: nn.Module, plan: Plan, value: float) -> None:
-    """Clamp every gradient entry to `value` as written at the reference: r · value here."""
+    """Clamp every gradient entry to `value` as written at the reference: r · value here.
+
+    >>> import mupscale as mu
+    >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
+    >>> plan, model = mu.infer_plan(make, 4, 8), make(8)
+    >>> model(torch.ones(1, 3)).sum().mul(1e6).backward()
+    >>> clip_grad_value_(model, plan, 0.5)
+    >>> [float(p.grad.abs().max()) for p in model.parameters()]         # r is 1/2, 1/2, 1, 1
+    [0.25, 0.25, 0.5, 0.5]
+    """
     _clip_value(_parameters(model, plan), plan, value)
 
 
@@ -89,6 +107,16 @@ def clip_(
 
     A pre-hook: it sees the gradients that are stepped, so it works with gradient accumulation and inside
     other people's trainers. Turn their own clipping off. `widen` and `upscale` carry it along.
+
+    >>> import mupscale as mu
+    >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
+    >>> plan, model = mu.infer_plan(make, 4, 8), make(8)
+    >>> optimizer = torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, lr=1e-3))
+    >>> _ = clip_(optimizer, plan, model, max_norm=0.01)
+    >>> model(torch.ones(1, 3)).sum().backward()
+    >>> optimizer.step()
+    >>> round(float(grad_norm(model, plan)), 5)
+    0.01
     """
     several = tuple(optimizers) if isinstance(optimizers, Sequence) else (optimizers,)
     if max_norm is None and max_value is None:

@@ -26,7 +26,11 @@ Probe = Callable[[nn.Module], Any]
 
 @dataclass(frozen=True)
 class Coordinates:
-    """The measured changes, by module, one number for every width."""
+    """The measured changes, by module, one number for every width.
+
+    >>> Coordinates((64, 128, 256), {"readout": (0.5, 0.25, 0.125)}).slopes
+    {'readout': -1.0}
+    """
 
     widths: tuple[int, ...]
     changes: dict[str, tuple[float, ...]]
@@ -86,6 +90,21 @@ def coordinate_check(
     """Measure how far every module's output moves in `steps` steps, at several widths, averaged over seeds.
 
     `start(width, seed)` returns a fresh run, `step(run, i)` trains it, `probe(model)` runs a fixed batch.
+
+    >>> import mupscale as mu
+    >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
+    >>> x = torch.ones(4, 3)
+    >>> def start(width, seed):
+    ...     model, plan = make(width), mu.infer_plan(make, 8, width)
+    ...     mu.init_(model, plan, std=make(8), seed=seed)
+    ...     return Run(model, torch.optim.SGD(mu.param_groups(model, plan, torch.optim.SGD, lr=0.1)))
+    >>> def step(run, i):
+    ...     run.optimizers[0].zero_grad()
+    ...     run.model(x).square().mean().backward()
+    ...     run.optimizers[0].step()
+    >>> check = coordinate_check(start, step, lambda model: model(x), widths=(8, 16), steps=1, seeds=1)
+    >>> list(check.slopes)                                          # the first layer, the readout, the model
+    ['0', '2', '']
     """
     changes: dict[str, list[float]] = {}
     for width in widths:

@@ -188,7 +188,15 @@ def _chosen(model: nn.Module, plan: Plan, parameters: Chosen) -> dict[str, nn.Pa
 
 
 def set_lr_(optimizer: Optimizer, lr: float | Tensor) -> None:
-    """Set the reference learning rate: every group gets it times its own factor."""
+    """Set the reference learning rate: every group gets it times its own factor.
+
+    >>> import torch, mupscale as mu
+    >>> plan, model = mu.infer_plan(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(4, 4)
+    >>> optimizer = torch.optim.AdamW(param_groups(model, plan, torch.optim.AdamW, lr=0.1))
+    >>> set_lr_(optimizer, 0.2)
+    >>> [group["lr"] for group in optimizer.param_groups]
+    [0.1, 0.2]
+    """
     for group in optimizer.param_groups:
         value = lr * _factor(group)
         if isinstance(group["lr"], Tensor):
@@ -201,6 +209,11 @@ def reference_lr(optimizer: Optimizer) -> float:
     """The reference learning rate behind all groups; raises when they do not agree.
 
     Schedulers that write one absolute rate into every group are the usual reason.
+
+    >>> import torch, mupscale as mu
+    >>> plan, model = mu.infer_plan(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(4, 4)
+    >>> reference_lr(torch.optim.AdamW(param_groups(model, plan, torch.optim.AdamW, lr=0.1)))
+    0.1
     """
     rates = [float(group["lr"]) / _factor(group) for group in optimizer.param_groups]
     spread = max(rates) - min(rates)

@@ -35,7 +35,7 @@ vector, its length."""
 
 @dataclass(frozen=True)
 class MupNoise:
-    """The paper's Algorithm 1: one σ̄ for all tensors, or one for each by name.
+    """The paper's Algorithm 2: one σ̄ for all tensors, or one for each by name.
 
     >>> MupNoise(0.3).sigma
     0.3
@@ -48,7 +48,14 @@ class MupNoise:
 
 @dataclass(frozen=True)
 class SignalNoise:
-    """Noise whose spectral norm is t times that of the widened tensor, resolved per tensor to σ̄."""
+    """Noise whose spectral norm is t times that of the widened tensor, resolved per tensor to σ̄.
+
+    >>> import mupscale as mu
+    >>> base = torch.nn.Linear(4, 4)
+    >>> wide = mu.upscale(base, lambda: torch.nn.Linear(8, 8), SignalNoise(0.2))
+    >>> list(wide.provenance["noise"]["sigmas"])
+    ['weight']
+    """
 
     t: float
     vectors: bool = False
@@ -59,6 +66,13 @@ class PairedNoise:
     """Noise that sums to zero over the copies along the in axis: outputs do not move, gradients of copies do.
 
     Tensors without copies along an in axis get none and are listed.
+
+    >>> import mupscale as mu
+    >>> make = lambda n: torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.Tanh(), torch.nn.Linear(n, 1))
+    >>> base, x = make(4), torch.ones(1, 3)
+    >>> wide = mu.upscale(base, lambda: make(8), PairedNoise(1.0)).model
+    >>> torch.allclose(wide(x), base(x), atol=1e-5)
+    True
     """
 
     sigma: float | Mapping[str, Sigma]
@@ -106,6 +120,11 @@ def resolve_noise(
 
     `plan` leads from the base to the wide model; `reference`, from the reference to the base (by default the
     base is its own reference). `base` holds the base's tensors, or measures them where they lie.
+
+    >>> from mupscale import Axis
+    >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 2x4"), Axis.parse("in: 2x4")))})
+    >>> resolve_noise(MupNoise(0.3), plan, {}).stds                 # σ̄ over the root of the growth
+    {'w': 0.15}
     """
     measure = base if callable(base) else lambda name, stacked: norms_of(source_of(plan[name], base), stacked)
     sigmas: dict[str, Sigma] = {}

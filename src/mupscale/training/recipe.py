@@ -20,6 +20,8 @@ from ..rules.optimizers import qualified_name
 from .noises import MupNoise, Noise, PairedNoise
 
 FORMAT = "mupscale recipe 1"
+NO_SCHEDULE = "none"
+"""What stands for a constant learning rate where a schedule is named; None is for not known."""
 FEW_UNITS = 100
 """Below about this many units a proxy is too narrow for its optimum to be that of wide models."""
 
@@ -133,6 +135,8 @@ class Recipe:
     @staticmethod
     def read(path: str | Path) -> Recipe:
         """A recipe from its file."""
+        if not Path(path).is_file():
+            raise MupscaleError(f"{path}: no such file; mupscale tune writes recipe.json into its folder")
         return Recipe.from_json(Path(path).read_text(encoding="utf-8"))
 
     def check(self, plan: Plan, reference: Plan | None, optimizers: Iterable[object] = ()) -> None:

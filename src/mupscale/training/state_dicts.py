@@ -33,7 +33,13 @@ def widen_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tenso
 
 
 def narrow_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
-    """The way back of `widen_state_dict`: the average of the copies."""
+    """The way back of `widen_state_dict`: the average of the copies.
+
+    >>> from mupscale import infer_plan
+    >>> plan, state = infer_plan(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(2, 2).state_dict()
+    >>> bool((narrow_state_dict(widen_state_dict(state, plan), plan)["weight"] == state["weight"]).all())
+    True
+    """
     return carry_tensors(state, Direction(plan, back=True))
 
 
@@ -93,6 +99,14 @@ def widen_optimizer_state_dict(
 
     `names` gives the parameters' names in the order of the groups when the state dict has none. Load the
     result into `optimizer(groups_for(model, result))`.
+
+    >>> import torch
+    >>> from mupscale import infer_plan
+    >>> plan, base = infer_plan(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(2, 2)
+    >>> state = torch.optim.AdamW(base.named_parameters(), lr=0.1).state_dict()
+    >>> wide = widen_optimizer_state_dict(state, plan, torch.optim.AdamW)
+    >>> [(group["param_names"], group["lr"]) for group in wide["param_groups"]]
+    [(['weight'], 0.05), (['bias'], 0.1)]
     """
     return _carry(state, Direction(plan), optimizer, names, rules)
 
@@ -105,12 +119,31 @@ def narrow_optimizer_state_dict(
     names: Sequence[str] | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> dict[str, Any]:
-    """The way back of `widen_optimizer_state_dict`."""
+    """The way back of `widen_optimizer_state_dict`.
+
+    >>> import torch
+    >>> from mupscale import infer_plan
+    >>> plan, wide = infer_plan(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(4, 4)
+    >>> state = torch.optim.AdamW([("weight", wide.weight)], lr=0.05).state_dict()
+    >>> narrow_optimizer_state_dict(state, plan, torch.optim.AdamW)["param_groups"][0]["lr"]
+    0.1
+    """
     return _carry(state, Direction(plan, back=True), optimizer, names, rules)
 
 
 def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Parameter groups of `model` in the order and with the settings of a carried state dict."""
+    """Parameter groups of `model` in the order and with the settings of a carried state dict.
+
+    >>> import torch
+    >>> from mupscale import infer_plan
+    >>> plan, base, wide = infer_plan(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(2, 2), nn.Linear(4, 4)
+    >>> state = torch.optim.AdamW(base.named_parameters(), lr=0.1).state_dict()
+    >>> state = widen_optimizer_state_dict(state, plan, torch.optim.AdamW)
+    >>> optimizer = torch.optim.AdamW(groups_for(wide, state))
+    >>> optimizer.load_state_dict(state)
+    >>> [group["lr"] for group in optimizer.param_groups]
+    [0.05, 0.1]
+    """
     parameters = {name: t for name, kind, t in named_tensors(model) if kind == "parameter"}
     groups = []
     strangers = [n for group in state["param_groups"] for n in group["param_names"] if n not in parameters]

@@ -55,6 +55,15 @@ class NoiseRow:
 
 @dataclass(frozen=True)
 class NoiseReport:
+    """What noise did, tensor by tensor, and to the loss; prints as a table.
+
+    >>> row = NoiseRow("0.weight", sigma=0.1, share=0.05, lost=0.0)
+    >>> print(NoiseReport((row,), without=(), loss_before=1.0, loss_after=1.25))
+    tensor                                   noise / weight lost by rounding
+    0.weight                                          0.050             0.0%
+    loss: 1 before noise, 1.25 after
+    """
+
     rows: tuple[NoiseRow, ...]
     without: tuple[str, ...]
     loss_before: float | None
@@ -75,7 +84,15 @@ class NoiseReport:
 
 
 def noise_report(base: Run, wide: Run, loss: Loss | None = None) -> NoiseReport:
-    """What the noise of an upscaled run did: its size beside the weights, rounding, the loss before and after."""
+    """What the noise of an upscaled run did: its size beside the weights, rounding, the loss before and after.
+
+    >>> import mupscale as mu
+    >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
+    >>> base = Run(make(4))
+    >>> wide = mu.upscale(base, lambda: make(8), mu.MupNoise(0.1))
+    >>> [row.name for row in noise_report(base, wide).rows]
+    ['0.weight', '2.weight']
+    """
     if wide.plan is None or "noise" not in wide.provenance:
         raise MupscaleError("noise_report needs a run that came from upscale")
     tensors = {name: t.detach() for name, _, t in named_tensors(base.model)}

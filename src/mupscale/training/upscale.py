@@ -107,11 +107,13 @@ def at_recipe(recipe: Recipe, run: Run, plan: Plan, rules: Mapping[str, Optimize
     if since is not None and run.optimizers:
         same = Grown.all_of(plan, since) == Grown.all_of(plan, run.reference)
         written = list(settings_at(since, run, rules))
-        if not same and all(isclose(s.get("lr_factor", 0.0), 1.0, rel_tol=1e-9) for s in written):
+        if not same and all(isclose(s["lr_factor"], 1.0, rel_tol=1e-9) for s in written):
             grows = any(entry.grows for entry in since.tensors.values())
             run = replace_run(run, reference=since if grows else None)
     recipe.check(plan, run.reference, run.optimizers)
+    _check_rates(run, rules)
     schedules = {type(scheduler).__name__ for scheduler in run.schedulers}
+    # A run without a schedule may be given one after it has grown: that is not known, and not none.
     told = recipe.differences(schedule="+".join(sorted(schedules)) or None)
     others = recipe.other_constants(settings_at(run.since_reference, run, rules))
     if others:
@@ -119,6 +121,18 @@ def at_recipe(recipe: Recipe, run: Run, plan: Plan, rules: Mapping[str, Optimize
     for line in told:
         warnings.warn(line, stacklevel=3)
     return run
+
+
+def _check_rates(run: Run, rules: Mapping[str, OptimizerRule] | None) -> None:
+    """Raise when rates do not stand in the proportions that μP gives them at the run's reference."""
+    if all(isclose(s["lr_factor"], 1.0, rel_tol=1e-9) for s in settings_at(run.since_reference, run, rules)):
+        return
+    what = "the learning rates of its tensors are not in the proportions of the reference that the run names"
+    remedy = (
+        "train the base with mu.param_groups(model, plan since the reference, …); for a base that was trained without "
+        "μP, tune the proxy with reference= the base's width, and leave reference= out of the run"
+    )
+    raise_faults("this recipe does not hold here", [Fault("param_groups", what, remedy)])
 
 
 def settings_at(
@@ -129,7 +143,7 @@ def settings_at(
     for optimizer in run.optimizers:
         rule = rule_for(type(optimizer), rules)
         for group in optimizer.param_groups:
-            settings = {key: value for key, value in group.items() if key != "params"}
+            settings = {"lr_factor": 1.0, **{key: value for key, value in group.items() if key != "params"}}
             for parameter in group["params"]:
                 name = resolve(names.get(id(parameter), ""), since)
                 factors = {} if name is None else factors_of(rule, settings, since[name])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
@@ -87,13 +88,22 @@ def again(call: Callable[[], T], patience: float = PATIENCE) -> T:
     >>> again(call)
     7
     """
-    began, pause = monotonic(), 0.1
+    began, pause, said = monotonic(), 0.1, False
     while True:
         try:
             return call()
         except Exception as error:
-            if not _passes(error) or monotonic() - began > patience:
+            if not _passes(error):
                 raise
+            away = monotonic() - began
+            if away > patience:
+                why = str(error.__cause__ or error).splitlines()[0]
+                raise MupscaleError(
+                    f"the database was not to be had for {away:.0f} s: {why}; start it, or check --storage, and run again"
+                ) from error
+            if away > 5 and not said:
+                print(f"waiting for the database, {patience:.0f} s at most …", file=sys.stderr, flush=True)
+                said = True
         sleep(pause * (0.5 + _PAUSES.random()))
         pause = min(2 * pause, 10.0)
 

@@ -51,18 +51,18 @@ def points_of(lrs: Iterable[float], noises: Iterable[float | None]) -> list[Poin
 def beyond(best: Point, lrs: Sequence[float], noises: Sequence[float | None]) -> list[Point]:
     """The points to add when the best one lies on an edge of the grid; none when it does not.
 
-    The grid goes on by the ratio of its last two steps. Zero noise is no edge: less than none there is not.
+    The grid goes on by the ratio of its last two steps. Where no noise is best, less of it is tried.
 
     >>> [p.lr for p in beyond(Point(0.4), [0.1, 0.2, 0.4], [None])]
     [0.8]
     >>> [p.name for p in beyond(Point(0.2, 0.1), [0.1, 0.2, 0.4], [0, 0.1, 0.2])]
     ['wide-noise=0.05-lr=0.1', 'wide-noise=0.05-lr=0.2', 'wide-noise=0.05-lr=0.4']
-    >>> beyond(Point(0.2, 0.0), [0.1, 0.2, 0.4], [0, 0.1, 0.2])
-    []
+    >>> {p.noise for p in beyond(Point(0.2, 0.0), [0.1, 0.2, 0.4], [0, 0.1, 0.2])}
+    {0.05}
     """
     more_lrs = [*lrs, *_next(best.lr, lrs)]
     positive = [noise for noise in noises if noise]
-    more_noises = [*noises, *(_next(best.noise, positive) if best.noise else [])]
+    more_noises = [*noises, *_next(best.noise or min(positive), positive)] if positive else noises
     known = set(points_of(lrs, noises))
     return [point for point in points_of(more_lrs, more_noises) if point not in known]
 

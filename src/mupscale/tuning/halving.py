@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 from math import inf
+from operator import mul
 
 from .grid import Point, beyond, points_of
 
@@ -36,6 +37,10 @@ class Stretch:
         return f"{self.point.name} to step {self.end}"
 
 
+LEAST = 10
+"""Steps before the first comparison: a loss is reported before its step, so the first ones are the same for all."""
+
+
 @dataclass(frozen=True)
 class Ladder:
     """Where runs are compared, in steps, and which share of them goes on."""
@@ -49,82 +54,83 @@ class Ladder:
         >>> Ladder.of(80, (0.125, 0.25, 0.5), 0.5).rungs
         (10, 20, 40, 80)
         """
-        rungs = {min(steps, max(1, round(steps * fraction))) for fraction in (*fractions, 1)}
+        rungs = {min(steps, max(LEAST, round(steps * fraction))) for fraction in (*fractions, 1)}
         return Ladder(tuple(sorted(rungs)), keep)
 
     def kept(self, count: int) -> int:
         """How many of so many go on: the share, rounded down, and one at least."""
         return max(1, int(count * self.keep))
 
-    def steps_for(self, count: int) -> int:
-        """How many steps it takes to bring `count` points up the ladder.
+    def on_rungs(self, points: Sequence[Point]) -> list[int]:
+        """How many of these points are on each rung, if none diverges.
 
-        >>> Ladder((10, 20, 40, 80)).steps_for(8), Ladder((80,)).steps_for(8)
-        (200, 640)
+        >>> Ladder((10, 20, 40)).on_rungs([Point(lr, noise) for lr in (1, 2, 4, 8) for noise in (0, 0.1)])
+        [8, 4, 2]
         """
-        total, begin = 0, 0
-        for end in self.rungs:
-            total += count * (end - begin)
-            begin, count = end, self.kept(count)
-        return total
+        counts, found = list(Counter(point.noise for point in points).values()), []
+        for _ in self.rungs:
+            found.append(sum(counts))
+            counts = [self.kept(count) for count in counts]
+        return found
 
+    def steps_for(self, points: Sequence[Point]) -> int:
+        """How many steps it takes to bring these points up the ladder.
 
-Level = Callable[[Point], object]
-"""What runs must share to be compared before the end."""
-
-
-def by_noise(point: Point) -> object:
-    """Noise costs first and pays later, so runs with other noise are compared at the end only.
-
-    Zero noise is a level of its own: "just continue the base" is always an answer.
-    """
-    return point.noise
+        >>> Ladder((10, 20, 40, 80)).steps_for([Point(lr) for lr in range(1, 9)])
+        200
+        """
+        lengths = [end - begin for begin, end in pairwise((0, *self.rungs))]
+        return sum(map(mul, self.on_rungs(points), lengths))
 
 
 def climb(
-    points: Sequence[Point],
-    results: Results,
-    ladder: Ladder,
-    level: Level = by_noise,
-    earlier: Sequence[Point] = (),
+    points: Sequence[Point], results: Results, ladder: Ladder, earlier: Sequence[Point] = ()
 ) -> tuple[list[Stretch], dict[Point, float]]:
     """The stretches that are open now, or, when there are none, the points that got to the top with their loss.
 
-    A share of every level goes on, and of those only who would have gone on among the `earlier` points.
+    A share goes on at every noise, zero noise too: noise costs first and pays later, so runs with other noise are
+    compared at the top only. Of those that go on, each must beat one of the `earlier` points that went on, if there
+    are any. One that diverges later makes room for the next.
 
     >>> climb([Point(0.1), Point(0.2)], {}, Ladder((5, 10)))[0][1].key
     'base-lr=0.2 to step 5'
     >>> done = {"base-lr=0.1 to step 5": 1.0, "base-lr=0.2 to step 5": 2.0}
     >>> [stretch.key for stretch in climb([Point(0.1), Point(0.2)], done, Ladder((5, 10)))[0]]
     ['base-lr=0.1 to step 10']
+    >>> [s.key for s in climb([Point(0.1), Point(0.2)], done | {"base-lr=0.1 to step 10": inf}, Ladder((5, 10)))[0]]
+    ['base-lr=0.2 to step 10']
     """
     begin, alive = 0, list(points)
+    missing: list[Stretch] = []
     for end in ladder.rungs:
         stretches = {point: Stretch(point, begin, end) for point in alive}
-        missing = [stretch for stretch in stretches.values() if stretch.key not in results]
+        missing += [stretch for stretch in stretches.values() if stretch.key not in results]
         if missing:
             return missing, {}
         losses = {point: results[stretch.key] for point, stretch in stretches.items()}
-        ranked = sorted((p for p in alive if losses[p] < inf), key=lambda p: (losses[p], p.lr, p.noise or 0))
+        lasting = [point for point in alive if not _diverges(point, results, ladder)]
+        ranked = sorted(lasting, key=lambda p: (losses[p], p.lr, p.noise or 0))
         if end == ladder.rungs[-1]:
             return [], {point: losses[point] for point in ranked}
-        bars = _bars(earlier, results, ladder, end, level)
-        of = Counter(map(level, alive))
-        kept = {name: [p for p in ranked if level(p) == name][: ladder.kept(n)] for name, n in of.items()}
-        alive = [p for some in kept.values() for p in some if losses[p] < bars.get(level(p), inf)]
+        bars = _bars(earlier, results, ladder, end)
+        of = Counter(point.noise for point in alive)
+        kept = {noise: [p for p in ranked if p.noise == noise][: ladder.kept(n)] for noise, n in of.items()}
+        alive = [p for some in kept.values() for p in some if losses[p] < bars.get(p.noise, inf)]
         begin = end
     return [], {}
 
 
-def _bars(
-    points: Sequence[Point], results: Results, ladder: Ladder, end: int, level: Level
-) -> dict[object, float]:
-    """For every level the largest loss at a rung with which a point has gone on."""
-    bars: dict[object, float] = {}
+def _diverges(point: Point, results: Results, ladder: Ladder) -> bool:
+    return any(results.get(Stretch(point, 0, end).key) == inf for end in ladder.rungs)
+
+
+def _bars(points: Sequence[Point], results: Results, ladder: Ladder, end: int) -> dict[float | None, float]:
+    """For every noise the largest loss at a rung with which a point has gone on, and not diverged."""
+    bars: dict[float | None, float] = {}
     following = ladder.rungs[ladder.rungs.index(end) + 1]
     for point in points:
-        if Stretch(point, end, following).key in results:
-            bars[level(point)] = max(bars.get(level(point), 0.0), results[Stretch(point, 0, end).key])
+        if Stretch(point, end, following).key in results and not _diverges(point, results, ladder):
+            bars[point.noise] = max(bars.get(point.noise, 0.0), results[Stretch(point, 0, end).key])
     return bars
 
 
@@ -177,32 +183,35 @@ Propose = Callable[[int, Mapping[Point, float]], list[Point]]
 
 
 def sampled_agenda(
-    first: Sequence[Point], propose: Propose, generations: int, results: Results, ladder: Ladder
+    first: Sequence[Point],
+    propose: Propose,
+    generations: int,
+    results: Results,
+    ladder: Ladder,
+    on_edge: Callable[[Point], bool],
 ) -> Agenda:
     """Generation after generation, each proposed from what the ones before found."""
 
     def follow(turn: int, points: list[Point], top: Mapping[Point, float]) -> tuple[list[Point], bool]:
         if turn == generations:
-            return [], True
+            best = min(top, key=lambda p: (top[p], p.lr, p.noise or 0), default=None)
+            return ([best] if best is not None and on_edge(best) else []), True
         seen = {point: top.get(point, inf) for point in points}
         return [point for point in propose(turn, seen) if point not in seen], False
 
-    # Proposed points hardly ever share their noise, so all that have some are compared.
-    return _turns(list(first), results, ladder, follow, level=lambda point: point.is_control)
+    return _turns(list(first), results, ladder, follow)
 
 
 Follow = Callable[[int, list[Point], Mapping[Point, float]], tuple[list[Point], bool]]
 """From a turn's number, all points and the losses at the top: the points that come next, and whether it was the last turn."""
 
 
-def _turns(
-    new: list[Point], results: Results, ladder: Ladder, follow: Follow, level: Level = by_noise
-) -> Agenda:
+def _turns(new: list[Point], results: Results, ladder: Ladder, follow: Follow) -> Agenda:
     """Points in turns, each decided by what the ones before found; those left over at the end lie beyond an edge."""
     points, top, steps = list[Point](), dict[Point, float](), 0
     for turn in count():
-        steps += sum(map(ladder.steps_for, Counter(map(level, new)).values()))
-        missing, reached = climb(new, results, ladder, level, points)
+        steps += ladder.steps_for(new)
+        missing, reached = climb(new, results, ladder, points)
         points += new
         top |= reached
         if missing:

@@ -9,7 +9,7 @@ import hashlib
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.optimizers import qualified_name
 from ..training.run import Run
+from .digest import digest_of
 
 Report = Callable[[int, "float | Tensor"], None]
 Train = Callable[[Run, int, Report], object]
@@ -50,6 +51,7 @@ class Proxy:
     batch: int | None = None
     """The batch size, to be remembered by the recipe."""
     digest: str = ""
+    """What tells it from others, so that a study is not gone on with by another; by default of its functions' code."""
 
     def __post_init__(self) -> None:
         faults = [
@@ -81,9 +83,10 @@ _FIELDS = ("build", "train", "optimizer", "settings", "schedule", "loss", "devic
 def read_proxy(source: Proxy | ModuleType | str | Path) -> Proxy:
     """A proxy from a file, or from a module that was imported."""
     if isinstance(source, Proxy):
-        return source
+        parts = (source.build, source.train, source.schedule, source.loss)
+        return source if source.digest else replace(source, digest=digest_of(*parts))
     if isinstance(source, ModuleType):
-        return _from(source, "")
+        return read_proxy(_from(source, ""))
     path = Path(source)
     return _from(load_file(path), hashlib.sha256(path.read_bytes()).hexdigest()[:16])
 

@@ -6,11 +6,14 @@ Deterministic: the same point is the same run in every process.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from ..errors import MupscaleError
 from ..plans.infer import infer_plan
@@ -24,6 +27,11 @@ from .checkpoint import restore_, seed_
 from .grid import Point
 from .proxy import Proxy
 from .settings import Settings
+
+
+def _constant(optimizer: Optimizer, _: int) -> Any:
+    return LambdaLR(optimizer, lambda step: 1.0)
+
 
 _SCHEMES: dict[str, Any] = {"sigma": MupNoise, "t": SignalNoise, "paired": PairedNoise}
 
@@ -67,10 +75,13 @@ class Runs:
             init_(model, since, std=self.proxy.build(self.settings.at), seed=self.settings.seed)
         run = self._with_optimizer(model, since, lr)
         seed_(self.settings.seed)
-        return self._scheduled(run, self.settings.steps)
+        return self._scheduled(run, self.settings.steps, self.proxy.schedule)
 
-    def wide(self, point: Point, parts: dict[str, Any], at_base: bool) -> Run:
-        """The run that goes on from the best base with a point's noise and learning rate, on a schedule of its own."""
+    def wide(self, point: Point, parts: dict[str, Any], at_base: bool, constant: bool = False) -> Run:
+        """The run that goes on from the best base with a point's noise and learning rate, on a schedule of its own.
+
+        `constant` puts a schedule that changes nothing in the place of the proxy's.
+        """
         base = self.base(point.lr)
         restore_(base, parts)
         for optimizer in base.optimizers:
@@ -89,7 +100,7 @@ class Runs:
         for optimizer in run.optimizers:
             set_lr_(optimizer, point.lr)
         seed_(self.settings.seed + 1)
-        return self._scheduled(run, self.settings.after)
+        return self._scheduled(run, self.settings.after, _constant if constant else self.proxy.schedule)
 
     def noise(self, point: Point) -> Noise:
         made: Noise = _SCHEMES[self.settings.scheme](point.noise)
@@ -103,13 +114,13 @@ class Runs:
         make: Any = self.proxy.optimizer
         return Run(model, make(groups), reference=since)
 
-    def _scheduled(self, run: Run, steps: int) -> Run:
-        if self.proxy.schedule is None:
+    def _scheduled(self, run: Run, steps: int, schedule: Callable[[Optimizer, int], Any] | None) -> Run:
+        if self.proxy.schedule is None or schedule is None:
             return run
         with warnings.catch_warnings():
             # A schedule of its own on an optimizer that has been stepped: that is meant.
             warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
-            schedulers = [self.proxy.schedule(optimizer, steps) for optimizer in run.optimizers]
+            schedulers = [schedule(optimizer, steps) for optimizer in run.optimizers]
         if any(scheduler is None for scheduler in schedulers):
             raise MupscaleError("schedule(optimizer, steps) returned None; expected a scheduler")
         return replace_run(run, schedulers=schedulers)

@@ -26,7 +26,7 @@ class Settings:
 
     >>> settings = Settings(width=32, k=4, steps=100, lrs=(0.001, 0.002, 0.004))
     >>> len(settings.base_agenda({}).open), settings.wide_ladder.rungs
-    (3, (6, 50, 100))
+    (3, (10, 50, 100))
     """
 
     width: int
@@ -52,6 +52,9 @@ class Settings:
     control_at_base: bool = True
     """Zero noise runs at the base's width: by the theorem it is the same run for a fraction of the cost."""
     batch: int | None = None
+    optimizer: str = ""
+    constants: str = ""
+    """Reference constants beside the learning rate, as text."""
     proxy: str = ""
     """What tells the user's file from another."""
 
@@ -120,7 +123,15 @@ class Settings:
         if noises[0] is not None:
             first += propose(-1, {}, count=len(lrs), lrs=lrs, noises=noises, seed=self.seed)
         more = partial(propose, count=len(lrs), lrs=lrs, noises=noises, seed=self.seed)
-        return sampled_agenda(first, more, self.generations, results, ladder)
+
+        def on_edge(best: Point) -> bool:
+            """Whether it lies within a sixth of an end of the range: a sampler does not hit the end itself."""
+            lines = ((best.lr, lrs), (best.noise, [noise for noise in noises if noise]))
+            return any(
+                value and line and not 1.2 * min(line) < value < max(line) / 1.2 for value, line in lines
+            )
+
+        return sampled_agenda(first, more, self.generations, results, ladder, on_edge)
 
     def as_json(self) -> dict[str, Any]:
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}

@@ -9,9 +9,10 @@ import hashlib
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import zip_longest
 from math import inf, isfinite
 from pathlib import Path
 from time import sleep
@@ -128,16 +129,15 @@ class Worker:
         losses, start = [], untrained(base.losses)
         for at_base in (True, False):
             path = self.folder / f"equality-{'base' if at_base else 'wide'}.pt"
-            make = partial(self.runs.wide, stretch.point, base.parts, at_base)
+            # Without warm-up or decay, so that a few steps move the weights.
+            make = partial(self.runs.wide, stretch.point, base.parts, at_base, constant=True)
             train_stretch(
                 self.proxy, make, stretch, path, total=self.settings.after, start=start, owned=owned
             )
             found = kept(path)
             assert found is not None
             losses.append(found.losses)
-        # Where both diverge there is nothing more to compare; the first loss is there whatever comes after.
-        pairs = [(a, b) for a, b in zip(*losses, strict=False) if isfinite(a) or isfinite(b)]
-        differ = max((abs(a - b) / max(abs(a), 1e-12) for a, b in pairs), default=inf)
+        differ = apart(*losses)
         kinds = {t.dtype for t in base.parts["model"].values() if t.is_floating_point()}
         tolerance = max(min(0.1, 3 * torch.finfo(kind).eps ** 0.5) for kind in kinds)
         return Outcome(differ, 0, 2 * stretch.end, 0.0, tolerance=tolerance)
@@ -175,3 +175,19 @@ class Worker:
         finally:
             ended.set()
             thread.join()
+
+
+def apart(narrow: Sequence[float], wide: Sequence[float]) -> float:
+    """The largest relative difference of two runs' losses; infinite when one goes on where the other diverged.
+
+    >>> apart([1.0, 0.5], [1.0, 0.625]), apart([1.0, float("nan")], [1.0, float("nan")])
+    (0.25, 0.0)
+    >>> apart([1.0, 0.9, 0.8], [1.0, float("nan")])
+    inf
+    """
+    largest = 0.0
+    for one, other in zip_longest(narrow, wide, fillvalue=inf):
+        if not (isfinite(one) or isfinite(other)):
+            break
+        largest = max(largest, abs(one - other) / max(abs(one), 1e-12) if isfinite(one - other) else inf)
+    return largest if narrow and wide else inf

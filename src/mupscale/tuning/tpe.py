@@ -48,7 +48,8 @@ def propose(
     for _ in range(count):
         asked = study.ask(space)
         found.append(Point(tidy(asked.params["lr"]), tidy(asked.params["noise"]) if positive else None))
-        study.tell(asked, min((loss for loss in seen.values() if loss < inf), default=_WORST))
+        # Told to be as bad as the worst, so that the next one is looked for elsewhere.
+        study.tell(asked, max((loss for loss in seen.values() if loss < inf), default=_WORST))
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import MupscaleError
 from ..plans.build import build
 from ..training.groups import param_groups
-from ..training.recipe import Grown, Recipe
+from ..training.recipe import NO_SCHEDULE, Grown, Recipe
 from ..training.run import Run
 from .proxy import Proxy, read_proxy
 from .settings import FACTORS, NOISES, RUNGS, Sampler, Scheme, Settings
@@ -104,6 +104,8 @@ def tune(
         seed=seed,
         control_at_base=control_at_base,
         batch=known.batch,
+        optimizer=known.optimizer_name,
+        constants=repr(sorted(known.settings.items())),
         proxy=known.digest,
     )
     place = Path(folder)
@@ -144,8 +146,9 @@ def recipe_of(worker: Worker, now: Standing, results: Mapping[str, Done]) -> Rec
         if agenda.on_edge
     ]
     if best.is_control:
+        least = min(point.noise for point in now.wide.points if point.noise)
         remarks.append(
-            "no noise is best: within this budget growing gains nothing over going on with the base"
+            f"no noise is best: within this budget noise of {least:g} and above gains nothing over going on with the base"
         )
     model = build(lambda: proxy.build(settings.at))  # for its names alone
     groups = param_groups(model, Run(model).since_reference, proxy.optimizer, lr=best.lr, **proxy.settings)
@@ -165,7 +168,7 @@ def recipe_of(worker: Worker, now: Standing, results: Mapping[str, Done]) -> Rec
         steps=settings.steps,
         wide_steps=settings.after,
         batch=settings.batch,
-        schedule=type(run.schedulers[0]).__name__ if run.schedulers else None,
+        schedule=type(run.schedulers[0]).__name__ if run.schedulers else NO_SCHEDULE,
         base_lr=base.lr,
         seed=settings.seed,
         loss=now.wide.top[best],

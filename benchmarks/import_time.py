@@ -1,0 +1,107 @@
+"""`import mupscale` takes at most 1.15 times as long as `import torch`, without extras.
+
+Fresh processes in turn: `import torch`, `import mupscale` with every extra's package blocked as if it were not
+installed, and the control, `import mupscale` followed by an extra that is there. The package is compiled first, as pip
+does when it installs it. Medians of processor time, which a busy machine disturbs least; the time of an empty process is
+taken off.
+
+    python benchmarks/import_time.py [--rounds 7]
+
+The last line is `torch=S mupscale=S ratio=R control=R loaded=N`: seconds, the ratio, the ratio with an extra, and how
+many packages of extras `import mupscale` loads where all of them are installed. The exit code is 1 when the ratio is above
+the bound, the control is not seen, or an extra is loaded; 2 when no extra is installed to be the control.
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mupscale.cli.extras import EXTRAS
+
+BOUND, SEEN = 1.15, 0.05
+PACKAGES = tuple(package for extra in EXTRAS.values() for package in extra.packages)
+CONTROLS = ("matplotlib.figure", "optuna", "transformers.trainer", "lightning")
+
+
+def compiled(folder: Path) -> dict[str, str]:
+    """An environment in which `mupscale` is a compiled copy, whatever this tree has in its caches."""
+    source = Path(__file__).resolve().parents[1] / "src" / "mupscale"
+    shutil.copytree(source, folder / "mupscale", ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(folder, quiet=1)
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def seconds(code: str, environment: Mapping[str, str]) -> float:
+    """Processor seconds of a fresh process that runs this."""
+    before = os.times()
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
+def loaded() -> list[str]:
+    """Packages of extras that `import mupscale` brings in although nobody asked for them."""
+    code = f"import mupscale, sys; print(*(p for p in {PACKAGES!r} if p in sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return found.stdout.split()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=7, help="how often each is imported")
+    rounds = parser.parse_args().rounds
+    control = next((name for name in CONTROLS if find_spec(name.partition(".")[0])), None)
+    if control is None:
+        print("needs an extra to be the control: pip install 'mupscale[plot]'")
+        return 2
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({PACKAGES!r})); import mupscale"
+    programs = {
+        "nothing": "pass",
+        "torch": "import torch",
+        "mupscale": blocked,
+        "control": f"import mupscale, {control}",
+    }
+    taken: dict[str, list[float]] = {name: [] for name in programs}
+    with TemporaryDirectory() as folder:
+        environment = compiled(Path(folder))
+        for counted in range(rounds + 1):
+            for name, program in programs.items():
+                spent = seconds(program, environment)
+                if counted:  # the first time is for the caches of files
+                    taken[name].append(spent)
+    middle = {name: median(values) for name, values in taken.items()}
+    own = {name: middle[name] - middle["nothing"] for name in ("torch", "mupscale", "control")}
+    for name, values in taken.items():
+        print(f"{name:9} {middle[name]:.2f} s   ({min(values):.2f} to {max(values):.2f})")
+    ratio, with_extra = own["mupscale"] / own["torch"], own["control"] / own["torch"]
+    extras = loaded()
+    failed = []
+    if not ratio <= BOUND:
+        failed.append(f"{ratio:.3f} times as long as torch, allowed {BOUND}")
+    if not with_extra >= ratio + SEEN:
+        failed.append(f"importing {control} as well is not seen: {with_extra:.3f} against {ratio:.3f}")
+    if extras:
+        failed.append(f"import mupscale loads {', '.join(extras)}")
+    for failure in failed:
+        print(f"FAILED: {failure}")
+    print(
+        f"\ntorch={own['torch']:.2f} mupscale={own['mupscale']:.2f} ratio={ratio:.3f} "
+        f"control={with_extra:.3f} loaded={len(extras)}"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""Draw docs/figures/dup.svg, blocks.svg and units.svg: `python docs/drawings.py`.
+
+Each stands on a light panel of its own, so that it reads the same on a light and on a dark page. What the drawings
+say in numbers is computed by the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from mupscale import Axis, TensorPlan, rule_for
+from mupscale.rules.optimizers import decay_factor
+
+FIGURES = Path(__file__).parent / "figures"
+INK, FAINT, PAPER, WRONG = "#24292f", "#6a737d", "#fbfaf7", "#b3261e"
+COLOURS = ("#f2b8a0", "#f6dca2", "#bfe0b2", "#a9d6e5", "#c3bfe8", "#eab7d4")
+
+
+class Drawing:
+    """Shapes in the order they are drawn; y grows downwards."""
+
+    def __init__(self, width: int, height: int, title: str) -> None:
+        self.head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+            f'font-family="Helvetica, Arial, sans-serif" font-size="14" role="img"><title>{escape(title)}</title>'
+        )
+        self.shapes: list[str] = []
+        self.box(0, 0, width, height, PAPER, line=PAPER, round_by=8)
+
+    def box(
+        self, x: float, y: float, w: float, h: float, fill: str, line: str = "#ffffff", round_by: float = 2
+    ) -> None:
+        self.shapes.append(
+            f'<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="{round_by}" fill="{fill}" stroke="{line}" stroke-width="1.5"/>'
+        )
+
+    def say(
+        self, x: float, y: float, text: str, *, at: str = "middle", size: int = 14, ink: str = INK, bold: bool = False
+    ) -> None:  # fmt: skip
+        weight = ' font-weight="bold"' if bold else ""
+        self.shapes.append(
+            f'<text x="{x}" y="{y}" text-anchor="{at}" font-size="{size}" fill="{ink}"{weight}>{escape(text)}</text>'
+        )
+
+    def line(
+        self, x: float, y: float, to_x: float, to_y: float, ink: str = FAINT, width: float = 1.5
+    ) -> None:
+        self.shapes.append(
+            f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" stroke="{ink}" stroke-width="{width}"/>'
+        )
+
+    def arrow(self, x: float, y: float, length: float) -> None:
+        self.line(x, y, x + length, y, width=2)
+        tip = x + length
+        self.shapes.append(f'<path d="M{tip} {y} l-8 -5 v10 z" fill="{FAINT}"/>')
+
+    def __str__(self) -> str:
+        return "\n".join([self.head, *self.shapes, "</svg>"]) + "\n"
+
+
+def matrix(drawing: Drawing, x: float, y: float, cells: Sequence[Sequence[int]], size: int) -> None:
+    for i, row in enumerate(cells):
+        for j, entry in enumerate(row):
+            drawing.box(x + j * size, y + i * size, size, size, COLOURS[entry])
+            drawing.say(x + (j + 0.5) * size, y + (i + 0.5) * size + 5, "abcdef"[entry])
+
+
+def dup() -> Drawing:
+    """A matrix and a bias, each entry beside its copies."""
+    drawing, size = Drawing(860, 330, "Duplication: each entry beside its copies"), 34
+    base = [[0, 1, 2], [3, 4, 5]]
+    wide = [[base[i // 2][j // 2] for j in range(6)] for i in range(4)]
+    drawing.say(30, 32, "A matrix that grows in and out, k = 2", at="start", bold=True)
+    matrix(drawing, 60, 92, base, size)
+    drawing.say(111, 80, "W, 2 × 3", ink=FAINT)
+    drawing.arrow(190, 126, 70)
+    drawing.say(306, 131, "½ ·", size=20)
+    matrix(drawing, 335, 58, wide, size)
+    drawing.say(437, 50, "dup(W), 4 × 6", ink=FAINT)
+    notes = (
+        "copies lie side by side",
+        "four copies of each entry: c = 4",
+        "twice the terms in each sum: s = ½",
+    )
+    for i, note in enumerate((*notes, "each copy gets a share: r = 1/(s c) = ½")):
+        drawing.say(558, 86 + 24 * i, note, at="start", size=12)
+    drawing.line(30, 222, 830, 222, ink="#e3e0d8")
+    drawing.say(30, 250, "A bias, gain or embedding: grows out only", at="start", bold=True)
+    matrix(drawing, 60, 274, [[0, 3]], size)
+    drawing.arrow(190, 291, 70)
+    drawing.say(306, 296, "1 ·", size=20)
+    matrix(drawing, 335, 274, [[0, 0, 3, 3]], size)
+    drawing.say(558, 284, "nothing sums over it: s = 1", at="start", size=12)
+    drawing.say(558, 308, "two copies share its gradient: r = ½", at="start", size=12)
+    return drawing
+
+
+def heads(drawing: Drawing, y: float, queries: Sequence[int], keys: Sequence[int], ink: str = FAINT) -> None:
+    """Query heads above the key-value heads that they read, in equal groups."""
+    per, size = len(queries) // len(keys), 44
+    start = 433 - len(queries) * (size + 6) / 2
+    for i, query in enumerate(queries):
+        x = start + i * (size + 6)
+        key_x = start + (i // per + 0.5) * per * (size + 6) - 3
+        drawing.line(x + size / 2, y + 32, key_x, y + 66, ink=ink)
+        drawing.box(x, y, size, 32, COLOURS[query])
+        drawing.say(x + size / 2, y + 21, f"q{query}")
+    for i, key in enumerate(keys):
+        x = start + (i + 0.5) * per * (size + 6) - 3 - 30
+        drawing.box(x, y + 66, 60, 32, "#d9d6ce" if key else "#efece4", line=FAINT)
+        drawing.say(x + 30, y + 87, f"k{key}, v{key}")
+
+
+def blocks() -> Drawing:
+    """Grouped-query attention: groups move whole, heads alone do not."""
+    drawing = Drawing(860, 470, "Blocks: query heads move with the key head that they read")
+    drawing.say(30, 32, "Base: four query heads, two key-value heads", at="start", bold=True)
+    heads(drawing, 48, (0, 1, 2, 3), (0, 1))
+    drawing.say(30, 186, "Exact: whole groups are copied", at="start", bold=True)
+    drawing.say(830, 186, "query rows: (2 groups, k = 2) × (2 heads) × (D)", at="end", ink=FAINT, size=13)
+    heads(drawing, 202, (0, 1, 0, 1, 2, 3, 2, 3), (0, 0, 1, 1))
+    drawing.say(30, 340, "Wrong: heads are copied one by one", at="start", bold=True, ink=WRONG)
+    drawing.say(830, 340, "the same logits, other gradients", at="end", ink=WRONG, size=13)
+    heads(drawing, 356, (0, 0, 1, 1, 2, 2, 3, 3), (0, 0, 1, 1), ink=WRONG)
+    return drawing
+
+
+def factors(kind: str, k: int) -> list[str]:
+    """s, c, r, and what AdamW's settings and state are multiplied by, of a tensor of this kind."""
+    out, into = Axis.parse(f"out: 6x{k}"), Axis.parse(f"in: 6x{k}")
+    fixed = Axis.fixed(6)
+    axes = {"out": (out, fixed), "in and out": (out, into), "in": (fixed, into)}[kind]
+    change, rule = TensorPlan(("w",), axes).change, rule_for("torch.optim.AdamW")
+    rate = change.factor(rule.lr)
+    decay = decay_factor(rule.decay, change, rate)
+    state = [change.factor(rule.state[key].units) for key in ("exp_avg", "exp_avg_sq")]
+    eps = change.factor(rule.hyper["eps"])  # type: ignore[arg-type]
+    sgd = change.factor(rule_for("torch.optim.SGD").lr)
+    return [str(x) for x in (change.s, change.c, change.r, rate, eps, decay, *state, sgd)]
+
+
+def units() -> Drawing:
+    """Three kinds of tensor, and every number that follows from s and c."""
+    drawing = Drawing(860, 430, "Units: every factor follows from s and c")
+    columns = {
+        "first layer, bias": ("out", 410),
+        "hidden matrix": ("in and out", 590),
+        "readout": ("in", 750),
+    }
+    drawing.say(30, 32, "Width 6 becomes 24: k = 4", at="start", bold=True)
+    drawing.say(30, 88, "growing sides in orange", at="start", ink=FAINT, size=13)
+    for title, (kind, x) in columns.items():
+        tall, wide = (54 if "out" in kind else 22), (54 if "in" in kind else 22)
+        drawing.say(x, 32, title, bold=True)
+        drawing.box(x - wide / 2, 84 - tall / 2, wide, tall, "#efece4", line=FAINT)
+        if "out" in kind:
+            drawing.line(x - wide / 2, 84 - tall / 2, x - wide / 2, 84 + tall / 2, ink="#d9622b", width=5)
+        if "in" in kind:
+            drawing.line(x - wide / 2, 84 - tall / 2, x + wide / 2, 84 - tall / 2, ink="#d9622b", width=5)
+    rows = (
+        ("weight scale s", "W"), ("copies c", ""), ("gradient scale r = 1/(s c)", "G"), ("AdamW: learning rate", "W"),
+        ("AdamW: eps", "G"), ("AdamW: decay", "1/lr"), ("first moment", "G"), ("second moment", "G²"),
+        ("SGD: learning rate", "W/G"),
+    )  # fmt: skip
+    told = [factors(kind, 4) for kind, _ in columns.values()]
+    for i, (label, unit) in enumerate(rows):
+        y = 150 + 31 * i
+        drawing.line(30, y - 21, 830, y - 21, ink="#e3e0d8")
+        drawing.say(30, y, label, at="start", bold=i < 3)
+        drawing.say(275, y, unit, ink=FAINT)
+        for (_, x), column in zip(columns.values(), told, strict=True):
+            drawing.say(x, y, column[i], bold=i < 3, ink=INK if column[i] != "1" else FAINT)
+    return drawing
+
+
+DRAWINGS = {"dup.svg": dup, "blocks.svg": blocks, "units.svg": units}
+
+
+if __name__ == "__main__":
+    for name, draw in DRAWINGS.items():
+        (FIGURES / name).write_text(str(draw()), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""MLPs on Forest Cover Type, with SGD and with AdamW."""

@@ -1,0 +1,142 @@
+"""`mupscale doctor`: what this installation has, what it lacks, and whether widening is exact on this machine.
+
+Reads versions without importing the packages, so it is quick and a broken package cannot break it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..errors import MupscaleError
+from .demo import DIFFERENT, EXACT, train
+from .extras import EXTRAS
+from .text import columns, size
+from .verb import add_verb
+
+CORE = ("torch", "numpy", "safetensors")
+_STEPS = 30
+
+
+def add_to(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "doctor",
+        "show versions, threads, free disk, extras and what they enable, and test this machine",
+        "Exit status 1 when a package is older than this version needs, or widening is not exact here.",
+        examples=("", "--disk /scratch"),
+    )
+    verb.add_argument(
+        "--disk", type=Path, default=Path(), metavar="DIR", help="where to look for space (default: here)"
+    )
+    verb.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    if not chosen.disk.is_dir():
+        raise MupscaleError(f"--disk {chosen.disk}: expected a folder that exists")
+    least = minimums()
+    print(columns([*_machine(chosen.disk), *_core(least)], indent=0) + "\n")
+    print(columns([("extra", "has", "enables"), *(_extra(name, least) for name in EXTRAS)], indent=0) + "\n")
+    missing = [name for name, extra in EXTRAS.items() if None in map(installed, extra.packages)]
+    if missing:
+        print(f"for what is missing: pip install 'mupscale[{','.join(missing)}]'")
+    old = [name for name in least if is_older(installed(name), least[name])]
+    if old:
+        print(f"too old: pip install --upgrade {' '.join(repr(f'{name}>={least[name]}') for name in old)}")
+    exact, control = _measured()
+    holds = exact <= EXACT and control >= DIFFERENT
+    print(
+        f"widening an MLP: {'exact' if holds else 'NOT exact'} on this machine; losses differ by {exact:.0e}, "
+        f"without the new units by {control:.0e}"
+    )
+    return 0 if holds and not old else 1
+
+
+def _machine(disk: Path) -> list[tuple[str, str]]:
+    threads = os.environ.get("OMP_NUM_THREADS")
+    told = f", OMP_NUM_THREADS={threads}" if threads else ""
+    cuda = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA device"
+    return [
+        ("mupscale", f"{__version__} in {Path(__file__).resolve().parents[1]}"),
+        ("python", f"{platform.python_version()} in {sys.prefix}"),
+        ("machine", f"{platform.system()} {platform.machine()}, {cuda}"),
+        ("threads", f"torch uses {torch.get_num_threads()} of {os.cpu_count()} cores{told}"),
+        ("disk", f"{size(shutil.disk_usage(disk).free)} free in {disk.resolve()}"),
+    ]
+
+
+def _core(least: dict[str, str]) -> list[tuple[str, str]]:
+    return [(name, _told(name, least)) for name in CORE]
+
+
+def _extra(extra: str, least: dict[str, str]) -> tuple[str, str, str]:
+    packages = EXTRAS[extra].packages
+    return extra, ", ".join(f"{name} {_told(name, least)}" for name in packages), EXTRAS[extra].enables
+
+
+def _told(name: str, least: dict[str, str]) -> str:
+    found = installed(name)
+    if found is None:
+        return "missing"
+    return f"{found} (needs {least[name]})" if is_older(found, least.get(name)) else found
+
+
+def installed(name: str) -> str | None:
+    """The version of a package that is installed, or None.
+
+    >>> installed("no-such-package") is None
+    True
+    """
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def minimums() -> dict[str, str]:
+    """The oldest versions that are supported, as the package's own metadata states them.
+
+    >>> minimums()["torch"]
+    '2.7'
+    """
+    try:
+        stated = requires("mupscale") or []
+    except PackageNotFoundError:  # run from its source, without an installation
+        return {}
+    found = (re.match(r"([\w.-]+)(?:\[[^]]*])?\s*>=\s*([\d.]+)", line) for line in stated)
+    return {match[1].lower(): match[2] for match in found if match}
+
+
+def is_older(found: str | None, least: str | None) -> bool:
+    """Whether a version is below the oldest that is supported; what follows its numbers does not count.
+
+    >>> is_older("2.13.0+cpu", "2.7"), is_older("2.6.1", "2.7"), is_older(None, "2.7")
+    (False, True, False)
+    """
+    if found is None or least is None:
+        return False
+    have, want = ([int(n) for n in re.findall(r"\d+", v.partition("+")[0])] for v in (found, least))
+    return have < want
+
+
+def _measured() -> tuple[float, float]:
+    """The largest relative difference of a loss from the base's: widened, and with settings left as they were."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        _, base, wide, control = train(_STEPS, before=30)
+    finally:
+        torch.set_num_threads(threads)
+    gaps = [max(abs(a - b) / a for a, b in zip(base, run, strict=True)) for run in (wide, control)]
+    return gaps[0], gaps[1]

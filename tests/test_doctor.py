@@ -1,0 +1,54 @@
+"""The doctor: what it prints, when it fails, and that what it knows of extras is what the package states."""
+
+import re
+from importlib.metadata import requires
+
+import pytest
+
+from mupscale.cli import doctor
+from mupscale.cli.extras import EXTRAS
+from mupscale.cli.main import main
+
+
+def stated() -> dict[str, set[str]]:
+    """Extra -> packages, by the metadata of the installed package; `all` is the others together."""
+    found: dict[str, set[str]] = {}
+    for line in requires("mupscale") or []:
+        match = re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line)
+        if match and match[2] != "all" and match[1] != "mupscale":
+            found.setdefault(match[2], set()).add(match[1])
+    return found
+
+
+def test_extras_are_those_of_the_package():
+    assert {name: set(extra.packages) for name, extra in EXTRAS.items()} == stated()
+
+
+def test_it_shows_versions_threads_disk_and_extras(capsys, tmp_path):
+    assert main(["doctor", "--disk", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    for word in ("mupscale", "python", "torch", "numpy", "safetensors", "cores", "free in", *EXTRAS):
+        assert word in said
+    assert re.search(r"exact on this machine; losses differ by \de-1\d, without the new units by", said)
+
+
+def test_a_missing_extra_is_no_fault_and_an_old_package_is(capsys, monkeypatch):
+    known = doctor.installed
+    monkeypatch.setattr(doctor, "installed", lambda name: None if name == "optuna" else known(name))
+    assert main(["doctor"]) == 0
+    assert "pip install 'mupscale[tune]'" in capsys.readouterr().out
+    monkeypatch.setattr(doctor, "installed", lambda name: "0.1" if name == "optuna" else known(name))
+    assert main(["doctor"]) == 1
+    assert "too old: pip install --upgrade 'optuna>=5.0'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("gaps", [(1e-3, 1.0), (1e-16, 1e-9)], ids=["not exact", "control too"])
+def test_it_fails_when_widening_is_not_exact_here(capsys, monkeypatch, gaps):
+    monkeypatch.setattr(doctor, "_measured", lambda: gaps)
+    assert main(["doctor"]) == 1
+    assert "NOT exact on this machine" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_not_there_is_refused(capsys):
+    assert main(["doctor", "--disk", "/no/such/folder"]) == 2
+    assert "expected a folder that exists" in capsys.readouterr().err

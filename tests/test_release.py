@@ -1,0 +1,67 @@
+"""What a release promises: one version, pages that name tests which exist, no code of a checkpoint, no secrets."""
+
+import json
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import mupscale
+from mupscale.cli.main import main
+from mupscale.files.directory import read_directory
+from tests.laws import refusal
+
+ROOT = Path(__file__).parent.parent
+yaml: Any = import_module("yaml")  # it comes with transformers and has no types of its own
+
+
+def test_the_version_stands_in_one_place():
+    found = [
+        path.relative_to(ROOT)
+        for path in (ROOT / "pyproject.toml", ROOT / "CITATION.cff", *(ROOT / "src").rglob("*.py"))
+        if re.search(rf"version.*{re.escape(mupscale.__version__)}", path.read_text(encoding="utf-8"))
+    ]
+    assert found == [Path("src/mupscale/__init__.py")]
+
+
+def test_the_security_page_names_tests_that_exist():
+    page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(test_\w+)` in `(tests/\w+\.py)`", page)
+    assert len(named) >= 5
+    for test, file in named:
+        assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{test} is not in {file}"
+    for file in re.findall(r"`(tests/\w+\.py)`", page):
+        assert (ROOT / file).is_file()
+
+
+def test_custom_code_is_never_run(tmp_path, capsys):
+    """A checkpoint with code of its own: neither reading nor planning touches it, and the user is told."""
+    marker = tmp_path / "ran"
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "modeling_evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    own = {"AutoConfig": "modeling_evil.Config", "AutoModelForCausalLM": "modeling_evil.Model"}
+    (base / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": own}))
+    (base / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    refusal(lambda: read_directory(base), "code")
+    assert main(["plan", str(base), "-k", "2"]) == 2
+    assert "code" in capsys.readouterr().err
+    assert not marker.exists()
+
+
+def test_workflows_call_the_projects_own_scripts_and_hold_no_secret():
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / ".github").rglob("*.yml")}
+    assert texts.keys() == {"ci.yml", "release.yml"}
+    for text in texts.values():
+        assert "secrets." not in text
+        assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
+        for script in re.findall(r"run: (\.ci/\w+)", text):
+            assert (ROOT / script).is_file()
+    assert ".ci/run" in texts["ci.yml"]
+    assert yaml.safe_load(texts["release.yml"])["jobs"]["publish"]["permissions"] == {"id-token": "write"}
+
+
+def test_the_citation_is_of_the_paper():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys(), "what the format requires"
+    assert len(cited["preferred-citation"]["authors"]) == 6
