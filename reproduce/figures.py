@@ -39,11 +39,13 @@ def draw_transfer(
         axes.set_xlabel(label)
         axes.spines[["top", "right"]].set_visible(False)
     every[0].set_ylabel("training loss at the end")
-    bests = [min(map(fmean, zip(*seeds, strict=True))) for both in bands.values() for seeds in both]
-    every[0].set_ylim(0.95 * min(bests), 1.6 * max(bests))
+    means = [[fmean(c) for c in zip(*seeds, strict=True)] for both in bands.values() for seeds in both]
+    bests, seen = [min(line) for line in means], [loss for line in means for loss in line if loss < inf]
+    top = min(1.6 * max(bests), 1.01 * max(seen))
+    every[0].set_ylim(min(bests) - 0.06 * (top - min(bests)), top)
     every[0].set_yscale("log")
-    every[0].yaxis.set_major_formatter("{x:.2g}")
-    every[0].yaxis.set_minor_formatter("{x:.2g}")
+    every[0].yaxis.set_major_formatter("{x:.3g}")
+    every[0].yaxis.set_minor_formatter("{x:.3g}")
     every[1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.suptitle(title, fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
