@@ -28,7 +28,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mupscale.cli.extras import EXTRAS
+from mupscale.extras import EXTRAS
 
 BOUND, SEEN = 1.15, 0.05
 PACKAGES = tuple(package for extra in EXTRAS.values() for package in extra.packages)

@@ -141,7 +141,7 @@ class Experiment:
         return {name: why for name, why in told.items() if why is not None}
 
     def jobs(self) -> list[Job]:
-        """Every run after tuning, in order."""
+        """Every run after tuning, seed by seed within a stage, so that a stop leaves whole comparisons."""
         scale = self.scale
         jobs = [Job("base", "base", seed, scale.base, scale.steps, 0) for seed in range(scale.seeds)]
         jobs += [Job("scratch", "scratch", seed, scale.wide, scale.steps, 0) for seed in range(scale.seeds)]
@@ -152,7 +152,7 @@ class Experiment:
                 width = scale.base
                 steps = scale.steps * self.setting.flops(scale.wide) // self.setting.flops(scale.base)
             jobs += [Job(stage, name, seed, width, steps, scale.steps) for seed in range(seeds)]
-        return jobs
+        return sorted(jobs, key=lambda job: (("base", "scratch", "ours", "peers").index(job.stage), job.seed))
 
     def key(self, job: Job) -> dict[str, Any] | None:
         """The key of a job's curve; None while the recipe that it needs is not there."""

@@ -6,8 +6,8 @@ from importlib.metadata import requires
 import pytest
 
 from mupscale.cli import doctor
-from mupscale.cli.extras import EXTRAS
 from mupscale.cli.main import main
+from mupscale.extras import EXTRAS
 
 
 def stated() -> dict[str, set[str]]:

@@ -267,11 +267,9 @@ def test_what_is_no_recipe_is_refused(text):
             Recipe.from_json(json.dumps({**told, **change}))
 
 
-@pytest.mark.usefixtures("planned_here")
-def test_the_command_applies_a_recipe_to_a_directory(tmp_path, capsys):
+def llama_in(folder):
+    """A tiny Llama in `base`, its plan for k = 2, and the arguments that grow it."""
     transformers = pytest.importorskip("transformers")
-    from safetensors.torch import load_file
-
     from mupscale.checkpoints.about import read_plans
     from mupscale.cli.main import main
 
@@ -280,18 +278,28 @@ def test_the_command_applies_a_recipe_to_a_directory(tmp_path, capsys):
         hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, vocab_size=31
     )  # fmt: skip
     base = transformers.LlamaForCausalLM(config)
-    base.save_pretrained(tmp_path / "base")
+    base.save_pretrained(folder / "base")
     small = ["-k", "2", "--quiet", "--workers", "1"]
-    assert main(["widen", str(tmp_path / "base"), str(tmp_path / "wide"), *small]) == 0
-    plan, _ = read_plans(tmp_path / "wide")
+    assert main(["widen", str(folder / "base"), str(folder / "wide"), *small]) == 0
+    plan, _ = read_plans(folder / "wide")
+    return base, plan, small
+
+
+@pytest.mark.usefixtures("planned_here")
+def test_the_command_applies_a_recipe_to_a_directory(tmp_path, capsys):
+    from safetensors.torch import load_file
+
+    from mupscale.cli.main import main
+
+    base, plan, small = llama_in(tmp_path)
     recipe = recipe_for(tensors=Grown.all_of(plan, None), sigma=0.01)
     recipe.save(tmp_path / "recipe.json")
     arguments = ["upscale", str(tmp_path / "base"), str(tmp_path / "noisy"), *small]
     assert main([*arguments, "--recipe", str(tmp_path / "recipe.json")]) == 0
     assert "lr=0.002" in capsys.readouterr().out
     assert main([*arguments, "--recipe", str(tmp_path / "recipe.json")]) == 0, "again: already complete"
-    wide = transformers.LlamaConfig.from_pretrained(tmp_path / "noisy")
-    live = mu.upscale(base, lambda: transformers.LlamaForCausalLM(wide), recipe=recipe, plan=plan)
+    wide = type(base.config).from_pretrained(tmp_path / "noisy")
+    live = mu.upscale(base, lambda: type(base)(wide), recipe=recipe, plan=plan)
     stored, named = load_file(tmp_path / "noisy" / "model.safetensors"), dict(live.model.named_parameters())
     assert all(torch.equal(stored[name], named[name]) for name in stored)
     exact = load_file(tmp_path / "wide" / "model.safetensors")
@@ -332,20 +340,10 @@ def test_the_command_applies_a_recipe_to_a_directory(tmp_path, capsys):
 )
 def test_the_command_reads_the_optimizer_from_its_state(optimizer, more, code, said, tmp_path, capsys):
     """Optimizer and constants are the recipe's, or others, or cannot be told; each is said in one line."""
-    transformers = pytest.importorskip("transformers")
-    from mupscale.checkpoints.about import read_plans
     from mupscale.checkpoints.trainer_groups import trainer_order
     from mupscale.cli.main import main
 
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, vocab_size=31
-    )  # fmt: skip
-    base = transformers.LlamaForCausalLM(config)
-    base.save_pretrained(tmp_path / "base")
-    small = ["-k", "2", "--quiet", "--workers", "1"]
-    assert main(["widen", str(tmp_path / "base"), str(tmp_path / "wide"), *small]) == 0
-    plan, _ = read_plans(tmp_path / "wide")
+    base, plan, small = llama_in(tmp_path)
     tuned = {"lr": 2e-3, "eps": 1e-8, "weight_decay": 0.01, "betas": [0.9, 0.999], "amsgrad": False}
     recipe_for(tensors=Grown.all_of(plan, None), sigma=0.01, constants=tuned).save(tmp_path / "recipe.json")
     if optimizer is not None:

@@ -276,3 +276,11 @@ def test_a_missing_extra_is_named_with_its_remedy(name, package):
     code = f"import sys; sys.modules[{package!r}] = None; import mupscale; mupscale.{name}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert f"mupscale.{name} needs {package}: pip install 'mupscale[" in done.stderr
+
+
+def test_a_family_plan_without_transformers_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(
+        mu.MupscaleError, match=r"family_plan needs transformers: pip install 'mupscale\[hf\]'"
+    ):
+        mu.family_plan({"model_type": "llama"}, 2)

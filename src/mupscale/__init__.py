@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .checkpoints.weights import read_plan, read_provenance, save_weights
 from .errors import Fault, MupscaleError
+from .extras import needs
 from .plans.build import build as on_meta
 from .plans.infer import infer_plan
 from .plans.plan import Edit, Plan, TensorPlan
@@ -141,10 +142,5 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, extra = _LATER[name]
-    try:
+    with needs(f"mupscale.{name}", *((extra,) if extra else ())):
         return getattr(import_module(f".{module}", __name__), name)
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if not extra or missing in ("", __name__):
-            raise
-        raise MupscaleError(f"mupscale.{name} needs {missing}: pip install 'mupscale[{extra}]'") from None

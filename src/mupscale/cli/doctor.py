@@ -19,8 +19,8 @@ import torch
 
 from .. import __version__
 from ..errors import MupscaleError
+from ..extras import EXTRAS
 from .demo import DIFFERENT, EXACT, train
-from .extras import EXTRAS
 from .text import columns, size
 from .verb import add_verb
 

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .verb import add_verb, needs
+from ..extras import needs
+from .verb import add_verb
 
 
 def add_to(verbs: Any) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MupscaleError
+from ..extras import needs
 from ..training.recipe import Recipe
 from .text import columns
-from .verb import add_verb, needs
+from .verb import add_verb
 
 
 def add_to(verbs: Any) -> None:

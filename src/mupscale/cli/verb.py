@@ -1,18 +1,13 @@
 """A verb as every verb is shown: one line in the list, a description, examples that can be typed.
 
-Knows argparse, and what to say when a package of an extra is not there. Knows nothing of what verbs do.
+Knows argparse. Knows nothing of what verbs do.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from textwrap import fill
 from typing import Any
-
-from ..errors import MupscaleError
-from .extras import EXTRAS
 
 _WIDTH = 88
 
@@ -36,25 +31,3 @@ def add_verb(verbs: Any, name: str, text: str, more: str = "", *, examples: tupl
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     return verb
-
-
-@contextmanager
-def needs(what: str, *extras: str) -> Iterator[None]:
-    """Turn the lack of an extra's package into one line that says what to install.
-
-    A package that belongs to none of the extras is somebody else's matter, and its error stays what it was.
-
-    >>> try:
-    ...     with needs("tuning", "tune"):
-    ...         raise ModuleNotFoundError("No module named 'optuna'", name="optuna.trial")
-    ... except MupscaleError as error:
-    ...     print(error)
-    tuning needs optuna: pip install 'mupscale[tune]'
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if not any(missing in EXTRAS[extra].packages for extra in extras):
-            raise
-        raise MupscaleError(f"{what} needs {missing}: pip install 'mupscale[{','.join(extras)}]'") from None

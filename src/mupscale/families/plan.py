@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import Fault, raise_faults
+from ..extras import needs
 from ..plans.build import build
 from ..plans.declare import Declared
 from ..plans.float64 import lifted_casts
@@ -61,7 +62,8 @@ def family_plan(
     started = time.monotonic()
     raw = read_config(config)
     knobs = parse_multipliers(multipliers)
-    base = config_from(raw)
+    with needs("family_plan", "hf"):
+        base = config_from(raw)
     cls = model_class(base, architecture)
     start = start_of(base, export)
     wide, wide_cls = wide_of(start, knobs, export, cls)

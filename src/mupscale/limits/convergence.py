@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import Fault, MupscaleError, raise_faults
+from ..extras import needs
 
 Numbers = NDArray[np.float64]
 
@@ -54,11 +55,9 @@ class Convergence:
         self, path: Path | str, beside: Mapping[str, Convergence] | None = None, grow_at: int | None = None
     ) -> None:
         """Outputs and errors in one figure, the errors of other runs beside; needs the `plot` extra."""
-        try:
+        with needs("a figure", "plot"):
             from matplotlib.figure import Figure
             from matplotlib.ticker import LogLocator, StrMethodFormatter
-        except ImportError:
-            raise MupscaleError("a figure needs matplotlib: pip install 'mupscale[plot]'") from None
         figure = Figure(figsize=(11, 3.8), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(1, 0.9))
         self._draw_outputs(left, grow_at)

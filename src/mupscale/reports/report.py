@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MupscaleError
+from ..extras import needs
 from .cost import bars_of, check_proxy
 from .known import know
 
@@ -40,12 +41,8 @@ def report(
     studies = [know(folder, storage, name) for folder, name in zip(folders, names, strict=True)]
     if proxy is not None:
         check_proxy(proxy, studies)
-    try:
+    with needs("a report", "plot"):
         from .page import page_of
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise MupscaleError("a report needs matplotlib: pip install 'mupscale[plot]'") from None
     page, images = page_of(studies, [bars_of(known, proxy) for known in studies])
     place = (
         Path(out) if out is not None else Path("report") if len(folders) > 1 else Path(folders[0]) / "report"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import MupscaleError
+from ..extras import needs
 from ..plans.outputs import outputs_of
 from .run import Run
 
@@ -61,10 +61,8 @@ class Coordinates:
 
     def plot(self, path: Path | str, title: str = "") -> None:
         """Write the curves to a figure; needs the `plot` extra."""
-        try:
+        with needs("a figure", "plot"):
             from matplotlib.figure import Figure
-        except ImportError:
-            raise MupscaleError("a figure needs matplotlib: pip install 'mupscale[plot]'") from None
         figure = Figure(figsize=(5.2, 3.6), layout="constrained")
         axes = figure.subplots()
         for name, ys in self.changes.items():

@@ -22,6 +22,7 @@ import torch
 from ..errors import Fault, MupscaleError, raise_faults
 from ..training.run import Run
 from .checkpoint import Kept, kept
+from .grid import Point
 from .halving import Stretch
 from .ledger import Ledger
 from .progress import line_of
@@ -119,13 +120,15 @@ class Worker:
             )
         return found
 
+    def _checkpoint(self, path: Path) -> Kept:
+        found = kept(path)
+        if found is None:
+            raise MupscaleError(f"{path} is missing: all workers need the same folder")
+        return found
+
     def _equality(self, stretch: Stretch, owned: Callable[[], bool]) -> Outcome:
         """The largest relative difference between zero noise at the two widths, as a result."""
-        base = kept(self.folder / f"base-lr={stretch.point.lr:.8g}.pt")
-        if base is None:
-            raise MupscaleError(
-                f"{self.folder}: the best base's checkpoint is missing; all workers need the same folder"
-            )
+        base = self._checkpoint(self.folder / f"{Point(stretch.point.lr).name}.pt")
         losses, start = [], untrained(base.losses)
         for at_base in (True, False):
             path = self.folder / f"equality-{'base' if at_base else 'wide'}.pt"
@@ -134,9 +137,7 @@ class Worker:
             train_stretch(
                 self.proxy, make, stretch, path, total=self.settings.after, start=start, owned=owned
             )
-            found = kept(path)
-            assert found is not None
-            losses.append(found.losses)
+            losses.append(self._checkpoint(path).losses)
         differ = apart(*losses)
         kinds = {t.dtype for t in base.parts["model"].values() if t.is_floating_point()}
         tolerance = max(min(0.1, 3 * torch.finfo(kind).eps ** 0.5) for kind in kinds)
