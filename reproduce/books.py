@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from math import inf
 from statistics import fmean
 from typing import Any
 
@@ -36,6 +37,8 @@ class Books:
     """Ours, with every point of sweep 2 charged to its end."""
     tuning: Tuning
     pays: Mapping[float, float | None]
+    below: tuple[int, int]
+    """On how many seeds ours ends below the run from scratch, and of how many."""
     hours: float
 
 
@@ -73,11 +76,11 @@ def books(experiment: Experiment) -> Books | None:
         if name in ("base", "scratch"):
             continue
         shares[name] = [None if curve["diverged"] else reached(curve["loss"], target) for _, curve in found]
-        tuned = METHODS[name].tuned
-        known = experiment.known_recipe(tuned) if tuned else None
+        method = METHODS[name]
+        known = experiment.known_recipe(method.tuned) if method.tuned and not method.control else None
         cost = tuning_of(known, setting.flops, scale.control_at_base).halving if known is not None else 0
         budget = found[0][0].steps * setting.flops(found[0][0].width)
-        entries[name] = entry(shares[name], whole, base, cost, budget)
+        entries[name] = entry(shares[name], whole, 0 if method.control else base, cost, budget)
     tuning = tuning_of(recipe, setting.flops, scale.control_at_base)
     return Books(
         target,
@@ -87,8 +90,25 @@ def books(experiment: Experiment) -> Books | None:
         entry(shares["ours"], whole, base, tuning.grid),
         tuning,
         _pays(experiment, shares["ours"], tuning),
+        _below(dict(_ends(mine)), dict(_ends(scratch))),
         experiment.store.seconds / 3600,
     )
+
+
+def _ends(found: list[tuple[Job, dict[str, Any]]]) -> Iterator[tuple[int, float]]:
+    """The seed and the final training loss of every curve."""
+    for job, curve in found:
+        yield job.seed, inf if curve["diverged"] else final(curve["loss"])
+
+
+def _below(mine: Mapping[int, float], scratch: Mapping[int, float]) -> tuple[int, int]:
+    """On how many seeds the first is lower, and how many both have.
+
+    >>> _below({0: 1.0, 1: 3.0, 2: 0.5}, {0: 2.0, 1: 2.0})
+    (1, 2)
+    """
+    both = mine.keys() & scratch.keys()
+    return sum(mine[seed] < scratch[seed] for seed in both), len(both)
 
 
 def _pays(experiment: Experiment, shares: list[Fraction | None], tuning: Tuning) -> dict[float, float | None]:
@@ -133,7 +153,8 @@ def print_books(experiment: Experiment) -> None:
     ours = known.entries["ours"].speedups
     values = [f"{a.replace(' ', '_')}={ours[a][0] if ours else 0:.2f}" for a in ACCOUNTS]
     grid = known.grid.speedups
-    print(f"{name} {' '.join(values)} both_grid={grid['both charged'][0] if grid else 0:.2f}")
+    both = f"both_grid={grid['both charged'][0] if grid else 0:.2f}"
+    print(f"{name} {' '.join(values)} {both} below={known.below[0]} of={known.below[1]}")
 
 
 def cell(told: Entry, account: str) -> str:

@@ -12,6 +12,7 @@ COLOURS = {
     "base": "#7f7f7f",
     "scratch": "#1f77b4",
     "ours": "#d62728",
+    "our_rate": "#aec7e8",
     "continue": "#7f7f7f",
     "net2wider": "#2ca02c",
     "tiling": "#9467bd",

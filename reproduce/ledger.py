@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, inf
-from statistics import fmean
+from statistics import fmean, median
 
 from mupscale import Recipe
 from mupscale.tuning.cost import ACCOUNTS, Case, Cost, Number
@@ -44,7 +44,7 @@ def still_falling(losses: Sequence[float]) -> float:
     """
     tenth = max(1, len(losses) // 10)
     before = losses[-2 * tenth : -tenth] or losses[:1]
-    return fmean(before) / fmean(losses[-tenth:]) - 1
+    return median(before) / median(losses[-tenth:]) - 1  # one spike is no trend
 
 
 def reached(losses: Sequence[float], target: float, over: int = SMOOTH) -> Fraction | None:

@@ -107,6 +107,9 @@ def section(experiment: Experiment, known: Books | None, figures: Path) -> str:
             f"{best_noise(recipe):.3g}, all at width {setting.reference}. {' '.join(_sentences(recipe.remarks))}".strip(),
             "",
         ]
+    lines.append(
+        "* At equal steps ours ends below the run from scratch on {} of {} seeds".format(*known.below)
+    )
     for bar, ratio in known.pays.items():
         what = "at no n/n0" if ratio is None else f"from n/n0 = {ratio:.1f}"
         lines.append(

@@ -56,18 +56,27 @@ class Start:
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the comparison. `tuned`: with which noise sweep 2 was run for it, or None when it needs none."""
+    """One row of the comparison. `tuned`: with which noise sweep 2 was run for it, or None when it needs none.
+
+    A `control` pays for neither base nor tuning: it shows what a part of a method does alone.
+    """
 
     name: str
     label: str
     grow: Callable[[Start], mu.Run]
     tuned: str | None = None
     refuses: Callable[[nn.Module], str | None] = lambda model: None
+    control: bool = False
 
 
 def from_scratch(start: Start) -> mu.Run:
     """A fresh wide run under μP, with the learning rate of sweep 1."""
     return start.setting.fresh(start.wide, start.base_lr, start.seed)
+
+
+def scratch_at_our_rate(start: Start) -> mu.Run:
+    """A fresh wide run with the learning rate of sweep 2: what that rate does without the base."""
+    return start.setting.fresh(start.wide, start.recipe.lr, start.seed)
 
 
 def ours(start: Start) -> mu.Run:
@@ -249,6 +258,7 @@ METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
         Method("scratch", "from scratch", from_scratch),
+        Method("our_rate", "from scratch, our rate", scratch_at_our_rate, "main", control=True),
         Method("continue", "the base goes on", lambda start: start.base),
         Method("ours", "ours", ours, "main"),
         Method("net2wider", "Net2WiderNet", net2wider, refuses=_over_units),

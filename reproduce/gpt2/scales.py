@@ -7,7 +7,16 @@ from dataclasses import replace
 
 from ..scale import Scale, powers
 
-PEERS = ("continue", "net2wider", "tiling", "zero_padding", "paper_code", "ours_paired", "ours_muon")
+PEERS = (
+    "our_rate",
+    "continue",
+    "net2wider",
+    "tiling",
+    "zero_padding",
+    "paper_code",
+    "ours_paired",
+    "ours_muon",
+)
 
 _smoke = Scale(
     proxy=16,

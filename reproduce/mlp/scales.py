@@ -9,7 +9,16 @@ from ..scale import Scale, powers
 
 EPOCH = 232
 """Steps in an epoch of the full data."""
-PEERS = ("continue", "net2wider", "tiling", "zero_padding", "paper_code", "ours_paired", "ours_muon")
+PEERS = (
+    "our_rate",
+    "continue",
+    "net2wider",
+    "tiling",
+    "zero_padding",
+    "paper_code",
+    "ours_paired",
+    "ours_muon",
+)
 
 _smoke = Scale(
     proxy=32,
@@ -57,8 +66,8 @@ _paper = Scale(
 
 
 def _sgd(scale: Scale, **changes: object) -> Scale:
-    """SGD has no peers beside it: they are compared on AdamW."""
-    return replace(scale, peers=(), paired=(), **changes)  # type: ignore[arg-type]
+    """SGD has a control beside it and no peers: they are compared on AdamW."""
+    return replace(scale, peers=("our_rate",), paired=(), **changes)  # type: ignore[arg-type]
 
 
 SCALES: Mapping[str, Mapping[str, Scale]] = {

@@ -8,7 +8,7 @@ from ..scale import Scale, powers
 
 EPOCH, PAPER_EPOCH = 125, 390
 """Steps in an epoch of 16,000 and of 50,000 images."""
-PEERS = ("continue", "net2wider", "tiling", "zero_padding", "paper_code")
+PEERS = ("our_rate", "continue", "net2wider", "tiling", "zero_padding", "paper_code")
 
 SCALES: Mapping[str, Mapping[str, Scale]] = {
     "smoke": {
