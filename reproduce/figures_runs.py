@@ -94,8 +94,9 @@ def draw_sweep(
         lines.plot(xs, noise_curves[noise], lw=1.2, label=noise, **look)
     lines.set(xlabel="step after growth", ylabel="training loss at the best rate")
     tails = [v for curve in noise_curves.values() for v in curve[len(curve) // 10 :]]
-    if tails:
-        lines.set_ylim(0.98 * min(tails), 1.02 * max(tails))
+    if tails:  # a curve that blew up leaves the picture
+        top = max(v for v in tails if v < 4 * min(tails))
+        lines.set_ylim(0.98 * min(tails), 1.02 * top)
     lines.legend(title="noise", frameon=False, fontsize=7, title_fontsize=8)
     lines.spines[["top", "right"]].set_visible(False)
     _save(figure, title, path)

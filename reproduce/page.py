@@ -23,6 +23,7 @@ from .store import RESULTS
 PAGE = ROOT / "docs" / "reproduction.md"
 FIGURES = ROOT / "docs" / "figures"
 LABELS = {"base": "base", **{name: method.label for name, method in METHODS.items()}}
+NOT_RUN = "<!-- not run: hours of training; .ci/run runs it with --smoke -->"
 PANELS = {"loss": "training loss", "held_out": "held-out loss", "accuracy": "held-out accuracy"}
 
 
@@ -90,7 +91,7 @@ def _draw_sweep(experiment: Experiment, folder: Path) -> Iterator[Path]:
 def section(experiment: Experiment, known: Books | None, figures: Path) -> str:
     """What the page says about one experiment."""
     setting, scale = experiment.setting, experiment.scale
-    lines = [f"    python -m reproduce.{experiment.name}", ""]
+    lines = [NOT_RUN, "```bash", f"python -m reproduce.{experiment.name}", "```", ""]
     if known is None:
         return "\n".join([*lines, "The results are missing: the command has not been run to its end."])
     lines += [f"{known.hours:.1f} hours on one core, tuning included.", ""]

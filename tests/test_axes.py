@@ -82,7 +82,7 @@ def test_what_an_axis_prints_can_be_read_back(axis):
 
 @pytest.mark.parametrize("text", ["", "out:", "x2", "4x", "4 x", "in: 4*", "side: 4", "4+1x2", "-4", "4x0.5"])
 def test_what_is_not_an_axis_is_refused(text):
-    refusal(lambda: mu.Axis.parse(text), "is not an axis", "expected e.g. 'in: 64x2'")
+    refusal(lambda: mu.Axis.parse(text), "is not an axis", 'write "in: 64x2"')
 
 
 @examples(200)

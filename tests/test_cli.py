@@ -6,14 +6,18 @@ import os
 import shlex
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import mupscale
-from mupscale.cli import demo
+from mupscale.checkpoints.request import Request
+from mupscale.cli import demo, resuming
 from mupscale.cli.main import main, parser
+from mupscale.cli.verb import Parser
 
 VERBS: dict[str, argparse.ArgumentParser] = parser()._subparsers._group_actions[0].choices  # type: ignore
 
@@ -47,7 +51,7 @@ def test_the_demo_fails_when_the_theorem_does_not_hold(monkeypatch, tmp_path, ca
 
 def test_a_refused_request_is_one_message_and_exit_code_2(capsys):
     assert main(["demo", "--steps", "0"]) == 2
-    assert capsys.readouterr().err == "mupscale: --steps 0: at least one step is needed to compare\n"
+    assert capsys.readouterr().err == "mupscale: --steps 0: expected a whole number, 1 or more\n"
 
 
 def test_the_verbs_are_those_of_the_readme():
@@ -73,6 +77,177 @@ def test_help_has_one_style_and_its_examples_can_be_typed(name):
         assert program == "mupscale"
         assert parser().parse_args(arguments).verb == name, line
     assert all(len(line) <= 120 for line in verb.format_help().splitlines())
+
+
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory):
+    """A folder full of things that are not what a verb asks for."""
+    here = tmp_path_factory.mktemp("strange")
+    (here / "empty").mkdir()
+    (here / "file").write_text("hi\n")
+    for name in ("base", "untyped", "cut", "foreign"):
+        (here / name).mkdir()
+        save_file({"w": torch.zeros(2)}, here / name / "model.safetensors")
+        (here / name / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (here / "untyped" / "config.json").write_text("{}")
+    (here / "cut" / "model.safetensors").write_bytes(b"x" * 100)
+    (here / "foreign" / "study.journal").write_text("not of Optuna\n")
+    proxies = {
+        "sound": f"{BUILD}{TRAIN}    report(0, 1.0)",
+        "broken": "def build(width:",
+        "raising": "x = 1\ny = x / 0",
+        "silent": f"{BUILD}{TRAIN}    pass",
+        "failing": f"{BUILD}{TRAIN}    len(steps)",
+        "bare": "import torch",
+        "hungry": f"{BUILD}def train(run): ...",
+        "forgetful": f"def build(width): ...\n{TRAIN}    pass",
+    }
+    for name, text in proxies.items():
+        (here / f"{name}.py").write_text(text + "\n")
+    return here
+
+
+BUILD = "from torch import nn\ndef build(width): return nn.Linear(2, width)\n"
+TRAIN = "def train(run, steps, report):\n"
+GROW = "upscale base wide -k 2"
+TUNE = "--width 8 -k 2 --steps 4 --folder study"
+COST = "-k 2 --proxy 4 --steps 5"
+WRONG = {
+    "": ["first steps", "mupscale demo", "--help"],
+    "plann": ["did you mean plan?"],
+    "--versoin": ["did you mean --version?"],
+    "plan base -k 2 --tesnors": ["usage: mupscale plan", "did you mean --tensors?"],
+    f"{GROW} --nosie t=1": ["usage: mupscale upscale", "did you mean --noise?"],
+    "plan nowhere -k 2": ["nowhere: No such file", "save_pretrained"],
+    "plan file -k 2": ["file: Not a directory", "save_pretrained"],
+    "plan empty -k 2": ["(2 faults)", "model.safetensors", "config.json", "save_pretrained"],
+    "plan untyped -k 2": ["model_type", "None, expected", 'write "model_type"'],
+    "plan cut -k 2": ["no safetensors at all: 100 bytes", "download it again"],
+    "plan base -k 0": ["-k", "'0', expected a whole number from 1", "write 2"],
+    "plan base -k 1.5": ["'1.5', expected a whole number"],
+    "plan base -k two": ["'two', expected a whole number"],
+    "plan base -k hiden=2": ["hiden", "expected one of hidden, heads", "write -k 2"],
+    "plan base -k 2,2": ["-k", "given twice", "keep one"],
+    "plan base -k 2 --json empty": ["--json empty: expected the name of a file"],
+    GROW: ["needs its noise", "t=0.2", "mupscale widen"],
+    f"{GROW} --noise t=-1": ["--noise t=-1: expected", "such as t=0.2"],
+    f"{GROW} --noise much": ["--noise much: expected", "such as t=0.2"],
+    f"{GROW} --noise t=1 --workers 0": ["--workers 0: expected", "1 or more"],
+    f"{GROW} --noise t=1 --worker 2/2": ["--worker 2/2: expected I/N"],
+    f"{GROW} --noise t=1 --dtype int8": ["--dtype int8: expected float32"],
+    f"{GROW} --noise t=1 --shard-size big": ["--shard-size: 'big': expected a size such as 5GB"],
+    f"{GROW} --noise t=1 --batch nowhere": ["nowhere: expected inputs by argument name"],
+    f"{GROW} --recipe nowhere": ["nowhere: no such file", "recipe.json"],
+    "widen base file -k 2": ["file", "exists already", "name another"],
+    "widen base no/such/place -k 2": ["the folder above it does not exist", "mkdir -p"],
+    "check base empty": ["no mupscale.json", "name a directory that"],
+    "cost": ["name a Python file or a directory, or write --paper"],
+    "cost sound.py -k 2": ["(3 faults)", "write --proxy", "write --steps", "write --width"],
+    "cost sound.py -k 1 --width 8 --proxy 4 --steps 5": ["-k", "1, expected 2 or more", "write -k 2"],
+    f"cost sound.py {COST} --width 8": ["inputs", "write def inputs()"],
+    f"cost nowhere {COST} --batch 2 --context 8": ["nowhere: No such file", "config.json"],
+    f"tune nowhere.py {TUNE}": ["nowhere.py: no such Python file", "build(width)"],
+    f"tune broken.py {TUNE}": ["running broken.py failed: SyntaxError", "line 1"],
+    f"tune raising.py {TUNE}": ["running raising.py failed in line 2: ZeroDivisionError"],
+    f"tune bare.py {TUNE}": ["(2 faults)", "write def build(width)", "write def train(run, steps, report)"],
+    f"tune hungry.py {TUNE}": ["does not take (run, steps, report)", "write def train"],
+    f"tune forgetful.py {TUNE}1": ["build(8)", "it is None, expected Module", "end build with return"],
+    f"tune silent.py {TUNE}2": ["train returned after 0 of 4 steps", "report(step, loss)"],
+    f"tune failing.py {TUNE}3": ["len(steps)", "failing.py failed in line 4: TypeError", "new study"],
+    f"tune sound.py {TUNE} --lrs=-1": ["lrs", "(-1.0,), expected", "write 0.001"],
+    f"tune sound.py {TUNE} --beat 0": ["beat", "expected a finite number, above 0", "write beat=10.0"],
+    f"tune sound.py {TUNE} --folder file": ["file is a file, expected a folder"],
+    f"tune sound.py {TUNE} --storage file": ["another file, expected a journal"],
+    f"tune sound.py {TUNE} --storage empty": ["a folder, expected the path of a journal file"],
+    f"tune sound.py {TUNE} --storage postgresql://me:secret@host:port/x": ["expected postgresql://user@host"],
+    "tune sound.py --width 0 -k 1 --steps 0": ["(3 faults)", "it is 0, expected", "write k=2"],
+    "report empty": ["study.journal: no such file", "--storage"],
+    "report foreign": ["another file, expected a journal"],
+    "report empty --storage typo": ["typo: no such file"],
+    "report empty --out file": ["file is a file, expected a folder", "--out DIR"],
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_wrong_command_is_refused_and_told_what_to_write(line, strange, monkeypatch, capsys):
+    monkeypatch.chdir(strange)
+    before = sorted(p.name for p in strange.iterdir() if not p.name.startswith(("study", "__")))
+    code: object
+    try:
+        code = main(shlex.split(line))
+    except SystemExit as stop:
+        code = stop.code
+    said = capsys.readouterr().err
+    assert code == 2, said
+    for words in WRONG[line]:
+        assert words in said
+    assert "Traceback" not in said
+    assert "secret" not in said
+    assert (strange / "file").read_text() == "hi\n"
+    assert sorted(p.name for p in strange.iterdir() if not p.name.startswith(("study", "__"))) == before
+
+
+def test_what_the_machinery_itself_raises_is_no_refusal(strange, monkeypatch):
+    """The control: an error that never was in the user's file stays what it was."""
+
+    def fail(_):
+        raise KeyError("ours")
+
+    monkeypatch.chdir(strange)
+    monkeypatch.setattr("mupscale.tuning.tune.read_proxy", fail)
+    with pytest.raises(KeyError, match="ours"):
+        main(shlex.split(f"tune sound.py {TUNE}"))
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_planning(strange, monkeypatch, capsys):
+    monkeypatch.chdir(strange)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert main(shlex.split(f"{GROW} --noise t=1")) == 2
+    assert "this user may not write into it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("verb", "kept"), [("upscale", True), ("tune", True), ("demo", False), ("check", False)]
+)
+def test_an_interrupt_says_whether_the_same_command_goes_on(verb, kept, monkeypatch, capsys):
+    def stop(_):
+        raise KeyboardInterrupt
+
+    words = {"upscale": GROW, "tune": f"tune sound.py {TUNE}", "check": "check base wide"}.get(verb, verb)
+    chosen = parser().parse_args(shlex.split(words))
+    chosen.run = stop
+    monkeypatch.setattr(Parser, "parse_args", lambda *_: chosen)
+    assert main([]) == 130
+    assert ("run the same command again" in capsys.readouterr().err) == kept
+
+
+def test_a_job_begun_with_a_recipe_does_not_go_on_with_noise(tmp_path):
+    """Nor the other way round; the same request goes on."""
+    tuned, told = Request("2", recipe="{}"), Request("2", noise=("t", 0.2))
+    chosen = argparse.Namespace(base=tmp_path, out=tmp_path / "wide", architecture=None)
+    for before in (tuned, told):
+        job: Any = SimpleNamespace(base=tmp_path, about={"request": before.as_json()})
+        for now in (tuned, told):
+            try:
+                resuming._same_request(job, now, chosen)
+                found = set()
+            except mupscale.MupscaleError as error:
+                found = {fault.where for fault in error.faults}
+            assert found == (set() if now is before else {"recipe", "noise"})
+
+
+def test_a_reader_that_has_read_enough_is_no_error():
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from mupscale.cli.main import main; sys.exit(main(['cost', '--paper']))",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as done:
+        assert done.stdout is not None
+        assert done.stderr is not None
+        done.stdout.close()
+        assert done.stderr.read() == ""
+    assert done.returncode == 141
 
 
 BLOCK = """

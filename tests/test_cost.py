@@ -381,7 +381,7 @@ def test_the_command_says_when_no_proxy_can_be_computed(tmp_path, capsys):
         (["x", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8"], "the configuration says it"),
         (
             ["x.py", "-k", "2", "--proxy", "1", "--steps", "0", "--width", "8"],
-            "expected a whole number above 0",
+            "0, expected 1 or more",
         ),
         (["x.py", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8", "--trials", "inf"], "--trials"),
         (["x.py", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8"], "no such Python file"),

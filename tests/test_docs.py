@@ -1,42 +1,103 @@
-"""Every Python block of the README and the docs runs, and generated pages equal what generates them."""
+"""Every block of the README and the docs runs, or says why not, and generated pages equal what generates them."""
 
-import contextlib
-import io
+import ast
 import re
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
+import mupscale as mu
+from mupscale.cli.main import parser
 from mupscale.rules.optimizers import RULES
+from tests.blocks import blocks_of, commands_of, faults_of, run_page
+from tests.prepared import PREPARED
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-NOT_RUN = {
-    "coming_from.md": "snippets of other packages",
-    "continue.md": "a Trainer and Lightning with a run behind them; benchmarks/trainer.py runs the same",
-    "engines.md": "other people's engines on several ranks; benchmarks/engines.py and torchtitan_resume.py run the same",
-}
-"""Pages that have ```py blocks, which are shown and not run, and why."""
 
 
+def texts() -> list[tuple[Path, str]]:
+    return [(page, page.read_text(encoding="utf-8")) for page in PAGES]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*dataloader.*", "ignore:.*mid-epoch.*", "ignore:.*treespec.*:FutureWarning"
+)
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_every_python_block_of_a_page_runs_in_order(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # some blocks write checkpoints
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
-    saved = dict(RULES)
-    space: dict[str, object] = {"__name__": page.stem}
+def test_every_block_of_a_page_runs_in_order(page, tmp_path, monkeypatch, planned_here):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    saved, threads = dict(RULES), torch.get_num_threads()
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            for block in blocks:
-                exec(compile(block, str(page), "exec"), space)
+        torch.set_num_threads(1)
+        names = PREPARED[page.name](tmp_path) if page.name in PREPARED else {}
+        run_page(page.read_text(encoding="utf-8"), str(page), {"__name__": page.stem, **names})
     finally:
+        torch.set_num_threads(threads)
         RULES.clear()
         RULES.update(saved)
 
 
-def test_blocks_that_are_not_run_are_on_known_pages_only():
-    assert {page.name for page in PAGES if "```py\n" in page.read_text()} == NOT_RUN.keys()
+def test_every_block_runs_or_says_why_not():
+    faults = [f"{page.name}, {fault}" for page, text in texts() for fault in faults_of(text)]
+    assert not faults, "\n".join(faults)
+
+
+def test_what_is_not_run_names_what_exists():
+    """Commands can be parsed, and every `mu.name` is public; other packages' outlines are at least Python."""
+    for page, text in texts():
+        for block in blocks_of(text):
+            if block.reason and block.language == "bash":
+                for command in commands_of(block.text):
+                    _, found, arguments = command.removeprefix("srun ").partition("mupscale ")
+                    if found and not command.startswith("pip"):
+                        parser().parse_args(shlex.split(arguments))
+            elif block.reason and block.language == "python":
+                ast.parse(block.text)
+                for name in re.findall(r"\bmu\.(\w+)", block.text):
+                    assert hasattr(mu, name), f"{page.name}, line {block.line}: mu.{name}"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "```yaml\nkey: value\n```\n",
+        "```\nmupscale demo\n```\n",
+        "Write\n\n    mupscale demo\n",
+        "<!-- not run: -->\n```py\nx = 1\n```\n",
+        "```text\nloss 1\n```\n",
+        "<!-- not run: a cluster -->\n```bash\nsrun it\n```\n```text\ndone\n```\n",
+    ],
+)
+def test_a_block_without_a_reason_is_found(page):
+    """Controls: unknown language, none, indented, an empty reason, output of nothing, output of what is not run."""
+    assert faults_of(page)
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("```python\nx = 1 / 0\n```\n", "division by zero"),
+        ("```python\nx = 1\n```\n\n```python\nassert x == 2, 'another x'\n```\n", "another x"),
+        ("```bash\nmupscale plan ./nowhere -k 2\n```\n", "exit status 2"),
+        ("```bash\nmupscale upscale ./base --no-such-option\n```\n", "exit status 2"),
+        ("```bash\ntrue | false\n```\n", "exit status 1"),
+        ('```python\nprint("loss 1.5")\n```\n\n```text\nlosses 1.5\n```\n', "not printed"),
+    ],
+)
+def test_a_broken_block_fails(page, said, tmp_path, monkeypatch):
+    """Controls: raised, wrong in a later block, refused, no such option, a shell that fails, another output."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((AssertionError, ArithmeticError), match=said):
+        run_page(page, "page", {})
+
+
+def test_shown_outputs_may_differ_in_digits():
+    shown = '```python\nprint("loss  1.5e-3")\n```\n\n```text\nloss 20\n```\n'
+    run_page(shown, "page", {})
 
 
 def test_drawings_are_what_draws_them():
@@ -56,6 +117,21 @@ def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text()
     for page in PAGES[1:]:
         assert f": {page.name}\n" in navigation, f"{page.name} is missing in mkdocs.yml"
+
+
+def broken_links(text: str, folder: Path) -> list[str]:
+    """Relative links and pictures of a page that lead nowhere; mkdocs finds those of the site by itself."""
+    named = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
+    return [name for name in named if not (folder / name).exists()]
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md"])
+def test_links_outside_of_the_site_lead_somewhere(name):
+    """Control: one that does not is found."""
+    path = ROOT / name
+    text = path.read_text(encoding="utf-8")
+    assert not broken_links(text, path.parent)
+    assert broken_links(text + "[x](docs/no_such_page.md#part)", path.parent) == ["docs/no_such_page.md"]
 
 
 def test_generated_pages_are_what_the_registries_print():

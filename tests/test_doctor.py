@@ -7,7 +7,8 @@ import pytest
 
 from mupscale.cli import doctor
 from mupscale.cli.main import main
-from mupscale.extras import EXTRAS
+from mupscale.errors import MupscaleError
+from mupscale.extras import EXTRAS, needs
 
 
 def stated() -> dict[str, set[str]]:
@@ -22,6 +23,16 @@ def stated() -> dict[str, set[str]]:
 
 def test_extras_are_those_of_the_package():
     assert {name: set(extra.packages) for name, extra in EXTRAS.items()} == stated()
+
+
+def test_a_package_that_does_not_import_is_named_and_another_one_is_left_alone():
+    with (
+        pytest.raises(MupscaleError, match=r"needs optuna, which .* --upgrade 'mupscale\[tune\]'"),
+        needs("x", "tune"),
+    ):
+        raise ImportError("no symbol", name="optuna.storages")
+    with pytest.raises(ImportError, match="no symbol"), needs("x", "tune"):
+        raise ImportError("no symbol", name="numpy.core")
 
 
 def test_it_shows_versions_threads_disk_and_extras(capsys, tmp_path):

@@ -337,7 +337,7 @@ def test_other_arguments_do_not_resume(base, tmp_path, capsys):
     assert subprocess.run(command, check=False, capture_output=True).returncode == 0
     assert not out.exists()
     assert main(["widen", str(base), str(out), "-k", "2", "--dtype", "bfloat16", "--quiet"]) == 2
-    assert "dtype: was None, now 'BF16'" in capsys.readouterr().err
+    assert "dtype\n    was None, now BF16" in capsys.readouterr().err
     assert main(["widen", str(base), str(out), "-k", "2", "--worker", "1/2", "--quiet"]) == 0
     assert (out / "config.json").exists()
 

@@ -154,7 +154,7 @@ def test_what_cannot_run_is_refused():
     refused("another backend", lambda: LinearKets(2).dot(x, x))
     refused("whole number", lambda: LinearKets(0))
     refused("whole number", lambda: FiniteWidth(0, 1))
-    refused("powers of two", lambda: SampledKets(2, 1000))
+    refused("power of two", lambda: SampledKets(2, 1000))
     refused("one of sobol, white, plain", lambda: SampledKets(2, 1024, sampler="halton"))  # type: ignore[arg-type]
     refused(
         "expected \\(4,\\)", lambda: FiniteWidth(4, 2, values={"x": torch.zeros(8)}).vector("x", "duplicated")

@@ -146,7 +146,7 @@ MODELS: dict[str, Any] = {
     "inexact fold": (two(mlp, folds={"0.bias": 0.1}), "0.1 is not an exact scale", '"1/3" or "2^(-1/2)"'),
     "unmatched": (
         lambda: mu.infer_plan(mlp(4), nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8, bias=False))),
-        *("4.weight", "2.bias", "in the base model only", "must have every tensor of the base"),
+        *("4.weight", "2.bias", "in the base model only", "build both models the same way"),
     ),
     "unmatched, wide": (
         lambda: mu.infer_plan(mlp(4)[:3], mlp(8)),

@@ -13,7 +13,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .checkpoints.weights import read_plan, read_provenance, save_weights
 from .errors import Fault, MupscaleError
 from .extras import needs
 from .plans.build import build as on_meta
@@ -24,15 +23,11 @@ from .rules.axes import Axis, Factor
 from .rules.optimizers import Decay, OptimizerRule, State, register_optimizer, rule_for
 from .rules.scale import Scale
 from .rules.units import FILL, NEUTRAL, Change, G, Units, W
-from .trainers.going_on import optimizer_for
-from .trainers.lightning_file import widen_lightning_checkpoint
 from .training.certificate import Certificate
 from .training.clip import clip_, clip_grad_norm_, clip_grad_value_, grad_norm
-from .training.coordinates import Coordinates, coordinate_check
 from .training.groups import param_groups, reference_lr, set_lr_
 from .training.init import init_
 from .training.noises import MupNoise, PairedNoise, SignalNoise, resolve_noise
-from .training.proof import check_optimizer
 from .training.recipe import Recipe
 from .training.run import Run
 from .training.state_dicts import (
@@ -49,12 +44,20 @@ from .training.verify import verify
 from .training.widen import narrow, widen
 
 if TYPE_CHECKING:
+    from .checkpoints.weights import read_plan as read_plan
+    from .checkpoints.weights import read_provenance as read_provenance
+    from .checkpoints.weights import save_weights as save_weights
     from .families.plan import family_plan as family_plan
     from .reports.report import report as report
     from .sharded.load import load_wide as load_wide
     from .sharded.verify import verify_sharded as verify_sharded
+    from .trainers.going_on import optimizer_for as optimizer_for
     from .trainers.huggingface import HuggingFaceCallback as HuggingFaceCallback
     from .trainers.lightning import LightningCallback as LightningCallback
+    from .trainers.lightning_file import widen_lightning_checkpoint as widen_lightning_checkpoint
+    from .training.coordinates import Coordinates as Coordinates
+    from .training.coordinates import coordinate_check as coordinate_check
+    from .training.proof import check_optimizer as check_optimizer
     from .tuning.tune import tune as tune
 
 __version__ = "0.1.0"
@@ -127,6 +130,14 @@ __all__ = [
 
 
 _LATER = {
+    "check_optimizer": ("training.proof", ""),
+    "coordinate_check": ("training.coordinates", ""),
+    "Coordinates": ("training.coordinates", ""),
+    "read_plan": ("checkpoints.weights", ""),
+    "read_provenance": ("checkpoints.weights", ""),
+    "save_weights": ("checkpoints.weights", ""),
+    "optimizer_for": ("trainers.going_on", ""),
+    "widen_lightning_checkpoint": ("trainers.lightning_file", ""),
     "load_wide": ("sharded.load", ""),
     "verify_sharded": ("sharded.verify", ""),
     "tune": ("tuning.tune", "tune"),
@@ -135,7 +146,7 @@ _LATER = {
     "HuggingFaceCallback": ("trainers.huggingface", "hf"),
     "LightningCallback": ("trainers.lightning", "lightning"),
 }
-"""Names that need packages which take long to import, or may not be there: where they are, and with which extra."""
+"""Names that a first run does not need, or whose packages may not be there: where they are, and with which extra."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,21 @@
-"""The one exception of this package, and the layout of its messages.
+"""The one exception of this package, and the layout and style of its messages.
 
-Knows: how several faults become one message. Knows nothing about models, tensors or files.
+Knows: how several faults become one message. Knows nothing about models, tensors or files. The style, in five lines:
+
+- a claim says in one sentence what cannot be done: lower case first, no period last, no "please";
+- `where` is a name the reader can search for: a tensor, a module, a file, an option without its "=";
+- `what` says what was found and what was expected: "length 5, expected 6";
+- `remedy` says what to write or do: "pass 6"; a lone fault may stand in the claim, as "found, expected; remedy";
+- values are shown as Python shows them ('adam', 0.1), code to write stands bare (lr=0.1); no backticks.
+
+>>> raise_faults("the plan does not fit", [Fault("w", "length 5, expected 6", "pass 6")])
+Traceback (most recent call last):
+    ...
+mupscale.errors.MupscaleError: the plan does not fit (1 fault)
+<BLANKLINE>
+  w
+    length 5, expected 6
+    pass 6
 """
 
 from collections.abc import Iterable

@@ -33,7 +33,7 @@ EXTRAS: Mapping[str, Extra] = {
 
 @contextmanager
 def needs(what: str, *extras: str) -> Iterator[None]:
-    """Turn the lack of an extra's package into one line that says what to install.
+    """Turn the lack of an extra's package, or one that does not import, into one line that says what to install.
 
     A package that belongs to none of the extras is somebody else's matter, and its error stays what it was.
 
@@ -46,8 +46,13 @@ def needs(what: str, *extras: str) -> Iterator[None]:
     """
     try:
         yield
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if not any(missing in EXTRAS[extra].packages for extra in extras):
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        if not any(package in EXTRAS[extra].packages for extra in extras):
             raise
-        raise MupscaleError(f"{what} needs {missing}: pip install 'mupscale[{','.join(extras)}]'") from None
+        remedy = f"'mupscale[{','.join(extras)}]'"
+        if isinstance(error, ModuleNotFoundError):
+            raise MupscaleError(f"{what} needs {package}: pip install {remedy}") from None
+        raise MupscaleError(
+            f"{what} needs {package}, which is there and does not import ({error}): pip install --upgrade {remedy}"
+        ) from error

@@ -48,7 +48,7 @@ def read_plans(directory: Path | str) -> tuple[Plan, Plan]:
     if told is None:
         raise MupscaleError(
             f"{directory} holds no {NAME}, so how it was grown is not known; "
-            "`mupscale upscale` and `mupscale widen` write it, and trainers must be told to copy it"
+            "mupscale upscale and mupscale widen write it; copy it from there, as trainers do not"
         )
     try:
         plans = [Plan.from_json(json.dumps(told[key])) for key in ("plan", "since_reference")]

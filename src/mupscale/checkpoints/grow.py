@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -195,10 +197,14 @@ def _ancestor(base: Path) -> dict[str, Any] | None:
 def check_free(out: Path) -> None:
     """Raise unless `out` can be made: its parent is there, and nothing of that name is."""
     faults = []
-    if not out.absolute().parent.is_dir():
+    above = out.absolute().parent
+    if not above.is_dir():
         faults.append(
-            Fault(str(out), "the folder above it does not exist", f"mkdir -p {out.absolute().parent}")
+            Fault(str(out), "the folder above it does not exist", f"mkdir -p {shlex.quote(str(above))}")
         )
+    elif not os.access(above, os.W_OK | os.X_OK):
+        what = "this user may not write into it, or its disk is read-only"
+        faults.append(Fault(str(above), what, "name a directory somewhere else"))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         faults.append(
             Fault(str(out), "it exists already and is not empty", "name another directory, or remove it")

@@ -38,9 +38,19 @@ def add_to(verbs: Any) -> None:
     )
     verb.add_argument("base", type=Path, help="the directory that was grown")
     verb.add_argument("wide", type=Path, help="the directory that came of it")
-    verb.add_argument("--bytes", dest="levels", action="append_const", const="bytes", help="check bytes only")
     verb.add_argument(
-        "--layout", dest="levels", action="append_const", const="layout", help="check the layout only"
+        "--bytes",
+        dest="levels",
+        action="append_const",
+        const="bytes",
+        help="check bytes only (default: both)",
+    )
+    verb.add_argument(
+        "--layout",
+        dest="levels",
+        action="append_const",
+        const="layout",
+        help="check the layout only (default: both)",
     )
     verb.add_argument(
         "--model", action="store_true", help="also load both models and compare outputs and gradients"
@@ -53,12 +63,14 @@ def run(chosen: argparse.Namespace) -> int:
     about = read_about(chosen.wide)
     if about is None:
         raise MupscaleError(
-            f"{chosen.wide} holds no mupscale.json: it was not written by mupscale, or not finished"
+            f"{chosen.wide} holds no {NAME}: it was not written by mupscale, or not finished; name a directory that "
+            "mupscale widen or mupscale upscale wrote"
         )
     missing = [key for key in KEYS if key not in about]
     if missing:
         raise MupscaleError(
-            f"{chosen.wide}/{NAME} has no {', '.join(missing)}, so it cannot be followed back"
+            f"{chosen.wide}/{NAME} has no {', '.join(missing)}, so it cannot be followed back; put the old file back, "
+            "or grow the base again"
         )
     directory = read_directory(chosen.base)
     levels = [*(chosen.levels or ("bytes", "layout")), *(("model",) if chosen.model else ())]

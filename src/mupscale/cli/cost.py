@@ -22,6 +22,7 @@ from .text import columns
 from .verb import add_verb
 
 _MISSING = "–"
+_EXAMPLES = {"-k": 2, "--proxy": 128, "--steps": 10000, "--width": 1024, "--batch": 256, "--context": 1024}
 Model = StockModel | FileModel
 
 
@@ -46,16 +47,33 @@ def add_to(verbs: Any) -> None:
         help="a Python file with build(width) -> module and inputs() -> what the module is called with in one step; or "
         "a Hugging Face directory or config.json of a language model",
     )
-    verb.add_argument("--paper", action="store_true", help="the paper's own runs, computed from their sizes")
-    verb.add_argument("-k", type=int, metavar="K", help="how many times wider")
-    verb.add_argument("--proxy", type=int, metavar="N0", help="width of the proxy's base")
     verb.add_argument(
-        "--steps", type=int, metavar="T", help="steps of the run from scratch, and of each trial"
+        "--paper",
+        action="store_true",
+        help="show the paper's own runs, computed from their sizes, and nothing else",
     )
-    verb.add_argument("--width", type=int, metavar="N", help="width of the base; for a Python file only")
-    verb.add_argument("--batch", type=int, metavar="B", help="sequences in a step; for a configuration only")
+    verb.add_argument("-k", type=int, metavar="K", help="how many times wider, 2 or more; needed")
+    verb.add_argument("--proxy", type=int, metavar="N0", help="width of the proxy's base, in units; needed")
     verb.add_argument(
-        "--context", type=int, metavar="C", help="tokens in a sequence; for a configuration only"
+        "--steps", type=int, metavar="T", help="steps of the run from scratch, and of each trial; needed"
+    )
+    verb.add_argument(
+        "--width",
+        type=int,
+        metavar="N",
+        help="width of the base, in units; needed for a Python file, and for that only",
+    )
+    verb.add_argument(
+        "--batch",
+        type=int,
+        metavar="B",
+        help="sequences in a step; needed for a configuration, and for that only",
+    )
+    verb.add_argument(
+        "--context",
+        type=int,
+        metavar="C",
+        help="tokens in a sequence; needed for a configuration, and for that only",
     )
     verb.add_argument(
         "--base-steps", type=int, metavar="T", help="steps of the base (default: as from scratch)"
@@ -72,7 +90,7 @@ def add_to(verbs: Any) -> None:
         "--upscaled-steps",
         type=int,
         metavar="T",
-        help="steps after which the upscaled run is as good as the one from scratch, where that is known",
+        help="steps after which the upscaled run is as good as the one from scratch (default: not known)",
     )
     verb.set_defaults(run=run)
 
@@ -120,19 +138,23 @@ def _check(chosen: argparse.Namespace) -> None:
         stock = chosen.model.suffix != ".py"
         needed, foreign = (for_stock, for_file) if stock else (for_file, for_stock)
         faults = [
-            Fault(name, "not given", "the cost depends on it")
+            Fault(name, "not given, and the cost depends on it", f"write {name} {_EXAMPLES[name]}, say")
             for name, value in {**named, **needed}.items()
             if value is None
         ]
         says = "the configuration says it" if stock else "inputs() says it"
         faults += [Fault(name, says, "leave it out") for name, value in foreign.items() if value is not None]
         faults += [
-            Fault(name, f"{value}", "expected a whole number above 0")
+            Fault(
+                name, f"{value}, expected {least} or more", f"write {name} {_EXAMPLES.get(name, 10000)}, say"
+            )
             for name, value in given.items()
-            if value is not None and value < 1
+            if value is not None and value < (least := 2 if name == "-k" else 1)
         ]
         if not (isfinite(chosen.trials) and chosen.trials >= 0):
-            faults.append(Fault("--trials", f"{chosen.trials}", "expected 0 or more"))
+            faults.append(
+                Fault("--trials", f"{chosen.trials}, expected a number, 0 or more", "write --trials 25")
+            )
     raise_faults("the cost cannot be computed", faults)
 
 

@@ -46,7 +46,7 @@ def add_to(verbs: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     if chosen.steps < 1:
-        raise MupscaleError(f"--steps {chosen.steps}: at least one step is needed to compare")
+        raise MupscaleError(f"--steps {chosen.steps}: expected a whole number, 1 or more")
     if not chosen.plot.absolute().parent.is_dir() or chosen.plot.suffix.lower() not in (
         ".png",
         ".pdf",

@@ -7,19 +7,19 @@ where it was stopped.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shlex
+import signal
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from math import prod
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.about import read_about
-from ..checkpoints.grow import check_config, check_free, has_state, job_of, record
+from ..checkpoints.grow import check_free, has_state, job_of, record
 from ..checkpoints.recipe_state import notes_on
 from ..checkpoints.request import Request, parse_dtype, parse_noise
 from ..checkpoints.rounding import ADVISE, lost_to_rounding
@@ -29,16 +29,14 @@ from ..families.configs import parse_multipliers
 from ..families.loaded import batch_losses, check_memory, read_batch
 from ..files.directory import Directory, read_directory
 from ..files.strict import shown
-from ..jobs.identity import check_base
 from ..jobs.job import Job
-from ..jobs.partial import working_job
 from ..jobs.progress import shown_progress
 from ..jobs.stream import run_job, run_worker
-from ..jobs.verify_bytes import read_job
 from ..plans.names import pattern_of
 from ..training.recipe import Recipe
 from .next_steps import next_steps
 from .plan import add_source, cost, describe, evidence, planned
+from .resuming import begun, is_done
 from .text import columns
 from .verb import add_verb
 
@@ -50,9 +48,13 @@ def add_to(verbs: Any) -> None:
     grown = "write a wider checkpoint with noise, so that it can use its new width"
     kept = ("./base ./wide -k 2", "./base ./wide -k 2 --dry-run")
     noisy = ("./base ./wide -k 2 --noise t=0.2", "./base ./wide -k 2 --recipe tuning/recipe.json")
-    for name, text, examples in (("widen", exact, kept), ("upscale", grown, noisy)):
-        more = "Streamed, with the optimizer state of a Trainer; run the same command again to resume."
-        verb = add_verb(verbs, name, text, more, examples=examples)
+    more = "Streamed, with the optimizer state of a Trainer; run the same command again to resume."
+    frees = "Noise, which frees the width, is what mupscale upscale adds."
+    for name, text, told, examples in (
+        ("widen", exact, f"{frees} {more}", kept),
+        ("upscale", grown, more, noisy),
+    ):
+        verb = add_verb(verbs, name, text, told, examples=examples)
         add_source(verb)
         verb.add_argument("out", type=Path, help="the directory to write")
         if name == "upscale":
@@ -63,7 +65,12 @@ def add_to(verbs: Any) -> None:
                 "paired=… (zero-sum over copies: the output does not move); without a tuned value start from "
                 f"{DEFAULT_NOISE}",
             )
-            verb.add_argument("--recipe", type=Path, metavar="FILE", help="noise as `mupscale tune` found it")
+            verb.add_argument(
+                "--recipe",
+                type=Path,
+                metavar="FILE",
+                help="noise as mupscale tune found it, instead of --noise",
+            )
             verb.add_argument(
                 "--seed", type=int, default=0, metavar="N", help="seed of the noise (default: 0)"
             )
@@ -71,7 +78,7 @@ def add_to(verbs: Any) -> None:
                 "--batch",
                 type=Path,
                 metavar="FILE",
-                help="inputs (safetensors or JSON, by argument name): print the loss before and after noise",
+                help="inputs (safetensors or JSON, by argument name): print the loss before and after noise (default: none)",
             )
         _add_writing(verb)
         verb.set_defaults(run=run, noise=None, recipe=None, seed=0, batch=None, verb_name=name)
@@ -85,14 +92,16 @@ def _add_writing(verb: argparse.ArgumentParser) -> None:
         "--no-state", action="store_true", help="leave optimizer state beside the weights behind"
     )
     verb.add_argument(
-        "--optimizer", metavar="CLASS", help="which optimizer left it, where the file does not tell"
+        "--optimizer",
+        metavar="CLASS",
+        help="which optimizer left that state, as torch.optim.AdamW (default: what the file tells)",
     )
     verb.add_argument(
         "--shard-size",
         type=_bytes,
         default=SHARD_BYTES,
         metavar="SIZE",
-        help="largest file, as 5GB (the default)",
+        help="bytes of the largest file, as 500MB (default: 5GB)",
     )
     verb.add_argument(
         "--workers",
@@ -101,7 +110,9 @@ def _add_writing(verb: argparse.ArgumentParser) -> None:
         metavar="N",
         help="threads that write, each with some 20 MiB of its own (default: %(default)s)",
     )
-    verb.add_argument("--worker", metavar="I/N", help="do share I (from 0) of N only, for job arrays")
+    verb.add_argument(
+        "--worker", metavar="I/N", help="do share I (from 0) of N only, for job arrays (default: all)"
+    )
     verb.add_argument("--dry-run", action="store_true", help="plan and check everything, write nothing")
     verb.add_argument("--quiet", action="store_true", help="print no progress")
 
@@ -112,12 +123,12 @@ def run(chosen: argparse.Namespace) -> int:
     chosen.out = Path(os.path.abspath(chosen.out))
     if chosen.batch is not None:
         read_batch(chosen.batch)
-    if _is_done(chosen, request):
+    if is_done(chosen, request):
         print(
             f"already complete: {chosen.out}\nto prove it: {shlex.join(['mupscale', 'check', str(chosen.base), str(chosen.out)])}"
         )
         return 0
-    job = _begun(chosen, request)
+    job = begun(chosen, request)
     if job is not None:
         print(f"resuming {chosen.out}", flush=True)
     else:
@@ -139,32 +150,8 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _is_done(chosen: argparse.Namespace, request: Request) -> bool:
-    """Whether this base has been grown like this into this place already: running a command again is no error."""
-    about = read_about(chosen.out)
-    if about is None or about.get("request") != json.loads(json.dumps(request.as_json())):
-        return False
-    try:
-        check_config(read_directory(chosen.base), about)
-        check_base(read_job(chosen.out, chosen.base))
-    except MupscaleError:
-        return False  # of another base; that the place is taken is said next
-    return True
-
-
-def _begun(chosen: argparse.Namespace, request: Request) -> Job | None:
-    """The job that lies unfinished in the output's place; another than the one asked for is refused."""
-    try:
-        raw = working_job(chosen.out).read_bytes()
-    except FileNotFoundError:
-        return None
-    job = replace(Job.from_json(raw), out=chosen.out)
-    _same_request(job, request, chosen)
-    check_config(read_directory(chosen.base), job.about)
-    return job
-
-
 def _request(chosen: argparse.Namespace) -> Request:
+    parse_multipliers(chosen.multipliers)
     if chosen.noise is not None and chosen.recipe is not None:
         raise MupscaleError("--recipe says the noise: leave --noise out, or the recipe")
     if chosen.verb_name == "upscale" and chosen.noise is None and chosen.recipe is None:
@@ -174,7 +161,7 @@ def _request(chosen: argparse.Namespace) -> Request:
             "  for the exact map without noise: mupscale widen"
         )
     if chosen.workers < 1:
-        raise MupscaleError(f"--workers {chosen.workers}: at least one is needed")
+        raise MupscaleError(f"--workers {chosen.workers}: expected a whole number, 1 or more")
     return Request(
         multipliers=chosen.multipliers,
         noise=None if chosen.noise is None else parse_noise(chosen.noise),
@@ -230,8 +217,16 @@ def _job(directory: Directory, out: Path, about: dict[str, Any], state: bool) ->
     """The job; with optimizer state it is made in another process, since its groups are known to transformers alone."""
     if not state:
         return job_of(directory, out, about)
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(job_of, directory, out, about).result()
+    # The child leaves an interrupt to this process, which says what it means.
+    quiet = (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, quiet) as pool:
+        try:
+            return pool.submit(job_of, directory, out, about).result()
+        except BrokenProcessPool:
+            raise MupscaleError(
+                "the process that reads the optimizer state was ended from outside, most often for lack of memory; "
+                "free some and run the same command again, or leave the state behind with --no-state"
+            ) from None
 
 
 def _rounding(job: Job) -> str:
@@ -248,21 +243,6 @@ def _rounding(job: Job) -> str:
     rows = [(name, f"{share:.0%}") for name, share in sorted(lossy.items(), key=lambda item: -item[1])]
     advice = "above 10 %: write float32 masters (--dtype float32), or use more noise"
     return f"{head}\n{columns(rows, right=(1,))}\n  {advice}"
-
-
-def _same_request(job: Job, request: Request, chosen: argparse.Namespace) -> None:
-    before = Request.from_json(job.about["request"])
-    old, new = before.as_json(), request.as_json()
-    told = [f"{key}: was {old[key]!r}, now {new[key]!r}" for key in old if old[key] != new[key]]
-    if not (job.base.exists() and chosen.base.exists() and os.path.samefile(job.base, chosen.base)):
-        told.append(f"base: was {job.base}, now {os.path.abspath(chosen.base)}")
-    if chosen.architecture not in (None, job.about["base_architecture"]):
-        told.append(f"architecture: was {job.about['base_architecture']}, now {chosen.architecture}")
-    if told:
-        raise MupscaleError(
-            f"{chosen.out}.partial was begun with other arguments ({'; '.join(told)}); "
-            "give the same ones to go on, or remove it to start anew"
-        )
 
 
 def _share(text: str | None) -> tuple[int, int] | None:

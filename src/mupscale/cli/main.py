@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import MupscaleError
 from . import check, cost, demo, doctor, growing, plan, report, tune
+from .verb import Parser
 
 VERBS = (plan, growing, check, tune, report, cost, demo, doctor)
+_RESUMED = ("widen", "upscale", "tune")
+_INTERRUPTED, _UNREAD = 130, 141  # what a shell says of a command that SIGINT or SIGPIPE ended
+_MORE = """\
+first steps:
+  mupscale demo                                      see the theorem hold, in fifteen seconds
+  mupscale plan ./base -k 2                          see what would grow, nothing is written
+  mupscale upscale ./base ./wide -k 2 --noise t=0.2  grow a Hugging Face directory
+  mupscale VERB --help                               see options and examples of a verb
+
+exit status: 0 done and every check holds, 1 a check failed, 2 usage or a refused request"""
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+def parser() -> Parser:
+    top = Parser(
         prog="mupscale",
         description="Grow trained PyTorch models in width, exactly.",
-        epilog="`mupscale VERB --help` shows its options and an example. "
-        "Exit status: 0 done and every check holds, 1 a check failed, 2 usage or a refused request.",
+        epilog=_MORE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"mupscale {__version__}")
-    verbs = top.add_subparsers(dest="verb", required=True, metavar="verb")
+    verbs = top.add_subparsers(dest="verb", metavar="verb")
     for verb in VERBS:
         verb.add_to(verbs)
     return top
@@ -33,20 +45,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     >>> main(["demo", "--steps", "0"])
     2
     """
-    chosen = parser().parse_args(arguments)
+    top = parser()
+    chosen = top.parse_args(arguments)
+    if chosen.verb is None:
+        top.print_help(sys.stderr)
+        return 2
     try:
-        return int(chosen.run(chosen))
+        status = int(chosen.run(chosen))
+        sys.stdout.flush()
+        return status
     except MupscaleError as error:
         print(f"mupscale: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever read the output has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _UNREAD
     except OSError as error:
         print(f"mupscale: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(
-            "mupscale: stopped; what is written is kept, run the same command again to go on", file=sys.stderr
-        )
-        return 130
+        kept = "; what is written is kept, run the same command again to go on"
+        print(f"mupscale: stopped{kept if chosen.verb in _RESUMED else ''}", file=sys.stderr)
+        return _INTERRUPTED
 
 
 if __name__ == "__main__":

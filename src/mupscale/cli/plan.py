@@ -19,6 +19,7 @@ from ..checkpoints.about import factors, read_about, read_plans
 from ..checkpoints.grow import has_state
 from ..checkpoints.request import Request
 from ..errors import MupscaleError
+from ..families.configs import parse_multipliers
 from ..families.process import plan_in_process
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
@@ -41,7 +42,9 @@ def add_to(verbs: Any) -> None:
     )
     add_source(verb)
     verb.add_argument("--tensors", action="store_true", help="list every kind of tensor with its axes")
-    verb.add_argument("--json", type=Path, metavar="FILE", help="write the whole plan to a file")
+    verb.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the whole plan to a file (default: to none)"
+    )
     verb.set_defaults(run=run)
 
 
@@ -53,20 +56,28 @@ def add_source(verb: argparse.ArgumentParser) -> None:
         dest="multipliers",
         required=True,
         metavar="K",
-        help="how many times wider: 2, or hidden=2,heads=2,ffn=4,kv_heads=1",
+        help="how many times wider, in whole numbers: 2 for every width, or hidden=2,heads=2,ffn=4,kv_heads=1; a width "
+        "that is not named stays",
     )
     verb.add_argument(
         "--export",
         choices=("granite", "untie"),
         help="granite: a Llama-like model as Granite, with its multiplier in the configuration; "
-        "untie: give the readout a tensor of its own (the output stays, the training does not)",
+        "untie: give the readout a tensor of its own (the output stays, the training does not) (default: the base's own "
+        "class)",
     )
-    verb.add_argument("--architecture", metavar="CLASS", help="the stock class, where config.json names none")
+    verb.add_argument(
+        "--architecture",
+        metavar="CLASS",
+        help="the class of transformers, as LlamaForCausalLM (default: the one that config.json names, or the usual one of "
+        "its model_type)",
+    )
 
 
 def run(chosen: argparse.Namespace) -> int:
-    if chosen.json is not None and not chosen.json.absolute().parent.is_dir():
-        raise MupscaleError(f"--json {chosen.json}: the folder above it does not exist")
+    parse_multipliers(chosen.multipliers)
+    if chosen.json is not None and (chosen.json.is_dir() or not chosen.json.absolute().parent.is_dir()):
+        raise MupscaleError(f"--json {chosen.json}: expected the name of a file in a folder that exists")
     directory = read_directory(chosen.base)
     early = None if read_about(chosen.base) is None else read_plans(chosen.base)[1]
     family = planned(directory, chosen)

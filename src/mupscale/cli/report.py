@@ -18,9 +18,9 @@ def add_to(verbs: Any) -> None:
         "The page is index.html, which needs nothing but itself; its pictures lie beside it as PNG.",
         examples=("tuning", "width128 width256 --out report --proxy proxy.py"),
     )
-    verb.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a folder of `mupscale tune`")
+    verb.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a folder of mupscale tune")
     verb.add_argument(
-        "--storage", metavar="URL", help="storage of the study, where it is not the folder's journal file"
+        "--storage", metavar="URL", help="storage of the study (default: the journal file in the folder)"
     )
     verb.add_argument(
         "--study",
@@ -38,7 +38,7 @@ def add_to(verbs: Any) -> None:
         "--proxy",
         type=Path,
         metavar="FILE",
-        help="the file that was tuned; with it the cost is given in FLOPs",
+        help="the file that was tuned; with it the cost is given in FLOPs (default: in steps)",
     )
     verb.set_defaults(run=run)
 

@@ -6,13 +6,18 @@ Parses, hands everything to `mu.tune`, and prints what was found. Started severa
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
+from traceback import format_list
 from typing import Any
 
 from ..errors import MupscaleError
 from ..extras import needs
 from ..training.recipe import Recipe
+from ..tuning.proxy import frames_from
 from .text import columns
 from .verb import add_verb
 
@@ -36,13 +41,17 @@ def add_to(verbs: Any) -> None:
         type=int,
         required=True,
         metavar="N",
-        help="width of the proxy base; 100 units or more transfer best",
+        help="width of the proxy base, in units; 100 or more transfer best",
     )
     verb.add_argument(
-        "-k", type=int, required=True, metavar="K", help="how many times wider the upscaled proxy is"
+        "-k",
+        type=int,
+        required=True,
+        metavar="K",
+        help="how many times wider the upscaled proxy is, 2 or more",
     )
     verb.add_argument("--steps", type=int, required=True, metavar="T", help="steps of the proxy base")
-    verb.add_argument("--wide-steps", type=int, metavar="T", help="steps after growth (default: as many)")
+    verb.add_argument("--wide-steps", type=int, metavar="T", help="steps after growth (default: as --steps)")
     verb.add_argument(
         "--reference",
         type=int,
@@ -67,16 +76,17 @@ def add_to(verbs: Any) -> None:
         dest="scheme",
         choices=("t", "sigma", "paired"),
         default="t",
-        help="what the sizes are: relative to each weight's spectral norm (t, the default), or σ̄ itself",
+        help="what the sizes are: relative to each weight's spectral norm (t), σ̄ itself (sigma), or σ̄ of noise that sums "
+        "to zero over copies (paired) (default: %(default)s)",
     )
     verb.add_argument(
         "--factors",
         type=_numbers,
         metavar="A,B,…",
-        help="learning rates after growth, as multiples of the base's best",
+        help="learning rates after growth, as multiples of the base's best (default: 0.25 to 4)",
     )
     verb.add_argument(
-        "--full", action="store_true", help="the whole grid to its end, without successive halving"
+        "--full", action="store_true", help="train every point to its end (default: successive halving)"
     )
     verb.add_argument(
         "--sampler",
@@ -145,7 +155,7 @@ def run(chosen: argparse.Namespace) -> int:
     given = {
         name: value for name in ("lrs", "noises", "factors") if (value := getattr(chosen, name)) is not None
     }
-    with needs("tuning", "tune"):
+    with needs("tuning", "tune"), _failing(chosen.proxy):
         from ..tuning.tune import tune
 
         recipe = tune(
@@ -173,6 +183,22 @@ def run(chosen: argparse.Namespace) -> int:
     if not chosen.no_report:
         print(_report(chosen))
     return 0
+
+
+@contextmanager
+def _failing(proxy: Path) -> Iterator[None]:
+    """What the user's file raises is shown from its own line on, and refused; what is raised elsewhere is ours."""
+    try:
+        yield
+    except MupscaleError:
+        raise
+    except Exception as error:
+        frames = frames_from(proxy, error)
+        if not frames:
+            raise
+        print("".join(format_list(frames)), end="", file=sys.stderr)
+        told = f"{proxy} failed in line {frames[0].lineno}: {type(error).__name__}: {error}"
+        raise MupscaleError(f"{told}; mend it and begin a new study (--folder, --study)") from error
 
 
 def _report(chosen: argparse.Namespace) -> str:
@@ -211,7 +237,8 @@ def described(recipe: Recipe, path: Path) -> str:
 
 
 def _numbers(text: str) -> list[float]:
-    """
+    """Numbers from a text with commas.
+
     >>> _numbers("0, 0.1,2e-1")
     [0.0, 0.1, 0.2]
     """

@@ -1,21 +1,64 @@
 """A verb as every verb is shown: one line in the list, a description, examples that can be typed.
 
-Knows argparse. Knows nothing of what verbs do.
+Knows argparse, and what a mistyped word was likely meant to be. Knows nothing of what verbs do.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from textwrap import fill
-from typing import Any
+from typing import Any, NoReturn
 
 _WIDTH = 88
+_ALIKE = 0.75  # two letters swapped in a short option are this much alike; --noise and --no-state are less
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that refuses what it does not know itself, and names the nearest word that it does know.
+
+    >>> verb = Parser(prog="mupscale plan")
+    >>> _ = verb.add_argument("--tensors", action="store_true")
+    >>> list(verb.meant(["--tesnors", "--json"]))
+    ['--tesnors: did you mean --tensors?']
+    """
+
+    _given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """A verb is parsed by this too, and its own usage says more about a stray word than the program's."""
+        self._given = list(sys.argv[1:] if args is None else args)
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        more = "".join(f"\n  {line}" for line in (*self.meant(self._given), f"see {self.prog} --help"))
+        super().error(message + more)
+
+    def meant(self, words: Sequence[str]) -> Iterator[str]:
+        """A line for every word that is no option or verb, and much like one."""
+        choices = [
+            action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)
+        ]
+        verbs = [verb for known in choices for verb in known]
+        options = list(self._option_string_actions)
+        for word in words:
+            near = get_close_matches(word, options if word.startswith("--") else verbs, n=1, cutoff=_ALIKE)
+            known = word in verbs or any(option.startswith(word.partition("=")[0]) for option in options)
+            if near and not known:
+                yield f"{word}: did you mean {near[0]}?"
+            if verbs and not word.startswith("-"):
+                return  # what follows the verb is the verb's own
 
 
 def add_verb(verbs: Any, name: str, text: str, more: str = "", *, examples: tuple[str, ...]) -> Any:
     """The parser of a verb: `text` stands in the list of verbs, and with `more` at the top of its own help.
 
-    >>> verbs = argparse.ArgumentParser(prog="mupscale").add_subparsers()
+    >>> verbs = Parser(prog="mupscale").add_subparsers()
     >>> verb = add_verb(verbs, "plan", "show what would grow", "Nothing is written.", examples=("./base -k 2",))
     >>> print(verb.description, verb.epilog, sep=chr(10))
     Show what would grow. Nothing is written.
@@ -23,7 +66,7 @@ def add_verb(verbs: Any, name: str, text: str, more: str = "", *, examples: tupl
       mupscale plan ./base -k 2
     """
     lines = "\n".join(f"  mupscale {name} {example}".rstrip() for example in examples)
-    verb: argparse.ArgumentParser = verbs.add_parser(
+    verb: Parser = verbs.add_parser(
         name,
         help=text,
         description=fill(f"{text[0].upper()}{text[1:]}. {more}".strip(), _WIDTH),

@@ -42,15 +42,22 @@ def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
     faults = []
     for knob, k in pairs:
         if knob not in (EVERY, *KNOBS):
-            faults.append(Fault(knob or "(nothing)", "no such knob", f"expected one of {', '.join(KNOBS)}"))
+            what = f"no such knob, expected one of {', '.join(KNOBS)}"
+            faults.append(Fault(knob or "(nothing)", what, "write -k 2, or -k hidden=2,heads=2,ffn=4"))
         elif knob in found:
-            faults.append(Fault(knob, "given twice"))
+            faults.append(Fault(_said(knob), "given twice, expected once", "keep one of the two"))
         elif not re.fullmatch(r"[1-9]\d{0,3}", k):
-            faults.append(Fault(knob, f"multiplier {k!r}", "copies come in whole numbers: write 2, 3, …"))
+            what = f"{k!r}, expected a whole number from 1 to 9999: copies come whole"
+            faults.append(Fault(_said(knob), what, "write 2, 3, …"))
         else:
             found[knob] = int(k)
     raise_faults("the multipliers cannot be read", faults)
     return found
+
+
+def _said(knob: str) -> str:
+    """A knob as the user wrote it; that a lone number turns every knob is a word of ours."""
+    return "-k" if knob == EVERY else knob
 
 
 def multiplier(multipliers: Multipliers, knob: str) -> int:
@@ -120,16 +127,20 @@ def check_growth(data: Mapping[str, Any], multipliers: Multipliers) -> None:
     faults: list[Fault] = []
     have = {knob for _, part in parts(data) for knob in growing_fields(part)}
     faults += [
-        Fault(knob, "this configuration has no such width", f"it has {', '.join(sorted(have)) or 'none'}")
+        Fault(
+            knob,
+            f"this configuration has no such width; it has {', '.join(sorted(have)) or 'none'}",
+            f"leave {knob} out",
+        )
         for knob, k in multipliers.items()
         if knob != EVERY and knob not in have and k != 1
     ]
     if not edits(data, multipliers) and not faults:
         faults.append(
             Fault(
-                "multipliers",
-                "nothing grows",
-                f"this configuration has {', '.join(sorted(have)) or 'no known width'}",
+                "-k",
+                f"nothing grows; this configuration has {', '.join(sorted(have)) or 'no known width'}",
+                "write -k 2, or a number above 1 for one of them" if have else "",
             )
         )
     for path, part in parts(data):

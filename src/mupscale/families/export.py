@@ -16,6 +16,7 @@ from .models import Config, as_data, config_from, model_class
 from .symbols import symbols
 
 EXPORTS = ("granite", "untie")
+_OWN = "leave export out: its own class holds it"
 _LLAMA_LIKE = ("llama", "mistral", "qwen2", "granite")
 _CARRIED = (
     "vocab_size", "num_hidden_layers", "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings",
@@ -31,7 +32,9 @@ def start_of(config: Config, export: str | None) -> Config:
         return config
     data = as_data(config)
     if not data.get("tie_word_embeddings"):
-        raise MupscaleError("there is nothing to untie: this configuration does not tie its embeddings")
+        raise MupscaleError(
+            "there is nothing to untie: this configuration does not tie its embeddings; leave export out"
+        )
     return config_from({**data, "tie_word_embeddings": False})
 
 
@@ -53,7 +56,7 @@ def untied(plan: Plan, ties: Mapping[str, str]) -> Plan:
     }
     if not changes:
         raise MupscaleError(
-            "this class ties its embeddings whatever its configuration says, so it cannot be untied"
+            "this class ties its embeddings whatever its configuration says, so it cannot be untied; leave export out"
         )
     return replace(plan.with_tensors(changes), exact="static")
 
@@ -68,7 +71,7 @@ def granite(base: Mapping[str, Any], wide: Mapping[str, Any], k: int) -> dict[st
             Fault(
                 str(kind),
                 "Granite has the tensors of Llama, Mistral and Qwen2 only",
-                "export into its own class",
+                _OWN,
             )
         )
     if kind != "llama" and base.get("sliding_window") and base.get("use_sliding_window", True):
@@ -76,6 +79,7 @@ def granite(base: Mapping[str, Any], wide: Mapping[str, Any], k: int) -> dict[st
             Fault(
                 "sliding_window",
                 f"attention is cut at {base['sliding_window']} tokens, and Granite has no window",
+                _OWN,
             )
         )
     if kind == "qwen2":
@@ -83,7 +87,7 @@ def granite(base: Mapping[str, Any], wide: Mapping[str, Any], k: int) -> dict[st
             Fault(
                 "attention bias",
                 "Granite adds o_proj.bias, which trains and which the base does not have",
-                "export into its own class",
+                _OWN,
             )
         )
     raise_faults("this model does not fit into Granite exactly", faults)

@@ -107,7 +107,9 @@ def _load(directory: str, dtype: Any, architecture: str | None = None) -> Any:
         key: sorted(map(str, names)) for key, names in told.items() if names and key != "unexpected_keys"
     }
     if wrong or told.get("unexpected_keys"):
-        raise MupscaleError(f"{directory} does not load cleanly: {wrong or told['unexpected_keys']}")
+        odd = wrong or {"unexpected_keys": sorted(map(str, told["unexpected_keys"]))}
+        said = "; ".join(f"{key}: {', '.join(names[:4])}" for key, names in odd.items())
+        raise MupscaleError(f"{directory} does not load cleanly: {said}")
     return model.eval(), config
 
 
@@ -123,7 +125,10 @@ def _losses(request: Mapping[str, Any]) -> dict[str, Any]:
         accepted = inspect.signature(model.forward).parameters
         unknown = [name for name in inputs if name not in accepted]
         if unknown:
-            raise MupscaleError(f"the batch has {unknown}, which {type(model).__name__} does not take")
+            told = ", ".join(unknown)
+            raise MupscaleError(
+                f"the batch has {told}, which {type(model).__name__} does not take; leave that out"
+            )
         if "labels" in accepted and "labels" not in inputs and "input_ids" in inputs:
             inputs["labels"] = inputs["input_ids"]
         with torch.no_grad():

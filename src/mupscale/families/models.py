@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,9 @@ def read_config(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:
             raise MupscaleError(f"{path.name} has {path.stat().st_size} bytes, which no configuration has")
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise MupscaleError(f"no configuration can be read from {path}: {error}") from None
+        said = error.strerror if isinstance(error, OSError) else error
+        remedy = "name a directory that save_pretrained has written, or its config.json"
+        raise MupscaleError(f"no configuration can be read from {path}: {said}; {remedy}") from None
     if not isinstance(found, dict):
         raise MupscaleError(f"{path} holds a {type(found).__name__}, expected an object with a model_type")
     return found
@@ -63,14 +66,7 @@ def config_from(raw: Mapping[str, Any]) -> Config:
 
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        remote = (
-            " (auto_map names code that comes with the checkpoint, which is never run)"
-            if raw.get("auto_map")
-            else ""
-        )
-        raise MupscaleError(
-            f"model_type {kind!r} is no type of this version of transformers{remote}; install a version that has it"
-        )
+        raise MupscaleError(_no_type(kind, bool(raw.get("auto_map")), list(CONFIG_MAPPING)))
     if raw.get("quantization_config"):
         raise MupscaleError(
             "a quantised checkpoint holds no weights that could be copied; widen the original one"
@@ -84,6 +80,16 @@ def config_from(raw: Mapping[str, Any]) -> Config:
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
     return config
+
+
+def _no_type(kind: Any, remote: bool, known: list[str]) -> str:
+    what = f"model_type {kind!r} is no type of this version of transformers"
+    if remote:
+        what += " (auto_map names code that comes with the checkpoint, which is never run)"
+    if not isinstance(kind, str):
+        return f"{what}; write the name of one into config.json, such as 'llama'"
+    near = get_close_matches(kind, known, n=1)
+    return f"{what}; install a version that has it{f', or did you mean {near[0]!r}?' if near else ''}"
 
 
 def as_data(config: Config) -> dict[str, Any]:
@@ -124,13 +130,16 @@ def model_class(config: Config, architecture: str | None = None) -> Any:
                 named = found if isinstance(found, str) else found[0]
                 break
     if named is None or not named.isidentifier():
-        raise MupscaleError(f"no class is known for model_type {kind!r}; name it with architecture=")
+        raise MupscaleError(
+            f"no class is known for model_type {kind!r}; name it with architecture= (--architecture)"
+        )
     cls = getattr(transformers, named, None)
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise MupscaleError(f"{named} is no model class of this version of transformers")
+        raise MupscaleError(f"{named} is no model class of this version of transformers; name one that is")
     expected = getattr(cls, "config_class", None)
     if expected is not None and not isinstance(config, expected):
-        raise MupscaleError(f"{named} is built from {expected.__name__}, found {type(config).__name__}")
+        what = f"{named} is built from {expected.__name__}, found {type(config).__name__}"
+        raise MupscaleError(f"{what}; name a class of model_type {kind!r}")
     return cls
 
 

@@ -57,17 +57,23 @@ def plan_in_process(
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise MupscaleError(f"planning took longer than {timeout:.0f} s and was stopped") from None
+            raise MupscaleError(
+                f"planning took longer than {timeout:.0f} s and was stopped; run it again on a less busy machine"
+            ) from None
         if not answer.exists():
             tail = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
             raise MupscaleError(
                 f"the planning process ended with code {done.returncode} and no answer",
-                [Fault("its last words", " / ".join(tail) or "none")],
+                [Fault("its last words", " / ".join(tail) or "none", _remedy(done.returncode))],
             )
         found = json.loads(answer.read_text(encoding="utf-8"))
     if "claim" in found:
         raise MupscaleError(found["claim"], [Fault(*fault) for fault in found["faults"]])
     return FamilyPlan.from_json(json.dumps(found))
+
+
+def _remedy(code: int) -> str:
+    return "code -9 is a kill, most often for lack of memory: free some" if code == -9 else ""
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,12 +94,13 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     except MupscaleError as error:
         return {"claim": error.claim, "faults": [[f.where, f.what, f.remedy] for f in error.faults]}
     except ModuleNotFoundError as error:
-        claim = f"planning needs {error.name}: install it with pip install 'mupscale[hf]'"
+        claim = f"planning needs {error.name}: pip install 'mupscale[hf]'"
         return {"claim": claim, "faults": []}
     except Exception as error:
         text = str(error).strip().splitlines()
         what = f"{type(error).__name__}: {text[0][:300] if text else ''}"
-        return {"claim": "the model's code failed while it was planned", "faults": [["model", what, ""]]}
+        remedy = "build the model from this config.json with transformers alone, to see whether that works"
+        return {"claim": "the model's code failed while it was planned", "faults": [["model", what, remedy]]}
 
 
 def main(arguments: list[str]) -> None:

@@ -78,7 +78,7 @@ def read_directory(path: Path | str) -> Directory:
     config = parse_json(read_regular(path / CONFIG), CONFIG, infinity=True)
     if not isinstance(config, dict):
         raise MupscaleError(
-            f"{CONFIG} is not valid: a JSON object is expected, found a {type(config).__name__}"
+            f"{CONFIG} is not valid: it holds a {type(config).__name__}, expected an object with a model_type"
         )
     raise_few(claim, _refused_config(config))
     tensors = _sharded(path) if INDEX in names else read_header(path / SINGLE).tensors
@@ -95,6 +95,12 @@ def read_directory(path: Path | str) -> Directory:
 def _names(path: Path) -> dict[str, bool]:
     """Every name in a folder, sorted, and whether it is (a link to) a regular file."""
     found: dict[str, bool] = {}
+    with os_errors(path):
+        if not path.is_dir():
+            what = "Not a directory" if path.exists() else "No such file or directory"
+            raise MupscaleError(
+                f"{shown(str(path))}: {what}; name a directory that save_pretrained has written"
+            )
     with os_errors(path), os.scandir(path) as entries:
         for entry in entries:
             found[entry.name] = _is_regular(Path(entry.path))
@@ -155,7 +161,8 @@ def _refused_config(config: Mapping[str, Any]) -> list[Fault]:
         faults.append(Fault(f"{CONFIG}: quantization_config", "the weights are quantised", remedy))
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or text_fault(model_type) is not None:
-        faults.append(Fault(f"{CONFIG}: model_type", f"a name is expected, found {shown(model_type)}"))
+        what = f"{shown(model_type)}, expected the name of a type of transformers"
+        faults.append(Fault(f"{CONFIG}: model_type", what, 'write "model_type": "llama", say'))
     elif config.get("auto_map") is not None and not _is_stock(model_type):
         what = f"{shown(model_type)!r} is defined by code that comes with the checkpoint"
         remedy = "only classes of transformers itself are widened; convert the checkpoint to one of them"
@@ -177,7 +184,9 @@ def _sharded(path: Path) -> dict[str, Place]:
     index = parse_json(read_regular(path / INDEX), INDEX)
     where = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(where, dict) or not where:
-        raise MupscaleError(f"{INDEX} is not valid: it has no weight_map from tensors to files")
+        raise MupscaleError(
+            f"{INDEX} is not valid: it has no weight_map from tensors to files; copy or download it again"
+        )
     faults = []
     for name, file in where.items():
         what = text_fault(name) or name_fault(file)

@@ -70,7 +70,8 @@ def read_header(path: Path | str) -> Header:
             length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
             if size < 8 or length > size - 8:
                 raise MupscaleError(
-                    f"{where} is truncated: {size} bytes, and its header alone says {8 + length}"
+                    f"{where} is truncated, or no safetensors at all: {size} bytes, and its first 8 call for "
+                    f"{8 + length}; copy or download it again"
                 )
             if length > LONGEST_TEXT:
                 raise MupscaleError(
@@ -80,7 +81,7 @@ def read_header(path: Path | str) -> Header:
     finally:
         os.close(descriptor)
     if len(raw) != length:
-        raise MupscaleError(f"{where} changed while it was read")
+        raise MupscaleError(f"{where} changed while it was read; wait until it is written, and run again")
     return parse_header(raw, path.name, size)
 
 

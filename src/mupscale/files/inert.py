@@ -49,6 +49,8 @@ class Record:
 
 
 class _Properties(Record):
+    """Dtype and layout of a tensor; only dense ones can be read."""
+
     kind = "TensorProperties"
 
     def __setstate__(self, state: Any) -> None:

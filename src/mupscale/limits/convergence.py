@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..arguments import wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..extras import needs
 
@@ -112,22 +114,30 @@ def convergence(
     >>> round(convergence([1.0], finite, widths=(64, 256, 1024), seeds=4).slope, 6)
     -0.5
     """
+    faults = wrong_whole("seeds", seeds, least=2) if isinstance(seeds, Real) else []
+    raise_faults("nothing can be measured", faults)
     counts = [seeds] * len(widths) if isinstance(seeds, int) else list(seeds)
     target = _table(limit)
-    faults = []
     if len(widths) < 2 or list(widths) != sorted(set(widths)):
-        faults.append(Fault("widths", f"they are {list(widths)}", "write two or more, ascending"))
+        faults.append(
+            Fault(
+                "widths", f"they are {list(widths)}, expected two or more, ascending", "write (64, 256), say"
+            )
+        )
     if len(counts) != len(widths) or min(counts, default=0) < 2:
-        faults.append(Fault("seeds", f"they are {counts}", "write a number for each width, 2 or more"))
+        what = f"they are {counts}, expected a number for each width, 2 or more"
+        faults.append(Fault("seeds", what, "write seeds=16, say"))
     if not 0 <= since < len(target):
-        faults.append(Fault("since", f"it is {since} of {len(target)} steps"))
+        faults.append(
+            Fault("since", f"it is {since} of {len(target)} steps", f"write 0 to {len(target) - 1}")
+        )
     raise_faults("nothing can be measured", faults)
     runs = []
     for n, count in zip(widths, counts, strict=True):
         run = np.stack([_table(finite(n, seed)) for seed in range(count)])
         if run.shape[1:] != target.shape:
             shapes = f"the limit has shape {target.shape}, a run of width {n} has {run.shape[1:]}"
-            raise MupscaleError(f"{shapes}: both hold one row for each step")
+            raise MupscaleError(f"{shapes}, expected the same; return one row for each step")
         runs.append(run)
     late = [(run - target)[:, since:] for run in runs]
     return Convergence(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
+from ..arguments import wrong_whole
 from ..errors import Fault, raise_faults
 from .kets import Rows
 
@@ -28,19 +29,16 @@ class Draws:
     """
 
     def __init__(self, samples: int, seed: int, sampler: Sampler) -> None:
-        faults = []
+        faults = [*wrong_whole("samples", samples, least=2), *wrong_whole("seed", seed)]
         if sampler not in get_args(Sampler):
-            faults.append(
-                Fault("sampler", f"it is {sampler!r}", f"write one of {', '.join(get_args(Sampler))}")
-            )
-        if not isinstance(samples, int) or samples < 2:
-            faults.append(Fault("samples", f"it is {samples!r}", "write a whole number, 2 or more"))
-        elif sampler == "sobol" and samples & (samples - 1):
+            what = f"it is {sampler!r}, expected one of {', '.join(get_args(Sampler))}"
+            faults.append(Fault("sampler", what, 'write sampler="sobol", say'))
+        if not faults and sampler == "sobol" and samples & (samples - 1):
             faults.append(
                 Fault(
                     "samples",
-                    f"Sobol points are balanced in powers of two, and it is {samples}",
-                    "write 2**13, say",
+                    f"it is {samples}, expected a power of two, in which Sobol points are balanced",
+                    "write samples=2**13, say",
                 )
             )
         raise_faults("nothing can be drawn", faults)
@@ -64,7 +62,9 @@ class Draws:
             more = max(64, 2 * self._used)
             if more > SobolEngine.MAXDIM:
                 what = f"this program needs more than {self._used} Gaussians"
-                raise_faults("there are no more Sobol dimensions", [Fault("sampler", what, 'write "white"')])
+                raise_faults(
+                    "there are no more Sobol dimensions", [Fault("sampler", what, 'write sampler="white"')]
+                )
             # Each dimension has a scramble of its own, so columns of a larger engine go on where a smaller one ended.
             engine = SobolEngine(more, scramble=True, seed=self._seed + more)  # type: ignore[no-untyped-call]
             points = engine.draw(self.samples, dtype=torch.float64)

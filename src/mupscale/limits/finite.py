@@ -12,6 +12,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from ..arguments import wrong_kind, wrong_whole
 from ..errors import Fault, raise_faults
 from .program import Backend, Kind, Matrix, Vector
 
@@ -30,12 +31,18 @@ class FiniteWidth(Backend):
 
     def __init__(self, n: int, k: int, seed: int = 0, values: Mapping[str, Tensor] | None = None) -> None:
         super().__init__(k)
-        if not isinstance(n, int) or n < 1:
-            raise_faults("no such width", [Fault("n", f"it is {n!r}", "write a whole number, 1 or more")])
+        raise_faults("there is no such width", wrong_whole("n", n, least=1))
+        given = dict(values or {})
+        kinds = [
+            f
+            for name, value in given.items()
+            for f in wrong_kind(name, value, Tensor, "write torch.tensor(…)")
+        ]
+        raise_faults("these values cannot be used", kinds)
         self.n = n
         self.N = k * n
         self.seed = seed
-        self.values = dict(values or {})
+        self.values = given
 
     def draw_vector(self, name: str, kind: Kind, scale: float) -> Tensor:
         drawn = self._numbers(name, (self.n if kind == "duplicated" else self.N,), scale)
@@ -85,7 +92,8 @@ class FiniteWidth(Backend):
         if given is not None:
             if tuple(given.shape) != shape:
                 what = f"shape {tuple(given.shape)} was handed over, expected {shape}"
-                raise_faults("this value does not fit", [Fault(name, what)])
+                remedy = "hand over n or n × n numbers for duplicated objects, N or N × N for noise"
+                raise_faults("this value does not fit", [Fault(name, what, remedy)])
             return given.double()
         digest = blake2b(f"{self.seed}\0{name}".encode(), digest_size=7).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))

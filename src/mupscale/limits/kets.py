@@ -26,6 +26,7 @@ class Rows:
         self._count = 0
 
     def append(self, row: Tensor) -> None:
+        """Add a row at the end."""
         height, width = self._memory.shape
         if self._count == height or len(row) > width:
             larger = torch.zeros(max(4, 2 * self._count), max(width, len(row)), dtype=torch.float64)

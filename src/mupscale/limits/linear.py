@@ -72,7 +72,7 @@ class LinearKets(Kets):
         return Vector(self, total)
 
     def apply(self, function: Callable[..., Tensor], *xs: Vector) -> NoReturn:
-        raise MupscaleError("LinearKets runs linear programs only: use SampledKets for nonlinear ones")
+        raise MupscaleError("LinearKets runs linear programs only; use SampledKets for others")
 
     def outer(
         self, function: Callable[..., Tensor], xs: Sequence[Vector], others: Sequence[Vector]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -123,7 +124,16 @@ def _check(
     noise: Sequence[float],
     batches: Sequence[Sequence[int]] | None,
 ) -> None:
-    faults = []
+    faults = [
+        Fault(
+            name,
+            f"it is {sizes!r}, expected one size for each layer",
+            f"write {name}=[{sizes!r}, {sizes!r}], say",
+        )
+        for name, sizes in (("sigma", sigma), ("noise", noise))
+        if isinstance(sizes, Real)
+    ]
+    raise_faults("this network cannot be run", faults)
     if len(sigma) < 2:
         faults.append(Fault("sigma", f"{len(sigma)} sizes", "write one for each layer, at least two"))
     if len(noise) != len(sigma):
@@ -132,7 +142,7 @@ def _check(
     if not inputs or len(inputs) != len(targets):
         faults.append(Fault("targets", f"{len(targets)} for {len(inputs)} inputs", "write one for each"))
     if any(len(a) != len(b) for a, b in pairwise(inputs)):
-        faults.append(Fault("inputs", "their lengths differ"))
+        faults.append(Fault("inputs", "their lengths differ", "write as many numbers for each"))
     if batches is not None and len(batches) != schedule.steps:
         what = f"{len(batches)} for {schedule.steps} steps"
         faults.append(Fault("batches", what, "write the samples of each step"))

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
+from ..arguments import shown, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 
 Kind = Literal["duplicated", "noise"]
@@ -77,8 +78,7 @@ class Backend(ABC):
     """
 
     def __init__(self, k: int) -> None:
-        if not isinstance(k, int) or k < 1:
-            raise MupscaleError(f"k is {k!r}: a width is multiplied by a whole number, 1 or more")
+        raise_faults("a width is multiplied by a whole number", wrong_whole("k", k, least=1))
         self.k = k
         self._names: set[str] = set()
 
@@ -102,10 +102,15 @@ class Backend(ABC):
         return self.dots([x], y)[0]
 
     def check_own(self, *vectors: Vector) -> None:
-        """Refuse vectors of another backend: they have other widths, or another randomness."""
+        """Refuse vectors of another backend, which have other widths or another randomness, and what is no vector."""
+        strangers = [shown(vector) for vector in vectors if not isinstance(vector, Vector)]
+        if strangers:
+            raise MupscaleError(
+                f"{strangers[0]} stands where a vector of the program is expected; write backend.vector(name, kind)"
+            )
         if any(vector.backend is not self for vector in vectors):
             raise MupscaleError(
-                "a vector of another backend was handed over: run the whole program on one backend"
+                "a vector of another backend was handed over; run the whole program on one backend"
             )
 
     def _register(self, name: str, kind: Kind) -> None:
@@ -119,7 +124,7 @@ class Backend(ABC):
                 )
             )
         if kind not in get_args(Kind):
-            faults.append(Fault(name, f"kind {kind!r}", 'write "duplicated" or "noise"'))
+            faults.append(Fault(name, f"kind {kind!r}, expected one of two", 'write "duplicated" or "noise"'))
         raise_faults("this initial object cannot be made", faults)
         self._names.add(name)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..arguments import wrong_whole
+from ..errors import raise_faults
 from .examples import Slope
 from .schedule import Schedule, check_noise
 
@@ -66,6 +68,7 @@ def four_layer_coefficients(
     slope: Slope | Sequence[float],
 ) -> FourLayer:
     """The same with its coefficients; `slope` may be a sequence, one for each step, whatever the outputs are."""
+    raise_faults("a width is multiplied by a whole number", wrong_whole("k", k, least=1))
     check_noise(noise, "ABCD")
     rates, T = schedule.rates(), schedule.grow_at
     s2 = sigma**2

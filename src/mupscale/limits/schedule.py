@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..arguments import wrong_kind, wrong_number, wrong_whole
 from ..errors import Fault, raise_faults
 
 
@@ -33,9 +34,14 @@ class Schedule:
     """The paper's convention: no gradient step at grow_at - 1."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.grow_at <= self.steps:
+        faults = [*wrong_whole("steps", self.steps, least=1), *wrong_whole("grow_at", self.grow_at, least=1)]
+        faults += wrong_number("rate", self.rate, "write rate=0.1, say")
+        if self.rate_after is not None:
+            faults += wrong_number("rate_after", self.rate_after, "write rate_after=0.05, say")
+        if not faults and self.grow_at > self.steps:
             what = f"it is {self.grow_at} of {self.steps} steps"
-            raise_faults("this schedule cannot run", [Fault("grow_at", what, "write a step from 1 to steps")])
+            faults.append(Fault("grow_at", what, "write a step from 1 to steps"))
+        raise_faults("this schedule cannot run", faults)
 
     def rates(self) -> list[float]:
         """The rate of the gradient step that follows each output; 0 where there is none."""
@@ -49,6 +55,7 @@ class Schedule:
 def check_noise(noise: Mapping[str, float], layers: str) -> None:
     """Refuse sizes for layers that are not there, and layers without a size."""
     remedy = f"write a size for each of {', '.join(layers)}; 0 for none"
+    raise_faults("noise is given by layer", wrong_kind("noise", noise, Mapping, remedy))
     faults = [Fault(name, "no size is given", remedy) for name in layers if name not in noise]
     faults += [Fault(name, "there is no such layer", remedy) for name in noise if name not in layers]
     raise_faults("noise is given by layer", faults)

@@ -40,6 +40,7 @@ class Weight:
         self._right.append(right)
 
     def times(self, x: Vector, transpose: bool = False) -> Vector:
+        """The product with a vector, of the matrix or its transpose."""
         parts = [(matrix.T if transpose else matrix) @ x for matrix in self.matrices]
         met, given = (self._left, self._right) if transpose else (self._right, self._left)
         weights = [size * dot for size, dot in zip(self._sizes, self.backend.dots(met, x), strict=True)]

@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import UninitializedParameter
 
-from ..errors import MupscaleError
+from ..arguments import shown, wrong_function
+from ..errors import MupscaleError, raise_faults
 
 
 def build(make: Callable[[], nn.Module] | nn.Module, seed: int | None = None) -> nn.Module:
@@ -29,14 +30,14 @@ def build(make: Callable[[], nn.Module] | nn.Module, seed: int | None = None) ->
     """
     if isinstance(make, nn.Module):
         return copy.deepcopy(make)
+    raise_faults("a model cannot be built", wrong_function("make", make))
     known: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
     def to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta or isinstance(parameter, UninitializedParameter):
             return None
-        if (
-            id(parameter) not in known
-        ):  # the original is kept, so that its id stays its own and ties stay ties
+        # The original is kept, so that its id stays its own and ties stay ties.
+        if id(parameter) not in known:
             with torch.no_grad():
                 empty = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
             known[id(parameter)] = (parameter, empty)
@@ -53,14 +54,16 @@ def build(make: Callable[[], nn.Module] | nn.Module, seed: int | None = None) ->
             raise
         raise MupscaleError(
             f"the factory reads values of its parameters while it builds them, and they have none yet: {error}; "
-            "compute constants from sizes, or hand out a model that was built before"
+            "compute constants from sizes, or return a model that was built before"
         ) from error
     finally:
         handle.remove()
     if not isinstance(model, nn.Module):
-        raise MupscaleError(f"the factory returned {type(model).__name__}, expected a module")
+        raise MupscaleError(
+            f"the factory returned {shown(model)}, expected a module; write lambda: Model(width)"
+        )
     if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
         raise MupscaleError(
-            "the model has lazy modules, whose sizes are not known; run a batch through it first"
+            "the model has lazy modules, whose sizes are not known; return a model that has seen a batch"
         )
     return copy.deepcopy(model) if any(not p.is_meta for p in model.parameters()) else model

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from ..errors import Fault
+from ..arguments import wrong_kind, wrong_list
+from ..errors import Fault, MupscaleError
 from ..rules.axes import Layout
 from ..rules.scale import Exact, Scale
 from .draft import Draft, Entry
@@ -27,6 +28,20 @@ class Declared:
     folds: Mapping[str, Exact] = field(default_factory=dict)
     plus_one: Sequence[str] = ()
 
+    def faults(self) -> list[Fault]:
+        """Declarations that are not of their kind, and folds that are not exact."""
+        found = wrong_list("plus_one", self.plus_one)
+        forms = {"roles": '"out"', "layouts": "8", "folds": '"1/2"'}
+        for option, form in forms.items():
+            remedy = f'write {option}={{"<name>": {form}}}'
+            found += wrong_kind(option, getattr(self, option), Mapping, remedy)
+        for pattern, factor in self.folds.items() if isinstance(self.folds, Mapping) else ():
+            try:
+                Scale.of(factor)
+            except MupscaleError as error:
+                found.append(Fault(f"folds, {pattern!r}", error.claim))
+        return found
+
 
 def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
     """The draft with everything that was declared, and the declarations that fit nothing."""
@@ -36,26 +51,27 @@ def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
     def targets(pattern: str, what: str) -> list[Entry]:
         hits = [n for n in names if n == pattern or fnmatchcase(n, pattern)]
         if not hits:
-            faults.append(Fault(pattern, f"declared in {what}, but no tensor has such a name"))
+            remedy = "write the name of a tensor, or a pattern such as *.weight"
+            faults.append(Fault(pattern, f"declared in {what}, but no tensor has such a name", remedy))
         return [made.entries[n] for n in dict.fromkeys(made.ties.get(h, h) for h in hits)]
 
     for pattern, spec in declared.roles.items():
-        for entry in targets(pattern, "roles"):
+        matching = targets(pattern, "roles")
+        faults += _beyond("roles", pattern, spec, matching)
+        for entry in matching:
             roles = dict(spec) if isinstance(spec, Mapping) else dict.fromkeys(entry.growing, spec)
             unclear = len(entry.growing) > 1 and not isinstance(spec, Mapping)
             missing = set(entry.growing) - set(roles)
             if unclear or missing or set(roles.values()) - {"in", "out"}:
-                faults.append(
-                    Fault(
-                        entry.name,
-                        f"roles {spec!r}",
-                        f'expected "in", "out", or {{dim: "in" or "out"}} for each of the growing axes {entry.growing}',
-                    )
-                )
+                forms = ", ".join(f'{dim}: "in" or "out"' for dim in entry.growing)
+                one = '"in", "out" or ' if len(entry.growing) == 1 else ""
+                faults.append(Fault(entry.name, f"roles {spec!r}", f"expected {one}{{{forms}}}"))
                 continue
             made = made.with_entries({entry.name: replace(entry, roles=roles, declared_role=True)})  # type: ignore[arg-type]
     for pattern, layout in declared.layouts.items():
-        for entry in targets(pattern, "layouts"):
+        matching = targets(pattern, "layouts")
+        faults += _beyond("layouts", pattern, layout, matching)
+        for entry in matching:
             if not entry.growing:
                 continue
             chosen = dict(layout) if isinstance(layout, Mapping) else {entry.growing[0]: layout}
@@ -63,8 +79,8 @@ def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
                 faults.append(
                     Fault(
                         entry.name,
-                        f"{len(entry.growing)} axes grow",
-                        "name the axis: layouts={name: {dim: layout}}",
+                        f"{len(entry.growing)} axes grow, and the layout {layout!r} names none of them",
+                        f'write layouts={{"{entry.name}": {{{entry.growing[0]}: {layout!r}}}}}',
                     )
                 )
                 continue
@@ -81,6 +97,14 @@ def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
         for entry in targets(pattern, "plus_one"):
             made = made.with_entries({entry.name: replace(made.entries[entry.name], shift=1)})
     return made, faults
+
+
+def _beyond(option: str, pattern: str, spec: object, matching: Sequence[Entry]) -> list[Fault]:
+    """A fault for an axis that no matching tensor has: too large, or counted from the end."""
+    most = max((len(entry.base_shape) for entry in matching), default=0)
+    dims = [dim for dim in spec if dim not in range(most)] if isinstance(spec, Mapping) and most else []
+    what = f"declared in {option} for axis {{}}, expected axes from 0 to {most - 1}"
+    return [Fault(pattern, what.format(dim), "count axes from 0, the first one") for dim in dims]
 
 
 def _share_layout(made: Draft, name: str, declared: Declared) -> Draft:

@@ -5,9 +5,8 @@ Made by diffing two models; completed by declarations and by the search; turned 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -41,9 +40,11 @@ class Entry:
 
     @property
     def growing(self) -> list[int]:
+        """The dimensions whose size differs."""
         return [d for d, (a, b) in enumerate(zip(self.base_shape, self.wide_shape, strict=True)) if a != b]
 
     def plan(self, pad: bool) -> TensorPlan:
+        """The frozen entry; raises where a layout does not fit the two sizes."""
         axes = []
         for dim, (a, b) in enumerate(zip(self.base_shape, self.wide_shape, strict=True)):
             role = (self.roles or {}).get(dim) if a != b else None
@@ -52,7 +53,9 @@ class Entry:
                 if not isinstance(layout, int) and layout and isinstance(layout[0], Factor):
                     axis = Axis.of(layout, role=role)  # type: ignore[arg-type]
                     if (axis.base, axis.wide) != (a, b):
-                        raise MupscaleError(f"layout {axis} takes {axis.base} to {axis.wide}, not {a} to {b}")
+                        raise MupscaleError(
+                            f"layout {axis} takes {axis.base} to {axis.wide}, the models have {a} and {b}"
+                        )
                 else:
                     axis = Axis.between(a, b, role, layout, pad) if a != b else Axis.fixed(a)  # type: ignore[arg-type]
             except MupscaleError as error:
@@ -65,6 +68,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Draft:
+    """All tensors of a plan that is being decided, with the two models they come from."""
+
     entries: Mapping[str, Entry]
     ties: Mapping[str, str]
     conflicts: Mapping[str, str]
@@ -78,6 +83,7 @@ class Draft:
         return [e for e in self.entries.values() if e.growing and e.roles is None]
 
     def with_entries(self, changes: Mapping[str, Entry]) -> Draft:
+        """The draft with some entries replaced."""
         return replace(self, entries={**self.entries, **changes})
 
     def _like_its_gain(self, entry: Entry) -> Entry:
@@ -139,7 +145,11 @@ def draft(base: nn.Module, wide: nn.Module, pad: bool, again: nn.Module | None) 
         source = found[name][1]
         if source.dim() != tensor.dim():
             faults.append(
-                Fault(name, f"{source.dim()} dimensions in the base, {tensor.dim()} in the wide model")
+                Fault(
+                    name,
+                    f"{source.dim()} dimensions in the base, {tensor.dim()} in the wide model",
+                    "build both models the same way",
+                )
             )
             continue
         entry, problems = _entry(name, kind, (source, tensor), owners, pad)  # type: ignore[arg-type]
@@ -150,9 +160,8 @@ def draft(base: nn.Module, wide: nn.Module, pad: bool, again: nn.Module | None) 
             ties[name] = first[id(tensor)]
             planned = entries[ties[name]]
             if entry.growing and entry.roles and planned.roles != entry.roles:
-                if isinstance(
-                    entry.module[0], nn.Embedding
-                ):  # the input decides the scale, whatever comes first
+                # The input decides the scale, whatever comes first.
+                if isinstance(entry.module[0], nn.Embedding):
                     entries[ties[name]] = replace(entry, name=ties[name])
                     name = ties[name]
                 conflicts[ties.get(name, name)] = name
@@ -208,7 +217,7 @@ def _growing_buffer(entry: Entry, source: torch.Tensor) -> tuple[Entry, list[Fau
     return replace(entry, roles=dict.fromkeys(entry.growing, "out")), [
         Fault(
             entry.name,
-            f"a buffer of {source.dtype} grows; indices cannot be duplicated blindly",
+            f"a buffer of {source.dtype} grows, and whether copies of its numbers mean the same is not known",
             f'declare layouts={{"{entry.name}": 1}} to copy its entries, or make it no buffer',
         )
     ]
@@ -258,14 +267,13 @@ def _modules(model: nn.Module) -> dict[str, nn.Module]:
     return {strip_wrappers(f"{n}.").rstrip("."): m for n, m in model.named_modules(remove_duplicate=False)}
 
 
-def _unmatched(found: Any, goal: Any) -> list[Fault]:
+def _unmatched(found: Set[str], goal: Set[str]) -> list[Fault]:
+    """Tensors that one of the two models does not have."""
     missing = [
-        Fault(n, "in the base model only", "the wide model must have every tensor of the base")
-        for n in found
-        if n not in goal
+        Fault(n, "in the base model only", "build both models the same way") for n in found if n not in goal
     ]
     extra = [
-        Fault(n, "in the wide model only", "no base tensor feeds it; build both models the same way")
+        Fault(n, "in the wide model only: no base tensor feeds it", "build both models the same way")
         for n in goal
         if n not in found
     ]

@@ -5,6 +5,8 @@ Reads units and registry rows; states no rule of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..errors import MupscaleError
 from ..rules.optimizers import RULES, decay_factor, lr_factor
 from ..rules.sizes import noise_size
@@ -25,9 +27,10 @@ def kind_of(tensor: TensorPlan) -> str:
 
 
 def explain(plan: Plan, name: str) -> str:
+    """One tensor in words and numbers: its axes, s, c, r, its noise, and what optimizers need."""
     found = resolve(name, plan)
     if found is None:
-        raise MupscaleError(f"the plan has no tensor {name!r}")
+        raise MupscaleError(f"the plan has no tensor {name!r}; list(plan) names them")
     tensor = plan[found]
     change = tensor.change
     planned = plan.ties.get(found, found)
@@ -68,7 +71,22 @@ def _optimizers(tensor: TensorPlan) -> list[str]:
 
 
 def shape(sizes: tuple[int, ...]) -> str:
+    """Sizes as a table shows them.
+
+    >>> shape((4, 3)), shape(())
+    ('4x3', 'scalar')
+    """
     return "x".join(map(str, sizes)) or "scalar"
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines of text, each column as wide as its widest cell.
+
+    >>> in_columns([("tensor", "s"), ("w", "1/2")])
+    ['tensor  s', 'w       1/2']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def table(plan: Plan) -> str:
@@ -87,11 +105,7 @@ def table(plan: Plan) -> str:
         rows[row] = rows.get(row, 0) + 1
     head = ("tensor", "kind", "shape", "axes that grow", "s", "c", "r", "n")
     body = [(*row, str(count)) for row, count in rows.items()]
-    widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
-    lines = [
-        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
-        for line in [head, *body]
-    ]
+    lines = in_columns([head, *body])
     lines += [f"tied: {alias} = {name}" for alias, name in plan.ties.items()]
     lines += [f"edit: {edit.path} {edit.old} -> {edit.new}" for edit in plan.edits]
     lines += [f"needs: {need}" for need in sorted(plan.needs)]

@@ -8,21 +8,34 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..arguments import wrong_kind
 from ..errors import Fault, raise_faults
-from ..rules.axes import Axis
+from ..rules.axes import fraction_fault
 from .names import named_tensors, resolve
 from .plan import Plan
 
 End = Literal["base", "wide"]
 
 
+def expect_plan(plan: object, model: object = None) -> None:
+    """Raise unless `plan` is a plan, and `model`, where one is given, a module."""
+    faults = wrong_kind(
+        "plan", plan, Plan, "write plan=infer_plan(make, base, wide), or Plan.from_json(text)"
+    )
+    if model is not None:
+        faults += wrong_kind("model", model, nn.Module, "hand over the module, whose tensors have names")
+    raise_faults("a plan and a model are needed here", faults)
+
+
 def check_end(plan: Plan, model: nn.Module, end: End) -> None:
     """Raise unless `model` is exactly what the plan expects at its base or wide end."""
+    expect_plan(plan, model)
     tensors = {name: t for name, _, t in named_tensors(model)}
     check_shapes(plan, {name: tuple(t.shape) for name, t in tensors.items()}, end)
 
 
 def check_shapes(plan: Plan, shapes: Mapping[str, tuple[int, ...]], end: End, complete: bool = True) -> None:
+    """Raise unless these named shapes are the plan's at one end; `complete` asks for all of them."""
     faults: list[Fault] = []
     expected: dict[str, tuple[int, ...]] = {}
     for name, tensor in plan.tensors.items():
@@ -45,11 +58,17 @@ def check_shapes(plan: Plan, shapes: Mapping[str, tuple[int, ...]], end: End, co
             continue
         seen.add(known)
         if shape != expected[known]:
-            faults.append(Fault(name, f"shape {shape}, the plan's {end} end has {expected[known]}"))
+            what = f"shape {shape}, the plan's {end} end has {expected[known]}"
+            faults.append(Fault(name, what, f"build the {end} model as for the plan, or infer the plan anew"))
     if complete:
         missing = [name for name in expected if name not in seen and name not in plan.ties]
         faults += [
-            Fault(name, f"the plan expects this tensor at its {end} end; it is missing") for name in missing
+            Fault(
+                name,
+                f"the plan expects this tensor at its {end} end; it is missing",
+                "infer the plan from this very model",
+            )
+            for name in missing
         ]
     raise_faults(f"this is not the {end} model of the plan", faults)
 
@@ -74,18 +93,10 @@ def check_ties(plan: Plan, tensors: Mapping[str, Tensor]) -> None:
     raise_faults("the plan and the model disagree about ties", faults)
 
 
-def fraction_fault(axis: Axis) -> str:
-    k = max(int(axis.k), 1)
-    return (
-        f"grows from {axis.base} to {axis.wide}, which is not a whole number of copies; nearest: "
-        f"{axis.base * k} (x{k}), {axis.base * (k + 1)} (x{k + 1}); or pad with zeros (pad=True)"
-    )
-
-
 def check_duplicates(plan: Plan) -> None:
     """Raise unless every axis grows by whole copies (and zeros)."""
     faults = [
-        Fault(f"{name}, axis {dim}", fraction_fault(axis))
+        fraction_fault(f"{name}, axis {dim}", axis)
         for name, tensor in plan.tensors.items()
         for dim, axis in enumerate(tensor.axes)
         if not axis.duplicates

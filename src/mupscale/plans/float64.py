@@ -62,7 +62,10 @@ def cast_(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 def prepare(base: nn.Module, wide: nn.Module) -> tuple[nn.Module, nn.Module]:
     """Two float64 models to try hypotheses on: the base at random weights, the wide one empty, dropout off."""
     if any(p.is_meta for p in base.parameters()):
-        raise MupscaleError("a loss needs a base model with weights, found parameters on the meta device")
+        raise MupscaleError(
+            "the base model has parameters on the meta device, expected weights to take a loss of; build it without "
+            "on_meta"
+        )
     base = cast_(copy.deepcopy(base).cpu(), torch.float64)
     wide = copy.deepcopy(wide)
     fresh: dict[int, nn.Parameter] = {}

@@ -31,7 +31,7 @@ def fold_knobs(draft: Draft, base: nn.Module, order: Sequence[str]) -> Iterator[
 
 
 def _fold(says: str, names: Sequence[str], factor: Scale, shifts: Mapping[str, int] | None = None) -> Setting:
-    return Setting(says, {}, {}, dict.fromkeys(names, factor), shifts or {})
+    return Setting(says, folds=dict.fromkeys(names, factor), shifts=shifts or {})
 
 
 def _tied(draft: Draft, base: nn.Module, order: Sequence[str]) -> Iterator[Knob]:
@@ -47,7 +47,7 @@ def _tied(draft: Draft, base: nn.Module, order: Sequence[str]) -> Iterator[Knob]
             shifts = {g: 1 for g in gains if g.endswith("weight") and _adds_one(base.get_submodule(path))}
             settings.append(_fold(f"1/{k} folded into {path}", gains, k**-1, shifts))
             settings.append(_fold(f"{k}^-1/2 folded into {path}", gains, k**-_ROOT, shifts))
-        nothing = Setting(f"the model divides what {name} reads out by its width", {}, {}, {})
+        nothing = Setting(f"the model divides what {name} reads out by its width")
         yield [*settings[:2], nothing, *settings[2:]]
 
 
@@ -57,10 +57,7 @@ def _before(order: Sequence[str], reader: str, draft: Draft, base: nn.Module) ->
     ran = [path for path in reversed(order[:end]) if _own_parameters(draft, path)]
     norms = [p for p in ran if "norm" in type(base.get_submodule(p)).__name__.lower()]
     writers = [p for p in ran if p not in norms and not isinstance(base.get_submodule(p), nn.Embedding)]
-    last = norms[:1]
-    if writers and (not norms or order[:end].index(writers[0]) >= 0):
-        last = [*last, writers[0]]
-    return last
+    return [*norms[:1], *writers[:1]]
 
 
 def _own_parameters(draft: Draft, path: str) -> list[str]:
@@ -100,7 +97,7 @@ def _scaled_readouts(draft: Draft) -> Iterator[Knob]:
         entry = draft.entries[names[0]]
         k = Scale.of(copies(draft, entry, entry.growing[0]))
         yield [
-            Setting(f"{names[0]} sums over the width", {}, {}, {}),
+            Setting(f"{names[0]} sums over the width"),
             _fold(f"the model divides {names[0]} by its width", names, k),
             _fold(f"the model divides {names[0]} by the root of its width", names, k**_ROOT),
         ]
@@ -123,6 +120,6 @@ def _scaled_embeddings(draft: Draft) -> Iterator[Knob]:
             continue
         k = Scale.of(copies(draft, entry, 1))
         yield [
-            Setting(f"{entry.name} is used as it is", {}, {}, {}),
+            Setting(f"{entry.name} is used as it is"),
             _fold(f"the model multiplies {entry.name} by the root of its width", [entry.name], k**-_ROOT),
         ]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import combinations, product
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -33,12 +33,13 @@ class Setting:
     """One value of a knob."""
 
     says: str
-    roles: Mapping[str, Mapping[int, Role]]
-    layouts: Mapping[str, Mapping[int, Layout]]
-    folds: Mapping[str, Scale]
+    roles: Mapping[str, Mapping[int, Role]] = field(default_factory=dict)
+    layouts: Mapping[str, Mapping[int, Layout]] = field(default_factory=dict)
+    folds: Mapping[str, Scale] = field(default_factory=dict)
     shifts: Mapping[str, int] = field(default_factory=dict)
 
     def apply(self, draft: Draft) -> Draft:
+        """The draft under this setting; folds multiply what was there."""
         changed: dict[str, Entry] = {}
         for name in {*self.roles, *self.layouts, *self.folds}:
             entry = draft.entries[name]
@@ -54,10 +55,6 @@ class Setting:
 
 Knob = list[Setting]
 T = TypeVar("T")
-
-
-def _setting(says: str, roles=None, layouts=None, folds=None) -> Setting:  # type: ignore[no-untyped-def]
-    return Setting(says, roles or {}, layouts or {}, folds or {})
 
 
 def role_knobs(draft: Draft) -> Iterator[Knob]:
@@ -79,7 +76,7 @@ def role_knobs(draft: Draft) -> Iterator[Knob]:
                 {**rest, first: "out", last: "out"},
             ]
         yield [
-            _setting(f"{pattern_of(names[0])} is {choice}", roles=dict.fromkeys(names, choice))
+            Setting(f"{pattern_of(names[0])} is {choice}", roles=dict.fromkeys(names, choice))
             for choice in choices
         ]
 
@@ -125,7 +122,7 @@ def layout_knobs(draft: Draft, everywhere: bool = False) -> Iterator[Knob]:
         if everywhere:
             layouts += fused_layouts(entry, dim, found[name])
         usable = [b for b in layouts if all(_fits(draft, n, d, b) for n, d in axes)]
-        yield [_setting(f"{owner} ({role}) in blocks of {b}", layouts=_per_name(axes, b)) for b in usable]
+        yield [Setting(f"{owner} ({role}) in blocks of {b}", layouts=per_name(axes, b)) for b in usable]
 
 
 def paired_knobs(draft: Draft) -> Iterator[Knob]:
@@ -142,8 +139,8 @@ def paired_knobs(draft: Draft) -> Iterator[Knob]:
     for (owner, size), axes in groups.items():
         if size // 2 in sizes[owner]:
             yield [
-                _setting(f"{owner}, axis of {size}: halves"),
-                _setting(f"{owner}, axis of {size}: pairs", layouts=_per_name(axes, 2)),
+                Setting(f"{owner}, axis of {size}: halves"),
+                Setting(f"{owner}, axis of {size}: pairs", layouts=per_name(axes, 2)),
             ]
 
 
@@ -184,8 +181,9 @@ def fused_layouts(entry: Entry, dim: int, counts: list[tuple[int, int]]) -> list
     return found
 
 
-def _per_name(axes: list[tuple[str, int]], layout: Layout) -> dict[str, dict[int, Layout]]:
-    found: dict[str, dict[int, Layout]] = {}
+def per_name(axes: list[tuple[str, int]], layout: Any) -> dict[str, dict[int, Any]]:
+    """One layout for several axes, each (name, dimension), as a setting holds it."""
+    found: dict[str, dict[int, Any]] = {}
     for name, dim in axes:
         found.setdefault(name, {})[dim] = layout
     return found

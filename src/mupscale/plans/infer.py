@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..arguments import shown, wrong_function
 from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.scale import Exact, Scale
 from .build import build
@@ -56,6 +57,7 @@ def infer_plan(
     {'0.weight': '1', '0.bias': '1', '2.weight': '1/2', '2.bias': '1'}
     """
     declared = Declared(roles or {}, layouts or {}, folds or {}, plus_one)
+    raise_faults("these declarations cannot be read", declared.faults())
     if loss is not None:
         return find_plan(make, base, wide, loss, declared, pad).plan
     made, _ = _opened(make, base, wide, declared, pad)
@@ -86,12 +88,16 @@ def _opened(
     """The draft with everything that modules and the user say, and the two models it was made from."""
     if isinstance(make, nn.Module):
         if not isinstance(base, nn.Module):
-            raise MupscaleError("infer_plan takes a factory and two sizes, or two modules")
+            raise MupscaleError(
+                f"infer_plan was given a module and {shown(base)}, expected a factory and two sizes, or two modules; "
+                "write infer_plan(make, base, wide)"
+            )
         models, again = (make, base), None
     else:
+        raise_faults("no model can be built from a size", wrong_function("make", make, "size"))
         if wide is None:
             raise MupscaleError(
-                "infer_plan takes a factory and two sizes, or two modules; the wide size is missing"
+                "infer_plan was given a factory and one size, expected two, or two modules; the wide size is missing"
             )
         factory = make
         models = (build(lambda: factory(base), seed=0), build(lambda: factory(wide), seed=0))

@@ -16,6 +16,7 @@ from torch.nn.modules.rnn import RNNBase
 
 from ..errors import Fault
 from ..rules.axes import Axis, Factor, Role
+from ..rules.products import grow
 from ..rules.scale import ONE, Scale
 
 Roles = dict[int, Role]
@@ -38,13 +39,6 @@ class Facts:
     roles: Roles | None
     layouts: dict[int, tuple[Factor, ...]] = field(default_factory=dict)
     fold: Scale = ONE
-
-
-def grow(size: int, goal: int, pad: bool = False) -> Factor:
-    """The factor that takes `size` units to `goal`: copies, and zeros where they are allowed and needed."""
-    if pad and goal % size:
-        return Factor(size, Fraction(goal // size), goal % size)
-    return Factor(size, Fraction(goal, size))
 
 
 def facts(

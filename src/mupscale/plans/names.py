@@ -15,7 +15,8 @@ _OUTER = ("DistributedDataParallel", "DataParallel", "AveragedModel", "FullyShar
 
 
 def strip_wrappers(name: str) -> str:
-    """
+    """A name without the prefixes that wrappers put into it.
+
     >>> strip_wrappers("_orig_mod.layers.0._checkpoint_wrapped_module.weight")
     'layers.0.weight'
     """
@@ -48,6 +49,20 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
         yield strip_wrappers(name), "parameter", parameter
     for name, buffer in inner.named_buffers(remove_duplicate=False):
         yield strip_wrappers(name), "buffer", buffer
+
+
+def parameter_names(model: nn.Module) -> dict[int, str]:
+    """The id of every parameter -> its name, the first where it has several.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> parameter_names(nn.Sequential(layer, layer))[id(layer.weight)]
+    '0.weight'
+    """
+    found: dict[int, str] = {}
+    for name, kind, tensor in named_tensors(model):
+        if kind == "parameter":
+            found.setdefault(id(tensor), name)
+    return found
 
 
 def pattern_of(name: str) -> str:

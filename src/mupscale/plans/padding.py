@@ -45,7 +45,9 @@ def pad_norms(
         elif module.eps is None:
             faults.append(
                 Fault(
-                    name, "RMSNorm(eps=None) on a padded axis", "give eps a number, so that it can be scaled"
+                    name,
+                    "RMSNorm(eps=None) on a padded axis: nothing can be scaled",
+                    "give eps a number: RMSNorm(…, eps=1e-6)",
                 )
             )
         elif gain not in tensors:

@@ -1,7 +1,8 @@
 """The plan: for every tensor of the wide model, where it comes from and how its units change.
 
-A frozen value keyed by the wide name, with JSON, a hash and exact composition. It is pure: nothing
-here looks at a model or moves a tensor. `infer.py` makes plans, `training/` and `checkpoints/` act on them.
+A frozen value keyed by the wide name, with JSON, a hash and exact composition; what it says of one tensor is in
+`tensor_plan.py`. It is pure: nothing here looks at a model or moves a tensor. `infer.py` makes plans, `training/`
+and `checkpoints/` act on them.
 """
 
 from __future__ import annotations
@@ -11,106 +12,19 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from fractions import Fraction
 from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.axes import Axis
-from ..rules.scale import ONE, Exact, Scale
-from ..rules.units import Change
+from ..rules.scale import Exact, Scale
+from .tensor_plan import Fill as Fill
+from .tensor_plan import Kind as Kind
+from .tensor_plan import TensorPlan as TensorPlan
 
 FORMAT = "mupscale plan 1"
-Kind = Literal["parameter", "buffer"]
-Fill = Literal["zero", "one", "own"]
 Exactness = Literal["dynamic", "static"]
-
-
-@dataclass(frozen=True)
-class TensorPlan:
-    """How one wide tensor is made: W' = s · dup(W), with s, c and everything else following from this.
-
-    >>> t = TensorPlan(("w",), (Axis.parse("out: 4x3"), Axis.parse("in: 6x2")))
-    >>> str(t.change.s), str(t.change.r), t.base_shape, t.wide_shape
-    ('1/2', '1/3', (4, 6), (12, 12))
-    """
-
-    sources: tuple[str, ...]
-    """Base names: none for a new tensor, several when they are concatenated along `cat`."""
-    axes: tuple[Axis, ...]
-    fold: Scale = ONE
-    """A constant absorbed by this tensor instead of by the model's code; part of s."""
-    spread: Fraction = Fraction(1)
-    """How many wide tensors share each source: copies that lie in other tensors."""
-    shift: int = 0
-    """1 for gains that the model uses as (1 + w)."""
-    cat: int | None = None
-    kind: Kind = "parameter"
-    fill: Fill = "zero"
-    """What a tensor without a source holds; "own" keeps what the wide model computes by itself."""
-    trainable: bool = True
-
-    @cached_property
-    def change(self) -> Change:
-        s = self.fold
-        if self.kind == "parameter":
-            for axis in self.axes:
-                if axis.role == "in":
-                    s = s / Scale.of(axis.k)
-        c = prod((axis.k for axis in self.axes), start=self.spread)
-        return Change(s, c, prod((axis.fill for axis in self.axes), start=Fraction(1)))
-
-    @property
-    def base_shape(self) -> tuple[int, ...]:
-        return tuple(axis.base for axis in self.axes)
-
-    @property
-    def wide_shape(self) -> tuple[int, ...]:
-        return tuple(axis.wide for axis in self.axes)
-
-    @property
-    def grows(self) -> bool:
-        return any(axis.grows for axis in self.axes)
-
-    @property
-    def padded(self) -> bool:
-        return any(axis.padded for axis in self.axes)
-
-    def as_json(self) -> dict[str, Any]:
-        entry: dict[str, Any] = {
-            "sources": list(self.sources),
-            "axes": [str(axis) for axis in self.axes],
-            "s": str(self.change.s),
-            "c": str(self.change.c),
-        }
-        optional = {
-            "fold": (str(self.fold), "1"),
-            "spread": (str(self.spread), "1"),
-            "shift": (self.shift, 0),
-            "cat": (self.cat, None),
-            "kind": (self.kind, "parameter"),
-            "fill": (self.fill, "zero"),
-            "trainable": (self.trainable, True),
-        }
-        entry.update({key: value for key, (value, usual) in optional.items() if value != usual})
-        return entry
-
-    @staticmethod
-    def from_json(entry: Mapping[str, Any]) -> TensorPlan:
-        plan = TensorPlan(
-            sources=tuple(entry["sources"]),
-            axes=tuple(Axis.parse(text) for text in entry["axes"]),
-            fold=Scale.of(entry.get("fold", "1")),
-            spread=Fraction(entry.get("spread", "1")),
-            **{key: entry[key] for key in ("shift", "cat", "kind", "fill", "trainable") if key in entry},
-        )
-        if (str(plan.change.s), str(plan.change.c)) != (entry["s"], entry["c"]):
-            raise MupscaleError(
-                f"the plan says s = {entry['s']}, c = {entry['c']}; its axes and fold give "
-                f"s = {plan.change.s}, c = {plan.change.c}"
-            )
-        return plan
 
 
 @dataclass(frozen=True)
@@ -127,6 +41,7 @@ class Edit:
 
     @property
     def new(self) -> float:
+        """The constant in the wide model."""
         return self.old * float(self.scale)
 
 
@@ -177,6 +92,7 @@ class Plan(Mapping[str, TensorPlan]):
         return sum(prod(t.base_shape if end == "base" else t.wide_shape) for t in planned)
 
     def with_tensors(self, changes: Mapping[str, TensorPlan]) -> Plan:
+        """The plan with some tensors replaced or added."""
         return replace(self, tensors={**self.tensors, **changes})
 
     def matching(self, pattern: str) -> list[str]:
@@ -184,7 +100,7 @@ class Plan(Mapping[str, TensorPlan]):
         names = [*self.tensors, *self.ties]
         found = [self.ties.get(n, n) for n in names if n == pattern or fnmatchcase(n, pattern)]
         if not found:
-            raise MupscaleError(f"no tensor of the plan matches {pattern!r}")
+            raise MupscaleError(f"no tensor of the plan matches {pattern!r}; list(plan) names them")
         return list(dict.fromkeys(found))
 
     def fold(self, pattern: str, factor: Exact) -> Plan:
@@ -227,7 +143,7 @@ class Plan(Mapping[str, TensorPlan]):
         faults: list[Fault] = []
         for name, late in other.tensors.items():
             try:
-                tensors[name] = _compose(self, name, late)
+                tensors[name] = self._composed(late)
             except MupscaleError as error:
                 faults.append(Fault(name, error.claim))
         raise_faults("the two plans do not compose", faults)
@@ -240,10 +156,22 @@ class Plan(Mapping[str, TensorPlan]):
         in_order = tuple(edits[path] for path in sorted(edits))
         return Plan(tensors, ties, in_order, exact, self.needs | other.needs)
 
+    def _composed(self, late: TensorPlan) -> TensorPlan:
+        if not late.sources:
+            return late
+        unknown = [source for source in late.sources if source not in self]
+        if unknown:
+            raise MupscaleError(
+                f"its source {unknown[0]!r} is not made by the first plan; use plans that meet at one model"
+            )
+        return self[late.sources[0]].then(late)
+
     def to_json(self) -> str:
+        """The plan as JSON text, which `from_json` reads back."""
         return json.dumps(self.as_json(), indent=1, sort_keys=True)
 
     def as_json(self) -> dict[str, Any]:
+        """The plan as plain values, as they stand in its JSON."""
         return {
             "format": FORMAT,
             "tensors": {name: tensor.as_json() for name, tensor in self.tensors.items()},
@@ -255,10 +183,11 @@ class Plan(Mapping[str, TensorPlan]):
 
     @staticmethod
     def from_json(text: str) -> Plan:
+        """The plan that `to_json` wrote; anything else is refused."""
         try:
             entry = json.loads(text)
             if entry["format"] != FORMAT:
-                raise MupscaleError(f"expected a {FORMAT!r} file, found {entry['format']!r}")
+                raise MupscaleError(f"this is not a plan: format {entry['format']!r}, expected {FORMAT!r}")
             return Plan(
                 tensors={name: TensorPlan.from_json(t) for name, t in entry["tensors"].items()},
                 ties=entry["ties"],
@@ -266,8 +195,9 @@ class Plan(Mapping[str, TensorPlan]):
                 exact=entry["exact"],
                 needs=frozenset(entry["needs"]),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise MupscaleError(f"this is not a plan: {type(error).__name__}: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise MupscaleError(f"this is not a plan, expected what to_json wrote; {reason}") from None
 
     @cached_property
     def hash(self) -> str:
@@ -296,30 +226,6 @@ class Plan(Mapping[str, TensorPlan]):
                 for name, kind, shape in shapes
             }
         )
-
-
-def _compose(early: Plan, name: str, late: TensorPlan) -> TensorPlan:
-    if not late.sources:
-        return late
-    if late.cat is not None or len(late.sources) != 1:
-        raise MupscaleError("a tensor made from several sources composes only as the first step")
-    source = late.sources[0]
-    if source not in early:
-        raise MupscaleError(f"its source {source!r} is not made by the first plan")
-    first = early[source]
-    axes = tuple(a.then(b) for a, b in zip(first.axes, late.axes, strict=True))
-    composed = replace(
-        first,
-        axes=axes,
-        fold=first.fold * late.fold,
-        spread=first.spread * late.spread,
-        shift=max(first.shift, late.shift),
-        trainable=first.trainable and late.trainable,
-        fill=late.fill if late.fill == "own" else first.fill,
-    )
-    if first.shift != late.shift and not (first.fold.is_one and late.fold.is_one):
-        raise MupscaleError(f"{name} is a (1 + w) gain in one plan and not in the other")
-    return composed
 
 
 def _rename_owner(path: str, new: Callable[[str], str]) -> str:

@@ -18,7 +18,7 @@ from ..errors import Fault, MupscaleError
 from ..rules.axes import Axis, Factor
 from ..rules.products import Product
 from .draft import Draft, Entry
-from .hypotheses import Knob, Setting
+from .hypotheses import Knob, Setting, per_name
 from .modules import grouped_reading, recurrent_output
 from .names import pattern_of
 
@@ -42,7 +42,7 @@ def written(draft: Draft) -> dict[tuple[Product, ...], Axis]:
                 axis = _axis(draft, entry, dim)
                 if axis is not None:
                     found.setdefault(axis.segments, axis)
-    for _, base, wide in _pairs(draft):
+    for base, wide in _pairs(draft):
         if (axis := recurrent_output(base, wide, draft.pad)) is not None:
             found.setdefault(axis.segments, axis)
     return found
@@ -76,7 +76,7 @@ def unwritten(draft: Draft, skip: set[tuple[str, int]] | None = None) -> list[Re
 
 def _grouped_sizes(draft: Draft) -> dict[tuple[int, int], Axis]:
     """Sizes of channels that a convolution with growing groups reads in blocks."""
-    axes = (grouped_reading(base, wide, draft.pad) for _, base, wide in _pairs(draft))
+    axes = (grouped_reading(base, wide, draft.pad) for base, wide in _pairs(draft))
     return {(a.base, a.wide): a for a in axes if a is not None and len(a.segments[0]) > 1}
 
 
@@ -88,6 +88,7 @@ def _whole(entry: Entry, axis: Axis) -> Axis:
 
 
 def reading_faults(draft: Draft, hint: str) -> list[Fault]:
+    """A fault for every axis that is read as nobody writes it, with the line that declares it."""
     faults: dict[str, Fault] = {}
     for reading in unwritten(draft):
         what = f"{reading.axis.base} -> {reading.axis.wide} units: no tensor is known to write them in the layout in which they are read"
@@ -104,16 +105,12 @@ def reader_knobs(draft: Draft, skip: set[tuple[str, int]]) -> Iterator[Knob]:
         groups.setdefault((reading.axis.base, reading.axis.wide), []).append(reading)
     for readings in groups.values():
         yield [
-            Setting(f"{readings[0].where} laid out {_as_text(option)}", {}, _per_name(readings, option), {})
+            Setting(
+                f"{readings[0].where} laid out {_as_text(option)}",
+                layouts=per_name([(r.name, r.dim) for r in readings], option),
+            )
             for option in _suggested(draft, readings[0])
         ]
-
-
-def _per_name(readings: list[Reading], option: Any) -> dict[str, dict[int, Any]]:
-    found: dict[str, dict[int, Any]] = {}
-    for reading in readings:
-        found.setdefault(reading.name, {})[reading.dim] = option
-    return found
 
 
 def _suggested(draft: Draft, reading: Reading) -> list[Any]:
@@ -142,8 +139,9 @@ def _axis(draft: Draft, entry: Entry, dim: int) -> Axis | None:
         return None
 
 
-def _pairs(draft: Draft) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+def _pairs(draft: Draft) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """The modules of the two models that have the same path."""
     wide = dict(draft.models[1].named_modules())
     for path, module in draft.models[0].named_modules():
         if path in wide:
-            yield path, module, wide[path]
+            yield module, wide[path]

@@ -67,6 +67,11 @@ class _Search:
         self.made, self.base, self.wide, self.loss = made, base, wide, loss
         with watched(base) as seen:
             self.value, self.grads = gradients(base, loss)
+        if not bool(self.value.isfinite()):
+            raise MupscaleError(
+                f"the loss of the base model is {float(self.value)}, expected a finite number; plans are found by "
+                "comparing losses, so check the batch"
+            )
         self.seen: list[Seen] = seen
         layouts = list(layout_knobs(made, everywhere=True))
         decided = {(n, d) for knob in layouts for s in knob for n, dims in s.layouts.items() for d in dims}

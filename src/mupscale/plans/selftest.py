@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import MupscaleError
+from ..arguments import shown, wrong_function
+from ..errors import MupscaleError, raise_faults
 from ..rules.scale import Scale
 from ..tensors.expand import expand, expand_
+from .fits import check_end
 from .names import named_tensors
 from .plan import Plan, TensorPlan
 
@@ -59,14 +61,20 @@ def keeping_buffers(model: nn.Module) -> Iterator[None]:
 
 def _refuse_value(value: Any, parameters: list[Tensor]) -> None:
     if not isinstance(value, Tensor) or value.numel() != 1:
-        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise MupscaleError(f"loss(model) must return one number as a tensor, found {shape}")
+        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
+        raise MupscaleError(
+            f"loss(model) returned {found}, expected a tensor of one number; return its mean, say"
+        )
     if not parameters or not value.requires_grad:
-        raise MupscaleError("the loss does not depend on any trainable parameter of the model")
+        raise MupscaleError(
+            "the loss does not depend on any trainable parameter of the model; unfreeze one, or return the loss "
+            "without detaching it"
+        )
 
 
 def gradients(model: nn.Module, loss: Loss, seed: int = 0) -> tuple[Tensor, dict[str, Tensor | None]]:
     """The loss and the gradient of every trainable tensor, by name, under a fixed random state."""
+    raise_faults("no gradient can be taken", wrong_function("loss", loss, "model"))
     named = {name: t for name, kind, t in named_tensors(model) if kind == "parameter" and t.requires_grad}
     with torch.random.fork_rng(), keeping_buffers(model):
         torch.manual_seed(seed)
@@ -93,6 +101,7 @@ class Identity:
 
     @property
     def worst(self) -> tuple[str, float]:
+        """The tensor that is farthest off, and by how much."""
         name = max(self.errors, key=lambda n: self.errors[n], default="")
         return name, self.errors.get(name, 0.0)
 
@@ -145,6 +154,8 @@ def gradient_identity(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) 
     >>> error < 1e-12
     True
     """
+    check_end(plan, base, "base")
+    check_end(plan, wide, "wide")
     _, base_grads = gradients(base, loss)
     _, wide_grads = gradients(wide, loss)
     return compare_gradients(base_grads, wide_grads, plan)

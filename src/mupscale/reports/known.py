@@ -150,12 +150,13 @@ class _Reader(Ledger):
 def know(folder: str | Path, storage: Any = None, study: str = "mupscale") -> Known:
     """Read a study from its folder, and from its storage where that is not the folder's journal."""
     place = Path(folder)
-    journal = place / "study.journal"
-    if storage is None and not journal.is_file():
+    journal = place / "study.journal" if storage is None else storage
+    named = isinstance(journal, (str, Path)) and "://" not in str(journal)
+    if named and not Path(journal).is_file():  # opening it would make it
         raise MupscaleError(
             f"{journal}: no such file; name the folder of a study, or its storage (--storage)"
         )
-    opened = open_storage(journal if storage is None else storage)
+    opened = open_storage(journal)
     settings = _settings(opened, study)
     ledger = _Reader(opened, study, settings)
     trials = ledger.trials()

@@ -38,15 +38,19 @@ def report(
             "all or one for each"
         )
     names = names * len(folders) if len(names) == 1 else names
+    place = (
+        Path(out) if out is not None else Path("report") if len(folders) > 1 else Path(folders[0]) / "report"
+    )
+    if place.exists() and not place.is_dir():
+        raise MupscaleError(
+            f"{place} is a file, expected a folder for the page; name another one (--out DIR)"
+        )
     studies = [know(folder, storage, name) for folder, name in zip(folders, names, strict=True)]
     if proxy is not None:
         check_proxy(proxy, studies)
     with needs("a report", "plot"):
         from .page import page_of
     page, images = page_of(studies, [bars_of(known, proxy) for known in studies])
-    place = (
-        Path(out) if out is not None else Path("report") if len(folders) > 1 else Path(folders[0]) / "report"
-    )
     place.mkdir(parents=True, exist_ok=True)
     for name, data in {**images, "index.html": page.encode()}.items():
         _write(place / name, data)

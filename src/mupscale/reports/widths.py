@@ -166,10 +166,10 @@ def _best(axes: Axes, studies: Sequence[Known], of: Coordinate, name: str) -> No
         values = values + [v for _, v in firsts]
         axes.legend(fontsize=8)
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
     widths = sorted({known.settings.width for known in studies})
     axes.set_xticks(widths, [str(w) for w in widths])
-    if values:
+    if values:  # where no noise is best at every width, there is nothing to place on a logarithmic axis
+        axes.set_yscale("log", base=2)
         low, high = min(values) / 4, max(values) * 4
         ticks = sorted(set(values))
         axes.set_ylim(low, high)

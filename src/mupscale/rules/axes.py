@@ -14,18 +14,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import Any, Literal
+from numbers import Integral, Rational
+from typing import Any, Literal, get_args
 
-from ..errors import MupscaleError
+from ..arguments import shown
+from ..errors import Fault, MupscaleError
 from .products import Factor as Factor
 from .products import Piece as Piece
-from .products import Product, align, compose, cut, join, normal
+from .products import Product, align, compose, cut, grow, join, normal
 
 Role = Literal["in", "out"]
 Entries = Sequence[tuple[int, ...]]
 Layout = int | Entries | Sequence[Entries]
 
-_FACTOR = re.compile(r"^(\d+)(?:x(\d+(?:/\d+)?))?(?:\+(\d+))?$")
+_FACTOR = re.compile(r"^(\d+)(?:x([1-9]\d*(?:/[1-9]\d*)?))?(?:\+(\d+))?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,13 @@ class Axis:
     @staticmethod
     def of(*segments: Sequence[Factor], role: Role | None = None) -> Axis:
         """An axis in normal form, so that equal maps are equal values."""
+        if role is not None and role not in get_args(Role):
+            raise MupscaleError(f'the role of an axis is {shown(role)}; expected "in", "out" or None')
+        if not segments:
+            raise MupscaleError("an axis has no parts, expected one or more; write Axis.fixed(size), say")
         merged: list[Product] = []
         for segment in segments:
+            _refuse_unlike_factors(segment)
             product = normal(segment)
             if merged and (joined := join(merged[-1], product)) is not None:
                 merged[-1] = joined
@@ -53,17 +60,18 @@ class Axis:
         axis = Axis(tuple(merged), role)
         for factor in (factor for segment in merged for factor in segment):
             if factor.live.denominator != 1:
-                raise MupscaleError(f"{factor.size} units times {factor.k} is not a whole number")
+                raise MupscaleError(f"{factor.size} units times {factor.k}, expected a whole number")
         multipliers = {prod((f.k for f in s), start=Fraction(1)) for s in merged}
         if len(multipliers) > 1:
             raise MupscaleError(
-                f"the parts of axis {axis} are copied {', '.join(map(str, sorted(multipliers)))} times; one "
-                "tensor has one learning rate and one eps, so all its parts need the same number of copies"
+                f"the parts of axis {axis} are copied {', '.join(map(str, sorted(multipliers)))} times, expected one number: "
+                "one tensor has one learning rate and one eps; write the same k for all parts"
             )
         return axis if axis.grows else Axis(axis.segments, None)
 
     @staticmethod
     def fixed(size: int) -> Axis:
+        """The axis that does not grow."""
         return Axis.of((Factor(size),))
 
     @staticmethod
@@ -84,13 +92,15 @@ class Axis:
                     f"layout {axis} takes {axis.base} to {axis.wide}, the models have {base} and {wide}"
                 )
             return axis
+        if not base:
+            raise MupscaleError(
+                f"an axis of 0 units cannot grow to {wide}; build the base with 1 unit or more"
+            )
         if base % layout or wide % layout:
-            raise MupscaleError(f"blocks of {layout} do not divide {base} and {wide}")
-        size, goal = base // layout, wide // layout
-        outer = Factor(size, Fraction(goal, size))
-        if pad and goal % size:
-            outer = Factor(size, Fraction(goal // size), goal % size)
-        return Axis.of((outer, Factor(layout)), role=role)
+            raise MupscaleError(
+                f"blocks of {layout} do not divide {base} and {wide}; write a divisor of both"
+            )
+        return Axis.of((grow(base // layout, wide // layout, pad), Factor(layout)), role=role)
 
     @staticmethod
     def parse(text: str) -> Axis:
@@ -102,9 +112,7 @@ class Axis:
             for term in part.split("*"):
                 match = _FACTOR.match(term.strip())
                 if match is None or head.strip() not in ("", "in", "out"):
-                    raise MupscaleError(
-                        f"{text!r} is not an axis; expected e.g. 'in: 64x2' or 'out: 2x2 * 32'"
-                    )
+                    raise MupscaleError(f'{text!r} is not an axis; write "in: 64x2" or "out: 2x2 * 32", say')
                 factors.append(Factor(int(match[1]), Fraction(match[2] or 1), int(match[3] or 0)))
             segments.append(factors)
         role: Role | None = "in" if head.strip() == "in" else "out" if head.strip() else None
@@ -116,10 +124,12 @@ class Axis:
 
     @property
     def base(self) -> int:
+        """Its size in the base."""
         return sum(prod(f.size for f in segment) for segment in self.segments)
 
     @property
     def wide(self) -> int:
+        """Its size in the wide model."""
         return sum(prod(f.wide for f in segment) for segment in self.segments)
 
     @property
@@ -134,10 +144,12 @@ class Axis:
 
     @property
     def grows(self) -> bool:
+        """True when there are copies or zeros, or fewer units than in the base."""
         return any(f.k != 1 or f.pad for segment in self.segments for f in segment)
 
     @property
     def padded(self) -> bool:
+        """True when zeros follow the copies somewhere."""
         return any(f.pad for segment in self.segments for f in segment)
 
     @property
@@ -147,21 +159,21 @@ class Axis:
 
     def source(self, index: int) -> int | None:
         """The base index that wide `index` copies, or None for padding. This is the definition."""
-        offset = 0
+        offset, rest = 0, index
         for segment in self.segments:
             size = prod(f.wide for f in segment)
-            if index < size:
+            if 0 <= rest < size:
                 found = 0
                 for position, factor in enumerate(segment):
                     inner = prod(f.wide for f in segment[position + 1 :])
-                    digit, index = divmod(index, inner)
+                    digit, rest = divmod(rest, inner)
                     if digit >= factor.live:
                         return None
                     found = found * factor.size + digit // int(factor.k)
                 return offset + found
-            index -= size
+            rest -= size
             offset += prod(f.size for f in segment)
-        raise IndexError(index)
+        raise IndexError(f"index {index} of an axis of {self.wide}")
 
     def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[Piece]:
         """Cut the wide range [start, stop) into the fewest products and runs of zeros."""
@@ -192,18 +204,58 @@ class Axis:
     def then(self, other: Axis) -> Axis:
         """The axis that grows by this one and then by `other`."""
         if self.wide != other.base:
-            raise MupscaleError(f"axis {self} ends at {self.wide}, axis {other} starts at {other.base}")
+            raise MupscaleError(
+                f"axis {self} ends at {self.wide}, axis {other} starts at {other.base}; expected the same size"
+            )
         if self.role and other.role and self.role != other.role:
-            raise MupscaleError(f"axis {self} and axis {other} disagree about in and out")
+            raise MupscaleError(
+                f"axis {self} and axis {other} disagree about in and out; declare roles= in both plans"
+            )
         if not (self.duplicates and other.duplicates):
             if self.padded or other.padded:
                 raise MupscaleError(
-                    f"axis {self} and axis {other}: a pad and a fractional multiplier do not compose"
+                    f"axis {self} and axis {other}: a pad and a fractional multiplier do not compose; grow in one plan"
                 )
             return self.resized(other.wide, other.role)
         first, second = align(self.segments, other.segments)
         composed = [compose(a, b) for a, b in zip(first, second, strict=True)]
         return Axis.of(*composed, role=self.role or other.role)
+
+
+def fraction_fault(where: str, axis: Axis) -> Fault:
+    """Why copies do not make an axis, and the nearest sizes that they do.
+
+    >>> fraction_fault("w, axis 0", Axis.parse("out: 4x5/2")).remedy
+    'nearest: 8 (x2), 12 (x3); or pad with zeros (pad=True)'
+    """
+    if axis.wide < axis.base:
+        what = f"shrinks from {axis.base} to {axis.wide}, and copies only add units"
+        return Fault(
+            where, what, "give the narrower model first; the way back is narrow, by the plan that widened"
+        )
+    k = max(int(axis.k), 1)
+    nearest = f"{axis.base * k} (x{k}), {axis.base * (k + 1)} (x{k + 1})"
+    return Fault(
+        where,
+        f"grows from {axis.base} to {axis.wide}, which is not a whole number of copies",
+        f"nearest: {nearest}; or pad with zeros (pad=True)",
+    )
+
+
+def _refuse_unlike_factors(segment: Sequence[Factor]) -> None:
+    """Raise unless a segment is a sequence of factors whose numbers can be sizes, copies and pads."""
+    for factor in segment if isinstance(segment, Sequence) else [segment]:
+        if not isinstance(factor, Factor):
+            raise MupscaleError(
+                f"a part of an axis is {shown(factor)}, expected a sequence of factors; write Axis.of((Factor(4),))"
+            )
+        counts: tuple[object, ...] = (factor.size, factor.pad)
+        whole = all(isinstance(n, Integral) and int(n) >= 0 for n in counts)
+        if not (whole and isinstance(factor.k, Rational) and factor.k > 0):
+            raise MupscaleError(
+                f"{factor!r}: expected whole numbers for size and pad and a fraction above 0 for k; "
+                "write Factor(4, Fraction(2)), say"
+            )
 
 
 def _is_layout(layout: Any) -> bool:

@@ -4,112 +4,28 @@ A row says how a learning rate, an epsilon or a moment behaves under W' = s dup(
 the factor follows from `units.Change.factor`. Rows are keyed by the qualified name of the class, so
 that this file needs no torch and a state called `momentum_buffer` can mean G in SGD and 1 in RMSprop.
 
-Knows: units, decay kinds, refusals. Does not know: tensors, parameter groups, how state is stored.
+Knows: units, refusals. Does not know: tensors, parameter groups, how state is stored. What a row can say is in
+`optimizer_rule.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Mapping
 from fractions import Fraction
-from types import MappingProxyType
 from typing import Any
 
-from ..errors import MupscaleError
+from ..arguments import shown, wrong_kind
+from ..errors import MupscaleError, raise_faults
+from .optimizer_rule import Decay as Decay
+from .optimizer_rule import Group
+from .optimizer_rule import OptimizerRule as OptimizerRule
+from .optimizer_rule import State as State
+from .optimizer_rule import decay_factor as decay_factor
+from .optimizer_rule import lr_factor as lr_factor
 from .scale import Scale
-from .units import FILL, NEUTRAL, Change, G, Units, W
+from .units import FILL, NEUTRAL, G, W
 
 HALF = Fraction(1, 2)
-Group = Mapping[str, Any]
-
-
-class Decay(Enum):
-    """How an optimizer applies `weight_decay`.
-
-    >>> rule_for("torch.optim.AdamW").decay.name, rule_for("torch.optim.SGD").decay.name
-    ('DECOUPLED', 'COUPLED')
-    """
-
-    COUPLED = "added to the gradient"
-    DECOUPLED = "multiplied by lr, beside the update"
-    INDEPENDENT = "beside the update, not multiplied by lr"
-
-
-@dataclass(frozen=True)
-class State:
-    """Units of one state tensor; `mean_over` names the dimension a factored moment averages away.
-
-    >>> str(rule_for("torch.optim.Adafactor").state["row_var"].units)
-    'G^2'
-    """
-
-    units: Units
-    mean_over: int | None = None
-
-
-@dataclass(frozen=True)
-class OptimizerRule:
-    """One row of the table.
-
-    A third-party optimizer is registered by writing its row, and proved by `check_optimizer`:
-
-    >>> lion = OptimizerRule(lr=W, decay=Decay.DECOUPLED, state={"exp_avg": G}, neutral={"betas"})
-    >>> str(lion.state["exp_avg"].units)
-    'G'
-    """
-
-    lr: Units
-    hyper: Mapping[str, Units | tuple[Units, ...]] = field(default_factory=dict)
-    state: Mapping[str, Any] = field(default_factory=dict)
-    neutral: frozenset[str] | set[str] = frozenset()
-    decay: Decay | None = None
-    decoupled_flag: str | None = None
-    """A group key that, when true, turns `decay` into DECOUPLED."""
-    shape_factor: Callable[[Group, tuple[int, ...]], Scale] | None = None
-    """What the optimizer itself multiplies lr by because of a tensor's shape."""
-    refuse: Callable[[Group, Mapping[str, Any]], str | None] | None = None
-    """Given a group and a parameter's state: why widening cannot be exact now, or None."""
-    constructor_only: frozenset[str] | set[str] = frozenset()
-    """Settings that the optimizer reads when it is made, not from its groups."""
-    entrywise: bool = True
-    agrees_with_mup: bool = True
-
-    def __post_init__(self) -> None:
-        state = {k: v if isinstance(v, State) else State(v) for k, v in self.state.items()}
-        object.__setattr__(self, "state", MappingProxyType({"step": State(NEUTRAL), **state}))
-        object.__setattr__(self, "hyper", MappingProxyType(dict(self.hyper)))
-        object.__setattr__(self, "neutral", frozenset(self.neutral))
-
-    def decay_kind(self, group: Group) -> Decay | None:
-        if self.decoupled_flag is not None and group.get(self.decoupled_flag):
-            return Decay.DECOUPLED
-        return self.decay
-
-    def known(self, key: str) -> bool:
-        """True for a hyperparameter whose units this row states."""
-        return (
-            key in _UNIVERSAL
-            or key in self.hyper
-            or key in self.neutral
-            or key == self.decoupled_flag
-            or (key == "weight_decay" and self.decay is not None)
-        )
-
-
-_UNIVERSAL = frozenset(
-    {
-        "params",
-        "lr",
-        "initial_lr",
-        "lr_factor",
-        "foreach",
-        "fused",
-        "capturable",
-        "differentiable",
-        "maximize",
-    }
-)
 
 
 def _radam_rectifies(group: Group, state: Mapping[str, Any]) -> str | None:
@@ -125,11 +41,11 @@ def _radam_rectifies(group: Group, state: Mapping[str, Any]) -> str | None:
     if rho(step + 1) > 5:
         return None
     if rho_inf <= 5:
-        return f"RAdam with betas[1] = {beta2} never leaves its first phase, which has other units: raise betas[1] above 2/3"
+        return f"RAdam with betas[1] = {beta2} never leaves its first phase, which has other units; raise betas[1] above 2/3"
     first = next(t for t in range(1, 100_000) if rho(t) > 5)
     return (
         f"RAdam is at step {step:.0f}; until step {first - 1} its update is proportional to the gradient and "
-        f"afterwards it is not, so no single learning rate is exact: train {first - 1 - step:.0f} more "
+        f"afterwards it is not, so no single learning rate is exact; train {first - 1 - step:.0f} more "
         "steps, then widen"
     )
 
@@ -144,7 +60,7 @@ def _adafactor_eps(group: Group, state: Mapping[str, Any]) -> str | None:
         return None
     return (
         f"Adafactor's eps[0] is {eps1}, which it uses with the units G and G^2 at once, so it must be too "
-        f"small to matter: set eps=(1e-12, {group['eps'][1]}) or smaller"
+        f"small to matter; set eps=(1e-12, {group['eps'][1]}) or smaller"
     )
 
 
@@ -265,6 +181,8 @@ RULES: dict[str, OptimizerRule] = {
     ),
 }
 
+_ROW = "write mupscale.OptimizerRule(lr=…, state=…)"
+
 REFUSED = {
     "torch.optim.LBFGS": (
         "LBFGS mixes all tensors in one inner product, so per-tensor units cannot be applied to it; "
@@ -289,6 +207,10 @@ def qualified_name(optimizer: type | str) -> str:
     """
     if isinstance(optimizer, str):
         return optimizer
+    if not isinstance(optimizer, type):
+        raise MupscaleError(
+            f"the optimizer is {shown(optimizer)}, expected a class or its full name; write type(optimizer)"
+        )
     inside_torch = optimizer.__module__.split(".")[:2] == ["torch", "optim"]
     return f"{'torch.optim' if inside_torch else optimizer.__module__}.{optimizer.__qualname__}"
 
@@ -302,6 +224,7 @@ def register_optimizer(optimizer: type | str, rule: OptimizerRule) -> None:
     True
     >>> del RULES["example.Lion"]                                     # it was for this example only
     """
+    raise_faults("this optimizer cannot be registered", wrong_kind("rule", rule, OptimizerRule, _ROW))
     RULES[qualified_name(optimizer)] = rule
 
 
@@ -314,35 +237,26 @@ def rule_for(optimizer: type | str, rules: Mapping[str, OptimizerRule] | None = 
     table = RULES if rules is None else rules
     name = qualified_name(optimizer)
     if name in table:
+        raise_faults("rules= holds what is not a row", wrong_kind(name, table[name], OptimizerRule, _ROW))
         return table[name]
     for refused, reason in REFUSED.items():
         if name == refused or (refused.endswith(".") and name.startswith(refused)):
             raise MupscaleError(f"{name} cannot be widened exactly: {reason}")
+    raise MupscaleError(f"no units are known for the optimizer {name}; {_hint(optimizer, name, table)}")
+
+
+def _hint(optimizer: type | str, name: str, table: Mapping[str, OptimizerRule]) -> str:
+    """What to write for an optimizer that has no row."""
+    full = next((known for known in table if known.rpartition(".")[2] == name), None)
+    if full is not None:
+        return f"write its full name, {full!r}"
     parents = [] if isinstance(optimizer, str) else map(qualified_name, optimizer.__mro__[1:])
     parent = next((parent for parent in parents if parent in table), None)
-    hint = (
-        f"it derives from {parent}; if its update is the same, write "
-        f"mupscale.register_optimizer({name.rpartition('.')[2]}, mupscale.rule_for({parent.rpartition('.')[2]}))"
-        if parent
-        else "state its units with mupscale.register_optimizer(cls, mupscale.OptimizerRule(...)) "
+    if parent is not None:
+        here, there = name.rpartition(".")[2], parent.rpartition(".")[2]
+        line = f"mupscale.register_optimizer({here}, mupscale.rule_for({there}))"
+        return f"it derives from {parent}; if its update is the same, write {line}"
+    return (
+        "state its units with mupscale.register_optimizer(cls, mupscale.OptimizerRule(...)) "
         "and prove them with mupscale.check_optimizer"
     )
-    raise MupscaleError(f"no units are known for the optimizer {name}: {hint}")
-
-
-def lr_factor(
-    rule: OptimizerRule, group: Group, change: Change, shapes: tuple[tuple[int, ...], tuple[int, ...]]
-) -> Scale:
-    """What lr is multiplied by: its units, divided by the change of the optimizer's own shape factor."""
-    factor = change.factor(rule.lr)
-    if rule.shape_factor is not None:
-        base, wide = shapes
-        factor = factor * rule.shape_factor(group, base) / rule.shape_factor(group, wide)
-    return factor
-
-
-def decay_factor(kind: Decay | None, change: Change, lr: Scale) -> Scale:
-    """What weight_decay is multiplied by, given the factor put on lr."""
-    if kind is Decay.COUPLED:
-        return change.factor(G / W)
-    return lr**-1 if kind is Decay.DECOUPLED else Scale()

@@ -28,6 +28,7 @@ class Factor:
 
     @property
     def live(self) -> Fraction:
+        """The units that are copies, before the pad."""
         return self.size * self.k
 
     @property
@@ -38,7 +39,20 @@ class Factor:
         return str(self.size) + (f"x{self.k}" if self.k != 1 else "") + (f"+{self.pad}" if self.pad else "")
 
 
+def grow(size: int, goal: int, pad: bool = False) -> Factor:
+    """The factor that takes `size` units to `goal`: copies, and zeros where they are allowed and needed.
+
+    >>> str(grow(4, 12)), str(grow(4, 10)), str(grow(4, 10, pad=True))
+    ('4x3', '4x5/2', '4x2+2')
+    """
+    if pad and goal % size:
+        return Factor(size, Fraction(goal // size), goal % size)
+    return Factor(size, Fraction(goal, size))
+
+
 Product = tuple[Factor, ...]
+
+_NOT_ALIGNED = "the two layouts do not compose: their factors do not line up; grow in one plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +105,18 @@ def join(left: Product, right: Product) -> Product | None:
 
 
 def cut(factors: Product, low: int, high: int, wide0: int, base0: int) -> Iterator[Piece]:
+    """The pieces of wide [low, high) of one product whose first wide and base indices are `wide0` and `base0`."""
     head, inner = factors[0], factors[1:]
     inner_wide, inner_base = prod(f.wide for f in inner), prod(f.size for f in inner)
     k, live = int(head.k), int(head.live) * inner_wide
     if low < min(high, live):
-        yield from __cut_live(k, inner, low, min(high, live), wide0, base0, inner_wide, inner_base)
+        yield from _cut_live(k, inner, low, min(high, live), wide0, base0, inner_wide, inner_base)
     if high > live:
         start = max(low, live)
         yield Piece(wide0 + start, high - start, 0, None)
 
 
-def __cut_live(
+def _cut_live(
     k: int, inner: Product, low: int, high: int, wide0: int, base0: int, inner_wide: int, inner_base: int
 ) -> Iterator[Piece]:
     whole = not any(f.pad for f in inner)
@@ -136,7 +151,7 @@ def compose(first: Product, second: Product) -> Product:
         need = factor.size
         while need > 1:
             if not digits:
-                raise MupscaleError("the two layouts do not compose: their factors do not line up")
+                raise MupscaleError(_NOT_ALIGNED)
             digit = digits.pop()
             if need % digit.wide == 0:
                 taken.insert(0, digit)
@@ -147,11 +162,13 @@ def compose(first: Product, second: Product) -> Product:
                 taken.insert(0, split)
                 need = 1
             else:
-                raise MupscaleError("the two layouts do not compose: their factors do not line up")
+                raise MupscaleError(_NOT_ALIGNED)
         product = normal([*taken, Factor(1, factor.k)])
         if factor.pad:
             if len(product) > 1:
-                raise MupscaleError("the two layouts do not compose: a pad would fall between copies")
+                raise MupscaleError(
+                    "the two layouts do not compose: a pad would fall between copies; grow in one plan"
+                )
             only = product[0]
             product = (Factor(only.size, only.k, only.pad + factor.pad),)
         parts.insert(0, product)
@@ -201,8 +218,9 @@ def split(segments: Sequence[Product], cuts: Sequence[int], wide: bool) -> list[
         while pending and pending[0] < position + size:
             count, rest = divmod(pending.pop(0) - start, per)
             if rest or count > head.size:
+                layout = " | ".join(" * ".join(map(str, s)) for s in segments)
                 raise MupscaleError(
-                    f"the layout {' | '.join(' * '.join(map(str, s)) for s in segments)} cannot be cut at {start + count * per + rest}"
+                    f"the layout {layout} cannot be cut at {start + count * per + rest}; grow in one plan"
                 )
             parts.append((Factor(count - done, head.k), *inner))
             done = count

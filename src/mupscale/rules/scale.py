@@ -16,6 +16,7 @@ from functools import lru_cache
 from math import isfinite
 from typing import Union
 
+from ..arguments import shown
 from ..errors import MupscaleError
 
 Exact = Union[int, Fraction, str, float, "Scale"]
@@ -62,11 +63,16 @@ class Scale:
         ):
             raise MupscaleError(
                 f"{value!r} is not an exact scale; write a fraction or a root as text, "
-                f'such as "1/3" or "2^(-1/2)"'
+                'such as "1/3" or "2^(-1/2)"'
             )
-        fraction = Fraction(value)
+        try:
+            fraction = Fraction(value)
+        except TypeError:
+            fraction = Fraction(0)
         if fraction <= 0:
-            raise MupscaleError(f"a scale is a positive number, found {value!r}")
+            raise MupscaleError(
+                f'{shown(value)} is not an exact scale, expected a number above 0; write 2 or "1/3", say'
+            )
         powers: dict[int, Fraction] = {}
         for number, sign in ((fraction.numerator, 1), (fraction.denominator, -1)):
             for prime, power in _factorise(number):
@@ -97,6 +103,7 @@ class Scale:
 
     @property
     def is_one(self) -> bool:
+        """True for the scale that changes nothing."""
         return not self.powers
 
     @property

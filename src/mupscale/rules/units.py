@@ -70,6 +70,7 @@ class Change:
 
     @property
     def r(self) -> Scale:
+        """The gradient scale, 1/(s c)."""
         return (self.s * Scale.of(self.c)) ** -1
 
     def factor(self, units: Units) -> Scale:

@@ -75,7 +75,7 @@ def settle(failure: Exception | None, identity: str, group: Group = None) -> Non
     if low != -high:
         raise MupscaleError(
             "the ranks were not given the same plan, noise, seed and source, so what they hold does not fit together; "
-            f"on rank {rank}: {identity}"
+            f"give every rank the same (rank {rank} has {identity})"
         )
 
 

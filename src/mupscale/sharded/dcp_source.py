@@ -112,7 +112,9 @@ def _prefix(plan: Plan, keys: Mapping[str, str], where: str) -> str:
     fitting = sorted(p for p, count in counts.items() if count == best)
     if len(fitting) > 1:
         told = " and ".join(repr(shown(p)) for p in fitting)
-        raise MupscaleError(f"{where} holds several sets of tensors that fit, under {told}; say prefix=")
+        raise MupscaleError(
+            f"{where} holds several sets of tensors that fit, under {told}; write prefix={fitting[0]!r}, say"
+        )
     return fitting[0]
 
 

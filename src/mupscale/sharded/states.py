@@ -96,7 +96,8 @@ def live_states(base: Run, plan: Plan) -> tuple[dict[str, dict[str, Any]], dict[
     strangers = sum(id(p) not in names for o in base.optimizers for g in o.param_groups for p in g["params"])
     if strangers:
         raise MupscaleError(
-            f"{strangers} parameters of the base's optimizers do not belong to its model, so their state has no name"
+            f"{strangers} parameters of the base's optimizers do not belong to its model, so their state has no name; "
+            "build the optimizers from the parameters of this model"
         )
     for optimizer in base.optimizers:
         for group in optimizer.param_groups:

@@ -81,7 +81,7 @@ def verify_sharded(
             f"the base run has {len(base.optimizers)} optimizers, the wide run {len(wide.optimizers)}; they are compared one by one"
         )
     if steps < 1:
-        raise MupscaleError(f"verify_sharded compares steps, found steps={steps}")
+        raise MupscaleError(f"steps={steps}, expected 1 or more: verify_sharded compares steps")
     for run in (base, wide):
         reshard_(run.model)
     check_end(chosen, base.model, "base")

@@ -29,9 +29,8 @@ from .philox import MULTIPLIERS, ROUNDS, WEYL, Stream, normals, quantiles
 
 VARIABLE = "MUPSCALE_KERNEL"
 
-_REPAID = (
-    1 << 24
-)  # numbers that the portable code draws while numba would load and compile, about half a second
+# Numbers that the portable code draws while numba would load and compile, about half a second.
+_REPAID = 1 << 24
 _LANES = 256  # counters at a time: their words stay in the first-level cache, beside the table in the second
 
 _M0, _M1 = np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
@@ -93,7 +92,11 @@ def kernel_for(numbers: int) -> Kernel | None:
     """
     choice = os.environ.get(VARIABLE, "")
     if choice not in ("", "portable", "compiled"):
-        fault = Fault(VARIABLE, f"is {choice!r}", "set it to portable or compiled, or leave it unset")
+        fault = Fault(
+            VARIABLE,
+            f"it is {choice!r}, expected portable or compiled",
+            "set it to one of them, or leave it unset",
+        )
         raise MupscaleError("there is no such noise kernel", [fault])
     if choice == "portable":
         return None

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from ..errors import MupscaleError
-from ..rules.axes import Axis, Piece
+from ..rules.axes import Axis, Piece, fraction_fault
 from ..rules.scale import ONE, Scale
 
 if TYPE_CHECKING:
     from .noise import TensorNoise
 
 _BLOCK = 1 << 25  # bytes written at a time: threads seldom wait for each other, and caches still help
-_NOISY_BLOCK = (
-    1 << 23
-)  # bytes of float32 that get their noise at a time: what a 16-bit result needs beside it
+# Bytes of float32 that get their noise at a time: what a 16-bit result needs beside it.
+_NOISY_BLOCK = 1 << 23
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type in which a tensor of `dtype` is computed: float32 for 16-bit floats, its own for all others."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
@@ -40,7 +40,9 @@ def rescale(x: Tensor, scale: Scale, shift: int = 0, *, out: Tensor | None = Non
     if scale.is_one:
         return x if out is None else out.copy_(x)
     if not (x.is_floating_point() or x.is_complex()):
-        raise MupscaleError(f"a tensor of {x.dtype} cannot be multiplied by {scale}")
+        raise MupscaleError(
+            f"a tensor of {x.dtype} cannot be multiplied by {scale}; convert it to a float dtype, or copy it with s = 1"
+        )
     y = x.to(compute_dtype(x.dtype))
     if shift:
         y = y + shift
@@ -196,17 +198,14 @@ def _cuts(
     """The pieces of every dimension, or an error when the slices do not fit them."""
     if not out.dim() == base.dim() == len(axes) == len(out_at) == len(base_at):
         raise MupscaleError(
-            f"{len(axes)} axes for a base tensor of shape {tuple(base.shape)} and a wide one of {tuple(out.shape)}"
+            f"{len(axes)} axes for a base tensor of shape {tuple(base.shape)} and a wide one of {tuple(out.shape)}, "
+            "expected one for each dimension"
         )
     cuts = []
     for dim, axis in enumerate(axes):
         if not axis.duplicates:
-            whole = int(axis.k)
-            raise MupscaleError(
-                f"dimension {dim} grows from {axis.base} to {axis.wide}, which is not a whole number of copies; "
-                f"nearest: {axis.base * max(whole, 1)} (x{max(whole, 1)}), {axis.base * (whole + 1)} (x{whole + 1}); "
-                "or pad with zeros (pad=True)"
-            )
+            fault = fraction_fault(f"dimension {dim}", axis)
+            raise MupscaleError(f"{fault.where} {fault.what}; {fault.remedy}")
         stop = out_at[dim] + out.shape[dim]
         cuts.append(list(axis.pieces(out_at[dim], stop)))
         read = [p for p in cuts[-1] if p.factors is not None]
@@ -216,6 +215,6 @@ def _cuts(
         if stop > axis.wide or not inside:
             raise MupscaleError(
                 f"dimension {dim}: wide entries {out_at[dim]}..{stop} of {axis.wide} read base entries {low}..{high}, "
-                f"found {base_at[dim]}..{base_at[dim] + base.shape[dim]} of {axis.base}"
+                f"found {base_at[dim]}..{base_at[dim] + base.shape[dim]} of {axis.base}; hand over what Axis.cover says"
             )
     return cuts

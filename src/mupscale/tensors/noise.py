@@ -141,7 +141,9 @@ def pair(z: Tensor, copies: Tensor, dim: int) -> Tensor:
     """
     k = copies.shape[1]
     if k < 2:
-        raise MupscaleError(f"paired noise needs copies, and dimension {dim} has {k} of each unit")
+        raise MupscaleError(
+            f"dimension {dim} has {k} of each unit, expected copies to pair; use MupNoise for this tensor"
+        )
     copies = copies.to(z.device)
     total = z.index_select(dim, copies[:, 0])
     for copy in range(1, k):  # in a fixed order, so that the bits do not depend on threads

@@ -78,7 +78,7 @@ def held(tensor: Tensor) -> Rectangle:
     if found.shape != local and not 0 == found.numel == prod(local):
         raise MupscaleError(
             f"a tensor of shape {tuple(tensor.shape)} placed as {sharded.placements} has a shard of shape {local} here, "
-            f"{found.shape} was expected; this placement is not known"
+            f"expected {found.shape}; shard it by Shard and Replicate, which cut it evenly"
         )
     return found
 

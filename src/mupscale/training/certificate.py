@@ -9,6 +9,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from ..errors import Fault, MupscaleError
+from ..plans.explain import in_columns
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
+        """True when nothing deviated."""
         return self.failure is None
 
     @property
@@ -84,6 +86,7 @@ class Certificate:
         return self
 
     def to_json(self) -> str:
+        """The certificate as JSON, its verdict first."""
         return json.dumps({"holds": self.holds, "worst": self.worst, **asdict(self)}, indent=1)
 
     def __str__(self) -> str:
@@ -98,11 +101,7 @@ class Certificate:
             )
             for t in self.tensors
         ]
-        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-        lines = [
-            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]
-        ]
-        lines.append("")
+        lines = [*in_columns([head, *rows]), ""]
         lines += [
             f"step {i:3}  base {a:.15g}  wide {b:.15g}"
             for i, (a, b) in enumerate(zip(self.base_losses, self.wide_losses, strict=True))

@@ -18,12 +18,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ..errors import MupscaleError
-from ..plans.names import named_tensors
+from ..arguments import shown, wrong_kind, wrong_number
+from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.fits import check_shapes, expect_plan
+from ..plans.names import named_tensors, parameter_names
 from ..plans.plan import Plan
 from ..tensors.parts import is_sharded, local_of
 
 Named = list[tuple[str, Tensor]]
+_NO_BOUND = "gradients cannot be clipped by what was given"
 
 
 def grad_norm(model: nn.Module, plan: Plan, p: float = 2.0) -> Tensor:
@@ -38,6 +41,7 @@ def grad_norm(model: nn.Module, plan: Plan, p: float = 2.0) -> Tensor:
     >>> bool((grad_norm(wide, plan) - plain).abs() < 1e-12)
     True
     """
+    raise_faults(_NO_BOUND, _wrong_power(p))
     return _norm(_parameters(model, plan), plan, p)
 
 
@@ -52,7 +56,9 @@ def clip_grad_norm_(model: nn.Module, plan: Plan, max_norm: float, p: float = 2.
     >>> round(float(grad_norm(model, plan)), 5), bool(before > 0.01)
     (0.01, True)
     """
-    return _clip_norm(_parameters(model, plan), plan, max_norm, p)
+    named = _parameters(model, plan)
+    raise_faults(_NO_BOUND, [*_wrong_bound("max_norm", max_norm), *_wrong_power(p)])
+    return _clip_norm(named, plan, max_norm, p)
 
 
 def clip_grad_value_(model: nn.Module, plan: Plan, value: float) -> None:
@@ -66,12 +72,14 @@ def clip_grad_value_(model: nn.Module, plan: Plan, value: float) -> None:
     >>> [float(p.grad.abs().max()) for p in model.parameters()]         # r is 1/2, 1/2, 1, 1
     [0.25, 0.25, 0.5, 0.5]
     """
-    _clip_value(_parameters(model, plan), plan, value)
+    named = _parameters(model, plan)
+    raise_faults(_NO_BOUND, _wrong_bound("value", value))
+    _clip_value(named, plan, value)
 
 
 @dataclass
 class Clip:
-    """A step pre-hook; several optimizers of one model share one, so that their norm is one norm."""
+    """Clipping before every step, as a pre-hook; several optimizers of one model share one, so that their norm is one norm."""
 
     plan: Plan
     names: dict[int, str]
@@ -120,21 +128,49 @@ def clip_(
     """
     several = tuple(optimizers) if isinstance(optimizers, Sequence) else (optimizers,)
     if max_norm is None and max_value is None:
-        raise MupscaleError("clip_ needs max_norm= or max_value=")
-    names = {id(t): n for n, t in reversed(_parameters(model, plan))}
+        raise MupscaleError("clip_ needs a bound; pass max_norm= or max_value=")
+    faults = [
+        f for o in several for f in wrong_kind("optimizers", o, Optimizer, "hand over the optimizers first")
+    ]
+    faults += [*_wrong_bound("max_norm", max_norm), *_wrong_bound("max_value", max_value), *_wrong_power(p)]
+    raise_faults(_NO_BOUND, faults)
+    named = _parameters(model, plan)
+    check_shapes(plan, {name: tuple(t.shape) for name, t in named}, "wide", complete=False)
+    names = parameter_names(model)
     hook = Clip(plan, names, max_norm, max_value, p, list(several))
     unknown = [p for o in several for g in o.param_groups for p in g["params"] if id(p) not in names]
     if unknown:
-        raise MupscaleError(f"{len(unknown)} parameters of the optimizer do not belong to the model")
+        raise MupscaleError(
+            f"{len(unknown)} parameters of the optimizer do not belong to the model; build the optimizer from this "
+            "model's parameters"
+        )
     return [optimizer.register_step_pre_hook(hook) for optimizer in several]
 
 
 def _parameters(model: nn.Module, plan: object) -> Named:
     if not isinstance(plan, Plan):  # torch's own function takes the norm second
         raise MupscaleError(
-            f"expected model, plan, then the bound; the second argument is {plan!r}: write run.since_reference there"
+            f"the second argument is {shown(plan)}, expected model, plan, then the bound; write run.since_reference there"
         )
-    return [(name, t) for name, kind, t in named_tensors(model) if kind == "parameter"]
+    expect_plan(plan, model)
+    named = [(name, t) for name, kind, t in named_tensors(model) if kind == "parameter"]
+    remedy = "pass the plan that leads to this model: run.since_reference"
+    strangers = [name for name, _ in named if name not in plan]
+    raise_faults(
+        "the plan is not of this model", [Fault(n, "it is not in the plan", remedy) for n in strangers]
+    )
+    return named
+
+
+def _wrong_bound(where: str, bound: object) -> list[Fault]:
+    """A fault unless a bound is absent, a tensor, or a number, which may be infinite: then it only measures."""
+    if bound is None or isinstance(bound, Tensor):
+        return []
+    return wrong_number(where, bound, f"write {where}=1.0, say", infinite=True)
+
+
+def _wrong_power(p: object) -> list[Fault]:
+    return wrong_number("p", p, "write p=2.0, or math.inf for the largest entry", above=True, infinite=True)
 
 
 def _with_grad(named: Iterable[tuple[str, Tensor]], plan: Plan) -> list[tuple[str, Tensor]]:
@@ -240,9 +276,7 @@ def _over_ranks(part: Tensor, mesh: Any, p: float) -> Tensor:
 
 def _clip_norm(named: Named, plan: Plan, max_norm: float, p: float) -> Tensor:
     total = _norm(named, plan, p)
-    factor = (max_norm / (total + 1e-6)).clamp(
-        max=1.0
-    )  # torch's own formula, so both clip alike at the reference
+    factor = (max_norm / (total + 1e-6)).clamp(max=1.0)  # torch's formula: both clip alike at the reference
     with torch.no_grad():
         for _, grad in _with_grad(named, plan):
             local_of(grad).mul_(factor.to(grad.device, grad.dtype))

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..arguments import wrong_function, wrong_kind, wrong_whole
+from ..errors import Fault, raise_faults
 from ..extras import needs
 from ..plans.outputs import outputs_of
 from .run import Run
@@ -104,11 +106,20 @@ def coordinate_check(
     >>> list(check.slopes)                                          # the first layer, the readout, the model
     ['0', '2', '']
     """
+    faults = [*wrong_function("start", start, "width", "seed"), *wrong_function("step", step, "run", "i")]
+    faults += [*wrong_function("probe", probe, "model"), *wrong_whole("steps", steps, least=1)]
+    faults += wrong_whole("seeds", seeds, least=1)
+    if len(set(widths)) < 2:
+        what = f"they are {list(widths)}, expected two or more: a slope needs them"
+        faults.append(Fault("widths", what, "write widths=(64, 128, 256), say"))
+    raise_faults("coordinates cannot be checked", faults)
     changes: dict[str, list[float]] = {}
     for width in widths:
         sums: dict[str, float] = {}
         for seed in range(seeds):
             run = start(width, seed)
+            kind = wrong_kind("start(width, seed)", run, Run, "return Run(model, optimizer)")
+            raise_faults("coordinates cannot be checked", kind)
             before = _outputs(run.model, probe)
             for i in range(steps):
                 step(run, i)

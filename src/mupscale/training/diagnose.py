@@ -22,7 +22,7 @@ from .certificate import Failure
 from .trial import Step, Trial, run_step
 
 DROPOUT = "dropout: masks are drawn for every copy by itself; set p = 0, or compare in eval mode"
-CLIPPING = "plain clipping: a gradient norm depends on the width, so all gradients are off by one factor; weight each tensor's squared norm by s/r (Change.norm_weight)"
+CLIPPING = "plain clipping: a gradient norm depends on the width, so all gradients are off by one factor; clip with mupscale.clip_(optimizer, plan, model, max_norm=…)"
 ATTENTION = "the attention scale: the head size grows and 1/sqrt(head size) does not cancel its copies; use 1/head size, or fold k^(-1/4) into q and k"
 LAYOUT = "a wrong layout: its copies are not where the plan says; infer the plan with loss="
 READOUT = "the readout: the output is off by one factor, so a multiplier of the model's code is missing in the plan; declare it in folds="

@@ -13,8 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..errors import MupscaleError
-from ..plans.fits import End, check_duplicates
+from ..errors import Fault, raise_faults
+from ..plans.fits import End, check_duplicates, expect_plan
 from ..plans.plan import Plan, TensorPlan
 from ..plans.selftest import source_of
 from ..rules.axes import Axis
@@ -34,9 +34,21 @@ class Direction:
     """Added to every weight and every copy of one, and to nothing else."""
 
     def __post_init__(self) -> None:
+        expect_plan(self.plan)
         check_duplicates(self.plan)
-        if self.back and any(len(t.sources) != 1 for t in self.plan.tensors.values()):
-            raise MupscaleError("narrowing needs a plan in which every wide tensor has exactly one source")
+        if self.back:
+            others = [(name, t) for name, t in self.plan.tensors.items() if len(t.sources) != 1]
+            raise_faults(
+                "this plan has no way back",
+                [
+                    Fault(
+                        name,
+                        f"made from {len(t.sources)} tensors, expected one",
+                        "narrow by a plan of copies",
+                    )
+                    for name, t in others
+                ],
+            )
 
     @property
     def start(self) -> End:

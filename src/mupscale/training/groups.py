@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..arguments import shown, wrong_kind, wrong_list, wrong_number
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.fits import check_end
 from ..plans.names import named_tensors, resolve
@@ -51,6 +52,8 @@ def param_groups(
     >>> [(group["lr"], [name for name, _ in group["params"]]) for group in groups][1]
     (0.0025, ['2.weight'])
     """
+    faults = [*expect_class(optimizer), *wrong_list("no_decay", no_decay)]
+    raise_faults("these parameters cannot be grouped", faults)
     rule = rule_for(optimizer, rules)
     if not rule.agrees_with_mup:
         raise MupscaleError(
@@ -62,17 +65,24 @@ def param_groups(
     faults = [
         Fault(
             f"{key} = {settings[key]!r}",
-            "its units are not in the registry",
-            "register the optimizer with this key",
+            f"{qualified_name(optimizer)} has no units for it in the registry",
+            "check its spelling, or register the optimizer with this key in hyper= or neutral=",
         )
         for key in settings
         if not rule.known(key)
     ]
     if "lr" not in settings:
         faults.append(Fault("lr", f"{optimizer.__name__} has no default learning rate", "pass lr="))
+    elif not isinstance(settings["lr"], Tensor):
+        faults += wrong_number("lr", settings["lr"], "write lr=1e-3, say")
+    texts = [key for key in ("weight_decay", *rule.hyper) if isinstance(settings.get(key), str)]
+    faults += [
+        Fault(key, f"it is {settings[key]!r}, expected a number", f"write {key}=0.1, say") for key in texts
+    ]
     named = _chosen(model, plan, parameters)
     unused = [p for p in no_decay if not any(fnmatchcase(name, p) for name in named)]
-    faults += [Fault(p, "declared in no_decay, but no parameter has such a name") for p in unused]
+    remedy = "write the name of a parameter, or a pattern such as *.bias"
+    faults += [Fault(p, "declared in no_decay, but no parameter has such a name", remedy) for p in unused]
     faults += [
         Fault(
             f"{key} = {settings[key]}",
@@ -110,6 +120,14 @@ def param_groups(
     return list(groups.values())
 
 
+def expect_class(optimizer: object) -> list[Fault]:
+    """A fault unless this is a class of optimizers: its name alone does not tell its defaults."""
+    if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
+        return []
+    what = f"it is {shown(optimizer)}, expected a class of optimizers"
+    return [Fault("optimizer", what, "write torch.optim.AdamW, or type(optimizer)")]
+
+
 def refused_on_shards(
     optimizer: type[Optimizer], named: Mapping[str, Tensor], settings: Mapping[str, Any]
 ) -> list[Fault]:
@@ -123,10 +141,14 @@ def refused_on_shards(
     if not sharded:
         return []
     if kind in _NEVER_SHARDED:
-        return [Fault(kind, f"torch cannot step it on {len(sharded)} sharded tensors", "use AdamW, or SGD")]
+        return [Fault(kind, f"torch cannot step it on {len(sharded)} sharded tensors", "use AdamW or SGD")]
     if settings.get("fused") and kind.startswith("torch.") and kind not in _FUSED_SHARDED:
         return [
-            Fault(f"{kind}, fused=True", "torch has no fused step of it for sharded tensors", "foreach=True")
+            Fault(
+                f"{kind}, fused=True",
+                "torch has no fused step of it for sharded tensors",
+                "pass foreach=True",
+            )
         ]
     faults = []
     for name, tensor in sharded.items() if kind == "torch.optim.Muon" else ():
@@ -173,13 +195,17 @@ def _chosen(model: nn.Module, plan: Plan, parameters: Chosen) -> dict[str, nn.Pa
         return everything
     if callable(parameters):
         return {name: p for name, p in everything.items() if parameters(name, p)}
+    pairs = list(parameters)
+    if any(not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) for pair in pairs):
+        raise MupscaleError(
+            "parameters= holds what is no pair of a name and a parameter; write model.named_parameters(), or a "
+            "function of (name, parameter) that picks"
+        )
     wanted = [
-        (plan.ties.get(known, known), name)
-        for name, _ in parameters
-        if (known := resolve(name, plan) or name)
+        (plan.ties.get(known, known), name) for name, _ in pairs if (known := resolve(name, plan) or name)
     ]
     faults = [
-        Fault(name, "not a trainable parameter of the model")
+        Fault(name, "not a trainable parameter of the model", "pick from model.named_parameters()")
         for known, name in wanted
         if known not in everything
     ]
@@ -197,8 +223,12 @@ def set_lr_(optimizer: Optimizer, lr: float | Tensor) -> None:
     >>> [group["lr"] for group in optimizer.param_groups]
     [0.1, 0.2]
     """
-    for group in optimizer.param_groups:
-        value = lr * _factor(group)
+    faults = _wrong_optimizer(optimizer)
+    faults += [] if isinstance(lr, Tensor) else wrong_number("lr", lr, "write set_lr_(optimizer, 1e-3), say")
+    raise_faults("no learning rate can be set", faults)
+    factors = [_factor(group) for group in optimizer.param_groups]
+    for group, factor in zip(optimizer.param_groups, factors, strict=True):
+        value = lr * factor
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(float(value))
         else:
@@ -215,6 +245,7 @@ def reference_lr(optimizer: Optimizer) -> float:
     >>> reference_lr(torch.optim.AdamW(param_groups(model, plan, torch.optim.AdamW, lr=0.1)))
     0.1
     """
+    raise_faults("there is no learning rate to read", _wrong_optimizer(optimizer))
     rates = [float(group["lr"]) / _factor(group) for group in optimizer.param_groups]
     spread = max(rates) - min(rates)
     if spread > 1e-6 * max(abs(rate) for rate in rates):
@@ -230,6 +261,12 @@ def reference_lr(optimizer: Optimizer) -> float:
             ],
         )
     return rates[0]
+
+
+def _wrong_optimizer(optimizer: object) -> list[Fault]:
+    return wrong_kind(
+        "optimizer", optimizer, Optimizer, "hand over the optimizer that was built from param_groups"
+    )
 
 
 def _factor(group: Mapping[str, Any]) -> float:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..arguments import shown, wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.fits import check_end
 from ..plans.names import named_tensors
@@ -77,6 +78,9 @@ def init_(
     0.5
     """
     check_end(plan, model, "wide")
+    raise_faults(
+        "initialisation needs sizes at the reference", [*_wrong_std(std), *wrong_whole("seed", seed)]
+    )
     empty = [name for name, kind, t in named_tensors(model) if kind == "parameter" and t.is_meta]
     remedy = "give it some first: model.to_empty(device=…)"
     raise_faults("nothing can be drawn into these", [Fault(n, "it has no memory", remedy) for n in empty])
@@ -92,6 +96,24 @@ def init_(
             if (shape := shapes[planned]) is not None:
                 local_of(tensor).copy_(_draw(shape, plan[planned], Stream(seed, f"init {planned}"), tensor))
     return model
+
+
+def _wrong_std(std: object) -> list[Fault]:
+    """Faults unless sizes are those of a model, or numbers by name pattern."""
+    if std is None:
+        return []
+    if isinstance(std, nn.Module):
+        empty = [name for name, kind, t in named_tensors(std) if kind == "parameter" and t.is_meta]
+        remedy = "build the reference with its weights, without on_meta"
+        return [
+            Fault(f"std, {name}", "it is on the meta device and has no numbers", remedy) for name in empty
+        ]
+    if not isinstance(std, Mapping):
+        what = f"it is {shown(std)}, expected a model or sizes by name"
+        return [Fault("std", what, 'write std=make(reference), or std={"*.weight": 0.02, …}')]
+    given = [(pattern, size) for pattern, size in std.items() if size is not None]
+    remedy = "write a size, or None to leave it as built"
+    return [fault for pattern, size in given for fault in wrong_number(f"std, {pattern}", size, remedy)]
 
 
 def _draw(shape: Shape, entry: TensorPlan, stream: Stream, tensor: Tensor) -> Tensor:
@@ -118,7 +140,7 @@ def _agree(tensors: Iterable[Any], shapes: Mapping[str, Shape | None]) -> None:
         differ |= int(ends[0]) != -int(ends[1])
     if differ:
         raise MupscaleError(
-            "the ranks measured different sizes at the reference, and their shards would not fit together: build "
+            "the ranks measured different sizes at the reference, and their shards would not fit together; build "
             "the reference after torch.manual_seed with one seed for all, or pass sizes by name, std={…}"
         )
 
@@ -135,7 +157,8 @@ def _shapes(
     given = {} if std is None or isinstance(std, nn.Module) else std
     found: dict[str, Shape | None] = {}
     unused = [p for p in given if not any(n == p or fnmatchcase(n, p) for n in plan.tensors)]
-    faults = [Fault(p, "declared in std, but no parameter has such a name") for p in unused]
+    remedy = "write the name of a parameter, or a pattern such as *.weight"
+    faults = [Fault(p, "declared in std, but no parameter has such a name", remedy) for p in unused]
     for name, entry in plan.tensors.items():
         if entry.kind != "parameter":
             continue

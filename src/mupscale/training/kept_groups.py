@@ -39,7 +39,9 @@ def parts(tree: Any, where: str) -> tuple[Groups, States]:
         and all(isinstance(s, dict) and all(isinstance(k, str) for k in s) for s in state.values())
         and all(type(key) is int for g in groups for key in g["params"])
     ):
-        raise MupscaleError(f"{where} is not the state dict of one optimizer, with positions for parameters")
+        raise MupscaleError(
+            f"{where} is not the state dict of one optimizer, with positions for parameters; save optimizer.state_dict()"
+        )
     return groups, state
 
 
@@ -58,7 +60,7 @@ def carry_kept(
     faults = unknown_settings(rule, settings, {key for group in settings for key in group}, where)
     keys = {n: k for g, of in zip(groups, order, strict=True) for k, n in zip(g["params"], of, strict=True)}
     faults += [
-        Fault(f"{where}, state {key!r}", "it belongs to no group", "remove it")
+        Fault(f"{where}, state {key!r}", "it belongs to no group", "remove it from the state dict")
         for key in state.keys() - keys.values()
     ]
     wide_state: States = {}
@@ -82,18 +84,19 @@ def misfits(plan: Plan, order: Names, wide_order: Names) -> list[Fault]:
     group_of: Mapping[str, int] = {name: i for i, of in enumerate(order) for name in of}
     faults = []
     if len(group_of) != sum(map(len, order)):
-        faults.append(Fault("param_groups", "a parameter appears twice in them"))
+        faults.append(Fault("param_groups", "a parameter appears twice in them", "put it into one group"))
     for i, of in enumerate(wide_order):
         for name in of:
             sources = plan[name].sources
             if len(sources) != 1:
                 what = f"made of {len(sources)} tensors of the base, so there is no state for it"
-                faults.append(Fault(name, what))
+                faults.append(Fault(name, what, "carry the weights alone, and start its state afresh"))
             elif group_of.get(sources[0]) != i:
                 what = (
                     f"{sources[0]} is in group {group_of.get(sources[0])} of the base, this one in group {i}"
                 )
-                faults.append(Fault(name, what))
+                faults.append(Fault(name, what, "group the parameters of both models alike"))
     made = {name for of in wide_order for name in of}
     lost = [n for source in group_of for n in plan.sources[source] if n not in made]
-    return faults + [Fault(name, "trained in the base, in no group of the wide model") for name in lost]
+    remedy = "group the parameters of both models alike"
+    return faults + [Fault(n, "trained in the base, in no group of the wide model", remedy) for n in lost]

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import MupscaleError
+from ..arguments import wrong_kind, wrong_number, wrong_whole
+from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.plan import Plan, TensorPlan
 from ..plans.selftest import source_of
 from ..rules.scale import Scale
@@ -101,6 +102,7 @@ class NoisePlan:
         return TensorNoise(Stream(self.seed, name), std, self.paired.get(name))
 
     def as_json(self) -> dict[str, Any]:
+        """What `restore_noise` needs to draw the same bits again."""
         return {
             "seed": self.seed,
             "sigmas": dict(self.sigmas),
@@ -126,28 +128,87 @@ def resolve_noise(
     >>> resolve_noise(MupNoise(0.3), plan, {}).stds                 # σ̄ over the root of the growth
     {'w': 0.15}
     """
+    raise_faults("this noise cannot be added", wrong_noise(noise) or _unknown(noise, plan, base, seed))
     measure = base if callable(base) else lambda name, stacked: norms_of(source_of(plan[name], base), stacked)
     sigmas: dict[str, Sigma] = {}
     stds: dict[str, Sigma] = {}
     paired: dict[str, int] = {}
     without: list[str] = []
-    for name, entry in plan.tensors.items():
-        if entry.kind != "parameter" or not entry.sources or (len(entry.axes) < 2 and not noise.vectors):
-            continue
+    for name, entry in _noisy(noise, plan):
         size = reference_size(name, plan, reference)
         if isinstance(noise, PairedNoise):
-            dims = [d for d, axis in enumerate(entry.axes) if axis.role == "in" and axis.k > 1]
-            if not dims:
+            if (dim := _pairing(entry)) is None:
                 without.append(name)
                 continue
-            paired[name] = dims[0]
+            paired[name] = dim
         if isinstance(noise, SignalNoise):
             sigma = _signal(noise.t, entry, partial(measure, name), float(size))
         else:
-            sigma = _given(noise.sigma, name)
+            sigma = _given(noise.sigma[name] if isinstance(noise.sigma, Mapping) else noise.sigma)
         sigmas[name] = sigma
         stds[name] = _std(sigma, size)
     return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, reference))
+
+
+def _noisy(noise: Noise, plan: Plan) -> list[tuple[str, TensorPlan]]:
+    """The tensors that a scheme may give noise: weights with a source, and vectors where they are asked for."""
+    weights = [(n, t) for n, t in plan.tensors.items() if t.kind == "parameter" and t.sources]
+    return [(name, entry) for name, entry in weights if len(entry.axes) > 1 or noise.vectors]
+
+
+def _pairing(entry: TensorPlan) -> int | None:
+    """The dimension along which paired noise sums to zero: the first that is summed over and has copies."""
+    return next((d for d, axis in enumerate(entry.axes) if axis.role == "in" and axis.k > 1), None)
+
+
+def wrong_noise(noise: object) -> list[Fault]:
+    """Faults unless this is noise of one of the three schemes, and its sizes are sizes.
+
+    >>> [fault.remedy for fault in wrong_noise(0.1)]
+    ['write MupNoise(0.1), SignalNoise(0.2) or PairedNoise(1.0)']
+    """
+    if not isinstance(noise, Noise):
+        remedy = "write MupNoise(0.1), SignalNoise(0.2) or PairedNoise(1.0)"
+        return wrong_kind("noise", noise, (MupNoise, SignalNoise, PairedNoise), remedy)
+    if isinstance(noise, SignalNoise):
+        return wrong_number("t", noise.t, "write SignalNoise(0.2), say")
+    if not isinstance(noise.sigma, Mapping):
+        return wrong_number("sigma", noise.sigma, f"write {type(noise).__name__}(0.1), say")
+    faults = []
+    for name, sigma in noise.sigma.items():
+        sizes = sigma if isinstance(sigma, tuple) else (sigma,)
+        remedy = "write a number, or a tuple with one for every matrix; 0 for none"
+        faults += [fault for size in sizes for fault in wrong_number(f"sigma, {name}", size, remedy)][:1]
+    return faults
+
+
+def _unknown(noise: Noise, plan: Plan, base: Mapping[str, Tensor] | Measure, seed: int) -> list[Fault]:
+    """What noise says, or needs to know, about tensors that are not there."""
+    faults = wrong_whole("seed", seed)
+    noisy = dict(_noisy(noise, plan))
+    if isinstance(noise, SignalNoise):
+        known = {} if callable(base) else base
+        needed = [] if callable(base) else [s for entry in noisy.values() for s in entry.sources]
+        remedy = "pass the base's tensors: dict(model.named_parameters())"
+        missing = [name for name in needed if name not in known]
+        return faults + [
+            Fault(n, "its norm is needed, and the base does not hold it", remedy) for n in missing
+        ]
+    if not isinstance(noise.sigma, Mapping):
+        return faults
+    for name, entry in noisy.items():
+        left_alone = isinstance(noise, PairedNoise) and _pairing(entry) is None
+        if name not in noise.sigma and not left_alone:
+            faults.append(Fault(name, "the noise has no σ̄ for it", "give one for every tensor, 0 for none"))
+    for name, sigma in noise.sigma.items():
+        if name not in plan:
+            faults.append(
+                Fault(name, "it has a σ̄, but no tensor of the plan has such a name", "leave it out")
+            )
+        elif isinstance(sigma, tuple) and (len(sigma),) != plan[name].wide_shape[:1]:
+            what = f"{len(sigma)} sizes for {plan[name].wide_shape[0]} matrices"
+            faults.append(Fault(name, what, "write one for each, or one number for all"))
+    return faults
 
 
 def _seed(seed: int, reference: Plan | None) -> int:
@@ -174,12 +235,15 @@ def restore_noise(told: Mapping[str, Any], plan: Plan, reference: Plan | None = 
         }
         unknown = [name for name in sigmas if name not in plan.tensors]
         if unknown:
-            raise MupscaleError(f"the record has noise for {unknown[0]}, which the plan does not have")
+            raise MupscaleError(
+                f"the record has noise for {unknown[0]}, which the plan does not have; use the plan it was made for"
+            )
         stds = {name: _std(sigma, reference_size(name, plan, reference)) for name, sigma in sigmas.items()}
         paired = {str(name): int(dim) for name, dim in told["paired"].items()}
         return NoisePlan(sigmas, stds, paired, tuple(told["without"]), int(told["seed"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise MupscaleError(f"this is not a record of noise: {type(error).__name__}: {error}") from None
+        reason = f"{type(error).__name__}: {error}"
+        raise MupscaleError(f"this is not a record of noise, expected what as_json gave; {reason}") from None
 
 
 def _std(sigma: Sigma, size: Scale) -> Sigma:
@@ -200,13 +264,8 @@ def reference_size(name: str, plan: Plan, reference: Plan | None) -> Scale:
     return size_of_ratios(pairs, early.fold * entry.fold)
 
 
-def _given(sigma: float | Mapping[str, Sigma], name: str) -> Sigma:
-    if not isinstance(sigma, Mapping):
-        return float(sigma)
-    if name not in sigma:
-        raise MupscaleError(f"the noise has no σ̄ for {name}; give one for every tensor, 0 for none")
-    value = sigma[name]
-    return value if isinstance(value, tuple) else float(value)
+def _given(sigma: Sigma) -> Sigma:
+    return sigma if isinstance(sigma, tuple) else float(sigma)
 
 
 def is_stacked(entry: TensorPlan) -> bool:

@@ -78,6 +78,7 @@ def carry_optimizer(
 
 
 def _construct(optimizer: Optimizer, groups: list[NamedGroup], parameters: Mapping[str, Any]) -> Optimizer:
+    """An optimizer of the same class with these groups, and without state."""
     accepted = inspect.signature(type(optimizer).__init__).parameters
     settings = {k: copy.deepcopy(v) for k, v in optimizer.defaults.items() if k in accepted}
     built: list[dict[str, Any]] = []

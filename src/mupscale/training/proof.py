@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..errors import MupscaleError
+from ..arguments import wrong_function, wrong_kind
+from ..errors import MupscaleError, raise_faults
 from ..plans.plan import Plan, TensorPlan
 from ..rules.axes import Axis, Factor
 from ..rules.optimizers import OptimizerRule, qualified_name
@@ -44,6 +45,7 @@ def check_optimizer(
     >>> check_optimizer(lambda params: torch.optim.AdamW(params, lr=0.1, eps=0.1, weight_decay=0.5)) < 1e-12
     True
     """
+    raise_faults("no optimizer can be made", wrong_function("make", make, "params"))
     axes = (
         Axis.of((Factor(6, Fraction(2)),), role="out"),
         Axis.of((Factor(4, Fraction(3)),), role="in"),
@@ -55,6 +57,8 @@ def check_optimizer(
         torch.manual_seed(0)
         base = _Weight(6, 4)
         optimizer = make([base.weight])
+    remedy = "return the optimizer: lambda params: AdamW(params, lr=0.1)"
+    raise_faults("make(params) made no optimizer", wrong_kind("make(params)", optimizer, Optimizer, remedy))
 
     def gradient() -> Any:
         return torch.randn(6, 4, dtype=torch.float64, generator=generator)
@@ -74,7 +78,9 @@ def check_optimizer(
         worst = max(worst, gap if gap == gap else float("inf"))
     name = qualified_name(type(optimizer))
     if torch.equal(start, base.weight.detach()):
-        raise MupscaleError(f"{name} did not move its parameter in {steps} steps, so nothing was tested")
+        raise MupscaleError(
+            f"{name} did not move its parameter in {steps} steps, so nothing was tested; give it a learning rate"
+        )
     if not worst <= tolerance:
         raise MupscaleError(
             f"the units registered for {name} are not right: after {steps} steps the wide tensor is {worst:.1e} away "

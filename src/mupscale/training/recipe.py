@@ -102,18 +102,21 @@ class Recipe:
         }
 
     def to_json(self) -> str:
+        """The recipe as JSON text, which `from_json` reads back."""
         told = {"format": FORMAT, **asdict(self)}
         return json.dumps(told, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     def save(self, path: str | Path) -> None:
+        """Write the recipe to a file, which `read` reads back."""
         Path(path).write_text(self.to_json(), encoding="utf-8")
 
     @staticmethod
     def from_json(text: str) -> Recipe:
+        """The recipe that `to_json` wrote; anything else is refused."""
         try:
             told = json.loads(text)
             if told.pop("format") != FORMAT:
-                raise MupscaleError(f"this is not a recipe: expected format {FORMAT!r}")
+                raise MupscaleError(f"this is not a recipe, expected format {FORMAT!r}")
             unknown = sorted(set(told) - {f.name for f in fields(Recipe)})
             if unknown:
                 raise MupscaleError(
@@ -127,10 +130,11 @@ class Recipe:
             told["tried"], told["remarks"] = tuple(told["tried"]), tuple(told["remarks"])
             made = Recipe(**told)
             if not (isfinite(made.lr) and made.lr > 0):
-                raise MupscaleError(f"this is not a recipe: lr = {made.lr}")
+                raise MupscaleError(f"this is not a recipe: lr = {made.lr}, expected a finite number above 0")
             return made
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise MupscaleError(f"this is not a recipe: {type(error).__name__}: {error}") from None
+            reason = f"{type(error).__name__}: {error}"
+            raise MupscaleError(f"this is not a recipe, expected what to_json wrote; {reason}") from None
 
     @staticmethod
     def read(path: str | Path) -> Recipe:

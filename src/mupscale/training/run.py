@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..arguments import wrong_kind
+from ..errors import raise_faults
 from ..plans.fits import identity_plan
 from ..plans.plan import Plan
 
@@ -57,6 +59,13 @@ class Run:
             "reference": reference,
             "provenance": dict(provenance or {}),
         }
+        faults = wrong_kind("model", model, nn.Module, "hand over the module that is trained")
+        for i, optimizer in enumerate(_several(optimizers)):
+            faults += wrong_kind(f"optimizers[{i}]", optimizer, Optimizer, "write optimizers=[optimizer, …]")
+        for name, given in (("plan", plan), ("reference", reference)):
+            if given is not None:
+                faults += wrong_kind(name, given, Plan, f"write {name}=infer_plan(make, base, wide)")
+        raise_faults("this is not a run", faults)
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 

@@ -47,9 +47,10 @@ def absolute(scheduler: Any) -> str | None:
 
 
 def refuse_absolute(schedulers: tuple[Any, ...]) -> list[Fault]:
+    """A fault for every scheduler that is not a plain multiplication."""
     return [
         Fault(
-            f"{type(s).__name__}",
+            type(s).__name__,
             f"{reason}, so it cannot follow groups whose rates scale differently",
             _REMEDY,
         )

@@ -61,6 +61,7 @@ def carry_groups(
 
 
 def factors_of(rule: OptimizerRule, settings: Mapping[str, Any], entry: TensorPlan) -> dict[str, Any]:
+    """What each setting of a group is multiplied by for one tensor."""
     change = entry.change
     lr = lr_factor(rule, settings, change, (entry.base_shape, entry.wide_shape))
     factors: dict[str, Any] = {"lr": lr, "initial_lr": lr, "lr_factor": lr}
@@ -86,6 +87,7 @@ def scale_setting(value: Any, scale: Scale | tuple[Scale, ...], back: bool = Fal
 def cannot_be_exact(
     rule: OptimizerRule, settings: Mapping[str, Any], name: str, entry: TensorPlan
 ) -> list[Fault]:
+    """Settings that no factor carries to this tensor: eps of zero beside pads, decay of a folded (1 + w) gain."""
     faults = []
     eps = settings.get("eps")
     if entry.padded and "eps" in rule.hyper and isinstance(eps, float) and eps == 0.0:
@@ -127,7 +129,7 @@ def unknown_settings(
         Fault(
             where,
             f"its hyperparameter {key!r} has no units in the registry",
-            "register the optimizer with this key in `hyper` or `neutral`",
+            "register the optimizer with this key in hyper= or neutral=",
         )
         for key in sorted(keys)
     ]
@@ -155,7 +157,7 @@ def carry_state(
                 Fault(
                     planned,
                     f"its state has {key!r}, whose units the registry does not state",
-                    "register the optimizer with this key in `state`",
+                    "register the optimizer with this key in state=",
                 )
             )
             continue
@@ -164,19 +166,21 @@ def carry_state(
             averaged = axes[known.mean_over]
             axes[known.mean_over] = Axis.fixed(1)
             scale = scale * Scale.of(averaged.fill)
+        expected = tuple(a.wide if direction.back else a.base for a in axes)
         if not isinstance(value, Tensor):
             carried[key] = value if value is None or scale.is_one else value * direction.number(scale)
         elif value.dim() == 0:
             carried[key] = (
                 value.detach().clone() if scale.is_one else value.detach() * direction.number(scale)
             )
-        elif tuple(value.shape) == tuple(a.wide if direction.back else a.base for a in axes):
+        elif tuple(value.shape) == expected:
             carried[key] = direction.moment(value.detach(), axes, scale)
         else:
             faults.append(
                 Fault(
                     planned,
-                    f"its state {key!r} has shape {tuple(value.shape)}, expected {tuple(a.base for a in axes)}",
+                    f"its state {key!r} has shape {tuple(value.shape)}, expected {expected}",
+                    "pass the state of this model's own optimizer",
                 )
             )
     return carried, faults

@@ -12,12 +12,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..arguments import wrong_kind, wrong_list
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.fits import check_shapes, check_ties
 from ..plans.names import named_tensors, resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
 from .direction import Direction
+from .groups import expect_class
 from .state import NamedGroup, carry_groups, carry_state, unknown_settings
 
 
@@ -47,11 +49,10 @@ def carry_tensors(
     state: Mapping[str, Tensor], direction: Direction, partial: bool = False
 ) -> dict[str, Tensor]:
     """Named tensors at the other end; `partial` allows some to be missing."""
-    others = [
-        Fault(n, f"a {type(v).__name__}, not a tensor", "leave it out and carry it yourself")
-        for n, v in state.items()
-        if not isinstance(v, Tensor)
-    ]
+    remedy = "write model.state_dict(); of a checkpoint, the part that holds the model"
+    others = wrong_kind("state", state, Mapping, remedy)
+    for name, value in state.items() if not others else ():
+        others += wrong_kind(name, value, Tensor, "leave it out and carry it yourself")
     raise_faults("a state dict of tensors can be carried, and nothing else", others)
     tensors = dict(state)
     check_shapes(
@@ -71,7 +72,10 @@ def carry_tensors(
     if not partial:
         raise_faults(
             "the state dict is not complete",
-            [Fault(n, "the plan needs this tensor; it is missing") for n in missing],
+            [
+                Fault(n, "the plan needs this tensor; it is missing", "pass all of model.state_dict()")
+                for n in missing
+            ],
         )
     done: dict[str, Tensor] = {}
     out: dict[str, Tensor] = {}
@@ -146,12 +150,18 @@ def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any
     """
     parameters = {name: t for name, kind, t in named_tensors(model) if kind == "parameter"}
     groups = []
-    strangers = [n for group in state["param_groups"] for n in group["param_names"] if n not in parameters]
+    told = state.get("param_groups", [{}]) if isinstance(state, Mapping) else [{}]
+    if not all("param_names" in group for group in told):
+        raise MupscaleError(
+            "the state has no groups with names, expected what widen_optimizer_state_dict returned; pass that"
+        )
+    strangers = [n for group in told for n in group["param_names"] if n not in parameters]
+    remedy = "pass the model at the end to which the state was carried"
     raise_faults(
         "this state does not belong to the model",
-        [Fault(n, "the model has no such parameter") for n in strangers],
+        [Fault(n, "the model has no such parameter", remedy) for n in strangers],
     )
-    for group in state["param_groups"]:
+    for group in told:
         settings = {k: v for k, v in group.items() if k not in ("params", "param_names")}
         groups.append({**settings, "params": [(n, parameters[n]) for n in group["param_names"]]})
     return groups
@@ -164,11 +174,14 @@ def _carry(
     names: Sequence[str] | None,
     rules: Mapping[str, OptimizerRule] | None,
 ) -> dict[str, Any]:
+    faults = wrong_kind("state", state, Mapping, "write optimizer.state_dict()")
+    faults += [*expect_class(optimizer), *([] if names is None else wrong_list("names", names))]
+    raise_faults("this optimizer state cannot be carried", faults)
     rule = rule_for(optimizer, rules)
     if not ("param_groups" in state and "state" in state):
         raise MupscaleError(
-            "an optimizer state dict has the keys 'state' and 'param_groups'; flattened ones are not read, so ask "
-            "torch.distributed.checkpoint for it without flatten_optimizer_state_dict"
+            "an optimizer state dict has the keys 'state' and 'param_groups', found others; write "
+            "optimizer.state_dict(), and ask torch.distributed.checkpoint for it without flatten_optimizer_state_dict"
         )
     spelled = _spelled(state, direction, names)
     groups = [
@@ -179,7 +192,7 @@ def _carry(
     own = {key for group in state["param_groups"] for key in group if key in accepted}
     faults += unknown_settings(rule, state["param_groups"], own, optimizer.__name__)
     orphans = [
-        Fault(str(key), "state of no parameter in the groups", "remove it")
+        Fault(str(key), "state of no parameter in the groups", "remove it from the state dict")
         for key in state["state"]
         if key not in spelled
     ]
@@ -220,15 +233,24 @@ def _spelled(state: Mapping[str, Any], direction: Direction, names: Sequence[str
     else:
         raise MupscaleError(
             "this optimizer state dict is keyed by position and has no names; pass names=[name for name, _ in "
-            "model.named_parameters()] in the order the optimizer was given them, or build it from named_parameters()"
+            "model.named_parameters()] in the order in which the optimizer was given them, or build it from "
+            "named_parameters()"
         )
     if len(given) != len(keys):
-        raise MupscaleError(f"{len(given)} names for {len(keys)} parameters in the optimizer state dict")
+        raise MupscaleError(
+            f"{len(given)} names for {len(keys)} parameters in the optimizer state dict; name those it was given"
+        )
     if len(set(given)) != len(given):
-        raise MupscaleError("the names of the optimizer's parameters are not all different")
+        raise MupscaleError(
+            "two parameters of the optimizer have one name; write [name for name, _ in model.named_parameters()]"
+        )
     known = {*direction.reached, *direction.plan.ties}
     faults = [
-        Fault(n, f"no tensor of the plan has this name at its {direction.start} end")
+        Fault(
+            n,
+            f"no tensor of the plan has this name at its {direction.start} end",
+            "name parameters as model.named_parameters() does, or use plan.rename",
+        )
         for n in given
         if resolve(n, known) is None
     ]

@@ -16,9 +16,10 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from ..arguments import wrong_kind
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.fits import check_end
-from ..plans.names import named_tensors
+from ..plans.names import parameter_names
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..tensors.parts import is_sharded
@@ -44,10 +45,7 @@ class InUnits:
     def __init__(self, optimizer: Optimizer, plan: Plan, model: nn.Module, rule: OptimizerRule) -> None:
         self.plan = plan
         self._optimizer, self._rule = optimizer, rule
-        self._names: dict[int, str] = {}
-        for name, kind, tensor in named_tensors(model):
-            if kind == "parameter":
-                self._names.setdefault(id(tensor), plan.ties.get(name, name))
+        self._names = {key: plan.ties.get(name, name) for key, name in parameter_names(model).items()}
         self._stock: Groups | None = None
         self._paused = False
         self._shares = self._split()
@@ -76,7 +74,8 @@ class InUnits:
             for parameter in group["params"]:
                 name = self._names.get(id(parameter))
                 if name is None:
-                    faults.append(Fault(where, "it holds a parameter that does not belong to the model"))
+                    what = "it holds a parameter that does not belong to the model"
+                    faults.append(Fault(where, what, "build the optimizer from this model's parameters"))
                     continue
                 entry = self.plan[name]
                 faults += cannot_be_exact(self._rule, group, name, entry)
@@ -122,7 +121,7 @@ class InUnits:
         if written:
             raise MupscaleError(
                 f"{type(optimizer).__name__} wrote {', '.join(sorted(written))} into its groups while it stepped; "
-                "what an optimizer keeps in groups instead of state cannot be followed. Build it from param_groups"
+                "what an optimizer keeps in groups instead of state cannot be followed; build it from param_groups"
             )
 
     def _pause(self, optimizer: Optimizer) -> None:
@@ -160,10 +159,14 @@ def step_in_units_(
     >>> round(float((model[2].weight.detach() - before).abs().max()), 4), optimizer.param_groups[0]["lr"]
     (0.0025, 0.01)
     """
+    remedy = "write step_in_units_(optimizer, plan, model)"
+    raise_faults("no optimizer was given", wrong_kind("optimizer", optimizer, Optimizer, remedy))
     rule = rule_for(type(optimizer), rules)
     check_end(plan, model, "wide")
     if units_of(optimizer) is not None:
-        raise MupscaleError("this optimizer is stepped in units already; remove the first attachment")
+        raise MupscaleError(
+            "this optimizer is stepped in units already; call remove() on what was returned then"
+        )
     where = type(optimizer).__name__
     faults = unknown_settings(rule, settings_of(optimizer.param_groups), optimizer.defaults, where)
     raise_faults("this optimizer cannot be stepped in the units of the plan", faults)
@@ -192,7 +195,9 @@ def _refused(rule: OptimizerRule, group: Mapping[str, Any], where: str) -> list[
         )
     faults += [
         Fault(
-            where, f"{key} = {group[key]} is read when the optimizer is made, so it cannot differ by tensor"
+            where,
+            f"{key} = {group[key]} is read when the optimizer is made, so it cannot differ by tensor",
+            f"pass {key}=0",
         )
         for key in rule.constructor_only
         if group.get(key)

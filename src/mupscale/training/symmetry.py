@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..errors import MupscaleError
+from ..arguments import wrong_kind
+from ..errors import MupscaleError, raise_faults
+from ..plans.fits import check_end
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
 from ..plans.selftest import Loss, keeping_buffers, source_of
@@ -29,6 +31,7 @@ def symmetry(model: nn.Module, plan: Plan) -> dict[str, float]:
     >>> max(symmetry(wide.model, wide.plan).values())
     0.0
     """
+    check_end(plan, model, "wide")
     found: dict[str, float] = {}
     for name, kind, tensor in named_tensors(model):
         entry = plan[name]
@@ -93,8 +96,17 @@ def noise_report(base: Run, wide: Run, loss: Loss | None = None) -> NoiseReport:
     >>> [row.name for row in noise_report(base, wide).rows]
     ['0.weight', '2.weight']
     """
+    sides = (("base", base), ("wide", wide))
+    kinds = [
+        f
+        for name, side in sides
+        for f in wrong_kind(name, side, Run, f"write Run({name}), or what upscale gave")
+    ]
+    raise_faults("noise_report compares two runs", kinds)
     if wide.plan is None or "noise" not in wide.provenance:
-        raise MupscaleError("noise_report needs a run that came from upscale")
+        raise MupscaleError(
+            "the wide run has no record of noise, expected one; pass the run that upscale returned"
+        )
     tensors = {name: t.detach() for name, _, t in named_tensors(base.model)}
     noise = restore_noise(wide.provenance["noise"], wide.plan, base.reference)
     rows = []

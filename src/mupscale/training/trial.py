@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import MupscaleError
+from ..arguments import shown
+from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.fits import identity_plan
 from ..plans.float64 import cast_
-from ..plans.names import named_tensors, unwrap
+from ..plans.names import named_tensors, parameter_names, unwrap
 from ..plans.plan import Plan
 from ..plans.selftest import Identity
 from ..rules.optimizers import OptimizerRule
+from .clip import Clip
 from .direction import Direction
 from .run import Run
 from .widen import carry
@@ -60,10 +62,34 @@ def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | Non
     return Run(copied.model, copied.optimizers, copied.schedulers, None, run.step, run.plan, run.reference)
 
 
+def refuse_hooks(run: Run) -> None:
+    """Hooks cannot be copied with what they hold, and leaving them out would certify another training."""
+    faults = []
+    for optimizer in run.optimizers:
+        hooks = [
+            *optimizer._optimizer_step_pre_hooks.values(),
+            *optimizer._optimizer_step_post_hooks.values(),
+        ]
+        if any(not isinstance(hook, Clip) for hook in hooks):
+            faults.append(
+                Fault(
+                    type(optimizer).__name__,
+                    "it has step hooks, which a copy does not",
+                    "do their work in the step function",
+                )
+            )
+    hooked = [n for n, k, t in named_tensors(run.model) if k == "parameter" and t._backward_hooks]
+    faults += [
+        Fault(name, "it has a gradient hook, which a copy does not", "remove it for the check")
+        for name in hooked
+    ]
+    raise_faults("this run cannot be copied faithfully", faults)
+
+
 def run_step(run: Run, step: Step, i: int) -> tuple[float, dict[str, Tensor | None]]:
     """One step of the caller's, under a fixed seed, and the gradients its optimizers were given."""
     grads: dict[str, Tensor | None] = {}
-    names = {id(t): n for n, k, t in reversed(list(named_tensors(run.model))) if k == "parameter"}
+    names = parameter_names(run.model)
 
     def capture(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
@@ -80,7 +106,9 @@ def run_step(run: Run, step: Step, i: int) -> tuple[float, dict[str, Tensor | No
         for handle in handles:
             handle.remove()
     if not grads:
-        raise MupscaleError("the step function did not step an optimizer of the run it was given")
+        raise MupscaleError(
+            "the step function did not step an optimizer of the run it was given; call run.optimizers[0].step() in it"
+        )
     return as_number(value), grads
 
 
@@ -88,4 +116,10 @@ def as_number(loss: Any) -> float:
     """A loss as a float; a step that returns none gives nan."""
     if loss is None:
         return float("nan")
-    return float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+    try:
+        return float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+    except (TypeError, ValueError, RuntimeError):
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else shown(loss)
+        raise MupscaleError(
+            f"the step function returned {found}, expected the loss as one number; return loss, or nothing"
+        ) from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import isclose
 from typing import Any
 
@@ -14,19 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..arguments import wrong_kind, wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import build
-from ..plans.infer import infer_plan
-from ..plans.names import named_tensors, resolve
+from ..plans.names import named_tensors, parameter_names, resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
 from .direction import Direction
 from .groups import set_lr_
-from .noises import Noise, resolve_noise
+from .noises import Noise, resolve_noise, wrong_noise
 from .recipe import Grown, Recipe
 from .run import Run
 from .state import factors_of, scale_setting
-from .widen import Make, carry
+from .widen import Make, carry, check_reference, chosen_plan
 
 
 def upscale(
@@ -54,16 +55,18 @@ def upscale(
     True
     """
     start = run if isinstance(run, Run) else Run(run)
+    raise_faults("upscale cannot use what it was given", _unusable(start, noise, lr, recipe, seed))
     built = build(make_wide)
-    chosen = plan if plan is not None else infer_plan(start.model, built)
+    chosen = chosen_plan(start, built, plan)
+    check_reference(start)
     if recipe is not None:
         if noise is not None or lr is not None:
-            raise MupscaleError("a recipe says noise and lr: leave noise= and lr= out, or the recipe")
+            raise MupscaleError("a recipe says noise and lr; leave noise= and lr= out, or the recipe")
         start = at_recipe(recipe, start, chosen, rules)
         noise, lr = recipe.noise, recipe.lr if start.optimizers else None
     if noise is None:
         raise MupscaleError(
-            "upscale needs its noise: MupNoise(…), SignalNoise(…), PairedNoise(…), or recipe="
+            "upscale needs its noise; write noise=MupNoise(0.1), SignalNoise(0.2) or PairedNoise(1.0), or recipe="
         )
     tensors = {name: tensor for name, _, tensor in named_tensors(start.model)}
     resolved = resolve_noise(noise, chosen, tensors, seed, start.reference)
@@ -71,7 +74,8 @@ def upscale(
     rates = [] if lr is None or ended else [_rate(optimizer) for optimizer in start.optimizers]
     if lr is not None and not ended and (not rates or max(rates) - min(rates) > 1e-6 * max(rates)):
         raise MupscaleError(
-            f"lr= replaces one learning rate, and the optimizers of this run have {rates or 'none'}; leave lr=None and use set_lr_ on each"
+            f"lr= replaces one learning rate, and the optimizers of this run have {rates or 'none'}; leave lr=None, and "
+            "use set_lr_ on each"
         )
     wide = carry(start, built, make_wide, Direction(chosen, noise=resolved), rules)
     if lr is not None and ended:
@@ -94,6 +98,18 @@ def upscale(
         "grown_from": dict(start.provenance),
     }
     return replace_run(wide, provenance=provenance)
+
+
+def _unusable(
+    run: Run, noise: Noise | None, lr: float | None, recipe: Recipe | None, seed: int
+) -> list[Fault]:
+    """What of the arguments of `upscale` is not of its kind, and weights without numbers."""
+    faults = [*([] if noise is None else wrong_noise(noise)), *wrong_whole("seed", seed)]
+    faults += [] if lr is None else wrong_number("lr", lr, "write lr=1e-3, say, or leave it out")
+    faults += [] if recipe is None else wrong_kind("recipe", recipe, Recipe, "write recipe=Recipe.read(path)")
+    empty = [name for name, kind, t in named_tensors(run.model) if kind == "parameter" and t.is_meta]
+    remedy = "load its weights first: noise is added to numbers"
+    return [*faults, *(Fault(name, "it is on the meta device and has no numbers", remedy) for name in empty)]
 
 
 def at_recipe(recipe: Recipe, run: Run, plan: Plan, rules: Mapping[str, OptimizerRule] | None = None) -> Run:
@@ -139,7 +155,7 @@ def settings_at(
     since: Plan, run: Run, rules: Mapping[str, OptimizerRule] | None = None
 ) -> Iterator[dict[str, Any]]:
     """The settings of every trained tensor, in the units of the reference from which `since` leads to the model."""
-    names = {id(tensor): name for name, _, tensor in named_tensors(run.model)}
+    names = parameter_names(run.model)
     for optimizer in run.optimizers:
         rule = rule_for(type(optimizer), rules)
         for group in optimizer.param_groups:
@@ -155,8 +171,7 @@ def settings_at(
 
 def replace_run(run: Run, **changes: Any) -> Run:
     """A run with some of its parts replaced."""
-    fields = ("model", "optimizers", "schedulers", "ema", "step", "plan", "reference", "provenance")
-    return Run(**{name: changes.get(name, getattr(run, name)) for name in fields})
+    return replace(run, **changes)
 
 
 def _at_zero(optimizers: tuple[Optimizer, ...]) -> bool:

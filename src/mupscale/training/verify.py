@@ -14,23 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import build
 from ..plans.float64 import cast_inputs, lifted_casts
 from ..plans.infer import infer_plan
-from ..plans.names import named_tensors
+from ..plans.names import named_tensors, parameter_names
 from ..plans.plan import Plan
 from ..plans.selftest import LOSS_FLOOR, Identity, Loss, compare_gradients, gradients, source_of
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..rules.scale import ONE
 from ..tensors.expand import expand
 from .certificate import Certificate, Failure, TensorProof
-from .clip import Clip
 from .diagnose import STILL, diagnose, settings_cause
 from .direction import Direction
 from .run import Run
 from .state import NamedGroup, carry_groups
-from .trial import Step, Trial, clone, run_step
+from .trial import Step, Trial, clone, refuse_hooks, run_step
 from .widen import Make, widen
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -75,12 +75,12 @@ def verify(
         )
     if isinstance(wide, Run) and len(wide.optimizers) != len(start.optimizers):
         raise MupscaleError(
-            f"the base run has {len(start.optimizers)} optimizers, the wide run {len(wide.optimizers)}; verify compares them one by one"
+            f"the base run has {len(start.optimizers)} optimizers, the wide run {len(wide.optimizers)}, expected as many: "
+            "they are compared one by one; pass a factory as wide, or give both runs their optimizers"
         )
-    if steps < 1:
-        raise MupscaleError(f"verify compares steps, found steps={steps}")
-    _refuse_hooks(start)
-    chosen = plan or (wide.plan if isinstance(wide, Run) else None)
+    raise_faults("verify cannot use what it was given", _unusable(start, step, loss, steps, dtype, tolerance))
+    refuse_hooks(start)
+    chosen = plan if plan is not None else wide.plan if isinstance(wide, Run) else None
     if chosen is None:
         chosen = infer_plan(start.model, wide.model if isinstance(wide, Run) else build(wide))
     need = memory(start, chosen, dtype)
@@ -101,6 +101,27 @@ def verify(
         if failure is not None and not failure.cause:
             failure = diagnose(trial(), step, loss, failure)
     return certificate(measured, failure, dtype, need)
+
+
+def _unusable(
+    run: Run,
+    step: Step | None,
+    loss: Loss | None,
+    steps: int,
+    dtype: torch.dtype,
+    tolerance: float | None,
+) -> list[Fault]:
+    faults = [] if step is None else wrong_function("step", step, "run", "i")
+    faults += [] if loss is None else wrong_function("loss", loss, "model")
+    faults += [
+        *wrong_whole("steps", steps, least=1),
+        *wrong_kind("dtype", dtype, torch.dtype, "write torch.float64"),
+    ]
+    faults += [] if tolerance is None else wrong_number("tolerance", tolerance, "write tolerance=1e-9, say")
+    if step is not None and not run.optimizers:
+        remedy = "write Run(model, optimizer), or pass loss= in place of step="
+        faults.append(Fault("optimizers", "the run has none, so no step can be taken", remedy))
+    return faults
 
 
 def memory(run: Run, plan: Plan, dtype: torch.dtype) -> int:
@@ -159,31 +180,8 @@ def _nothing_tested(trial: Trial) -> Failure | None:
     return Failure(0, "all tensors", "every gradient is zero", STILL)
 
 
-def _refuse_hooks(run: Run) -> None:
-    """Hooks cannot be copied with what they hold, and leaving them out would certify another training."""
-    faults = []
-    for optimizer in run.optimizers:
-        hooks = [
-            *optimizer._optimizer_step_pre_hooks.values(),
-            *optimizer._optimizer_step_post_hooks.values(),
-        ]
-        if any(not isinstance(hook, Clip) for hook in hooks):
-            faults.append(
-                Fault(
-                    type(optimizer).__name__,
-                    "it has step hooks, which a copy does not",
-                    "do their work in the step function",
-                )
-            )
-    hooked = [n for n, k, t in named_tensors(run.model) if k == "parameter" and t._backward_hooks]
-    faults += [
-        Fault(name, "it has a gradient hook, which a copy does not", "remove it for the check")
-        for name in hooked
-    ]
-    raise_faults("this run cannot be copied faithfully", faults)
-
-
 def loss_failure(trial: Trial, i: int) -> Failure | None:
+    """A failure when the two losses of the last step differ."""
     a, b = trial.losses[-1]
     if a != a and b != b:  # the step returns nothing; gradients and weights decide
         trial.losses[-1] = (0.0, 0.0)
@@ -242,7 +240,7 @@ def settings_failure(
 
 
 def _settings(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[NamedGroup]:
-    names = {id(t): n for n, k, t in reversed(list(named_tensors(model))) if k == "parameter"}
+    names = parameter_names(model)
     return [NamedGroup(tuple(names[id(p)] for p in g["params"]), g) for g in optimizer.param_groups]
 
 
@@ -264,6 +262,7 @@ def _moved(model: nn.Module, before: dict[str, Tensor]) -> float:
 
 
 def certificate(trial: Trial, failure: Failure | None, dtype: torch.dtype, need: int) -> Certificate:
+    """What a trial measured, as a certificate."""
     identity = trial.identity or Identity({}, (), {})
     rows = tuple(
         TensorProof(

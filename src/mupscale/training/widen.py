@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..arguments import shown
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import build
-from ..plans.fits import check_end, check_ties, identity_plan
+from ..plans.fits import check_end, check_ties, expect_plan, identity_plan
 from ..plans.infer import infer_plan
 from ..plans.names import named_tensors, resolve, strip_wrappers, unwrap
 from ..plans.plan import Plan
@@ -53,8 +54,7 @@ def widen(
     """
     start = run if isinstance(run, Run) else Run(run)
     built = build(make_wide)
-    chosen = plan if plan is not None else infer_plan(start.model, built)
-    return carry(start, built, make_wide, Direction(chosen), rules)
+    return carry(start, built, make_wide, Direction(chosen_plan(start, built, plan)), rules)
 
 
 def narrow(
@@ -73,10 +73,28 @@ def narrow(
     True
     """
     start = run if isinstance(run, Run) else Run(run)
-    chosen = plan or start.plan
+    chosen = plan if plan is not None else start.plan
     if chosen is None:
-        raise MupscaleError("narrow needs the plan by which the run was widened: pass plan=")
+        raise MupscaleError("narrow needs the plan by which the run was widened; pass plan=")
     return carry(start, build(make_base), make_base, Direction(chosen, back=True), rules)
+
+
+def chosen_plan(run: Run, built: nn.Module, plan: Plan | None) -> Plan:
+    """The plan that was given, or the one that the shapes of the two models tell."""
+    if plan is None:
+        return infer_plan(run.model, built)
+    expect_plan(plan)
+    return plan
+
+
+def check_reference(run: Run) -> None:
+    """Raise unless the run's reference, where it names one, leads to its model."""
+    if run.reference is None:
+        return
+    try:
+        check_end(run.reference, run.model, "wide")
+    except MupscaleError as error:
+        raise MupscaleError("reference= does not lead to the model of this run", error.faults) from None
 
 
 def carry(
@@ -95,6 +113,8 @@ def carry(
     check_end(direction.plan, run.model, direction.start)
     check_end(direction.plan, built, direction.end)
     check_ties(direction.plan, {name: t for name, _, t in named_tensors(run.model)})
+    if not direction.back:
+        check_reference(run)
     faults = refuse_absolute(run.schedulers)
     if run.optimizers and any(not t.sources for t in direction.plan.tensors.values()):
         faults.append(
@@ -202,7 +222,10 @@ def fill_(model: nn.Module, source: nn.Module, direction: Direction) -> nn.Modul
 def _own(old: Tensor, fill: str, like: Tensor | None) -> Tensor:
     if fill == "own":
         if old.is_meta:
-            raise MupscaleError("a tensor that the wide model computes itself was built on the meta device")
+            raise MupscaleError(
+                "a tensor that the wide model computes itself was built on the meta device; compute it in a factory "
+                "that is not under torch.device"
+            )
         return old.detach().clone() if like is None else old.detach().to(like.device, like.dtype, copy=True)
     return torch.full(old.shape, 1.0 if fill == "one" else 0.0, dtype=old.dtype)
 
@@ -237,12 +260,13 @@ def _carry_ema(ema: nn.Module | Mapping[str, Tensor] | None, make: Make, directi
         return wrapper
     if not isinstance(ema, Mapping):
         raise MupscaleError(
-            f"ema is a {type(ema).__name__}; expected a module (AveragedModel among them) or a mapping of names to tensors"
+            f"ema is {shown(ema)}, expected a module (AveragedModel among them) or a mapping of names to tensors; "
+            "leave out other averages, and carry them with widen_state_dict"
         )
     counters = {
         k: v.detach().clone()
         for k, v in ema.items()
-        if v.dim() == 0 and resolve(k, direction.reached) is None
+        if isinstance(v, Tensor) and v.dim() == 0 and resolve(k, direction.reached) is None
     }
     tensors = {k: v for k, v in ema.items() if k not in counters}
     return {**carry_tensors(tensors, direction, partial=True), **counters}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
 
+from ..arguments import wrong_whole
 from ..errors import Fault, raise_faults
 
 Number = int | float | Fraction
@@ -36,12 +37,13 @@ class Cost:
 
     def __post_init__(self) -> None:
         faults = [
-            Fault(name, f"{value} FLOPs", "expected a finite number that is not negative")
+            Fault(name, f"{value} FLOPs, expected a finite number, 0 or more", "give the FLOPs of that run")
             for name, value in vars(self).items()
             if not (isfinite(value) and value >= 0)
         ]
         if not faults and not self.scratch:
-            faults.append(Fault("scratch", "0 FLOPs", "there is nothing to compare with"))
+            what = "0 FLOPs, so there is nothing to compare with"
+            faults.append(Fault("scratch", what, "give the FLOPs of the run from scratch"))
         raise_faults("these are no costs of runs", faults)
 
     @property
@@ -106,23 +108,24 @@ class Case:
 
     def __post_init__(self) -> None:
         faults = [
-            Fault(name, f"{value}", f"expected a whole number, {least} or more")
+            fault
             for name, least in (("width", 1), ("k", 2), ("proxy", 1))
-            if (value := getattr(self, name)) < least
+            for fault in wrong_whole(name, getattr(self, name), least=least)
         ]
         faults += [
-            Fault(name, f"{value}", "expected a number above 0")
+            Fault(name, f"{value}, expected a number above 0", "give the steps of that run")
             for name in ("steps", "base_steps", "upscaled_steps")
             if (value := getattr(self, name)) is not None and not (isfinite(value) and value > 0)
         ]
         if not (isfinite(self.trials) and self.trials >= 0):
-            faults.append(Fault("trials", f"{self.trials}", "expected 0 or more"))
+            what = f"{self.trials}, expected a number, 0 or more"
+            faults.append(Fault("trials", what, "write 25 for a grid of 5 x 5"))
         if self.proxy > self.width:
             faults.append(
                 Fault(
                     "proxy",
                     f"{self.proxy}, wider than the base's {self.width}",
-                    "a proxy is tuned to save work",
+                    f"a proxy is tuned to save work: write {self.width} or less",
                 )
             )
         raise_faults("these runs cannot be compared", faults)

@@ -24,6 +24,7 @@ from ..errors import MupscaleError
 PATIENCE = 600.0
 """Seconds for which a database may be away before a worker gives up."""
 T = TypeVar("T")
+_FIRST_LINE = 4096  # bytes; the first entry of a journal is far shorter
 _PAUSES = random.Random()  # one of its own: the generators of the user's loop are not touched
 
 
@@ -67,6 +68,7 @@ def open_storage(storage: str | Path | BaseStorage) -> BaseStorage:
     scheme, separator, rest = text.partition("://")
     if not separator:
         path = Path(text).absolute()
+        _check_journal(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         return JournalStorage(JournalFileBackend(str(path), lock_obj=Flock(str(path))))
     if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
@@ -74,8 +76,37 @@ def open_storage(storage: str | Path | BaseStorage) -> BaseStorage:
             f"storage {scheme}://…: expected postgresql://user@host/database, or the path of a journal file for one machine"
         )
     url = f"postgresql+psycopg://{rest}"
+    _check_url(url)
     options = {"pool_pre_ping": True, "pool_size": 2, "connect_args": {"connect_timeout": 10}}
     return again(lambda: RDBStorage(url, engine_kwargs=options), patience=60.0)
+
+
+def _check_journal(path: Path) -> None:
+    """Raise where something else lies in a journal's place: workers write to its end, and would spoil it."""
+    if path.is_dir():
+        raise MupscaleError(f"storage {path}: a folder, expected the path of a journal file")
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(_FIRST_LINE)
+    except FileNotFoundError:
+        return
+    unfinished = len(line) < _FIRST_LINE and not line.endswith(b"\n")
+    if line and not (line.startswith(b"{") and (b'"op_code"' in line or unfinished)):
+        raise MupscaleError(
+            f"storage {path}: another file, expected a journal of mupscale tune or a new name"
+        )
+
+
+def _check_url(url: str) -> None:
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        make_url(url)
+    except (ArgumentError, ValueError):  # what they say may hold a password
+        raise MupscaleError(
+            "storage postgresql://…: this address cannot be read, expected postgresql://user@host:5432/database"
+        ) from None
 
 
 def again(call: Callable[[], T], patience: float = PATIENCE) -> T:

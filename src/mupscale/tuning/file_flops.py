@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..errors import Fault, MupscaleError, raise_faults
+from ..errors import MupscaleError, raise_faults
 from .flops import Step, step_of
-from .proxy import load_file
+from .proxy import load_file, missing_functions
 
 
 class FileModel:
@@ -23,9 +23,11 @@ class FileModel:
 
     def __init__(self, path: Path, width: int) -> None:
         self.width = width
-        functions = _functions(path, ("build", "inputs"))
-        self._build = functions["build"]
-        self._inputs = _called("inputs()", functions["inputs"])
+        module = load_file(path)
+        faults = missing_functions(module, build=("width",), inputs=())
+        raise_faults(f"{path} lacks what the cost is counted on", faults)
+        self._build = module.build
+        self._inputs = _called("inputs()", module.inputs)
         self._steps: dict[int, Step] = {}
 
     @property
@@ -47,15 +49,3 @@ def _called(name: str, function: Callable[[], Any]) -> Any:
         return function()
     except Exception as error:  # the user's own code: whatever it raises is its answer
         raise MupscaleError(f"{name} failed: {type(error).__name__}: {error}") from error
-
-
-def _functions(path: Path, names: tuple[str, ...]) -> dict[str, Callable[..., Any]]:
-    """Functions of a Python file, which is run."""
-    space = vars(load_file(path))
-    faults = [
-        Fault(name, "no such function", "define it: def build(width): … and def inputs(): …")
-        for name in names
-        if not callable(space.get(name))
-    ]
-    raise_faults(f"{path} lacks what the cost is counted on", faults)
-    return {name: space[name] for name in names}

@@ -48,7 +48,8 @@ def _end(key: str) -> int:
 
 
 def _span(seconds: float) -> str:
-    """
+    """A length of time in its largest unit.
+
     >>> _span(5), _span(200), _span(8000)
     ('5 s', '3 min', '2.2 h')
     """

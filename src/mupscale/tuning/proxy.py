@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from traceback import FrameSummary, extract_tb
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..arguments import shown, wrong_function
 from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.optimizers import qualified_name
 from ..training.run import Run
@@ -54,22 +56,17 @@ class Proxy:
     """What tells it from others, so that a study is not gone on with by another; by default of its functions' code."""
 
     def __post_init__(self) -> None:
-        faults = [
-            Fault(name, "missing or no function", f"def {name}({arguments}): …")
-            for name, arguments in (("build", "width"), ("train", "run, steps, report"))
-            if not callable(getattr(self, name))
-        ]
-        for name in ("schedule", "loss"):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                faults.append(Fault(name, f"a {type(value).__name__}", "expected a function"))
+        faults = missing_functions(self, build=("width",), train=("run", "steps", "report"))
+        optional = {"schedule": ("optimizer", "steps"), "loss": ("model",)}
+        given_ones = {name: of for name, of in optional.items() if getattr(self, name) is not None}
+        faults += missing_functions(self, **given_ones)
         given: Any = self.optimizer
         if not (isinstance(given, type) and issubclass(given, Optimizer)):
-            faults.append(Fault("optimizer", repr(given), "expected a class such as torch.optim.AdamW"))
+            what = f"it is {shown(given)}, expected a class of optimizers"
+            faults.append(Fault("optimizer", what, "write optimizer = torch.optim.AdamW"))
         if not isinstance(self.settings, dict) or "lr" in self.settings:
-            faults.append(
-                Fault("settings", "no dict, or one with an lr", "expected reference constants without lr")
-            )
+            what = "no dict, or one with an lr, expected the reference constants beside the learning rate"
+            faults.append(Fault("settings", what, 'write settings = {"weight_decay": 0.1}, say'))
         raise_faults("the proxy does not say what a study needs", faults)
 
     @property
@@ -95,7 +92,7 @@ def load_file(path: Path) -> ModuleType:
     """The module that a user's file makes; it may import its neighbours, and what it raises is its own answer."""
     spec = importlib.util.spec_from_file_location(f"mupscale_proxy_{path.stem}", path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise MupscaleError(f"{path}: no such Python file; expected one with build(width)")
+        raise MupscaleError(f"{path}: no such Python file; name one that defines build(width)")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # classes of the file can be found again by name
     if str(path.parent.absolute()) not in sys.path:
@@ -103,8 +100,36 @@ def load_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise MupscaleError(f"running {path} failed: {type(error).__name__}: {error}") from error
+        frames = frames_from(path, error)
+        where = f" in line {frames[0].lineno}" if frames else ""
+        raise MupscaleError(f"running {path} failed{where}: {type(error).__name__}: {error}") from error
     return module
+
+
+def missing_functions(owner: object, **wanted: tuple[str, ...]) -> list[Fault]:
+    """A fault for every function that a user's file lacks, or has with other arguments.
+
+    >>> print(missing_functions(Path, build=("width",))[0])
+      build
+        it is None, expected a function of (width)
+        write def build(width): …
+    """
+    return [
+        replace(fault, remedy=f"write def {name}({', '.join(arguments)}): …")
+        for name, arguments in wanted.items()
+        for fault in wrong_function(name, getattr(owner, name, None), *arguments)
+    ]
+
+
+def frames_from(path: Path, error: Exception) -> list[FrameSummary]:
+    """How an error came about, from the user's file on; empty where that file had no part in it.
+
+    >>> frames_from(Path("proxy.py"), ValueError("elsewhere"))
+    []
+    """
+    frames = extract_tb(error.__traceback__)
+    own = [i for i, frame in enumerate(frames) if Path(frame.filename).absolute() == path.absolute()]
+    return frames[own[0] :] if own else []
 
 
 def _from(module: ModuleType, digest: str) -> Proxy:

@@ -15,7 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..errors import MupscaleError
+from ..arguments import wrong_kind
+from ..errors import MupscaleError, raise_faults
 from ..plans.infer import infer_plan
 from ..plans.plan import Plan
 from ..training.groups import param_groups, set_lr_
@@ -68,11 +69,11 @@ class Runs:
     def base(self, lr: float) -> Run:
         """The proxy base before its first step."""
         seed_(self.settings.seed)
-        model = self.proxy.build(self.settings.width)
+        model = self._built(self.settings.width)
         since = self.reference
         if since is not None:
             seed_(self.settings.seed)
-            init_(model, since, std=self.proxy.build(self.settings.at), seed=self.settings.seed)
+            init_(model, since, std=self._built(self.settings.at), seed=self.settings.seed)
         run = self._with_optimizer(model, since, lr)
         seed_(self.settings.seed)
         return self._scheduled(run, self.settings.steps, self.proxy.schedule)
@@ -92,7 +93,7 @@ class Runs:
             width = self.settings.k * self.settings.width
             run = upscale(
                 run,
-                lambda: self.proxy.build(width),
+                lambda: self._built(width),
                 self.noise(point),
                 plan=self.plan,
                 seed=self.settings.seed,
@@ -101,6 +102,12 @@ class Runs:
             set_lr_(optimizer, point.lr)
         seed_(self.settings.seed + 1)
         return self._scheduled(run, self.settings.after, _constant if constant else self.proxy.schedule)
+
+    def _built(self, width: int) -> nn.Module:
+        model = self.proxy.build(width)
+        faults = wrong_kind(f"build({width})", model, nn.Module, "end build with return model")
+        raise_faults("the proxy's model cannot be trained", faults)
+        return model
 
     def noise(self, point: Point) -> Noise:
         made: Noise = _SCHEMES[self.settings.scheme](point.noise)
@@ -122,5 +129,7 @@ class Runs:
             warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
             schedulers = [schedule(optimizer, steps) for optimizer in run.optimizers]
         if any(scheduler is None for scheduler in schedulers):
-            raise MupscaleError("schedule(optimizer, steps) returned None; expected a scheduler")
+            raise MupscaleError(
+                "schedule(optimizer, steps) returned None; write return torch.optim.lr_scheduler.…(optimizer, …)"
+            )
         return replace_run(run, schedulers=schedulers)

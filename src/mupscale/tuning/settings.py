@@ -8,6 +8,7 @@ from functools import partial
 from math import isfinite
 from typing import Any, Literal
 
+from ..arguments import wrong_whole
 from ..errors import Fault, raise_faults
 from .grid import Point, points_of
 from .halving import Agenda, Ladder, Results, grid_agenda, sampled_agenda
@@ -18,6 +19,10 @@ Sampler = Literal["grid", "tpe"]
 NOISES = (0.0, 0.05, 0.1, 0.2, 0.4)
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 RUNGS = (0.0625, 0.5)
+_LEAST = {
+    "width": 1, "k": 2, "steps": 1, "wide_steps": 1, "reference": 1, "extend": 0, "generations": 0,
+}  # fmt: skip
+"""The smallest whole number that each setting may be; None stands for one that follows from the others."""
 
 
 @dataclass(frozen=True)
@@ -62,28 +67,26 @@ class Settings:
         raise_faults("this study cannot be run", self._faults())
 
     def _faults(self) -> list[Fault]:
-        whole = {"width": self.width, "steps": self.steps, "wide_steps": self.after, "reference": self.at}
-        faults = [Fault(key, f"{value}", "expected 1 or more") for key, value in whole.items() if value < 1]
-        if self.k < 2:
-            faults.append(Fault("k", f"{self.k}", "expected 2 or more"))
-        for key in ("lrs", "factors"):
+        faults: list[Fault] = []
+        for key, least in _LEAST.items():
+            value = getattr(self, key)
+            if value is not None:
+                faults += wrong_whole(key, value, least=least)
+        for key, given in (("lrs", "0.001,0.002,0.004"), ("factors", "0.5,1,2")):
             line = getattr(self, key)
             if not line or not all(isfinite(v) and v > 0 for v in line) or len(set(line)) < len(line):
-                faults.append(Fault(key, f"{line}", "expected one or more different positive numbers"))
+                what = f"{line}, expected one or more different numbers above 0"
+                faults.append(Fault(key, what, f"write {given}, say"))
         if not all(isfinite(v) and v >= 0 for v in self.noises) or not any(self.noises):
-            faults.append(Fault("noises", f"{self.noises}", "expected numbers of 0 or more, one above 0"))
+            what = f"{self.noises}, expected numbers of 0 or more, one of them above 0"
+            faults.append(Fault("noises", what, "write 0.05,0.1,0.2, say"))
         if not all(0 < v < 1 for v in self.rungs) or not 0 < self.keep < 1:
-            faults.append(
-                Fault(
-                    "halving", f"rungs {self.rungs}, keep {self.keep}", "expected fractions between 0 and 1"
-                )
-            )
-        if self.scheme not in ("sigma", "t", "paired"):
-            faults.append(Fault("scheme", repr(self.scheme), 'expected "sigma", "t" or "paired"'))
-        if self.sampler not in ("grid", "tpe"):
-            faults.append(Fault("sampler", repr(self.sampler), 'expected "grid" or "tpe"'))
-        if self.extend < 0 or self.generations < 0:
-            faults.append(Fault("extend, generations", "negative", "expected 0 or more"))
+            what = f"rungs {self.rungs}, keep {self.keep}, expected fractions between 0 and 1"
+            faults.append(Fault("halving", what, f"write rungs={RUNGS}, keep=0.5"))
+        for key, known in (("scheme", ("t", "sigma", "paired")), ("sampler", ("grid", "tpe"))):
+            if getattr(self, key) not in known:
+                what = f"{getattr(self, key)!r}, expected one of {', '.join(map(repr, known))}"
+                faults.append(Fault(key, what, f"write {key}={known[0]!r}"))
         return faults
 
     @property

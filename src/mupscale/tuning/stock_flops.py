@@ -23,6 +23,7 @@ from ..families.symbols import symbols
 from .flops import Step, count, quadratic, transformer_flops
 
 _OTHER_INPUTS = ("pixel_values", "input_values", "input_features", "decoder_input_ids")
+_FILE = "write a Python file with build(width) and inputs(), and name that"
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -54,10 +55,7 @@ class StockModel:
         odd = [name for name, curve in self._curves.items() if curve is None]
         raise_faults(
             f"{config.model_type} at other widths cannot be computed from its multiples",
-            [
-                Fault(name, "no polynomial of degree two in the width", "count it with a Python file")
-                for name in odd
-            ],
+            [Fault(name, "no polynomial of degree two in the width", _FILE) for name in odd],
         )
 
     @property
@@ -100,21 +98,22 @@ def _check(config: Config, batch: int, context: int) -> int:
     model = on_meta(config, model_class(config))
     faults = []
     if "E" not in names:
-        faults.append(Fault(config.model_type, "its hidden size is not known by any usual name"))
+        faults.append(Fault(config.model_type, "its hidden size is not known by any usual name", _FILE))
     other = [name for name in _OTHER_INPUTS if name in inspect.signature(model.forward).parameters]
     if other:
         faults.append(
             Fault(
                 config.model_type,
                 f"it reads {', '.join(other)}, and the cost depends on their sizes",
-                "write a Python file with build(width) and inputs()",
+                _FILE,
             )
         )
     longest = getattr(config, "max_position_embeddings", None)
     if type(longest) is int and context > longest:
-        faults.append(Fault("--context", f"{context} tokens", f"this configuration holds {longest}"))
+        what = f"{context} tokens, and this configuration holds {longest}"
+        faults.append(Fault("--context", what, f"write {longest} or less"))
     faults += [
-        Fault(name, f"{value}", "expected a whole number above 0")
+        Fault(name, f"{value}, expected a whole number, 1 or more", "write 1 or more")
         for name, value in (("--context", context), ("--batch", batch))
         if value < 1
     ]
@@ -137,5 +136,7 @@ def _formula(model: nn.Module, config: Config, context: int) -> int:
         total += parameter.numel() * (share if ".experts." in name else 1)
     layers = getattr(config, "num_hidden_layers", None)
     if type(layers) is not int:
-        raise MupscaleError(f"{config.model_type}: how many layers it has is not known by any usual name")
+        raise MupscaleError(
+            f"{config.model_type}: how many layers it has is not known by any usual name; {_FILE}"
+        )
     return transformer_flops(total, layers, names.get("H", 0) * names.get("D", 0), context)

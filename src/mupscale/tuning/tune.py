@@ -14,7 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import MupscaleError
+from ..arguments import wrong_number
+from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import build
 from ..training.groups import param_groups
 from ..training.recipe import NO_SCHEDULE, Grown, Recipe
@@ -109,6 +110,11 @@ def tune(
         proxy=known.digest,
     )
     place = Path(folder)
+    faults = wrong_number("every", every, "write every=30.0: seconds between checkpoints")
+    faults += wrong_number("beat", beat, "write beat=10.0: seconds between signs of life", above=True)
+    if place.exists() and not place.is_dir():
+        faults.append(Fault("folder", f"{place} is a file, expected a folder", "name another one"))
+    raise_faults("this study cannot be run", faults)
     place.mkdir(parents=True, exist_ok=True)
     opened = open_storage(place / "study.journal" if storage is None else storage)
     tell = say if say is not None else _silent
@@ -125,7 +131,8 @@ def _silent(_: str) -> None:
 def _rates(optimizer: str) -> tuple[float, ...]:
     if optimizer not in _RATES:
         raise MupscaleError(
-            f"lrs: there is no usual range of learning rates for {optimizer}; give some, in steps of 2"
+            f"there is no usual range of learning rates for {optimizer}; write lrs, each twice the one before "
+            "(--lrs 0.001,0.002,0.004)"
         )
     low, high = _RATES[optimizer]
     return tuple(2.0**power for power in range(low, high + 1))

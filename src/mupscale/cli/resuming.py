@@ -1,0 +1,67 @@
+"""What lies in the place of the result already: nothing, this job unfinished, or its result.
+
+Knows what two runs of one command must have in common, so that the second goes on where the first was stopped.
+Writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import replace
+
+from ..checkpoints.about import read_about
+from ..checkpoints.grow import check_config
+from ..checkpoints.request import Request
+from ..errors import Fault, MupscaleError, raise_faults
+from ..files.directory import read_directory
+from ..files.strict import shown
+from ..jobs.identity import check_base
+from ..jobs.job import Job
+from ..jobs.partial import working_job
+from ..jobs.verify_bytes import read_job
+
+
+def is_done(chosen: argparse.Namespace, request: Request) -> bool:
+    """Whether this base has been grown like this into this place already: running a command again is no error."""
+    about = read_about(chosen.out)
+    if about is None or about.get("request") != json.loads(json.dumps(request.as_json())):
+        return False
+    try:
+        check_config(read_directory(chosen.base), about)
+        check_base(read_job(chosen.out, chosen.base))
+    except MupscaleError:
+        return False  # of another base; that the place is taken is said next
+    return True
+
+
+def begun(chosen: argparse.Namespace, request: Request) -> Job | None:
+    """The job that lies unfinished in the output's place; another than the one asked for is refused."""
+    try:
+        raw = working_job(chosen.out).read_bytes()
+    except FileNotFoundError:
+        return None
+    job = replace(Job.from_json(raw), out=chosen.out)
+    _same_request(job, request, chosen)
+    check_config(read_directory(chosen.base), job.about)
+    return job
+
+
+def _same_request(job: Job, request: Request, chosen: argparse.Namespace) -> None:
+    old, new = Request.from_json(job.about["request"]).as_json(), request.as_json()
+    # A recipe that is not there is not named either, so each may have keys that the other lacks.
+    pairs = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
+    if not (job.base.exists() and chosen.base.exists() and os.path.samefile(job.base, chosen.base)):
+        pairs["base"] = (str(job.base), os.path.abspath(chosen.base))
+    if chosen.architecture is not None:
+        pairs["architecture"] = (job.about["base_architecture"], chosen.architecture)
+    remedy = f"write it as it was to go on, or remove {chosen.out}.partial to start anew"
+    raise_faults(
+        f"{chosen.out}.partial was begun with other arguments",
+        [
+            Fault(key, f"was {shown(before)}, now {shown(now)}", remedy)
+            for key, (before, now) in pairs.items()
+            if before != now
+        ],
+    )

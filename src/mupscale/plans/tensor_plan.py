@@ -1,0 +1,139 @@
+"""How one wide tensor is made from the base's: axes, fold, sources, and the units that follow.
+
+A frozen value, one entry of a `Plan`. Knows JSON and composition of one tensor; knows no names but its sources'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from math import prod
+from typing import Any, Literal
+
+from ..errors import MupscaleError
+from ..rules.axes import Axis
+from ..rules.scale import ONE, Scale
+from ..rules.units import Change
+
+Kind = Literal["parameter", "buffer"]
+Fill = Literal["zero", "one", "own"]
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """How one wide tensor is made: W' = s · dup(W), with s, c and everything else following from this.
+
+    >>> t = TensorPlan(("w",), (Axis.parse("out: 4x3"), Axis.parse("in: 6x2")))
+    >>> str(t.change.s), str(t.change.r), t.base_shape, t.wide_shape
+    ('1/2', '1/3', (4, 6), (12, 12))
+    """
+
+    sources: tuple[str, ...]
+    """Base names: none for a new tensor, several when they are concatenated along `cat`."""
+    axes: tuple[Axis, ...]
+    fold: Scale = ONE
+    """A constant absorbed by this tensor instead of by the model's code; part of s."""
+    spread: Fraction = Fraction(1)
+    """How many wide tensors share each source: copies that lie in other tensors."""
+    shift: int = 0
+    """1 for gains that the model uses as (1 + w)."""
+    cat: int | None = None
+    """The dimension along which several sources are concatenated."""
+    kind: Kind = "parameter"
+    fill: Fill = "zero"
+    """What a tensor without a source holds; "own" keeps what the wide model computes by itself."""
+    trainable: bool = True
+
+    @cached_property
+    def change(self) -> Change:
+        """The change of units: s from the fold and the axes that are summed over, c from all of them."""
+        s = self.fold
+        if self.kind == "parameter":
+            for axis in self.axes:
+                if axis.role == "in":
+                    s = s / Scale.of(axis.k)
+        c = prod((axis.k for axis in self.axes), start=self.spread)
+        return Change(s, c, prod((axis.fill for axis in self.axes), start=Fraction(1)))
+
+    @property
+    def base_shape(self) -> tuple[int, ...]:
+        """Its shape in the base, several sources concatenated."""
+        return tuple(axis.base for axis in self.axes)
+
+    @property
+    def wide_shape(self) -> tuple[int, ...]:
+        """Its shape in the wide model."""
+        return tuple(axis.wide for axis in self.axes)
+
+    @property
+    def grows(self) -> bool:
+        """True when one of its axes does."""
+        return any(axis.grows for axis in self.axes)
+
+    @property
+    def padded(self) -> bool:
+        """True when one of its axes has zeros."""
+        return any(axis.padded for axis in self.axes)
+
+    def then(self, late: TensorPlan) -> TensorPlan:
+        """The tensor that grows by this plan and then by `late`, exactly."""
+        if late.cat is not None or len(late.sources) != 1:
+            raise MupscaleError(
+                "a tensor made from several sources composes only as the first step; grow in one plan"
+            )
+        if len(self.axes) != len(late.axes):
+            raise MupscaleError(
+                f"{len(self.axes)} dimensions in the first plan, {len(late.axes)} in the second; expected the same tensor"
+            )
+        if self.shift != late.shift and not (self.fold.is_one and late.fold.is_one):
+            raise MupscaleError(
+                "a (1 + w) gain in one plan and not in the other; declare it in plus_one= of both"
+            )
+        return replace(
+            self,
+            axes=tuple(a.then(b) for a, b in zip(self.axes, late.axes, strict=True)),
+            fold=self.fold * late.fold,
+            spread=self.spread * late.spread,
+            shift=max(self.shift, late.shift),
+            trainable=self.trainable and late.trainable,
+            fill=late.fill if late.fill == "own" else self.fill,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry as plain values; what is usual is left out."""
+        entry: dict[str, Any] = {
+            "sources": list(self.sources),
+            "axes": [str(axis) for axis in self.axes],
+            "s": str(self.change.s),
+            "c": str(self.change.c),
+        }
+        optional = {
+            "fold": (str(self.fold), "1"),
+            "spread": (str(self.spread), "1"),
+            "shift": (self.shift, 0),
+            "cat": (self.cat, None),
+            "kind": (self.kind, "parameter"),
+            "fill": (self.fill, "zero"),
+            "trainable": (self.trainable, True),
+        }
+        entry.update({key: value for key, (value, usual) in optional.items() if value != usual})
+        return entry
+
+    @staticmethod
+    def from_json(entry: Mapping[str, Any]) -> TensorPlan:
+        """What `as_json` wrote; s and c stand in it for readers and are held against the axes."""
+        plan = TensorPlan(
+            sources=tuple(entry["sources"]),
+            axes=tuple(Axis.parse(text) for text in entry["axes"]),
+            fold=Scale.of(entry.get("fold", "1")),
+            spread=Fraction(entry.get("spread", "1")),
+            **{key: entry[key] for key in ("shift", "cat", "kind", "fill", "trainable") if key in entry},
+        )
+        if (str(plan.change.s), str(plan.change.c)) != (entry["s"], entry["c"]):
+            raise MupscaleError(
+                f"{', '.join(plan.sources)}: the plan says s = {entry['s']}, c = {entry['c']}, its axes and fold give "
+                f"s = {plan.change.s}, c = {plan.change.c}; make the plan again"
+            )
+        return plan

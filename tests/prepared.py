@@ -1,0 +1,113 @@
+"""What a reader of a page has before its first block: a checkpoint, a proxy, a run that was stopped. All of it tiny.
+
+Each function makes files in a folder and returns names that the page's Python takes for granted. Knows pages by their
+file names and nothing of their text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mupscale as mu
+from benchmarks import trainer
+
+Names = dict[str, object]
+_EXAMPLE = Path(__file__).parent.parent / "examples" / "proxy_mlp.py"
+_MLP = """
+import torch
+from torch import nn
+
+def build(width):
+    return nn.Sequential(
+        nn.Linear(54, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 7),
+    )
+
+def inputs():
+    return torch.zeros(2000, 54)
+"""
+
+
+def llama(folder: Path) -> None:
+    trainer.silence()
+    trainer.model().save_pretrained(folder)
+
+
+def proxy(path: Path) -> None:
+    """The example's proxy with small batches, so that a study is a matter of seconds."""
+    text = _EXAMPLE.read_text(encoding="utf-8")
+    assert text.count("batch = 256") == 1
+    path.write_text(text.replace("batch = 256", "batch = 8"), encoding="utf-8")
+
+
+def readme(folder: Path) -> Names:
+    llama(folder / "base")
+    proxy(folder / "proxy.py")
+    return {}
+
+
+def checkpoints(folder: Path) -> Names:
+    for name in ("base", "70b"):
+        llama(folder / name)
+    return {}
+
+
+def coming_from(folder: Path) -> Names:
+    llama(folder / "base")
+    return {}
+
+
+def cost(folder: Path) -> Names:
+    """A configuration alone is enough for a cost."""
+    from transformers import LlamaConfig
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_attention_heads": 12,
+        "num_hidden_layers": 12,
+    }
+    LlamaConfig(**sizes, architectures=["LlamaForCausalLM"]).save_pretrained(folder / "base")
+    (folder / "proxy.py").write_text(_MLP, encoding="utf-8")
+    return {}
+
+
+def going_on(folder: Path) -> Names:
+    """A Trainer and a Lightning run of the same Llama, both stopped at step 20."""
+    from torch.utils.data import DataLoader
+
+    trainer.silence()
+    trainer.hugging_face(trainer.model(), folder / "runs", stop=trainer.STOP)
+    _, fitted = trainer.fit(trainer.lightning_module(1), stop=trainer.STOP)
+    fitted.save_checkpoint(folder / "base.ckpt")
+    rows: Any = trainer.data()
+    return {
+        "args": trainer.arguments(folder / "grown"),
+        "data": rows,
+        "loader": DataLoader(rows, batch_size=trainer.BATCH),
+        "plan": trainer.plan_for(2),
+        "wide_module": trainer.lightning_module(2),
+    }
+
+
+def tuning(folder: Path) -> Names:
+    """Studies at half and twice the width of the page's own, at its reference: the page lays all three over each other."""
+    proxy(folder / "small_proxy.py")
+    for width in (64, 256):
+        mu.tune(
+            folder / "small_proxy.py", width=width, k=2, steps=16, lrs=[0.004], noises=[0.1], factors=[1], extend=0,
+            reference=128, folder=folder / f"study{width}",
+        )  # fmt: skip
+    return {}
+
+
+PREPARED: dict[str, Callable[[Path], Names]] = {
+    "README.md": readme,
+    "checkpoints.md": checkpoints,
+    "coming_from.md": coming_from,
+    "continue.md": going_on,
+    "cost.md": cost,
+    "tuning.md": tuning,
+}
