@@ -116,14 +116,21 @@ def walk(shell: Shell, wheel: Path) -> tuple[list[str], str]:
     return failed, read.stdout.strip() if read.returncode == 0 else ""
 
 
+def with_torch(shell: Shell) -> bool:
+    """Make an empty environment and install torch; whether there was a registry that has it."""
+    subprocess.run([sys.executable, "-m", "venv", shell.room / "venv"], check=True)
+    if shell.run("torch", ["pip", "install", "--quiet", TORCH]).returncode:
+        print(f"needs a package registry that has {TORCH}")
+        return False
+    return True
+
+
 def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         shell = Shell(Path(name))
         wheel = wheel_in(shell.room / "dist")
         began = time.monotonic()
-        subprocess.run([sys.executable, "-m", "venv", shell.room / "venv"], check=True)
-        if shell.run("torch", ["pip", "install", "--quiet", TORCH]).returncode:
-            print(f"needs a package registry that has {TORCH}")
+        if not with_torch(shell):
             return 2
         failed, told = walk(shell, wheel)
         seconds = time.monotonic() - began

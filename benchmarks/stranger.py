@@ -20,7 +20,6 @@ import argparse
 import re
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.new_user import ROOT, TORCH, Shell, installed, wheel_in
+from benchmarks.new_user import ROOT, Shell, installed, wheel_in, with_torch
 
 SECONDS, EXACT, DIFFERENT = 300.0, 1e-9, 1e-3
 REMEDY = "pip install 'mupscale[hf]'"
@@ -129,9 +128,7 @@ def main() -> int:
         shell = Shell(Path(name))
         wheel = wheel_in(shell.room / "dist")
         began = time.monotonic()
-        subprocess.run([sys.executable, "-m", "venv", shell.room / "venv"], check=True)
-        if shell.run("torch", ["pip", "install", "--quiet", TORCH]).returncode:
-            print(f"needs a package registry that has {TORCH}")
+        if not with_torch(shell):
             return 2
         failed, (gap, control) = walk(shell, wheel)
         seconds = time.monotonic() - began

@@ -132,13 +132,28 @@ def span(values: list[float]) -> Range:
     return (fmean(values), min(values), max(values)) if values else (float("nan"),) * 3
 
 
-def print_books(experiment: Experiment) -> None:
-    """The books as lines of text, the last of them `name=value …`."""
+def missed(known: Books, bars: Mapping[str, float]) -> list[str]:
+    """Where ours stays below a bar of its scale, or a seed of it above the run from scratch; nothing without bars."""
+    ours = known.entries["ours"]
+    told = []
+    for account, bar in bars.items():
+        found = ours.speedups[account][0] if ours.speedups else 0.0
+        if ours.missed or not found >= bar:
+            told.append(
+                f"{account}: {found:.2f} on {ours.seeds - ours.missed} of {ours.seeds} seeds, expected {bar:g}"
+            )
+    if bars and known.below[0] < known.below[1]:
+        told.append("ours ends below the run from scratch on {} of {} seeds only".format(*known.below))
+    return told
+
+
+def print_books(experiment: Experiment) -> bool:
+    """The books as lines of text, the last of them `name=value …`; whether no bar of the scale is missed."""
     known = books(experiment)
     name = experiment.setting.name
     if known is None:
         print(f"\n{name}: no ledger yet, runs from scratch or ours are missing")
-        return
+        return True
     print(
         f"\n{name}: from scratch ends at {known.target:.4f}; its last tenth took off {100 * known.falling:.1f} %"
     )
@@ -154,7 +169,11 @@ def print_books(experiment: Experiment) -> None:
     values = [f"{a.replace(' ', '_')}={ours[a][0] if ours else 0:.2f}" for a in ACCOUNTS]
     grid = known.grid.speedups
     both = f"both_grid={grid['both charged'][0] if grid else 0:.2f}"
+    failures = missed(known, experiment.scale.bars)
+    for failure in failures:
+        print(f"FAILED: {failure}")
     print(f"{name} {' '.join(values)} {both} below={known.below[0]} of={known.below[1]}")
+    return not failures
 
 
 def cell(told: Entry, account: str) -> str:

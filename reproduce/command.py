@@ -30,7 +30,7 @@ def main(
     of: Callable[[Scale, str], Setting],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Do what the command line asks for; the exit code is 2 where data or hardware are missing."""
+    """Do what the command line asks for; the exit code is 1 below a bar, 2 where data or hardware are missing."""
     variants = list(scales["here"])
     parser = argparse.ArgumentParser(prog=f"python -m reproduce.{name}")
     parser.add_argument("--scale", choices=list(scales), default="here")
@@ -88,11 +88,13 @@ def _do(
     for experiment in experiments:
         _share(experiment, wanted, options.workers)
     experiments = [replace(experiment) for experiment in experiments]  # to read what the workers have kept
+    held = True
     if "ledger" in wanted:
         from .books import print_books
 
-        for experiment in experiments:
-            print_books(experiment)
+        held = [print_books(experiment) for experiment in experiments].count(
+            False
+        ) == 0  # all of them printed
     if "figures" in wanted:
         from .page import write_figures
 
@@ -103,7 +105,7 @@ def _do(
             write_page()
     done = sum(experiment.curve(job) is not None for experiment in experiments for job in experiment.jobs())
     print(f"\ncurves={done} seconds={monotonic() - began:.0f}")
-    return 0
+    return 0 if held else 1
 
 
 def _share(experiment: Experiment, wanted: Sequence[str], workers: int) -> None:

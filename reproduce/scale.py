@@ -42,6 +42,8 @@ class Scale:
     sizes: Mapping[str, Any] = field(default_factory=dict)
     """What the setting is made with: rows of data, layers, …"""
     device: str = "cpu"
+    bars: Mapping[str, float] = field(default_factory=dict)
+    """The least speedup of ours on an account, by its name; below it, or above the run from scratch, the command fails."""
 
     @property
     def wide(self) -> int:

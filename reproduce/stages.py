@@ -86,7 +86,7 @@ class Experiment:
         told = {
             name: v
             for name, v in scale.items()
-            if name not in ("base", "seeds", "peer_seeds", "peers", "points")
+            if name not in ("base", "seeds", "peer_seeds", "peers", "points", "bars")
         }
         return {"sweep": noise, "study": digest_text([told, self.setting.reference])}
 

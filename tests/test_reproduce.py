@@ -12,7 +12,7 @@ import mupscale as mu
 from mupscale.training.recipe import Grown
 from mupscale.tuning.cost import Cost
 from reproduce import command, ledger, page, peers, stages
-from reproduce.books import books, curves_of
+from reproduce.books import books, curves_of, missed
 from reproduce.gpt2 import setting as gpt2
 from reproduce.mlp import scales as mlp_scales
 from reproduce.mlp import setting as mlp
@@ -318,6 +318,14 @@ def test_an_experiment_is_run_once_and_told_on_a_page(tmp_path):
     assert known is not None
     assert known.tuning.grid == 6 * (again.setting.flops(16) + again.setting.flops(8))
     assert len(curves_of(again, "ours")) == 2
+    assert not missed(known, {})
+    sunk = ledger.entry([Fraction(1, 4), Fraction(1, 2)], 100, 10, 0)
+    good = replace(known, entries={"ours": sunk}, below=(2, 2))
+    assert not missed(good, {"base sunk": 3.0, "base charged": 2.0})
+    assert "3.00 on 2 of 2 seeds, expected 3.1" in missed(good, {"base sunk": 3.1})[0]
+    assert "1 of 2 seeds only" in missed(replace(good, below=(1, 2)), {"base sunk": 2.0})[0]
+    lucky = replace(good, entries={"ours": ledger.entry([Fraction(1, 4), None], 100, 10, 0)})
+    assert missed(lucky, {"base sunk": 2.0}), "a seed that never got there is no speedup"
     drawn = {path.name for path in page.write_figures([again], tmp_path / "figures")}
     assert drawn == {f"reproduce_toy_adamw_{what}.png" for what in ("curves", "peers", "sweep", "ledger")}
     text = page.section(again, known, tmp_path / "figures")

@@ -48,6 +48,7 @@ _here = Scale(
     paired=powers(-4, 0),
     peers=PEERS,
     sizes={"watched": 20_000},
+    bars={"base sunk": 2.0, "base charged": 1.5},
 )
 _paper = Scale(
     proxy=100,
