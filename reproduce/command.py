@@ -92,9 +92,8 @@ def _do(
     if "ledger" in wanted:
         from .books import print_books
 
-        held = [print_books(experiment) for experiment in experiments].count(
-            False
-        ) == 0  # all of them printed
+        told = [print_books(experiment) for experiment in experiments]
+        held = all(told)
     if "figures" in wanted:
         from .page import write_figures
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import mupscale as mu
-from mupscale.cli.growing import DEFAULT_NOISE
+from mupscale.cli.next_steps import DEFAULT_NOISE
 
 from .ledger import final
 from .page import experiments
@@ -98,9 +98,11 @@ def main() -> int:
     known = {experiment.setting.name: experiment for experiment in experiments()}
     parser = argparse.ArgumentParser(prog="python -m reproduce.without_proxy")
     parser.add_argument(
-        "settings", nargs="*", choices=list(known), help="settings to train; none: what is stored"
+        "settings", nargs="*", help=f"to train first: {', '.join(known)}; none: what is stored"
     )
     options = parser.parse_args()
+    if strangers := [name for name in options.settings if name not in known]:
+        parser.error(f"{', '.join(strangers)}: no such setting, expected {', '.join(known)}")
     torch.set_num_threads(1)
     for name in options.settings:
         train(known[name])

@@ -34,20 +34,18 @@ from ..jobs.progress import shown_progress
 from ..jobs.stream import run_job, run_worker
 from ..plans.names import pattern_of
 from ..training.recipe import Recipe
-from .next_steps import next_steps
+from .next_steps import DEFAULT_NOISE, next_steps
 from .plan import add_source, cost, describe, evidence, planned
 from .resuming import begun, is_done
 from .text import columns
 from .verb import add_verb
-
-DEFAULT_NOISE = "t=0.2"
 
 
 def add_to(verbs: Any) -> None:
     exact = "write a wider checkpoint that trains exactly like the base and cannot use its width yet"
     grown = "write a wider checkpoint with noise, so that it can use its new width"
     kept = ("./base ./wide -k 2", "./base ./wide -k 2 --dry-run")
-    noisy = ("./base ./wide -k 2 --noise t=0.2", "./base ./wide -k 2 --recipe tuning/recipe.json")
+    noisy = (f"./base ./wide -k 2 --noise {DEFAULT_NOISE}", "./base ./wide -k 2 --recipe tuning/recipe.json")
     more = "Streamed, with the optimizer state of a Trainer; run the same command again to resume."
     frees = "Noise, which frees the width, is what mupscale upscale adds."
     for name, text, told, examples in (

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from .. import __version__
 from ..errors import MupscaleError
 from . import check, cost, demo, doctor, growing, plan, report, tune
+from .next_steps import DEFAULT_NOISE
 from .verb import Parser
 
 VERBS = (plan, growing, check, tune, report, cost, demo, doctor)
 _RESUMED = ("widen", "upscale", "tune")
 _INTERRUPTED, _UNREAD = 130, 141  # what a shell says of a command that SIGINT or SIGPIPE ended
-_MORE = """\
+_MORE = f"""\
 first steps:
   mupscale demo                                      see the theorem hold, in fifteen seconds
   mupscale plan ./base -k 2                          see what would grow, nothing is written
-  mupscale upscale ./base ./wide -k 2 --noise t=0.2  grow a Hugging Face directory
+  mupscale upscale ./base ./wide -k 2 --noise {DEFAULT_NOISE}  grow a Hugging Face directory
   mupscale VERB --help                               see options and examples of a verb
 
 exit status: 0 done and every check holds, 1 a check failed, 2 usage or a refused request"""

@@ -10,6 +10,9 @@ from typing import Any
 from ..checkpoints.trainer_state import OPTIMIZER
 from ..jobs.job import Job
 
+DEFAULT_NOISE = "t=0.2"
+"""What to write where no noise was tuned."""
+
 
 def next_steps(base: Path, out: Path, job: Job) -> str:
     """The lines that a user types next."""
@@ -28,7 +31,7 @@ def next_steps(base: Path, out: Path, job: Job) -> str:
             f"{out}-noisy",
             *_arguments(about["request"]),
             "--noise",
-            "t=0.2",
+            DEFAULT_NOISE,
         ]
         lines += [
             "It trains exactly like the base, and cannot use its new width until noise is added:",
