@@ -386,3 +386,10 @@ def test_a_base_trained_without_mup_is_refused_although_it_names_the_reference(o
 def test_a_missing_recipe_is_named():
     with pytest.raises(mu.MupscaleError, match="no such file"):
         Recipe.read("nowhere.json")
+
+
+def test_a_file_that_is_no_recipe_is_named(tmp_path):
+    for content in (b"{}", b"not json", b"\xff\xfe"):
+        (tmp_path / "other.json").write_bytes(content)
+        with pytest.raises(mu.MupscaleError, match=r"other\.json: "):
+            Recipe.read(tmp_path / "other.json")

@@ -17,7 +17,7 @@ from ..families.record import Part
 from ..files.directory import SINGLE, Directory
 from ..files.headers import header_bytes, parse_header
 from ..files.places import FLOATS, OutFile, Place
-from ..files.strict import raise_few, shown
+from ..files.strict import printable, raise_few
 from ..jobs.blocks import Reader
 from ..jobs.job import Move
 from ..plans.plan import Plan, TensorPlan
@@ -121,7 +121,9 @@ def stored_tensors(plan: Plan, directory: Directory, spelling: Spelling) -> list
         if entry.fill == "own":
             continue  # each model computes it for itself
         for source in missing:
-            faults.append(Fault(shown(source), "the plan needs this tensor, the directory does not have it"))
+            faults.append(
+                Fault(printable(source), "the plan needs this tensor, the directory does not have it")
+            )
         if missing:
             continue
         faults += [fault for present in options for fault in _torn(directory, present)]
@@ -134,7 +136,9 @@ def stored_tensors(plan: Plan, directory: Directory, spelling: Spelling) -> list
     for n in directory.tensors:
         if n not in used and not any(re.search(pattern, n) for pattern in spelling.ignored):
             faults.append(
-                Fault(shown(n), "the directory has this tensor, and no tensor of the plan is made from it")
+                Fault(
+                    printable(n), "the directory has this tensor, and no tensor of the plan is made from it"
+                )
             )
     raise_few("the plan does not fit the directory", faults)
     return found
@@ -154,11 +158,11 @@ def _part(
     """One stored part of a tensor, with the dimensions that storing it left out."""
     place = directory.tensors.get(stored)
     if place is None:
-        return [], [Fault(shown(stored), f"{part.tensor} is stored in parts, and this one is missing")]
+        return [], [Fault(printable(stored), f"{part.tensor} is stored in parts, and this one is missing")]
     shape = tuple(n // count for n, (_, count) in zip(entry.base_shape, part.cells, strict=True))
     kept = tuple(n for d, n in enumerate(shape) if d not in part.dropped)
     if place.shape != kept:
-        return [], [Fault(shown(stored), f"shape {place.shape} in the directory, {kept} in the plan")]
+        return [], [Fault(printable(stored), f"shape {place.shape} in the directory, {kept} in the plan")]
     whole = replace(place, shape=shape)
     return [StoredTensor(stored, part.tensor, (whole,), part.cells, part.dropped)], []
 

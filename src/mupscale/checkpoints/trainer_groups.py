@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import Fault, MupscaleError
-from ..files.strict import raise_few, shown
+from ..files.strict import printable, raise_few
 from ..plans.names import resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES, OptimizerRule
@@ -41,7 +41,7 @@ def told_by(
     kinds = {(rule.refuse, *(rule.state[key] for key in sorted(kept))) for rule in found.values()}
     if len(kinds) == 1:
         return next(iter(found.values()))
-    has = ", ".join(sorted(map(shown, given))), ", ".join(sorted(map(shown, kept))) or "nothing"
+    has = ", ".join(sorted(map(printable, given))), ", ".join(sorted(map(printable, kept))) or "nothing"
     which = f"which fits {', '.join(found)}" if found else "which no optimizer in the registry has"
     raise MupscaleError(
         CLAIM,
@@ -136,5 +136,5 @@ def _planned(name: str, plan: Plan, known: Mapping[str, Any]) -> str:
     found = resolve(name, {*known, *plan.ties})
     planned = None if found is None else found if found in known else plan.ties[found]
     if planned is None or planned not in known:
-        raise MupscaleError(CLAIM, [Fault(shown(name), "no tensor of the plan has this name", LEAVE)])
+        raise MupscaleError(CLAIM, [Fault(printable(name), "no tensor of the plan has this name", LEAVE)])
     return planned

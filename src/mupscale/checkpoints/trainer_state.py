@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import Fault
 from ..files.places import OutFile, Place, dtype_name, torch_dtype
-from ..files.strict import raise_few, shown
+from ..files.strict import printable, raise_few
 from ..files.torch_file import Room, lay_out, read_tensor, read_tree
 from ..jobs.job import Move
 from ..plans.plan import Plan
@@ -114,7 +114,7 @@ def _joined(chunks: Iterable[tuple[int, bytes]]) -> tuple[tuple[int, bytes], ...
 
 def _tensors_in(groups: Groups) -> list[Fault]:
     return [
-        Fault(f"{OPTIMIZER}, group {i}", f"{shown(key)} is a tensor, not a number", LEAVE)
+        Fault(f"{OPTIMIZER}, group {i}", f"{printable(key)} is a tensor, not a number", LEAVE)
         for i, group in enumerate(groups)
         for key, value in group.items()
         if isinstance(value, Place)

@@ -13,12 +13,12 @@ from typing import Any
 
 from ..errors import Fault, raise_faults
 from ..extras import needs
+from ..text import columns
 from ..tuning.cost import ACCOUNTS, Case, Cost, Number, advice
 from ..tuning.file_flops import FileModel
 from ..tuning.flops import quadratic
 from ..tuning.paper_cost import EXPERIMENTS, TOKENS, VOCABULARY, Experiment
 from ..tuning.stock_flops import StockModel
-from .text import columns
 from .verb import add_verb
 
 _MISSING = "–"

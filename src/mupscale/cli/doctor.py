@@ -20,8 +20,8 @@ import torch
 from .. import __version__
 from ..errors import MupscaleError
 from ..extras import EXTRAS
+from ..text import columns, size
 from .demo import DIFFERENT, EXACT, train
-from .text import columns, size
 from .verb import add_verb
 
 CORE = ("torch", "numpy", "safetensors")

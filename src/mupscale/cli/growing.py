@@ -28,16 +28,16 @@ from ..errors import MupscaleError
 from ..families.configs import parse_multipliers
 from ..families.loaded import batch_losses, check_memory, read_batch
 from ..files.directory import Directory, read_directory
-from ..files.strict import shown
+from ..files.strict import printable
 from ..jobs.job import Job
 from ..jobs.progress import shown_progress
 from ..jobs.stream import run_job, run_worker
 from ..plans.names import pattern_of
+from ..text import columns
 from ..training.recipe import Recipe
 from .next_steps import DEFAULT_NOISE, next_steps
 from .plan import add_source, cost, describe, evidence, planned
 from .resuming import begun, is_done
-from .text import columns
 from .verb import add_verb
 
 
@@ -187,7 +187,7 @@ def _plan(chosen: argparse.Namespace, request: Request) -> Job:
     if directory.trainer and not has_state(directory, request):
         print("the optimizer state beside the weights is left behind")
     if directory.skipped:
-        print(f"not carried: {', '.join(map(shown, directory.skipped))}")
+        print(f"not carried: {', '.join(map(printable, directory.skipped))}")
     if request.adds_noise:
         print(_rounding(job))
     if recipe is not None:

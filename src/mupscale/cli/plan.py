@@ -25,7 +25,7 @@ from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
 from ..files.places import FLOATS, item_size
 from ..plans.plan import Plan
-from .text import columns, duration, size
+from ..text import columns, duration, size
 from .verb import add_verb
 
 _TRAINING = 16  # bytes a parameter: weight, gradient and two moments in float32, or bf16 with fp32 masters

@@ -16,7 +16,7 @@ from ..checkpoints.grow import check_config
 from ..checkpoints.request import Request
 from ..errors import Fault, MupscaleError, raise_faults
 from ..files.directory import read_directory
-from ..files.strict import shown
+from ..files.strict import printable
 from ..jobs.identity import check_base
 from ..jobs.job import Job
 from ..jobs.partial import working_job
@@ -60,7 +60,7 @@ def _same_request(job: Job, request: Request, chosen: argparse.Namespace) -> Non
     raise_faults(
         f"{chosen.out}.partial was begun with other arguments",
         [
-            Fault(key, f"was {shown(before)}, now {shown(now)}", remedy)
+            Fault(key, f"was {printable(before)}, now {printable(now)}", remedy)
             for key, (before, now) in pairs.items()
             if before != now
         ],

@@ -16,9 +16,9 @@ from typing import Any
 
 from ..errors import MupscaleError
 from ..extras import needs
+from ..text import columns
 from ..training.recipe import Recipe
 from ..tuning.proxy import frames_from
-from .text import columns
 from .verb import add_verb
 
 

@@ -18,7 +18,7 @@ from ..errors import Fault, MupscaleError
 from ..tensors.parts import Rectangle
 from .inert import Record, read_metadata
 from .places import KNOWN, dtype_name
-from .strict import name_fault, raise_few, read_regular, shown
+from .strict import name_fault, printable, raise_few, read_regular
 
 METADATA = ".metadata"
 _MOST_PAIRED = 512
@@ -59,13 +59,13 @@ def read_dcp(path: Path | str) -> DcpDirectory:
     """Everything about a directory that its `.metadata` tells, or one error with all faults."""
     path = Path(path)
     raw = read_regular(path / METADATA, _LONGEST)
-    metadata = read_metadata(raw, shown(str(path / METADATA)))
+    metadata = read_metadata(raw, printable(str(path / METADATA)))
     try:
         return _described(path, metadata)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MupscaleError(
-            f"{shown(str(path / METADATA))} is not what torch.distributed.checkpoint writes: "
-            f"{type(error).__name__}: {shown(str(error))}"
+            f"{printable(str(path / METADATA))} is not what torch.distributed.checkpoint writes: "
+            f"{type(error).__name__}: {printable(str(error))}"
         ) from None
 
 
@@ -83,7 +83,7 @@ def _described(path: Path, metadata: Any) -> DcpDirectory:
             "TensorStorageMetadata",
             "BytesStorageMetadata",
         ):
-            faults.append(Fault(shown(name), "neither a tensor nor a value"))
+            faults.append(Fault(printable(name), "neither a tensor nor a value"))
         elif kind == "BytesStorageMetadata":
             if (found := stored.get((name, None))) is not None:
                 values[name] = _bytes_of(name, found, faults)
@@ -98,16 +98,17 @@ def _described(path: Path, metadata: Any) -> DcpDirectory:
                 if found is None or not inside:
                     faults.append(
                         Fault(
-                            shown(name), f"its chunk at {start} {'is not stored' if inside else 'sticks out'}"
+                            printable(name),
+                            f"its chunk at {start} {'is not stored' if inside else 'sticks out'}",
                         )
                     )
                 else:
                     chunks.append(Chunk(start, part, *_bytes_of(name, found, faults)))
             chunks = [chunk for chunk in chunks if prod(chunk.shape)]
             if not _tiles(chunks, shape):
-                faults.append(Fault(shown(name), f"its chunks do not make up its shape {shape}"))
+                faults.append(Fault(printable(name), f"its chunks do not make up its shape {shape}"))
             tensors[name] = ChunkedTensor(_dtype(entry.properties.dtype), shape, tuple(chunks))
-    raise_few(f"{shown(str(path))} cannot be read", faults)
+    raise_few(f"{printable(str(path))} cannot be read", faults)
     return DcpDirectory(path, tensors, values)
 
 
@@ -115,14 +116,14 @@ def _bytes_of(name: str, info: Any, faults: list[Fault]) -> tuple[str, int, int]
     file, offset, length = str(info.relative_path), int(info.offset), int(info.length)
     if not _inside(file):
         faults.append(
-            Fault(shown(name), f"it points to {shown(file)}, which is no file inside the directory")
+            Fault(printable(name), f"it points to {printable(file)}, which is no file inside the directory")
         )
     if offset < 0 or length < 0:
-        faults.append(Fault(shown(name), f"it lies at byte {offset} and has {length} bytes"))
+        faults.append(Fault(printable(name), f"it lies at byte {offset} and has {length} bytes"))
     if getattr(info, "transform_descriptors", None):
         remedy = "save it again without compression"
         faults.append(
-            Fault(shown(name), "it is compressed, or stored in another way than torch's own", remedy)
+            Fault(printable(name), "it is compressed, or stored in another way than torch's own", remedy)
         )
     return file, offset, length
 

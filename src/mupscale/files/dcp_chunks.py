@@ -19,7 +19,7 @@ from ..errors import Fault, MupscaleError
 from .dcp import METADATA, Chunk
 from .inert import Head, read_head
 from .places import Place, item_size
-from .strict import open_regular, os_errors, raise_few, shown
+from .strict import open_regular, os_errors, printable, raise_few
 
 _LONGEST_HEAD = 1 << 16
 _LONGEST_VALUE = 1 << 24
@@ -31,7 +31,7 @@ _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 
 def chunk_place(directory: Path, chunk: Chunk, dtype: str) -> Place:
     """Where the entries of a chunk lie, row-major, in its file."""
-    where = f"{shown(chunk.file)} at byte {chunk.offset}"
+    where = f"{printable(chunk.file)} at byte {chunk.offset}"
     with os_errors(directory / chunk.file), open(open_regular(directory / chunk.file), "rb") as file:
         if os.fstat(file.fileno()).st_size < chunk.offset + chunk.length:
             raise MupscaleError(f"{where}: the file ends before the chunk does; it was cut short")
@@ -56,7 +56,7 @@ def chunk_place(directory: Path, chunk: Chunk, dtype: str) -> Place:
         )
     elif tensor.offset < 0 or skipped + place.bytes > size or offset + size > chunk.length:
         faults.append(Fault(where, "its entries lie outside of its archive"))
-    raise_few(f"{shown(str(directory))} is damaged", faults)
+    raise_few(f"{printable(str(directory))} is damaged", faults)
     return place
 
 
@@ -67,7 +67,7 @@ def read_value(directory: Path, where: tuple[str, int, int]) -> Any:
     """
     file, offset, length = where
     if length > _LONGEST_VALUE:
-        raise MupscaleError(f"{shown(file)} holds a value of {length:,} bytes, too long for a setting")
+        raise MupscaleError(f"{printable(file)} holds a value of {length:,} bytes, too long for a setting")
     with os_errors(directory / file), open(open_regular(directory / file), "rb") as opened:
         opened.seek(offset)
         data = opened.read(length)
@@ -78,7 +78,9 @@ def read_value(directory: Path, where: tuple[str, int, int]) -> Any:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # torch's reader raises many kinds, and all mean this
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise MupscaleError(f"{shown(file)} at byte {offset} holds no plain value: {shown(said)}") from None
+        raise MupscaleError(
+            f"{printable(file)} at byte {offset} holds no plain value: {printable(said)}"
+        ) from None
 
 
 class _Region(io.RawIOBase):
@@ -131,7 +133,7 @@ def _archive(region: _Region, where: str) -> tuple[bytes, dict[str, tuple[int, i
                     start = record.header_offset + _LOCAL_HEADER.size + header[-2] + header[-1]
                     found[name.removeprefix("data/")] = (start, record.file_size)
     except _DAMAGED as error:
-        raise MupscaleError(f"{where} is no archive of torch.save: {shown(str(error))}") from None
+        raise MupscaleError(f"{where} is no archive of torch.save: {printable(str(error))}") from None
     return head, found
 
 

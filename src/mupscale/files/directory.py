@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import Fault, MupscaleError
 from .headers import read_header
 from .places import FLOATS, Place
-from .strict import name_fault, os_errors, parse_json, raise_few, read_regular, shown, text_fault
+from .strict import name_fault, os_errors, parse_json, printable, raise_few, read_regular, text_fault
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TRAINER = (
@@ -73,7 +73,7 @@ def read_directory(path: Path | str) -> Directory:
     """Everything about a checkpoint that can be known without reading a weight, or one error with all faults."""
     path = Path(path)
     names = _names(path)
-    claim = f"{shown(str(path))} cannot be widened as it is"
+    claim = f"{printable(str(path))} cannot be widened as it is"
     raise_few(claim, _refused_files(names))
     config = parse_json(read_regular(path / CONFIG), CONFIG, infinity=True)
     if not isinstance(config, dict):
@@ -99,13 +99,13 @@ def _names(path: Path) -> dict[str, bool]:
         if not path.is_dir():
             what = "Not a directory" if path.exists() else "No such file or directory"
             raise MupscaleError(
-                f"{shown(str(path))}: {what}; name a directory that save_pretrained has written"
+                f"{printable(str(path))}: {what}; name a directory that save_pretrained has written"
             )
     with os_errors(path), os.scandir(path) as entries:
         for entry in entries:
             found[entry.name] = _is_regular(Path(entry.path))
             if len(found) > _MOST_FILES:
-                raise MupscaleError(f"{shown(str(path))} holds more than {_MOST_FILES} files")
+                raise MupscaleError(f"{printable(str(path))} holds more than {_MOST_FILES} files")
     return dict(sorted(found.items()))
 
 
@@ -131,10 +131,10 @@ def _refused_files(names: Mapping[str, bool]) -> list[Fault]:
     if adapters:
         remedy = "merge the adapter into its model first: peft's merge_and_unload(), then save_pretrained"
         faults.append(
-            Fault(shown(adapters[0]), "an adapter, which changes a model that lies elsewhere", remedy)
+            Fault(printable(adapters[0]), "an adapter, which changes a model that lies elsewhere", remedy)
         )
     faults += [
-        Fault(shown(name), "the weights are quantised", "dequantise the model and save it again")
+        Fault(printable(name), "the weights are quantised", "dequantise the model and save it again")
         for name in names
         if name in _QUANTISED_FILES
     ]
@@ -145,7 +145,7 @@ def _refused_files(names: Mapping[str, bool]) -> list[Fault]:
         remedy = "load the model with transformers and call save_pretrained(folder), which writes safetensors"
         if pickled:
             faults.append(
-                Fault(shown(pickled[0]), "the weights are pickled, and pickles can run code", remedy)
+                Fault(printable(pickled[0]), "the weights are pickled, and pickles can run code", remedy)
             )
         else:
             faults.append(Fault(SINGLE, f"neither this file nor {INDEX} is there", remedy))
@@ -161,10 +161,10 @@ def _refused_config(config: Mapping[str, Any]) -> list[Fault]:
         faults.append(Fault(f"{CONFIG}: quantization_config", "the weights are quantised", remedy))
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or text_fault(model_type) is not None:
-        what = f"{shown(model_type)}, expected the name of a type of transformers"
+        what = f"{printable(model_type)}, expected the name of a type of transformers"
         faults.append(Fault(f"{CONFIG}: model_type", what, 'write "model_type": "llama", say'))
     elif config.get("auto_map") is not None and not _is_stock(model_type):
-        what = f"{shown(model_type)!r} is defined by code that comes with the checkpoint"
+        what = f"{printable(model_type)!r} is defined by code that comes with the checkpoint"
         remedy = "only classes of transformers itself are widened; convert the checkpoint to one of them"
         faults.append(Fault(f"{CONFIG}: auto_map", what, remedy))
     return faults
@@ -193,21 +193,21 @@ def _sharded(path: Path) -> dict[str, Place]:
         if what is None and not file.endswith(".safetensors"):
             what = "a safetensors file is expected"
         if what is not None:
-            faults.append(Fault(f"{INDEX}: {shown(name)} in {shown(file)}", what))
+            faults.append(Fault(f"{INDEX}: {printable(name)} in {printable(file)}", what))
     raise_few(f"{INDEX} is not valid", faults)
     tensors: dict[str, Place] = {}
     for file in sorted(set(where.values())):
         try:
             found = read_header(path / file).tensors
         except MupscaleError as error:
-            faults += error.faults or [Fault(shown(file), error.claim, "copy or download the file again")]
+            faults += error.faults or [Fault(printable(file), error.claim, "copy or download the file again")]
             continue
         wanted = {name for name, other in where.items() if other == file}
         for name in sorted(found.keys() - wanted):
             said = f"the index puts it into {where[name]}" if name in where else "the index does not name it"
-            faults.append(Fault(shown(name), f"in {file}, but {said}"))
+            faults.append(Fault(printable(name), f"in {file}, but {said}"))
         for name in sorted(wanted - found.keys()):
-            faults.append(Fault(shown(name), f"the index puts it into {file}, which does not have it"))
+            faults.append(Fault(printable(name), f"the index puts it into {file}, which does not have it"))
         tensors.update(found)
     raise_few(f"{INDEX} and the files it names do not agree", faults)
     return tensors
@@ -220,5 +220,5 @@ def _quantised_tensors(tensors: Mapping[str, Place]) -> list[Fault]:
         packed = leaf == "weight" and place.dtype not in FLOATS
         if packed or leaf in _QUANTISED_LEAVES or place.dtype.startswith("F8"):
             what = f"{place.dtype}, a quantised weight or part of one"
-            faults.append(Fault(shown(name), what, "dequantise the model and save it again"))
+            faults.append(Fault(printable(name), what, "dequantise the model and save it again"))
     return faults

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import Fault, MupscaleError
 from .places import RANK, Place, item_size
-from .strict import LONGEST_TEXT, open_regular, os_errors, parse_json, raise_few, shown, text_fault
+from .strict import LONGEST_TEXT, open_regular, os_errors, parse_json, printable, raise_few, text_fault
 
 _METADATA = "__metadata__"
 _MOST_DIMS = 64
@@ -62,7 +62,7 @@ def header_bytes(
 def read_header(path: Path | str) -> Header:
     """The header of a safetensors file; whatever is wrong with it is one `MupscaleError`."""
     path = Path(path)
-    where = f"the safetensors file {shown(path.name)}"
+    where = f"the safetensors file {printable(path.name)}"
     descriptor = open_regular(path)
     try:
         with os_errors(path):
@@ -92,7 +92,7 @@ def parse_header(raw: bytes, file: str, size: int) -> Header:
     >>> parse_header(raw[8:], "w.safetensors", len(raw) + 8).tensors["w"]
     Place(file='w.safetensors', offset=64, dtype='F32', shape=(2,))
     """
-    where = f"the header of {shown(file)}"
+    where = f"the header of {printable(file)}"
     if raw[:1] != b"{":
         raise MupscaleError(f"{where} is not valid: it begins with {raw[:1]!r}, not with '{{'")
     entries = parse_json(raw, where)
@@ -105,7 +105,7 @@ def parse_header(raw: bytes, file: str, size: int) -> Header:
     for name, entry in entries.items():
         what = text_fault(name) or _entry_fault(entry)
         if what is not None:
-            faults.append(Fault(shown(name), what))
+            faults.append(Fault(printable(name), what))
             continue
         begin = entry["data_offsets"][0]
         tensors[name] = Place(file, data + begin, entry["dtype"], tuple(entry["shape"]))
@@ -116,13 +116,16 @@ def parse_header(raw: bytes, file: str, size: int) -> Header:
             how = "overlaps the tensor before it" if place.offset < at else "leaves a gap before it"
             faults.append(
                 Fault(
-                    shown(name), f"begins at byte {place.offset - data} and {how}, which ends at {at - data}"
+                    printable(name),
+                    f"begins at byte {place.offset - data} and {how}, which ends at {at - data}",
                 )
             )
         at = place.end
     if at != size and not faults:
         faults.append(
-            Fault(shown(file), f"{size} bytes, its header describes {at}", "copy or download the file again")
+            Fault(
+                printable(file), f"{size} bytes, its header describes {at}", "copy or download the file again"
+            )
         )
     raise_few(f"{where} does not fit its data", faults)
     return Header(tensors, metadata, data, size)
@@ -133,7 +136,7 @@ def _entry_fault(entry: Any) -> str | None:
         return "dtype, shape and data_offsets are expected, and nothing else"
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in RANK:
-        return f"dtype {shown(dtype)} is not known"
+        return f"dtype {printable(dtype)} is not known"
     for what, numbers in (("shape", shape), ("data_offsets", offsets)):
         if not isinstance(numbers, list) or not all(type(n) is int and n >= 0 for n in numbers):
             return f"{what} must be a list of whole numbers"

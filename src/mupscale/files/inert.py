@@ -16,7 +16,7 @@ import torch
 
 from ..errors import MupscaleError
 from .places import dtype_name
-from .strict import shown
+from .strict import printable
 
 
 def read_metadata(raw: bytes, where: str) -> Any:
@@ -56,7 +56,7 @@ class _Properties(Record):
     def __setstate__(self, state: Any) -> None:
         self.dtype = state[0]
         if state[1] != "torch.strided":
-            raise MupscaleError(f"tensors of layout {shown(str(state[1]))} cannot be read")
+            raise MupscaleError(f"tensors of layout {printable(str(state[1]))} cannot be read")
 
 
 class _Call:
@@ -151,7 +151,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._names:
             raise MupscaleError(
-                f"it asks for {shown(f'{module}.{name}')}, which no checkpoint needs; it was not called"
+                f"it asks for {printable(f'{module}.{name}')}, which no checkpoint needs; it was not called"
             )
         return self._names[module, name]
 
@@ -167,4 +167,4 @@ def _unpickled(raw: bytes, names: Mapping[tuple[str, str], Any], where: str, ten
     except MupscaleError as error:
         raise MupscaleError(f"{where} is refused: {error.claim}") from None
     except Exception as error:  # damaged pickles raise many kinds
-        raise MupscaleError(f"{where} is damaged: {type(error).__name__}: {shown(str(error))}") from None
+        raise MupscaleError(f"{where} is damaged: {type(error).__name__}: {printable(str(error))}") from None

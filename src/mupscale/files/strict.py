@@ -113,7 +113,7 @@ def text_fault(text: Any) -> str | None:
     return None
 
 
-def shown(name: object) -> str:
+def printable(name: object) -> str:
     """A stranger's text as it may stand in a message: printable and short."""
     text = name if isinstance(name, str) else repr(name)
     return _short(text)[:120]
@@ -135,9 +135,9 @@ def os_errors(where: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise MupscaleError(f"{shown(str(where))} cannot be used: {error.strerror or error}") from None
+        raise MupscaleError(f"{printable(str(where))} cannot be used: {error.strerror or error}") from None
     except ValueError as error:  # a NUL in a path
-        raise MupscaleError(f"{shown(str(where))} cannot be used: {error}") from None
+        raise MupscaleError(f"{printable(str(where))} cannot be used: {error}") from None
 
 
 def open_regular(path: Path) -> int:
@@ -146,7 +146,7 @@ def open_regular(path: Path) -> int:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise MupscaleError(f"{shown(str(path))} is not a regular file")
+        raise MupscaleError(f"{printable(str(path))} is not a regular file")
     return descriptor
 
 
@@ -156,5 +156,5 @@ def read_regular(path: Path, longest: int = LONGEST_TEXT) -> bytes:
     with os_errors(path), open(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size
         if size > longest:
-            raise MupscaleError(f"{shown(str(path))} has {size} bytes, at most {longest} are expected")
+            raise MupscaleError(f"{printable(str(path))} has {size} bytes, at most {longest} are expected")
         return file.read(longest)

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ..errors import Fault, MupscaleError
 from ..files.places import OutFile
 from .places import Place, dtype_name, torch_dtype
-from .strict import open_regular, os_errors, raise_few, shown
+from .strict import open_regular, os_errors, printable, raise_few
 
 _AGAIN = "save it again with torch.save of a current torch"
 _LONGEST_PICKLE = 1 << 28  # bytes; the pickle of an optimizer with a million tensors stays below it
@@ -55,8 +55,8 @@ def read_tree(path: Path | str) -> Any:
     except Exception as error:  # torch's reader raises many kinds, and all mean this
         said = str(error).strip().splitlines()
         raise MupscaleError(
-            f"{shown(str(path))} holds more than tensors and plain values, or is damaged (torch.load with "
-            f"weights_only=True): {shown(said[0] if said else type(error).__name__)}"
+            f"{printable(str(path))} holds more than tensors and plain values, or is damaged (torch.load with "
+            f"weights_only=True): {printable(said[0] if said else type(error).__name__)}"
         ) from None
     return _described(tree, path.name, size)
 
@@ -68,7 +68,7 @@ def read_tensor(folder: Path | str, place: Place) -> Tensor:
         file.seek(place.offset)
         data = bytearray(file.read(place.bytes))
     if len(data) != place.bytes:
-        raise MupscaleError(f"{shown(str(path))} ends inside a tensor")
+        raise MupscaleError(f"{printable(str(path))} ends inside a tensor")
     if not data:
         return torch.empty(place.shape, dtype=torch_dtype(place.dtype))
     return torch.frombuffer(data, dtype=torch_dtype(place.dtype)).reshape(place.shape)
@@ -124,7 +124,7 @@ def _described(tree: Any, file: str, size: int) -> Any:
             return None
 
     described = map_leaves(tree, "", Tensor, place)
-    raise_few(f"the tensors of {shown(file)} cannot be streamed", faults)
+    raise_few(f"the tensors of {printable(file)} cannot be streamed", faults)
     return described
 
 
@@ -167,13 +167,13 @@ def _check_archive(path: Path) -> int:
                 big = any(archive.read(r) != b"little" for r in orders)
         except Exception as error:  # damaged archives raise many kinds
             raise MupscaleError(
-                f"{shown(str(path))} is no archive of torch.save: {shown(str(error))}; {_AGAIN}"
+                f"{printable(str(path))} is no archive of torch.save: {printable(str(error))}; {_AGAIN}"
             ) from None
     if packed or big or long:
         why = (
             "is compressed" if packed else "is from a big-endian machine" if big else "has too long a pickle"
         )
-        raise MupscaleError(f"{shown(str(path))} {why}, so its tensors cannot be read in place; {_AGAIN}")
+        raise MupscaleError(f"{printable(str(path))} {why}, so its tensors cannot be read in place; {_AGAIN}")
     return size
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..errors import MupscaleError
 from ..files.places import Place, item_size, runs, torch_dtype
-from ..files.strict import open_regular, shown
+from ..files.strict import open_regular, printable
 from ..tensors.expand import compute_dtype, expand_
 from .job import Move
 from .units import Block
@@ -62,10 +62,12 @@ class Reader:
             try:
                 count = os.preadv(self.descriptor(file), [into[done:]], offset + done)
             except OSError as error:
-                raise MupscaleError(f"{shown(file)} of the base cannot be read: {error.strerror}") from None
+                raise MupscaleError(
+                    f"{printable(file)} of the base cannot be read: {error.strerror}"
+                ) from None
             if count == 0:
                 raise MupscaleError(
-                    f"{shown(file)} of {shown(str(self.folder))} ends at byte {offset + done}, "
+                    f"{printable(file)} of {printable(str(self.folder))} ends at byte {offset + done}, "
                     f"expected {offset + len(into)}: it changed while it was read"
                 )
             done += count

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from ..errors import Fault, MupscaleError
 from ..files.places import OutFile, Place
-from ..files.strict import parse_json, shown
+from ..files.strict import parse_json, printable
 from ..rules.axes import Axis
 from ..rules.scale import ONE, Scale
 from ..tensors.noise import TensorNoise
@@ -149,7 +149,7 @@ class Job:
         entry = parse_json(raw, "the job", objects=_MOST_OBJECTS)
         try:
             if entry["format"] != FORMAT:
-                raise MupscaleError(f"expected a {FORMAT!r}, found {shown(entry['format'])}")
+                raise MupscaleError(f"expected a {FORMAT!r}, found {printable(entry['format'])}")
             job = Job(
                 base=Path(_text(entry["base"])),
                 out=Path(_text(entry["out"])),
@@ -171,7 +171,9 @@ class Job:
                 about=dict(entry["about"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-            raise MupscaleError(f"this is not a job: {type(error).__name__}: {shown(str(error))}") from None
+            raise MupscaleError(
+                f"this is not a job: {type(error).__name__}: {printable(str(error))}"
+            ) from None
         check_job(job)
         return job
 
@@ -191,9 +193,9 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[Fault]:
             label = a.get("name", i) if isinstance(a, dict) else i
             yield from differences(a, b, f"{where}[{label}]")
     elif isinstance(old, list) and isinstance(new, list):
-        yield Fault(shown(where), f"had {len(old)} entries, now {len(new)}")
+        yield Fault(printable(where), f"had {len(old)} entries, now {len(new)}")
     elif old != new:
-        yield Fault(shown(where), f"was {shown(old)}, now {shown(new)}")
+        yield Fault(printable(where), f"was {printable(old)}, now {printable(new)}")
 
 
 def _text(value: Any) -> str:
@@ -219,7 +221,7 @@ def _place(entry: Any) -> Place:
 
 def _scale(text: str) -> Scale:
     if len(text) > 40:  # a long number could take for ever to factorise
-        raise ValueError(f"scale {shown(text)} is too long")
+        raise ValueError(f"scale {printable(text)} is too long")
     digits = max((len(part) for part in text.replace("/", " ").replace("^", " ").split()), default=0)
     if digits > 12:
         raise ValueError(f"scale {text} has too many digits")

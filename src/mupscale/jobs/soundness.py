@@ -10,7 +10,7 @@ from math import prod
 
 from ..errors import Fault, MupscaleError
 from ..files.places import FLOATS, Place, item_size
-from ..files.strict import name_fault, raise_few, shown
+from ..files.strict import name_fault, printable, raise_few
 from .job import Job, Move
 
 PARTIAL = ".partial"
@@ -28,7 +28,7 @@ def check_job(job: Job) -> None:
     inputs = {file.name: file.size for file in job.sources}
     for move in job.moves:
         faults += _places(move, outputs, inputs)
-        faults += [Fault(shown(move.name), what) for what in _kernel(move)]
+        faults += [Fault(printable(move.name), what) for what in _kernel(move)]
     raise_few("this job is not sound", faults)
     raise_few("this job does not write every byte once", _tiling(job))
 
@@ -50,10 +50,10 @@ def _names(job: Job) -> Iterator[Fault]:
                 what = "written twice"
             seen.add(name)
             if what is not None:
-                yield Fault(f"{kind} {shown(name)}", what)
+                yield Fault(f"{kind} {printable(name)}", what)
     for source in job.sources:
         if (what := name_fault(source.name)) is not None:
-            yield Fault(f"base file {shown(source.name)}", what)
+            yield Fault(f"base file {printable(source.name)}", what)
 
 
 def _block(job: Job) -> Iterator[Fault]:
@@ -66,9 +66,9 @@ def _block(job: Job) -> Iterator[Fault]:
 def _places(move: Move, outputs: Mapping[str, int], inputs: Mapping[str, int]) -> Iterator[Fault]:
     for place, sizes in [(move.target, outputs), *((source, inputs) for source in move.sources)]:
         if place.file not in sizes:
-            yield Fault(shown(move.name), f"{shown(place.file)} is not a file of this job")
+            yield Fault(printable(move.name), f"{printable(place.file)} is not a file of this job")
         elif (what := _place(place, sizes[place.file])) is not None:
-            yield Fault(shown(move.name), what)
+            yield Fault(printable(move.name), what)
 
 
 def _place(place: Place, size: int) -> str | None:
@@ -153,7 +153,7 @@ def _tiling(job: Job) -> Iterator[Fault]:
         at = 0
         for start, end, name in sorted(parts[file.name]):
             if start != at:
-                yield Fault(shown(name), f"begins at byte {start} of {file.name}, expected {at}")
+                yield Fault(printable(name), f"begins at byte {start} of {file.name}, expected {at}")
             at = end
         if at != file.size:
             yield Fault(file.name, f"{file.size} bytes, of which {at} are written")

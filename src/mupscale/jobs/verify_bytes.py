@@ -17,7 +17,7 @@ import torch
 
 from ..errors import Fault, MupscaleError
 from ..files.places import item_size, runs
-from ..files.strict import read_regular, shown
+from ..files.strict import printable, read_regular
 from .blocks import BlockMaker, Reader, from_files, raw_bytes
 from .identity import about_text, check_base, digest_stretch, published, whole_digest
 from .job import Job
@@ -56,7 +56,7 @@ def check_bytes(
 def read_job(out: Path, base: Path | str | None) -> Job:
     """The job a finished directory was written by, to be held against a base."""
     if base is None:
-        raise MupscaleError(f"say which base {shown(str(out))} was made from")
+        raise MupscaleError(f"say which base {printable(str(out))} was made from")
     stored = Job.from_json(read_regular(out / JOB, _LONGEST))
     return replace(stored, base=Path(os.path.abspath(base)), out=Path(os.path.abspath(out)))
 
@@ -104,7 +104,7 @@ def _blocks(units: Units, base: Reader, wide: Reader, report: Report | None) -> 
         if report is not None:
             report(done, units.total_bytes)
     for label, what in first.items():
-        yield Fault(shown(label), what)
+        yield Fault(printable(label), what)
 
 
 def _read_block(wide: Reader, block: Block, into: memoryview) -> bool:
@@ -166,5 +166,5 @@ def _surplus(job: Job) -> Iterator[Fault]:
     for name in names:
         if name not in own and any(fnmatchcase(name, pattern) for pattern in _LOADED):
             yield Fault(
-                shown(name), "a loader would read this file, and the job did not write it", "remove it"
+                printable(name), "a loader would read this file, and the job did not write it", "remove it"
             )

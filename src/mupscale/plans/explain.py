@@ -5,11 +5,10 @@ Reads units and registry rows; states no rule of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..errors import MupscaleError
 from ..rules.optimizers import RULES, decay_factor, lr_factor
 from ..rules.sizes import noise_size
+from ..text import columns
 from .names import pattern_of, resolve
 from .plan import Plan, TensorPlan
 
@@ -79,16 +78,6 @@ def shape(sizes: tuple[int, ...]) -> str:
     return "x".join(map(str, sizes)) or "scalar"
 
 
-def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines of text, each column as wide as its widest cell.
-
-    >>> in_columns([("tensor", "s"), ("w", "1/2")])
-    ['tensor  s', 'w       1/2']
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
 def table(plan: Plan) -> str:
     """One row for every kind of tensor; equal layers share a row."""
     rows: dict[tuple[str, ...], int] = {}
@@ -105,7 +94,7 @@ def table(plan: Plan) -> str:
         rows[row] = rows.get(row, 0) + 1
     head = ("tensor", "kind", "shape", "axes that grow", "s", "c", "r", "n")
     body = [(*row, str(count)) for row, count in rows.items()]
-    lines = in_columns([head, *body])
+    lines = columns([head, *body], indent=0).splitlines()
     lines += [f"tied: {alias} = {name}" for alias, name in plan.ties.items()]
     lines += [f"edit: {edit.path} {edit.old} -> {edit.new}" for edit in plan.edits]
     lines += [f"needs: {need}" for need in sorted(plan.needs)]

@@ -106,11 +106,6 @@ class Scale:
         """True for the scale that changes nothing."""
         return not self.powers
 
-    @property
-    def is_power_of_two(self) -> bool:
-        """True when multiplying a float by this number rounds nothing (barring underflow)."""
-        return all(prime == 2 and power.denominator == 1 for prime, power in self.powers)
-
     def __float__(self) -> float:
         fraction = self.fraction
         if fraction is not None:

@@ -17,7 +17,7 @@ from ..errors import Fault, MupscaleError
 from ..files.dcp import METADATA, ChunkedTensor, DcpDirectory, read_dcp
 from ..files.dcp_chunks import read_value
 from ..files.places import is_dtype
-from ..files.strict import raise_few, read_regular, shown
+from ..files.strict import printable, raise_few, read_regular
 from ..plans.names import strip_wrappers
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES
@@ -32,7 +32,7 @@ def dcp_source(path: Path, plan: Plan, prefix: str | None = None, state: bool = 
     directory = read_dcp(path)
     keys = {strip_wrappers(key): key for key in directory.tensors}
     chosen = (
-        _prefix(plan, keys, shown(str(path)))
+        _prefix(plan, keys, printable(str(path)))
         if prefix is None
         else prefix.removesuffix(".") + "." * bool(prefix)
     )
@@ -47,12 +47,12 @@ def dcp_source(path: Path, plan: Plan, prefix: str | None = None, state: bool = 
         if entry.kind == "buffer" and lost:
             continue  # the wide model computes it, or its absence is noticed there
         faults += [
-            Fault(chosen + shown(s), "the plan needs this tensor, the checkpoint does not have it")
+            Fault(chosen + printable(s), "the plan needs this tensor, the checkpoint does not have it")
             for s in lost
         ]
         tensors = [directory.tensors[key] for key in found if key is not None]
         odd = [tensor.dtype for tensor in tensors if not is_dtype(tensor.dtype)]
-        faults += [Fault(chosen + shown(name), f"a tensor of {dtype} cannot be widened") for dtype in odd]
+        faults += [Fault(chosen + printable(name), f"a tensor of {dtype} cannot be widened") for dtype in odd]
         used.update(key for key in found if key is not None)
         if not lost:
             made = _joined(tensors, entry.cat)
@@ -60,10 +60,12 @@ def dcp_source(path: Path, plan: Plan, prefix: str | None = None, state: bool = 
             if made.shape != entry.base_shape:
                 what = f"shape {made.shape} in the checkpoint, {entry.base_shape} at the plan's base end"
                 faults.append(
-                    Fault(chosen + shown(name), what, "use the plan that starts at this checkpoint's model")
+                    Fault(
+                        chosen + printable(name), what, "use the plan that starts at this checkpoint's model"
+                    )
                 )
     faults += _left_over(plan, chosen, keys, used)
-    raise_few(f"{shown(str(path))} is not the base of this plan", faults)
+    raise_few(f"{printable(str(path))} is not the base of this plan", faults)
     states, settings = _optimizer(directory, plan, chosen) if state else ({}, {})
     digest = hashlib.sha256(read_regular(path / METADATA, 1 << 31)).hexdigest()
     return Source(path, f"DCP {digest} under {chosen!r}", weights, states, settings)
@@ -103,15 +105,15 @@ def _prefix(plan: Plan, keys: Mapping[str, str], where: str) -> str:
     counts = {p: sum(_present(s, plan, p, keys) is not None for s in wanted) for p in candidates}
     best = max(counts.values(), default=0)
     if best == 0:
-        some = ", ".join(shown(key) for key in list(keys)[:3])
+        some = ", ".join(printable(key) for key in list(keys)[:3])
         remedy = "use plan.rename to spell names as the checkpoint does, or infer the plan from its model"
         fault = Fault(
-            shown(wanted[0]), f"no tensor of the checkpoint ends like this; it has {some}, …", remedy
+            printable(wanted[0]), f"no tensor of the checkpoint ends like this; it has {some}, …", remedy
         )
         raise MupscaleError(f"{where} is not the base of this plan", [fault])
     fitting = sorted(p for p, count in counts.items() if count == best)
     if len(fitting) > 1:
-        told = " and ".join(repr(shown(p)) for p in fitting)
+        told = " and ".join(repr(printable(p)) for p in fitting)
         raise MupscaleError(
             f"{where} holds several sets of tensors that fit, under {told}; write prefix={fitting[0]!r}, say"
         )
@@ -124,7 +126,7 @@ def _left_over(plan: Plan, prefix: str, keys: Mapping[str, str], used: set[str])
     tops = {source.partition(".")[0] for source in sources}
     what = "the checkpoint has this tensor, and no tensor of the plan is made from it"
     return [
-        Fault(shown(key), what)
+        Fault(printable(key), what)
         for key, original in keys.items()
         if key.startswith(prefix)
         and original not in used
@@ -160,13 +162,16 @@ def _optimizer(
             roots.setdefault(root, set()).add(name)
         elif options and leaf in leaves and whole not in {prefix + name for name in wide}:
             strangers.append(key)
-    faults = [Fault(shown(key), "optimizer state of no parameter of the plan", _NAMED) for key in strangers]
-    twice = {name for a, b in combinations(roots.values(), 2) for name in a & b}
-    told = ", ".join(f"{shown(root)}state" for root in sorted(roots))
-    faults += [
-        Fault(shown(name), f"it has state in more than one of {told}", "save one") for name in sorted(twice)
+    faults = [
+        Fault(printable(key), "optimizer state of no parameter of the plan", _NAMED) for key in strangers
     ]
-    raise_few(f"the optimizer state of {shown(str(directory.path))} cannot be told", faults)
+    twice = {name for a, b in combinations(roots.values(), 2) for name in a & b}
+    told = ", ".join(f"{printable(root)}state" for root in sorted(roots))
+    faults += [
+        Fault(printable(name), f"it has state in more than one of {told}", "save one")
+        for name in sorted(twice)
+    ]
+    raise_few(f"the optimizer state of {printable(str(directory.path))} cannot be told", faults)
     groups: dict[str, dict[str, Any]] = {}
     for root in roots:
         groups |= _groups(directory, f"{root}param_groups.", wide)
@@ -197,7 +202,9 @@ def _joined_state(
         elif None in keys or (
             len(keys) > 1 and not all(_value(directory, k) == _value(directory, keys[0]) for k in keys)
         ):
-            what = f"its {shown(leaf)} is not the same, or not there, for all of {', '.join(entry.sources)}"
+            what = (
+                f"its {printable(leaf)} is not the same, or not there, for all of {', '.join(entry.sources)}"
+            )
             raise MupscaleError("state of several tensors cannot be joined", [Fault(end, what)])
         else:
             made[leaf] = _stored_or_value(directory, str(keys[0]))

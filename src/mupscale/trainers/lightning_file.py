@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..checkpoints.trainer_groups import CLAIM, named_orders, told_by
 from ..errors import Fault, MupscaleError
-from ..files.strict import os_errors, raise_few, shown
+from ..files.strict import os_errors, printable, raise_few
 from ..files.torch_file import map_leaves, read_tree
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
@@ -57,12 +57,12 @@ def widen_lightning_checkpoint(
     described = read_tree(path)  # checks the archive, without loading a tensor
     if not isinstance(described, dict) or not {_WEIGHTS, _STATES} <= described.keys():
         raise MupscaleError(
-            f"{shown(str(path))} is not a checkpoint of a training run; expected {_WEIGHTS} and {_STATES}"
+            f"{printable(str(path))} is not a checkpoint of a training run; expected {_WEIGHTS} and {_STATES}"
         )
     early = plans_in(path)[1] if KEY in described else None
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     whole = plan.rename(lambda name: prefix + name)
-    raise_few(f"{shown(str(path))} cannot be widened", _unknown_tensors(checkpoint))
+    raise_few(f"{printable(str(path))} cannot be widened", _unknown_tensors(checkpoint))
     weights = checkpoint[_WEIGHTS]
     wide = {**checkpoint, _WEIGHTS: widen_state_dict(weights, whole), _STATES: []}
     for i, state in enumerate(checkpoint[_STATES]):
@@ -111,7 +111,9 @@ def _unknown_tensors(checkpoint: Mapping[str, Any]) -> list[Fault]:
     def note(where: str, tensor: Tensor) -> None:
         if tensor.is_floating_point() and tensor.dim():
             what = f"a tensor of shape {tuple(tensor.shape)}, whose units are not known"
-            faults.append(Fault(shown(where), what, "remove it from the checkpoint, and carry it yourself"))
+            faults.append(
+                Fault(printable(where), what, "remove it from the checkpoint, and carry it yourself")
+            )
 
     for key, value in checkpoint.items():
         if key not in (_WEIGHTS, _STATES):

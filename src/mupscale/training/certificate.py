@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from ..errors import Fault, MupscaleError
-from ..plans.explain import in_columns
+from ..text import columns
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Certificate:
             )
             for t in self.tensors
         ]
-        lines = [*in_columns([head, *rows]), ""]
+        lines = [*columns([head, *rows], indent=0).splitlines(), ""]
         lines += [
             f"step {i:3}  base {a:.15g}  wide {b:.15g}"
             for i, (a, b) in enumerate(zip(self.base_losses, self.wide_losses, strict=True))

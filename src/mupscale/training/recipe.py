@@ -141,7 +141,10 @@ class Recipe:
         """A recipe from its file."""
         if not Path(path).is_file():
             raise MupscaleError(f"{path}: no such file; mupscale tune writes recipe.json into its folder")
-        return Recipe.from_json(Path(path).read_text(encoding="utf-8"))
+        try:
+            return Recipe.from_json(Path(path).read_text(encoding="utf-8"))
+        except (MupscaleError, UnicodeDecodeError) as error:
+            raise MupscaleError(f"{path}: {error}") from None
 
     def check(self, plan: Plan, reference: Plan | None, optimizers: Iterable[object] = ()) -> None:
         """Raise unless the recipe holds for growth by `plan` of a base that `reference` leads to."""

@@ -12,15 +12,14 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = (), indent: in
     a    10
     bcd   9
     """
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(w) if i in right else cell.ljust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append(" " * indent + "  ".join(cells).rstrip())
-    return "\n".join(lines)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        sized = enumerate(zip(row, widths, strict=True))
+        cells = (cell.rjust(width) if i in right else cell.ljust(width) for i, (cell, width) in sized)
+        return " " * indent + "  ".join(cells).rstrip()
+
+    return "\n".join(map(line, rows))
 
 
 def size(count: float) -> str:
