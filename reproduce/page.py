@@ -163,7 +163,8 @@ def _finals(known: Books) -> list[str]:
 
 
 def _ledger(experiment: Experiment, known: Books) -> list[str]:
-    seeds = f"{experiment.scale.seeds} seeds, {experiment.scale.peer_seeds} for peers"
+    peers = [len(curves_of(experiment, name)) for name in experiment.methods() if name != "ours"]
+    seeds = f"ours: {_count(known.below[1])}" + (f", peers: {_count(max(peers))}" if any(peers) else "")
     lines = [
         f"FLOPs until the training loss is that of the run from scratch at its end, {known.target:.4g}, as a speedup "
         f"({seeds}; the last tenth of the run from scratch took off {100 * known.falling:.1f} %):",
@@ -179,6 +180,10 @@ def _ledger(experiment: Experiment, known: Books) -> list[str]:
         f"| {name} | " + " | ".join(cell(told, a) for a in ACCOUNTS) + " |" for name, told in rows.items()
     ]
     return [*lines, ""]
+
+
+def _count(seeds: int) -> str:
+    return f"{seeds} seed{'s' if seeds > 1 else ''}"
 
 
 def _span(told: Range) -> str:

@@ -59,7 +59,7 @@ class Experiment:
 
     @cached_property
     def store(self) -> Store:
-        return Store(self.results / f"{self.setting.name}.jsonl")
+        return Store(self.results / f"{self.setting.name}.jsonl", {"sizes": dict(self.scale.sizes)})
 
     def recipe_path(self, noise: str) -> Path:
         return self.results / f"{self.setting.name}_{noise}_recipe.json"

@@ -30,8 +30,9 @@ class Store:
         self.path = path
         self._kept: dict[str, dict[str, Any]] = {}
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        if about is not None and not lines:
-            self._append(json.dumps({"about": dict(about)}, sort_keys=True) + "\n")
+        self._head = (
+            "" if about is None or lines else json.dumps({"about": dict(about)}, sort_keys=True) + "\n"
+        )
         for line in lines:
             found = json.loads(line)
             if "about" in found:
@@ -51,8 +52,8 @@ class Store:
             started = perf_counter()
             made = make()
             result = {**made, "seconds": round(perf_counter() - started, 1)}
-            self._append(json.dumps({"key": dict(key), "result": result}, sort_keys=True) + "\n")
-            self._kept[name] = result
+            self._append(self._head + json.dumps({"key": dict(key), "result": result}, sort_keys=True) + "\n")
+            self._head, self._kept[name] = "", result
         return self._kept[name]
 
     @property
@@ -61,7 +62,7 @@ class Store:
         return float(sum(result["seconds"] for result in self._kept.values()))
 
     def _append(self, line: str) -> None:
-        """One write of one line, so that several processes may share the file."""
+        """One write of whole lines, so that several processes may share the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:

@@ -343,6 +343,17 @@ def test_a_change_of_the_scale_asks_for_another_sweep(tmp_path):
     assert one.sweep_key("main") == same.sweep_key("main") != other.sweep_key("main")
 
 
+def test_results_of_other_sizes_are_not_taken_for_these(tmp_path):
+    one = stages.Experiment("toy", mlp_setting(), toy_scale(), tmp_path, tmp_path)
+    assert one.store.known({"seed": 0}) is None
+    assert not list(tmp_path.iterdir()), "to ask leaves nothing behind"
+    one.store.of({"seed": 0}, lambda: {"loss": 1.0})
+    assert replace(one).store.known({"seed": 0}) is not None
+    other = replace(one, scale=replace(one.scale, sizes={"rows": 3}))
+    with pytest.raises(mu.MupscaleError, match="holds results of"):
+        _ = other.store
+
+
 def test_the_papers_size_is_planned_and_refused_without_its_hardware(capsys):
     torch.set_default_dtype(torch.float32)
     assert (
