@@ -2,16 +2,16 @@
 
 Builds the sdist, and the wheel from it; makes an empty environment with torch from the registry in it; installs the
 wheel; runs the Python blocks of the README, the demo and the doctor. Then a small Llama is saved as anybody would,
-widened and checked on the command line, and trained for 50 steps in float64 beside its base. Two controls: before the
+widened and checked on the command line, and trained for 50 steps in float32 beside its base. Two controls: before the
 extra is installed the command must say in one line what to install, and the wide model under the base's own settings
 must leave the base.
 
-    python benchmarks/stranger.py [--keep dist]
+    python benchmarks/stranger.py [--keep dist] [--seconds 300]
 
 Needs a package registry that pip reaches; without one the exit code is 2. The last line is
 `seconds=S torch=S install=S readme=S grow=S train=S cpu=S gap=E control=C`: the whole, its parts, processor seconds of all
 of it, and the largest relative difference of a loss from the base's. The exit code is 1 when anything fails, or the whole
-takes more than 300 seconds on two cores.
+takes more than 300 seconds on two cores (`--seconds` for machines that are shared).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.new_user import ROOT, Shell, installed, wheel_in, with_torch
 
-SECONDS, EXACT, DIFFERENT = 300.0, 1e-9, 1e-3
+SECONDS, EXACT, DIFFERENT = 300.0, 1e-5, 1e-3
 REMEDY = "pip install 'mupscale[hf]'"
 README = ROOT / "README.md"
 
@@ -50,7 +50,7 @@ import torch, mupscale as mu
 from transformers import LlamaForCausalLM
 
 def model(path):
-    return LlamaForCausalLM.from_pretrained(path).double()
+    return LlamaForCausalLM.from_pretrained(path)
 
 def losses(model, optimizer):
     for step in range(50):
@@ -111,6 +111,7 @@ def walk(shell: Shell, wheel: Path) -> tuple[list[str], tuple[float, float]]:
     must("grow", "python", "save.py")
     must("grow", "mupscale", "widen", "base", "wide", "-k", "2", "--quiet")
     must("grow", "mupscale", "check", "base", "wide", "--quiet")
+    must("grow", "mupscale", "upscale", "base", "noisy", "-k", "2", "--noise", "t=0.2", "--quiet")
     told = must("train", "python", "train.py").split()[-2:]
     gap, control = map(float, told) if len(told) == 2 else (float("nan"), float("nan"))
     if not gap <= EXACT:
@@ -123,7 +124,8 @@ def walk(shell: Shell, wheel: Path) -> tuple[list[str], tuple[float, float]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--keep", type=Path, help="where to leave sdist and wheel when everything holds")
-    keep = parser.parse_args().keep
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long the whole may take")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         shell = Shell(Path(name))
         wheel = wheel_in(shell.room / "dist")
@@ -132,10 +134,10 @@ def main() -> int:
             return 2
         failed, (gap, control) = walk(shell, wheel)
         seconds = time.monotonic() - began
-        if keep is not None and not failed:
-            shutil.copytree(shell.room / "dist", keep, dirs_exist_ok=True)
-    if seconds > SECONDS:
-        failed.append(f"{seconds:.0f} seconds, allowed {SECONDS:.0f}")
+        if options.keep is not None and not failed:
+            shutil.copytree(shell.room / "dist", options.keep, dirs_exist_ok=True)
+    if seconds > options.seconds:
+        failed.append(f"{seconds:.0f} seconds, allowed {options.seconds:.0f}")
     for failure in failed:
         print(f"FAILED: {failure}")
     parts = ("torch", "install", "readme", "grow", "train")
