@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import mupscale as mu
 from mupscale.training.recipe import Grown
 from mupscale.tuning.cost import Cost
-from reproduce import command, ledger, page, peers, stages
+from reproduce import command, ledger, page, peers, stages, without_proxy
 from reproduce.books import books, curves_of, missed
 from reproduce.gpt2 import setting as gpt2
 from reproduce.mlp import scales as mlp_scales
@@ -372,3 +372,8 @@ def test_the_page_has_a_place_for_every_experiment():
     text = page.PAGE.read_text()
     for experiment in page.experiments():
         assert f"<!-- begin {experiment.setting.name} -->" in text
+
+
+def test_the_default_noise_is_the_best_that_was_measured(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["without_proxy"])
+    assert without_proxy.main() == 0, capsys.readouterr().out
