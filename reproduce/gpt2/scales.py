@@ -35,18 +35,19 @@ _smoke = Scale(
     sizes={"layers": 1, "context": 16, "batch": 2, "words": 512, "reference": 16},
 )
 _here = Scale(
-    proxy=64,
-    base=128,
+    proxy=32,
+    base=64,
     k=2,
-    steps=800,
-    seeds=2,
+    steps=4000,
+    seeds=1,
     peer_seeds=1,
-    lrs=powers(-8, -5),
-    noises=powers(-7, -4),
+    lrs=powers(-8, -6),
+    noises=powers(-5, -3),
     factors=(0.25, 0.5, 1.0),
-    paired=powers(-6, -4),
+    paired=powers(-5, -3),
     peers=PEERS,
     points=50,
+    sizes={"batch": 4},
 )
 _paper = Scale(
     proxy=192,
