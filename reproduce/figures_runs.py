@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf, nan
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 Curves = Sequence[Sequence[float]]
@@ -46,7 +47,7 @@ def draw_curves(
             axes.set_ylim(min(shown) - room, max(shown) + room)
         axes.set(xlabel=along, ylabel=what)
         axes.spines[["top", "right"]].set_visible(False)
-    every[0].legend(frameon=False, fontsize=8)
+    _legend(figure, every[0])
     _save(figure, title, path)
 
 
@@ -128,12 +129,20 @@ def draw_ledger(
     axes.axhline(1, color="grey", lw=0.8, ls=":")
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xticks(range(len(rows)), list(rows), fontsize=8)
+    axes.set_xticks(range(len(rows)), [fill(name, 14) for name in rows], fontsize=8)
     axes.set_ylabel("speedup over training from scratch")
     axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8)
+    _legend(figure, axes)
     _save(figure, title, path)
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    """The names of the curves below the panels, where they hide none."""
+    handles, names = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(
+            handles, names, loc="outside lower center", ncols=min(5, len(names)), frameon=False, fontsize=8
+        )
 
 
 def _first(rows: Mapping[str, Mapping[str, Any]], account: str) -> int:
