@@ -1,9 +1,9 @@
 """`import mupscale` takes at most 1.15 times as long as `import torch`, without extras.
 
-Fresh processes in turn: `import torch`, `import mupscale` with every extra's package blocked as if it were not
-installed, and the control, `import mupscale` followed by an extra that is there. The package is compiled first, as pip
-does when it installs it. Medians of processor time, which a busy machine disturbs least; the time of an empty process is
-taken off.
+Fresh processes, each of which imports torch, then `mupscale` with every extra's package blocked as if it were not
+installed, then an extra that is there, which is the control. Ratios are taken within a process, since one process can
+take twice as long as the next on a shared machine; their median is told. Times are the processor's. The package is
+compiled first, as pip does when it installs it.
 
     python benchmarks/import_time.py [--rounds 7]
 
@@ -43,12 +43,18 @@ def compiled(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
-def seconds(code: str, environment: Mapping[str, str]) -> float:
-    """Processor seconds of a fresh process that runs this."""
-    before = os.times()
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-    after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
+def seconds(control: str, environment: Mapping[str, str]) -> tuple[float, float, float]:
+    """Processor seconds of a fresh process until torch, then mupscale, then an extra are there."""
+    code = f"""
+import sys; from time import process_time
+start = process_time(); import torch; first = process_time()
+sys.modules.update(dict.fromkeys({PACKAGES!r})); import mupscale; second = process_time()
+for name in {PACKAGES!r}: sys.modules.pop(name)
+import {control}; print(first - start, second - start, process_time() - start)
+"""
+    found = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True)
+    torch, mupscale, extra = map(float, found.stdout.split())
+    return torch, mupscale, extra
 
 
 def loaded() -> list[str]:
@@ -66,26 +72,14 @@ def main() -> int:
     if control is None:
         print("needs an extra to be the control: pip install 'mupscale[plot]'")
         return 2
-    blocked = f"import sys; sys.modules.update(dict.fromkeys({PACKAGES!r})); import mupscale"
-    programs = {
-        "nothing": "pass",
-        "torch": "import torch",
-        "mupscale": blocked,
-        "control": f"import mupscale, {control}",
-    }
-    taken: dict[str, list[float]] = {name: [] for name in programs}
     with TemporaryDirectory() as folder:
         environment = compiled(Path(folder))
-        for counted in range(rounds + 1):
-            for name, program in programs.items():
-                spent = seconds(program, environment)
-                if counted:  # the first time is for the caches of files
-                    taken[name].append(spent)
-    middle = {name: median(values) for name, values in taken.items()}
-    own = {name: middle[name] - middle["nothing"] for name in ("torch", "mupscale", "control")}
-    for name, values in taken.items():
-        print(f"{name:9} {middle[name]:.2f} s   ({min(values):.2f} to {max(values):.2f})")
-    ratio, with_extra = own["mupscale"] / own["torch"], own["control"] / own["torch"]
+        seconds(control, environment)  # for the caches of files
+        taken = [seconds(control, environment) for _ in range(rounds)]
+    torch, mupscale = (median(row[i] for row in taken) for i in (0, 1))
+    ratio, with_extra = (median(row[i] / row[0] for row in taken) for i in (1, 2))
+    for row in taken:
+        print("torch {:.2f} s, mupscale {:.2f}, with an extra {:.2f}".format(*row))
     extras = loaded()
     failed = []
     if not ratio <= BOUND:
@@ -97,7 +91,7 @@ def main() -> int:
     for failure in failed:
         print(f"FAILED: {failure}")
     print(
-        f"\ntorch={own['torch']:.2f} mupscale={own['mupscale']:.2f} ratio={ratio:.3f} "
+        f"\ntorch={torch:.2f} mupscale={mupscale:.2f} ratio={ratio:.3f} "
         f"control={with_extra:.3f} loaded={len(extras)}"
     )
     return 1 if failed else 0
