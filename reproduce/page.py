@@ -164,7 +164,7 @@ def _finals(known: Books) -> list[str]:
 
 def _ledger(experiment: Experiment, known: Books) -> list[str]:
     peers = [len(curves_of(experiment, name)) for name in experiment.methods() if name != "ours"]
-    seeds = f"ours: {_count(known.below[1])}" + (f", peers: {_count(max(peers))}" if any(peers) else "")
+    seeds = f"ours: {_count(known.below[1])}" + (f", peers: up to {_count(max(peers))}" if any(peers) else "")
     lines = [
         f"FLOPs until the training loss is that of the run from scratch at its end, {known.target:.4g}, as a speedup "
         f"({seeds}; the last tenth of the run from scratch took off {100 * known.falling:.1f} %):",
