@@ -94,7 +94,7 @@ def section(experiment: Experiment, known: Books | None, figures: Path) -> str:
     lines = [NOT_RUN, "```bash", f"python -m reproduce.{experiment.name}", "```", ""]
     if known is None:
         return "\n".join([*lines, "The results are missing: the command has not been run to its end."])
-    lines += [f"{known.hours:.1f} hours on one core, tuning included.", ""]
+    lines += [f"{known.hours:.1f} hours by the clock on one shared core, tuning included.", ""]
     lines += [
         *_missing(experiment),
         *_pictures(setting.name, figures),
