@@ -37,8 +37,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
 
-HERE = Path(__file__).resolve().parent  # test modules are known by their bare names to pytest
-ROOT = HERE.parent
+ROOT = Path(__file__).resolve().parents[1]
 _FOLDER, _BACKEND = "MUPSCALE_TEST_FOLDER", "MUPSCALE_TEST_BACKEND"
 _GRACE = 5.0  # seconds that ranks get to end by themselves when one of them has failed
 
@@ -120,7 +119,7 @@ def _start(
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(world),
                 "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")]),
+                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
                 _FOLDER: str(shared),
                 _BACKEND: backend,
             }

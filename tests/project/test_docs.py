@@ -15,7 +15,7 @@ from mupscale.rules.optimizers import RULES
 from tests.blocks import blocks_of, commands_of, faults_of, run_page
 from tests.prepared import PREPARED
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 

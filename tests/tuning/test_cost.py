@@ -418,7 +418,7 @@ def test_models_of_images_are_sent_to_a_python_file(tmp_path, capsys):
 
 
 def test_the_page_shows_what_the_command_prints(capsys):
-    page = (Path(__file__).parent.parent / "docs" / "cost.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
     assert main(["cost", "--paper"]) == 0
     table = capsys.readouterr().out.split("\n\n")[0]
     assert table in page

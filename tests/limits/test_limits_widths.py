@@ -22,7 +22,7 @@ from mupscale.limits import (
 )
 from mupscale.limits.convergence import Convergence
 from mupscale.limits.real import Grow, grown, train_model
-from tests.test_limits import FOUR, SLOW
+from tests.limits.test_limits import FOUR, SLOW
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh(), nn.ReLU(), nn.SiLU()], ids=["tanh", "relu", "silu"])

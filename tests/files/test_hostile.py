@@ -502,10 +502,10 @@ def hostile_run(folder: Path, seed: int = 0) -> dict[str, Any]:
 
 def test_hostile_input_ends_in_a_refusal_or_does_no_harm(tmp_path):
     code = (
-        "import json, sys; from pathlib import Path; from tests.test_hostile import hostile_run\n"
+        "import json, sys; from pathlib import Path; from tests.files.test_hostile import hostile_run\n"
         "print(json.dumps(hostile_run(Path(sys.argv[1]))))\n"
     )
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, env=environment, check=True

@@ -259,7 +259,7 @@ def test_star_import_brings_plain_optimizers():
 
 def test_installing_pulls_plotting_and_vision_packages():
     """`pip install mup` pulls torchvision, pandas and seaborn."""
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     needed = {re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"]}
     assert needed == {"torch", "numpy", "safetensors"}
 

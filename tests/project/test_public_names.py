@@ -11,7 +11,7 @@ import pytest
 
 import mupscale as mu
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CALLBACKS = ("HuggingFaceCallback", "LightningCallback")  # not in __all__, which `import *` would fetch
 NAMES = [*mu.__all__, *CALLBACKS]
 

@@ -37,7 +37,7 @@ from mupscale.sharded.verify import verify_sharded
 from mupscale.tensors.parts import is_sharded, local_of
 from mupscale.training.groups import refused_on_shards
 from tests.launched import folder, launch
-from tests.test_init import DECLARED, Tied
+from tests.training.test_init import DECLARED, Tied
 
 EXACT = 1e-12
 NORMS = (2.0, 1.0, 3.0, inf)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "src" / "mupscale"
+PACKAGE = Path(__file__).parents[2] / "src" / "mupscale"
 ORDER = [
     "rules",
     "tensors",

@@ -431,7 +431,7 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
 
 
 def test_the_example_is_a_proxy(tmp_path):
-    example = Path(__file__).parent.parent / "examples" / "proxy_mlp.py"
+    example = Path(__file__).parents[2] / "examples" / "proxy_mlp.py"
     few = ["--lrs", "0.004,0.008", "--noises", "0.1", "--factors", "1", "--extend", "0", "--quiet"]
     done = main(
         ["tune", str(example), "--width", "8", "-k", "2", "--steps", "16", "--folder", str(tmp_path), *few]

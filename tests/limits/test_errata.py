@@ -21,7 +21,7 @@ from mupscale.limits import FiniteWidth, LinearKets, SampledKets, Schedule, four
 from mupscale.limits.program import Backend
 from mupscale.limits.recursions import FourLayer, four_layer_coefficients, three_layer_recursion
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 X, SIGMA = 1.2, 0.9
 S2 = SIGMA**2
 SETTINGS: dict[str, Any] = {"x": X, "sigma": SIGMA, "slope": lambda y: y - 2.5}
@@ -226,7 +226,7 @@ def test_trained_preactivations_are_not_gaussian():
 def test_every_test_that_the_page_names_exists():
     page = (ROOT / "docs" / "errata.md").read_text()
     named = set(re.findall(r"`(test_\w+)`", page))
-    files = [*ROOT.glob("tests/test_*.py")]
+    files = [*ROOT.glob("tests/*/test_*.py")]
     known = {name for path in files for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)}
     known |= {path.stem for path in files}
     assert named - known == set()
