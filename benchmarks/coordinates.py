@@ -34,8 +34,8 @@ from torch.optim import _muon
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mupscale as mu
-from benchmarks.setups import newton_schulz
-from benchmarks.widths import FAMILIES, Family
+from harness.setups import newton_schulz
+from harness.widths import FAMILIES, Family
 
 BOUND, QUICK_BOUND, CONTROL = 0.05, 0.10, 0.15
 MOVED = 1e-5  # a change that is smaller tests nothing

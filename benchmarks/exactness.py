@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mupscale as mu
 from benchmarks.controls import EXCUSES, has, wrong_rules
-from benchmarks.data import HELD_OUT
-from benchmarks.models import CASES, Case
-from benchmarks.setups import SETUPS, Setup, newton_schulz
+from harness.data import HELD_OUT
+from harness.models import CASES, Case
+from harness.setups import SETUPS, Setup, newton_schulz
 from mupscale.rules.optimizers import RULES, qualified_name
 
 STEPS, QUICK_STEPS, CONTROL_STEPS, EVERY = 200, 20, 20, 5

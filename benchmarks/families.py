@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.family_configs import EXACT, INEXACT, Case
+from harness.family_configs import EXACT, INEXACT, Case
 from mupscale.errors import MupscaleError
 from mupscale.families.losses import batch_for, loss_for
 from mupscale.families.models import config_from, factory, model_class, quiet

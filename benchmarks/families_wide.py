@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from benchmarks.family_configs import EXACT
+from harness.family_configs import EXACT
 
 SECONDS, MEMORY, WORKERS, STEPS = 60, 6 << 30, 2, 5
 RESULT = Path(__file__).with_name("families_wide.md")

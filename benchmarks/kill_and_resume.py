@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.llama_files import Llama, job_for, write_directory
+from harness.llama_files import Llama, job_for, write_directory
 from mupscale.files.directory import Directory, read_directory
 from mupscale.jobs.job import Job
 from mupscale.jobs.journal import read_journals

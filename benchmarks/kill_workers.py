@@ -34,7 +34,7 @@ import torch
 from torch import nn
 
 import mupscale as mu
-from benchmarks.postgres import Server, postgres, programs
+from harness.postgres import Server, postgres, programs
 from mupscale.tuning.engine import again, open_storage
 from mupscale.tuning.proxy import Proxy, Report
 from mupscale.tuning.tune import tune

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mupscale as mu
-from benchmarks.data import HELD_OUT
-from benchmarks.widths import FAMILIES, Family, slope
+from harness.data import HELD_OUT
+from harness.widths import FAMILIES, Family, slope
 
 REFERENCE, SIGMA, RATE, STEPS = 128, 0.05, 2e-3, 100
 WIDTHS, SEEDS = (128, 256, 512, 1024, 2048), 3

@@ -28,9 +28,9 @@ from torch import Tensor, nn, optim
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mupscale as mu
-from benchmarks.llama_files import Llama, job_for, write_directory
-from benchmarks.models import CASES, Case
-from benchmarks.setups import SETUPS, Setup
+from harness.llama_files import Llama, job_for, write_directory
+from harness.models import CASES, Case
+from harness.setups import SETUPS, Setup
 from mupscale.files.directory import read_directory
 from mupscale.jobs.stream import run_job
 

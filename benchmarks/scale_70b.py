@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from benchmarks.llama_files import Llama, job_for, peak_mib, write_directory
+from harness.llama_files import Llama, job_for, peak_mib, write_directory
 from mupscale.jobs.job import Job
 from mupscale.jobs.journal import read_journals
 from mupscale.jobs.partial import partial

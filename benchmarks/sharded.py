@@ -29,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import mupscale as mu
-from benchmarks.models import CASES
 from benchmarks.sharded_cases import (
     NOISES,
     SEED,
@@ -44,6 +43,8 @@ from benchmarks.sharded_cases import (
     save,
     widths,
 )
+from harness.launched import launch
+from harness.models import CASES
 from mupscale.checkpoints.grow import job_of, record
 from mupscale.checkpoints.request import Request
 from mupscale.checkpoints.trainer_groups import trainer_order
@@ -56,7 +57,6 @@ from mupscale.plans.fits import identity_plan
 from mupscale.plans.names import named_tensors
 from mupscale.rules.scale import ONE
 from mupscale.tensors.reference import expand_reference
-from tests.launched import launch
 
 
 def train(name: str, model: torch.nn.Module, steps: int = 3) -> mu.Run:

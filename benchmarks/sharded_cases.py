@@ -29,11 +29,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import mupscale as mu
-from benchmarks.models import CASES
+from harness.launched import folder
+from harness.models import CASES
 from mupscale.families.record import FamilyPlan
 from mupscale.plans.fits import identity_plan
 from mupscale.plans.names import named_tensors
-from tests.launched import folder
 
 SIZES = {
     "hidden_size": 24,

@@ -38,7 +38,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import mupscale as mu
-from benchmarks.llama_files import Llama, Shapes, peak_mib
+from harness.llama_files import Llama, Shapes, peak_mib
 from mupscale.files.places import OutFile, torch_dtype
 from mupscale.files.torch_file import Room, lay_out
 from mupscale.sharded import fill

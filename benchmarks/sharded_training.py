@@ -30,9 +30,9 @@ from torch.optim import _muon
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mupscale as mu
-from benchmarks.setups import newton_schulz
+from harness.launched import folder, launch
+from harness.setups import newton_schulz
 from mupscale.training.clip import Clip
-from tests.launched import folder, launch
 
 BASE, WIDE, TOKENS, BATCH, STEPS, WARM = 10, 20, 11, 16, 50, 5
 EQUAL = {torch.float64: 1e-9, torch.float32: 1e-5}

@@ -26,7 +26,7 @@ from torch.optim import AdamW
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mupscale as mu
-from benchmarks.gpt2 import GPT2, declared_plan
+from harness.gpt2 import GPT2, declared_plan
 
 REFERENCE, WIDTH = 256, 768
 WARM, REPEATS = 2, 16

@@ -33,7 +33,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.llama_files import Llama, job_for, peak_mib, write_directory
+from harness.llama_files import Llama, job_for, peak_mib, write_directory
 from mupscale.files.directory import Directory, read_directory
 from mupscale.files.places import item_size
 from mupscale.jobs.stream import run_job

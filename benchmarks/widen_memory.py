@@ -39,7 +39,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mupscale as mu
-from benchmarks.gpt2 import GPT2, VOCABULARY, declared_plan
+from harness.gpt2 import GPT2, VOCABULARY, declared_plan
 
 BASE, WIDE = 768, 1536
 REPEATS = 5

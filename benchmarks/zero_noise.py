@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mupscale as mu
 from benchmarks.exactness import WORKERS, precise_muon, prepare_worker, warm_base
-from benchmarks.models import CASES
-from benchmarks.setups import SETUPS
+from harness.models import CASES
+from harness.setups import SETUPS
 
 STEPS, SHARE, WORST = 3, 0.3, 1e-9
 

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.families_wide import DATA  # noqa: E402
-from benchmarks.family_configs import EXACT, INEXACT, Case  # noqa: E402
+from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
 from mupscale.families.rows import USUAL, Row, row_for  # noqa: E402
 from mupscale.rules.optimizers import REFUSED, RULES, Decay, OptimizerRule  # noqa: E402
 from mupscale.rules.units import NEUTRAL, G, Units, W  # noqa: E402

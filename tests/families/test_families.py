@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mupscale as mu
-from benchmarks.family_configs import EXACT, INEXACT
+from harness.family_configs import EXACT, INEXACT
 from mupscale.families.configs import edits, growing_fields, grown, parse_multipliers
 from mupscale.families.lift import Tensors, lift
 from mupscale.families.rows import ROWS

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import mupscale as mu
-from benchmarks.llama_files import Llama, job_for, write_directory
+from harness.llama_files import Llama, job_for, write_directory
 from mupscale.checkpoints.shards import weight_moves
 from mupscale.files.directory import read_directory
 from mupscale.files.places import Place

@@ -6,10 +6,10 @@ from torch import nn
 
 import mupscale as mu
 from benchmarks.sharded_training import EQUAL, compare
+from harness.launched import folder, launch
 from mupscale.rules.axes import Axis
 from mupscale.rules.scale import Scale
 from mupscale.tensors.expand import expand
-from tests.launched import folder, launch
 
 pytestmark = pytest.mark.gpu
 

@@ -17,12 +17,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import mupscale as mu
+from harness.launched import folder, launch
 from mupscale.plans.fits import identity_plan
 from mupscale.sharded import fill
 from mupscale.sharded.live import Layout, is_aligned, messages
 from mupscale.sharded.memory import reshard_
 from mupscale.tensors.parts import held, local_of
-from tests.launched import folder, launch
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

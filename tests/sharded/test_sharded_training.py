@@ -31,12 +31,12 @@ from benchmarks.sharded_training import (
     train_step,
     wide_run,
 )
+from harness.launched import folder, launch
 from mupscale.plans.names import named_tensors
 from mupscale.sharded.memory import give_memory_
 from mupscale.sharded.verify import verify_sharded
 from mupscale.tensors.parts import is_sharded, local_of
 from mupscale.training.groups import refused_on_shards
-from tests.launched import folder, launch
 from tests.training.test_init import DECLARED, Tied
 
 EXACT = 1e-12

@@ -8,7 +8,7 @@ from torch import nn, optim
 from torch.optim import lr_scheduler
 
 import mupscale as mu
-from benchmarks.setups import SETUPS
+from harness.setups import SETUPS
 from mupscale.checkpoints.trainer_groups import named_orders, told_by
 from mupscale.rules.optimizers import RULES, rule_for
 from mupscale.training.direction import Direction

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from benchmarks.exactness import precise_muon, prepare_worker, warm_base
-from benchmarks.models import CASES, Case
-from benchmarks.setups import SETUPS, Setup
+from harness.models import CASES, Case
+from harness.setups import SETUPS, Setup
 from tests.laws import assert_same_model, data, drift, seeded
 from tests.laws import train as take
 

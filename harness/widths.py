@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mupscale as mu
-
-from .data import cross_entropy
+from harness.data import cross_entropy
 
 INPUTS, CLASSES, TOKENS, LENGTH, HEAD = 8, 10, 4, 4, 8
 READOUT, POSITIONS = 0.03, 0.2

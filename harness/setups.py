@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn, optim
 
-from .lion import Lion
-from .models import Case
+from harness.lion import Lion
+from harness.models import Case
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mupscale as mu
-
-from .data import (
+from harness.data import (
     CLASSES,
     INPUTS,
     LENGTH,

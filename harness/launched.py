@@ -124,7 +124,7 @@ def _start(
                 _BACKEND: backend,
             }
             log = stack.enter_context((scratch / f"log.{rank}").open("w+b"))
-            command = [sys.executable, "-m", "tests.launched", module, str(scratch), str(until), *cases]
+            command = [sys.executable, "-m", "harness.launched", module, str(scratch), str(until), *cases]
             ranks.append(subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log))
             logs.append(log)
         try:
