@@ -30,8 +30,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mupscale as mu
 from benchmarks.controls import EXCUSES, has, wrong_rules
+from harness.closeness import difference
 from harness.data import HELD_OUT
 from harness.models import CASES, Case
+from harness.runs import step
 from harness.setups import SETUPS, Setup, newton_schulz
 from mupscale.rules.optimizers import RULES, qualified_name
 
@@ -61,12 +63,6 @@ class Control:
     effect: float
 
 
-def relative(found: Tensor, wanted: Tensor) -> float:
-    """Largest difference over largest wanted entry; infinite when anything is not a number."""
-    gap = float((found - wanted).abs().max() / wanted.abs().max())
-    return gap if math.isfinite(gap) else math.inf
-
-
 def output(model: nn.Module, case: Case) -> Tensor:
     """What the model says about the held-out batch, in eval mode, so that BatchNorm's buffers count too."""
     model.eval()
@@ -79,12 +75,9 @@ def output(model: nn.Module, case: Case) -> Tensor:
 def train(run: mu.Run, case: Case, sign: int, steps: range) -> list[Tensor]:
     """Take the steps; return the outputs before, every few steps, and after."""
     outputs = [output(run.model, case)]
-    for step in steps:
-        run.model.zero_grad()
-        (sign * case.loss(run.model, step)).backward()  # type: ignore[no-untyped-call]
-        for optimizer in run.optimizers:
-            optimizer.step()
-        if (step - steps.start + 1) % EVERY == 0:
+    for i in steps:
+        step(run, sign * case.loss(run.model, i))
+        if (i - steps.start + 1) % EVERY == 0:
             outputs.append(output(run.model, case))
     return outputs
 
@@ -101,11 +94,11 @@ def compare(setup: Setup, case: Case, base: mu.Run, wides: Sequence[mu.Run], ste
     """Train the base and the wide runs side by side, and hold each wide run against the base."""
     ahead = range(setup.warm, setup.warm + steps)
     wanted = train(base, case, setup.sign, ahead)
-    moved = relative(wanted[0], wanted[-1])
+    moved = difference(wanted[0], wanted[-1])
     pairs = []
     for wide in wides:
         found = train(wide, case, setup.sign, ahead)
-        error = max(map(relative, found, wanted))
+        error = max(map(difference, found, wanted))
         pairs.append(Pair(setup.name, case.name, error, moved))
     return pairs
 

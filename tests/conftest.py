@@ -3,9 +3,12 @@
 import json
 
 import pytest
+import torch
 
 from mupscale.cli import check, plan
 from mupscale.families.record import FamilyPlan
+
+torch.set_num_threads(1)  # pytest-xdist gives every worker one core
 
 _KNOWN: dict[str, str] = {}
 

@@ -14,13 +14,13 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 import mupscale as mu
+from harness.refusals import refusal
 from mupscale.files.dcp import METADATA, Chunk, _tiles, read_dcp
 from mupscale.files.dcp_chunks import chunk_place, read_value
 from mupscale.files.inert import read_head, read_metadata
 from mupscale.jobs.blocks import Reader, read_rectangle_
 from mupscale.plans.fits import identity_plan
 from mupscale.sharded.noise import told
-from tests.laws import refusal
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

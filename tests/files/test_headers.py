@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from harness.profiles import examples
+from harness.refusals import refusal
 from mupscale.files.directory import read_directory
 from mupscale.files.headers import header_bytes, parse_header, read_header
 from mupscale.files.places import RANK, dtype_name, runs, torch_dtype
 from mupscale.files.strict import parse_json
-from tests.laws import examples, refusal
 
 Tensors = dict[str, torch.Tensor]
 

@@ -21,12 +21,12 @@ import torch
 from safetensors.torch import save_file
 
 import mupscale as mu
+from harness.refusals import refusal
 from mupscale.checkpoints.shards import weight_moves
 from mupscale.files.directory import read_directory
 from mupscale.jobs.identity import make_job
 from mupscale.jobs.job import Job, Text
 from mupscale.jobs.stream import run_job
-from tests.laws import refusal
 
 DIRECTORIES, JOBS = 2000, 300
 PATIENCE = 20

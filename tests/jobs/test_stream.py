@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import mupscale as mu
+from harness.closeness import assert_bitwise
 from harness.llama_files import Llama, job_for, write_directory
+from harness.refusals import refusal
 from mupscale.checkpoints.shards import weight_moves
 from mupscale.files.directory import read_directory
 from mupscale.files.places import Place
@@ -35,7 +37,6 @@ from mupscale.tensors.expand import expand
 from mupscale.tensors.noise import TensorNoise
 from mupscale.tensors.philox import Stream
 from mupscale.training.noises import NoisePlan
-from tests.laws import assert_bitwise, refusal
 
 MODEL = Llama(hidden=32, ffn=48, heads=4, kv_heads=2, layers=2, vocabulary=50)
 PLAN = MODEL.plan(2)

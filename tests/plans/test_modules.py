@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from tests.laws import data, drift, mistaken, other_power, seeded, train
-
-EXACT = 1e-12
+from harness.closeness import EXACT
+from harness.draws import data, seeded
+from harness.runs import drift, train
+from harness.wrong import mistaken, other_power
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,10 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import mupscale as mu
-from tests.laws import (
-    assert_bitwise,
-    assert_close,
-    data,
-    drift,
-    gradients,
-    identity_error,
-    seeded,
-    train,
-)
-
-EXACT = 1e-12
+from harness.closeness import EXACT, assert_bitwise, assert_close
+from harness.draws import data, seeded
+from harness.oracle import identity_error
+from harness.runs import drift, gradients, train
 
 
 def mlp(n: int) -> Any:

@@ -12,7 +12,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import mupscale as mu
-from tests.laws import data, refusal, seeded, train
+from harness.draws import data, seeded
+from harness.refusals import refusal
+from harness.runs import train
 
 
 def mlp(n: int) -> Any:

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import mupscale as mu
-from tests.laws import data, refusal
+from harness.draws import data
+from harness.refusals import refusal
 
 
 def mlp(n: int) -> Any:

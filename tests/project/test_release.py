@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import mupscale
+from harness.refusals import refusal
 from mupscale.cli.main import main
 from mupscale.files.directory import read_directory
-from tests.laws import refusal
 
 ROOT = Path(__file__).parents[2]
 yaml: Any = import_module("yaml")  # it comes with transformers and has no types of its own

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import mupscale as mu
+from harness.refusals import refusal
 from mupscale import limits
 from mupscale.arguments import wrong_function, wrong_kind, wrong_list, wrong_number, wrong_whole
-from tests.laws import refusal
 
 AdamW = torch.optim.AdamW
 Call = Callable[[], Any]

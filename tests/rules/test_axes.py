@@ -9,7 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import mupscale as mu
-from tests.laws import axes, examples, refusal
+from harness.profiles import examples
+from harness.refusals import refusal
+from harness.strategies import axes
 
 Map = list[int | None]
 

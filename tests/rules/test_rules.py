@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import mupscale as mu
+from harness.draws import data
+from harness.profiles import examples
+from harness.refusals import refusal
 from mupscale.rules.optimizers import RULES, Decay, decay_factor, lr_factor, qualified_name
 from mupscale.rules.sizes import noise_size
-from tests.laws import data, examples, refusal
 
 G, W = mu.G, mu.W
 counts = st.integers(1, 12)

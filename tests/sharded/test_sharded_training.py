@@ -31,6 +31,7 @@ from benchmarks.sharded_training import (
     train_step,
     wide_run,
 )
+from harness.closeness import EXACT, largest_difference
 from harness.launched import folder, launch
 from mupscale.plans.names import named_tensors
 from mupscale.sharded.memory import give_memory_
@@ -39,19 +40,12 @@ from mupscale.tensors.parts import is_sharded, local_of
 from mupscale.training.groups import refused_on_shards
 from tests.training.test_init import DECLARED, Tied
 
-EXACT = 1e-12
 NORMS = (2.0, 1.0, 3.0, inf)
 
 
 def whole(tensor: Any) -> Tensor:
     found: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
     return found.detach().clone()
-
-
-def distance(found: dict[str, Tensor], want: dict[str, Tensor]) -> float:
-    """The largest difference of any tensor, relative to its largest entry."""
-    assert found.keys() == want.keys()
-    return max(float((found[n] - w).abs().max() / w.abs().max()) for n, w in want.items())
 
 
 def layouts() -> tuple[str, ...]:
@@ -114,7 +108,10 @@ def clipping() -> dict[str, Any]:
         limit = 0.1 * float(wanted[2.0])
         for model in (plain, cut):
             mu.clip_grad_norm_(model, plan, limit)
-        clipped, after = distance(gradients(cut), gradients(plain)), float(mu.grad_norm(cut, plan) / limit)
+        clipped, after = (
+            largest_difference(gradients(cut), gradients(plain)),
+            float(mu.grad_norm(cut, plan) / limit),
+        )
         before = gradients(plain)
         bound = 0.3 * max(float(g.abs().max()) for g in before.values())
         for model in (plain, cut):
@@ -124,8 +121,8 @@ def clipping() -> dict[str, Any]:
             "bits": [float(norms[p]).hex() for p in NORMS],
             "clipped": clipped,
             "norm after": after,
-            "clamped": distance(gradients(cut), gradients(plain)),
-            "clamping": distance(gradients(plain), before),
+            "clamped": largest_difference(gradients(cut), gradients(plain)),
+            "clamping": largest_difference(gradients(plain), before),
             "held": float(held) / plainly,
             "empty": min(local_of(p).numel() for p in cut.parameters()),
         }
@@ -286,14 +283,14 @@ def stepping() -> dict[str, Any]:
             for layout in layouts() if name.split()[0] in ("AdamW", "SGD", "Muon") else ("fsdp",):
                 parameters, said = stepped(True, layout, name)
                 assert said == groups
-                found[name] = max(found.get(name, 0.0), distance(parameters, want))
+                found[name] = max(found.get(name, 0.0), largest_difference(parameters, want))
     want, _ = stepped(False, "", "AdamW foreach", in_units=True)
     for layout in (*layouts(), "tp"):
         parameters, _ = stepped(True, layout, "AdamW foreach", in_units=True)
-        found["in units"] = max(found.get("in units", 0.0), distance(parameters, want))
+        found["in units"] = max(found.get("in units", 0.0), largest_difference(parameters, want))
     for name in ("AdamW foreach", "AdamW fused"):  # plain tensors beside sharded ones
-        found[f"{name} tp"] = distance(stepped(True, "tp", name)[0], stepped(False, "", name)[0])
-    found["control"] = distance(want, stepped(False, "", "AdamW foreach")[0])
+        found[f"{name} tp"] = largest_difference(stepped(True, "tp", name)[0], stepped(False, "", name)[0])
+    found["control"] = largest_difference(want, stepped(False, "", "AdamW foreach")[0])
     return found
 
 

@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import mupscale as mu
+from harness.closeness import assert_bitwise, assert_close
+from harness.profiles import examples
+from harness.refusals import refusal
 from mupscale.errors import Fault
 from mupscale.rules.scale import Scale
 from mupscale.tensors import compiled
@@ -22,7 +25,6 @@ from mupscale.tensors.expand import expand, expand_
 from mupscale.tensors.noise import TensorNoise
 from mupscale.tensors.philox import Stream, normals, quantiles
 from mupscale.tensors.spectral import spectral_norms, streamed_spectral_norm
-from tests.laws import assert_bitwise, assert_close, examples, refusal
 
 numba = pytest.importorskip("numba")
 

@@ -9,11 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mupscale as mu
+from harness.closeness import assert_bitwise
+from harness.profiles import examples
+from harness.refusals import refusal
+from harness.strategies import axes
 from mupscale.tensors import expand as kernel
 from mupscale.tensors.collapse import collapse
 from mupscale.tensors.expand import expand, expand_
 from mupscale.tensors.reference import expand_reference
-from tests.laws import assert_bitwise, axes, examples, refusal
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 INTEGERS = [torch.int64, torch.int32, torch.uint8, torch.bool]

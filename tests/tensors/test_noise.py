@@ -13,6 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import mupscale as mu
+from harness.closeness import assert_bitwise, assert_close
+from harness.oracle import copied
+from harness.profiles import examples
+from harness.strategies import axes
 from mupscale.rules.scale import Scale
 from mupscale.tensors import compiled
 from mupscale.tensors import expand as expanding
@@ -20,7 +24,6 @@ from mupscale.tensors import noise as noises
 from mupscale.tensors.expand import expand, expand_
 from mupscale.tensors.noise import TensorNoise, rectangle
 from mupscale.tensors.philox import Stream, normals, philox, quantiles, uniform_bits, uniforms
-from tests.laws import assert_bitwise, assert_close, axes, copied, examples
 
 CPU = torch.device("cpu")
 COUNT = 1 << 20

@@ -12,18 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import mupscale as mu
-from tests.laws import (
-    assert_close,
-    assert_same_model,
-    data,
-    examples,
-    gradients,
-    identity_error,
-    mistaken,
-    other_power,
-    seeded,
-    train,
-)
+from harness.closeness import assert_close, assert_same_model
+from harness.draws import data, seeded
+from harness.oracle import identity_error
+from harness.profiles import examples
+from harness.runs import gradients, train
+from harness.wrong import mistaken, other_power
 
 ACTIVATIONS: dict[str, Any] = {
     "leaky": F.leaky_relu,

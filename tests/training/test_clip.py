@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from tests.laws import assert_close, data, refusal, seeded
+from harness.closeness import assert_close
+from harness.draws import data, seeded
+from harness.refusals import refusal
 
 
 def net(n: int) -> nn.Module:

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
+from harness.closeness import assert_bitwise, assert_same_model
+from harness.draws import seeded
+from harness.refusals import refusal
 from mupscale.tensors.noise import rectangle
 from mupscale.tensors.philox import Stream
-from tests.laws import assert_bitwise, assert_same_model, refusal, seeded
 
 INPUTS = 40
 

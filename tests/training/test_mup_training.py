@@ -9,9 +9,11 @@ from torch import nn, optim
 from torch.optim import lr_scheduler
 
 import mupscale as mu
+from harness.closeness import LAST_PLACES, assert_bitwise
+from harness.draws import data, seeded
+from harness.refusals import refusal
 from mupscale.rules.optimizers import RULES, decay_factor, lr_factor
 from mupscale.rules.sizes import noise_size
-from tests.laws import assert_bitwise, data, refusal, seeded
 
 
 def net(sizes: tuple[int, int]) -> nn.Module:
@@ -285,15 +287,15 @@ def test_constants_written_under_one_reference_are_the_same_under_another(first:
     assert one.keys() == two.keys()
     for name, group in one.items():
         for key in {"lr", "eps", "weight_decay", "lr_factor"} & group.keys():
-            assert two[name][key] == pytest.approx(group[key], rel=1e-15, abs=0), f"{name}: {key}"
+            assert two[name][key] == pytest.approx(group[key], rel=LAST_PLACES, abs=0), f"{name}: {key}"
     assert any(abs(naive[n]["lr"] / g["lr"] - 1) > 0.1 for n, g in one.items()), "control: not converted"
     for name, entry in direct.tensors.items():
         std = 0.3 * float(noise_size(entry.axes, entry.fold))
         composed = through[name]
         assert 0.3 * float(noise_size(composed.axes, composed.fold)) == pytest.approx(
-            std, rel=1e-15, abs=0
+            std, rel=LAST_PLACES, abs=0
         ), name
         converted = 0.3 * float(noise_size(early[name].axes)) * float(noise_size(late[name].axes))
-        assert converted == pytest.approx(std, rel=1e-15, abs=0), (
+        assert converted == pytest.approx(std, rel=LAST_PLACES, abs=0), (
             f"{name}: σ̄ rewritten at the second reference"
         )

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import mupscale as mu
+from harness.closeness import assert_bitwise, assert_close, difference
+from harness.draws import data, seeded
+from harness.refusals import refusal
 from mupscale.tensors.noise import TensorNoise
 from mupscale.training.noises import reference_size
-from tests.laws import assert_bitwise, assert_close, data, gap, refusal, seeded
 
 T = 0.2
 
@@ -195,7 +197,7 @@ def test_paired_noise_moves_weights_and_no_output(kind: str):
     for name in ("2.weight", "4.weight"):
         assert float(deltas[name].norm()) > 0.1 * float(weights[name].norm()), name
     free, _, _ = grown(base, lambda: block(wide_n), mu.MupNoise(0.5), plan)
-    assert gap(free.model(x), base(x)) > 1e-3, "control: the same noise unpaired"
+    assert difference(free.model(x), base(x)) > 1e-3, "control: the same noise unpaired"
     assert mu.resolve_noise(mu.PairedNoise(0.5), plan, dict(base.named_parameters())).without == ("0.weight",)
 
 

@@ -11,18 +11,12 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import mupscale as mu
+from harness.closeness import EXACT, assert_bitwise, assert_close
+from harness.draws import data, seeded
+from harness.runs import drift, train
+from harness.tensors import tensors_in
 from mupscale.plans.names import named_tensors
-from tests.laws import (
-    assert_bitwise,
-    assert_close,
-    data,
-    drift,
-    seeded,
-    tensors_in,
-    train,
-)
 
-EXACT = 1e-12
 ADAM: Any = {"lr": 1e-2, "eps": 1e-2, "weight_decay": 0.1}
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import mupscale as mu
-from tests.laws import assert_bitwise, assert_same_model, data, drift, gap, seeded, train
-
-EXACT = 1e-12
+from harness.closeness import EXACT, assert_bitwise, assert_same_model, difference
+from harness.draws import data, seeded
+from harness.runs import drift, train
 
 
 def mlp(n: int) -> Any:
@@ -172,7 +172,7 @@ def exact_or_refused(make: Callable[[int], Any], fresh: bool) -> bool:
         wide = mu.widen(base, lambda: make(8), plan)
     except mu.MupscaleError as error:
         return "buffer" in str(error)
-    return gap(output(wide.model), output(base)) <= EXACT
+    return difference(output(wide.model), output(base)) <= EXACT
 
 
 @pytest.mark.parametrize("fresh", [True, False], ids=["two factories", "two live models"])

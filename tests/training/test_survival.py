@@ -25,20 +25,13 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import mupscale as mu
+from harness.closeness import assert_exact, assert_same_tensors, difference
+from harness.runs import train_on, trained
+from harness.tensors import tensors_of
+from harness.toys import TiedModel, loss_on, tokens
 from mupscale.errors import MupscaleError
 from mupscale.plans.fits import check_end
 from mupscale.tensors.expand import expand
-from tests.helpers import (
-    TiedModel,
-    assert_exact,
-    assert_same_tensors,
-    difference,
-    loss_on,
-    tensors_of,
-    tokens,
-    train,
-    trained,
-)
 
 
 class Survivor(TiedModel):
@@ -176,7 +169,7 @@ def test_plan_survives_distributed_data_parallel(plan, model):
     wide = mu.widen(base, make_wide, plan)
     wide = mu.Run(DistributedDataParallel(wide.model), wide.optimizers)
     check_end(plan, wide.model, "wide")
-    assert_exact(difference(train(base, tokens()), train(wide, tokens())))
+    assert_exact(difference(train_on(wide, tokens()), train_on(base, tokens())))
 
 
 def test_plan_survives_compile(plan, model):
@@ -184,7 +177,7 @@ def test_plan_survives_compile(plan, model):
     x = tokens()[0][0]
     assert torch.equal(compiled(x), model(x))
     assert_survived(compiled, model, plan)
-    assert_exact(difference(compiled(x), torch.compile(widened(compiled, plan), backend="eager")(x)))
+    assert_exact(difference(torch.compile(widened(compiled, plan), backend="eager")(x), compiled(x)))
 
 
 def test_plan_survives_export(plan, model):
@@ -196,7 +189,7 @@ def test_plan_survives_export(plan, model):
     assert_same_tensors(tensors_of(widened(unlifted, plan)), tensors_of(widened(model, plan)))
     wide = torch.export.export(widened(model, plan), (x,)).module()
     check_end(plan, wide, "wide")
-    assert_exact(difference(unlifted(x), wide(x)))
+    assert_exact(difference(wide(x), unlifted(x)))
 
 
 def test_plan_survives_functional_call(plan, model):
@@ -207,7 +200,7 @@ def test_plan_survives_functional_call(plan, model):
         hollow = Survivor(16)
     wide = mu.widen_state_dict(parts, plan)
     check_end(plan, hollow, "wide")
-    assert_exact(difference(functional_call(model, parts, (x,)), functional_call(hollow, wide, (x,))))
+    assert_exact(difference(functional_call(hollow, wide, (x,)), functional_call(model, parts, (x,))))
 
     def loss(tensors: dict[str, Tensor], module: nn.Module) -> Tensor:
         return F.mse_loss(functional_call(module, tensors, (x,)), y)
@@ -215,7 +208,7 @@ def test_plan_survives_functional_call(plan, model):
     small, large = grad(loss)(parts, model), grad(loss)(wide, hollow)
     for name, entry in plan.items():
         if entry.kind == "parameter":
-            assert_exact(difference(expand(small[name], entry.axes, entry.change.r), large[name]))
+            assert_exact(difference(large[name], expand(small[name], entry.axes, entry.change.r)))
 
 
 def test_plan_survives_pickling(plan, model):

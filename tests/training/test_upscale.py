@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from benchmarks.exactness import precise_muon, prepare_worker, warm_base
+from harness.closeness import assert_same_model
+from harness.draws import data, seeded
 from harness.models import CASES, Case
+from harness.runs import drift
+from harness.runs import train as take
 from harness.setups import SETUPS, Setup
-from tests.laws import assert_same_model, data, drift, seeded
-from tests.laws import train as take
 
 SILENT = mu.MupNoise(0.0)
 LIMIT = 0.05

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 import mupscale as mu
+from harness.draws import data, seeded
+from harness.refusals import refusal
+from harness.runs import drift, train
 from mupscale.plans.names import named_tensors
-from tests.laws import data, drift, refusal, seeded, train
 
 SILENT = mu.MupNoise(0.0)
 X, Y = data(16, 3), data(16, 2, seed=2)

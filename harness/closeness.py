@@ -1,0 +1,88 @@
+"""What counts as equal: one relative difference, the bounds it is held against, and assertions that use them.
+
+A difference is always relative to the largest entry that was wanted. Training in float64 is the same up to `EXACT`; a
+control must move by `BROKEN` at least; numbers that two formulas compute from the same inputs agree to `LAST_PLACES`.
+Bitwise comparisons have no bound.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from harness.tensors import parameters_of, tensors_of
+
+EXACT = 1e-12
+"""The largest relative difference of outputs that counts as the same training.
+
+Rounding in float64 is 1e-16 per operation and grows to about 1e-14 over the steps that tests take.
+"""
+BROKEN = 1e-6
+"""The smallest relative difference that a control must show: far above rounding, far below any real defect."""
+LAST_PLACES = 4 * sys.float_info.epsilon
+"""For scalars that two formulas give: each side rounds at most four times (two roots, two products), by half an eps."""
+
+
+def difference(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference, relative to the largest entry wanted; infinite when anything is not finite.
+
+    >>> difference(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0]))
+    0.25
+    >>> difference(torch.tensor([float("nan")]), torch.tensor([1.0]))
+    inf
+    """
+    assert found.shape == wanted.shape, f"shapes {tuple(found.shape)} and {tuple(wanted.shape)}"
+    size = float(wanted.detach().abs().max())
+    assert size != 0, "nothing to compare with"
+    gap = float((found.detach() - wanted.detach()).abs().max()) / size
+    return gap if math.isfinite(gap) else math.inf
+
+
+def largest_difference(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
+    """The largest difference of any tensor, each relative to its own largest entry."""
+    assert found.keys() == wanted.keys()
+    return max(difference(found[name], tensor) for name, tensor in wanted.items())
+
+
+def assert_close(found: Tensor, wanted: Tensor, bound: float, what: str = "tensor") -> None:
+    gap = difference(found, wanted)
+    assert gap <= bound, f"{what}: off by {gap:.1e}, allowed {bound:.0e}"
+
+
+def assert_exact(gap: float) -> None:
+    assert gap <= EXACT, f"off by {gap:.1e}, allowed {EXACT:.0e}"
+
+
+def assert_broken(gap: float) -> None:
+    """For controls: the defect must be seen, and not because everything became infinite."""
+    assert math.isfinite(gap), f"the control gave {gap}"
+    assert gap >= BROKEN, f"the control moved by {gap:.1e} only, expected {BROKEN:.0e}"
+
+
+def assert_bitwise(found: Tensor, wanted: Tensor, what: str = "tensor") -> None:
+    assert found.dtype == wanted.dtype, what
+    assert torch.equal(found, wanted), f"{what}: not the same bits"
+
+
+def assert_same_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """The same names with the same bits."""
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert_bitwise(found[name], tensor, name)
+
+
+def assert_same_model(found: nn.Module, wanted: nn.Module) -> None:
+    """The same parameters and buffers, bit for bit."""
+    assert_same_tensors(tensors_of(found), tensors_of(wanted))
+
+
+def assert_same_state(found: torch.optim.Optimizer, wanted: torch.optim.Optimizer) -> None:
+    """Equal state, bit for bit, parameter by parameter in the order of the groups."""
+    assert wanted.state, "nothing to compare with"
+    pairs = zip(parameters_of(found), parameters_of(wanted), strict=True)
+    for mine, other in pairs:
+        assert_same_tensors(found.state[mine], wanted.state[other])
