@@ -23,6 +23,8 @@ Rounding in float64 is 1e-16 per operation and grows to about 1e-14 over the ste
 """
 BROKEN = 1e-6
 """The smallest relative difference that a control must show: far above rounding, far below any real defect."""
+SINGLE = 1e-5
+"""The largest relative difference of outputs when weights are stored in float32 and rounded on the way."""
 LAST_PLACES = 4 * sys.float_info.epsilon
 """For scalars that two formulas give: each side rounds at most four times (two roots, two products), by half an eps."""
 

@@ -1,21 +1,40 @@
-"""Planning without a process for each plan: starting one, with transformers in it, is most of the time it takes."""
+"""For every test: one thread and a deadline. Plans without a process for each, where a module asks for them."""
 
 import json
 
 import pytest
 import torch
 
+from harness.deadlines import deadline
 from mupscale.cli import check, plan
 from mupscale.families.record import FamilyPlan
+
+SECONDS = 900
+"""For a test, and as much for its fixtures: three times the limit of launched ranks, so that their own report comes first."""
 
 torch.set_num_threads(1)  # pytest-xdist gives every worker one core
 
 _KNOWN: dict[str, str] = {}
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup():
+    with deadline(SECONDS):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    with deadline(SECONDS):
+        return (yield)
+
+
 @pytest.fixture(scope="module")
 def planned_here():
-    """Plans are made in this process and remembered; `test_a_plan_comes_from_a_process_of_its_own` has the real one."""
+    """Plans are made in this process and remembered, because starting one with transformers takes most of the time.
+
+    `test_a_plan_comes_from_a_process_of_its_own` has the real one.
+    """
     from mupscale.families.plan import family_plan
     from mupscale.families.prove import prove
 

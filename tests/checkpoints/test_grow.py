@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 from safetensors.torch import load_file  # noqa: E402
 
+from harness.closeness import SINGLE, difference  # noqa: E402
 from mupscale.checkpoints.about import read_plans  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
 from mupscale.jobs.job import Job  # noqa: E402
@@ -64,7 +65,7 @@ def logits(folder):
 
 def test_the_stock_class_loads_it_and_the_function_is_the_base_s(base, wide):
     want, found = logits(base), logits(wide)
-    assert float((found - want).abs().max() / want.abs().max()) < 1e-5
+    assert difference(found, want) < SINGLE
 
 
 def test_noise_moves_the_output_and_is_the_live_path_s_bit_for_bit(base, wide, noisy):
@@ -134,7 +135,7 @@ def test_growing_twice_counts_from_the_first_reference(base, wide, tmp_path):
     assert plan["model.layers.0.mlp.up_proj.weight"].base_shape == (80, 64)
     assert since["model.layers.0.mlp.up_proj.weight"].base_shape == (40, 32)
     want, found = logits(base), logits(again)
-    assert float((found - want).abs().max() / want.abs().max()) < 1e-5
+    assert difference(found, want) < SINGLE
 
 
 def test_rounding_is_told_and_advised_upon(base, tmp_path, capsys):
@@ -293,7 +294,7 @@ def test_kv_heads_can_stay(base, tmp_path):
         120,
     )
     want, found = logits(base), logits(out)
-    assert float((found - want).abs().max() / want.abs().max()) < 1e-5
+    assert difference(found, want) < SINGLE
 
 
 def test_a_granite_export_shows_its_multiplier(base, tmp_path):
@@ -306,7 +307,7 @@ def test_a_granite_export_shows_its_multiplier(base, tmp_path):
     assert type(model).__name__ == "GraniteForCausalLM"
     assert model.config.logits_scaling == 2
     want, found = logits(base), model(input_ids=torch.arange(20)[None]).logits.detach()
-    assert float((found - want).abs().max() / want.abs().max()) < 1e-5
+    assert difference(found, want) < SINGLE
 
 
 def test_untying_keeps_the_function_and_says_what_is_lost(base, tmp_path, capsys):
@@ -317,7 +318,7 @@ def test_untying_keeps_the_function_and_says_what_is_lost(base, tmp_path, capsys
     assert "NOT the same training" in capsys.readouterr().out
     assert "lm_head.weight" in load_file(out / "model.safetensors")
     want, found = logits(base), logits(out)
-    assert float((found - want).abs().max() / want.abs().max()) < 1e-5
+    assert difference(found, want) < SINGLE
 
 
 def test_other_arguments_do_not_resume(base, tmp_path, capsys):

@@ -7,6 +7,7 @@ from torch import nn
 import mupscale as mu
 from benchmarks.sharded_training import EQUAL, compare
 from harness.launched import folder, launch
+from harness.runs import step
 from mupscale.rules.axes import Axis
 from mupscale.rules.scale import Scale
 from mupscale.tensors.expand import expand
@@ -34,19 +35,17 @@ def test_widened_runs_stay_on_the_device_and_train_exactly(options):
     run = mu.Run(model, torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3, **options))
     x = torch.randn(32, 8, dtype=torch.float64, device="cuda")
 
-    def step(run, i):
-        run.optimizers[0].zero_grad()
+    def loss_of_step(run):
         loss = (run.model(x) - 1).square().mean()
-        loss.backward()
-        run.optimizers[0].step()
+        step(run, loss)
         return loss.item()
 
-    for i in range(3):
-        step(run, i)
+    for _ in range(3):
+        loss_of_step(run)
     wide = mu.widen(run, lambda: mlp(48))
     assert all(p.is_cuda for p in wide.model.parameters())
-    for i in range(20):
-        base, grown = step(run, i), step(wide, i)
+    for _ in range(20):
+        base, grown = loss_of_step(run), loss_of_step(wide)
         assert abs(base - grown) <= 1e-9 * base
 
 
@@ -55,18 +54,16 @@ def test_autocast_and_grad_scaler_go_on():
     run = mu.Run(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
     x = torch.randn(256, 8, device="cuda")
 
-    def step(run, i):
-        run.optimizers[0].zero_grad()
+    def loss_of_step(run):
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = (run.model(x) - 1).square().mean()
-        loss.backward()
-        run.optimizers[0].step()
+        step(run, loss)
         return loss.item()
 
-    for i in range(5):
-        step(run, i)
+    for _ in range(5):
+        loss_of_step(run)
     wide = mu.widen(run, lambda: mlp(128))
-    base, grown = ([step(side, i) for i in range(10)] for side in (run, wide))
+    base, grown = ([loss_of_step(side) for _ in range(10)] for side in (run, wide))
     assert all(abs(a - b) <= 5e-2 * a for a, b in zip(base, grown, strict=True))
 
 

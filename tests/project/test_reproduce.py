@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import mupscale as mu
+from harness.closeness import difference
 from mupscale.training.recipe import Grown
 from mupscale.tuning.cost import Cost
 from reproduce import command, ledger, page, peers, stages, without_proxy
@@ -96,7 +97,7 @@ def moved(start, run):
     x = rows()[0] if start.setting.name.startswith("toy_a") or "toy_s" in start.setting.name else images()
     with torch.no_grad():
         before, after = start.base.model(x), run.model(x)
-    return float((after - before).abs().max() / before.abs().max())
+    return difference(after, before)
 
 
 @pytest.mark.parametrize("make", [mlp_setting, resnet_setting])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import mupscale as mu
-from harness.closeness import assert_bitwise, assert_close, difference
+from harness.closeness import EXACT, assert_bitwise, assert_close, difference
 from harness.draws import data, seeded
 from harness.refusals import refusal
 from mupscale.tensors.noise import TensorNoise
@@ -193,7 +193,7 @@ def test_paired_noise_moves_weights_and_no_output(kind: str):
     base, x = seeded(block, n), data(50, 20)
     plan = mu.infer_plan(block, n, wide_n, pad=pad)
     wide, weights, deltas = grown(base, lambda: block(wide_n), mu.PairedNoise(0.5), plan)
-    assert_close(wide.model(x), base(x), 1e-12)
+    assert_close(wide.model(x), base(x), EXACT)
     for name in ("2.weight", "4.weight"):
         assert float(deltas[name].norm()) > 0.1 * float(weights[name].norm()), name
     free, _, _ = grown(base, lambda: block(wide_n), mu.MupNoise(0.5), plan)
@@ -209,7 +209,7 @@ def test_paired_noise_moves_no_output_of_a_block_layout():
     base, x = seeded(make, 4), data(50, 5)
     wide, _, deltas = grown(base, lambda: make(12), mu.PairedNoise(0.5), plan)
     assert deltas["2.weight"].any()
-    assert_close(wide.model(x), base(x), 1e-12)
+    assert_close(wide.model(x), base(x), EXACT)
     plain = replace(plan["2.weight"], axes=(plan["2.weight"].axes[0], mu.Axis.parse("in: 12x3")))
     wrong = TensorNoise(mu.resolve_noise(mu.MupNoise(0.5), plan, {}).tensor("2.weight").stream, 0.5, 1)  # type: ignore[union-attr]
     delta = wrong.slice(plain.axes, [0, 0], [3, 36], deltas["2.weight"])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from benchmarks.exactness import precise_muon, prepare_worker, warm_base
-from harness.closeness import assert_same_model
+from harness.closeness import EXACT, assert_same_model
 from harness.draws import data, seeded
 from harness.models import CASES, Case
 from harness.runs import drift
@@ -163,7 +163,7 @@ def test_repeated_growth_keeps_the_first_reference():
         assert_sizes(noise_of(once, twice), sizes(0.3, 4))
     assert twice.reference == mu.infer_plan(net, 4, 64)
     exact = mu.upscale(once, lambda: net(64), SILENT)
-    assert drift(run, exact, loss, 10, output) <= 1e-12
+    assert drift(run, exact, loss, 10, output) <= EXACT
 
 
 @pytest.mark.parametrize(("reference", "base", "wide"), [(4, 8, 40), (24, 8, 40), (40, 8, 40)])
@@ -176,12 +176,12 @@ def test_noise_counts_from_the_reference_above_or_below_the_base(reference: int,
     grown = mu.upscale(run, lambda: net(wide), mu.MupNoise(0.3))
     assert_sizes(noise_of(run, grown), sizes(0.3, wide / reference))
     assert mu.reference_lr(grown.optimizers[0]) == pytest.approx(1e-2, rel=1e-12)
-    assert drift(run, mu.upscale(run, lambda: net(wide), SILENT), loss, 10, output) <= 1e-12
+    assert drift(run, mu.upscale(run, lambda: net(wide), SILENT), loss, 10, output) <= EXACT
 
 
 def test_a_model_trained_without_mup_is_its_own_reference():
     run = trained()
     grown = mu.upscale(run, lambda: net(12), SILENT)
-    assert drift(run, grown, loss, 10, output) <= 1e-12
+    assert drift(run, grown, loss, 10, output) <= EXACT
     noisy = mu.upscale(trained(), lambda: net(64), mu.MupNoise(0.3))
     assert_sizes(noise_of(trained(), noisy), sizes(0.3, 16))
