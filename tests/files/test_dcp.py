@@ -2,9 +2,13 @@
 
 import io
 import pickle
+import pickletools
 import shutil
+import subprocess
+import sys
 import warnings
 import zipfile
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +22,7 @@ from harness.refusals import refusal
 from mupscale.files.dcp import METADATA, Chunk, _tiles, read_dcp
 from mupscale.files.dcp_chunks import chunk_place, read_value
 from mupscale.files.inert import read_head, read_metadata
+from mupscale.files.opcodes import check_memo
 from mupscale.jobs.blocks import Reader, read_rectangle_
 from mupscale.plans.fits import identity_plan
 from mupscale.sharded.noise import told
@@ -413,3 +418,76 @@ def test_pickles_cannot_grow_without_end_or_change_what_they_call():
     refusal(lambda: read_metadata(pickle.dumps(Bomb()), "a bomb"), "a str is expected")
     raw = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}X\x0c\x00\x00\x00__defaults__)sb."
     refusal(lambda: read_head(raw, "a chunk"), "no business")
+
+
+_LIMITED = """
+import resource, sys
+from mupscale.errors import MupscaleError
+from mupscale.files.inert import read_metadata
+from mupscale.files.opcodes import check_memo
+from mupscale.files.torch_file import read_tree
+
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
+raw = bytes.fromhex(sys.argv[1])
+try:
+    if sys.argv[2] == "plain":
+        import pickle
+        found = pickle.loads(raw)
+    else:
+        found = read_metadata(raw, "it") if sys.argv[2] == "inert" else read_tree(sys.argv[2])
+    print("read", found)
+except (MupscaleError, MemoryError) as error:
+    print(type(error).__name__, error)
+"""
+
+
+def _limited(raw: bytes, how: str) -> str:
+    """What a process with 256 MiB to spare says of a pickle."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LIMITED, raw.hex(), how], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc to set a memory limit")
+def test_nine_bytes_cannot_ask_for_gigabytes(tmp_path):
+    bomb = b"\x80\x02]r\x00\x00\x00\x08."  # an empty list, put at index 2^27 of the memo
+    assert len(bomb) == 9
+    assert _limited(bomb, "inert") == (
+        "MupscaleError it is refused: its memo has an index of 134217728, and it has 4 opcodes"
+    )
+    assert _limited(bomb, "plain").startswith("MemoryError"), "control: unpickled as it is, it takes them"
+    assert _limited(b"\x80\x02]r\x03\x00\x00\x00.", "inert") == "read []", (
+        "control: an index that it can have"
+    )
+    with zipfile.ZipFile(tmp_path / "optimizer.pt", "w") as archive:
+        for name, data in (("data.pkl", bomb), ("version", b"3\n"), ("byteorder", b"little")):
+            archive.writestr(f"archive/{name}", data)
+    assert _limited(b"", str(tmp_path / "optimizer.pt")) == "read []", "torch keeps its memo in a dict"
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_the_memo_of_every_legal_pickle_passes(protocol):
+    shared = [1, 2.5, None, True]
+    tree = {
+        "a": shared,
+        "b": shared,
+        "ü": ("x" * 300, b"y" * 70_000, 2**3000, -7),
+        "c": [[i] for i in range(300)],
+    }
+    raw = pickle.dumps(tree, protocol=protocol)
+    check_memo(raw)
+    assert sum(1 for _ in pickletools.genops(raw)) > 300
+    for cut in range(0, len(raw), 997):
+        refusal(partial(check_memo, raw[:cut]))
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [(b"]q\xff.", "index of 255"), (b"]p99999999\n.", "index of 99999999"), (b"]p-1\n.", "not a number"),
+     (b"]p" + b"9" * 40 + b"\n.", "not a number"), (b"\x8e" + b"\xff" * 8 + b".", "incomplete"), (b"\xff.", "not an opcode")],
+)  # fmt: skip
+def test_other_ways_to_a_large_memo_are_refused(raw, text):
+    refusal(lambda: read_metadata(raw, "it"), text)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import MupscaleError
+from .opcodes import check_memo
 from .places import dtype_name
 from .strict import printable
 
@@ -163,6 +164,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _unpickled(raw: bytes, names: Mapping[tuple[str, str], Any], where: str, tensor: bool = False) -> Any:
     try:
+        check_memo(raw)
         return _Unpickler(raw, names, tensor).load()
     except MupscaleError as error:
         raise MupscaleError(f"{where} is refused: {error.claim}") from None
