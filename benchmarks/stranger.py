@@ -113,7 +113,7 @@ def walk(shell: Shell, wheel: Path) -> tuple[list[str], tuple[float, float]]:
     must("grow", "python", "save.py")
     must("grow", "mupscale", "widen", "base", "wide", "-k", "2", "--quiet")
     must("grow", "mupscale", "check", "base", "wide", "--quiet")
-    must("grow", "mupscale", "upscale", "base", "noisy", "-k", "2", "--noise", "t=0.2", "--quiet")
+    must("grow", "mupscale", "upscale", "base", "noisy", "-k", "2", "--noise", "t=0.05", "--quiet")
     must("grow", "mupscale", "check", "base", "noisy", "--quiet")
     told = must("train", "python", "train.py").split()[-2:]
     gap, control = map(float, told) if len(told) == 2 else (float("nan"), float("nan"))

@@ -17,7 +17,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 FIGURE = Path(__file__).parent / "figures" / "terminal.png"
-COMMANDS = ("plan base -k 2", "upscale base wide -k 2 --noise t=0.2", "check base wide --bytes --layout")
+COMMANDS = ("plan base -k 2", "upscale base wide -k 2 --noise t=0.05", "check base wide --bytes --layout")
 DARK, LIGHT, GREEN = "#1d2129", "#e4e6ea", "#8fd18f"
 
 

@@ -68,7 +68,7 @@ model, state = get_state_dict(base.model, list(base.optimizers))
 dcp.save({"model": model, "optim": state}, checkpoint_id=folder[0])
 
 wide = mu.load_wide(sharded(96, plan), folder[0], plan)
-noisy = mu.load_wide(sharded(96, plan), folder[0], plan, mu.SignalNoise(0.2), seed=0)
+noisy = mu.load_wide(sharded(96, plan), folder[0], plan, mu.SignalNoise(0.05), seed=0)
 curves = [train(run, range(30, 45)) for run in (base, wide, noisy)]
 if dist.get_rank() == 0:
     print("step      base   width 96   width 96 with noise")

@@ -65,7 +65,7 @@ base = mu.Run(model := GPT(32), torch.optim.AdamW(model.parameters(), lr=3e-3, w
 for step in range(GROW):
     train_step(base, step)
 wide = mu.widen(base, lambda: GPT(64), plan)
-noisy = mu.upscale(base, lambda: GPT(64), mu.SignalNoise(0.2), plan=plan, seed=0)
+noisy = mu.upscale(base, lambda: GPT(64), mu.SignalNoise(0.05), plan=plan, seed=0)
 control = mu.widen(base, lambda: GPT(64), plan).model
 narrow = model.blocks[0].qkv.weight.detach()
 control.blocks[0].qkv.weight.data = narrow.repeat_interleave(2, 0).repeat_interleave(2, 1) / 2

@@ -50,7 +50,7 @@ print(certificate)
 certificate.raise_if_broken()
 
 wide = mu.widen(base, lambda: make(64))
-noisy = mu.upscale(base, lambda: make(64), mu.SignalNoise(0.2), seed=0)
+noisy = mu.upscale(base, lambda: make(64), mu.SignalNoise(0.05), seed=0)
 control = mu.widen(base, lambda: make(64))
 for group in control.optimizers[0].param_groups:
     group.update(settings)

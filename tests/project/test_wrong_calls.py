@@ -278,7 +278,7 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
     "negative noise": (
         lambda: upscale(mu.SignalNoise(-0.2)),
         upscale,
-        ("t", "it is -0.2", "SignalNoise(0.2)"),
+        ("t", "it is -0.2", "SignalNoise(0.05)"),
     ),
     "noise for a tensor that is not there": (lambda: sizes(typo=0.1), sizes, ("typo", "leave it out")),
     "sizes in a list": (lambda: sizes(**{"0.weight": [0.1]}), sizes, ("0.weight", "a list", "a tuple")),

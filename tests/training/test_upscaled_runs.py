@@ -232,3 +232,50 @@ def test_noise_parts_the_copies_of_every_layer_within_twenty_steps(noise: Any, k
     assert found.keys() == COPIED
     assert min(found.values()) > 1e-3, found
     assert drift(base, wide, loss, 5) > 1e-6, "control: it is another run now"
+
+
+def decayed(to: float, steps: int = 10) -> mu.Run:
+    """A run in μP groups whose schedule has brought its rate from 1e-2 to `to` times that."""
+    since = mu.infer_plan(net, 4, 8)
+    model = seeded(net, 8)
+    optimizer = torch.optim.AdamW(mu.param_groups(model, since, torch.optim.AdamW, lr=1e-2))
+    falling = lr_scheduler.LambdaLR(optimizer, lambda i: max(to, 1 - i / steps))
+    run = mu.Run(model, optimizer, falling, reference=since)
+    train(run, loss, steps)
+    return run
+
+
+NEW: dict[str, Any] = {
+    **SCHEDULERS,
+    "sequence": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o, 1.0, 3), lr_scheduler.CosineAnnealingLR(o, 10)], [3]
+    ),
+    "chain": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.ExponentialLR(o, 0.9)]),
+}
+
+
+@pytest.mark.parametrize("to", [0.0, 0.1])
+@pytest.mark.parametrize("kind", NEW)
+def test_a_new_scheduler_starts_at_the_rate_that_was_asked_for(kind, to):
+    run = decayed(to)
+    start = mu.Run(run.model, run.optimizers, reference=run.reference)
+    asked = mu.upscale(start, lambda: net(16), SILENT, lr=5e-3).optimizers[0]
+    later = mu.widen(start, lambda: net(16)).optimizers[0]
+    mu.set_lr_(later, 5e-3)
+    kept = mu.widen(start, lambda: net(16)).optimizers[0]
+    mu.set_lr_(run.optimizers[0], 5e-3)
+    for optimizer in (asked, later, run.optimizers[0]):
+        NEW[kind](optimizer)
+        assert mu.reference_lr(optimizer) == pytest.approx(5e-3, rel=1e-12)
+    NEW[kind](kept)
+    assert mu.reference_lr(kept) == pytest.approx(1e-2 * to, rel=1e-12), "the rate at which the base stands"
+
+
+def test_a_scheduler_that_is_carried_keeps_the_rate_it_started_from():
+    run = decayed(0.1)
+    wide = mu.widen(run, lambda: net(16))
+    factors = [group["lr_factor"] for group in wide.optimizers[0].param_groups]
+    assert [group["initial_lr"] for group in wide.optimizers[0].param_groups] == [1e-2 * f for f in factors]
+    stock = run.optimizers[0]
+    lr_scheduler.LambdaLR(stock, lambda i: 1.0)
+    assert mu.reference_lr(stock) == pytest.approx(1e-2), "control: torch itself starts a new one at the old rate"

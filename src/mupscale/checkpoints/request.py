@@ -13,6 +13,7 @@ import torch
 
 from ..errors import MupscaleError
 from ..files.places import FLOATS, dtype_name
+from ..rules.sizes import DEFAULT_T, LARGEST_T
 from ..training.noises import MupNoise, Noise, PairedNoise, SignalNoise
 from .shards import SHARD_BYTES
 
@@ -58,8 +59,8 @@ class Request:
 def parse_noise(text: str) -> tuple[str, float]:
     """What `--noise` says.
 
-    >>> parse_noise("t=0.2")
-    ('t', 0.2)
+    >>> parse_noise("t=0.05")
+    ('t', 0.05)
     """
     scheme, _, size = text.partition("=")
     try:
@@ -68,7 +69,12 @@ def parse_noise(text: str) -> tuple[str, float]:
         value = -1.0
     if scheme not in SCHEMES or not 0 <= value < float("inf"):
         raise MupscaleError(
-            f"--noise {text}: expected sigma=…, t=… or paired=… with a size of zero or more, such as t=0.2"
+            f"--noise {text}: expected sigma=…, t=… or paired=… with a size of zero or more, such as t={DEFAULT_T}"
+        )
+    if scheme == "t" and value > LARGEST_T:
+        raise MupscaleError(
+            f"--noise {text}: noise above {LARGEST_T:g} times the norm of a weight leaves nothing of the weight; expected t "
+            f"up to {LARGEST_T:g}, such as t={DEFAULT_T}"
         )
     return scheme, value
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from ..checkpoints.trainer_state import OPTIMIZER
 from ..jobs.job import Job
+from ..rules.sizes import DEFAULT_T
 
-DEFAULT_NOISE = "t=0.2"
+DEFAULT_NOISE = f"t={DEFAULT_T}"
 """What to write where no noise was tuned."""
 
 

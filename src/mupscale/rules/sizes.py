@@ -13,6 +13,13 @@ from fractions import Fraction
 from .axes import Axis, Role
 from .scale import ONE, Scale
 
+DEFAULT_T = 0.05
+"""t of `SignalNoise` to start from where none was tuned. A trained Llama at twice the width loses 0.09 nats at 0.05, and
+from 0.2 on it writes no text (`benchmarks/noise_damage.py`); runs that were grown in mid-training gain at 0.05 too, and
+most of them gain more at 0.1 to 0.2 (`benchmarks/default_noise.py`)."""
+LARGEST_T = 1.0
+"""Noise with the spectral norm of the weight itself; with more, the noise is the model."""
+
 
 def noise_size(axes: Iterable[Axis], fold: Scale = ONE) -> Scale:
     """fold · q for a tensor whose axes grow from the reference to its present width.

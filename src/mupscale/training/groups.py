@@ -216,6 +216,8 @@ def _chosen(model: nn.Module, plan: Plan, parameters: Chosen) -> dict[str, nn.Pa
 def set_lr_(optimizer: Optimizer, lr: float | Tensor) -> None:
     """Set the reference learning rate: every group gets it times its own factor.
 
+    A scheduler that is built afterwards starts at this rate, also where an earlier one has left its `initial_lr`.
+
     >>> import torch, mupscale as mu
     >>> plan, model = mu.infer_plan(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(4, 4)
     >>> optimizer = torch.optim.AdamW(param_groups(model, plan, torch.optim.AdamW, lr=0.1))
@@ -233,6 +235,10 @@ def set_lr_(optimizer: Optimizer, lr: float | Tensor) -> None:
             group["lr"].fill_(float(value))
         else:
             group["lr"] = value
+        # torch's schedulers start at initial_lr where a group has one, whatever its lr is. A scheduler that drives the
+        # optimizer already has its own copy (base_lrs).
+        if "initial_lr" in group:
+            group["initial_lr"] = float(value)
 
 
 def reference_lr(optimizer: Optimizer) -> float:

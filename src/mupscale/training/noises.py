@@ -23,7 +23,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.plan import Plan, TensorPlan
 from ..plans.selftest import source_of
 from ..rules.scale import Scale
-from ..rules.sizes import noise_size, size_of_ratios
+from ..rules.sizes import DEFAULT_T, LARGEST_T, noise_size, size_of_ratios
 from ..tensors.noise import TensorNoise
 from ..tensors.philox import Stream
 from ..tensors.spectral import gaussian_norm, spectral_norms
@@ -53,7 +53,7 @@ class SignalNoise:
 
     >>> import mupscale as mu
     >>> base = torch.nn.Linear(4, 4)
-    >>> wide = mu.upscale(base, lambda: torch.nn.Linear(8, 8), SignalNoise(0.2))
+    >>> wide = mu.upscale(base, lambda: torch.nn.Linear(8, 8), SignalNoise(0.05))
     >>> list(wide.provenance["noise"]["sigmas"])
     ['weight']
     """
@@ -81,6 +81,8 @@ class PairedNoise:
 
 
 Noise = MupNoise | SignalNoise | PairedNoise
+EXAMPLES = f"MupNoise(0.1), SignalNoise({DEFAULT_T}) or PairedNoise(1.0)"
+"""The three schemes as messages show them."""
 
 
 @dataclass(frozen=True)
@@ -165,13 +167,12 @@ def wrong_noise(noise: object) -> list[Fault]:
     """Faults unless this is noise of one of the three schemes, and its sizes are sizes.
 
     >>> [fault.remedy for fault in wrong_noise(0.1)]
-    ['write MupNoise(0.1), SignalNoise(0.2) or PairedNoise(1.0)']
+    ['write MupNoise(0.1), SignalNoise(0.05) or PairedNoise(1.0)']
     """
     if not isinstance(noise, Noise):
-        remedy = "write MupNoise(0.1), SignalNoise(0.2) or PairedNoise(1.0)"
-        return wrong_kind("noise", noise, (MupNoise, SignalNoise, PairedNoise), remedy)
+        return wrong_kind("noise", noise, (MupNoise, SignalNoise, PairedNoise), f"write {EXAMPLES}")
     if isinstance(noise, SignalNoise):
-        return wrong_number("t", noise.t, "write SignalNoise(0.2), say")
+        return wrong_number("t", noise.t, f"write SignalNoise({DEFAULT_T})") or _above_the_weight(noise.t)
     if not isinstance(noise.sigma, Mapping):
         return wrong_number("sigma", noise.sigma, f"write {type(noise).__name__}(0.1), say")
     faults = []
@@ -180,6 +181,14 @@ def wrong_noise(noise: object) -> list[Fault]:
         remedy = "write a number, or a tuple with one for every matrix; 0 for none"
         faults += [fault for size in sizes for fault in wrong_number(f"sigma, {name}", size, remedy)][:1]
     return faults
+
+
+def _above_the_weight(t: float) -> list[Fault]:
+    """A fault where the noise is larger than what it is added to."""
+    if t <= LARGEST_T:
+        return []
+    what = f"it is {t:g}, and noise above {LARGEST_T:g} times the norm of a weight leaves nothing of the weight"
+    return [Fault("t", what, f"write SignalNoise({DEFAULT_T}), or a number up to {LARGEST_T:g}")]
 
 
 def _unknown(noise: Noise, plan: Plan, base: Mapping[str, Tensor] | Measure, seed: int) -> list[Fault]:

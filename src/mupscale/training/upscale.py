@@ -23,7 +23,7 @@ from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
 from .direction import Direction
 from .groups import set_lr_
-from .noises import Noise, resolve_noise, wrong_noise
+from .noises import EXAMPLES, Noise, resolve_noise, wrong_noise
 from .recipe import Grown, Recipe
 from .run import Run
 from .state import factors_of, scale_setting
@@ -66,7 +66,7 @@ def upscale(
         noise, lr = recipe.noise, recipe.lr if start.optimizers else None
     if noise is None:
         raise MupscaleError(
-            "upscale needs its noise; write noise=MupNoise(0.1), SignalNoise(0.2) or PairedNoise(1.0), or recipe="
+            f"upscale needs its noise; write noise={EXAMPLES}, or recipe="
         )
     tensors = {name: tensor for name, _, tensor in named_tensors(start.model)}
     resolved = resolve_noise(noise, chosen, tensors, seed, start.reference)

@@ -132,7 +132,7 @@ def carry(
         optimizers.append(new)
         groups[id(optimizer)] = (new, named)
         faults += problems
-    schedulers = []
+    schedulers, driven = [], set()
     for scheduler in run.schedulers:
         owner = getattr(scheduler, "optimizer", None) or scheduler._schedulers[0].optimizer
         if id(owner) not in groups:
@@ -145,6 +145,8 @@ def carry(
             )
             continue
         schedulers.append(carry_scheduler(scheduler, *groups[id(owner)]))
+        driven.add(id(owner))
+    _forget_initial_rates([new for owner, (new, _) in groups.items() if owner not in driven])
     raise_faults("this run cannot be widened exactly", faults)
     ema = _carry_ema(run.ema, make, direction)
     if direction.back:
@@ -153,6 +155,17 @@ def carry(
     since = direction.plan if run.reference is None else run.reference.then(direction.plan)
     _carry_clips(run.optimizers, optimizers, model, direction.plan, None)
     return Run(model, optimizers, schedulers, ema, run.step, direction.plan, since, run.provenance)
+
+
+def _forget_initial_rates(optimizers: list[Optimizer]) -> None:
+    """Drop the rate from which a schedule started that is not carried: a new scheduler would start there again.
+
+    torch's schedulers take `initial_lr` where a group has one and the group's `lr` where it has none. Setting it to
+    `lr` instead would let a scheduler that is built with last_epoch=n start at a rate that has decayed, in silence.
+    """
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group.pop("initial_lr", None)
 
 
 def _carry_clips(
