@@ -1,8 +1,10 @@
 """How much noise for people without a proxy: the small pair of a setting, grown with relative noise of several sizes.
 
-The learning rate is the base's, as it is for them; the point that tuning found stands beside it.
+The learning rate is the base's, as it is for them; the point that tuning found stands beside it. The documented default
+is smaller than the best size here, because trained language models do not survive that one
+(`benchmarks/noise_damage.py`). The exit code is 1 if the default is larger than the best size that is stored.
 
-    python -m reproduce.without_proxy                   # what is stored, and the noise with the smallest regret
+    python -m reproduce.without_proxy                   # what is stored, and the noise that did best
     python -m reproduce.without_proxy mlp_adamw         # train the pair of one setting first
 """
 
@@ -17,14 +19,14 @@ from typing import Any
 import torch
 
 import mupscale as mu
-from mupscale.cli.next_steps import DEFAULT_NOISE
+from mupscale.rules.sizes import DEFAULT_T
 
 from .ledger import final
 from .page import experiments
 from .stages import Experiment, Job, digest_of, train_curve
 from .store import RESULTS, Store
 
-SIZES = (0.1, 0.2, 0.4, 0.8, 1.6)
+SIZES = (0.1, 0.2, 0.4, 0.8)
 """t: the spectral norm of the noise over that of the weight."""
 TUNED = "tuned"
 STORE = RESULTS / "without_proxy.jsonl"
@@ -116,11 +118,8 @@ def main() -> int:
         print(f"{size:14}" + "".join(f"{told[size]:12.4f}" for told in every.values()))
     worst = regrets(every)
     best = min(worst, key=lambda size: worst[size])
-    default = DEFAULT_NOISE.removeprefix("t=")
-    print(
-        f"settings={len(every)} best={best} regret={worst[best]:.4f} default={default} its_regret={worst[default]:.4f}"
-    )
-    return 0 if best == default else 1
+    print(f"settings={len(every)} best={best} regret={worst[best]:.4f} default={DEFAULT_T:g}")
+    return 0 if float(best) >= DEFAULT_T else 1
 
 
 if __name__ == "__main__":

@@ -278,4 +278,6 @@ def test_a_scheduler_that_is_carried_keeps_the_rate_it_started_from():
     assert [group["initial_lr"] for group in wide.optimizers[0].param_groups] == [1e-2 * f for f in factors]
     stock = run.optimizers[0]
     lr_scheduler.LambdaLR(stock, lambda i: 1.0)
-    assert mu.reference_lr(stock) == pytest.approx(1e-2), "control: torch itself starts a new one at the old rate"
+    assert mu.reference_lr(stock) == pytest.approx(1e-2), (
+        "control: torch itself starts a new one at the old rate"
+    )

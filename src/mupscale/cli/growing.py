@@ -34,6 +34,7 @@ from ..jobs.progress import shown_progress
 from ..jobs.stream import run_job, run_worker
 from ..plans.names import pattern_of
 from ..text import columns
+from ..training.jump import is_jump, jump_message, smaller
 from ..training.recipe import Recipe
 from .next_steps import DEFAULT_NOISE, next_steps
 from .plan import add_source, cost, describe, evidence, planned
@@ -76,7 +77,7 @@ def add_to(verbs: Any) -> None:
                 "--batch",
                 type=Path,
                 metavar="FILE",
-                help="inputs (safetensors or JSON, by argument name): print the loss before and after noise (default: none)",
+                help="inputs (safetensors or JSON, by argument name): print the loss before and after noise, and warn of a jump (default: none)",
             )
         _add_writing(verb)
         verb.set_defaults(run=run, noise=None, recipe=None, seed=0, batch=None, verb_name=name)
@@ -208,7 +209,12 @@ def _losses(chosen: argparse.Namespace) -> str:
         before, after = batch_losses([chosen.base, chosen.out], chosen.batch)
     except MupscaleError as error:  # the result is there all the same
         return f"the losses could not be measured: {error}"
-    return f"loss of {chosen.batch}: {before:.6f} before noise (the base's), {after:.6f} after"
+    told = f"loss of {chosen.batch}: {before:.6f} before noise (the base's), {after:.6f} after"
+    if not is_jump(before, after):
+        return told
+    scheme, size = (None, 0.0) if chosen.noise is None else parse_noise(chosen.noise)
+    remedy = f"write --noise {scheme}={smaller(size):g}" if size > 0 else "write less noise"
+    return f"{told}\nwarning: {jump_message(before, after, remedy)}"
 
 
 def _job(directory: Directory, out: Path, about: dict[str, Any], state: bool) -> Job:

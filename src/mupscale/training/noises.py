@@ -187,7 +187,9 @@ def _above_the_weight(t: float) -> list[Fault]:
     """A fault where the noise is larger than what it is added to."""
     if t <= LARGEST_T:
         return []
-    what = f"it is {t:g}, and noise above {LARGEST_T:g} times the norm of a weight leaves nothing of the weight"
+    what = (
+        f"it is {t:g}, and noise above {LARGEST_T:g} times the norm of a weight leaves nothing of the weight"
+    )
     return [Fault("t", what, f"write SignalNoise({DEFAULT_T}), or a number up to {LARGEST_T:g}")]
 
 

@@ -15,14 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..arguments import wrong_kind, wrong_number, wrong_whole
+from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import build
 from ..plans.names import named_tensors, parameter_names, resolve
 from ..plans.plan import Plan
+from ..plans.selftest import Loss
 from ..rules.optimizers import OptimizerRule, rule_for
 from .direction import Direction
 from .groups import set_lr_
+from .jump import is_jump, jump_message, less_of, measured
 from .noises import EXAMPLES, Noise, resolve_noise, wrong_noise
 from .recipe import Grown, Recipe
 from .run import Run
@@ -39,6 +41,7 @@ def upscale(
     recipe: Recipe | None = None,
     seed: int = 0,
     plan: Plan | None = None,
+    loss: Loss | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
     """Widen `run`, add noise, and set the learning rate: a run that can use its new width.
@@ -46,6 +49,8 @@ def upscale(
     `lr` is the reference learning rate after growth; None keeps the base's. Noise sizes count from the run's
     reference, which is the base itself unless the run says otherwise, and repeated growth keeps the first.
     `recipe` gives noise and learning rate as tuning found them, and is refused where it does not hold.
+    `loss`, a function of a model, measures the base and the wide model on a batch: both numbers go into the provenance,
+    and a jump is warned of.
 
     >>> from mupscale import MupNoise
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -55,7 +60,7 @@ def upscale(
     True
     """
     start = run if isinstance(run, Run) else Run(run)
-    raise_faults("upscale cannot use what it was given", _unusable(start, noise, lr, recipe, seed))
+    raise_faults("upscale cannot use what it was given", _unusable(start, noise, lr, recipe, seed, loss))
     built = build(make_wide)
     chosen = chosen_plan(start, built, plan)
     check_reference(start)
@@ -65,9 +70,7 @@ def upscale(
         start = at_recipe(recipe, start, chosen, rules)
         noise, lr = recipe.noise, recipe.lr if start.optimizers else None
     if noise is None:
-        raise MupscaleError(
-            f"upscale needs its noise; write noise={EXAMPLES}, or recipe="
-        )
+        raise MupscaleError(f"upscale needs its noise; write noise={EXAMPLES}, or recipe=")
     tensors = {name: tensor for name, _, tensor in named_tensors(start.model)}
     resolved = resolve_noise(noise, chosen, tensors, seed, start.reference)
     ended = lr is not None and not start.schedulers and _at_zero(start.optimizers)
@@ -84,6 +87,7 @@ def upscale(
     elif lr is not None:
         for optimizer, rate in zip(wide.optimizers, rates, strict=True):
             scale_lr_(optimizer, wide.schedulers, lr / rate)
+    losses = {} if loss is None else _losses(loss, start.model, wide.model, noise, seed)
     from .. import __version__
 
     provenance = {
@@ -95,21 +99,31 @@ def upscale(
         "seed": seed,
         "lr": lr,
         **({} if recipe is None else {"recipe": recipe.summary()}),
+        **losses,
         "grown_from": dict(start.provenance),
     }
     return replace_run(wide, provenance=provenance)
 
 
 def _unusable(
-    run: Run, noise: Noise | None, lr: float | None, recipe: Recipe | None, seed: int
+    run: Run, noise: Noise | None, lr: float | None, recipe: Recipe | None, seed: int, loss: Loss | None
 ) -> list[Fault]:
     """What of the arguments of `upscale` is not of its kind, and weights without numbers."""
     faults = [*([] if noise is None else wrong_noise(noise)), *wrong_whole("seed", seed)]
     faults += [] if lr is None else wrong_number("lr", lr, "write lr=1e-3, say, or leave it out")
     faults += [] if recipe is None else wrong_kind("recipe", recipe, Recipe, "write recipe=Recipe.read(path)")
+    faults += [] if loss is None else wrong_function("loss", loss, "model")
     empty = [name for name, kind, t in named_tensors(run.model) if kind == "parameter" and t.is_meta]
     remedy = "load its weights first: noise is added to numbers"
     return [*faults, *(Fault(name, "it is on the meta device and has no numbers", remedy) for name in empty)]
+
+
+def _losses(loss: Loss, base: nn.Module, wide: nn.Module, noise: Noise, seed: int) -> dict[str, Any]:
+    """The loss before and after noise, for the provenance; warns where it jumps."""
+    before, after = (measured(loss, model, seed) for model in (base, wide))
+    if is_jump(before, after):
+        warnings.warn(jump_message(before, after, less_of(noise)), stacklevel=3)
+    return {"loss": {"before": before, "after": after}}
 
 
 def at_recipe(recipe: Recipe, run: Run, plan: Plan, rules: Mapping[str, OptimizerRule] | None = None) -> Run:
