@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 
 import mupscale
 from mupscale.checkpoints.request import Request
-from mupscale.cli import demo, resuming
+from mupscale.cli import demo, growing, resuming
 from mupscale.cli.main import main, parser
 from mupscale.cli.verb import Parser
 
@@ -306,3 +307,17 @@ def test_without_extras_every_verb_says_in_one_line_what_to_install(tmp_path):
     assert said[-2][0] == 0, "the demo needs no extra"
     assert "pip install 'mupscale[plot]'" in said[-2][1]
     assert said[-1][0] == 0, "and neither does the doctor"
+
+
+@pytest.mark.parametrize(
+    ("losses", "noise", "text"),
+    [((1.703273, 4.502408), "t=0.2", "write --noise t=0.1"), ((1.7, 4.5), None, "write less noise"), ((1.7, 1.8), "t=0.2", "")],
+)  # fmt: skip
+def test_a_jump_of_the_batch_is_warned_of(losses, noise, text, monkeypatch):
+    monkeypatch.setattr(growing, "batch_losses", lambda *_: losses)
+    chosen = argparse.Namespace(base=Path("b"), out=Path("w"), batch=Path("x.json"), noise=noise)
+    told = growing._losses(chosen).splitlines()
+    assert told[0] == f"loss of x.json: {losses[0]:.6f} before noise (the base's), {losses[1]:.6f} after"
+    assert len(told) == (2 if text else 1), "the last one is the control: a rise that is no jump"
+    assert told[-1].startswith("warning: noise takes the loss from") == bool(text)
+    assert text in told[-1]

@@ -280,6 +280,16 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
         upscale,
         ("t", "it is -0.2", "SignalNoise(0.05)"),
     ),
+    "noise larger than the weight": (
+        lambda: upscale(mu.SignalNoise(1.5)),
+        lambda: upscale(mu.SignalNoise(1.0)),
+        ("t", "it is 1.5", "leaves nothing of the weight", "SignalNoise(0.05)", "up to 1"),
+    ),
+    "a loss as a number": (
+        lambda: upscale(loss=0.1),
+        lambda: upscale(loss=lambda model: model(torch.ones(1, 3)).sum()),
+        ("loss", "it is 0.1", "(model)"),
+    ),
     "noise for a tensor that is not there": (lambda: sizes(typo=0.1), sizes, ("typo", "leave it out")),
     "sizes in a list": (lambda: sizes(**{"0.weight": [0.1]}), sizes, ("0.weight", "a list", "a tuple")),
     "too few sizes": (

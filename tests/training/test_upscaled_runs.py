@@ -2,6 +2,7 @@
 
 import io
 import json
+import warnings
 from typing import Any
 
 import pytest
@@ -232,6 +233,25 @@ def test_noise_parts_the_copies_of_every_layer_within_twenty_steps(noise: Any, k
     assert found.keys() == COPIED
     assert min(found.values()) > 1e-3, found
     assert drift(base, wide, loss, 5) > 1e-6, "control: it is another run now"
+
+
+def test_a_jump_of_the_loss_is_warned_of_with_the_next_smaller_size():
+    run = trained(steps=200)
+    modes = [module.training for module in run.model.modules()]
+    state = torch.get_rng_state()
+    with pytest.warns(UserWarning, match=r"from [\d.e-]+ to [\d.e-]+: .*SignalNoise\(0\.5\)"):
+        wide = mu.upscale(run, lambda: net(8), mu.SignalNoise(1.0), loss=lambda m: 100 * loss(m))
+    told = wide.provenance["loss"]
+    assert told["before"] == pytest.approx(100 * float(loss(run.model).detach()), rel=1e-6)
+    assert told["after"] == pytest.approx(100 * float(loss(wide.model).detach()), rel=1e-6)
+    json.dumps(dict(wide.provenance))
+    assert [module.training for module in run.model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # control: noise that changes nothing is not warned of
+        quiet = mu.upscale(run, lambda: net(8), mu.SignalNoise(0.0), loss=loss)
+    assert quiet.provenance["loss"]["after"] == pytest.approx(quiet.provenance["loss"]["before"], rel=1e-5)
+    assert "loss" not in mu.upscale(run, lambda: net(8), mu.SignalNoise(1.0)).provenance
 
 
 def decayed(to: float, steps: int = 10) -> mu.Run:
