@@ -37,8 +37,8 @@ from mupscale.files.directory import Directory, read_directory
 from mupscale.jobs.job import Job
 from mupscale.jobs.journal import read_journals
 from mupscale.jobs.partial import partial
-from mupscale.jobs.stream import run_job, run_worker
 from mupscale.jobs.units import Units
+from mupscale.jobs.worker import run_job, run_worker
 
 MODEL = Llama(hidden=128, ffn=352, heads=8, kv_heads=2, layers=4, vocabulary=500)
 BLOCK, SHARD = 64 << 10, 3_000_000

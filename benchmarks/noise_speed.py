@@ -38,6 +38,7 @@ import mupscale as mu
 from mupscale.rules.scale import Scale
 from mupscale.tensors.compiled import VARIABLE, kernel_for
 from mupscale.tensors.expand import expand_
+from mupscale.tensors.making import Making
 from mupscale.tensors.noise import TensorNoise, rectangle
 from mupscale.tensors.philox import Stream
 
@@ -69,14 +70,14 @@ def fastest(work: Callable[[], object]) -> float:
 def writer(dtype: torch.dtype) -> tuple[Tensor, Callable[[int, TensorNoise | None], Tensor]]:
     """8 MiB of output, and what fills it with the block of that number of a wide matrix."""
     rows = OUTPUT // dtype.itemsize // COLUMNS
-    axes = [mu.Axis.parse(f"out: {BLOCKS * rows // 2}x2"), mu.Axis.parse(f"in: {COLUMNS // 2}x2")]
+    axes = (mu.Axis.parse(f"out: {BLOCKS * rows // 2}x2"), mu.Axis.parse(f"in: {COLUMNS // 2}x2"))
     shape = [rows // 2, COLUMNS // 2]
     base = rectangle(Stream(0, "base"), shape, [0, 0], shape, torch.device("cpu")).to(dtype)
     out = torch.empty(rows, COLUMNS, dtype=dtype)
 
     def fill(block: int, noise: TensorNoise | None) -> Tensor:
         at: Any = {"out_start": [block * rows, 0], "base_start": [block * rows // 2, 0]}
-        return expand_(out, base, axes, Scale.of("1/3"), noise=noise, **at)
+        return expand_(out, base, Making(axes, Scale.of("1/3"), noise=noise), **at)
 
     return out, fill
 

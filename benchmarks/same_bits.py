@@ -32,7 +32,7 @@ from harness.llama_files import Llama, job_for, write_directory
 from harness.models import CASES, Case
 from harness.setups import SETUPS, Setup
 from mupscale.files.directory import read_directory
-from mupscale.jobs.stream import run_job
+from mupscale.jobs.worker import run_job
 
 STORED = Path(__file__).with_name("same_bits.json")
 NOISES: Mapping[str, Any] = {

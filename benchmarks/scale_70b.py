@@ -31,8 +31,8 @@ from harness.llama_files import Llama, job_for, peak_mib, write_directory
 from mupscale.jobs.job import Job
 from mupscale.jobs.journal import read_journals
 from mupscale.jobs.partial import partial
-from mupscale.jobs.stream import run_worker
 from mupscale.jobs.units import Block, Units
+from mupscale.jobs.worker import run_worker
 
 LLAMA_70B = Llama(hidden=8192, ffn=28672, heads=64, kv_heads=8, layers=80, vocabulary=128256)
 K, SHARDS, THREADS = 2, 30, min(2, os.cpu_count() or 1)
@@ -49,7 +49,7 @@ def matches(job: Job, unit: int) -> bool:
     """Whether the first entries of a unit, as written, are the noise of zeros."""
     block = Units(job)[unit]
     assert isinstance(block, Block)
-    target, noise = block.move.target, block.move.noise
+    target, noise = block.move.target, block.move.making.noise
     corner = [1] * (len(block.shape) - 1) + [min(64, block.shape[-1])]
     place = sum(s * w for s, w in zip(block.start, _strides(target.shape), strict=True))
     with open(partial(job.out) / f"{target.file}.partial", "rb") as file:
@@ -57,7 +57,7 @@ def matches(job: Job, unit: int) -> bool:
         found = torch.frombuffer(bytearray(file.read(2 * corner[-1])), dtype=torch.bfloat16)
     want = torch.zeros(corner)
     if noise is not None:
-        want = noise.slice(block.move.axes, list(block.start), corner, want)
+        want = noise.slice(block.move.making.axes, list(block.start), corner, want)
     return torch.equal(found, want.flatten().bfloat16())
 
 

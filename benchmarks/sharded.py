@@ -52,7 +52,7 @@ from mupscale.families.process import plan_in_process
 from mupscale.families.record import FamilyPlan
 from mupscale.files.directory import read_directory
 from mupscale.jobs.partial import partial
-from mupscale.jobs.stream import run_job
+from mupscale.jobs.worker import run_job
 from mupscale.plans.fits import identity_plan
 from mupscale.plans.names import named_tensors
 from mupscale.rules.scale import ONE
@@ -112,7 +112,7 @@ def oracle_error(run: mu.Run, base: dict[str, torch.Tensor], plan: mu.Plan) -> f
     """The largest difference of a widened weight from the slow twin of the kernel."""
     worst = 0.0
     for name, kind, tensor in named_tensors(run.model):
-        entry = plan[plan.ties.get(name, name)]
+        entry = plan[name]
         if entry.sources and entry.fill != "own" and not entry.shift:
             scale = entry.change.s if kind == "parameter" else ONE
             want = expand_reference(base[entry.sources[0]].detach(), entry.axes, scale)

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness.llama_files import Llama, job_for, peak_mib, write_directory
 from mupscale.files.directory import Directory, read_directory
 from mupscale.files.places import item_size
-from mupscale.jobs.stream import run_job
+from mupscale.jobs.worker import run_job
 
 K = 2
 HIDDEN, FFN, HEADS, KV_HEADS, VOCABULARY = 2048, 5632, 32, 8, 4096

@@ -31,7 +31,7 @@ from mupscale.checkpoints.about import FORMAT
 from mupscale.checkpoints.trainer_state import trainer_moves
 from mupscale.cli.main import main as command
 from mupscale.jobs.identity import make_job
-from mupscale.jobs.stream import run_job
+from mupscale.jobs.worker import run_job
 from mupscale.trainers.lightning_file import widen_lightning_checkpoint
 
 STOP, LATER, END = 20, 30, 40

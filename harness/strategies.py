@@ -1,8 +1,8 @@
-"""Hypothesis strategies: random axes, with every number of copies split into factors in several ways."""
+"""Random axes as Hypothesis strategies, every number of copies split in several ways, and makings of such axes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -10,6 +10,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 import mupscale as mu
+from mupscale.tensors.making import Making
 
 FACTORISATIONS = {
     1: [(1,), (1, 1), (1, 1, 1)],
@@ -36,3 +37,8 @@ def axes(
     axis = mu.Axis.of(*parts, role=role)
     assume(axis.wide <= longest)
     return axis
+
+
+def making(axes: Sequence[mu.Axis], scale: str | mu.Scale = "1", **options: Any) -> Making:
+    """How a tensor with these axes is made."""
+    return Making(tuple(axes), mu.Scale.of(scale), **options)

@@ -15,13 +15,13 @@ def mistaken(plan: mu.Plan, name: str) -> mu.Plan:
     dim = next(d for d, axis in enumerate(entry.axes) if axis.k > 1)
     axes = list(entry.axes)
     axes[dim] = replace(axes[dim], role="out" if axes[dim].role == "in" else "in")
-    return plan.with_tensors({plan.ties.get(name, name): replace(entry, axes=tuple(axes))})
+    return plan.with_tensors({plan.planned(name): replace(entry, axes=tuple(axes))})
 
 
 def other_power(plan: mu.Plan, name: str) -> mu.Plan:
     """The plan with the same weights and another power of the width in one tensor's gradient scale."""
     entry = plan[name]
-    return plan.with_tensors({plan.ties.get(name, name): replace(entry, spread=entry.change.c)})
+    return plan.with_tensors({plan.planned(name): replace(entry, spread=entry.change.c)})
 
 
 def without(optimizer: type, **changes: Any) -> dict[str, mu.OptimizerRule]:

@@ -387,7 +387,7 @@ def test_growing_again_draws_other_noise_for_the_same_seed(base, tmp_path):
     plan, _ = read_plans(first)
     from mupscale.tensors.expand import expand
 
-    early = one - expand(b, plan[name].axes, plan[name].change.s)
+    early = one - expand(b, plan[name].making())
     late = two - one
     assert abs(float(torch.corrcoef(torch.stack([early.flatten(), late.flatten()]))[0, 1])) < 0.1
 

@@ -26,7 +26,7 @@ from mupscale.checkpoints.shards import weight_moves
 from mupscale.files.directory import read_directory
 from mupscale.jobs.identity import make_job
 from mupscale.jobs.job import Job, Text
-from mupscale.jobs.stream import run_job
+from mupscale.jobs.worker import run_job
 
 DIRECTORIES, JOBS = 2000, 300
 PATIENCE = 20

@@ -23,17 +23,17 @@ from mupscale.files.directory import read_directory
 from mupscale.files.places import Place
 from mupscale.jobs import partial as partial_module
 from mupscale.jobs import worker as worker_module
-from mupscale.jobs.blocks import BlockMaker, Reader, from_files
+from mupscale.jobs.blocks import MoveMaker, Reader
 from mupscale.jobs.identity import digest_stretch, make_job, whole_digest
 from mupscale.jobs.job import Job, Move, Text
 from mupscale.jobs.journal import Journal, read_journals
 from mupscale.jobs.partial import finish, partial, prepare
 from mupscale.jobs.progress import Progress
-from mupscale.jobs.stream import run_job, run_worker
 from mupscale.jobs.units import Block, Stretch, Units
 from mupscale.jobs.verify_bytes import check_bytes
-from mupscale.plans.selftest import source_of
+from mupscale.jobs.worker import run_job, run_worker
 from mupscale.tensors.expand import expand
+from mupscale.tensors.making import Making
 from mupscale.tensors.noise import TensorNoise
 from mupscale.tensors.philox import Stream
 from mupscale.training.noises import NoisePlan
@@ -68,13 +68,7 @@ def bytes_in(path: Path) -> dict[str, bytes]:
 
 def wanted(plan: mu.Plan, tensors: dict[str, Tensor], noise: NoisePlan | None) -> dict[str, Tensor]:
     return {
-        name: expand(
-            source_of(entry, tensors),
-            entry.axes,
-            entry.change.s if entry.kind == "parameter" else mu.Scale(),
-            shift=entry.shift,
-            noise=None if noise is None else noise.tensor(name),
-        )
+        name: expand(entry.source(tensors), entry.making(None if noise is None else noise.tensor(name)))
         for name, entry in plan.tensors.items()
     }
 
@@ -182,7 +176,7 @@ def test_worker_processes_share_one_output(base, tmp_path):
     code = (
         "import sys; from pathlib import Path\n"
         "from mupscale.jobs.job import Job\n"
-        "from mupscale.jobs.stream import run_worker\n"
+        "from mupscale.jobs.worker import run_worker\n"
         "run_worker(Job.from_json(Path(sys.argv[1]).read_bytes()), int(sys.argv[2]), 2, threads=2)\n"
         "sys.exit(any(name in sys.modules for name in ('transformers', 'numba', 'lightning')))\n"
     )
@@ -195,9 +189,9 @@ def test_worker_processes_share_one_output(base, tmp_path):
 def test_units_cover_the_output_once_and_shares_cover_the_units():
     directory_job = Move(
         "w",
-        Place("f", 0, "F32", (40, 30)),
+        Making((mu.Axis.parse("out: 20x2"), mu.Axis.parse("in: 15x2"))),
         (Place("b", 0, "F32", (20, 15)),),
-        (mu.Axis.parse("out: 20x2"), mu.Axis.parse("in: 15x2")),
+        Place("f", 0, "F32", (40, 30)),
     )
     job = Job(Path("b"), Path("o"), (), (directory_job,) * 3, (), block_bytes=100)
     units = Units(job)
@@ -236,7 +230,7 @@ def wide_job(path: Path, axes: list[str], tensors: list[Tensor], **options: Any)
     files, moves, _ = weight_moves(plan, read_directory(path), resolved, **options)
     job = make_job(path, path.with_name("wide"), files, moves, block_bytes=block)
     base = torch.cat(tensors, cat) if cat is not None else tensors[0]
-    return job, moves[0], expand(base, parsed, entry.change.s, shift=entry.shift, noise=moves[0].noise)
+    return job, moves[0], expand(base, entry.making(moves[0].making.noise))
 
 
 CASES: dict[str, tuple[list[str], list[tuple[int, ...]], dict[str, Any]]] = {
@@ -299,9 +293,9 @@ def test_a_cast_rounds_once_from_the_wider_type(tmp_path, source, target, comput
     job, move, _ = wide_job(tmp_path / "base", ["out: 40x3", "in: 30x3"], [tensor], noise=noise, dtype=target)
     run_job(job)
     found = load_file(job.out / "model.safetensors")["wide"]
-    exact = expand(tensor.to(compute), move.axes, move.scale, noise=move.noise)
+    exact = expand(tensor.to(compute), move.making)
     assert_bitwise(found, exact.to(found.dtype))
-    twice = expand(tensor.to(found.dtype), move.axes, move.scale, noise=move.noise)
+    twice = expand(tensor.to(found.dtype), move.making)
     if found.dtype.itemsize < source.itemsize:
         assert not torch.equal(found, twice), "control: rounding before the kernel is seen"
 
@@ -312,11 +306,11 @@ def test_memory_is_bounded_where_copies_lie_far_apart(tmp_path):
         tmp_path / "base", ["out: 1x2 * 4000", "50"], [torch.randn(4000, 50)], block_bytes=5000 * 4
     )
     with Reader(job.base) as reader:
-        maker, units = BlockMaker(from_files(reader)), Units(job)
+        maker, units = MoveMaker(reader), Units(job)
         for number in range(units.blocks):
             block = units[number]
             assert isinstance(block, Block)
-            maker.make(block)
+            maker.block(block)
         assert maker.room_bytes <= 8 * job.block_bytes + (1 << 20)
 
 
@@ -337,8 +331,9 @@ def test_tied_weights_are_written_once_under_the_name_they_had(tmp_path):
         directory = read_directory(tied_directory(tmp_path / "-".join(names), *names))
         _, moves, _ = weight_moves(plan, directory, NoisePlan({}, {"embed": 0.1}))
         assert [move.name for move in moves] == names[:1]
-        assert moves[0].noise is not None
-        assert moves[0].noise.stream.name == "embed", "noise goes by the planned name"
+        noise = moves[0].making.noise
+        assert noise is not None
+        assert noise.stream.name == "embed", "noise goes by the planned name"
     torn = read_directory(tied_directory(tmp_path / "torn", "embed", "head", torn=True))
     refusal(lambda: weight_moves(plan, torn), "embed = head", "stored twice and not equal")
 

@@ -11,6 +11,7 @@ from harness.runs import step
 from mupscale.rules.axes import Axis
 from mupscale.rules.scale import Scale
 from mupscale.tensors.expand import expand
+from mupscale.tensors.making import Making
 
 pytestmark = pytest.mark.gpu
 
@@ -24,9 +25,9 @@ def mlp(width):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("scale", ["1", "1/2", "1/3"])
 def test_the_kernel_gives_the_same_bits_as_on_the_cpu(dtype, scale):
-    axes = [Axis.parse("out: 64x2"), Axis.parse("in: 3x2 * 16")]
+    making = Making((Axis.parse("out: 64x2"), Axis.parse("in: 3x2 * 16")), Scale.of(scale))
     base = torch.randn(64, 48).to(dtype)
-    assert torch.equal(expand(base, axes, Scale.of(scale)), expand(base.cuda(), axes, Scale.of(scale)).cpu())
+    assert torch.equal(expand(base, making), expand(base.cuda(), making).cpu())
 
 
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}, {"capturable": True}])

@@ -17,8 +17,8 @@ import mupscale as mu
 from harness.closeness import assert_bitwise, assert_close
 from harness.profiles import examples
 from harness.refusals import refusal
+from harness.strategies import making
 from mupscale.errors import Fault
-from mupscale.rules.scale import Scale
 from mupscale.tensors import compiled
 from mupscale.tensors.compiled import Kernel, kernel_for, load_kernel
 from mupscale.tensors.expand import expand, expand_
@@ -92,19 +92,19 @@ def test_noisy_tensors_have_the_same_bits(kind: str, dtype: torch.dtype, size: s
         monkeypatch.setenv(compiled.VARIABLE, choice)
         strided = torch.zeros([2 * n for n in shape], dtype=dtype)[tuple(slice(0, None, 2) for _ in shape)]
         part = torch.empty(sizes, dtype=dtype)
-        scale = Scale.of("1/3")
+        noisy = making(grown, "1/3", noise=added)
         found.append(
             [
-                expand(base, grown, scale, noise=added),
-                expand_(strided, base, grown, scale, noise=added),
-                expand_(part, base, grown, scale, out_start=start, noise=added),
+                expand(base, noisy),
+                expand_(strided, base, noisy),
+                expand_(part, base, noisy, out_start=start),
                 added.slice(grown, start, sizes, base),
             ]
         )
     for what, one, other in zip(("whole", "strided", "part", "slice"), *found, strict=True):
         assert_bitwise(one, other, what)
     assert_bitwise(found[0][0], found[0][1].contiguous(), "a view that is written into")
-    assert not torch.equal(found[0][0], expand(base, grown, Scale.of("1/3"))), "control: there is noise"
+    assert not torch.equal(found[0][0], expand(base, making(grown, "1/3"))), "control: there is noise"
 
 
 def test_a_corner_of_a_tensor_of_2_to_the_36_entries(monkeypatch: Any):

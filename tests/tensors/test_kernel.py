@@ -12,7 +12,7 @@ import mupscale as mu
 from harness.closeness import assert_bitwise
 from harness.profiles import examples
 from harness.refusals import refusal
-from harness.strategies import axes
+from harness.strategies import axes, making
 from mupscale.tensors import expand as kernel
 from mupscale.tensors.collapse import collapse
 from mupscale.tensors.expand import expand, expand_
@@ -58,7 +58,7 @@ def test_any_slice_of_the_fast_kernel_has_the_bits_of_the_slow_twin(cases):
     scale = mu.Scale.of("1" if dtype in INTEGERS else cases.draw(st.sampled_from(SCALES)))
     base = filled(growth, dtype, cases.draw(st.integers(0, 99)), strided=cases.draw(st.booleans()))
     want = expand_reference(base, growth, scale)
-    assert_bitwise(expand(base, growth, scale), want, "the whole tensor")
+    assert_bitwise(expand(base, making(growth, scale)), want, "the whole tensor")
 
     where = cases.draw(rectangles(growth))
     covers = [axis.cover(*ends) for axis, ends in zip(growth, where, strict=True)]
@@ -70,7 +70,7 @@ def test_any_slice_of_the_fast_kernel_has_the_bits_of_the_slow_twin(cases):
     piece = base[tuple(slice(*ends) for ends in reads)]
     out = torch.empty([high - low for low, high in where], dtype=dtype)
     starts: Any = {"out_start": [low for low, _ in where], "base_start": [low for low, _ in reads]}
-    assert expand_(out, piece, growth, scale, **starts) is out
+    assert expand_(out, piece, making(growth, scale), **starts) is out
     assert_bitwise(out, want[tuple(slice(*ends) for ends in where)], "a slice")
 
 
@@ -78,7 +78,7 @@ def test_the_slow_twin_is_not_blind():
     """Control: another scale, another axis or another slice is seen."""
     growth = [mu.Axis.parse("out: 2x2 * 3"), mu.Axis.parse("in: 4x3+1")]
     base = filled(growth, torch.float32, 0)
-    found = expand(base, growth, mu.Scale.of("1/3"))
+    found = expand(base, making(growth, "1/3"))
     assert torch.equal(found, expand_reference(base, growth, mu.Scale.of("1/3")))
     for axis, scale in (("out: 2x2 * 3", "1/2"), ("out: 6x2", "1/3"), ("out: 1x2 * 6", "1/3")):
         other = expand_reference(base, [mu.Axis.parse(axis), growth[1]], mu.Scale.of(scale))
@@ -92,7 +92,7 @@ def test_the_result_may_be_any_view(cases):
     base = filled(growth, torch.float32, 0)
     room = torch.full([2 * a.wide + 1 for a in growth], -7.0)
     view = room[tuple(slice(1, None, 2) for _ in growth)]
-    expand_(view, base, growth, mu.Scale.of("1/3"))
+    expand_(view, base, making(growth, "1/3"))
     assert_bitwise(view.contiguous(), expand_reference(base, growth, mu.Scale.of("1/3")))
     assert int((room == -7).sum()) == room.numel() - view.numel(), "nothing beside it is touched"
 
@@ -110,7 +110,7 @@ def test_block_size_and_threads_do_not_matter(monkeypatch, layout, dtype):
         for threads, block in product((1, 2), (1, 100, 4096, 1 << 30)):
             torch.set_num_threads(threads)
             monkeypatch.setattr(kernel, "_BLOCK", block)
-            assert_bitwise(expand(base, growth, scale), want, f"{threads} threads, blocks of {block}")
+            assert_bitwise(expand(base, making(growth, scale)), want, f"{threads} threads, blocks of {block}")
     finally:
         torch.set_num_threads(before)
 
@@ -122,7 +122,7 @@ def test_collapse_undoes_expand_bit_for_bit_when_s_is_a_power_of_two(cases):
     dtype = cases.draw(st.sampled_from(FLOATS))
     scale = mu.Scale.of(cases.draw(st.sampled_from(["1", "1/2", "4", "1/8"])))
     base = filled(growth, dtype, cases.draw(st.integers(0, 99)))
-    assert_bitwise(collapse(expand(base, growth, scale), growth, scale), base)
+    assert_bitwise(collapse(expand(base, making(growth, scale)), making(growth, scale)), base)
 
 
 @examples(80)
@@ -139,32 +139,34 @@ def test_collapse_is_the_average_of_the_copies(cases):
         if None not in source:
             total[source] += 2 * wide[index]
             count[source] += 1
-    found = collapse(wide, growth, mu.Scale.of("1/2"))
+    found = collapse(wide, making(growth, "1/2"))
     torch.testing.assert_close(found, total / count, rtol=1e-12, atol=1e-12)
 
 
 def test_a_gain_used_as_one_plus_w_is_scaled_around_minus_one():
     growth = [mu.Axis.parse("out: 3x2")]
     gain = torch.tensor([0.5, -1.0, 0.0], dtype=torch.float64)
-    found = expand(gain, growth, mu.Scale.of("1/2"), shift=1)
+    shifted = making(growth, "1/2", shift=1)
+    found = expand(gain, shifted)
     assert_bitwise(found + 1, ((gain + 1) / 2).repeat_interleave(2))
-    assert_bitwise(collapse(found, growth, mu.Scale.of("1/2"), shift=1), gain)
+    assert_bitwise(collapse(found, shifted), gain)
 
 
 def test_what_the_kernel_cannot_do_is_refused():
     growth = [mu.Axis.parse("out: 4x2"), mu.Axis.fixed(3)]
+    copied = making(growth)
     base = torch.ones(4, 3)
     whole = torch.empty(8, 3)
     refusal(
-        lambda: expand_(torch.empty(4, 3), base[:1], growth, out_start=[2, 0], base_start=[1, 0]),
+        lambda: expand_(torch.empty(4, 3), base[:1], copied, out_start=[2, 0], base_start=[1, 0]),
         *("dimension 0", "wide entries 2..6 of 8 read base entries 1..3", "found 1..2 of 4"),
     )
     refusal(
-        lambda: expand_(whole, base[1:], growth, base_start=[1, 0]), "read base entries 0..4", "found 1..4"
+        lambda: expand_(whole, base[1:], copied, base_start=[1, 0]), "read base entries 0..4", "found 1..4"
     )
-    refusal(lambda: expand_(whole, base, growth, out_start=[1, 0]), "wide entries 1..9 of 8")
-    refusal(lambda: expand_(whole, base[0], growth), "2 axes", "(3,)")
-    refusal(lambda: expand(base.long(), growth, mu.Scale.of("1/2")), "torch.int64", "1/2")
+    refusal(lambda: expand_(whole, base, copied, out_start=[1, 0]), "wide entries 1..9 of 8")
+    refusal(lambda: expand_(whole, base[0], copied), "2 axes", "(3,)")
+    refusal(lambda: expand(base.long(), making(growth, "1/2")), "torch.int64", "1/2")
     half = [mu.Axis.parse("out: 4x5/2"), mu.Axis.fixed(3)]
-    refusal(lambda: expand(base, half), "grows from 4 to 10", "nearest: 8 (x2), 12 (x3)", "pad=True")
-    assert torch.equal(expand_(whole, base, growth), torch.ones(8, 3)), "control: what fits is done"
+    refusal(lambda: expand(base, making(half)), "grows from 4 to 10", "nearest: 8 (x2), 12 (x3)", "pad=True")
+    assert torch.equal(expand_(whole, base, copied), torch.ones(8, 3)), "control: what fits is done"

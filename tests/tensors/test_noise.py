@@ -16,8 +16,7 @@ import mupscale as mu
 from harness.closeness import assert_bitwise, assert_close
 from harness.oracle import copied
 from harness.profiles import examples
-from harness.strategies import axes
-from mupscale.rules.scale import Scale
+from harness.strategies import axes, making
 from mupscale.tensors import compiled
 from mupscale.tensors import expand as expanding
 from mupscale.tensors import noise as noises
@@ -165,10 +164,10 @@ def test_a_noisy_slice_is_the_slice_of_the_noisy_whole(data: Any):
     many = data.draw(st.booleans())
     std = tuple(0.1 + 0.01 * i for i in range(grown[0].wide)) if many else 0.1
     added = TensorNoise(Stream(1, "w"), std, paired)
-    whole = expand(base, grown, Scale.of("1/3"), noise=added)
+    whole = expand(base, making(grown, "1/3", noise=added))
     start = [data.draw(st.integers(0, a.wide - 1)) for a in grown]
     shape = [data.draw(st.integers(1, a.wide - at)) for a, at in zip(grown, start, strict=True)]
-    part = expand_(torch.empty(shape), base, grown, Scale.of("1/3"), out_start=start, noise=added)
+    part = expand_(torch.empty(shape), base, making(grown, "1/3", noise=added), out_start=start)
     assert_bitwise(part, cut(whole, start, shape).contiguous())
 
 
@@ -196,17 +195,17 @@ def test_the_default_dtype_changes_no_bit():
 
 
 def test_rows_may_be_filled_in_any_order():
-    whole = expand(weight(), MATRIX, Scale.of("1/3"), noise=NOISE)
+    whole = expand(weight(), making(MATRIX, "1/3", noise=NOISE))
     out = torch.empty_like(whole)
     for row in torch.randperm(16, generator=torch.Generator().manual_seed(0)).tolist():
-        expand_(out[row : row + 1], weight(), MATRIX, Scale.of("1/3"), out_start=[row, 0], noise=NOISE)
+        expand_(out[row : row + 1], weight(), making(MATRIX, "1/3", noise=NOISE), out_start=[row, 0])
     assert_bitwise(out, whole)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_storage_rounds_the_sum_of_weight_and_noise_once(dtype: torch.dtype):
     base = weight(dtype)
-    found = expand(base, MATRIX, Scale.of("1/3"), noise=NOISE)
+    found = expand(base, making(MATRIX, "1/3", noise=NOISE))
     z = rectangle(NOISE.stream, (16, 36), (0, 0), (16, 36), CPU)
     exact = copied(base.float(), MATRIX) / torch.tensor(3.0)
     assert_bitwise(found, (exact + z * 0.3).to(dtype))
@@ -217,14 +216,14 @@ def test_storage_rounds_the_sum_of_weight_and_noise_once(dtype: torch.dtype):
 
 def test_float64_gets_the_same_numbers_times_a_float64_size():
     base = weight(torch.float64)
-    found = expand(base, MATRIX, Scale.of("1/3"), noise=NOISE)
+    found = expand(base, making(MATRIX, "1/3", noise=NOISE))
     z = rectangle(NOISE.stream, (16, 36), (0, 0), (16, 36), CPU).double()
     assert_bitwise(found, copied(base, MATRIX) / 3 + z * 0.3)
 
 
 def test_noise_is_added_after_the_division_and_the_papers_code_divides_it_too():
-    found = expand(weight(torch.float64), MATRIX, Scale.of("1/3"), noise=NOISE)
-    exact = expand(weight(torch.float64), MATRIX, Scale.of("1/3"))
+    found = expand(weight(torch.float64), making(MATRIX, "1/3", noise=NOISE))
+    exact = expand(weight(torch.float64), making(MATRIX, "1/3"))
     size = float((found - exact).std())
     assert abs(size / 0.3 - 1) <= 5 / math.sqrt(2 * found.numel())
     divided = (copied(weight(torch.float64), MATRIX) + (found - exact)) / 3 - exact
@@ -235,7 +234,7 @@ def test_noise_is_added_after_the_division_and_the_papers_code_divides_it_too():
 @pytest.mark.parametrize("paired", [None, 1])
 def test_threads_and_block_sizes_change_no_bit(block: int, paired: int | None, monkeypatch: Any):
     added = TensorNoise(Stream(2, "m"), 0.3, paired)
-    want = expand(weight(), MATRIX, Scale.of("1/3"), noise=added)
+    want = expand(weight(), making(MATRIX, "1/3", noise=added))
     monkeypatch.setattr(noises, "_BLOCK", block)
     monkeypatch.setattr(expanding, "_BLOCK", 4 * block)
     monkeypatch.setattr(expanding, "_NOISY_BLOCK", 4 * block)
@@ -243,10 +242,10 @@ def test_threads_and_block_sizes_change_no_bit(block: int, paired: int | None, m
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            assert_bitwise(expand(weight(), MATRIX, Scale.of("1/3"), noise=added), want, f"{count} threads")
+            assert_bitwise(expand(weight(), making(MATRIX, "1/3", noise=added)), want, f"{count} threads")
     finally:
         torch.set_num_threads(threads)
-    assert not torch.equal(want, expand(weight(), MATRIX, Scale.of("1/3"))), "control: there is noise"
+    assert not torch.equal(want, expand(weight(), making(MATRIX, "1/3"))), "control: there is noise"
 
 
 def test_threads_change_no_bit_of_a_tensor_large_enough_to_be_shared_among_them():
@@ -258,7 +257,7 @@ def test_threads_change_no_bit_of_a_tensor_large_enough_to_be_shared_among_them(
         for count in (1, 2):
             torch.set_num_threads(count)
             found.append(
-                expand(base, grown, Scale.of("1/3"), noise=TensorNoise(Stream(0, "big"), 0.1, paired=1))
+                expand(base, making(grown, "1/3", noise=TensorNoise(Stream(0, "big"), 0.1, paired=1)))
             )
     finally:
         torch.set_num_threads(threads)

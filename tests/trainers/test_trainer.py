@@ -22,7 +22,7 @@ from mupscale.checkpoints.trainer_groups import trainer_order
 from mupscale.checkpoints.trainer_state import trainer_moves
 from mupscale.files.torch_file import read_tree
 from mupscale.jobs.identity import make_job
-from mupscale.jobs.stream import run_job
+from mupscale.jobs.worker import run_job
 from tests.continued import Setting
 
 pytest.importorskip("transformers")
@@ -305,7 +305,7 @@ def test_the_user_can_say_what_the_file_does_not(setting, tmp_path):
     three = [names[0][:10], names[0][10:], names[1]]
     _, moves = trainer_moves(saved(setting, tmp_path, split), setting.plan, model(), model(K), names=three)
     _, usual = trainer_moves(setting.base, setting.plan, model(), model(K), optimizer="torch.optim.AdamW")
-    assert [(m.name, m.axes, m.scale) for m in moves] == [(m.name, m.axes, m.scale) for m in usual]
+    assert [(m.name, m.making) for m in moves] == [(m.name, m.making) for m in usual]
     refused(setting, setting.base, "whose units the registry does not state", optimizer="torch.optim.SGD")
 
 

@@ -13,6 +13,7 @@ from mupscale.checkpoints.trainer_groups import named_orders, told_by
 from mupscale.rules.optimizers import RULES, rule_for
 from mupscale.training.direction import Direction
 from mupscale.training.kept_groups import carry_kept, parts
+from mupscale.training.state import made_state
 
 
 class Net(nn.Module):
@@ -52,9 +53,10 @@ def kept(optimizer: Any) -> Any:
     groups, state = parts(optimizer.state_dict(), "state")
     order, wide_order = named_orders(groups, PLAN, [NAMES])
     rule = rule_for(type(optimizer))
-    wide, faults = carry_kept(groups, state, order, wide_order, rule, Direction(PLAN), "state")
+    direction = Direction(PLAN)
+    wide, faults = carry_kept(groups, state, order, wide_order, rule, direction, "state")
     assert not faults
-    return wide
+    return {**wide, "state": {key: made_state(s, direction) for key, s in wide["state"].items()}}
 
 
 def bits(model: nn.Module) -> list[Any]:

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import torch
 
-from ..jobs.blocks import BlockMaker, Reader, from_files
+from ..files.places import item_size
+from ..jobs.blocks import MoveMaker, Reader
 from ..jobs.job import Job, Move
 from ..jobs.units import Block, block_shape
 
@@ -22,16 +23,17 @@ def lost_to_rounding(job: Job) -> dict[str, float]:
     """For every tensor with noise, the share of sampled entries that noise does not change."""
     found = {}
     with Reader(job.base) as reader:
-        maker = BlockMaker(from_files(reader))
+        maker = MoveMaker(reader)
         for move in job.moves:
-            if move.noise is not None and move.target.bytes:
+            if move.making.noise is not None and move.target.bytes:
                 found[move.name] = _lost(maker, move)
     return found
 
 
-def _lost(maker: BlockMaker, move: Move) -> float:
-    shape = block_shape(move, _SAMPLE)
+def _lost(maker: MoveMaker, move: Move) -> float:
+    shape = block_shape(move.making, move.target.shape, item_size(move.target.dtype), _SAMPLE)
     middle = tuple((whole - part) // 2 for whole, part in zip(move.target.shape, shape, strict=True))
-    noisy = maker.make(Block(move, middle, shape)).clone()
-    quiet = maker.make(Block(replace(move, noise=None), middle, shape))
+    noisy = maker.block(Block(move, middle, shape)).clone()
+    without = replace(move, making=replace(move.making, noise=None))
+    quiet = maker.block(Block(without, middle, shape))
     return float(torch.eq(noisy, quiet).double().mean())

@@ -11,17 +11,19 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
 
 from ..errors import Fault, MupscaleError
 from ..families.record import Part
 from ..files.directory import SINGLE, Directory
 from ..files.headers import header_bytes, parse_header
-from ..files.places import FLOATS, OutFile, Place
+from ..files.places import FLOATS, OutFile, Place, item_size
 from ..files.strict import printable, raise_few
 from ..jobs.blocks import Reader
-from ..jobs.job import Move
+from ..jobs.job import Move, window
 from ..plans.plan import Plan, TensorPlan
-from ..rules.scale import ONE
+from ..tensors.making import Making
 from ..training.noises import NoisePlan
 
 SHARD_BYTES = 5_000_000_000
@@ -56,28 +58,14 @@ def weight_moves(
     if dtype is not None and dtype not in FLOATS:
         raise MupscaleError(f"dtype {dtype!r} cannot hold weights; use one of {', '.join(FLOATS)}")
     usual = Counter(place.dtype for place in directory.tensors.values() if place.dtype in FLOATS)
-    moves, shapes = [], {}
+    planned = []
     for found in stored_tensors(plan, directory, spelling or Spelling()):
         entry = plan.tensors[found.tensor]
-        parameter = entry.kind == "parameter"
         kept = found.places[0].dtype if found.places else usual.most_common(1)[0][0] if usual else "F32"
-        cast = dtype if dtype is not None and parameter and kept in FLOATS else kept
-        move = Move(
-            name=found.name,
-            target=Place("", 0, cast, entry.wide_shape),
-            sources=found.places,
-            axes=entry.axes,
-            scale=entry.change.s if parameter else ONE,
-            shift=entry.shift,
-            cat=entry.cat,
-            noise=noise.tensor(found.tensor) if noise is not None and found.places else None,
-            fill="one" if entry.fill == "one" else "zero",
-            cells=found.cells,
-        )
-        room = tuple(move.window("wide")[1])
-        moves.append(replace(move, target=replace(move.target, shape=room)))
-        shapes[found.name] = tuple(n for d, n in enumerate(room) if d not in found.dropped)
-    return _lay_out(moves, shapes, shard_bytes)
+        cast = dtype if dtype is not None and entry.kind == "parameter" and kept in FLOATS else kept
+        making = entry.making(noise.tensor(found.tensor) if noise is not None else None)
+        planned.append(_Unplaced(found, making, cast))
+    return _lay_out(planned, shard_bytes)
 
 
 def planned_names(plan: Plan, directory: Directory, spelling: Spelling) -> dict[str, str]:
@@ -111,6 +99,9 @@ def stored_tensors(plan: Plan, directory: Directory, spelling: Spelling) -> list
         options = [_present(source, others.get(name, []), directory, spelling) for source in entry.sources]
         used.update(n for present in options for n in present)
         missing = [s for s, present in zip(entry.sources, options, strict=True) if not present]
+        if entry.fill == "own":
+            used.update(parts.get(name, ()))
+            continue  # each model computes it for itself
         if missing and name in parts and entry.sources == (name,):
             used.update(parts[name])
             for stored, part in parts[name].items():
@@ -118,8 +109,6 @@ def stored_tensors(plan: Plan, directory: Directory, spelling: Spelling) -> list
                 faults += what
                 found += made
             continue
-        if entry.fill == "own":
-            continue  # each model computes it for itself
         for source in missing:
             faults.append(
                 Fault(printable(source), "the plan needs this tensor, the directory does not have it")
@@ -194,34 +183,59 @@ def _misshapen(name: str, entry: TensorPlan, places: Sequence[Place]) -> Iterato
         yield Fault(name, f"shape {places[0].shape} in the directory, {entry.base_shape} in the plan")
 
 
+@dataclass(frozen=True)
+class _Unplaced:
+    """A wide tensor that has no place in a file yet."""
+
+    stored: StoredTensor
+    making: Making
+    dtype: str
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """What is stored of it, with the dimensions that storing leaves out."""
+        return tuple(window(self.making.wide_shape, self.stored.cells)[1])
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * item_size(self.dtype)
+
+    @property
+    def header(self) -> tuple[str, tuple[int, ...]]:
+        """Its dtype and shape as the file's header says them."""
+        return self.dtype, tuple(n for d, n in enumerate(self.shape) if d not in self.stored.dropped)
+
+    def at(self, place: Place) -> Move:
+        found = self.stored
+        return Move(found.name, self.making, found.places, replace(place, shape=self.shape), found.cells)
+
+
 def _lay_out(
-    moves: Sequence[Move], shapes: Mapping[str, tuple[int, ...]], shard_bytes: int
+    tensors: Sequence[_Unplaced], shard_bytes: int
 ) -> tuple[tuple[OutFile, ...], tuple[Move, ...], str | None]:
-    """Fill shards in order, give each its header, and put every move at its offset."""
-    shards: list[list[Move]] = []
+    """Fill shards in order, give each its header, and put every tensor at its offset."""
+    shards: list[list[_Unplaced]] = []
     room = 0
-    for move in moves:
-        if not shards or move.target.bytes > room:
+    for tensor in tensors:
+        if not shards or tensor.bytes > room:
             shards.append([])
             room = shard_bytes
-        shards[-1].append(move)
-        room -= move.target.bytes
+        shards[-1].append(tensor)
+        room -= tensor.bytes
     count = len(shards)
-    files, placed, where = [], [], {}
+    files, moves, where = [], [], {}
     for number, shard in enumerate(shards, 1):
         file = SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
-        tensors = {move.name: (move.target.dtype, shapes[move.name]) for move in shard}
-        raw = header_bytes(tensors, {"format": "pt"})
-        size = len(raw) + sum(move.target.bytes for move in shard)
+        headers = {tensor.stored.name: tensor.header for tensor in shard}
+        raw = header_bytes(headers, {"format": "pt"})
+        size = len(raw) + sum(tensor.bytes for tensor in shard)
         places = parse_header(raw[8:], file, size).tensors
         files.append(OutFile(file, size, ((0, raw),)))
-        placed += sorted(
-            (replace(move, target=replace(places[move.name], shape=move.target.shape)) for move in shard),
-            key=lambda move: move.target.offset,
-        )
-        where.update(dict.fromkeys(tensors, file))
+        placed = (tensor.at(places[tensor.stored.name]) for tensor in shard)
+        moves += sorted(placed, key=lambda move: move.target.offset)
+        where.update(dict.fromkeys(headers, file))
     if count <= 1:
-        return tuple(files), tuple(placed), None
-    total = sum(move.target.bytes for move in placed)
+        return tuple(files), tuple(moves), None
+    total = sum(move.target.bytes for move in moves)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
-    return tuple(files), tuple(placed), json.dumps(index, indent=2) + "\n"
+    return tuple(files), tuple(moves), json.dumps(index, indent=2) + "\n"

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Fault
-from ..files.places import OutFile, Place, dtype_name, torch_dtype
+from ..files.places import OutFile, Place, dtype_name
 from ..files.strict import printable, raise_few
 from ..files.torch_file import Room, lay_out, read_tensor, read_tree
 from ..jobs.job import Move
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
+from ..training.direction import Direction
 from ..training.kept_groups import Groups, Names, carry_kept, parts
-from ..training.ledger import Ledger
+from ..training.state import Moment
 from .trainer_groups import CLAIM, LEAVE, told_by, trainer_orders
 
 OPTIMIZER = "optimizer.pt"
@@ -48,53 +49,40 @@ def trainer_moves(
     raise_few(CLAIM, _tensors_in(groups))
     rule = rule_for(optimizer, rules) if optimizer else told_by(groups, state.values(), rules)
     order, wide_order = trainer_orders(groups, plan, base, wide, names)
-    ledger = Ledger(plan)
-    there = {k: {key: _stand_in(folder, value) for key, value in s.items()} for k, s in state.items()}
-    tree, faults = carry_kept(groups, there, order, wide_order, rule, ledger, OPTIMIZER)
+    there = {k: {key: _read_number(folder, value) for key, value in s.items()} for k, s in state.items()}
+    tree, faults = carry_kept(groups, there, order, wide_order, rule, Direction(plan), OPTIMIZER)
     raise_few(CLAIM, faults)
-    keys = {n: k for g, of in zip(groups, order, strict=True) for k, n in zip(g["params"], of, strict=True)}
-    members = [name for of in wide_order for name in of]
-    sources = {i: state[keys[plan[members[i]].sources[0]]] for i in tree["state"]}
-    file, laid = lay_out(OPTIMIZER, {**tree, "state": _rooms(tree["state"])})
-    return _filled(file, laid["state"], tree["state"], sources, members, ledger)
+    rooms = {i: {key: _room(value) for key, value in s.items()} for i, s in tree["state"].items()}
+    file, laid = lay_out(OPTIMIZER, {**tree, "state": rooms})
+    return _filled(file, laid["state"], tree["state"], [name for of in wide_order for name in of])
 
 
-def _stand_in(folder: Path, value: Any) -> Any:
-    """A single number as it is, any other tensor without memory."""
-    if not isinstance(value, Place):
-        return value
-    if not value.shape:
-        return read_tensor(folder, value)
-    return torch.empty(value.shape, dtype=torch_dtype(value.dtype), device="meta")
+def _read_number(folder: Path, value: Any) -> Any:
+    """A single number as a tensor; the place of any other tensor as it is."""
+    return read_tensor(folder, value) if isinstance(value, Place) and not value.shape else value
 
 
-def _rooms(states: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    return {
-        position: {
-            key: Room(dtype_name(value.dtype), tuple(value.shape)) if isinstance(value, Tensor) else value
-            for key, value in state.items()
-        }
-        for position, state in states.items()
-    }
+def _room(value: Any) -> Any:
+    """What a tensor of the wide state needs in the file; anything else is written as it is."""
+    if isinstance(value, Moment):
+        return Room(value.source.dtype, value.making.wide_shape)
+    return Room(dtype_name(value.dtype), tuple(value.shape)) if isinstance(value, Tensor) else value
 
 
 def _filled(
     file: OutFile,
     laid: Mapping[int, Mapping[str, Any]],
     states: Mapping[int, Mapping[str, Any]],
-    sources: Mapping[int, Mapping[str, Any]],
     names: Sequence[str],
-    ledger: Ledger,
 ) -> tuple[OutFile, list[Move]]:
     """The file with its single numbers written, and a move for every other tensor."""
     moves: list[Move] = []
     numbers: list[tuple[int, bytes]] = []
     for position, state in states.items():
         for key, value in state.items():
-            if id(value) in ledger.noted:
-                _, axes, scale = ledger.noted[id(value)]
+            if isinstance(value, Moment):
                 label = f"{names[position]}: {key}"
-                moves.append(Move(label, laid[position][key], (sources[position][key],), axes, scale))
+                moves.append(Move(label, value.making, (value.source,), laid[position][key]))
             elif isinstance(value, Tensor):
                 raw = value.reshape(1).view(torch.uint8).numpy().tobytes()
                 numbers.append((laid[position][key].offset, raw))

@@ -31,7 +31,7 @@ from ..files.directory import Directory, read_directory
 from ..files.strict import printable
 from ..jobs.job import Job
 from ..jobs.progress import shown_progress
-from ..jobs.stream import run_job, run_worker
+from ..jobs.worker import run_job, run_worker
 from ..plans.names import pattern_of
 from ..text import columns
 from ..training.jump import is_jump, jump_message, smaller

@@ -186,7 +186,9 @@ def _refuse_recomputed(plan: Plan, base: Any, wide: Any) -> None:
         if name not in missing or not entry.sources or entry.fill == "own" or name in plan.ties:
             continue
         known = not (own.is_meta or tensors[entry.sources[0]].is_meta)
-        if entry.grows and not (known and torch.equal(expand(tensors[entry.sources[0]], entry.axes), own)):
+        if entry.grows and not (
+            known and torch.equal(expand(tensors[entry.sources[0]], entry.making()), own)
+        ):
             what = "the model computes it from its width and no checkpoint stores it, so a reload would lose its copies"
             faults.append(Fault(name, what))
     raise_faults("the wide model would not survive a reload", faults)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -21,7 +22,8 @@ from ..errors import MupscaleError
 from ..files.places import Place, item_size, runs, torch_dtype
 from ..files.strict import open_regular, printable
 from ..tensors.expand import compute_dtype, expand_
-from .job import Move
+from ..tensors.making import Making
+from .job import Move, window
 from .units import Block
 
 _MOST_OPEN = 64
@@ -74,103 +76,123 @@ class Reader:
         self.bytes += done
 
 
-Read = Callable[[Move, list[int], Tensor], None]
-"""Fills a tensor with the rectangle of a move's base tensor that starts at an index."""
+@dataclass(frozen=True, slots=True)
+class StoredBase:
+    """A base tensor, or the part of one that is stored: where it begins in the tensor, and how it is read."""
+
+    dtype: torch.dtype
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    read_: Callable[[list[int], Tensor], None]
+    """Fills a contiguous tensor with the rectangle that starts at an index of the whole base tensor."""
 
 
-def from_files(reader: Reader) -> Read:
-    """Reads what the sources of a move say."""
-    return partial(_read_move, reader)
+def stored_base(move: Move, reader: Reader) -> StoredBase | None:
+    """What a move reads, its sources joined; None for a new tensor."""
+    if not move.sources:
+        return None
+    start, shape = window(move.making.base_shape, move.cells)
+    dtype = torch_dtype(move.sources[0].dtype)
+    return StoredBase(dtype, tuple(start), tuple(shape), partial(_read_move, reader, move))
 
 
 class BlockMaker:
-    """Makes any block of a move from its base."""
+    """Makes any rectangle of a wide tensor, in memory that is used again."""
 
-    def __init__(self, read: Read) -> None:
-        self._read_base = read
+    def __init__(self) -> None:
         self._rooms: dict[str, Tensor] = {}
 
-    def make(self, block: Block) -> Tensor:
-        """The block as a contiguous tensor, valid until the next call."""
-        move = block.move
-        out = self.room("out", move.target.dtype, block.shape)
-        if not move.sources:
-            return out.fill_(1 if move.fill == "one" else 0)
-        first, _ = move.window("wide")
-        for part, start in _parts(out, move, [a + b for a, b in zip(first, block.start, strict=True)]):
-            self._fill_(part, move, start)
+    def make(
+        self,
+        making: Making,
+        base: StoredBase | None,
+        start: Sequence[int],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """The rectangle as a contiguous tensor, valid until the next call; a making with a filling needs no base."""
+        out = self.room("out", dtype, shape)
+        if base is None:
+            return expand_(out, None, making)
+        for part, at in _parts(out, making, list(start)):
+            self._fill_(part, making, base, at)
         return out
 
-    def room(self, use: str, dtype: str, shape: Sequence[int]) -> Tensor:
+    def room(self, use: str, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
         """A tensor in memory that is kept for one use and grows when it must."""
-        size = prod(shape) * item_size(dtype)
+        size = prod(shape) * dtype.itemsize
         if use not in self._rooms or self._rooms[use].numel() < size:
             self._rooms.pop(use, None)
             self._rooms[use] = torch.empty(size, dtype=torch.uint8)
-        return self._rooms[use][:size].view(torch_dtype(dtype)).view(list(shape))
+        return self._rooms[use][:size].view(dtype).view(list(shape))
 
     @property
     def room_bytes(self) -> int:
         """The memory that is kept, in bytes."""
         return sum(room.numel() for room in self._rooms.values())
 
-    def _fill_(self, out: Tensor, move: Move, start: list[int]) -> None:
-        covers = [axis.cover(at, at + n) for axis, at, n in zip(move.axes, start, out.shape, strict=True)]
+    def _fill_(self, out: Tensor, making: Making, base: StoredBase, start: list[int]) -> None:
+        covers = [axis.cover(at, at + n) for axis, at, n in zip(making.axes, start, out.shape, strict=True)]
         if prod(high - low for low, high in covers) > max(out.numel(), _SMALL) and self._split_(
-            out, move, start
+            out, making, base, start
         ):
             return
         lows = [low for low, _ in covers]
-        base = self._read(move, lows, [high - low for low, high in covers])
-        compute = torch.promote_types(compute_dtype(base.dtype), compute_dtype(out.dtype))
-        if compute_dtype(base.dtype) != compute:
-            base = base.to(compute)
+        read = self.room("base", base.dtype, [high - low for low, high in covers])
+        base.read_(lows, read)
+        compute = torch.promote_types(compute_dtype(read.dtype), compute_dtype(out.dtype))
+        if compute_dtype(read.dtype) != compute:
+            read = read.to(compute)
         exact = out if compute_dtype(out.dtype) == compute else torch.empty_like(out, dtype=compute)
-        expand_(
-            exact,
-            base,
-            move.axes,
-            move.scale,
-            shift=move.shift,
-            out_start=start,
-            base_start=lows,
-            noise=move.noise,
-        )
+        expand_(exact, read, making, out_start=start, base_start=lows)
         if exact is not out:
             out.copy_(exact)
 
-    def _split_(self, out: Tensor, move: Move, start: list[int]) -> bool:
+    def _split_(self, out: Tensor, making: Making, base: StoredBase, start: list[int]) -> bool:
         """Fill piece by piece where a few rows on both sides of a seam would read everything between."""
-        for dim, axis in enumerate(move.axes):
+        for dim, axis in enumerate(making.axes):
             pieces = list(axis.pieces(start[dim], start[dim] + out.shape[dim]))
             if len(pieces) > 1:
                 for piece in pieces:
                     part = out.narrow(dim, piece.start - start[dim], piece.length)
-                    self._fill_(part, move, [*start[:dim], piece.start, *start[dim + 1 :]])
+                    self._fill_(part, making, base, [*start[:dim], piece.start, *start[dim + 1 :]])
                 return True
         return False
 
-    def _read(self, move: Move, lows: list[int], shape: list[int]) -> Tensor:
-        """A rectangle of the base tensor."""
-        room = self.room("base", move.sources[0].dtype, shape)
-        self._read_base(move, lows, room)
-        return room
+
+class MoveMaker(BlockMaker):
+    """Makes the blocks of moves from the files of the base."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self._reader = reader
+
+    def block(self, block: Block) -> Tensor:
+        """The block as a contiguous tensor, valid until the next call."""
+        move = block.move
+        first, _ = window(move.making.wide_shape, move.cells)
+        start = [a + b for a, b in zip(first, block.start, strict=True)]
+        base = stored_base(move, self._reader)
+        return self.make(move.making, base, start, block.shape, torch_dtype(move.target.dtype))
 
 
 def _read_move(reader: Reader, move: Move, lows: list[int], room: Tensor) -> None:
     """A rectangle of the base tensor, sources joined."""
-    if move.cat is None:
-        inside = [low - start for low, start in zip(lows, move.window("base")[0], strict=True)]
+    join = move.making.join
+    if join is None:
+        first = window(move.making.base_shape, move.cells)[0]
+        inside = [low - start for low, start in zip(lows, first, strict=True)]
         read_rectangle_(reader, move.sources[0], inside, room, [0] * room.dim(), list(room.shape))
         return
-    first, cat = 0, move.cat
+    before, dim = 0, join.dim
     for source in move.sources:
-        low, high = max(lows[cat], first), min(lows[cat] + room.shape[cat], first + source.shape[cat])
+        shape = join.part(source.shape)
+        low, high = max(lows[dim], before), min(lows[dim] + room.shape[dim], before + shape[dim])
         if low < high:
             start, at, part = list(lows), [0] * room.dim(), list(room.shape)
-            start[cat], at[cat], part[cat] = low - first, low - lows[cat], high - low
-            read_rectangle_(reader, source, start, room, at, part)
-        first += source.shape[cat]
+            start[dim], at[dim], part[dim] = low - before, low - lows[dim], high - low
+            read_rectangle_(reader, replace(source, shape=shape), start, room, at, part)
+        before += shape[dim]
 
 
 def read_rectangle_(
@@ -188,9 +210,9 @@ def read_rectangle_(
         reader.read_(source.file, source.offset + far * size, into)
 
 
-def _parts(out: Tensor, move: Move, start: list[int]) -> Iterator[tuple[Tensor, list[int]]]:
+def _parts(out: Tensor, making: Making, start: list[int]) -> Iterator[tuple[Tensor, list[int]]]:
     """A block in one piece, or, since noise takes several times the room of what it is added to, in small ones."""
-    noise = move.noise
+    noise = making.noise
     cuttable = [] if noise is None else [d for d, n in enumerate(out.shape) if n > 1 and d != noise.paired]
     if not cuttable or out.numel() <= _NOISY:
         yield out, start

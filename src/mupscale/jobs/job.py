@@ -8,74 +8,72 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import Fault, MupscaleError
 from ..files.places import OutFile, Place
 from ..files.strict import parse_json, printable
 from ..rules.axes import Axis
-from ..rules.scale import ONE, Scale
+from ..rules.scale import Scale
+from ..tensors.making import Join, Making
 from ..tensors.noise import TensorNoise
 from ..tensors.philox import Stream
 
 FORMAT = "mupscale job 1"
 BLOCK_BYTES = 8 << 20
 _MOST_OBJECTS = 3_000_000
-Fill = Literal["zero", "one"]
+Cells = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One wide tensor in an output file, made from base tensors by the kernel.
-
-    `sources` are concatenated along `cat` when there are several; without any, the tensor is filled.
-    """
+    """One wide tensor in an output file: how it is made, where its sources lie and where it goes."""
 
     name: str
-    target: Place
+    making: Making
     sources: tuple[Place, ...]
-    axes: tuple[Axis, ...]
-    scale: Scale = ONE
-    shift: int = 0
-    cat: int | None = None
-    noise: TensorNoise | None = None
-    fill: Fill = "zero"
-    cells: tuple[tuple[int, int], ...] = ()
+    target: Place
+    cells: Cells = ()
     """Where only a part of the tensor is stored: for every dimension (which, of how many equal parts)."""
 
-    def window(self, end: Literal["base", "wide"]) -> tuple[list[int], list[int]]:
-        """Start and shape of what is stored, within the whole tensor at one end of the axes."""
-        sizes = [axis.base if end == "base" else axis.wide for axis in self.axes]
-        cells = self.cells or ((0, 1),) * len(sizes)
-        shape = [size // count for size, (_, count) in zip(sizes, cells, strict=True)]
-        return [which * n for (which, _), n in zip(cells, shape, strict=True)], shape
-
     def as_json(self) -> dict[str, Any]:
+        making = self.making
         entry: dict[str, Any] = {
             "name": self.name,
             "target": self.target.as_json(),
             "sources": [source.as_json() for source in self.sources],
-            "axes": [str(axis) for axis in self.axes],
+            "axes": [str(axis) for axis in making.axes],
         }
-        noise = self.noise and {
-            "seed": self.noise.stream.seed,
-            "name": self.noise.stream.name,
-            "std": self.noise.std,
-            "paired": self.noise.paired,
+        noise = making.noise and {
+            "seed": making.noise.stream.seed,
+            "name": making.noise.stream.name,
+            "std": making.noise.std,
+            "paired": making.noise.paired,
         }
+        join = making.join and {"stack" if making.join.stacked else "cat": making.join.dim}
         optional = {
-            "scale": (str(self.scale), "1"),
-            "shift": (self.shift, 0),
-            "cat": (self.cat, None),
+            "scale": (str(making.scale), "1"),
+            "shift": (making.shift, 0),
             "noise": (noise, None),
-            "fill": (self.fill, "zero"),
+            "fill": (making.fill or "zero", "zero"),
             "cells": ([list(cell) for cell in self.cells], []),
         }
         entry.update({key: value for key, (value, usual) in optional.items() if value != usual})
-        return entry
+        return {**entry, **(join or {})}
+
+
+def window(sizes: Sequence[int], cells: Cells) -> tuple[list[int], list[int]]:
+    """Start and shape of the stored part of a tensor of these sizes; all of it where there are no cells.
+
+    >>> window((8, 6), ((1, 2), (0, 1)))
+    ([4, 0], [4, 6])
+    """
+    counted = cells or ((0, 1),) * len(sizes)
+    shape = [size // count for size, (_, count) in zip(sizes, counted, strict=True)]
+    return [which * n for (which, _), n in zip(counted, shape, strict=True)], shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,19 +239,30 @@ def _noise(entry: Any) -> TensorNoise | None:
     return TensorNoise(stream, sizes, None if paired is None else _whole(paired))
 
 
-def _move(entry: Any) -> Move:
-    cat, fill = entry.get("cat"), entry.get("fill", "zero")
+def _making(entry: Any) -> Making:
+    fill, sources = entry.get("fill", "zero"), entry["sources"]
     if fill not in ("zero", "one"):
         raise ValueError(f"fill {fill!r} is neither zero nor one")
-    return Move(
-        name=_text(entry["name"]),
-        target=_place(entry["target"]),
-        sources=tuple(map(_place, entry["sources"])),
+    if sources and "fill" in entry:
+        raise ValueError(f"fill {fill!r} of a tensor that has sources")
+    joins = [Join(_whole(entry[key]), key == "stack") for key in ("cat", "stack") if key in entry]
+    if len(joins) > 1:
+        raise ValueError("sources are concatenated or stacked, not both")
+    return Making(
         axes=tuple(Axis.parse(_text(axis)) for axis in entry["axes"]),
         scale=_scale(_text(entry.get("scale", "1"))),
         shift=int(entry.get("shift", 0)),
-        cat=None if cat is None else _whole(cat),
         noise=_noise(entry.get("noise")),
-        fill=fill,
+        fill=None if sources else fill,
+        join=joins[0] if joins else None,
+    )
+
+
+def _move(entry: Any) -> Move:
+    return Move(
+        name=_text(entry["name"]),
+        making=_making(entry),
+        sources=tuple(map(_place, entry["sources"])),
+        target=_place(entry["target"]),
         cells=tuple((_whole(which), _whole(count)) for which, count in entry.get("cells", ())),
     )

@@ -11,7 +11,7 @@ from math import prod
 from ..errors import Fault, MupscaleError
 from ..files.places import FLOATS, Place, item_size
 from ..files.strict import name_fault, printable, raise_few
-from .job import Job, Move
+from .job import Job, Move, window
 
 PARTIAL = ".partial"
 JOB = "mupscale.job.json"
@@ -86,35 +86,35 @@ def _kernel(move: Move) -> Iterator[str]:
         yield from odd
         if odd:
             return
-    wide, base = (tuple(move.window(end)[1]) for end in ("wide", "base"))
+    making, noise = move.making, move.making.noise
+    wide, base = (tuple(window(sizes, move.cells)[1]) for sizes in (making.wide_shape, making.base_shape))
     if wide != move.target.shape:
         yield f"its axes give shape {wide}, its place has {move.target.shape}"
-    if not all(axis.duplicates for axis in move.axes):
+    if not all(axis.duplicates for axis in making.axes):
         yield "its axes do not grow by whole copies"
     if move.sources:
         yield from _sources(move, base)
     floating = move.target.dtype in FLOATS and all(source.dtype in FLOATS for source in move.sources)
-    if not floating and (not move.scale.is_one or move.shift or move.noise is not None):
+    if not floating and (not making.scale.is_one or making.shift or noise is not None):
         yield f"a tensor of {move.target.dtype} is copied, never scaled"
     if not floating and any(source.dtype != move.target.dtype for source in move.sources):
         yield f"{move.sources[0].dtype} is not cast to {move.target.dtype}"
-    if move.noise is not None:
-        if move.noise.paired is not None and not (
-            move.noise.paired < len(move.axes) and move.axes[move.noise.paired].k > 1
+    if noise is not None:
+        if noise.paired is not None and not (
+            noise.paired < len(making.axes) and making.axes[noise.paired].k > 1
         ):
-            yield f"noise is paired along dimension {move.noise.paired}, which has no copies"
-        if isinstance(move.noise.std, tuple) and [axis.wide for axis in move.axes[:1]] != [
-            len(move.noise.std)
-        ]:
-            yield f"{len(move.noise.std)} sizes of noise for {len(move.axes)} axes {list(map(str, move.axes[:1]))}"
+            yield f"noise is paired along dimension {noise.paired}, which has no copies"
+        if isinstance(noise.std, tuple) and making.wide_shape[:1] != (len(noise.std),):
+            yield f"{len(noise.std)} sizes of noise for {len(making.axes)} axes {list(map(str, making.axes[:1]))}"
 
 
 def _cells(move: Move) -> Iterator[str]:
     """A stored part must be made from the same part of the base, and from nothing else."""
-    if len(move.cells) != len(move.axes) or len(move.sources) != 1 or move.cat is not None:
-        yield f"{len(move.cells)} cells for {len(move.axes)} axes and {len(move.sources)} sources"
+    axes = move.making.axes
+    if len(move.cells) != len(axes) or len(move.sources) != 1 or move.making.join is not None:
+        yield f"{len(move.cells)} cells for {len(axes)} axes and {len(move.sources)} sources"
         return
-    for axis, (which, count) in zip(move.axes, move.cells, strict=True):
+    for axis, (which, count) in zip(axes, move.cells, strict=True):
         if not which < count or axis.base % count or axis.wide % count:
             yield f"cell {which} of {count} is no part of axis {axis}"
             continue
@@ -125,19 +125,21 @@ def _cells(move: Move) -> Iterator[str]:
 
 
 def _sources(move: Move, base: tuple[int, ...]) -> Iterator[str]:
-    shapes, cat = [source.shape for source in move.sources], move.cat
+    shapes, join = [source.shape for source in move.sources], move.making.join
     if len({source.dtype for source in move.sources}) > 1:
         yield "its sources have different dtypes"
-    if len(shapes) > 1 and cat is None:
+    if len(shapes) > 1 and join is None:
         yield f"{len(shapes)} sources and no dimension to join them along"
-    elif cat is None:
+    elif join is None:
         if shapes[0] != base:
             yield f"its axes start at shape {base}, its source has {shapes[0]}"
-    elif cat >= len(base) or any(len(shape) != len(base) for shape in shapes):
-        yield f"sources of shapes {shapes} cannot be joined along dimension {cat}"
     else:
-        rest = {(*shape[:cat], *shape[cat + 1 :]) for shape in shapes}
-        if rest != {(*base[:cat], *base[cat + 1 :])} or sum(shape[cat] for shape in shapes) != base[cat]:
+        dim, parts = join.dim, [join.part(shape) for shape in shapes]
+        if dim >= len(base) or any(len(part) != len(base) for part in parts):
+            yield f"sources of shapes {shapes} cannot be joined along dimension {dim}"
+            return
+        rest = {(*part[:dim], *part[dim + 1 :]) for part in parts}
+        if rest != {(*base[:dim], *base[dim + 1 :])} or sum(part[dim] for part in parts) != base[dim]:
             yield f"sources of shapes {shapes} do not join to {base}"
 
 

@@ -7,7 +7,7 @@ Both are numbered, so that "done" is a set of numbers. Knows nothing of disks.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -15,6 +15,7 @@ from math import prod
 from ..errors import MupscaleError
 from ..files.places import item_size
 from ..rules.axes import Axis
+from ..tensors.making import Making
 from .job import Job, Move
 
 DIGEST_BYTES = 64 << 20
@@ -44,19 +45,19 @@ class Stretch:
     bytes: int
 
 
-def block_shape(move: Move, block_bytes: int) -> tuple[int, ...]:
-    """The largest rectangle of whole inner dimensions that a block holds.
+def block_shape(making: Making, whole: Sequence[int], item_bytes: int, block_bytes: int) -> tuple[int, ...]:
+    """The largest rectangle of whole inner dimensions of `whole`, a part of the wide tensor, that a block holds.
 
     Outer dimensions are cut first, so that a block is one run of bytes. Paired noise needs all copies of an
     entry at once: where they lie too far apart for one block, their dimension is left whole and others are cut.
     """
-    shape, size = list(move.target.shape), item_size(move.target.dtype)
-    paired = move.noise.paired if move.noise is not None else None
+    shape = list(whole)
+    paired = making.noise.paired if making.noise is not None else None
     for dim in range(len(shape)):
-        rest = prod(shape[:dim]) * prod(shape[dim + 1 :]) * size
+        rest = prod(shape[:dim]) * prod(shape[dim + 1 :]) * item_bytes
         if rest * shape[dim] <= block_bytes:
             break
-        if dim != paired or 2 * _reach(move.axes[dim]) * rest <= block_bytes:
+        if dim != paired or 2 * _reach(making.axes[dim]) * rest <= block_bytes:
             shape[dim] = max(1, block_bytes // rest)
     return tuple(shape)
 
@@ -80,7 +81,10 @@ class Units:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._shapes = [block_shape(move, job.block_bytes) for move in job.moves]
+        self._shapes = [
+            block_shape(move.making, move.target.shape, item_size(move.target.dtype), job.block_bytes)
+            for move in job.moves
+        ]
         self._first, self._bytes = [0], [0]
         for move, shape in zip(job.moves, self._shapes, strict=True):
             self._first.append(self._first[-1] + prod(_grid(move.target.shape, shape)))

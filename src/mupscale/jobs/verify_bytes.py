@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from ..errors import Fault, MupscaleError
-from ..files.places import item_size, runs
+from ..files.places import item_size, runs, torch_dtype
 from ..files.strict import printable, read_regular
-from .blocks import BlockMaker, Reader, from_files, raw_bytes
+from .blocks import MoveMaker, Reader, raw_bytes
 from .identity import about_text, check_base, digest_stretch, published, whole_digest
 from .job import Job
 from .soundness import ABOUT, JOB, check_job
@@ -85,13 +85,13 @@ def _chunks(job: Job, wide: Reader) -> Iterator[Fault]:
 
 def _blocks(units: Units, base: Reader, wide: Reader, report: Report | None) -> Iterator[Fault]:
     """One fault for every tensor that differs anywhere."""
-    maker, done = BlockMaker(from_files(base)), 0
+    maker, done = MoveMaker(base), 0
     first: dict[str, str] = {}
     for number in range(units.blocks):
         block = units[number]
         assert isinstance(block, Block)
-        want = maker.make(block).view(-1)
-        found = maker.room("found", block.move.target.dtype, block.shape).view(-1)
+        want = maker.block(block).view(-1)
+        found = maker.room("found", torch_dtype(block.move.target.dtype), block.shape).view(-1)
         label = f"{block.move.name} in {block.move.target.file}"
         if not _read_block(wide, block, raw_bytes(found)):
             first.setdefault(label, "it cannot be read to its end")

@@ -1,4 +1,4 @@
-"""One worker's share of a job: units in, bytes at fixed offsets out, in memory that does not grow with the model.
+"""A whole job or one worker's share of it: units in, bytes at fixed offsets out, in memory that does not grow with the model.
 
 Every unit is independent and may be done twice, so any worker may do any unit, be killed, and start again.
 What a unit's bytes are is `blocks.py`'s business; when the output becomes visible, `partial.py`'s.
@@ -19,7 +19,7 @@ import torch
 
 from ..errors import Fault, MupscaleError
 from ..files.places import item_size, runs
-from .blocks import BlockMaker, Reader, from_files, raw_bytes
+from .blocks import MoveMaker, Reader, raw_bytes
 from .identity import check_base, check_stamps, digest_stretch
 from .job import Job
 from .journal import Done, Journal, read_journals
@@ -32,6 +32,12 @@ Report = Callable[[int, int], None]
 
 _GROUP_BYTES = 128 << 20
 _GROUP_SECONDS = 0.25
+
+
+def run_job(job: Job, workers: int = 1, report: Report | None = None) -> None:
+    """Write the whole output with `workers` threads; run it again to resume."""
+    if not run_worker(job, 0, 1, report, threads=workers):
+        raise MupscaleError(f"{partial(job.out)} is not complete although all of it was done; run it again")
 
 
 def run_worker(
@@ -130,11 +136,11 @@ def _in_threads(count: int, todo: list[int], work: Callable[[Iterator[int]], Non
 
 def _do(job: Job, units: Units, todo: Iterator[int], keeper: _Keeper, count: _Count) -> None:
     with Reader(job.base) as reader, _Writer(partial(job.out)) as writer:
-        maker = BlockMaker(from_files(reader))
+        maker = MoveMaker(reader)
         for number in todo:
             unit = units[number]
             if isinstance(unit, Block):
-                writer.write(unit, raw_bytes(maker.make(unit)))
+                writer.write(unit, raw_bytes(maker.block(unit)))
                 keeper.add(number, unit.move.target.file, unit.bytes)
                 count.add(unit.bytes)
             else:

@@ -62,8 +62,12 @@ class Plan(Mapping[str, TensorPlan]):
     needs: frozenset[str] = field(default=frozenset(), compare=False)
     """What the plan relies on and cannot see, in words: a remark, no part of its identity."""
 
+    def planned(self, name: str) -> str:
+        """The name under which a tensor is planned: of a tied one the first, of any other its own."""
+        return self.ties.get(name, name)
+
     def __getitem__(self, name: str) -> TensorPlan:
-        return self.tensors[self.ties.get(name, name)]
+        return self.tensors[self.planned(name)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
@@ -98,7 +102,7 @@ class Plan(Mapping[str, TensorPlan]):
     def matching(self, pattern: str) -> list[str]:
         """Planned names that match a shell pattern; a tied name means the tensor behind it."""
         names = [*self.tensors, *self.ties]
-        found = [self.ties.get(n, n) for n in names if n == pattern or fnmatchcase(n, pattern)]
+        found = [self.planned(n) for n in names if n == pattern or fnmatchcase(n, pattern)]
         if not found:
             raise MupscaleError(f"no tensor of the plan matches {pattern!r}; list(plan) names them")
         return list(dict.fromkeys(found))

@@ -6,7 +6,7 @@ it. Works on live modules of any size; tolerances are float64's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,24 +16,16 @@ from torch import Tensor, nn
 
 from ..arguments import shown, wrong_function
 from ..errors import MupscaleError, raise_faults
-from ..rules.scale import Scale
 from ..tensors.expand import expand, expand_
 from .fits import check_end
 from .names import named_tensors
-from .plan import Plan, TensorPlan
+from .plan import Plan
 
 Loss = Callable[[nn.Module], Tensor]
 
 GRADIENT_TOLERANCE = 1e-9
 LOSS_FLOOR = 1e-6  # a loss that is zero by nature has no relative error
 SILENT = 1e-13  # a gradient this far below the model's largest is rounding, not signal
-
-
-def source_of(tensor: TensorPlan, base: Mapping[str, Tensor]) -> Tensor:
-    """The base tensor a wide one is made from, several sources concatenated."""
-    if tensor.cat is None:
-        return base[tensor.sources[0]]
-    return torch.cat([base[name] for name in tensor.sources], tensor.cat)
 
 
 def load_wide_(wide: nn.Module, base: nn.Module, plan: Plan) -> None:
@@ -43,8 +35,7 @@ def load_wide_(wide: nn.Module, base: nn.Module, plan: Plan) -> None:
         for name, _, target in named_tensors(wide):
             entry = plan[name]
             if entry.sources and entry.fill != "own":
-                scale = entry.change.s if entry.kind == "parameter" else Scale()
-                expand_(target, source_of(entry, tensors), entry.axes, scale, shift=entry.shift)
+                expand_(target, entry.source(tensors), entry.making())
 
 
 @contextmanager
@@ -129,7 +120,7 @@ def compare_gradients(base: dict[str, Tensor | None], wide: dict[str, Tensor | N
             for s, g in zip(entry.sources, sources, strict=True)
         }
         r = entry.change.r
-        want = expand(source_of(entry, known), entry.axes, r)
+        want = expand(entry.source(known), entry.gradient_making())
         size = float(want.abs().max()) if want.numel() else 0.0
         if size <= SILENT * largest * float(r):
             untested.append(name)

@@ -12,13 +12,17 @@ from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
+from torch import Tensor
+
 from ..errors import MupscaleError
 from ..rules.axes import Axis
 from ..rules.scale import ONE, Scale
 from ..rules.units import Change
+from ..tensors.making import Fill as Fill
+from ..tensors.making import Join, Making
+from ..tensors.noise import TensorNoise
 
 Kind = Literal["parameter", "buffer"]
-Fill = Literal["zero", "one", "own"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,25 @@ class TensorPlan:
                     s = s / Scale.of(axis.k)
         c = prod((axis.k for axis in self.axes), start=self.spread)
         return Change(s, c, prod((axis.fill for axis in self.axes), start=Fraction(1)))
+
+    @property
+    def join(self) -> Join | None:
+        """How several sources become one base tensor."""
+        return None if self.cat is None else Join(self.cat)
+
+    def making(self, noise: TensorNoise | None = None) -> Making:
+        """How the wide weight or buffer is made: a parameter is scaled by s, a buffer is copied."""
+        fill = self.fill if self.fill == "own" or not self.sources else None
+        scale = self.change.s if self.kind == "parameter" else ONE
+        return Making(self.axes, scale, self.shift, None if fill else noise, fill, self.join)
+
+    def gradient_making(self) -> Making:
+        """How the wide gradient is expected to follow from the base's: r · dup(G)."""
+        return Making(self.axes, self.change.r, join=self.join)
+
+    def source(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The base tensor that the wide one is made from, several sources joined."""
+        return self.making().source([tensors[name] for name in self.sources])
 
     @property
     def base_shape(self) -> tuple[int, ...]:

@@ -7,7 +7,8 @@ Beside the shards themselves a rank holds one block and the base slice behind it
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -16,18 +17,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import Fault
-from ..files.places import Place, dtype_name
-from ..jobs.blocks import BlockMaker
-from ..jobs.job import BLOCK_BYTES, Move
-from ..jobs.units import Block, block_shape
-from ..plans.plan import TensorPlan
-from ..rules.axes import Axis
+from ..jobs.blocks import BlockMaker, StoredBase
+from ..jobs.job import BLOCK_BYTES
+from ..jobs.units import block_shape
 from ..rules.optimizers import OptimizerRule
-from ..rules.scale import ONE, Scale
-from ..tensors.noise import TensorNoise
+from ..tensors.making import Making
 from ..tensors.parts import Rectangle, held, is_sharded, local_of
-from ..training.ledger import Ledger
-from ..training.state import carry_state
+from ..training.direction import Direction
+from ..training.state import Moment, carry_state
 from .source import AnySource
 
 
@@ -35,8 +32,9 @@ from .source import AnySource
 class Filling:
     """One wide tensor of this rank: how it is made, from what, and where it goes."""
 
-    move: Move
+    making: Making
     stored: Any
+    """What stands for its base tensor in the source; None for a new tensor."""
     wide: Tensor
 
 
@@ -45,8 +43,7 @@ class Filler:
 
     def __init__(self, source: AnySource) -> None:
         self._source = source
-        self._stored: Any = None
-        self._maker = BlockMaker(lambda move, lows, room: source.read(self._stored, lows, room))
+        self._maker = BlockMaker()
 
     @property
     def room_bytes(self) -> int:
@@ -62,7 +59,7 @@ class Filler:
         for filling in fillings:
             try:
                 if filling.stored is not None:
-                    self._source.hold(filling.stored, filling.move, filling.wide)
+                    self._source.hold(filling.stored, filling.making, filling.wide)
                 if failure is None:
                     self.fill_(filling)
             except Exception as error:
@@ -74,27 +71,15 @@ class Filler:
 
     def fill_(self, filling: Filling) -> None:
         """Fill this rank's part of a tensor from what the source holds."""
-        move, wide = filling.move, filling.wide
+        making, stored, wide = filling.making, filling.stored, filling.wide
         local, part = local_of(wide.detach()), held(wide)
-        self._stored = filling.stored
-        for block in _cut(move, part):
-            made = self._maker.make(Block(move, block.start, block.shape))
+        base = None
+        if stored is not None:
+            dtype, shape = self._source.kind_of(stored)
+            base = StoredBase(dtype, (0,) * len(shape), shape, partial(self._source.read, stored))
+        for block in _cut(making, part, wide.element_size()):
+            made = self._maker.make(making, base, block.start, block.shape, wide.dtype)
             block.within(local, part.start).copy_(made)
-
-
-def weight_filling(
-    name: str, entry: TensorPlan, stored: Any, wide: Tensor, source: AnySource, noise: TensorNoise | None
-) -> Filling:
-    """How a weight or buffer is made."""
-    move = _move(
-        name,
-        wide,
-        entry.axes,
-        source.kind_of(stored) if stored is not None else None,
-        entry.change.s if entry.kind == "parameter" else ONE,
-    )
-    made = replace(move, shift=entry.shift, noise=noise, fill="one" if entry.fill == "one" else "zero")
-    return Filling(made, stored, wide)
 
 
 def state_fillings(
@@ -104,7 +89,7 @@ def state_fillings(
     source: AnySource,
     rule: OptimizerRule,
     settings: Mapping[str, Any],
-    ledger: Ledger,
+    direction: Direction,
 ) -> tuple[dict[str, Any], list[Filling], list[Fault]]:
     """The optimizer state of one parameter, still empty, what will fill it, and what could not be carried.
 
@@ -120,37 +105,22 @@ def state_fillings(
         else _stand_in(value, source)
         for key, value in found.items()
     }
-    carried, faults = carry_state(rule, settings, there, name, ledger, parameter.requires_grad)
+    carried, faults = carry_state(rule, settings, there, name, direction, parameter.requires_grad)
     fillings = []
     for key, value in carried.items():
-        noted = ledger.noted.get(id(value))
-        if noted is None:
+        if not isinstance(value, Moment):
             carried[key] = _counter(key, value, parameter, settings)
             continue
-        made, axes, scale = noted
-        if is_sharded(parameter) and made.shape != parameter.shape:
-            what = f"its state {key!r} has shape {tuple(made.shape)}, which has no placement on the parameter's mesh"
+        shape = value.making.wide_shape
+        if is_sharded(parameter) and shape != parameter.shape:
+            what = f"its state {key!r} has shape {shape}, which has no placement on the parameter's mesh"
             faults.append(
                 Fault(name, what, f"{type(optimizer).__name__} cannot go on with sharded parameters")
             )
             continue
-        room = _like(parameter, made)
-        carried[key] = room
-        kind = source.kind_of(found[key])
-        fillings.append(Filling(_move(f"{name}: {key}", room, axes, kind, scale), found[key], room))
+        carried[key] = _like(parameter, shape, value.source.dtype)
+        fillings.append(Filling(value.making, found[key], carried[key]))
     return carried, fillings, faults
-
-
-def _move(
-    name: str,
-    wide: Tensor,
-    axes: tuple[Axis, ...],
-    kind: tuple[torch.dtype, tuple[int, ...]] | None,
-    scale: Scale,
-) -> Move:
-    target = Place("", 0, dtype_name(wide.dtype), tuple(wide.shape))
-    sources = () if kind is None else (Place("", 0, dtype_name(kind[0]), kind[1]),)
-    return Move(name, target, sources, axes, scale)
 
 
 def _is_number(value: Any, source: AnySource) -> str:
@@ -172,15 +142,15 @@ def _counter(key: str, value: Any, parameter: Tensor, settings: Mapping[str, Any
     return value
 
 
-def _like(parameter: Tensor, made: Tensor) -> Tensor:
+def _like(parameter: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Room for a moment, placed like its parameter."""
     local = local_of(parameter.detach())
     if not is_sharded(parameter):
-        return torch.empty(made.shape, dtype=made.dtype, device=local.device)
+        return torch.empty(shape, dtype=dtype, device=local.device)
     from torch.distributed.tensor import DTensor
 
     sharded: Any = parameter
-    room = torch.empty(local.shape, dtype=made.dtype, device=local.device)
+    room = torch.empty(local.shape, dtype=dtype, device=local.device)
     return DTensor.from_local(
         room,
         sharded.device_mesh,
@@ -191,11 +161,11 @@ def _like(parameter: Tensor, made: Tensor) -> Tensor:
     )
 
 
-def _cut(move: Move, part: Rectangle) -> Iterator[Rectangle]:
+def _cut(making: Making, part: Rectangle, item_bytes: int) -> Iterator[Rectangle]:
     """Blocks of a rectangle, small enough to be made in a few buffers."""
     if not part.numel:
         return
-    steps = block_shape(replace(move, target=replace(move.target, shape=part.shape)), BLOCK_BYTES)
+    steps = block_shape(making, part.shape, item_bytes, BLOCK_BYTES)
     for corner in product(*(range(0, n, step) for n, step in zip(part.shape, steps, strict=True))):
         sizes = zip(corner, steps, part.shape, strict=True)
         start = tuple(a + b for a, b in zip(part.start, corner, strict=True))

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import MupscaleError
-from ..jobs.job import Move
 from ..plans.plan import Plan
 from ..rules.axes import Axis
+from ..tensors.making import Making
 from ..tensors.parts import Rectangle, held, held_by, is_sharded, local_of
 from .agreement import device_of
 
@@ -142,18 +142,18 @@ class LiveSource:
     def number(self, stored: Tensor) -> Tensor:
         return local_of(stored).detach().cpu().clone()
 
-    def aligned(self, stored: Tensor, move: Move, wide: Tensor) -> bool:
-        return not is_sharded(stored) or is_aligned(Layout.of(stored), Layout.of(wide), move.axes)
+    def aligned(self, stored: Tensor, making: Making, wide: Tensor) -> bool:
+        return not is_sharded(stored) or is_aligned(Layout.of(stored), Layout.of(wide), making.axes)
 
-    def hold(self, stored: Tensor, move: Move, wide: Tensor) -> None:
+    def hold(self, stored: Tensor, making: Making, wide: Tensor) -> None:
         """Fetch what this rank needs of a base tensor, and give others what they need."""
         local = local_of(stored).detach()
         if not is_sharded(stored):
             self._buffer, self._origin = local.cpu().contiguous(), (0,) * local.dim()
             return
         layouts, me = (Layout.of(stored), Layout.of(wide)), dist.get_rank()
-        sends, receives = messages(*layouts, move.axes, me)
-        own, wanted = held(stored), cover(move.axes, held(wide))
+        sends, receives = messages(*layouts, making.axes, me)
+        own, wanted = held(stored), cover(making.axes, held(wide))
         self._buffer, self._origin = torch.empty(wanted.shape, dtype=local.dtype), wanted.start
         mine = own.meet(wanted)
         if mine.numel:

@@ -29,7 +29,7 @@ from ..training.widen import edit_
 from .agreement import Group, Meeting, is_first
 from .dcp_source import dcp_source
 from .directory_source import directory_source
-from .fill import Filler, Filling, weight_filling
+from .fill import Filler, Filling
 from .live import LiveSource
 from .memory import give_memory_, home_of, poison_, recompute_buffers_, reshard_
 from .noise import shared_noise, told
@@ -127,7 +127,7 @@ class _Loader:
         fillings = self._weights(source, resolved)
         states, moments, notes = prepare_states(run, source, plan, since, self._rules)
         fillings += moments
-        if not all(source.aligned(f.stored, f.move, f.wide) for f in fillings if f.stored is not None):
+        if not all(source.aligned(f.stored, f.making, f.wide) for f in fillings if f.stored is not None):
             meeting.check()  # ranks are going to wait for each other's slices
         filler = Filler(source)
         with torch.no_grad():
@@ -169,15 +169,14 @@ class _Loader:
         seen: set[int] = set()
         found = []
         for name, kind, tensor in named_tensors(self._run.model):
-            planned = self._plan.ties.get(name, name)
+            planned = self._plan.planned(name)
             entry = self._plan[planned]
-            own = kind == "buffer" and (entry.fill == "own" or planned not in source.weights)
-            if id(tensor) in seen or (own and entry.sources):
-                continue
+            unstored = kind == "buffer" and entry.sources and planned not in source.weights
+            if id(tensor) in seen or entry.fill == "own" or unstored:
+                continue  # filled already, or computed by the wide model itself
             seen.add(id(tensor))
-            stored = source.weights[planned] if entry.sources else None
-            sized = noise.tensor(planned) if noise is not None and entry.sources else None
-            found.append(weight_filling(planned, entry, stored, tensor, source, sized))
+            making = entry.making(None if noise is None else noise.tensor(planned))
+            found.append(Filling(making, source.weights[planned] if entry.sources else None, tensor))
         return found
 
 

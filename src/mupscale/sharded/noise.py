@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from math import prod
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..checkpoints.norms import as_stored, measured_by
+from ..checkpoints.norms import measured_by
 from ..errors import Fault, MupscaleError, raise_faults
-from ..files.places import Place, dtype_name
-from ..jobs.blocks import BlockMaker
-from ..jobs.job import Move
+from ..jobs.blocks import StoredBase
 from ..plans.plan import Plan
 from ..training.noises import Noise, NoisePlan, SignalNoise, norms_of, resolve_noise
 from .agreement import Group, Meeting, several, sum_over_ranks
@@ -113,9 +112,8 @@ def _in_place(name: str, plan: Plan, source: AnySource, stacked: bool) -> Tensor
     """The norms of a base tensor, read in stretches of rows."""
     stored = source.weights[name]
     dtype, shape = source.kind_of(stored)
-    place = Place("", 0, dtype_name(dtype), shape)
-    maker = BlockMaker(lambda move, lows, room: source.read(stored, lows, room))
-    return measured_by(maker, [as_stored(Move(name, place, (place,), plan[name].axes))], stacked)
+    base = StoredBase(dtype, (0,) * len(shape), shape, partial(source.read, stored))
+    return measured_by([base], plan[name].base_shape, stacked)
 
 
 def _owners(sizes: Sequence[int], world: int) -> list[int]:

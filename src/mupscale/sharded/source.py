@@ -18,8 +18,8 @@ from ..files.dcp import Chunk
 from ..files.dcp_chunks import chunk_place
 from ..files.places import Place, torch_dtype
 from ..jobs.blocks import Reader, read_rectangle_
-from ..jobs.job import Move
 from ..plans.plan import Plan
+from ..tensors.making import Making
 from ..tensors.parts import Rectangle
 
 COMPARED = ("betas", "eps", "momentum", "weight_decay", "nesterov", "dampening")
@@ -73,11 +73,11 @@ class AnySource(Protocol):
         """A tensor without dimensions."""
         ...
 
-    def aligned(self, stored: Any, move: Move, wide: Tensor) -> bool:
+    def aligned(self, stored: Any, making: Making, wide: Tensor) -> bool:
         """Whether every rank can read what it needs without the others."""
         ...
 
-    def hold(self, stored: Any, move: Move, wide: Tensor) -> None:
+    def hold(self, stored: Any, making: Making, wide: Tensor) -> None:
         """Fetch what this rank needs, and give others what they need."""
         ...
 
@@ -125,10 +125,10 @@ class Source:
         self.read(stored, [], room)
         return room
 
-    def aligned(self, stored: Stored, move: Move, wide: Tensor) -> bool:
+    def aligned(self, stored: Stored, making: Making, wide: Tensor) -> bool:
         return True
 
-    def hold(self, stored: Stored, move: Move, wide: Tensor) -> None:
+    def hold(self, stored: Stored, making: Making, wide: Tensor) -> None:
         pass
 
     def whole(self, stored: Stored) -> Tensor | None:

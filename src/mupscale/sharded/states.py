@@ -16,8 +16,8 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.names import named_tensors, resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES, OptimizerRule, rule_for
+from ..training.direction import Direction
 from ..training.groups import refused_on_shards
-from ..training.ledger import Ledger
 from ..training.run import Run
 from ..training.state import cannot_be_exact, factors_of, scale_setting
 from ..training.stepping import units_of
@@ -36,7 +36,7 @@ def prepare_states(
         for n, kind, t in reversed(list(named_tensors(run.model)))
         if kind == "parameter"
     }
-    ledger = Ledger(plan)
+    direction = Direction(plan)
     states: list[State] = []
     fillings: list[Filling] = []
     faults: list[Fault] = []
@@ -69,7 +69,9 @@ def prepare_states(
                     )
                     continue
                 faults += _foreign(optimizer, rule, source.settings.get(name, {}), name)
-                made, more, problems = state_fillings(optimizer, parameter, name, source, rule, group, ledger)
+                made, more, problems = state_fillings(
+                    optimizer, parameter, name, source, rule, group, direction
+                )
                 state[parameter], fillings, faults = made, fillings + more, faults + problems
             notes += _differences(optimizer, rule, group, [n for _, n in members if n], source, plan, where)
         if not state:

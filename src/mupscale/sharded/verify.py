@@ -24,10 +24,10 @@ from ..errors import MupscaleError
 from ..plans.fits import check_end
 from ..plans.names import named_tensors
 from ..plans.plan import Plan, TensorPlan
-from ..plans.selftest import SILENT, Identity, source_of
+from ..plans.selftest import SILENT, Identity
 from ..rules.optimizers import OptimizerRule
-from ..rules.scale import ONE, Scale
 from ..tensors.expand import expand_
+from ..tensors.making import Making
 from ..tensors.parts import held, is_sharded, local_of
 from ..training.certificate import Certificate, Failure
 from ..training.clip import Clip
@@ -146,7 +146,7 @@ def _identity(
         elif found is None or not sources or any(g is None for g in sources):
             mine[name] = (inf, 1.0, 0.0, 1.0)  # it trains on one side only
         else:
-            mine[name] = _compare(found, entry, base, entry.change.r)
+            mine[name] = _compare(found, entry, base, entry.gradient_making())
     together = _everywhere(mine, group)
     whole = {name: _merged([rank[name] for rank in together]) for name in mine}
     largest = max((size / float(plan[n].change.r) for n, (_, size, *_) in whole.items()), default=0.0)
@@ -175,13 +175,12 @@ def _weight_failure(trial: Trial, i: int, group: dist.ProcessGroup | None) -> Fa
     assert trial.identity is not None
     base = {name: t.detach() for name, _, t in named_tensors(trial.base.model)}
     mine = {}
-    for name, kind, found in named_tensors(trial.wide.model):
+    for name, _, found in named_tensors(trial.wide.model):
         if name in trial.plan.ties or not found.is_floating_point():
             continue
         entry = trial.plan[name]
         if entry.sources and entry.fill != "own":
-            scale = entry.change.s if kind == "parameter" else ONE
-            mine[name] = _compare(found.detach(), entry, base, scale, entry.shift)
+            mine[name] = _compare(found.detach(), entry, base, entry.making())
     together = _everywhere(mine, group)
     worst: Failure | None = None
     for name in mine:
@@ -195,7 +194,7 @@ def _weight_failure(trial: Trial, i: int, group: dist.ProcessGroup | None) -> Fa
 
 
 def _compare(
-    found: Tensor, entry: TensorPlan, base: Mapping[str, Any], scale: Scale, shift: int = 0
+    found: Tensor, entry: TensorPlan, base: Mapping[str, Any], making: Making
 ) -> tuple[float, float, float, float]:
     """What this rank holds of a wide tensor against the base's: gap, size, and two sums for their ratio."""
     whole = {s: base[s].full_tensor() if is_sharded(base[s]) else base[s] for s in entry.sources}
@@ -203,7 +202,7 @@ def _compare(
     if not part.numel:
         return 0.0, 0.0, 0.0, 0.0
     want = torch.empty(part.shape, dtype=got.dtype, device=got.device)
-    expand_(want, source_of(entry, whole), entry.axes, scale, shift=shift, out_start=part.start)
+    expand_(want, entry.source(whole), making, out_start=part.start)
     gap = float((got - want).abs().max())
     along, norm = float((got * want).sum()), float((want * want).sum())
     return gap if gap == gap else inf, float(want.abs().max()), along, norm

@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..errors import MupscaleError
 from ..rules.axes import Axis, Piece, fraction_fault
-from ..rules.scale import ONE, Scale
-
-if TYPE_CHECKING:
-    from .noise import TensorNoise
+from ..rules.scale import Scale
+from .making import Making
+from .noise import TensorNoise
 
 _BLOCK = 1 << 25  # bytes written at a time: threads seldom wait for each other, and caches still help
 # Bytes of float32 that get their noise at a time: what a 16-bit result needs beside it.
@@ -65,33 +63,45 @@ def rescale(x: Tensor, scale: Scale, shift: int = 0, *, out: Tensor | None = Non
 
 def expand_(
     out: Tensor,
-    base: Tensor,
-    axes: Sequence[Axis],
-    scale: Scale = ONE,
+    base: Tensor | None,
+    making: Making,
     *,
-    shift: int = 0,
     out_start: Sequence[int] | None = None,
     base_start: Sequence[int] | None = None,
-    noise: TensorNoise | None = None,
 ) -> Tensor:
     """Fill `out`, the slice of the wide tensor that begins at `out_start`, and return it.
 
     `base` is any slice of the base tensor, beginning at `base_start`, that contains what `out` reads
-    (see `Axis.cover`). Both default to the whole tensor. Noise is added after the scale and before the one
-    rounding.
+    (see `Axis.cover`), and None where the making has no source. Both starts default to the whole tensor.
 
-    >>> axes = [Axis.parse("out: 1x2"), Axis.parse("in: 2x2")]
-    >>> expand_(torch.empty(2, 4), torch.tensor([[6.0, 2.0]]), axes, Scale.of("1/2"))
+    >>> making = Making((Axis.parse("out: 1x2"), Axis.parse("in: 2x2")), Scale.of("1/2"))
+    >>> expand_(torch.empty(2, 4), torch.tensor([[6.0, 2.0]]), making)
     tensor([[3., 3., 1., 1.],
             [3., 3., 1., 1.]])
     """
-    out_at = list(out_start) if out_start is not None else [0] * len(axes)
-    base_at = list(base_start) if base_start is not None else [0] * len(axes)
-    if noise is not None:
-        return _expand_noisy(out, base, axes, scale, shift, out_at, base_at, noise)
-    cuts = _cuts(out, base, axes, out_at, base_at)
-    if not axes:
-        return out.copy_(rescale(base, scale, shift))
+    if base is None or making.fill is not None:
+        return making.fill_(out)
+    out_at = list(out_start) if out_start is not None else [0] * len(making.axes)
+    base_at = list(base_start) if base_start is not None else [0] * len(making.axes)
+    if making.noise is not None:
+        return _expand_noisy(out, base, making, out_at, base_at, making.noise)
+    return _expand_exact(out, base, making, out_at, base_at)
+
+
+def expand(base: Tensor, making: Making) -> Tensor:
+    """The whole wide tensor s · dup(W), in new memory.
+
+    >>> expand(torch.tensor([1.0, 2.0]), Making((Axis.parse("out: 2x2+1"),)))
+    tensor([1., 1., 2., 2., 0.])
+    """
+    return expand_(base.new_empty(making.wide_shape), base, making)
+
+
+def _expand_exact(out: Tensor, base: Tensor, making: Making, out_at: list[int], base_at: list[int]) -> Tensor:
+    """The slice without noise."""
+    cuts = _cuts(out, base, making.axes, out_at, base_at)
+    if not making.axes:
+        return out.copy_(rescale(base, making.scale, making.shift))
     for pieces in product(*cuts):
         target, source = out, base
         for dim, piece in enumerate(pieces):
@@ -101,38 +111,14 @@ def expand_(
             continue
         for dim, piece in enumerate(pieces):
             source = source.narrow(dim, piece.base_start - base_at[dim], piece.base_length)
-        _expand_product(target, source, pieces, scale, shift)
+        _expand_product(target, source, pieces, making.scale, making.shift)
     return out
 
 
-def expand(
-    base: Tensor,
-    axes: Sequence[Axis],
-    scale: Scale = ONE,
-    *,
-    shift: int = 0,
-    noise: TensorNoise | None = None,
-) -> Tensor:
-    """The whole wide tensor s · dup(W), in new memory.
-
-    >>> expand(torch.tensor([1.0, 2.0]), [Axis.parse("out: 2x2+1")])
-    tensor([1., 1., 2., 2., 0.])
-    """
-    out = base.new_empty([axis.wide for axis in axes])
-    return expand_(out, base, axes, scale, shift=shift, noise=noise)
-
-
 def _expand_noisy(
-    out: Tensor,
-    base: Tensor,
-    axes: Sequence[Axis],
-    scale: Scale,
-    shift: int,
-    out_at: list[int],
-    base_at: list[int],
-    noise: TensorNoise,
+    out: Tensor, base: Tensor, making: Making, out_at: list[int], base_at: list[int], noise: TensorNoise
 ) -> Tensor:
-    """The same in small blocks, in the compute type, with noise added to each block."""
+    """The slice in small blocks, in the compute type, with noise added to each block."""
     wide = compute_dtype(out.dtype)
     for corner, shape in _blocks(out.shape, _NOISY_BLOCK // 4, noise.paired):
         part, at = out, [low + i for low, i in zip(out_at, corner, strict=True)]
@@ -141,8 +127,8 @@ def _expand_noisy(
         exact = part
         if part.dtype != wide or not part.is_contiguous():
             exact = torch.empty(shape, dtype=wide, device=out.device)
-        expand_(exact, base, axes, scale, shift=shift, out_start=at, base_start=base_at)
-        noise.add_(exact, axes, at)
+        _expand_exact(exact, base, making, at, base_at)
+        noise.add_(exact, making.axes, at)
         if exact is not part:
             part.copy_(exact)
     return out

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..errors import MupscaleError
 from ..rules.axes import Axis
-from .collapse import copies_of
 from .compiled import kernel_for
+from .copies import copies_of
 from .philox import Stream, normals
 
 _BLOCK = 1 << 16  # numbers drawn at a time: the integer temporaries stay in cache

@@ -22,6 +22,7 @@ from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..training.direction import Direction
 from ..training.kept_groups import Names, carry_kept, parts
+from ..training.state import made_state
 from ..training.state_dicts import widen_state_dict
 from .going_on import KEY, plans_in, put_plans_
 
@@ -81,7 +82,7 @@ def named_parameters(weights: Mapping[str, Tensor], plan: Plan) -> Names:
     known = {source for name in plan if plan[name].kind == "parameter" for source in plan[name].sources}
     first: dict[str, str] = {}
     for name in weights:
-        planned = plan.ties.get(name, name)
+        planned = plan.planned(name)
         if planned in known:
             first.setdefault(planned, name)
     return [list(first.values())]
@@ -99,9 +100,10 @@ def _widened(
     kept = all("param_names" in group for group in groups)
     chosen = rule if rule is not None else told_by(groups, states.values(), rules)
     order, wide_order = named_orders(groups, plan, None if kept else names)
-    wide, faults = carry_kept(groups, states, order, wide_order, chosen, Direction(plan), where)
+    direction = Direction(plan)
+    wide, faults = carry_kept(groups, states, order, wide_order, chosen, direction, where)
     raise_few(CLAIM, faults)
-    return wide
+    return {**wide, "state": {key: made_state(state, direction) for key, state in wide["state"].items()}}
 
 
 def _unknown_tensors(checkpoint: Mapping[str, Any]) -> list[Fault]:

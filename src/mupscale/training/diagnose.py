@@ -18,6 +18,7 @@ from ..plans.outputs import outputs_of
 from ..plans.selftest import Loss, compare_gradients, gradients
 from ..rules.axes import Axis
 from ..tensors.expand import expand
+from ..tensors.making import Making
 from .certificate import Failure
 from .trial import Step, Trial, run_step
 
@@ -127,8 +128,8 @@ def _widened(trial: Trial, name: str, output: Tensor, shape: tuple[int, ...]) ->
         return None
     if (outward[0].base, outward[0].wide) != (output.shape[grown[0]], shape[grown[0]]):
         return None
-    axes = [outward[0] if d == grown[0] else Axis.fixed(n) for d, n in enumerate(output.shape)]
-    return expand(output, axes, trial.plan[key].fold)
+    axes = tuple(outward[0] if d == grown[0] else Axis.fixed(n) for d, n in enumerate(output.shape))
+    return expand(output, Making(axes, trial.plan[key].fold))
 
 
 def _equal(want: Tensor, found: Tensor, tolerance: float) -> bool:

@@ -6,7 +6,7 @@ Everything that carries a run (weights, state, groups, schedulers) is written on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,11 +16,10 @@ from torch import Tensor
 from ..errors import Fault, raise_faults
 from ..plans.fits import End, check_duplicates, expect_plan
 from ..plans.plan import Plan, TensorPlan
-from ..plans.selftest import source_of
-from ..rules.axes import Axis
-from ..rules.scale import ONE, Scale
+from ..rules.scale import Scale
 from ..tensors.collapse import collapse
 from ..tensors.expand import expand
+from ..tensors.making import Making
 from .noises import NoisePlan
 
 
@@ -67,7 +66,7 @@ class Direction:
 
     def planned(self, end_name: str) -> tuple[str, TensorPlan]:
         """The planned (wide) name and entry behind a name at the end of the walk."""
-        name = self.plan.ties.get(end_name, end_name)
+        name = self.plan.planned(end_name)
         if self.back:
             name = self.plan.sources[name][0]
         return name, self.plan[name]
@@ -75,18 +74,13 @@ class Direction:
     def tensor(self, source: Mapping[str, Tensor], end_name: str) -> Tensor:
         """The weight or buffer `end_name`, in new memory, from the tensors at the start."""
         name, entry = self.planned(end_name)
-        scale = entry.change.s if entry.kind == "parameter" else ONE
-        with torch.no_grad():
-            if self.back:
-                return collapse(source[name].detach(), entry.axes, scale, shift=entry.shift)
-            noise = self.noise.tensor(name) if self.noise is not None else None
-            base = source_of(entry, source).detach()
-            return expand(base, entry.axes, scale, shift=entry.shift, noise=noise)
+        noise = self.noise.tensor(name) if self.noise is not None else None
+        return self.made(source[name] if self.back else entry.source(source), entry.making(noise))
 
-    def moment(self, value: Tensor, axes: Sequence[Axis], scale: Scale) -> Tensor:
-        """A state tensor with its own units, in new memory."""
+    def made(self, value: Tensor, making: Making) -> Tensor:
+        """A tensor at the end of the walk, in new memory, from the one at its start."""
         with torch.no_grad():
-            return collapse(value, axes, scale) if self.back else expand(value, axes, scale)
+            return collapse(value.detach(), making) if self.back else expand(value.detach(), making)
 
     def number(self, scale: Scale) -> float:
         """What a plain number is multiplied by."""

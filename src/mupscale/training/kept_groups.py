@@ -54,7 +54,10 @@ def carry_kept(
     direction: Direction,
     where: str,
 ) -> tuple[dict[str, Any], list[Fault]]:
-    """The wide state dict, groups kept, and what could not be carried; names are the plan's, at both ends."""
+    """The wide state dict, groups kept, and what could not be carried; names are the plan's, at both ends.
+
+    Its state tensors are not made yet: each is a `Moment` that the caller makes now, or has written by a move.
+    """
     plan = direction.plan
     settings = settings_of(groups)
     faults = unknown_settings(rule, settings, {key for group in settings for key in group}, where)

@@ -21,7 +21,6 @@ from torch import Tensor
 from ..arguments import wrong_kind, wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.plan import Plan, TensorPlan
-from ..plans.selftest import source_of
 from ..rules.scale import Scale
 from ..rules.sizes import DEFAULT_T, LARGEST_T, noise_size, size_of_ratios
 from ..tensors.noise import TensorNoise
@@ -131,7 +130,7 @@ def resolve_noise(
     {'w': 0.15}
     """
     raise_faults("this noise cannot be added", wrong_noise(noise) or _unknown(noise, plan, base, seed))
-    measure = base if callable(base) else lambda name, stacked: norms_of(source_of(plan[name], base), stacked)
+    measure = base if callable(base) else lambda name, stacked: norms_of(plan[name].source(base), stacked)
     sigmas: dict[str, Sigma] = {}
     stds: dict[str, Sigma] = {}
     paired: dict[str, int] = {}

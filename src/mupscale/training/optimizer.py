@@ -17,7 +17,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.names import named_tensors, resolve
 from ..rules.optimizers import OptimizerRule, rule_for
 from .direction import Direction
-from .state import NamedGroup, carry_groups, carry_state, unknown_settings
+from .state import NamedGroup, carry_groups, carry_state, made_state, unknown_settings
 
 
 def carry_optimizer(
@@ -73,7 +73,7 @@ def carry_optimizer(
             state, problems = carry_state(rule, base_group, found, end_name, direction, trains)
             more += problems
             if found:
-                new.state[parameters[end_name]] = state
+                new.state[parameters[end_name]] = made_state(state, direction)
     return new, carried, faults + more
 
 

@@ -51,7 +51,7 @@ def check_optimizer(
         Axis.of((Factor(4, Fraction(3)),), role="in"),
     )
     plan = Plan({"weight": TensorPlan(("weight",), axes)})
-    change = plan["weight"].change
+    entry = plan["weight"]
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -70,10 +70,10 @@ def check_optimizer(
     start, worst = base.weight.detach().clone(), 0.0
     for _ in range(steps):
         base.weight.grad = gradient()
-        wide.model.weight.grad = expand(base.weight.grad, axes, change.r)
+        wide.model.weight.grad = expand(base.weight.grad, entry.gradient_making())
         optimizer.step()
         wide.optimizers[0].step()
-        want = expand(base.weight.detach(), axes, change.s)
+        want = expand(base.weight.detach(), entry.making())
         gap = float((wide.model.weight.detach() - want).abs().max() / want.abs().max())  # type: ignore[operator]
         worst = max(worst, gap if gap == gap else float("inf"))
     name = qualified_name(type(optimizer))

@@ -19,6 +19,7 @@ from ..rules.axes import Axis
 from ..rules.optimizers import OptimizerRule, decay_factor, lr_factor
 from ..rules.scale import Scale
 from ..rules.units import Change
+from ..tensors.making import Making
 from .direction import Direction
 
 _NAMES = ("params", "param_names")
@@ -135,6 +136,28 @@ def unknown_settings(
     ]
 
 
+@dataclass(frozen=True)
+class Moment:
+    """A state tensor that is not made yet: what stands for it at the start, and how the one at the end is made."""
+
+    source: Any
+    """A tensor, or anything else with a shape, such as the place of a tensor in a file."""
+    making: Making
+
+
+def state_making(rule: OptimizerRule, key: str, entry: TensorPlan) -> Making | None:
+    """How a state tensor of one parameter follows its units; None when the registry does not state them."""
+    known = rule.state.get(key)
+    if known is None:
+        return None
+    axes, scale = list(entry.axes), entry.change.factor(known.units)
+    if known.mean_over is not None:
+        averaged = axes[known.mean_over]
+        axes[known.mean_over] = Axis.fixed(1)
+        scale = scale * Scale.of(averaged.fill)
+    return Making(tuple(axes), scale)
+
+
 def carry_state(
     rule: OptimizerRule,
     settings: Mapping[str, Any],
@@ -143,7 +166,7 @@ def carry_state(
     direction: Direction,
     trains: bool = True,
 ) -> tuple[dict[str, Any], list[Fault]]:
-    """The state of one parameter in its new units; numbers and counters are copied, nothing is shared."""
+    """The state of one parameter in its new units: numbers and counters as copies, tensors as a `Moment` each."""
     planned, entry = direction.planned(end_name)
     faults: list[Fault] = []
     changes = trains and entry.change != Change()  # a copy in the same units is always exact
@@ -151,8 +174,8 @@ def carry_state(
         faults.append(Fault(planned, reason))
     carried: dict[str, Any] = {}
     for key, value in state.items():
-        known = rule.state.get(key)
-        if known is None:
+        making = state_making(rule, key, entry)
+        if making is None:
             faults.append(
                 Fault(
                     planned,
@@ -161,26 +184,30 @@ def carry_state(
                 )
             )
             continue
-        axes, scale = list(entry.axes), entry.change.factor(known.units)
-        if known.mean_over is not None:
-            averaged = axes[known.mean_over]
-            axes[known.mean_over] = Axis.fixed(1)
-            scale = scale * Scale.of(averaged.fill)
-        expected = tuple(a.wide if direction.back else a.base for a in axes)
-        if not isinstance(value, Tensor):
-            carried[key] = value if value is None or scale.is_one else value * direction.number(scale)
-        elif value.dim() == 0:
-            carried[key] = (
-                value.detach().clone() if scale.is_one else value.detach() * direction.number(scale)
-            )
-        elif tuple(value.shape) == expected:
-            carried[key] = direction.moment(value.detach(), axes, scale)
-        else:
+        shape, scale = tuple(getattr(value, "shape", ())), making.scale
+        expected = making.wide_shape if direction.back else making.base_shape
+        if shape and shape != expected:
             faults.append(
                 Fault(
                     planned,
-                    f"its state {key!r} has shape {tuple(value.shape)}, expected {expected}",
+                    f"its state {key!r} has shape {shape}, expected {expected}",
                     "pass the state of this model's own optimizer",
                 )
             )
+        elif shape:
+            carried[key] = Moment(value, making)
+        elif isinstance(value, Tensor):
+            carried[key] = (
+                value.detach().clone() if scale.is_one else value.detach() * direction.number(scale)
+            )
+        else:
+            carried[key] = value if value is None or scale.is_one else value * direction.number(scale)
     return carried, faults
+
+
+def made_state(carried: Mapping[str, Any], direction: Direction) -> dict[str, Any]:
+    """What `carry_state` returned, with every moment made from its tensor; nothing is shared."""
+    return {
+        key: direction.made(value.source, value.making) if isinstance(value, Moment) else value
+        for key, value in carried.items()
+    }

@@ -20,7 +20,7 @@ from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
 from .direction import Direction
 from .groups import expect_class
-from .state import NamedGroup, carry_groups, carry_state, unknown_settings
+from .state import NamedGroup, carry_groups, carry_state, made_state, unknown_settings
 
 
 def widen_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
@@ -81,7 +81,7 @@ def carry_tensors(
     out: dict[str, Tensor] = {}
     for key in tensors:
         name = resolve(key, known) or key
-        start = ties.get(name, name)
+        start = direction.plan.planned(name)
         for end in direction.reached[start]:
             if direction.planned(end)[1].fill == "own":
                 continue  # each model computes it for itself; load the result with strict=False
@@ -211,7 +211,7 @@ def _carry(
             new, problems = carry_state(rule, settings, found.get(source, {}), end, direction, stepped)
             faults += problems
             if source in found:
-                states[position[end]] = new
+                states[position[end]] = made_state(new, direction)
     raise_faults("this optimizer state cannot be widened exactly", faults)
     param_groups = [
         {**g.settings, "params": [position[n] for n in g.names], "param_names": list(g.names)}
@@ -256,4 +256,4 @@ def _spelled(state: Mapping[str, Any], direction: Direction, names: Sequence[str
     ]
     raise_faults("the optimizer state does not belong to this plan", faults)
     named = {key: resolve(name, known) or name for key, name in zip(keys, given, strict=True)}
-    return {key: direction.plan.ties.get(name, name) for key, name in named.items()}
+    return {key: direction.plan.planned(name) for key, name in named.items()}

@@ -15,9 +15,10 @@ from ..errors import MupscaleError, raise_faults
 from ..plans.fits import check_end
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
-from ..plans.selftest import Loss, keeping_buffers, source_of
+from ..plans.selftest import Loss, keeping_buffers
 from ..tensors.collapse import collapse
 from ..tensors.expand import compute_dtype, expand
+from ..tensors.making import Making
 from .noises import Sigma, restore_noise
 from .run import Run
 
@@ -38,7 +39,8 @@ def symmetry(model: nn.Module, plan: Plan) -> dict[str, float]:
         if kind == "buffer" or name in plan.ties or entry.change.c <= 1:
             continue
         value = tensor.detach().to(compute_dtype(tensor.dtype))
-        between = value - expand(collapse(value, entry.axes), entry.axes)
+        copied = Making(entry.axes)
+        between = value - expand(collapse(value, copied), copied)
         norm = float(torch.linalg.vector_norm(value))
         found[name] = float(torch.linalg.vector_norm(between)) / norm if norm else 0.0
     return found
@@ -116,7 +118,7 @@ def noise_report(base: Run, wide: Run, loss: Loss | None = None) -> NoiseReport:
             continue
         entry = wide.plan[name]
         high = torch.float64
-        exact = expand(source_of(entry, tensors).to(high), entry.axes, entry.change.s, shift=entry.shift)
+        exact = expand(entry.source(tensors).to(high), entry.making())
         delta = asked.slice(entry.axes, [0] * stored.dim(), stored.shape, exact)
         size = float(torch.linalg.vector_norm(delta))
         arrived = float(torch.linalg.vector_norm(stored.detach().to(high) - exact - delta))

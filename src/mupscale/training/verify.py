@@ -21,9 +21,8 @@ from ..plans.float64 import cast_inputs, lifted_casts
 from ..plans.infer import infer_plan
 from ..plans.names import named_tensors, parameter_names
 from ..plans.plan import Plan
-from ..plans.selftest import LOSS_FLOOR, Identity, Loss, compare_gradients, gradients, source_of
+from ..plans.selftest import LOSS_FLOOR, Identity, Loss, compare_gradients, gradients
 from ..rules.optimizers import OptimizerRule, rule_for
-from ..rules.scale import ONE
 from ..tensors.expand import expand
 from .certificate import Certificate, Failure, TensorProof
 from .diagnose import STILL, diagnose, settings_cause
@@ -203,14 +202,13 @@ def _weight_failure(trial: Trial, i: int) -> Failure | None:
     assert trial.identity is not None
     base = {n: t.detach() for n, _, t in named_tensors(trial.base.model)}
     worst: Failure | None = None
-    for name, kind, found in named_tensors(trial.wide.model):
+    for name, _, found in named_tensors(trial.wide.model):
         if name in trial.plan.ties or not found.is_floating_point():
             continue
         entry = trial.plan[name]
         if not entry.sources or entry.fill == "own":
             continue
-        scale = entry.change.s if kind == "parameter" else ONE
-        want = expand(source_of(entry, base), entry.axes, scale, shift=entry.shift)
+        want = expand(entry.source(base), entry.making())
         size = float(want.abs().max()) if want.numel() else 0.0
         gap = float((found.detach() - want).abs().max()) / (size or 1.0) if want.numel() else 0.0
         trial.weights[name] = max(trial.weights.get(name, 0.0), gap if gap == gap else float("inf"))

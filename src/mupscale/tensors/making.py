@@ -1,0 +1,89 @@
+"""How one wide tensor is made, as one frozen value: the kernel's only input besides tensors and slice starts.
+
+A plan's entry produces it for weights and buffers, the units of a state key for optimizer state. Live models expand
+it at once, files add places to it (`jobs/job.py`), shards add tensors (`sharded/fill.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import MupscaleError
+from ..rules.axes import Axis
+from ..rules.scale import ONE, Scale
+from .noise import TensorNoise
+
+Fill = Literal["zero", "one", "own"]
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """How several sources become one base tensor: concatenated along `dim`, or stacked along a new dimension there.
+
+    >>> Join(0).part((2, 3)), Join(1, stacked=True).part((2, 3))
+    ((2, 3), (2, 1, 3))
+    """
+
+    dim: int
+    stacked: bool = False
+
+    def part(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of one source as a part of the joined tensor: stacking gives it a dimension of size 1."""
+        return (*shape[: self.dim], 1, *shape[self.dim :]) if self.stacked else shape
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """W' = s · dup(W) plus noise, or a filling where there is no W.
+
+    >>> grown = Making((Axis.parse("out: 4x2"), Axis.parse("in: 3x2")), Scale.of("1/2"), join=Join(0, stacked=True))
+    >>> grown.base_shape, grown.wide_shape
+    ((4, 3), (8, 6))
+    >>> grown.source([torch.zeros(3)] * 4).shape
+    torch.Size([4, 3])
+    >>> Making((Axis.fixed(2),), fill="one").fill_(torch.empty(2))
+    tensor([1., 1.])
+    """
+
+    axes: tuple[Axis, ...]
+    scale: Scale = ONE
+    shift: int = 0
+    """1 for gains that the model uses as (1 + w)."""
+    noise: TensorNoise | None = None
+    """Added after the scale and before the one rounding."""
+    fill: Fill | None = None
+    """What a tensor without a source holds; "own" is what the wide model computes by itself, source or not."""
+    join: Join | None = None
+    """How several sources become one base tensor; None for a single source."""
+
+    @property
+    def base_shape(self) -> tuple[int, ...]:
+        """The shape of the base tensor, sources joined."""
+        return tuple(axis.base for axis in self.axes)
+
+    @property
+    def wide_shape(self) -> tuple[int, ...]:
+        """The shape of the wide tensor."""
+        return tuple(axis.wide for axis in self.axes)
+
+    def source(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The base tensor: the single source itself, or several joined into new memory."""
+        if self.join is not None:
+            return (torch.stack if self.join.stacked else torch.cat)(list(tensors), self.join.dim)
+        if len(tensors) != 1:
+            raise MupscaleError(
+                f"{len(tensors)} sources and no dimension to join them along, expected 1; write join=Join(dim)"
+            )
+        return tensors[0]
+
+    def fill_(self, out: Tensor) -> Tensor:
+        """Fill any slice of a wide tensor that has no source, and return it."""
+        if self.fill not in ("zero", "one"):
+            what = "computed by the wide model itself" if self.fill == "own" else "made from a source"
+            raise MupscaleError(f"a tensor {what} cannot be filled, expected zeros or ones; leave it out")
+        return out.fill_(1 if self.fill == "one" else 0)
