@@ -30,3 +30,17 @@ def expand_reference(base: Tensor, axes: Sequence[Axis], scale: Scale = ONE) -> 
             entry = entry / ratio.denominator if exact_quotient else entry * float(scale)  # type: ignore[union-attr]
         out[index] = entry
     return out
+
+
+def join_reference(sources: Sequence[Tensor], dim: int, stacked: bool) -> Tensor:
+    """Entry i of dimension `dim` comes from source i when stacked, else from the source in which i lies."""
+    sizes = [1 if stacked else source.shape[dim] for source in sources]
+    owners = [(source, at) for source, size in zip(sources, sizes, strict=True) for at in range(size)]
+    first = tuple(sources[0].shape)
+    rest = (*first[:dim], *first[dim + (not stacked) :])
+    out = torch.zeros((*rest[:dim], len(owners), *rest[dim:]), dtype=sources[0].dtype)
+    for index in product(*map(range, out.shape)):
+        source, at = owners[index[dim]]
+        inner = () if stacked else (at,)
+        out[index] = source[(*index[:dim], *inner, *index[dim + 1 :])]
+    return out
