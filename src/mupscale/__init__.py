@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 from .errors import Fault, MupscaleError
 from .extras import needs
 from .plans.build import build as on_meta
+from .plans.identity import gradient_identity
 from .plans.infer import infer_plan
 from .plans.plan import Edit, Plan, TensorPlan
-from .plans.selftest import gradient_identity
+from .proofs.certificate import Certificate
 from .rules.axes import Axis, Factor
 from .rules.optimizers import Decay, OptimizerRule, State, register_optimizer, rule_for
 from .rules.scale import Scale
 from .rules.units import FILL, NEUTRAL, Change, G, Units, W
-from .training.certificate import Certificate
+from .runs.run import Run
 from .training.clip import clip_, clip_grad_norm_, clip_grad_value_, grad_norm
 from .training.groups import param_groups, reference_lr, set_lr_
 from .training.init import init_
 from .training.noises import MupNoise, PairedNoise, SignalNoise, resolve_noise
 from .training.recipe import Recipe
-from .training.run import Run
 from .training.state_dicts import (
     groups_for,
     narrow_optimizer_state_dict,
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from .trainers.huggingface import HuggingFaceCallback as HuggingFaceCallback
     from .trainers.lightning import LightningCallback as LightningCallback
     from .trainers.lightning_file import widen_lightning_checkpoint as widen_lightning_checkpoint
+    from .training.check_optimizer import check_optimizer as check_optimizer
     from .training.coordinates import Coordinates as Coordinates
     from .training.coordinates import coordinate_check as coordinate_check
-    from .training.proof import check_optimizer as check_optimizer
     from .tuning.tune import tune as tune
 
 __version__ = "0.1.0"
@@ -130,7 +130,7 @@ __all__ = [
 
 
 _LATER = {
-    "check_optimizer": ("training.proof", ""),
+    "check_optimizer": ("training.check_optimizer", ""),
     "coordinate_check": ("training.coordinates", ""),
     "Coordinates": ("training.coordinates", ""),
     "read_plan": ("checkpoints.weights", ""),

@@ -25,7 +25,8 @@ from harness.refusals import refusal
 from mupscale.checkpoints.shards import weight_moves
 from mupscale.files.directory import read_directory
 from mupscale.jobs.identity import make_job
-from mupscale.jobs.job import Job, Text
+from mupscale.jobs.job import Text
+from mupscale.jobs.job_check import sound_job
 from mupscale.jobs.worker import run_job
 
 DIRECTORIES, JOBS = 2000, 300
@@ -456,7 +457,7 @@ def hang(*_: object) -> None:
 
 def read_and_run(raw: bytes, out: Path) -> None:
     """A job file, read as a worker reads it, with the output that the worker was told."""
-    job = Job.from_json(raw)
+    job = sound_job(raw)
     if job.out == out:
         run_job(job)
 

@@ -11,10 +11,12 @@ PACKAGE = Path(__file__).parents[2] / "src" / "mupscale"
 ORDER = [
     "rules",
     "tensors",
+    "files",
     "plans",
+    "runs",
+    "proofs",
     "training",
     "families",
-    "files",
     "jobs",
     "checkpoints",
     "sharded",
@@ -25,6 +27,15 @@ ORDER = [
     "cli",
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))
+DOORS = {("__init__",), ("__main__",)}
+"""The top of the package: it names what users import, so nothing inside may import it."""
+Name = tuple[str, ...]
+"""A module as path parts below the package: ("rules", "axes")."""
+
+
+def name_of(path: Path) -> Name:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts
 
 
 def room(path: Path) -> str | None:
@@ -32,33 +43,123 @@ def room(path: Path) -> str | None:
     return parts[0] if len(parts) > 1 else None
 
 
-def imports(path: Path) -> list[tuple[str, ...]]:
-    """Modules of this package that a file imports, as path parts below the package."""
-    here = path.relative_to(PACKAGE).parts[:-1]
-    found: list[tuple[str, ...]] = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            parent = here[: len(here) - (node.level - 1)]
-            module = tuple((node.module or "").split(".")) if node.module else ()
-            found += [(*parent, *module)] if module else [(*parent, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "mupscale":
-            found.append(tuple((node.module or "").split(".")[1:]))
-    return found
+MODULES = {name_of(path) for path in FILES}
+
+
+def imported(text: str, here: Name) -> list[Name]:
+    """Modules of this package that a file in the folder `here` imports, anywhere in its text.
+
+    A name that is no module below a folder belongs to the folder's `__init__`; at the top that is ("__init__",).
+    """
+    found: list[Name] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [tuple(alias.name.split(".")) for alias in node.names]
+            found += [_module(name[1:], None) for name in names if name[0] == "mupscale"]
+        elif isinstance(node, ast.ImportFrom):
+            module = tuple(node.module.split(".")) if node.module else ()
+            if node.level:
+                parent = (*here[: len(here) - (node.level - 1)], *module)
+            elif module and module[0] == "mupscale":
+                parent = module[1:]
+            else:
+                continue
+            found += [_module(parent, alias.name) for alias in node.names]
+    return list(dict.fromkeys(found))
+
+
+def _module(parent: Name, leaf: str | None) -> Name:
+    if leaf is not None and (*parent, leaf) in MODULES:
+        return (*parent, leaf)
+    return parent or ("__init__",)
+
+
+def imports(path: Path) -> list[Name]:
+    return imported(path.read_text(), path.relative_to(PACKAGE).parts[:-1])
+
+
+def floor(name: Name) -> int:
+    """How high a module lies: single files at the bottom, then the rooms in order, then what users import."""
+    if name in DOORS:
+        return len(ORDER)
+    return ORDER.index(name[0]) if name[0] in ORDER else -1
+
+
+def climbs(here: Name, targets: list[Name]) -> list[Name]:
+    """The imports that lead to a higher floor than the importing module is on."""
+    return [target for target in targets if floor(target) > floor(here)]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_a_file_imports_only_from_folders_above_its_own(path):
-    here = room(path)
-    if here is None:
-        return
-    for target in imports(path):
-        if target and target[0] in ORDER:
-            assert ORDER.index(target[0]) <= ORDER.index(here), f"{path.name} imports {'.'.join(target)}"
+    assert not climbs(name_of(path), imports(path))
+
+
+def test_every_folder_is_a_room_with_a_place_in_the_order():
+    assert {room(path) for path in FILES} - {None} == set(ORDER)
+
+
+@pytest.mark.parametrize(
+    ("text", "here"),
+    [
+        ("from .. import __version__", ("training",)),
+        ("def f():\n    from ..training.widen import widen", ("plans",)),
+        ("from .rules.axes import Axis", ()),
+        ("import mupscale.cli.main", ("rules",)),
+        ("import mupscale", ("cli",)),
+        ("from mupscale import Run", ("jobs",)),
+    ],
+)
+def test_an_import_that_climbs_is_seen(text, here):
+    """Control: names of the package's top, imports inside functions, and single files are all seen."""
+    assert climbs((*here, "any"), imported(text, here))
+    assert not climbs((*here, "any"), imported("from __future__ import annotations\nimport torch", here))
 
 
 def test_the_import_test_sees_imports():
     """Control: a file known to import from another room is seen to do so."""
     assert ("rules", "axes") in imports(PACKAGE / "tensors" / "expand.py")
+
+
+def cycle(graph: dict[Name, list[Name]]) -> list[Name]:
+    """A cycle of imports, or nothing."""
+    done: set[Name] = set()
+
+    def walk(name: Name, path: list[Name]) -> list[Name]:
+        if name in path:
+            return path[path.index(name) :]
+        if name in done:
+            return []
+        for target in graph.get(name, []):
+            if found := walk(target, [*path, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in graph if (found := walk(name, []))), [])
+
+
+KNOTS = {frozenset({("tensors", "expand"), ("tensors", "noise"), ("tensors", "collapse")})}
+"""Modules that import each other and are one idea in several files."""
+
+
+def test_no_modules_import_each_other():
+    graph = {name_of(path): [t for t in imports(path) if t != name_of(path)] for path in FILES}
+    for knot in KNOTS:
+        for name in knot:
+            graph[name] = [target for target in graph[name] if target not in knot]
+    assert not cycle(graph)
+
+
+def test_a_cycle_of_imports_is_seen():
+    """Control: two and three modules that import each other are found, a diamond is not."""
+    assert cycle({("a",): [("b",)], ("b",): [("a",)]})
+    assert cycle({("r",): [("a",)], ("a",): [("b",)], ("b",): [("c",)], ("c",): [("a",)]}) == [
+        ("a",),
+        ("b",),
+        ("c",),
+    ]
+    assert not cycle({("a",): [("b",), ("c",)], ("b",): [("d",)], ("c",): [("d",)]})
 
 
 def test_rules_never_load_torch():

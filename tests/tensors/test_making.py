@@ -10,6 +10,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import mupscale as mu
+from harness.closeness import assert_bitwise
+from harness.profiles import examples
+from harness.refusals import refusal
+from harness.strategies import axes, making
 from mupscale.checkpoints.shards import weight_moves
 from mupscale.files.directory import read_directory
 from mupscale.jobs.identity import make_job
@@ -21,7 +25,6 @@ from mupscale.tensors.making import Join, Making
 from mupscale.tensors.noise import TensorNoise
 from mupscale.tensors.philox import Stream
 from mupscale.tensors.reference import expand_reference, join_reference
-from tests.laws import assert_bitwise, axes, examples, making, refusal
 
 
 @examples(60)

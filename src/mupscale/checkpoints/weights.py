@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import MupscaleError
 from ..plans.names import named_tensors, unwrap
 from ..plans.plan import Plan
-from ..training.run import Run
+from ..runs.run import Run
 
 _KEY = "mupscale"
 

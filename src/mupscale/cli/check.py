@@ -19,8 +19,8 @@ from ..families.process import plan_in_process
 from ..files.directory import Directory, read_directory
 from ..jobs.progress import shown_progress
 from ..jobs.verify_bytes import check_bytes
+from ..plans.identity import GRADIENT_TOLERANCE
 from ..plans.plan import Plan
-from ..plans.selftest import GRADIENT_TOLERANCE
 from .plan import changes
 from .verb import add_verb
 

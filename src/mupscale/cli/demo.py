@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from ..errors import MupscaleError
-from ..training.run import Run
+from ..runs.run import Run
+from ..tensors.differences import curve_gap, loss_gap
 from ..training.widen import widen
 from .verb import add_verb
 
@@ -68,8 +69,7 @@ def run(chosen: argparse.Namespace) -> int:
         gap = abs(wide[i] - base[i])
         print(f"{len(before) + i:6}  {base[i]:20.16f}  {wide[i]:20.16f}  {gap:14.1e}  {control[i]:12.6f}")
     print("\n" + sketch(before, base, wide, control) + "\n")
-    exact = max(abs(a - b) / a for a, b in zip(base, wide, strict=True))
-    different = max(abs(a - b) / a for a, b in zip(base, control, strict=True))
+    exact, different = curve_gap(base, wide), curve_gap(base, control)
     print(f"wide:    largest relative difference {exact:.1e} over {chosen.steps} steps (float64)")
     print(
         f"control: largest relative difference {different:.1e}; same weights, lr, eps and decay not rescaled"
@@ -154,7 +154,7 @@ def plot(before: Curve, base: Curve, wide: Curve, control: Curve, path: Path) ->
     left.set_title(f"widened at step {len(before)}", fontsize=10)
     left.legend(frameon=False, fontsize=8)
     for curve, color in ((wide, "#e07b39"), (control, "#9aa5b1")):
-        gaps = [max(abs(a - b) / a, 1e-17) for a, b in zip(base, curve, strict=True)]
+        gaps = [max(loss_gap(a, b), 1e-17) for a, b in zip(base, curve, strict=True)]
         right.plot(steps, gaps, color=color, lw=1)
     right.set(xlabel="step", yscale="log")
     right.set_title("relative distance from the base", fontsize=10)

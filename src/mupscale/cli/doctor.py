@@ -20,6 +20,7 @@ import torch
 from .. import __version__
 from ..errors import MupscaleError
 from ..extras import EXTRAS
+from ..tensors.differences import curve_gap
 from ..text import columns, size
 from .demo import DIFFERENT, EXACT, train
 from .verb import add_verb
@@ -138,5 +139,4 @@ def _measured() -> tuple[float, float]:
         _, base, wide, control = train(_STEPS, before=30)
     finally:
         torch.set_num_threads(threads)
-    gaps = [max(abs(a - b) / a for a, b in zip(base, run, strict=True)) for run in (wide, control)]
-    return gaps[0], gaps[1]
+    return curve_gap(base, wide), curve_gap(base, control)

@@ -19,6 +19,7 @@ from ..files.directory import read_directory
 from ..files.strict import printable
 from ..jobs.identity import check_base
 from ..jobs.job import Job
+from ..jobs.job_check import sound_job
 from ..jobs.partial import working_job
 from ..jobs.verify_bytes import read_job
 
@@ -42,7 +43,7 @@ def begun(chosen: argparse.Namespace, request: Request) -> Job | None:
         raw = working_job(chosen.out).read_bytes()
     except FileNotFoundError:
         return None
-    job = replace(Job.from_json(raw), out=chosen.out)
+    job = replace(sound_job(raw), out=chosen.out)
     _same_request(job, request, chosen)
     check_config(read_directory(chosen.base), job.about)
     return job

@@ -144,8 +144,9 @@ def _compare(request: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     from ..plans.float64 import lifted_casts
+    from ..plans.identity import compare_gradients, gradients
     from ..plans.plan import Plan
-    from ..plans.selftest import compare_gradients, gradients
+    from ..tensors.differences import loss_gap
     from .losses import batch_for, loss_for
 
     plan = Plan.from_json(json.dumps(request["plan"]))
@@ -156,7 +157,7 @@ def _compare(request: Mapping[str, Any]) -> dict[str, Any]:
         value, base_grads = gradients(base, loss)
         found, wide_grads = gradients(wide, loss)
     identity = compare_gradients(base_grads, wide_grads, plan)
-    gap = float((found - value).abs() / value.abs().clamp_min(1e-6))
+    gap = loss_gap(float(value), float(found))
     return {"gap": gap, "errors": identity.errors, "untested": list(identity.untested)}
 
 

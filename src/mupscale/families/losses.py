@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MupscaleError
-from ..plans.selftest import Loss
+from ..plans.identity import Loss
 from .configs import parts
 from .models import Config, as_data, quiet
 

@@ -14,9 +14,10 @@ from torch import nn
 
 from ..errors import Fault, MupscaleError
 from ..plans.float64 import cast_, lifted_casts
+from ..plans.identity import GRADIENT_TOLERANCE, Loss, load_wide_
 from ..plans.plan import Plan
-from ..plans.selftest import GRADIENT_TOLERANCE, Loss, load_wide_
-from ..training.run import Run
+from ..runs.run import Run
+from ..tensors.differences import curve_gap, loss_gap
 from ..training.verify import verify
 from ..training.widen import widen
 from .export import untied, wide_of
@@ -100,7 +101,7 @@ def _outputs(copied: Copy) -> float:
         wide = cast_(copied.wide(), torch.float64)
         load_wide_(wide, copied.base, copied.plan)
         pairs = [(float(loss(copied.base)), float(loss(wide))) for loss in copied.losses]
-    worst = max(abs(a - b) / max(abs(a), 1e-9) for a, b in pairs)
+    worst = max(loss_gap(a, b) for a, b in pairs)
     if not worst <= GRADIENT_TOLERANCE:
         raise MupscaleError(f"the outputs of the untied model differ by {worst:.1e}")
     return worst
@@ -122,4 +123,4 @@ def _control(run: Run, copied: Copy, step: Any, exact: tuple[float, ...]) -> flo
         model = cast_(widen(Run(run.model), copied.wide, copied.plan).model, torch.float64)
         naive = Run(model, _adamw(model, copied.plan))
         found = [step(naive, _BEFORE + i) for i in range(len(exact))]
-    return max(abs(a - b) / max(abs(a), 1e-9) for a, b in zip(exact, map(float, found), strict=True))
+    return curve_gap(exact, found)

@@ -23,7 +23,7 @@ from ..files.places import OutFile
 from ..files.strict import open_regular, os_errors, raise_few, read_regular
 from .blocks import Reader
 from .job import BLOCK_BYTES, BaseFile, Carried, Job, Move, Text
-from .soundness import check_job
+from .job_check import check_job
 from .units import DIGEST_BYTES, Stretch
 
 _END = 1 << 20

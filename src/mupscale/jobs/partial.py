@@ -21,8 +21,8 @@ from ..errors import Fault, MupscaleError
 from ..files.strict import os_errors, parse_json, raise_few, read_regular
 from .identity import about_text, published, read_carried, whole_digest
 from .job import Job, differences
+from .job_check import ABOUT, CONFIG, JOB, PARTIAL
 from .journal import Done
-from .soundness import ABOUT, CONFIG, JOB, PARTIAL
 from .units import Units
 
 _WORKING_JOB, _READY = "job.json", "ready"

@@ -21,7 +21,7 @@ from ..files.strict import printable, read_regular
 from .blocks import MoveMaker, Reader, raw_bytes
 from .identity import about_text, check_base, digest_stretch, published, whole_digest
 from .job import Job
-from .soundness import ABOUT, JOB, check_job
+from .job_check import ABOUT, JOB, check_job, sound_job
 from .units import Block, Stretch, Units
 from .worker import Report
 
@@ -57,7 +57,7 @@ def read_job(out: Path, base: Path | str | None) -> Job:
     """The job a finished directory was written by, to be held against a base."""
     if base is None:
         raise MupscaleError(f"say which base {printable(str(out))} was made from")
-    stored = Job.from_json(read_regular(out / JOB, _LONGEST))
+    stored = sound_job(read_regular(out / JOB, _LONGEST))
     return replace(stored, base=Path(os.path.abspath(base)), out=Path(os.path.abspath(out)))
 
 

@@ -22,9 +22,9 @@ from ..files.places import item_size, runs
 from .blocks import MoveMaker, Reader, raw_bytes
 from .identity import check_base, check_stamps, digest_stretch
 from .job import Job
+from .job_check import PARTIAL, check_job
 from .journal import Done, Journal, read_journals
 from .partial import finish, is_finished, partial, prepare, write_all
-from .soundness import PARTIAL, check_job
 from .units import Block, Units
 
 Report = Callable[[int, int], None]

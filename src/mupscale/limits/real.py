@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ..plans.infer import infer_plan
+from ..runs.run import Run
 from ..training.groups import param_groups
 from ..training.init import init_
 from ..training.noises import MupNoise
-from ..training.run import Run
 from ..training.upscale import upscale
 from .schedule import Schedule
 

@@ -1,16 +1,17 @@
-"""A plan in words: one tensor explained, or all of them as a table.
+"""Tensors of a plan in words: one of them explained, or all of them as a table.
 
 Reads units and registry rows; states no rule of its own.
 """
 
 from __future__ import annotations
 
-from ..errors import MupscaleError
+from collections.abc import Mapping
+
 from ..rules.optimizers import RULES, decay_factor, lr_factor
 from ..rules.sizes import noise_size
 from ..text import columns
-from .names import pattern_of, resolve
-from .plan import Plan, TensorPlan
+from .names import pattern_of
+from .tensor_plan import TensorPlan
 
 _SHOWN = ("torch.optim.SGD", "torch.optim.AdamW", "torch.optim.Muon")
 
@@ -25,16 +26,14 @@ def kind_of(tensor: TensorPlan) -> str:
     return "matrix-like" if roles == {"in", "out"} else "vector-like" if roles == {"out"} else "readout"
 
 
-def explain(plan: Plan, name: str) -> str:
-    """One tensor in words and numbers: its axes, s, c, r, its noise, and what optimizers need."""
-    found = resolve(name, plan)
-    if found is None:
-        raise MupscaleError(f"the plan has no tensor {name!r}; list(plan) names them")
-    tensor = plan[found]
+def explain(name: str, planned: str, tensor: TensorPlan) -> str:
+    """One tensor in words and numbers: its axes, s, c, r, its noise, and what optimizers need.
+
+    `planned` is the name that the plan has for it: another one than `name` where it is tied.
+    """
     change = tensor.change
-    planned = plan.ties.get(found, found)
-    lines = [f"{found}: {kind_of(tensor)}, {shape(tensor.base_shape)} -> {shape(tensor.wide_shape)}"]
-    if planned != found:
+    lines = [f"{name}: {kind_of(tensor)}, {shape(tensor.base_shape)} -> {shape(tensor.wide_shape)}"]
+    if planned != name:
         lines.append(f"  tied to   {planned}")
     if tensor.sources and tensor.sources != (planned,):
         lines.append(f"  made from {', '.join(tensor.sources)}")
@@ -78,10 +77,10 @@ def shape(sizes: tuple[int, ...]) -> str:
     return "x".join(map(str, sizes)) or "scalar"
 
 
-def table(plan: Plan) -> str:
-    """One row for every kind of tensor; equal layers share a row."""
+def table(tensors: Mapping[str, TensorPlan]) -> list[str]:
+    """The lines of a table with one row for every kind of tensor; equal layers share a row."""
     rows: dict[tuple[str, ...], int] = {}
-    for name, tensor in plan.tensors.items():
+    for name, tensor in tensors.items():
         row = (
             pattern_of(name),
             kind_of(tensor),
@@ -94,9 +93,4 @@ def table(plan: Plan) -> str:
         rows[row] = rows.get(row, 0) + 1
     head = ("tensor", "kind", "shape", "axes that grow", "s", "c", "r", "n")
     body = [(*row, str(count)) for row, count in rows.items()]
-    lines = columns([head, *body], indent=0).splitlines()
-    lines += [f"tied: {alias} = {name}" for alias, name in plan.ties.items()]
-    lines += [f"edit: {edit.path} {edit.old} -> {edit.new}" for edit in plan.edits]
-    lines += [f"needs: {need}" for need in sorted(plan.needs)]
-    lines.append(f"exact: {plan.exact}   hash: {plan.hash[:16]}")
-    return "\n".join(lines)
+    return columns([head, *body], indent=0).splitlines()

@@ -21,13 +21,13 @@ from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .draft import Draft, draft
 from .float64 import lifted_casts, prepare
 from .hypotheses import copies, layout_knobs
+from .identity import Loss
 from .modules import KNOWN_NORMS, maps_zero_elsewhere
 from .names import pattern_of
 from .plan import Plan
 from .readers import reading_faults
 from .search import Found as Found
 from .search import search
-from .selftest import Loss
 
 _MIXES_CHANNELS = (
     nn.LocalResponseNorm, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.Unflatten,

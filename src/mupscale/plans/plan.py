@@ -19,6 +19,8 @@ from typing import Any, Literal
 from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.axes import Axis
 from ..rules.scale import Exact, Scale
+from .explain import explain, table
+from .names import resolve
 from .tensor_plan import Fill as Fill
 from .tensor_plan import Kind as Kind
 from .tensor_plan import TensorPlan as TensorPlan
@@ -212,14 +214,18 @@ class Plan(Mapping[str, TensorPlan]):
 
     def explain(self, name: str) -> str:
         """What happens to one tensor, in words and numbers."""
-        from .explain import explain
-
-        return explain(self, name)
+        found = resolve(name, self)
+        if found is None:
+            raise MupscaleError(f"the plan has no tensor {name!r}; list(plan) names them")
+        return explain(found, self.ties.get(found, found), self[found])
 
     def __str__(self) -> str:
-        from .explain import table
-
-        return table(self)
+        lines = table(self.tensors)
+        lines += [f"tied: {alias} = {name}" for alias, name in self.ties.items()]
+        lines += [f"edit: {edit.path} {edit.old} -> {edit.new}" for edit in self.edits]
+        lines += [f"needs: {need}" for need in sorted(self.needs)]
+        lines.append(f"exact: {self.exact}   hash: {self.hash[:16]}")
+        return "\n".join(lines)
 
     @staticmethod
     def identity(shapes: Iterable[tuple[str, Kind, tuple[int, ...]]]) -> Plan:

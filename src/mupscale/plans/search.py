@@ -14,15 +14,16 @@ from itertools import islice
 from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
+from ..tensors.differences import loss_gap
 from .draft import Draft
 from .fits import check_duplicates
 from .folds import fold_knobs
 from .hypotheses import Knob, combinations_of, layout_knobs, paired_knobs, role_knobs
+from .identity import GRADIENT_TOLERANCE, Identity, Loss, compare_gradients, gradients, load_wide_
 from .names import pattern_of
 from .outputs import Seen, first_difference, watched
 from .plan import Plan
 from .readers import reader_knobs
-from .selftest import GRADIENT_TOLERANCE, LOSS_FLOOR, Identity, Loss, compare_gradients, gradients, load_wide_
 
 TRIALS = 600
 FLIPS = 3
@@ -161,12 +162,12 @@ class _Search:
         folds = {float(t.fold) for t in plan.tensors.values()}
         with watched(self.wide) as seen:
             value, grads = gradients(self.wide, self.loss)
-        gap = float((value - self.value).abs() / self.value.abs().clamp_min(LOSS_FLOOR))
+        gap = loss_gap(float(self.value), float(value))
         if not gap <= GRADIENT_TOLERANCE:
             index, where = first_difference(self.seen, seen, folds)
             says = (
                 1,
-                gap if gap == gap else float("inf"),
+                gap,
                 f"the loss differs by {gap:.1e}, first in {where or 'its last layers'}",
             )
             return _Outcome((float(index), 0), (pattern_of(where),) if where else (), says)

@@ -22,9 +22,9 @@ from ..plans.fits import check_end
 from ..plans.names import named_tensors, strip_wrappers, unwrap
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
+from ..runs.run import Run
 from ..training.direction import Direction
 from ..training.noises import Noise, NoisePlan
-from ..training.run import Run
 from ..training.widen import edit_
 from .agreement import Group, Meeting, is_first
 from .dcp_source import dcp_source

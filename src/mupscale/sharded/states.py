@@ -16,9 +16,9 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.names import named_tensors, resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES, OptimizerRule, rule_for
+from ..runs.run import Run
 from ..training.direction import Direction
 from ..training.groups import refused_on_shards
-from ..training.run import Run
 from ..training.state import cannot_be_exact, factors_of, scale_setting
 from ..training.stepping import units_of
 from .fill import Filling, state_fillings

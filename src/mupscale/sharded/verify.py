@@ -2,8 +2,8 @@
 
 Nothing is copied to one place: both runs take real steps, one base tensor at a time is gathered and held against
 the wide shard of every rank, and all ranks come to the same certificate. Afterwards both runs stand where they
-stood; until then a copy of their shards is kept in host memory. Does not know why a run deviates beyond the
-usual suspects; `training/diagnose.py`, which does, needs models that fit on one device.
+stood; until then a copy of their shards is kept in host memory. The cause of a deviation is the usual suspect:
+finding more needs copies, and models that fit on one device.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import inf
-from statistics import fmean
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,24 +22,17 @@ from torch import Tensor, nn
 from ..errors import MupscaleError
 from ..plans.fits import check_end
 from ..plans.names import named_tensors
-from ..plans.plan import Plan, TensorPlan
-from ..plans.selftest import SILENT, Identity
+from ..plans.plan import Plan
+from ..proofs.certificate import Certificate
+from ..proofs.compare import certificate_of, compare_steps, tolerance_of
+from ..proofs.diagnose import suspect
+from ..proofs.trial import Step, Trial
 from ..rules.optimizers import OptimizerRule
-from ..tensors.expand import expand_
-from ..tensors.making import Making
-from ..tensors.parts import held, is_sharded, local_of
-from ..training.certificate import Certificate, Failure
+from ..runs.run import Run
+from ..tensors.parts import local_of
 from ..training.clip import Clip
-from ..training.diagnose import CLIPPING, LAYOUT, OPTIMIZER, STILL
-from ..training.run import Run
-from ..training.trial import Step, Trial, run_step
-from ..training.verify import TOLERANCE, certificate, loss_failure, settings_failure
+from ..training.settings import settings_comparer
 from .memory import reshard_
-
-START = (
-    "the wide run does not stand where the base does: it was loaded from other weights or with noise, "
-    "or a constant of the model's code is missing in the plan"
-)
 
 
 def verify_sharded(
@@ -87,153 +79,18 @@ def verify_sharded(
     check_end(chosen, base.model, "base")
     check_end(chosen, wide.model, "wide")
     dtype = next(t.dtype for _, _, t in named_tensors(base.model) if t.is_floating_point())
-    limit = tolerance if tolerance is not None else TOLERANCE.get(dtype, 1e-2)
-    trial = Trial(base, wide, chosen, limit)
+    trial = Trial(base, wide, chosen, tolerance_of(dtype, tolerance))
+    gather = partial(_everywhere, group=group)
     with _standing(base) as kept, _standing(wide) as kept_wide:
-        failure = _measure(trial, step, steps, rules, kept.weights, group)
-        need = max(_everywhere(kept.bytes + kept_wide.bytes, group))
-    return certificate(trial, failure, dtype, need)
-
-
-def _measure(
-    trial: Trial,
-    step: Step,
-    steps: int,
-    rules: Mapping[str, OptimizerRule] | None,
-    before: Mapping[str, Tensor],
-    group: dist.ProcessGroup | None,
-) -> Failure | None:
-    for i in range(steps):
-        early = settings_failure(trial, i, rules)
-        (a, base_grads), (b, wide_grads) = (run_step(side, step, i) for side in (trial.base, trial.wide))
-        late = settings_failure(trial, i, rules, changed=True)
-        pairs = _everywhere((a, b, early, late), group)
-        trial.losses.append((fmean(p[0] for p in pairs), fmean(p[1] for p in pairs)))
-        if trial.identity is None:
-            trial.identity = _identity(base_grads, wide_grads, trial.plan, group)
-        failure = (
-            next((p[2] for p in pairs if p[2] is not None), None)
-            or _caused(loss_failure(trial, i), START if i == 0 else OPTIMIZER)
-            or _gradient_failure(trial.identity, i, trial.tolerance)
-            or next((p[3] for p in pairs if p[3] is not None), None)
-            or _weight_failure(trial, i, group)
-        )
-        if failure is not None:
-            return failure
-    trial.moved = _moved(trial.base.model, before, group)
-    if trial.moved == 0.0:
-        return Failure(steps - 1, "the base", f"its weights did not move in {steps} steps", STILL)
-    if trial.identity is None or not set(trial.identity.errors) - set(trial.identity.untested):
-        return Failure(0, "all tensors", "every gradient is zero", STILL)
-    return None
-
-
-def _identity(
-    base: Mapping[str, Tensor | None],
-    wide: Mapping[str, Tensor | None],
-    plan: Plan,
-    group: dist.ProcessGroup | None,
-) -> Identity:
-    """Hold every wide gradient against r · dup(G), shard by shard."""
-    mine: dict[str, tuple[float, float, float, float]] = {}
-    silent = []
-    for name, entry in plan.tensors.items():
-        found, sources = wide.get(name), [base.get(source) for source in entry.sources]
-        if entry.kind != "parameter":
-            continue
-        if found is None and all(g is None for g in sources):
-            silent.append(name)
-        elif found is None or not sources or any(g is None for g in sources):
-            mine[name] = (inf, 1.0, 0.0, 1.0)  # it trains on one side only
-        else:
-            mine[name] = _compare(found, entry, base, entry.gradient_making())
-    together = _everywhere(mine, group)
-    whole = {name: _merged([rank[name] for rank in together]) for name in mine}
-    largest = max((size / float(plan[n].change.r) for n, (_, size, *_) in whole.items()), default=0.0)
-    errors, ratios = {}, {}
-    for name, (gap, size, along, norm) in whole.items():
-        r = float(plan[name].change.r)
-        if size <= SILENT * largest * r:
-            silent.append(name)
-            size = largest * r or 1.0
-        errors[name], ratios[name] = gap / size, along / norm if norm else 1.0
-    return Identity(errors, tuple(silent), ratios)
-
-
-def _gradient_failure(identity: Identity, i: int, tolerance: float) -> Failure | None:
-    tested = {n: e for n, e in identity.errors.items() if n not in identity.untested}
-    name = next((n for n, e in tested.items() if not e <= tolerance), None)
-    if name is None:
-        return None
-    ratios = [identity.ratios[n] for n in tested]
-    alike = max(ratios) - min(ratios) <= 1e-3 * abs(ratios[0])
-    what = f"its gradient is {tested[name]:.1e} away from r · dup(G)"
-    return Failure(i, name, what, CLIPPING if alike else LAYOUT)
-
-
-def _weight_failure(trial: Trial, i: int, group: dist.ProcessGroup | None) -> Failure | None:
-    assert trial.identity is not None
-    base = {name: t.detach() for name, _, t in named_tensors(trial.base.model)}
-    mine = {}
-    for name, _, found in named_tensors(trial.wide.model):
-        if name in trial.plan.ties or not found.is_floating_point():
-            continue
-        entry = trial.plan[name]
-        if entry.sources and entry.fill != "own":
-            mine[name] = _compare(found.detach(), entry, base, entry.making())
-    together = _everywhere(mine, group)
-    worst: Failure | None = None
-    for name in mine:
-        gap, size, *_ = _merged([rank[name] for rank in together])
-        error = gap / (size or 1.0)
-        trial.weights[name] = max(trial.weights.get(name, 0.0), error)
-        if worst is None and not error <= trial.tolerance and name not in trial.identity.untested:
-            what = f"its weight is {error:.1e} away from s · dup(W) after the step"
-            worst = Failure(i, name, what, OPTIMIZER)
-    return worst
-
-
-def _compare(
-    found: Tensor, entry: TensorPlan, base: Mapping[str, Any], making: Making
-) -> tuple[float, float, float, float]:
-    """What this rank holds of a wide tensor against the base's: gap, size, and two sums for their ratio."""
-    whole = {s: base[s].full_tensor() if is_sharded(base[s]) else base[s] for s in entry.sources}
-    got, part = local_of(found), held(found)
-    if not part.numel:
-        return 0.0, 0.0, 0.0, 0.0
-    want = torch.empty(part.shape, dtype=got.dtype, device=got.device)
-    expand_(want, entry.source(whole), making, out_start=part.start)
-    gap = float((got - want).abs().max())
-    along, norm = float((got * want).sum()), float((want * want).sum())
-    return gap if gap == gap else inf, float(want.abs().max()), along, norm
-
-
-def _merged(parts: list[tuple[float, float, float, float]]) -> tuple[float, float, float, float]:
-    gaps, sizes, alongs, norms = zip(*parts, strict=True)
-    return max(gaps), max(sizes), sum(alongs), sum(norms)
-
-
-def _moved(model: nn.Module, before: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> float:
-    mine = {}
-    for name, kind, tensor in named_tensors(model):
-        now = local_of(tensor.detach())
-        if kind == "parameter" and now.numel():
-            then = before[name].to(now.device)
-            mine[name] = float((now - then).abs().max()), float(then.abs().max())
-    together = _everywhere(mine, group)
-    names = {name for rank in together for name in rank}
-    rows = {name: [rank[name] for rank in together if name in rank] for name in names}
-    return max(
-        (max(m for m, _ in row) / (max(s for _, s in row) or 1.0) for row in rows.values()), default=0.0
-    )
-
-
-def _caused(failure: Failure | None, cause: str) -> Failure | None:
-    return None if failure is None else Failure(failure.step, failure.where, failure.what, cause)
+        failure = compare_steps(trial, step, steps, settings_comparer(rules), gather, kept.weights)
+        need = max(gather(kept.bytes + kept_wide.bytes))
+    if failure is not None and not failure.cause:
+        failure = suspect(trial, failure)
+    return certificate_of(trial, failure, dtype, need)
 
 
 def _everywhere(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    """What every rank has to say, in the order of ranks and on every rank alike."""
+    """What every rank has to say, in the order of ranks and the same on every rank."""
     if not (dist.is_available() and dist.is_initialized()):
         return [mine]
     said: list[Any] = [None] * dist.get_world_size(group)

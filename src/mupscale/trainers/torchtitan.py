@@ -25,9 +25,9 @@ from ..plans.declare import LayoutSpec, RoleSpec
 from ..plans.infer import infer_plan
 from ..plans.plan import Plan
 from ..rules.scale import Exact
+from ..runs.run import Run
 from ..sharded.load import load_wide
 from ..training.clip import Clip, clip_
-from ..training.run import Run
 from ..training.stepping import step_in_units_
 from .going_on import KEY
 

@@ -20,7 +20,7 @@ from ..arguments import wrong_function, wrong_kind, wrong_whole
 from ..errors import Fault, raise_faults
 from ..extras import needs
 from ..plans.outputs import outputs_of
-from .run import Run
+from ..runs.run import Run
 
 Start = Callable[[int, int], Run]
 Probe = Callable[[nn.Module], Any]

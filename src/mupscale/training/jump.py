@@ -10,7 +10,7 @@ from decimal import Decimal
 import torch
 from torch import nn
 
-from ..plans.selftest import Loss
+from ..plans.identity import Loss
 from .noises import Noise, SignalNoise
 
 RISE, SHARE = 0.1, 0.1

@@ -13,14 +13,14 @@ from torch import nn
 from ..arguments import wrong_kind
 from ..errors import MupscaleError, raise_faults
 from ..plans.fits import check_end
+from ..plans.identity import Loss, keeping_buffers
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
-from ..plans.selftest import Loss, keeping_buffers
+from ..runs.run import Run
 from ..tensors.collapse import collapse
 from ..tensors.expand import compute_dtype, expand
 from ..tensors.making import Making
 from .noises import Sigma, restore_noise
-from .run import Run
 
 
 def symmetry(model: nn.Module, plan: Plan) -> dict[str, float]:

@@ -18,16 +18,16 @@ from torch.optim import Optimizer
 from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import build
+from ..plans.identity import Loss
 from ..plans.names import named_tensors, parameter_names, resolve
 from ..plans.plan import Plan
-from ..plans.selftest import Loss
 from ..rules.optimizers import OptimizerRule, rule_for
+from ..runs.run import Run
 from .direction import Direction
 from .groups import set_lr_
 from .jump import is_jump, jump_message, less_of, measured
 from .noises import EXAMPLES, Noise, resolve_noise, wrong_noise
 from .recipe import Grown, Recipe
-from .run import Run
 from .state import factors_of, scale_setting
 from .widen import Make, carry, check_reference, chosen_plan
 

@@ -23,11 +23,11 @@ from ..plans.infer import infer_plan
 from ..plans.names import named_tensors, resolve, strip_wrappers, unwrap
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
+from ..runs.run import Run
 from ..tensors.parts import is_sharded
 from .clip import Clip, clip_
 from .direction import Direction
 from .optimizer import carry_optimizer
-from .run import Run
 from .schedulers import carry_scheduler, refuse_absolute
 from .state_dicts import carry_tensors
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ..errors import MupscaleError
-from ..training.run import Run
+from ..runs.run import Run
 
 
 @dataclass

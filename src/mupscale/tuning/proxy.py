@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from ..arguments import shown, wrong_function
 from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.optimizers import qualified_name
-from ..training.run import Run
+from ..runs.run import Run
 from .digest import digest_of
 
 Report = Callable[[int, "float | Tensor"], None]

@@ -19,10 +19,10 @@ from ..arguments import wrong_kind
 from ..errors import MupscaleError, raise_faults
 from ..plans.infer import infer_plan
 from ..plans.plan import Plan
+from ..runs.run import Run
 from ..training.groups import param_groups, set_lr_
 from ..training.init import init_
 from ..training.noises import MupNoise, Noise, PairedNoise, SignalNoise
-from ..training.run import Run
 from ..training.upscale import replace_run, upscale
 from .checkpoint import restore_, seed_
 from .grid import Point

@@ -9,18 +9,17 @@ import hashlib
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import zip_longest
-from math import inf, isfinite
 from pathlib import Path
 from time import sleep
 
 import torch
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..training.run import Run
+from ..runs.run import Run
+from ..tensors.differences import curve_gap
 from .checkpoint import Kept, kept
 from .grid import Point
 from .halving import Stretch
@@ -138,7 +137,7 @@ class Worker:
                 self.proxy, make, stretch, path, total=self.settings.after, start=start, owned=owned
             )
             losses.append(self._checkpoint(path).losses)
-        differ = apart(*losses)
+        differ = curve_gap(*losses)
         kinds = {t.dtype for t in base.parts["model"].values() if t.is_floating_point()}
         tolerance = max(min(0.1, 3 * torch.finfo(kind).eps ** 0.5) for kind in kinds)
         return Outcome(differ, 0, 2 * stretch.end, 0.0, tolerance=tolerance)
@@ -176,19 +175,3 @@ class Worker:
         finally:
             ended.set()
             thread.join()
-
-
-def apart(narrow: Sequence[float], wide: Sequence[float]) -> float:
-    """The largest relative difference of two runs' losses; infinite when one goes on where the other diverged.
-
-    >>> apart([1.0, 0.5], [1.0, 0.625]), apart([1.0, float("nan")], [1.0, float("nan")])
-    (0.25, 0.0)
-    >>> apart([1.0, 0.9, 0.8], [1.0, float("nan")])
-    inf
-    """
-    largest = 0.0
-    for one, other in zip_longest(narrow, wide, fillvalue=inf):
-        if not (isfinite(one) or isfinite(other)):
-            break
-        largest = max(largest, abs(one - other) / max(abs(one), 1e-12) if isfinite(one - other) else inf)
-    return largest if narrow and wide else inf

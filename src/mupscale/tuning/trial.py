@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import MupscaleError
-from ..training.run import Run
+from ..runs.run import Run
 from ..training.upscale import replace_run
 from .checkpoint import keep, kept, restore_, set_random_state_
 from .halving import Stretch

@@ -17,9 +17,9 @@ from typing import Any
 from ..arguments import wrong_number
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import build
+from ..runs.run import Run
 from ..training.groups import param_groups
 from ..training.recipe import NO_SCHEDULE, Grown, Recipe
-from ..training.run import Run
 from .proxy import Proxy, read_proxy
 from .settings import FACTORS, NOISES, RUNGS, Sampler, Scheme, Settings
 from .standing import EQUAL_STEPS, Done, Standing

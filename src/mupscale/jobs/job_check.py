@@ -21,6 +21,13 @@ _SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 10, 1 << 26
 _MOST_UNITS = 50_000_000
 
 
+def sound_job(raw: bytes) -> Job:
+    """Read what `Job.to_json` wrote; a job that would write anything odd is refused with all its faults."""
+    job = Job.from_json(raw)
+    check_job(job)
+    return job
+
+
 def check_job(job: Job) -> None:
     """Raise one error with all that is wrong with a job; a sound one writes nothing outside its output."""
     faults = [*_names(job), *_block(job)]

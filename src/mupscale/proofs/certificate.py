@@ -1,6 +1,6 @@
 """The certificate: what was measured, whether it holds, and what is to blame when it does not.
 
-A table for people, JSON for machines. Measures nothing itself; `verify.py` fills it in.
+A table for people, JSON for machines. Measures nothing itself; `compare.py` fills it in.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from ..errors import Fault, MupscaleError
+from ..tensors.differences import curve_gap
 from ..text import columns
 
 
@@ -61,6 +62,13 @@ class Certificate:
     memory: int
     failure: Failure | None
 
+    def __post_init__(self) -> None:
+        if self.holds and not self.worst <= self.tolerance:
+            raise MupscaleError(
+                f"this certificate contradicts itself: it names no failure, and its worst relative error is {self.worst:.1e}, "
+                f"expected at most its tolerance {self.tolerance:.0e}; give it the failure that was measured"
+            )
+
     @property
     def holds(self) -> bool:
         """True when nothing deviated."""
@@ -69,11 +77,9 @@ class Certificate:
     @property
     def worst(self) -> float:
         """The largest relative error of a loss, a gradient or a weight that was tested."""
-        losses = [
-            abs(a - b) / max(abs(a), 1e-30) for a, b in zip(self.base_losses, self.wide_losses, strict=True)
-        ]
         tested = [t for t in self.tensors if not t.silent]
-        return max([*losses, *(t.gradient or 0.0 for t in tested), *(t.weight for t in tested)], default=0.0)
+        errors = [*(t.gradient or 0.0 for t in tested), *(t.weight for t in tested)]
+        return max([curve_gap(self.base_losses, self.wide_losses), *errors])
 
     def raise_if_broken(self) -> Certificate:
         """Return the certificate, or raise an error that names the first deviation."""

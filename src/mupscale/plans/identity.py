@@ -6,9 +6,10 @@ it. Works on live modules of any size; tolerances are float64's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -16,16 +17,55 @@ from torch import Tensor, nn
 
 from ..arguments import shown, wrong_function
 from ..errors import MupscaleError, raise_faults
-from ..tensors.expand import expand, expand_
+from ..tensors.differences import Difference, difference, relative, whole
+from ..tensors.expand import expand_
+from ..tensors.making import Making
+from ..tensors.parts import held, is_sharded, local_of
 from .fits import check_end
 from .names import named_tensors
-from .plan import Plan
+from .plan import Plan, TensorPlan
 
 Loss = Callable[[nn.Module], Tensor]
+Gather = Callable[[Any], list[Any]]
+"""What every rank has to say, in the order of ranks and the same on every rank."""
 
 GRADIENT_TOLERANCE = 1e-9
-LOSS_FLOOR = 1e-6  # a loss that is zero by nature has no relative error
 SILENT = 1e-13  # a gradient this far below the model's largest is rounding, not signal
+
+
+def alone(mine: Any) -> list[Any]:
+    """The gathering of a process that compares by itself: the case of one rank."""
+    return [mine]
+
+
+def merged(ranks: list[Mapping[str, Difference]]) -> dict[str, Difference]:
+    """The differences of whole tensors from those that every rank measured on its parts."""
+    return {name: whole([rank[name] for rank in ranks]) for name in ranks[0]}
+
+
+def expected_weight(entry: TensorPlan, base: Mapping[str, Tensor], like: Tensor) -> Tensor:
+    """s · dup(W) of a weight or a buffer, as far as this process holds `like`."""
+    return _expected(entry, base, like, entry.making())
+
+
+def expected_gradient(entry: TensorPlan, base: Mapping[str, Tensor], like: Tensor) -> Tensor:
+    """r · dup(G) of a parameter, as far as this process holds `like`."""
+    return _expected(entry, base, like, entry.gradient_making())
+
+
+def _expected(entry: TensorPlan, base: Mapping[str, Tensor], like: Tensor, making: Making) -> Tensor:
+    # Gathering a sharded base tensor is collective, so it comes before the question what this rank holds.
+    gathered = {name: _gathered(base[name]) for name in entry.sources}
+    part, local = held(like), local_of(like)
+    want = torch.empty(part.shape, dtype=local.dtype, device=local.device)
+    if part.numel:
+        expand_(want, entry.source(gathered), making, out_start=part.start)
+    return want
+
+
+def _gathered(tensor: Tensor) -> Tensor:
+    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return full
 
 
 def load_wide_(wide: nn.Module, base: nn.Module, plan: Plan) -> None:
@@ -97,39 +137,51 @@ class Identity:
         return name, self.errors.get(name, 0.0)
 
 
-def compare_gradients(base: dict[str, Tensor | None], wide: dict[str, Tensor | None], plan: Plan) -> Identity:
-    """Hold every wide gradient against r · dup(G)."""
-    largest = max((float(g.abs().max()) for g in base.values() if g is not None and g.numel()), default=0.0)
-    errors: dict[str, float] = {}
-    ratios: dict[str, float] = {}
+def compare_gradients(
+    base: Mapping[str, Tensor | None],
+    wide: Mapping[str, Tensor | None],
+    plan: Plan,
+    gather: Gather = alone,
+) -> Identity:
+    """Compare every wide gradient with r · dup(G); of sharded ones every rank compares its part."""
+    mine: dict[str, Difference] = {}
     untested: list[str] = []
-    for name, found in wide.items():
-        if name in plan.ties:
+    known = {plan.planned(name): gradient for name, gradient in wide.items()}
+    for name, entry in plan.tensors.items():
+        if entry.kind != "parameter" or (name not in known and not any(s in base for s in entry.sources)):
             continue
-        entry = plan[name]
-        sources = [base.get(source) for source in entry.sources]
+        found, sources = known.get(name), [base.get(source) for source in entry.sources]
         if found is None and all(g is None for g in sources):
             untested.append(name)
-            continue
-        got = found if found is not None else torch.zeros(entry.wide_shape)
-        if not sources:
-            errors[name] = float(got.abs().max()) / (largest or 1.0)
-            continue
-        known = {
-            s: g if g is not None else got.new_zeros(entry.base_shape)
-            for s, g in zip(entry.sources, sources, strict=True)
-        }
-        r = entry.change.r
-        want = expand(entry.source(known), entry.gradient_making())
-        size = float(want.abs().max()) if want.numel() else 0.0
-        if size <= SILENT * largest * float(r):
+        else:
+            mine[name] = _gradient_difference(found, sources, entry)
+    measured = merged(gather(mine))
+    largest = max((d.size / float(plan[n].change.r) for n, d in measured.items()), default=0.0) or 1.0
+    errors: dict[str, float] = {}
+    for name, apart in measured.items():
+        unit = largest * float(plan[name].change.r) if plan[name].sources else largest
+        silent = apart.size <= SILENT * unit
+        # What should be zero is compared with the unit: its own size is rounding.
+        errors[name] = relative(apart.gap, unit if silent else apart.size, unit)
+        # Where the wide gradient is not zero, it is tested, and fails.
+        if silent and plan[name].sources and errors[name] <= GRADIENT_TOLERANCE:
             untested.append(name)
-            size = largest * float(r) or 1.0
-        gap = float((got - want).abs().max()) if want.numel() else 0.0
-        errors[name] = gap / size if gap == gap else float("inf")
-        norm = float((want * want).sum())
-        ratios[name] = float((got * want).sum()) / norm if norm else 1.0
+    ratios = {name: apart.ratio for name, apart in measured.items() if plan[name].sources}
     return Identity(errors, tuple(untested), ratios)
+
+
+def _gradient_difference(found: Tensor | None, sources: list[Tensor | None], entry: TensorPlan) -> Difference:
+    """An absent gradient counts as zero; where only some of several sources have one, nothing can be compared."""
+    known = {name: g for name, g in zip(entry.sources, sources, strict=True) if g is not None}
+    if 0 < len(known) < len(sources):
+        return Difference(gap=inf, size=1.0)
+    if found is None:
+        like = local_of(next(iter(known.values())))
+        found = torch.zeros(entry.wide_shape, dtype=like.dtype, device=like.device)
+    if not known:
+        got = local_of(found)
+        return difference(got, torch.zeros_like(got))
+    return difference(local_of(found), expected_gradient(entry, known, found))
 
 
 def gradient_identity(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> Identity:

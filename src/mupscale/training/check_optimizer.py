@@ -16,11 +16,12 @@ from torch.optim import Optimizer
 
 from ..arguments import wrong_function, wrong_kind
 from ..errors import MupscaleError, raise_faults
+from ..plans.identity import expected_gradient, expected_weight
 from ..plans.plan import Plan, TensorPlan
 from ..rules.axes import Axis, Factor
 from ..rules.optimizers import OptimizerRule, qualified_name
-from ..tensors.expand import expand
-from .run import Run
+from ..runs.run import Run
+from ..tensors.differences import difference
 from .widen import widen
 
 
@@ -50,8 +51,8 @@ def check_optimizer(
         Axis.of((Factor(6, Fraction(2)),), role="out"),
         Axis.of((Factor(4, Fraction(3)),), role="in"),
     )
-    plan = Plan({"weight": TensorPlan(("weight",), axes)})
-    entry = plan["weight"]
+    entry = TensorPlan(("weight",), axes)
+    plan = Plan({"weight": entry})
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -70,12 +71,12 @@ def check_optimizer(
     start, worst = base.weight.detach().clone(), 0.0
     for _ in range(steps):
         base.weight.grad = gradient()
-        wide.model.weight.grad = expand(base.weight.grad, entry.gradient_making())
+        grown = wide.model.get_parameter("weight")
+        grown.grad = expected_gradient(entry, {"weight": base.weight.grad}, grown)
         optimizer.step()
         wide.optimizers[0].step()
-        want = expand(base.weight.detach(), entry.making())
-        gap = float((wide.model.weight.detach() - want).abs().max() / want.abs().max())  # type: ignore[operator]
-        worst = max(worst, gap if gap == gap else float("inf"))
+        want = expected_weight(entry, {"weight": base.weight.detach()}, grown)
+        worst = max(worst, difference(grown.detach(), want).relative())
     name = qualified_name(type(optimizer))
     if torch.equal(start, base.weight.detach()):
         raise MupscaleError(

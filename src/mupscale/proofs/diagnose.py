@@ -1,7 +1,7 @@
 """Why a wide run deviates: the first module or tensor that differs, and the usual suspect behind it.
 
-Works on a fresh pair of copies after `verify` has seen a deviation. The verdict never depends on this
-file; only the explanation does.
+`diagnose` works on a fresh pair of copies after `verify` has seen a deviation; `suspect` has nothing but what was
+measured, because sharded runs are not copied. The verdict never depends on this file; only the explanation does.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..plans.identity import Loss, compare_gradients, gradients
 from ..plans.outputs import outputs_of
-from ..plans.selftest import Loss, compare_gradients, gradients
 from ..rules.axes import Axis
+from ..tensors.differences import difference
 from ..tensors.expand import expand
 from ..tensors.making import Making
 from .certificate import Failure
@@ -30,6 +31,10 @@ READOUT = "the readout: the output is off by one factor, so a multiplier of the 
 SCHEDULER = "an absolute learning rate: a scheduler or the step function sets lr itself; multiply the group's own lr instead"
 STILL = "nothing was tested: a learning rate of zero, a loss that reaches no parameter, or everything frozen"
 OPTIMIZER = "the optimizer: gradients agree and weights do not, so a state or setting has other units than the registry says"
+START = (
+    "the wide run does not start from the base's weights: it was loaded from other weights or with noise, "
+    "or a constant of the model's code is missing in the plan"
+)
 _HEAD_SIZE = re.compile(r"head_?(dim|size)|dim_head|d_head|d_kv", re.IGNORECASE)
 _HEAD_COUNT = re.compile(r"(num|n)_?heads?$|^heads?$", re.IGNORECASE)
 
@@ -42,6 +47,18 @@ def diagnose(trial: Trial, step: Step | None, loss: Loss | None, failure: Failur
         return _gradient(trial, step, loss, failure)
     if _dropout(trial.wide.model):
         return replace(failure, cause=DROPOUT)
+    return replace(failure, cause=OPTIMIZER)
+
+
+def suspect(trial: Trial, failure: Failure) -> Failure:
+    """The failure with the usual suspect filled in, from what was measured alone."""
+    assert trial.identity is not None
+    if failure.where == "loss":
+        return replace(failure, cause=START if failure.step == 0 else OPTIMIZER)
+    if "gradient" in failure.what:
+        ratios = [r for n, r in trial.identity.ratios.items() if n not in trial.identity.untested]
+        alike = max(ratios) - min(ratios) <= 1e-3 * abs(ratios[0])
+        return replace(failure, cause=CLIPPING if alike else LAYOUT)
     return replace(failure, cause=OPTIMIZER)
 
 
@@ -133,8 +150,7 @@ def _widened(trial: Trial, name: str, output: Tensor, shape: tuple[int, ...]) ->
 
 
 def _equal(want: Tensor, found: Tensor, tolerance: float) -> bool:
-    size = float(want.abs().max()) or 1.0
-    return float((want - found).abs().max()) / size <= tolerance
+    return difference(found, want).relative() <= tolerance
 
 
 def _head_size_grows(trial: Trial, where: str) -> bool:

@@ -1,0 +1,195 @@
+"""Compare a base and a wide run: the gradient identity, then real steps side by side.
+
+Written once for any number of ranks: every rank compares the part of each tensor that it holds, and `gather` brings
+together what all of them measured. A single process is the case of one rank. Copies nothing and widens nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..plans.identity import (
+    Gather,
+    Identity,
+    Loss,
+    alone,
+    compare_gradients,
+    expected_weight,
+    gradients,
+    merged,
+)
+from ..plans.names import named_tensors
+from ..tensors.differences import Difference, difference, loss_gap
+from ..tensors.parts import local_of
+from .certificate import Certificate, Failure, TensorProof
+from .diagnose import STILL, settings_cause
+from .trial import Step, Trial, run_step
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""Relative errors that count as equal: rounding grows with steps, a wrong factor shows at once."""
+_OTHER_TOLERANCE = 1e-2
+
+
+class Unequal(NamedTuple):
+    """A hyperparameter of the wide run that is not the base's in new units."""
+
+    name: str
+    key: str
+    found: Any
+    expected: Any
+
+
+Settings = Callable[[Trial], Unequal | None]
+"""Finds the first setting that differs. The caller brings it: this room does not know the units of settings."""
+
+
+def tolerance_of(dtype: torch.dtype, asked: float | None) -> float:
+    """The tolerance that was asked for, or the one of a dtype."""
+    return asked if asked is not None else TOLERANCE.get(dtype, _OTHER_TOLERANCE)
+
+
+def compare_losses(trial: Trial, loss: Loss) -> Failure | None:
+    """The first deviation of one loss and its gradients, without a step."""
+    (a, base_grads), (b, wide_grads) = (gradients(side.model, loss) for side in (trial.base, trial.wide))
+    trial.losses.append((float(a), float(b)))
+    trial.identity = compare_gradients(base_grads, wide_grads, trial.plan)
+    return _loss_failure(trial, 0) or _gradient_failure(trial, 0) or _nothing_tested(trial)
+
+
+def compare_steps(
+    trial: Trial,
+    step: Step,
+    steps: int,
+    settings: Settings,
+    gather: Gather = alone,
+    before: Mapping[str, Tensor] | None = None,
+) -> Failure | None:
+    """The first deviation in `steps` steps of both runs; what was measured is noted in the trial.
+
+    `before` holds this rank's part of the base's weights, where the caller has a copy of them already.
+    """
+    if before is None:
+        before = {n: local_of(t.detach()).clone() for n, _, t in named_tensors(trial.base.model)}
+    for i in range(steps):
+        early = _settings_failure(settings(trial), i, changed=i > 0)
+        (a, base_grads), (b, wide_grads) = (run_step(side, step, i) for side in (trial.base, trial.wide))
+        late = _settings_failure(settings(trial), i, changed=True)
+        ranks = gather((a, b, early, late))
+        trial.losses.append((fmean(rank[0] for rank in ranks), fmean(rank[1] for rank in ranks)))
+        if trial.identity is None:
+            trial.identity = compare_gradients(base_grads, wide_grads, trial.plan, gather)
+        failure = (
+            next((rank[2] for rank in ranks if rank[2] is not None), None)
+            or _loss_failure(trial, i)
+            or _gradient_failure(trial, i)
+            or next((rank[3] for rank in ranks if rank[3] is not None), None)
+            or _weight_failure(trial, i, gather)
+        )
+        if failure is not None:
+            return failure
+    trial.moved = _moved(trial, before, gather)
+    if trial.moved == 0.0:
+        return Failure(steps - 1, "the base", f"its weights did not move in {steps} steps", STILL)
+    return _nothing_tested(trial)
+
+
+def _nothing_tested(trial: Trial) -> Failure | None:
+    """A certificate needs something that could have failed."""
+    assert trial.identity is not None
+    if set(trial.identity.errors) - set(trial.identity.untested):
+        return None
+    return Failure(0, "all tensors", "every gradient is zero", STILL)
+
+
+def _settings_failure(unequal: Unequal | None, i: int, changed: bool) -> Failure | None:
+    if unequal is None:
+        return None
+    name, key, found, expected = unequal
+    what = f"{key} is {found}, the base's in new units is {expected}"
+    return Failure(i, name, what, settings_cause(key, changed))
+
+
+def _loss_failure(trial: Trial, i: int) -> Failure | None:
+    a, b = trial.losses[-1]
+    if a != a and b != b:  # the step returns nothing; gradients and weights decide
+        trial.losses[-1] = (0.0, 0.0)
+        return None
+    if loss_gap(a, b) <= trial.tolerance:
+        return None
+    return Failure(i, "loss", f"base {a:.12g}, wide {b:.12g}", "")
+
+
+def _gradient_failure(trial: Trial, i: int) -> Failure | None:
+    assert trial.identity is not None
+    tested = {n: e for n, e in trial.identity.errors.items() if n not in trial.identity.untested}
+    name = next((n for n, e in tested.items() if not e <= trial.tolerance), None)
+    if name is None:
+        return None
+    return Failure(i, name, f"its gradient is {tested[name]:.1e} away from r · dup(G)", "")
+
+
+def _weight_failure(trial: Trial, i: int, gather: Gather) -> Failure | None:
+    assert trial.identity is not None
+    base = {name: t.detach() for name, _, t in named_tensors(trial.base.model)}
+    mine: dict[str, Difference] = {}
+    for name, _, tensor in named_tensors(trial.wide.model):
+        entry = trial.plan[name]
+        if (
+            name in trial.plan.ties
+            or not tensor.is_floating_point()
+            or not entry.sources
+            or entry.fill == "own"
+        ):
+            continue
+        found = tensor.detach()
+        mine[name] = difference(local_of(found), expected_weight(entry, base, found))
+    worst: Failure | None = None
+    for name, measured in merged(gather(mine)).items():
+        error = measured.relative()
+        trial.weights[name] = max(trial.weights.get(name, 0.0), error)
+        if worst is None and not error <= trial.tolerance and name not in trial.identity.untested:
+            worst = Failure(i, name, f"its weight is {error:.1e} away from s · dup(W) after the step", "")
+    return worst
+
+
+def _moved(trial: Trial, before: Mapping[str, Tensor], gather: Gather) -> float:
+    """How far the base's weights moved, relative to the size they had; absolute for those that were zero."""
+    mine = {}
+    for name, kind, tensor in named_tensors(trial.base.model):
+        if kind == "parameter":
+            now = local_of(tensor.detach())
+            mine[name] = difference(now, before[name].to(now.device))
+    return max((m.relative() if m.size else m.gap for m in merged(gather(mine)).values()), default=0.0)
+
+
+def certificate_of(trial: Trial, failure: Failure | None, dtype: torch.dtype, memory: int) -> Certificate:
+    """What a trial measured, as a certificate."""
+    identity = trial.identity or Identity({}, (), {})
+    rows = tuple(
+        TensorProof(
+            name,
+            str(entry.change.s),
+            str(entry.change.r),
+            identity.errors.get(name),
+            trial.weights.get(name, 0.0),
+            name in identity.untested,
+        )
+        for name, entry in trial.plan.tensors.items()
+        if entry.kind == "parameter"
+    )
+    return Certificate(
+        rows,
+        tuple(a for a, _ in trial.losses),
+        tuple(b for _, b in trial.losses),
+        trial.moved,
+        trial.tolerance,
+        str(dtype).removeprefix("torch."),
+        trial.plan.hash,
+        memory,
+        failure,
+    )

@@ -1,0 +1,1 @@
+"""A run: a model together with everything that trains it."""
