@@ -42,6 +42,7 @@ from .training.symmetry import NoiseReport, noise_report, symmetry
 from .training.upscale import upscale
 from .training.verify import verify
 from .training.widen import narrow, widen
+from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .checkpoints.weights import read_plan as read_plan
@@ -59,8 +60,6 @@ if TYPE_CHECKING:
     from .training.coordinates import Coordinates as Coordinates
     from .training.coordinates import coordinate_check as coordinate_check
     from .tuning.tune import tune as tune
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Axis",

@@ -25,6 +25,7 @@ from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..plans.plan import Plan
 from ..training.noises import Noise, NoisePlan, resolve_noise, restore_noise
 from ..training.recipe import Recipe
+from ..version import __version__
 from .about import FORMAT, card, factors, read_about, read_plans
 from .norms import measured_in
 from .request import SCHEMES, Request
@@ -50,8 +51,6 @@ def record(directory: Directory, family: FamilyPlan, request: Request) -> dict[s
         measure = measured_in(directory.path, moves, planned_names(stored, directory, spelling))
         resolved = resolve_noise(asked, plan, measure, request.seed, early)
         noise = {"kind": type(asked).__name__, "asked": told, **resolved.as_json()}
-    from .. import __version__
-
     return {
         "format": FORMAT,
         "version": __version__,

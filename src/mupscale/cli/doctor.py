@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from .. import __version__
 from ..errors import MupscaleError
 from ..extras import EXTRAS
 from ..tensors.differences import curve_gap
 from ..text import columns, size
+from ..version import __version__
 from .demo import DIFFERENT, EXACT, train
 from .verb import add_verb
 

@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .. import __version__
 from ..errors import MupscaleError
+from ..version import __version__
 from . import check, cost, demo, doctor, growing, plan, report, tune
 from .next_steps import DEFAULT_NOISE
 from .verb import Parser

@@ -26,6 +26,7 @@ from ..runs.run import Run
 from ..training.direction import Direction
 from ..training.noises import Noise, NoisePlan
 from ..training.widen import edit_
+from ..version import __version__
 from .agreement import Group, Meeting, is_first
 from .dcp_source import dcp_source
 from .directory_source import directory_source
@@ -138,8 +139,6 @@ class _Loader:
             optimizer.state.update(state)
         for note in notes if is_first(group) else ():
             warnings.warn(note, stacklevel=4)
-        from .. import __version__
-
         provenance = {
             "version": __version__,
             "torch": str(torch.__version__),

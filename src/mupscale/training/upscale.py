@@ -23,6 +23,7 @@ from ..plans.names import named_tensors, parameter_names, resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.run import Run
+from ..version import __version__
 from .direction import Direction
 from .groups import set_lr_
 from .jump import is_jump, jump_message, less_of, measured
@@ -88,8 +89,6 @@ def upscale(
         for optimizer, rate in zip(wide.optimizers, rates, strict=True):
             scale_lr_(optimizer, wide.schedulers, lr / rate)
     losses = {} if loss is None else _losses(loss, start.model, wide.model, noise, seed)
-    from .. import __version__
-
     provenance = {
         "version": __version__,
         "torch": str(torch.__version__),
