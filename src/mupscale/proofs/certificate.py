@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from math import inf
 
 from ..errors import Fault, MupscaleError
 from ..tensors.differences import curve_gap
@@ -79,7 +80,7 @@ class Certificate:
         """The largest relative error of a loss, a gradient or a weight that was tested."""
         tested = [t for t in self.tensors if not t.silent]
         errors = [*(t.gradient or 0.0 for t in tested), *(t.weight for t in tested)]
-        return max([curve_gap(self.base_losses, self.wide_losses), *errors])
+        return max([curve_gap(self.base_losses, self.wide_losses), *(e if e == e else inf for e in errors)])
 
     def raise_if_broken(self) -> Certificate:
         """Return the certificate, or raise an error that names the first deviation."""
