@@ -219,7 +219,7 @@ def powers_in(text: str) -> set[str]:
 
 ALLOWED_POWERS = {
     "the inverse of a scale that the plan has": [
-        "collapse.py: scale**-1",
+        "collapse.py: making.scale**-1",
         "direction.py: scale**-1",
         "state.py: scale**-1",
     ],
