@@ -1,7 +1,7 @@
 """Write the pages that are printed from data: `python docs/generate.py`.
 
-Optimizers and families come from the registries, benchmarks from docs/benchmarks.json. A test compares pages and data,
-so they cannot disagree. `python docs/generate.py --benchmarks covertype limits` runs those scripts and keeps their last
+Optimizers and families come from the registries, benchmarks from docs/benchmarks.json, the source layout from the
+docstrings of the package. A test compares pages and data, so they cannot disagree. `python docs/generate.py --benchmarks covertype limits` runs those scripts and keeps their last
 lines; a script that fails keeps nothing.
 """
 
@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.families_wide import DATA  # noqa: E402
+from docs.layout import layout  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
 from mupscale.families.rows import USUAL, Row, row_for  # noqa: E402
 from mupscale.rules.optimizers import REFUSED, RULES, Decay, OptimizerRule  # noqa: E402
@@ -233,7 +234,12 @@ def record(names: list[str]) -> None:
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-PAGES = {"optimizers.md": optimizers, "families.md": families, "benchmarks.md": benchmarks}
+PAGES = {
+    "optimizers.md": optimizers,
+    "families.md": families,
+    "benchmarks.md": benchmarks,
+    "layout.md": layout,
+}
 
 
 if __name__ == "__main__":
