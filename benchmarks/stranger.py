@@ -6,12 +6,12 @@ widened and checked on the command line, and trained for 50 steps beside its bas
 in every norm. Two controls: before the extra is installed the command must say in one line what to install, and the wide
 model under the base's own settings must leave the base.
 
-    python benchmarks/stranger.py [--keep dist] [--seconds 300]
+    python benchmarks/stranger.py [--keep dist] [--seconds 300] [--shared]
 
 Needs a package registry that pip reaches; without one the exit code is 2. The last line is
 `seconds=S torch=S install=S readme=S grow=S train=S cpu=S gap=E control=C`: the whole, its parts, processor seconds of all
 of it, and the largest relative difference of a loss from the base's. The exit code is 1 when anything fails, or the whole
-takes more than 300 seconds on two cores (`--seconds` for machines that are shared).
+takes more than 300 seconds on two cores; with `--shared`, for machines with other work, processor seconds are judged.
 """
 
 from __future__ import annotations
@@ -128,6 +128,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--keep", type=Path, help="where to leave sdist and wheel when everything holds")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long the whole may take")
+    parser.add_argument("--shared", action="store_true", help="judge processor seconds instead of the clock")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         shell = Shell(Path(name))
@@ -139,16 +140,16 @@ def main() -> int:
         seconds = time.monotonic() - began
         if options.keep is not None and not failed:
             shutil.copytree(shell.room / "dist", options.keep, dirs_exist_ok=True)
-    if seconds > options.seconds:
-        failed.append(f"{seconds:.0f} seconds, allowed {options.seconds:.0f}")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = used.ru_utime + used.ru_stime
+    judged, unit = (cpu, "CPU seconds") if options.shared else (seconds, "seconds")
+    if judged > options.seconds:
+        failed.append(f"{judged:.0f} {unit}, allowed {options.seconds:.0f}")
     for failure in failed:
         print(f"FAILED: {failure}")
     parts = ("torch", "install", "readme", "grow", "train")
     spent = " ".join(f"{what}={shell.seconds.get(what, 0.0):.0f}" for what in parts)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(
-        f"\nseconds={seconds:.0f} {spent} cpu={used.ru_utime + used.ru_stime:.0f} gap={gap:.1e} control={control:.1e}"
-    )
+    print(f"\nseconds={seconds:.0f} {spent} cpu={cpu:.0f} gap={gap:.1e} control={control:.1e}")
     return 1 if failed else 0
 
 

@@ -183,8 +183,9 @@ line, the control beside them, and exits with 1 when its own bound fails, with 2
 are ratios against something measured in the same run.
 
 The lines below are the last that were recorded, on two shared cores without a GPU. **CI** marks what runs with every
-change, most of it shortened by `--quick`; the rest is run by hand. `python docs/generate.py --benchmarks NAME …` runs scripts
-and records their lines.
+change, most of it shortened by `--quick`; **tests** names the tests that show the same with every change, often with fewer
+steps or seeds, and **nightly** what runs once a day; the rest is run by hand. `covertype` and `real_models` need data that are not on
+GitHub, so the workflow there leaves them out. `python docs/generate.py --benchmarks NAME …` runs scripts and records their lines.
 
 | script | what it shows | bound | last line |
 |---|---|---|---|"""
@@ -202,11 +203,16 @@ def unbroken(text: str) -> str:
 
 
 def benchmarks() -> str:
-    in_ci = (HERE.parent / ".ci" / "run").read_text(encoding="utf-8")
+    in_ci, workflow, nightly = (
+        (HERE.parent / name).read_text(encoding="utf-8")
+        for name in (".ci/run", ".github/workflows/ci.yml", ".github/workflows/nightly.yml")
+    )
     rows = []
     for name, entry in json.loads(RESULTS.read_text(encoding="utf-8")).items():
         script = HERE.parent / "benchmarks" / f"{name}.py"
-        mark = "<br>**CI**" if f"benchmarks/{name}.py" in in_ci else ""
+        call, tests = f"benchmarks/{name}.py", entry.get("tests", [])
+        mark = "<br>**CI**" if call in in_ci + workflow else "<br>**nightly**" if call in nightly else ""
+        mark += f"<br>**tests**: {', '.join(f'`{test}`' for test in tests)}" if tests else ""
         line = f"`{entry['line']}`" if entry["line"] else "not recorded yet"
         if entry["line"] and "--" in entry["command"]:
             line += f"<br>with `{entry['command'].partition('.py ')[2]}`"

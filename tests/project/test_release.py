@@ -51,13 +51,13 @@ def test_custom_code_is_never_run(tmp_path, capsys):
 
 def test_workflows_call_the_projects_own_scripts_and_hold_no_secret():
     texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / ".github").rglob("*.yml")}
-    assert texts.keys() == {"ci.yml", "release.yml"}
+    assert texts.keys() == {"ci.yml", "nightly.yml", "release.yml"}
     for text in texts.values():
         assert "secrets." not in text
         assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
         for script in re.findall(r"run: (\.ci/\w+)", text):
             assert (ROOT / script).is_file()
-    assert ".ci/run" in texts["ci.yml"]
+    assert ".ci/run static" in texts["ci.yml"]
     assert yaml.safe_load(texts["release.yml"])["jobs"]["publish"]["permissions"] == {"id-token": "write"}
 
 
