@@ -27,6 +27,23 @@ def expect_plan(plan: object, model: object = None) -> None:
     raise_faults("a plan and a model are needed here", faults)
 
 
+def planned_parameters(model: nn.Module, plan: Plan, end: End) -> dict[int, str]:
+    """The id of every parameter that the plan knows at one end -> its name there, of tied names the planned one.
+
+    >>> layer, other = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
+    >>> plan = Plan.identity([("1.weight", "parameter", (2, 2))])
+    >>> names = planned_parameters(nn.Sequential(layer, layer, other), Plan(plan, {"0.weight": "1.weight"}), "wide")
+    >>> names == {id(layer.weight): "1.weight"}
+    True
+    """
+    known = plan.sources if end == "base" else plan
+    names: dict[int, str] = {}
+    for name, kind, tensor in named_tensors(model):
+        if kind == "parameter" and (found := resolve(name, known)) is not None:
+            names.setdefault(id(tensor), found if end == "base" else plan.planned(found))
+    return names
+
+
 def check_end(plan: Plan, model: nn.Module, end: End) -> None:
     """Raise unless `model` is exactly what the plan expects at its base or wide end."""
     expect_plan(plan, model)
@@ -86,7 +103,7 @@ def check_ties(plan: Plan, tensors: Mapping[str, Tensor]) -> None:
     first: dict[int, str] = {}
     for name, tensor in tensors.items():
         other = first.setdefault(id(tensor), name)
-        planned = {plan.ties.get(n, n) for n in (resolve(name, plan) or name, resolve(other, plan) or other)}
+        planned = {plan.planned(n) for n in (resolve(name, plan) or name, resolve(other, plan) or other)}
         if isinstance(tensor, nn.Parameter) and len(planned) > 1:
             remedy = "infer the plan from models that are tied like this one"
             faults.append(Fault(f"{name} = {other}", "one tensor here, two in the plan", remedy))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.names import named_tensors, resolve
+from ..plans.fits import planned_parameters
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES, OptimizerRule, rule_for
 from ..runs.run import Run
@@ -31,11 +31,7 @@ def prepare_states(
     run: Run, source: AnySource, plan: Plan, since: Plan, rules: Mapping[str, OptimizerRule] | None
 ) -> tuple[list[State], list[Filling], list[str]]:
     """Empty state for every optimizer, what will fill it, and remarks; all that does not fit is one error."""
-    names = {
-        id(t): plan.ties.get(n, n)
-        for n, kind, t in reversed(list(named_tensors(run.model)))
-        if kind == "parameter"
-    }
+    names = planned_parameters(run.model, plan, "wide")
     direction = Direction(plan)
     states: list[State] = []
     fillings: list[Filling] = []
@@ -89,10 +85,7 @@ def prepare_states(
 
 def live_states(base: Run, plan: Plan) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """State and settings of a running base by wide name."""
-    names: dict[int, str] = {}
-    for name, kind, tensor in named_tensors(base.model):
-        if kind == "parameter" and (known := resolve(name, plan.sources)) is not None:
-            names.setdefault(id(tensor), known)
+    names = planned_parameters(base.model, plan, "base")
     states: dict[str, dict[str, Any]] = {}
     settings: dict[str, dict[str, Any]] = {}
     strangers = sum(id(p) not in names for o in base.optimizers for g in o.param_groups for p in g["params"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from ..errors import Fault, raise_faults
-from ..plans.names import named_tensors
+from ..plans.names import parameter_names
 from ..training.clip import Clip
 from ..training.stepping import InUnits, step_in_units_
 from .going_on import Grown, both_plans, put_plans_
@@ -49,7 +49,7 @@ class FitHooks:
         if self._clip_value:
             by_value = str(getattr(trainer.gradient_clip_algorithm, "value", "norm")) == "value"
             norm, value = (None, self._clip_value) if by_value else (self._clip_value, None)
-            names = {id(t): n for n, kind, t in reversed(list(named_tensors(model))) if kind == "parameter"}
+            names = parameter_names(model)
             for optimizer in trainer.optimizers:
                 self._clips[id(optimizer)] = Clip(since, names, norm, value, 2.0, [optimizer])
         trainer.gradient_clip_val = None

@@ -181,7 +181,7 @@ def _with_grad(named: Iterable[tuple[str, Tensor]], plan: Plan) -> list[tuple[st
         if parameter.grad is not None and is_sharded(parameter.grad):
             parameter.grad = _summed(parameter.grad)
         if parameter.grad is not None and id(parameter) not in found:
-            found[id(parameter)] = (plan.ties.get(name, name), parameter.grad)
+            found[id(parameter)] = (plan.planned(name), parameter.grad)
     return list(found.values())
 
 

@@ -188,7 +188,7 @@ def _chosen(model: nn.Module, plan: Plan, parameters: Chosen) -> dict[str, nn.Pa
     """Trainable parameters by planned name, each once, in the model's order."""
     everything: dict[str, nn.Parameter] = {}
     for name, kind, tensor in named_tensors(model):
-        planned = plan.ties.get(name, name)
+        planned = plan.planned(name)
         if kind == "parameter" and isinstance(tensor, nn.Parameter) and tensor.requires_grad:
             everything.setdefault(planned, tensor)
     if parameters is None:
@@ -201,9 +201,7 @@ def _chosen(model: nn.Module, plan: Plan, parameters: Chosen) -> dict[str, nn.Pa
             "parameters= holds what is no pair of a name and a parameter; write model.named_parameters(), or a "
             "function of (name, parameter) that picks"
         )
-    wanted = [
-        (plan.ties.get(known, known), name) for name, _ in pairs if (known := resolve(name, plan) or name)
-    ]
+    wanted = [(plan.planned(known), name) for name, _ in pairs if (known := resolve(name, plan) or name)]
     faults = [
         Fault(name, "not a trainable parameter of the model", "pick from model.named_parameters()")
         for known, name in wanted

@@ -92,7 +92,7 @@ def init_(
             if kind == "buffer" or id(tensor) in seen:
                 continue
             seen.add(id(tensor))
-            planned = plan.ties.get(name, name)
+            planned = plan.planned(name)
             if (shape := shapes[planned]) is not None:
                 local_of(tensor).copy_(_draw(shape, plan[planned], Stream(seed, f"init {planned}"), tensor))
     return model

@@ -14,7 +14,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.names import named_tensors, resolve
+from ..plans.fits import planned_parameters
+from ..plans.names import named_tensors
 from ..rules.optimizers import OptimizerRule, rule_for
 from .direction import Direction
 from .state import NamedGroup, carry_groups, carry_state, made_state, unknown_settings
@@ -31,11 +32,7 @@ def carry_optimizer(
     rule = rule_for(type(optimizer), rules)
     where = type(optimizer).__name__
     faults = unknown_settings(rule, optimizer.param_groups, optimizer.defaults, where)
-    names: dict[int, str] = {}
-    for name, kind, tensor in named_tensors(start):
-        known_name = resolve(name, direction.reached)
-        if kind == "parameter" and known_name is not None:
-            names.setdefault(id(tensor), known_name)
+    names = planned_parameters(start, direction.plan, direction.start)
     groups: list[NamedGroup] = []
     foreign: list[Fault] = []
     for position, group in enumerate(optimizer.param_groups):

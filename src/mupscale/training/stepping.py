@@ -45,7 +45,7 @@ class InUnits:
     def __init__(self, optimizer: Optimizer, plan: Plan, model: nn.Module, rule: OptimizerRule) -> None:
         self.plan = plan
         self._optimizer, self._rule = optimizer, rule
-        self._names = {key: plan.ties.get(name, name) for key, name in parameter_names(model).items()}
+        self._names = {key: plan.planned(name) for key, name in parameter_names(model).items()}
         self._stock: Groups | None = None
         self._paused = False
         self._shares = self._split()
