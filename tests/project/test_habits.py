@@ -106,7 +106,7 @@ def test_the_floor_is_every_lower_bound():
 
 def torch_bound() -> str:
     bounds = [text for text in PYPROJECT["project"]["dependencies"] if text.startswith("torch>=")]
-    return bounds[0].removeprefix("torch>=")
+    return str(bounds[0]).removeprefix("torch>=")
 
 
 def test_formatting_is_compared_by_one_version_of_ruff():
