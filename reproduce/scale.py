@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mupscale.tuning.settings import Scheme
-
 
 @dataclass(frozen=True)
 class Scale:
@@ -32,7 +30,7 @@ class Scale:
     """Learning rates of sweep 2, as multiples of the best of sweep 1."""
     paired: tuple[float, ...] = ()
     """Noises of the sweep with paired noise; empty when no peer needs it."""
-    scheme: Scheme = "sigma"
+    scheme: str = "sigma"
     peers: tuple[str, ...] = ()
     points: int = 100
     """Points of a curve."""

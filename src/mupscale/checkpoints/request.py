@@ -5,7 +5,7 @@ Knows how requests are written on a command line and in a record. Acts on nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,10 +14,8 @@ import torch
 from ..errors import MupscaleError
 from ..files.places import FLOATS, dtype_name
 from ..rules.sizes import DEFAULT_T, LARGEST_T
-from ..training.noises import MupNoise, Noise, PairedNoise, SignalNoise
+from ..training.noises import SCHEMES
 from .shards import SHARD_BYTES
-
-SCHEMES: Mapping[str, Callable[[float], Noise]] = {"sigma": MupNoise, "t": SignalNoise, "paired": PairedNoise}
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Request:
 
     multipliers: str
     noise: tuple[str, float] | None = None
-    """Scheme (sigma, t or paired) and size; None for the exact map alone."""
+    """Noise scheme (a key of `SCHEMES`) and size; None for the exact map alone."""
     seed: int = 0
     dtype: str | None = None
     """Dtype of the floating weights ("BF16"); None keeps that of each tensor."""
@@ -68,8 +66,9 @@ def parse_noise(text: str) -> tuple[str, float]:
     except ValueError:
         value = -1.0
     if scheme not in SCHEMES or not 0 <= value < float("inf"):
+        *most, last = (f"{name}=…" for name in SCHEMES)
         raise MupscaleError(
-            f"--noise {text}: expected sigma=…, t=… or paired=… with a size of zero or more, such as t={DEFAULT_T}"
+            f"--noise {text}: expected {', '.join(most)} or {last} with a size of zero or more, such as t={DEFAULT_T}"
         )
     if scheme == "t" and value > LARGEST_T:
         raise MupscaleError(

@@ -17,6 +17,7 @@ from typing import Any
 from ..errors import MupscaleError
 from ..extras import needs
 from ..text import columns
+from ..training.noises import SCHEMES
 from ..training.recipe import Recipe
 from ..tuning.proxy import frames_from
 from .verb import add_verb
@@ -74,10 +75,9 @@ def add_to(verbs: Any) -> None:
     verb.add_argument(
         "--noise",
         dest="scheme",
-        choices=("t", "sigma", "paired"),
-        default="t",
-        help="what the sizes are: relative to each weight's spectral norm (t), σ̄ itself (sigma), or σ̄ of noise that sums "
-        "to zero over copies (paired) (default: %(default)s)",
+        choices=tuple(SCHEMES),
+        default=next(iter(SCHEMES)),
+        help=f"what the sizes are: {', '.join(f'{s.size} ({s.name})' for s in SCHEMES.values())} (default: %(default)s)",
     )
     verb.add_argument(
         "--factors",

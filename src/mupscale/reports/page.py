@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
@@ -11,18 +11,13 @@ from math import inf
 
 from matplotlib.figure import Figure
 
+from ..training.noises import SCHEMES
 from .cost import Bars
 from .html import folded, notes, page, pair, picture, table, tag
 from .known import Known, Sweep, Tried
 from .lines import amount, curves_of, draw_bars, draw_curves, draw_first
 from .maps import draw_map, draw_rungs, is_grid, place_of
 from .widths import cautions, draw_widths, why_not
-
-_NOISES: Mapping[str, str] = {
-    "t": "noise t, of each weight's spectral norm",
-    "sigma": "noise σ̄, at the reference",
-    "paired": "paired noise σ̄, at the reference",
-}
 
 
 @dataclass
@@ -150,7 +145,7 @@ def _second(known: Known, gallery: Gallery, prefix: str) -> list[str]:
     sweep = known.wide
     if sweep is None:
         return [tag("h3", "Sweep 2"), tag("p", "Noise and learning rate are tuned when sweep 1 is done.")]
-    name = _NOISES[known.settings.scheme]
+    name = SCHEMES[known.settings.scheme].label
     states = [tried.state for tried in sweep.tried]
     told = "; ".join(
         f"{states.count(s)} {s}" for s in ("finished", "stopped", "diverged", "open") if s in states

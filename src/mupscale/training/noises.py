@@ -304,3 +304,36 @@ def _signal(t: float, entry: TensorPlan, measure: Callable[[bool], Tensor], size
 def _rounded(sigma: float) -> float:
     """Seven digits: as many as all threads and machines agree on when they measure the same tensor."""
     return float(f"{sigma:.7g}")
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way to give the size of noise: its name in files and on the command line, its class, and its words."""
+
+    name: str
+    noise: Callable[[float], Noise]
+    label: str
+    """How a report labels the axis of sizes."""
+    size: str
+    """What the size is, in help texts."""
+
+
+SCHEMES: Mapping[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        Scheme(
+            "t",
+            SignalNoise,
+            "noise t, of each weight's spectral norm",
+            "relative to each weight's spectral norm",
+        ),
+        Scheme("sigma", MupNoise, "noise σ̄, at the reference", "σ̄ itself"),
+        Scheme(
+            "paired",
+            PairedNoise,
+            "paired noise σ̄, at the reference",
+            "σ̄ of noise that sums to zero over copies",
+        ),
+    )
+}
+"""Every noise scheme by name; the first is the default."""

@@ -22,7 +22,7 @@ from ..plans.plan import Plan
 from ..runs.run import Run
 from ..training.groups import param_groups, set_lr_
 from ..training.init import init_
-from ..training.noises import MupNoise, Noise, PairedNoise, SignalNoise
+from ..training.noises import SCHEMES, Noise
 from ..training.upscale import replace_run, upscale
 from .checkpoint import restore_, seed_
 from .grid import Point
@@ -32,9 +32,6 @@ from .settings import Settings
 
 def _constant(optimizer: Optimizer, _: int) -> Any:
     return LambdaLR(optimizer, lambda step: 1.0)
-
-
-_SCHEMES: dict[str, Any] = {"sigma": MupNoise, "t": SignalNoise, "paired": PairedNoise}
 
 
 @dataclass(frozen=True)
@@ -110,8 +107,8 @@ class Runs:
         return model
 
     def noise(self, point: Point) -> Noise:
-        made: Noise = _SCHEMES[self.settings.scheme](point.noise)
-        return made
+        """The noise of a point; of a point of the base, none."""
+        return SCHEMES[self.settings.scheme].noise(point.noise or 0.0)
 
     def _with_optimizer(self, model: nn.Module, since: Plan | None, lr: float) -> Run:
         if self.proxy.device is not None:

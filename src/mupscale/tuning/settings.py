@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from ..arguments import wrong_whole
 from ..errors import Fault, raise_faults
+from ..training.noises import SCHEMES
 from .grid import Point, points_of
 from .halving import Agenda, Ladder, Results, grid_agenda, sampled_agenda
 from .tpe import propose
 
-Scheme = Literal["sigma", "t", "paired"]
 Sampler = Literal["grid", "tpe"]
 NOISES = (0.0, 0.05, 0.1, 0.2, 0.4)
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -43,7 +43,7 @@ class Settings:
     """The width at which constants are written down; None: that of the proxy base."""
     wide_steps: int | None = None
     noises: tuple[float, ...] = NOISES
-    scheme: Scheme = "t"
+    scheme: str = "t"
     factors: tuple[float, ...] = FACTORS
     """The learning rates after growth, as multiples of the base's best."""
     halving: bool = True
@@ -83,7 +83,7 @@ class Settings:
         if not all(0 < v < 1 for v in self.rungs) or not 0 < self.keep < 1:
             what = f"rungs {self.rungs}, keep {self.keep}, expected fractions between 0 and 1"
             faults.append(Fault("halving", what, f"write rungs={RUNGS}, keep=0.5"))
-        for key, known in (("scheme", ("t", "sigma", "paired")), ("sampler", ("grid", "tpe"))):
+        for key, known in (("scheme", tuple(SCHEMES)), ("sampler", ("grid", "tpe"))):
             if getattr(self, key) not in known:
                 what = f"{getattr(self, key)!r}, expected one of {', '.join(map(repr, known))}"
                 faults.append(Fault(key, what, f"write {key}={known[0]!r}"))

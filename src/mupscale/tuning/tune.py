@@ -19,9 +19,10 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import build
 from ..runs.run import Run
 from ..training.groups import param_groups
+from ..training.noises import PairedNoise, SignalNoise
 from ..training.recipe import NO_SCHEDULE, Grown, Recipe
 from .proxy import Proxy, read_proxy
-from .settings import FACTORS, NOISES, RUNGS, Sampler, Scheme, Settings
+from .settings import FACTORS, NOISES, RUNGS, Sampler, Settings
 from .standing import EQUAL_STEPS, Done, Standing
 from .study import Worker
 
@@ -43,7 +44,7 @@ def tune(
     reference: int | None = None,
     lrs: Sequence[float] | None = None,
     noises: Sequence[float] = NOISES,
-    scheme: Scheme = "t",
+    scheme: str = "t",
     factors: Sequence[float] = FACTORS,
     halving: bool = True,
     rungs: Sequence[float] = RUNGS,
@@ -145,7 +146,7 @@ def recipe_of(worker: Worker, now: Standing, results: Mapping[str, Done]) -> Rec
     base, best = now.base.best, now.wide.best
     assert base is not None
     assert best is not None
-    run = runs.wide(best, worker.base_of(now).parts, at_base=False)
+    noise, run = runs.noise(best), runs.wide(best, worker.base_of(now).parts, at_base=False)
     controls = [loss for point, loss in now.wide.top.items() if point.is_control]
     remarks = [
         f"the best point of the {name} sweep still lies on an edge of the grid: extend it"
@@ -164,10 +165,10 @@ def recipe_of(worker: Worker, now: Standing, results: Mapping[str, Done]) -> Rec
     recipe = Recipe(
         optimizer=proxy.optimizer_name,
         constants={key: list(v) if isinstance(v, tuple) else v for key, v in constants.items()},
-        sigma=run.provenance["noise"]["sigmas"] if settings.scheme == "t" else float(best.noise or 0),
+        sigma=run.provenance["noise"]["sigmas"] if isinstance(noise, SignalNoise) else noise.sigma,
         k=settings.k,
         tensors=Grown.all_of(runs.plan, runs.reference),
-        paired=settings.scheme == "paired",
+        paired=isinstance(noise, PairedNoise),
         units=min(sizes),
         width=settings.width,
         reference=settings.at,
