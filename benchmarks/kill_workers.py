@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -37,19 +36,20 @@ import mupscale as mu
 from harness.postgres import Server, postgres, programs
 from mupscale.tuning.engine import again, open_storage
 from mupscale.tuning.proxy import Proxy, Report
+from mupscale.tuning.settings import Settings
 from mupscale.tuning.tune import tune
 
 EVERY, PAUSE = 0.25, 0.02  # seconds between checkpoints, and for which a step pretends to compute
-STUDY: dict[str, Any] = {
-    "width": 8,
-    "k": 2,
-    "steps": 300,
-    "lrs": [2e-3, 4e-3, 8e-3],
-    "noises": [0.1, 0.2],
-    "factors": [0.5, 1.0, 2.0],
-    "extend": 1,
-    "rungs": [0.5],
-}
+STUDY = Settings(
+    width=8,
+    k=2,
+    steps=300,
+    lrs=(2e-3, 4e-3, 8e-3),
+    noises=(0.1, 0.2),
+    factors=(0.5, 1.0, 2.0),
+    extend=1,
+    rungs=(0.5,),
+)
 
 
 def build(width: int) -> nn.Module:
@@ -117,7 +117,7 @@ def disturbed(
 
     def work() -> None:
         known = proxy(counted, PAUSE)
-        tune(known, **STUDY, storage=storage, folder=folder, every=EVERY, beat=1.0, say=None)
+        tune(known, STUDY, storage=storage, folder=folder, every=EVERY, beat=1.0)
 
     alive = [fork(work) for _ in range(workers)]
     done = 0
@@ -197,7 +197,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         room = Path(name)
         (room / "plain").mkdir()
-        tune(proxy(room / "plain" / "steps"), **STUDY, folder=room / "plain", say=None)
+        tune(proxy(room / "plain" / "steps"), STUDY, folder=room / "plain")
         expected, steps = (
             (room / "plain" / "recipe.json").read_bytes(),
             (room / "plain" / "steps").stat().st_size,

@@ -37,7 +37,6 @@ from itertools import product
 from math import comb, inf
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -52,7 +51,7 @@ from mupscale.tuning.flops import step_of
 from mupscale.tuning.grid import Point
 from mupscale.tuning.halving import Ladder, climb
 from mupscale.tuning.proxy import Proxy, Report
-from mupscale.tuning.settings import RUNGS
+from mupscale.tuning.settings import RUNGS, Settings
 from mupscale.tuning.standing import EQUAL_STEPS
 from mupscale.tuning.trial import DIVERGED, has_diverged, smoothed, untrained
 
@@ -149,8 +148,10 @@ def study(width: int, seed: int, halving: bool, decay: bool, folder: Path) -> Fo
     torch.set_num_threads(1)
     falling = schedule if decay else None
     known = Proxy(make, train, torch.optim.AdamW, {"weight_decay": 0.01}, falling, batch=BATCH)
-    sizes: dict[str, Any] = {"width": width, "k": K, "steps": STEPS, "lrs": RATES, "noises": STRENGTHS}
-    recipe = mu.tune(known, **sizes, seed=seed, halving=halving, extend=0, folder=folder, say=None)
+    settings = Settings(
+        width=width, k=K, steps=STEPS, lrs=RATES, noises=STRENGTHS, seed=seed, halving=halving, extend=0
+    )
+    recipe = mu.tune(known, settings, folder=folder)
     sweeps: dict[str, dict[Point, Sequence[float]]] = {"base": {}, "wide": {}}
     for row in recipe.tried:
         point = Point(row["lr"], row["noise"])

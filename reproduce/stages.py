@@ -20,8 +20,10 @@ from typing import Any
 import torch
 
 import mupscale as mu
+from mupscale.cli.log_lines import log_lines
 from mupscale.tuning.checkpoint import kept, restore_
 from mupscale.tuning.grid import Point
+from mupscale.tuning.settings import Settings
 
 from .peers import METHODS, Start, why_not
 from .scale import Scale
@@ -100,8 +102,7 @@ class Experiment:
         if noise == "paired":  # sweep 1 has been done: its best, and neighbours so that it is no edge
             best = self.base_lr()
             lrs = (best / 2, best, best * 2) if scale.extend else (best,)
-        recipe = mu.tune(
-            self.setting.proxy(seed=0),
+        settings = Settings(
             width=scale.proxy,
             k=scale.k,
             steps=scale.steps,
@@ -112,9 +113,9 @@ class Experiment:
             factors=scale.factors,
             extend=scale.extend,
             control_at_base=scale.control_at_base,
-            folder=folder,
-            say=lambda line: self.say(f"{self.setting.name} tuning: {line}"),
         )
+        with log_lines(lambda line: self.say(f"{self.setting.name} tuning: {line}")):
+            recipe = mu.tune(self.setting.proxy(seed=0), settings, folder=folder)
         self.results.mkdir(parents=True, exist_ok=True)
         recipe.save(self.recipe_path(noise))
         return {"curves": {f"{size:g}": curve for size, curve in self._sweep_curves(recipe, folder)}}

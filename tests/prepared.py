@@ -12,6 +12,7 @@ from typing import Any
 
 import mupscale as mu
 from benchmarks import trainer
+from mupscale.tuning.settings import Settings
 
 Names = dict[str, object]
 _EXAMPLE = Path(__file__).parent.parent / "examples" / "proxy_mlp.py"
@@ -96,10 +97,10 @@ def tuning(folder: Path) -> Names:
     """Studies at half and twice the width of the page's own, at its reference: the page lays all three over each other."""
     proxy(folder / "small_proxy.py")
     for width in (64, 256):
-        mu.tune(
-            folder / "small_proxy.py", width=width, k=2, steps=16, lrs=[0.004], noises=[0.1], factors=[1], extend=0,
-            reference=128, folder=folder / f"study{width}",
-        )  # fmt: skip
+        settings = Settings(
+            width=width, k=2, steps=16, lrs=[0.004], noises=[0.1], factors=[1], extend=0, reference=128
+        )
+        mu.tune(folder / "small_proxy.py", settings, folder=folder / f"study{width}")
     return {}
 
 

@@ -154,11 +154,11 @@ def test_the_grid_goes_on_beyond_its_edges_and_says_when_it_may_not():
 
 
 def test_a_study_gives_the_same_recipe_every_time_and_knows_its_cost(tmp_path):
-    first = tune(Proxy(build, train), **SMALL, folder=tmp_path / "a", say=None)
-    again = tune(Proxy(build, train), **SMALL, folder=tmp_path / "b", say=None)
+    first = tune(Proxy(build, train), Settings(**SMALL), folder=tmp_path / "a")
+    again = tune(Proxy(build, train), Settings(**SMALL), folder=tmp_path / "b")
     assert first == again
     assert (tmp_path / "a" / "recipe.json").read_bytes() == (tmp_path / "b" / "recipe.json").read_bytes()
-    other = tune(Proxy(build, train), **SMALL, seed=1, folder=tmp_path / "c", say=None)
+    other = tune(Proxy(build, train), Settings(**SMALL, seed=1), folder=tmp_path / "c")
     assert other.loss != first.loss, "control: the seed matters"
     assert {row["noise"] for row in rows(first, "wide")} == {0.0, 0.1}
     narrow = [row["steps"] for row in first.tried if row["sweep"] == "base" or row["noise"] == 0]
@@ -170,15 +170,15 @@ def test_a_study_gives_the_same_recipe_every_time_and_knows_its_cost(tmp_path):
 
 def test_halving_costs_less_than_the_full_grid(tmp_path):
     wide = {**SMALL, "lrs": [0.002, 0.004, 0.008, 0.016]}
-    half = tune(Proxy(build, train), **wide, folder=tmp_path / "half", say=None)
-    full = tune(Proxy(build, train), **wide, halving=False, folder=tmp_path / "full", say=None)
+    half = tune(Proxy(build, train), Settings(**wide), folder=tmp_path / "half")
+    full = tune(Proxy(build, train), Settings(**wide, halving=False), folder=tmp_path / "full")
     assert half.cost["base_width_steps"] < full.cost["base_width_steps"]
     assert all(row["steps"] == 16 for row in full.tried)
 
 
 def test_zero_noise_at_the_base_is_zero_noise_at_the_wide(tmp_path):
-    narrow = tune(Proxy(build, train), **SMALL, folder=tmp_path / "narrow", say=None)
-    wide = tune(Proxy(build, train), **SMALL, control_at_base=False, folder=tmp_path / "wide", say=None)
+    narrow = tune(Proxy(build, train), Settings(**SMALL), folder=tmp_path / "narrow")
+    wide = tune(Proxy(build, train), Settings(**SMALL, control_at_base=False), folder=tmp_path / "wide")
     assert narrow.control == pytest.approx(wide.control, rel=1e-3)
     assert narrow.cost["wide_steps"] < wide.cost["wide_steps"]
 
@@ -190,48 +190,45 @@ def test_a_loop_in_which_zero_noise_is_not_the_base_is_refused(tmp_path):
         return nn.Sequential(nn.Linear(4, width), nn.Dropout(0.5), nn.Tanh(), nn.Linear(width, 1))
 
     with pytest.raises(MupscaleError, match="does not continue the base"):
-        tune(Proxy(dropped, train), **SMALL, folder=tmp_path, say=None)
-    assert tune(Proxy(dropped, train), **SMALL, control_at_base=False, folder=tmp_path / "wide", say=None)
+        tune(Proxy(dropped, train), Settings(**SMALL), folder=tmp_path)
+    assert tune(Proxy(dropped, train), Settings(**SMALL, control_at_base=False), folder=tmp_path / "wide")
 
 
 def test_divergence_is_a_result(tmp_path):
     recipe = tune(
         Proxy(build, train, torch.optim.SGD),
-        **{**SMALL, "lrs": [0.05, 1e4], "rungs": [0.25]},
+        Settings(**{**SMALL, "lrs": [0.05, 1e4], "rungs": [0.25]}),
         folder=tmp_path,
-        say=None,
     )
     assert [(row["lr"], row["diverged"]) for row in rows(recipe, "base")] == [(0.05, False), (1e4, True)]
     assert recipe.base_lr == 0.05
     with pytest.raises(MupscaleError, match="every run of the proxy base diverged"):
         tune(
-            Proxy(build, train, torch.optim.SGD), **{**SMALL, "lrs": [1e4]}, folder=tmp_path / "all", say=None
+            Proxy(build, train, torch.optim.SGD), Settings(**{**SMALL, "lrs": [1e4]}), folder=tmp_path / "all"
         )
 
 
 @pytest.mark.parametrize("after", [1, 7, 33])
-def test_a_study_that_broke_off_goes_on_to_the_same_recipe(tmp_path, after):
-    whole = tune(Proxy(build, train, digest="one"), **SMALL, folder=tmp_path / "whole", say=None)
+def test_a_study_that_broke_off_goes_on_to_the_same_recipe(tmp_path, caplog, after):
+    whole = tune(Proxy(build, train, digest="one"), Settings(**SMALL), folder=tmp_path / "whole")
     with pytest.raises(RuntimeError, match="power"):
         tune(
             Proxy(build, interrupted(after), digest="one"),
-            **SMALL,
+            Settings(**SMALL),
             folder=tmp_path / "broken",
             every=0.0,
-            say=None,
         )
-    lines: list[str] = []
+    caplog.set_level("INFO", logger="mupscale")
     assert (
         tune(
             Proxy(build, train, digest="one"),
-            **SMALL,
+            Settings(**SMALL),
             folder=tmp_path / "broken",
             every=0.0,
-            say=lines.append,
         )
         == whole
     )
-    assert len(lines) >= 1
+    assert len(caplog.messages) >= 1
 
 
 def test_a_run_goes_on_from_its_checkpoint_with_its_random_numbers_and_schedule(tmp_path):
@@ -267,19 +264,28 @@ def test_a_run_goes_on_from_its_checkpoint_with_its_random_numbers_and_schedule(
 )
 def test_loops_that_cannot_be_resumed_are_refused(tmp_path, loop, message):
     with pytest.raises(MupscaleError, match=message):
-        tune(Proxy(build, loop), **SMALL, folder=tmp_path, say=None)
+        tune(Proxy(build, loop), Settings(**SMALL), folder=tmp_path)
 
 
 def test_other_settings_do_not_join_a_study(tmp_path):
-    tune(Proxy(build, train), **SMALL, folder=tmp_path, say=None)
+    tune(Proxy(build, train), Settings(**SMALL), folder=tmp_path)
     with pytest.raises(MupscaleError, match=r"steps\n    the study has 16, this worker 17"):
-        tune(Proxy(build, train), **{**SMALL, "steps": 17}, folder=tmp_path, say=None)
+        tune(Proxy(build, train), Settings(**{**SMALL, "steps": 17}), folder=tmp_path)
 
 
 def test_nonsense_is_refused_at_once():
     with pytest.raises(MupscaleError) as caught:
         Settings(width=0, k=1, steps=5, lrs=(), noises=(0.0,), keep=2.0)
     assert {f.where for f in caught.value.faults} >= {"width", "k", "lrs", "noises", "halving"}
+    with pytest.raises(MupscaleError, match=r"lrs\n    it is 0.1, expected numbers"):
+        Settings(width=4, k=2, steps=5, lrs=0.1)  # type: ignore[arg-type]
+    with pytest.raises(MupscaleError, match="for_proxy"):
+        Settings(width=4, k=2, steps=5).base_agenda({})
+
+
+def test_settings_stand_in_the_call_as_a_value(tmp_path):
+    with pytest.raises(MupscaleError, match=r"settings\n    it is 8, expected Settings"):
+        tune(Proxy(build, train), 8, folder=tmp_path)  # type: ignore[arg-type]
 
 
 def ledger(path, settings=None):
@@ -370,7 +376,7 @@ def test_a_killed_worker_is_noticed_and_its_run_goes_on(tmp_path):
     (tmp_path / "proxy.py").write_text(PROXY.replace("PAUSE", "0.02"))
     command = [
         "tune", str(tmp_path / "proxy.py"), "--width", "4", "-k", "2", "--steps", "60", "--lrs", "0.01", "--noises", "0.1",
-        "--factors", "1", "--extend", "0", "--full", "--every", "0.05",
+        "--factors", "1", "--extend", "0", "--no-halving", "--every", "0.05",
     ]  # fmt: skip
     code = "import sys; from mupscale.cli.main import main; sys.exit(main(sys.argv[1:]))"
     arguments = [sys.executable, "-c", code, *command, "--folder", str(tmp_path / "killed")]
@@ -399,8 +405,8 @@ def test_a_killed_worker_is_noticed_and_its_run_goes_on(tmp_path):
 
 def test_tpe_proposes_the_same_points_to_everybody(tmp_path):
     small = {**SMALL, "lrs": [0.002, 0.008], "noises": [0.05, 0.4], "sampler": "tpe", "generations": 1}
-    first = tune(Proxy(build, train), **small, folder=tmp_path / "a", say=None)
-    again = tune(Proxy(build, train), **small, folder=tmp_path / "b", say=None)
+    first = tune(Proxy(build, train), Settings(**small), folder=tmp_path / "a")
+    again = tune(Proxy(build, train), Settings(**small), folder=tmp_path / "b")
     assert first == again
     rates = [row["lr"] for row in rows(first, "base")]
     assert len(rates) == 4
@@ -410,7 +416,7 @@ def test_tpe_proposes_the_same_points_to_everybody(tmp_path):
 @pytest.mark.parametrize("scheme", ["t", "sigma", "paired"])
 def test_every_kind_of_noise_becomes_a_recipe_that_applies(tmp_path, scheme):
     small = {**SMALL, "noises": [1e-6], "width": 104, "steps": 6}
-    recipe = tune(Proxy(build, train), **small, scheme=scheme, folder=tmp_path, say=None)
+    recipe = tune(Proxy(build, train), Settings(**small, scheme=scheme), folder=tmp_path)
     if scheme == "t":
         assert isinstance(recipe.sigma, dict)
         assert set(recipe.sigma) == {"0.weight", "2.weight", "4.weight"}
@@ -420,7 +426,7 @@ def test_every_kind_of_noise_becomes_a_recipe_that_applies(tmp_path, scheme):
 
 
 def test_the_reference_may_be_wider_than_the_proxy(tmp_path):
-    recipe = tune(Proxy(build, train), **SMALL, reference=24, folder=tmp_path, say=None)
+    recipe = tune(Proxy(build, train), Settings(**SMALL, reference=24), folder=tmp_path)
     assert recipe.reference == 24
     assert recipe.tensors["2.weight"].reference == (24, 24)
 
@@ -452,7 +458,7 @@ def test_the_example_is_a_proxy(tmp_path):
     ],
 )
 def test_a_study_is_not_gone_on_with_by_another_proxy(tmp_path, other, named):
-    tune(Proxy(build, train, torch.optim.SGD), **SMALL, folder=tmp_path, say=None)
-    tune(Proxy(build, train, torch.optim.SGD), **SMALL, folder=tmp_path, say=None)  # the same one may
+    tune(Proxy(build, train, torch.optim.SGD), Settings(**SMALL), folder=tmp_path)
+    tune(Proxy(build, train, torch.optim.SGD), Settings(**SMALL), folder=tmp_path)  # the same one may
     with pytest.raises(MupscaleError, match=named):
-        tune(other, **SMALL, folder=tmp_path, say=None)
+        tune(other, Settings(**SMALL), folder=tmp_path)

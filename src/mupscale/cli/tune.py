@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import MISSING, fields
 from math import inf
 from pathlib import Path
 from traceback import format_list
@@ -17,9 +18,10 @@ from typing import Any
 from ..errors import MupscaleError
 from ..extras import needs
 from ..text import columns
-from ..training.noises import SCHEMES
 from ..training.recipe import Recipe
 from ..tuning.proxy import frames_from
+from ..tuning.settings import Settings
+from .log_lines import log_lines
 from .verb import add_verb
 
 
@@ -37,83 +39,7 @@ def add_to(verbs: Any) -> None:
     verb.add_argument(
         "proxy", type=Path, help="a Python file with build(width) and train(run, steps, report)"
     )
-    verb.add_argument(
-        "--width",
-        type=int,
-        required=True,
-        metavar="N",
-        help="width of the proxy base, in units; 100 or more transfer best",
-    )
-    verb.add_argument(
-        "-k",
-        type=int,
-        required=True,
-        metavar="K",
-        help="how many times wider the upscaled proxy is, 2 or more",
-    )
-    verb.add_argument("--steps", type=int, required=True, metavar="T", help="steps of the proxy base")
-    verb.add_argument("--wide-steps", type=int, metavar="T", help="steps after growth (default: as --steps)")
-    verb.add_argument(
-        "--reference",
-        type=int,
-        metavar="N",
-        help="width at which constants are written down (default: the proxy's); for a target that was trained without "
-        "μP, the target's",
-    )
-    verb.add_argument(
-        "--lrs",
-        type=_numbers,
-        metavar="A,B,…",
-        help="learning rates of the proxy base, at the reference (default: a range that suits the optimizer)",
-    )
-    verb.add_argument(
-        "--noises",
-        type=_numbers,
-        metavar="A,B,…",
-        help="noise sizes; zero is always among them (default: 0.05 to 0.4)",
-    )
-    verb.add_argument(
-        "--noise",
-        dest="scheme",
-        choices=tuple(SCHEMES),
-        default=next(iter(SCHEMES)),
-        help=f"what the sizes are: {', '.join(f'{s.size} ({s.name})' for s in SCHEMES.values())} (default: %(default)s)",
-    )
-    verb.add_argument(
-        "--factors",
-        type=_numbers,
-        metavar="A,B,…",
-        help="learning rates after growth, as multiples of the base's best (default: 0.25 to 4)",
-    )
-    verb.add_argument(
-        "--full", action="store_true", help="train every point to its end (default: successive halving)"
-    )
-    verb.add_argument(
-        "--sampler",
-        choices=("grid", "tpe"),
-        default="grid",
-        help="the points of a grid, or points chosen by TPE (default: %(default)s)",
-    )
-    verb.add_argument(
-        "--extend",
-        type=int,
-        default=2,
-        metavar="N",
-        help="how often the grid may go on beyond an edge (default: %(default)s)",
-    )
-    verb.add_argument(
-        "--control-at",
-        choices=("base", "wide"),
-        default="base",
-        help="the width at which zero noise runs (default: %(default)s)",
-    )
-    verb.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="seed of initialisation and noise (default: %(default)s)",
-    )
+    _add_settings(verb)
     verb.add_argument(
         "--storage",
         metavar="URL",
@@ -151,33 +77,51 @@ def add_to(verbs: Any) -> None:
     verb.set_defaults(run=run)
 
 
+def _add_settings(verb: Any) -> None:
+    """An option for every field of `Settings` that has a help text; a field that is True by default gets --no-FIELD."""
+    for field in fields(Settings):
+        if "help" not in field.metadata:
+            continue
+        text, kind = field.metadata["help"], str(field.type).removesuffix(" | None")
+        words = field.name.replace("_", "-")
+        if kind == "bool":
+            verb.add_argument(f"--no-{words}", dest=field.name, action="store_false", help=text)
+            continue
+        name = f"--{words}" if len(words) > 1 else f"-{words}"
+        required, (read, metavar) = field.default is MISSING, _READ[kind]
+        default = None if required else field.default
+        if default is not None:
+            value = ",".join(f"{v:g}" for v in default) if isinstance(default, tuple) else default
+            text += f" (default: {value})"
+        choices = field.metadata.get("choices")
+        verb.add_argument(
+            name,
+            dest=field.name,
+            type=read,
+            required=required,
+            default=default,
+            choices=choices,
+            metavar=None if choices else metavar,
+            help=text,
+        )
+
+
 def run(chosen: argparse.Namespace) -> int:
-    given = {
-        name: value for name in ("lrs", "noises", "factors") if (value := getattr(chosen, name)) is not None
-    }
-    with needs("tuning", "tune"), _failing(chosen.proxy):
+    shown = nullcontext() if chosen.quiet else log_lines(_say)
+    with needs("tuning", "tune"), _failing(chosen.proxy), shown:
         from ..tuning.tune import tune
 
+        given = {
+            field.name: getattr(chosen, field.name) for field in fields(Settings) if "help" in field.metadata
+        }
         recipe = tune(
             chosen.proxy,
-            width=chosen.width,
-            k=chosen.k,
-            steps=chosen.steps,
-            wide_steps=chosen.wide_steps,
-            reference=chosen.reference,
-            scheme=chosen.scheme,
-            halving=not chosen.full,
-            sampler=chosen.sampler,
-            extend=chosen.extend,
-            control_at_base=chosen.control_at == "base",
-            seed=chosen.seed,
+            Settings(**given),
             storage=chosen.storage,
             study=chosen.study,
             folder=chosen.folder,
             every=chosen.every,
             beat=chosen.beat,
-            say=None if chosen.quiet else _say,
-            **given,
         )
     print("\n" + described(recipe, chosen.folder / "recipe.json"))
     if not chosen.no_report:
@@ -246,3 +190,12 @@ def _numbers(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: expected numbers with commas between them") from None
+
+
+_READ = {
+    "int": (int, "N"),
+    "float": (float, "X"),
+    "str": (str, "NAME"),
+    "Sequence[float]": (_numbers, "A,B,…"),
+}
+"""How an option is read and shown, by the type of its field."""

@@ -6,9 +6,9 @@ Knows how a storage is opened and when a call is worth another try. Knows nothin
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
@@ -21,6 +21,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from ..errors import MupscaleError
 
+_log = logging.getLogger(__name__)
 PATIENCE = 600.0
 """Seconds for which a database may be away before a worker gives up."""
 T = TypeVar("T")
@@ -133,7 +134,7 @@ def again(call: Callable[[], T], patience: float = PATIENCE) -> T:
                     f"the database was not to be had for {away:.0f} s: {why}; start it, or check --storage, and run again"
                 ) from error
             if away > 5 and not said:
-                print(f"waiting for the database, {patience:.0f} s at most …", file=sys.stderr, flush=True)
+                _log.warning("waiting for the database, %.0f s at most …", patience)
                 said = True
         sleep(pause * (0.5 + _PAUSES.random()))
         pause = min(2 * pause, 10.0)

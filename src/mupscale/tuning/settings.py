@@ -1,70 +1,125 @@
-"""What a study is: everything that decides its results, as a value that all its workers must share."""
+"""The settings of a study: everything that decides its results, as a value that all its workers must share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import isfinite
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from ..arguments import wrong_whole
-from ..errors import Fault, raise_faults
+from ..arguments import shown, wrong_whole
+from ..errors import Fault, MupscaleError, raise_faults
 from ..training.noises import SCHEMES
 from .grid import Point, points_of
 from .halving import Agenda, Ladder, Results, grid_agenda, sampled_agenda
 from .tpe import propose
 
-Sampler = Literal["grid", "tpe"]
-NOISES = (0.0, 0.05, 0.1, 0.2, 0.4)
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+if TYPE_CHECKING:
+    from .proxy import Proxy
+
 RUNGS = (0.0625, 0.5)
+_SAMPLERS = ("grid", "tpe")
 _LEAST = {
     "width": 1, "k": 2, "steps": 1, "wide_steps": 1, "reference": 1, "extend": 0, "generations": 0,
 }  # fmt: skip
 """The smallest whole number that each setting may be; None stands for one that follows from the others."""
+_EXAMPLES = {
+    "lrs": "0.001,0.002,0.004", "noises": "0.05,0.1,0.2", "factors": "0.5,1,2", "rungs": "0.0625,0.5",
+}  # fmt: skip
+"""What to write for each list of numbers."""
+_RATES: Mapping[str, tuple[int, int]] = {
+    "torch.optim.Adam": (-11, -5),
+    "torch.optim.AdamW": (-11, -5),
+    "torch.optim.SGD": (-7, -1),
+}
+"""Powers of two that span the default learning rates of a proxy base, by optimizer."""
+
+
+def _option(help: str, **more: Any) -> Any:
+    """A field that is also an option of `mupscale tune`, with its help text and, where not any value will do, `choices`."""
+    known = {key: more.pop(key) for key in ("choices",) if key in more}
+    return field(metadata={"help": help, **known}, **more)
 
 
 @dataclass(frozen=True)
 class Settings:
     """The two sweeps of a study. Two workers with unequal settings do not share one.
 
-    >>> settings = Settings(width=32, k=4, steps=100, lrs=(0.001, 0.002, 0.004))
+    `mupscale tune --help` describes each field; the last four are filled in from the proxy.
+
+    >>> settings = Settings(width=32, k=4, steps=100, lrs=[0.001, 0.002, 0.004])
     >>> len(settings.base_agenda({}).open), settings.wide_ladder.rungs
     (3, (10, 50, 100))
     """
 
-    width: int
-    k: int
-    steps: int
-    lrs: tuple[float, ...]
-    """The learning rates of the proxy base, at the reference."""
-    reference: int | None = None
-    """The width at which constants are written down; None: that of the proxy base."""
-    wide_steps: int | None = None
-    noises: tuple[float, ...] = NOISES
-    scheme: str = "t"
-    factors: tuple[float, ...] = FACTORS
-    """The learning rates after growth, as multiples of the base's best."""
-    halving: bool = True
-    rungs: tuple[float, ...] = RUNGS
-    keep: float = 0.5
-    extend: int = 2
-    sampler: Sampler = "grid"
-    generations: int = 3
-    """How many generations TPE proposes after the first, each as large as the learning rates are many."""
-    seed: int = 0
-    control_at_base: bool = True
-    """Zero noise runs at the base's width: by the theorem it is the same run for a fraction of the cost."""
+    width: int = _option("width of the proxy base, in units; 100 or more transfer best")
+    k: int = _option("how many times wider the upscaled proxy is, 2 or more")
+    steps: int = _option("training steps of the proxy base")
+    wide_steps: int | None = _option("training steps after growth (default: as --steps)", default=None)
+    reference: int | None = _option(
+        "width at which constants are written down (default: the proxy's); for a target that was trained without μP, "
+        "the target's",
+        default=None,
+    )
+    lrs: Sequence[float] | None = _option(
+        "learning rates of the proxy base, at the reference (default: a range that suits the optimizer)",
+        default=None,
+    )
+    noises: Sequence[float] = _option(
+        "noise sizes; zero is always included", default=(0.0, 0.05, 0.1, 0.2, 0.4)
+    )
+    scheme: str = _option(
+        f"what the sizes are: {', '.join(f'{s.size} ({s.name})' for s in SCHEMES.values())}",
+        choices=tuple(SCHEMES),
+        default=next(iter(SCHEMES)),
+    )
+    factors: Sequence[float] = _option(
+        "learning rates after growth, as multiples of the base's best", default=(0.25, 0.5, 1.0, 2.0, 4.0)
+    )
+    halving: bool = _option("train every point to its end instead of successive halving", default=True)
+    rungs: Sequence[float] = _option(
+        "fractions of the steps at which successive halving compares runs", default=RUNGS
+    )
+    keep: float = _option("fraction of the runs that continue after a comparison", default=0.5)
+    extend: int = _option("how often the grid may be extended beyond an edge", default=2)
+    sampler: str = _option(
+        "the points of a grid, or points proposed by TPE", choices=_SAMPLERS, default="grid"
+    )
+    generations: int = _option(
+        "generations that TPE proposes after the first, each with as many points as there are learning rates",
+        default=3,
+    )
+    seed: int = _option("seed of initialisation and noise", default=0)
+    control_at_base: bool = _option(
+        "run zero noise at the wide width; by default it runs at the base's, which by the theorem is the same run for a "
+        "fraction of the cost",
+        default=True,
+    )
     batch: int | None = None
     optimizer: str = ""
     constants: str = ""
-    """Reference constants beside the learning rate, as text."""
+    """Reference constants other than the learning rate, as text."""
     proxy: str = ""
-    """What tells the user's file from another."""
+    """Digest of the user's file or functions."""
 
     def __post_init__(self) -> None:
-        raise_faults("this study cannot be run", self._faults())
+        faults = []
+        for key in _EXAMPLES:
+            value = getattr(self, key)
+            try:
+                if isinstance(value, str):  # its letters would be taken for its members
+                    raise TypeError
+                numbers = None if value is None and key == "lrs" else tuple(map(float, value))
+            except (TypeError, ValueError):
+                faults.append(
+                    Fault(key, f"it is {shown(value)}, expected numbers", f"write {key}=[{_EXAMPLES[key]}]")
+                )
+            else:
+                object.__setattr__(self, key, numbers)
+        raise_faults("this study cannot be run", faults or self._faults())
+        if self.reference == self.width:  # the default, written out
+            object.__setattr__(self, "reference", None)
 
     def _faults(self) -> list[Fault]:
         faults: list[Fault] = []
@@ -72,22 +127,38 @@ class Settings:
             value = getattr(self, key)
             if value is not None:
                 faults += wrong_whole(key, value, least=least)
-        for key, given in (("lrs", "0.001,0.002,0.004"), ("factors", "0.5,1,2")):
+        for key in ("lrs", "factors"):
             line = getattr(self, key)
+            if line is None:
+                continue
             if not line or not all(isfinite(v) and v > 0 for v in line) or len(set(line)) < len(line):
                 what = f"{line}, expected one or more different numbers above 0"
-                faults.append(Fault(key, what, f"write {given}, say"))
+                faults.append(Fault(key, what, f"write {_EXAMPLES[key]}, for example"))
         if not all(isfinite(v) and v >= 0 for v in self.noises) or not any(self.noises):
             what = f"{self.noises}, expected numbers of 0 or more, one of them above 0"
-            faults.append(Fault("noises", what, "write 0.05,0.1,0.2, say"))
+            faults.append(Fault("noises", what, f"write {_EXAMPLES['noises']}, for example"))
         if not all(0 < v < 1 for v in self.rungs) or not 0 < self.keep < 1:
             what = f"rungs {self.rungs}, keep {self.keep}, expected fractions between 0 and 1"
             faults.append(Fault("halving", what, f"write rungs={RUNGS}, keep=0.5"))
-        for key, known in (("scheme", tuple(SCHEMES)), ("sampler", ("grid", "tpe"))):
+        for key, known in (("scheme", tuple(SCHEMES)), ("sampler", _SAMPLERS)):
             if getattr(self, key) not in known:
                 what = f"{getattr(self, key)!r}, expected one of {', '.join(map(repr, known))}"
                 faults.append(Fault(key, what, f"write {key}={known[0]!r}"))
         return faults
+
+    def for_proxy(self, proxy: Proxy) -> Settings:
+        """These settings with what the proxy decides: its batch, optimizer and code, and default learning rates.
+
+        A study compares them too, so that a worker with another proxy cannot join it.
+        """
+        return replace(
+            self,
+            lrs=self.lrs if self.lrs is not None else _usual_rates(proxy.optimizer_name),
+            batch=proxy.batch,
+            optimizer=proxy.optimizer_name,
+            constants=repr(sorted(proxy.settings.items())),
+            proxy=proxy.digest,
+        )
 
     @property
     def at(self) -> int:
@@ -109,6 +180,10 @@ class Settings:
 
     def base_agenda(self, results: Results) -> Agenda:
         """The first sweep: the learning rate of the proxy base."""
+        if self.lrs is None:
+            raise MupscaleError(
+                "lrs is None: the default follows from the optimizer; call for_proxy(proxy) first"
+            )
         return self._agenda(self.lrs, (None,), results, self.base_ladder)
 
     def wide_agenda(self, best: Point, results: Results) -> Agenda:
@@ -118,7 +193,7 @@ class Settings:
         return self._agenda(rates, noises, results, self.wide_ladder)
 
     def _agenda(
-        self, lrs: tuple[float, ...], noises: tuple[float | None, ...], results: Results, ladder: Ladder
+        self, lrs: Sequence[float], noises: Sequence[float | None], results: Results, ladder: Ladder
     ) -> Agenda:
         if self.sampler == "grid":
             return grid_agenda(lrs, noises, results, ladder, self.extend)
@@ -138,6 +213,16 @@ class Settings:
 
     def as_json(self) -> dict[str, Any]:
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+
+
+def _usual_rates(optimizer: str) -> tuple[float, ...]:
+    if optimizer not in _RATES:
+        raise MupscaleError(
+            f"there is no default range of learning rates for {optimizer}; write lrs, each twice the one before "
+            "(--lrs 0.001,0.002,0.004)"
+        )
+    low, high = _RATES[optimizer]
+    return tuple(2.0**power for power in range(low, high + 1))
 
 
 def check_same(ours: Settings, theirs: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,8 @@ from .settings import Settings
 from .standing import EQUAL_STEPS, EQUALITY, Done, Equality, Standing, standing
 from .trial import Lost, Outcome, train_stretch, untrained
 
+_log = logging.getLogger(__name__)
+
 
 class Worker:
     """One process that works at a study."""
@@ -43,14 +46,12 @@ class Worker:
         folder: Path,
         *,
         every: float = 30.0,
-        say: Callable[[str], object] = print,
     ) -> None:
         self.proxy, self.settings, self.ledger, self.every = proxy, settings, ledger, every
         self.runs = Runs(proxy, settings)
         told = json.dumps(settings.as_json(), sort_keys=True)
         # Checkpoints of other settings are other checkpoints, whatever the study is called.
         self.folder = folder / "points" / hashlib.sha256(told.encode()).hexdigest()[:12]
-        self.say = say
         self._order = random.Random()
 
     def work(self) -> tuple[Standing, dict[str, Done]]:
@@ -92,7 +93,7 @@ class Worker:
         if self.ledger.complete(trial, outcome.loss, {**told, "diverged": outcome.diverged}):
             trials = self.ledger.trials()
             results, busy = self.ledger.results(trials), len(self.ledger.running(trials))
-            self.say(line_of(self.settings, stretch, outcome, results, busy))
+            _log.info(line_of(self.settings, stretch, outcome, results, busy))
 
     def _train(self, stretch: Stretch, now: Standing, owned: Callable[[], bool]) -> Outcome:
         point, settings = stretch.point, self.settings
@@ -151,7 +152,7 @@ class Worker:
             what = f"losses differ by {done.loss:.2e} within {EQUAL_STEPS} steps, allowed {tolerance:.1e}"
             remedy = (
                 "give loss(model) so that the layout is proved; or, if the loop draws random numbers by shape (dropout), "
-                "control_at_base=False (--control-at wide)"
+                "control_at_base=False (--no-control-at-base)"
             )
             raise_faults(
                 "zero noise at k times the width does not continue the base", [Fault("proxy", what, remedy)]

@@ -7,66 +7,44 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..arguments import wrong_number
-from ..errors import Fault, MupscaleError, raise_faults
+from ..arguments import wrong_kind, wrong_number
+from ..errors import Fault, raise_faults
 from ..plans.build import build
 from ..runs.run import Run
 from ..training.groups import param_groups
 from ..training.noises import PairedNoise, SignalNoise
 from ..training.recipe import NO_SCHEDULE, Grown, Recipe
 from .proxy import Proxy, read_proxy
-from .settings import FACTORS, NOISES, RUNGS, Sampler, Settings
+from .settings import Settings
 from .standing import EQUAL_STEPS, Done, Standing
 from .study import Worker
-
-_RATES: Mapping[str, tuple[int, int]] = {
-    "torch.optim.Adam": (-11, -5),
-    "torch.optim.AdamW": (-11, -5),
-    "torch.optim.SGD": (-7, -1),
-}
-"""Powers of two between which the learning rate of a proxy base is looked for when none are given."""
 
 
 def tune(
     proxy: Proxy | ModuleType | str | Path,
+    settings: Settings,
     *,
-    width: int,
-    k: int,
-    steps: int,
-    wide_steps: int | None = None,
-    reference: int | None = None,
-    lrs: Sequence[float] | None = None,
-    noises: Sequence[float] = NOISES,
-    scheme: str = "t",
-    factors: Sequence[float] = FACTORS,
-    halving: bool = True,
-    rungs: Sequence[float] = RUNGS,
-    keep: float = 0.5,
-    extend: int = 2,
-    sampler: Sampler = "grid",
-    generations: int = 3,
-    seed: int = 0,
-    control_at_base: bool = True,
     storage: Any = None,
     study: str = "mupscale",
     folder: str | Path = "tuning",
-    beat: float = 10.0,
     every: float = 30.0,
-    say: Callable[[str], object] | None = print,
+    beat: float = 10.0,
 ) -> Recipe:
     """Tune noise and learning rate on the pair width -> k · width; the recipe, also written to folder/recipe.json.
 
     Sweep 1 finds the learning rate of the proxy base (`lrs`), sweep 2 noise and learning rate (`factors` times the
-    best) of the upscaled proxy, zero noise always among them. Everything is written at the `reference` width, by
+    best) of the upscaled proxy, with zero noise always included. Everything is written at the `reference` width, by
     default the proxy's own. `storage` is `postgresql://…` or a journal file, by default one in the folder; calls
-    that share storage, folder and settings share the study, and one that is run again goes on.
+    that share storage, folder and settings share the study, and a call that is repeated continues it. Checkpoints are
+    written `every` so many seconds, and every `beat` seconds a worker shows that it is alive. Progress is logged to
+    the logger "mupscale".
 
     >>> import tempfile, torch
     >>> from torch import nn
@@ -77,66 +55,30 @@ def tune(
     ...         loss = (run.model(x) - x[:, :1] * x[:, 1:]).square().mean()
     ...         run.optimizers[0].zero_grad(); loss.backward(); run.optimizers[0].step()
     ...         report(step, loss)
+    >>> settings = Settings(width=4, k=2, steps=4, lrs=[0.01, 0.02], noises=[0, 0.1], factors=[1], extend=0)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     recipe = tune(Proxy(build, train), width=4, k=2, steps=4, lrs=[0.01, 0.02], noises=[0, 0.1], factors=[1],
-    ...                   extend=0, folder=folder, say=None)
+    ...     recipe = tune(Proxy(build, train), settings, folder=folder)
     >>> recipe.k, recipe.optimizer, sorted(recipe.tensors)
     (2, 'torch.optim.AdamW', ['0.bias', '0.weight', '2.bias', '2.weight'])
     """
     from .engine import open_storage
     from .ledger import Ledger
 
-    known = read_proxy(proxy)
-    settings = Settings(
-        width=width,
-        k=k,
-        steps=steps,
-        lrs=tuple(map(float, lrs)) if lrs is not None else _rates(known.optimizer_name),
-        reference=None if reference == width else reference,
-        wide_steps=wide_steps,
-        noises=tuple(map(float, noises)),
-        scheme=scheme,
-        factors=tuple(map(float, factors)),
-        halving=halving,
-        rungs=tuple(map(float, rungs)),
-        keep=keep,
-        extend=extend,
-        sampler=sampler,
-        generations=generations,
-        seed=seed,
-        control_at_base=control_at_base,
-        batch=known.batch,
-        optimizer=known.optimizer_name,
-        constants=repr(sorted(known.settings.items())),
-        proxy=known.digest,
-    )
     place = Path(folder)
-    faults = wrong_number("every", every, "write every=30.0: seconds between checkpoints")
+    faults = wrong_kind("settings", settings, Settings, "write Settings(width=128, k=2, steps=400)")
+    faults += wrong_number("every", every, "write every=30.0: seconds between checkpoints")
     faults += wrong_number("beat", beat, "write beat=10.0: seconds between signs of life", above=True)
     if place.exists() and not place.is_dir():
         faults.append(Fault("folder", f"{place} is a file, expected a folder", "name another one"))
     raise_faults("this study cannot be run", faults)
+    known = read_proxy(proxy)
+    settings = settings.for_proxy(known)
     place.mkdir(parents=True, exist_ok=True)
     opened = open_storage(place / "study.journal" if storage is None else storage)
-    tell = say if say is not None else _silent
-    worker = Worker(known, settings, Ledger(opened, study, settings, beat), place, every=every, say=tell)
+    worker = Worker(known, settings, Ledger(opened, study, settings, beat), place, every=every)
     recipe = recipe_of(worker, *worker.work())
     write_recipe(recipe, place / "recipe.json")
     return recipe
-
-
-def _silent(_: str) -> None:
-    return None
-
-
-def _rates(optimizer: str) -> tuple[float, ...]:
-    if optimizer not in _RATES:
-        raise MupscaleError(
-            f"there is no usual range of learning rates for {optimizer}; write lrs, each twice the one before "
-            "(--lrs 0.001,0.002,0.004)"
-        )
-    low, high = _RATES[optimizer]
-    return tuple(2.0**power for power in range(low, high + 1))
 
 
 def recipe_of(worker: Worker, now: Standing, results: Mapping[str, Done]) -> Recipe:
