@@ -1,7 +1,7 @@
 """Workers that are killed, and a database that restarts, change nothing of what a study finds.
 
 Four workers share a study in a real PostgreSQL on loopback; every few seconds one of them is ended with SIGKILL and
-another started in its place, and once the database is restarted. Then every stretch must have exactly one COMPLETE
+another started in its place, and once the database is restarted. Then every leg must have exactly one COMPLETE
 trial, all others must be marked, runs must have gone on from their checkpoints, and the recipe must equal, byte for
 byte, that of a run that nobody disturbed. The same with a journal file and two workers. The control is the number of
 steps: without checkpoints each kill would cost half a run, with them it costs no more than the time between two.
@@ -35,7 +35,7 @@ from torch import nn
 import mupscale as mu
 from harness.postgres import Server, postgres, programs
 from mupscale.tuning.engine import again, open_storage
-from mupscale.tuning.proxy import Proxy, Report
+from mupscale.tuning.proxy import Proxy, ReportLoss
 from mupscale.tuning.settings import Settings
 from mupscale.tuning.tune import tune
 
@@ -61,7 +61,7 @@ def build(width: int) -> nn.Module:
 def proxy(steps_taken: Path | None = None, pause: float = 0.0) -> Proxy:
     """A small task; every step is counted in a file, whoever takes it."""
 
-    def train(run: mu.Run, steps: int, report: Report) -> None:
+    def train(run: mu.Run, steps: int, report: ReportLoss) -> None:
         for step in range(run.step, steps):
             x = torch.randn(16, 4)  # from the global generator, which a checkpoint must carry
             loss = (run.model(x) - (2 * x[:, :1]).sin() * x[:, 1:2]).square().mean()
@@ -148,7 +148,7 @@ def judge(
     trials = study.get_trials(deepcopy=False)
     complete = [t for t in trials if t.state == optuna.trial.TrialState.COMPLETE]
     counts = Counter(t.user_attrs["stretch"] for t in complete)
-    tally.expect(all(n == 1 for n in counts.values()), f"stretches that count twice: {counts.most_common(3)}")
+    tally.expect(all(n == 1 for n in counts.values()), f"legs that count twice: {counts.most_common(3)}")
     others = [t for t in trials if t.state != optuna.trial.TrialState.COMPLETE]
     tally.expect(
         all(t.state == optuna.trial.TrialState.FAIL and "extra" in t.user_attrs for t in others),
@@ -162,7 +162,7 @@ def judge(
     allowed = kills * (round(EVERY / PAUSE) + 15)
     tally.expect(redone <= allowed, f"{redone} steps were done twice, allowed {allowed}")
     print(
-        f"  {len(complete)} stretches, {len(others)} given up, {resumed} went on from a checkpoint",
+        f"  {len(complete)} legs, {len(others)} given up, {resumed} went on from a checkpoint",
         flush=True,
     )
     return resumed, redone

@@ -50,10 +50,10 @@ from mupscale.tuning.checkpoint import kept
 from mupscale.tuning.flops import step_of
 from mupscale.tuning.grid import Point
 from mupscale.tuning.halving import Ladder, climb
-from mupscale.tuning.proxy import Proxy, Report
+from mupscale.tuning.leg import DIVERGED, has_diverged, smoothed, untrained
+from mupscale.tuning.proxy import Proxy, ReportLoss
 from mupscale.tuning.settings import RUNGS, Settings
-from mupscale.tuning.standing import EQUAL_STEPS
-from mupscale.tuning.trial import DIVERGED, has_diverged, smoothed, untrained
+from mupscale.tuning.status import EQUAL_STEPS
 
 WIDTHS, K, SEEDS = (32, 64), 4, (0, 1, 2)
 STEPS, BATCH = 1000, 512
@@ -82,7 +82,7 @@ def data() -> tuple[Tensor, Tensor]:
     return x.float(), y
 
 
-def train(run: mu.Run, steps: int, report: Report) -> None:
+def train(run: mu.Run, steps: int, report: ReportLoss) -> None:
     x, y = data()
     for step in range(run.step, steps):
         rows = torch.randint(len(y), (BATCH,))  # from the global generator, which the study's seed starts
@@ -168,10 +168,10 @@ def replay(full: Found, ladder: Ladder) -> tuple[Point, float]:
     for noise in dict.fromkeys(point.noise for point in full.wide):
         points, results = [point for point in full.wide if point.noise == noise], dict[str, float]()
         cost = flops_at(full.width if noise == 0 else K * full.width)
-        while stretches := climb(points, results, ladder)[0]:
-            for stretch in stretches:
-                results[stretch.key] = full.loss(stretch.point, stretch.end)
-                begin, end = (min(at, len(full.wide[stretch.point])) for at in (stretch.begin, stretch.end))
+        while legs := climb(points, results, ladder)[0]:
+            for leg in legs:
+                results[leg.key] = full.loss(leg.point, leg.end)
+                begin, end = (min(at, len(full.wide[leg.point])) for at in (leg.begin, leg.end))
                 taken += (end - begin) * cost
         top |= climb(points, results, ladder)[1]
     return min(top, key=lambda p: (top[p], p.lr, p.noise or 0)), taken / full.flops(sweep_1=False)

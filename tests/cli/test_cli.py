@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 import mupscale
 from mupscale.checkpoints.request import Request
-from mupscale.cli import demo, growing, resuming
+from mupscale.cli import demo, resume, widen
 from mupscale.cli.main import main, parser
 from mupscale.cli.verb import Parser
 
@@ -231,7 +231,7 @@ def test_a_job_begun_with_a_recipe_does_not_go_on_with_noise(tmp_path):
         job: Any = SimpleNamespace(base=tmp_path, about={"request": before.as_json()})
         for now in (tuned, told):
             try:
-                resuming._same_request(job, now, chosen)
+                resume._same_request(job, now, chosen)
                 found = set()
             except mupscale.MupscaleError as error:
                 found = {fault.where for fault in error.faults}
@@ -314,9 +314,9 @@ def test_without_extras_every_verb_says_in_one_line_what_to_install(tmp_path):
     [((1.703273, 4.502408), "t=0.2", "write --noise t=0.1"), ((1.7, 4.5), None, "write less noise"), ((1.7, 1.8), "t=0.2", "")],
 )  # fmt: skip
 def test_a_jump_of_the_batch_is_warned_of(losses, noise, text, monkeypatch):
-    monkeypatch.setattr(growing, "batch_losses", lambda *_: losses)
+    monkeypatch.setattr(widen, "batch_losses", lambda *_: losses)
     chosen = argparse.Namespace(base=Path("b"), out=Path("w"), batch=Path("x.json"), noise=noise)
-    told = growing._losses(chosen).splitlines()
+    told = widen._losses(chosen).splitlines()
     assert told[0] == f"loss of x.json: {losses[0]:.6f} before noise (the base's), {losses[1]:.6f} after"
     assert len(told) == (2 if text else 1), "the last one is the control: a rise that is no jump"
     assert told[-1].startswith("warning: noise takes the loss from") == bool(text)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import mupscale as mu
 from harness.closeness import difference
 from mupscale.rules.sizes import DEFAULT_T
-from mupscale.training.recipe import Grown
+from mupscale.training.recipe import TensorGrowth
 from mupscale.tuning.cost import Cost
 from reproduce import command, ledger, page, peers, stages, without_proxy
 from reproduce.books import books, curves_of, missed
@@ -87,7 +87,7 @@ def start_of(setting, sigma=0.0, width=None, k=2, steps=5):
         constants |= {"eps": 1e-8, "betas": [0.9, 0.999]}
     name = f"torch.optim.{setting.optimizer.__name__}"
     recipe = mu.Recipe(
-        name, constants, sigma, k=k, tensors=Grown.all_of(plan, None), width=setting.reference,
+        name, constants, sigma, k=k, tensors=TensorGrowth.all_of(plan, None), width=setting.reference,
         reference=setting.reference, base_lr=0.01,
     )  # fmt: skip
     return peers.Start(setting, base, width, k, 0.01, recipe, seed=3)

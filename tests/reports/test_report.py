@@ -18,7 +18,7 @@ from optuna.storages import InMemoryStorage
 
 from mupscale import MupscaleError, Recipe
 from mupscale.cli.main import main
-from mupscale.reports.cost import bars_of, steps_in_full, steps_taken
+from mupscale.reports.bars import bars_of, steps_in_full, steps_taken
 from mupscale.reports.known import Known, Sweep, know, tried_rows
 from mupscale.reports.lines import curves_of, draw_curves
 from mupscale.reports.maps import draw_map, draw_rungs, is_grid
@@ -28,7 +28,7 @@ from mupscale.tuning.engine import open_storage
 from mupscale.tuning.grid import Point
 from mupscale.tuning.ledger import Ledger
 from mupscale.tuning.settings import Settings
-from mupscale.tuning.standing import Equality, standing
+from mupscale.tuning.status import Equality, study_status
 
 PROXY = """
 import torch
@@ -70,27 +70,25 @@ def loss_of(point: Point, end: int) -> float:
     return (1 + far) * 10 / end
 
 
-def made(
-    place: Path | InMemoryStorage, stretches: int = 10**6, name: str = "mupscale", **given: Any
-) -> Settings:
-    """A study without training, as workers would have left it after so many stretches."""
+def made(place: Path | InMemoryStorage, legs: int = 10**6, name: str = "mupscale", **given: Any) -> Settings:
+    """A study without training, as workers would have left it after so many legs."""
     line = {"lrs": (0.01, 0.02, 0.04), "noises": (0.1, 0.2, 0.4), "factors": (0.5, 1.0, 2.0), "extend": 0}
     settings = Settings(**{"width": 64, "k": 2, "steps": 80, **line, **given})
     storage = open_storage(place / "study.journal" if isinstance(place, Path) else place)
     ledger = Ledger(storage, name, settings)
-    for _ in range(stretches):
-        now = standing(settings, ledger.results(ledger.trials()))
+    for _ in range(legs):
+        now = study_status(settings, ledger.results(ledger.trials()))
         if now.done:
             break
-        for stretch in now.open[: max(1, stretches // 1000)]:  # one at a time where the number matters
-            trial = ledger.claim(stretch)
+        for leg in now.open[: max(1, legs // 1000)]:  # one at a time where the number matters
+            trial = ledger.claim(leg)
             assert trial is not None
-            loss = 1e-7 if isinstance(stretch, Equality) else loss_of(stretch.point, stretch.end)
-            curve = [(step, 10 / step) for step in range(stretch.begin + 5, stretch.end + 1, 5)]
+            loss = 1e-7 if isinstance(leg, Equality) else loss_of(leg.point, leg.end)
+            curve = [(step, 10 / step) for step in range(leg.begin + 5, leg.end + 1, 5)]
             told = {
                 "curve": curve,
                 "seconds": 1.0,
-                "resumed_at": stretch.begin,
+                "resumed_at": leg.begin,
                 "steps": 1,
                 "tolerance": 1e-3,
             }
@@ -256,7 +254,7 @@ def test_hostile_names_are_escaped(tmp_path):
     folder = tmp_path / ("<b>" + "long " * 40 + "$x_{" + "<img src=x onerror=alert(3)>".replace("/", ""))
     settings = made(folder, name=HOSTILE)
     ledger = Ledger(open_storage(folder / "study.journal"), HOSTILE, settings)
-    now = standing(settings, ledger.results(ledger.trials()))
+    now = study_status(settings, ledger.results(ledger.trials()))
     trial = ledger.storage.create_new_trial(ledger.study)
     ledger.storage.set_trial_user_attr(trial, "stretch", HOSTILE)
     ledger.fail(trial, HOSTILE)
@@ -279,13 +277,13 @@ def test_hostile_names_are_escaped(tmp_path):
 
 def test_an_unfinished_study_is_shown_as_far_as_it_is_and_not_written_to(tmp_path):
     total = known_of().work.counted
-    for stretches in (0, 2, 12, total - 1):
-        folder = tmp_path / f"cut {stretches}"
-        made(folder, stretches)
+    for legs in (0, 2, 12, total - 1):
+        folder = tmp_path / f"cut {legs}"
+        made(folder, legs)
         before = (folder / "study.journal").read_bytes()
         known, text = know(folder), report(folder).read_text()
         assert (folder / "study.journal").read_bytes() == before
-        assert known.work.counted == stretches
+        assert known.work.counted == legs
         assert not known.done
         assert re.search(
             rf"unfinished: sweep [12], {known.base.done if known.wide is None else '[0-9]+'} of ", text
@@ -301,12 +299,12 @@ def test_trials_that_do_not_count_are_told_by_kind():
     storage = InMemoryStorage()
     settings = made(storage, 3)
     ledger = Ledger(storage, "mupscale", settings)
-    stretch = standing(settings, ledger.results(ledger.trials())).open[0]
+    leg = study_status(settings, ledger.results(ledger.trials())).open[0]
     for why in ("its worker ended", "its worker was silent", "another claim was first", "ValueError: x"):
-        trial = ledger.claim(stretch)
+        trial = ledger.claim(leg)
         assert trial is not None
         ledger.fail(trial, why)
-    ledger.claim(stretch)
+    ledger.claim(leg)
     work = know("somewhere", storage).work
     assert (work.trials, work.counted, work.running) == (8, 3, 1)
     assert (work.killed, work.extra, work.failed) == (2, 1, 1)

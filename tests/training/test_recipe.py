@@ -11,7 +11,7 @@ from torch import nn
 
 import mupscale as mu
 from mupscale.rules.optimizers import qualified_name
-from mupscale.training.recipe import Grown, Recipe
+from mupscale.training.recipe import Recipe, TensorGrowth
 
 WIDTH, K = 128, 2
 
@@ -30,7 +30,7 @@ def recipe_for(reference=WIDTH, width=WIDTH, **changes):
         constants={"lr": 2e-3},
         sigma=sigmas,
         k=K,
-        tensors=Grown.all_of(plan, early),
+        tensors=TensorGrowth.all_of(plan, early),
         units=width,
         width=width,
         reference=reference,
@@ -126,7 +126,7 @@ def test_a_target_that_is_its_own_reference_takes_a_recipe_tuned_at_that_referen
 
 def test_it_warns_of_a_narrow_proxy_and_of_another_schedule():
     plan = mu.infer_plan(make, 32, 64)
-    narrow = recipe_for(tensors=Grown.all_of(plan, None), units=32, width=32, reference=32)
+    narrow = recipe_for(tensors=TensorGrowth.all_of(plan, None), units=32, width=32, reference=32)
     with pytest.warns(UserWarning, match="proxy of 32 units"):
         mu.upscale(make(32), lambda: make(64), recipe=narrow)
     run = run_at(WIDTH, WIDTH)
@@ -212,7 +212,7 @@ def test_shapes_tell_a_reference_only_where_nothing_else_is_needed():
         return nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
 
     grown = mu.infer_plan(normed, WIDTH, 2 * WIDTH)
-    buffered = replace(recipe, tensors=Grown.all_of(grown, None))
+    buffered = replace(recipe, tensors=TensorGrowth.all_of(grown, None))
     assert buffered.since(grown) is None, "buffers that grow are not in the recipe"
 
 
@@ -292,7 +292,7 @@ def test_the_command_applies_a_recipe_to_a_directory(tmp_path, capsys):
     from mupscale.cli.main import main
 
     base, plan, small = llama_in(tmp_path)
-    recipe = recipe_for(tensors=Grown.all_of(plan, None), sigma=0.01)
+    recipe = recipe_for(tensors=TensorGrowth.all_of(plan, None), sigma=0.01)
     recipe.save(tmp_path / "recipe.json")
     arguments = ["upscale", str(tmp_path / "base"), str(tmp_path / "noisy"), *small]
     assert main([*arguments, "--recipe", str(tmp_path / "recipe.json")]) == 0
@@ -345,7 +345,9 @@ def test_the_command_reads_the_optimizer_from_its_state(optimizer, more, code, s
 
     base, plan, small = llama_in(tmp_path)
     tuned = {"lr": 2e-3, "eps": 1e-8, "weight_decay": 0.01, "betas": [0.9, 0.999], "amsgrad": False}
-    recipe_for(tensors=Grown.all_of(plan, None), sigma=0.01, constants=tuned).save(tmp_path / "recipe.json")
+    recipe_for(tensors=TensorGrowth.all_of(plan, None), sigma=0.01, constants=tuned).save(
+        tmp_path / "recipe.json"
+    )
     if optimizer is not None:
         named = dict(base.named_parameters())
         groups = [[named[name] for name in names] for names in trainer_order(base, {})]

@@ -21,11 +21,11 @@ from mupscale.tuning import engine
 from mupscale.tuning.checkpoint import kept
 from mupscale.tuning.engine import Flock, open_storage
 from mupscale.tuning.grid import Point
-from mupscale.tuning.halving import Ladder, Stretch, climb, grid_agenda
+from mupscale.tuning.halving import Ladder, Leg, climb, grid_agenda
 from mupscale.tuning.ledger import Ledger, Owner
+from mupscale.tuning.leg import train_leg
 from mupscale.tuning.proxy import Proxy
 from mupscale.tuning.settings import Settings
-from mupscale.tuning.trial import train_stretch
 from mupscale.tuning.tune import tune
 
 SMALL: dict[str, Any] = {
@@ -80,24 +80,24 @@ def test_halving_compares_rates_at_equal_noise_and_noises_at_the_end():
     points = [Point(lr, noise) for noise in (0.0, 0.1) for lr in (1.0, 2.0)]
     ladder = Ladder((5, 10))
     losses = dict(zip(points, (9.0, 8.0, 1.0, 2.0), strict=True))
-    results = {Stretch(p, 0, 5).key: loss for p, loss in losses.items()}
+    results = {Leg(p, 0, 5).key: loss for p, loss in losses.items()}
     chosen = {s.point for s in climb(points, results, ladder)[0]}
     assert chosen == {Point(1.0, 0.1), Point(2.0, 0.0)}
     # Control: in one ranking of all, the noise that costs first would never be seen to pay.
     assert sorted(points, key=losses.__getitem__)[:2] == [Point(1.0, 0.1), Point(2.0, 0.1)]
-    diverged = results | {Stretch(Point(1.0, 0.1), 0, 5).key: math.inf}
+    diverged = results | {Leg(Point(1.0, 0.1), 0, 5).key: math.inf}
     assert Point(1.0, 0.1) not in {s.point for s in climb(points, diverged, ladder)[0]}
 
 
 def test_later_points_go_on_only_where_they_beat_one_that_went_on():
     ladder, old = Ladder((5, 10)), [Point(1.0, 0.1), Point(2.0, 0.1)]
     results = {
-        Stretch(old[0], 0, 5).key: 1.0,
-        Stretch(old[1], 0, 5).key: 2.0,
-        Stretch(old[0], 5, 10).key: 0.5,
+        Leg(old[0], 0, 5).key: 1.0,
+        Leg(old[1], 0, 5).key: 2.0,
+        Leg(old[0], 5, 10).key: 0.5,
     }
     for loss, goes_on in ((0.9, True), (1.5, False)):
-        seen = results | {Stretch(Point(4.0, 0.1), 0, 5).key: loss}
+        seen = results | {Leg(Point(4.0, 0.1), 0, 5).key: loss}
         assert bool(climb([Point(4.0, 0.1)], seen, ladder, earlier=old)[0]) == goes_on
         assert climb([Point(4.0, 0.1)], seen, ladder)[0]  # with none before it goes on either way
 
@@ -105,18 +105,18 @@ def test_later_points_go_on_only_where_they_beat_one_that_went_on():
 def test_a_point_that_diverges_late_makes_room_for_the_next():
     ladder, points = Ladder((10, 50, 100)), [Point(lr) for lr in (0.5, 1.0, 2.0, 4.0, 8.0)]
 
-    def loss(stretch):
-        if stretch.point.lr >= 2 and stretch.end > 10:
+    def loss(leg):
+        if leg.point.lr >= 2 and leg.end > 10:
             return math.inf
-        return 1 / stretch.point.lr if stretch.end == 10 else 1.0
+        return 1 / leg.point.lr if leg.end == 10 else 1.0
 
     results: dict[str, float] = {}
     while (now := climb(points, results, ladder))[0]:
-        results |= {stretch.key: loss(stretch) for stretch in now[0]}
+        results |= {leg.key: loss(leg) for leg in now[0]}
     assert set(now[1]) <= {Point(0.5), Point(1.0)}
     assert now[1]
     # Control: the three that were ahead at the first comparison all diverged.
-    assert [p.lr for p in points if results[Stretch(p, 10, 50).key] == math.inf] == [2.0, 4.0, 8.0]
+    assert [p.lr for p in points if results[Leg(p, 10, 50).key] == math.inf] == [2.0, 4.0, 8.0]
 
 
 def test_nobody_is_compared_before_the_rates_can_differ():
@@ -133,17 +133,17 @@ def test_less_noise_is_tried_where_none_is_best():
 
 def test_an_unfinished_rung_lets_nobody_go_on():
     points = [Point(1.0), Point(2.0)]
-    results = {Stretch(points[0], 0, 5).key: 1.0}
-    assert [s.key for s in climb(points, results, Ladder((5, 10)))[0]] == [Stretch(points[1], 0, 5).key]
+    results = {Leg(points[0], 0, 5).key: 1.0}
+    assert [s.key for s in climb(points, results, Ladder((5, 10)))[0]] == [Leg(points[1], 0, 5).key]
 
 
 def test_the_grid_goes_on_beyond_its_edges_and_says_when_it_may_not():
     def run(extend):
         results: dict[str, float] = {}
         while (agenda := grid_agenda([1, 2], [0, 0.1, 0.2], results, Ladder((9,)), extend)).open:
-            for stretch in agenda.open:
-                p = stretch.point
-                results[stretch.key] = abs(math.log(p.lr / 4)) + abs((p.noise or 1.0) - 0.05)
+            for leg in agenda.open:
+                p = leg.point
+                results[leg.key] = abs(math.log(p.lr / 4)) + abs((p.noise or 1.0) - 0.05)
         return agenda
 
     found = run(5)
@@ -243,9 +243,9 @@ def test_a_run_goes_on_from_its_checkpoint_with_its_random_numbers_and_schedule(
         proxy = Proxy(build, train, schedule=schedule)
         begin = 0
         for end in stops:
-            stretch = Stretch(Point(0.01), begin, end)
+            leg = Leg(Point(0.01), begin, end)
             made = partial(Runs(proxy, settings).base, 0.01)
-            outcome = train_stretch(proxy, made, stretch, tmp_path / name, total=20)
+            outcome = train_leg(proxy, made, leg, tmp_path / name, total=20)
             assert (outcome.resumed_at, outcome.steps) == (begin, end - begin)
             begin = end
         found = kept(tmp_path / name)
@@ -294,24 +294,24 @@ def ledger(path, settings=None):
 
 def test_of_two_claims_one_counts_and_a_failed_trial_cannot_complete(tmp_path):
     one, two = ledger(tmp_path / "j"), ledger(tmp_path / "j")
-    stretch = Stretch(Point(0.1), 0, 4)
-    first = one.claim(stretch)
+    leg = Leg(Point(0.1), 0, 4)
+    first = one.claim(leg)
     assert first is not None
-    assert two.claim(stretch) is None
+    assert two.claim(leg) is None
     assert two.fail(first, "silent")
     assert not one.beat(first)
-    second = two.claim(stretch)
+    second = two.claim(leg)
     assert second is not None
     assert not one.complete(first, 1.0, {})
     assert two.complete(second, 2.0, {})
     assert [d.loss for d in two.results(two.trials()).values()] == [2.0]
-    assert one.claim(stretch) is None, "what is done is not claimed again"
+    assert one.claim(leg) is None, "what is done is not claimed again"
 
 
 def test_the_silent_are_reaped_and_the_beating_are_not(tmp_path, monkeypatch):
     one, two = ledger(tmp_path / "j"), ledger(tmp_path / "j")
     monkeypatch.setattr(one, "owner", Owner("elsewhere", 1, "1"))
-    trial = one.claim(Stretch(Point(0.1), 0, 4))
+    trial = one.claim(Leg(Point(0.1), 0, 4))
     assert trial is not None
     now = [0.0]
     monkeypatch.setattr("mupscale.tuning.ledger.monotonic", lambda: now[0])

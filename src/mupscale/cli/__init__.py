@@ -1,1 +1,5 @@
-"""The command line: one verb a file, no arithmetic of its own."""
+"""The command line: one file per verb, named after it, and no arithmetic of its own.
+
+`widen.py` holds `widen` and `upscale`. A file may share its name with the module that does the work (`cost`, `plan`,
+`report`, `tune`): here the name is always the verb's.
+"""

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from ..errors import MupscaleError
 from ..version import __version__
-from . import check, cost, demo, doctor, growing, plan, report, tune
+from . import check, cost, demo, doctor, plan, report, tune, widen
 from .next_steps import DEFAULT_NOISE
 from .verb import Parser
 
-VERBS = (plan, growing, check, tune, report, cost, demo, doctor)
+VERBS = (plan, widen, check, tune, report, cost, demo, doctor)
 _RESUMED = ("widen", "upscale", "tune")
 _INTERRUPTED, _UNREAD = 130, 141  # what a shell says of a command that SIGINT or SIGPIPE ended
 _MORE = f"""\

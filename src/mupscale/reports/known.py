@@ -23,7 +23,7 @@ from ..tuning.grid import Point
 from ..tuning.halving import Agenda, Ladder
 from ..tuning.ledger import Ledger
 from ..tuning.settings import Settings
-from ..tuning.standing import EQUALITY, Done
+from ..tuning.status import EQUALITY, LegResult
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ class Sweep:
 
     @property
     def done(self) -> int:
-        """Stretches that count."""
+        """Legs that count."""
         return sum(len(t.rungs) for t in self.tried)
 
     @property
     def expected(self) -> int:
-        """Stretches in all, as far as is known: what is there, what is open, and what halving leaves of it."""
+        """Legs in all, as far as is known: what is there, what is open, and what halving leaves of it."""
         total = sum(self.ladder.on_rungs([t.point for t in self.tried]))
         return max(total, self.done + self.open) if self.open else self.done
 
@@ -107,7 +107,7 @@ class Work:
     began: datetime | None
     ended: datetime | None
     troubles: tuple[tuple[int, str, str], ...]
-    """Of each trial that failed: its number, its stretch, why."""
+    """Of each trial that failed: its number, its leg, why."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Known:
     settings: Settings
     base: Sweep
     wide: Sweep | None
-    equality: Done | None
+    equality: LegResult | None
     """How far zero noise at the two widths differs, where it was measured."""
     work: Work
     recipe: Recipe | None
@@ -137,7 +137,7 @@ class Known:
         number, sweep = (1, self.base) if self.wide is None else (2, self.wide)
         if not sweep.open and sweep.best is None:
             return f"ended: every run of sweep {number} diverged"
-        return f"unfinished: sweep {number}, {sweep.done} of {sweep.expected} stretches, as far as is known"
+        return f"unfinished: sweep {number}, {sweep.done} of {sweep.expected} legs, as far as is known"
 
 
 class _Reader(Ledger):
@@ -198,14 +198,16 @@ def _settings(storage: BaseStorage, study: str) -> Settings:
         raise MupscaleError(f"study {study!r} was begun by another version of mupscale: {error}") from None
 
 
-def _sweep(agenda: Agenda, ladder: Ladder, results: Mapping[str, Done]) -> Sweep:
+def _sweep(agenda: Agenda, ladder: Ladder, results: Mapping[str, LegResult]) -> Sweep:
     tried = []
     for point in dict.fromkeys(agenda.points):
         reached = {
             end: results[key] for end in ladder.rungs if (key := f"{point.name} to step {end}") in results
         }
         curve = {
-            int(step): float(loss) for done in reached.values() for step, loss in done.told.get("curve", ())
+            int(step): float(loss)
+            for done in reached.values()
+            for step, loss in done.details.get("curve", ())
         }
         rungs = {end: done.loss for end, done in reached.items()}
         tried.append(Tried(point, rungs, ladder.rungs[-1], tuple(sorted(curve.items()))))
@@ -213,7 +215,7 @@ def _sweep(agenda: Agenda, ladder: Ladder, results: Mapping[str, Done]) -> Sweep
 
 
 def _work(
-    trials: Sequence[FrozenTrial], results: Mapping[str, Done], running: Mapping[str, FrozenTrial]
+    trials: Sequence[FrozenTrial], results: Mapping[str, LegResult], running: Mapping[str, FrozenTrial]
 ) -> Work:
     counted = {done.number for done in results.values()}
     failed = [t for t in trials if t.state == TrialState.FAIL]
@@ -231,7 +233,7 @@ def _work(
         failed=len(failed) - killed - second,
         extra=second + late,
         resumed=sum(a.get("told", {}).get("resumed_at", 0) > a.get("begin", 0) for a in told.values()),
-        seconds=sum(float(done.told.get("seconds", 0.0)) for done in results.values()),
+        seconds=sum(float(done.details.get("seconds", 0.0)) for done in results.values()),
         began=min((t.datetime_start for t in trials if t.datetime_start), default=None),
         ended=max((t.datetime_complete for t in trials if t.datetime_complete), default=None),
         troubles=tuple((t.number, str(t.user_attrs.get("stretch", "")), why[t.number]) for t in failed),
@@ -256,7 +258,7 @@ def _recipe(known: Known) -> tuple[Recipe | None, tuple[str, ...]]:
     notes = [] if known.done else [known.status]
     difference, allowed = 0.0, inf
     if known.equality is not None:
-        difference, allowed = known.equality.loss, float(known.equality.told.get("tolerance", inf))
+        difference, allowed = known.equality.loss, float(known.equality.details.get("tolerance", inf))
     if not difference <= allowed:
         notes.append(
             f"zero noise at both widths differs by {difference:.2g}, allowed {allowed:.2g}: not a growth of this base"

@@ -12,7 +12,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from .cost import Bars
+from .bars import Bars
 from .known import Known, Sweep, Tried
 from .maps import INK, STAR, short
 

@@ -12,7 +12,7 @@ from math import inf
 from matplotlib.figure import Figure
 
 from ..training.noises import SCHEMES
-from .cost import Bars
+from .bars import Bars
 from .html import folded, notes, page, pair, picture, table, tag
 from .known import Known, Sweep, Tried
 from .lines import amount, curves_of, draw_bars, draw_curves, draw_first
@@ -261,7 +261,7 @@ def _tried(known: Known) -> str:
 def _work(known: Known) -> str:
     work = known.work
     rows = [
-        ("trials", f"{work.trials}, one for each stretch between two comparisons"),
+        ("trials", f"{work.trials}, one for each leg between two comparisons"),
         ("counted", f"{work.counted}, {work.resumed} of them taken up from another's checkpoint"),
         ("running, or killed unseen", str(work.running)),
         ("killed or silent", f"{work.killed}, done again"),
@@ -272,10 +272,10 @@ def _work(known: Known) -> str:
         ("to", f"{work.ended:%Y-%m-%d %H:%M:%S}" if work.ended else "–"),
     ]
     if known.equality is not None:
-        allowed = float(known.equality.told.get("tolerance", inf))
+        allowed = float(known.equality.details.get("tolerance", inf))
         said = f"losses differ by {known.equality.loss:.2g}, allowed {allowed:.2g}"
         rows.append(("zero noise at both widths", said))
-    troubles = [(str(number), stretch, why) for number, stretch, why in known.work.troubles]
+    troubles = [(str(number), leg, why) for number, leg, why in known.work.troubles]
     told = folded(
         f"{len(troubles)} trials that do not count", table(("trial", "stretch", "why"), troubles, (0,))
     )

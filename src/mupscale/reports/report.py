@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import MupscaleError
 from ..extras import needs
-from .cost import bars_of, check_proxy
+from .bars import bars_of, check_proxy
 from .known import know
 
 

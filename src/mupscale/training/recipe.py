@@ -27,7 +27,7 @@ FEW_UNITS = 100
 
 
 @dataclass(frozen=True)
-class Grown:
+class TensorGrowth:
     """One tensor as the proxy had it: its shape at the reference, and how it grew."""
 
     reference: tuple[int, ...]
@@ -35,10 +35,10 @@ class Grown:
     fold: str = "1"
 
     @staticmethod
-    def all_of(plan: Plan, reference: Plan | None) -> dict[str, Grown]:
+    def all_of(plan: Plan, reference: Plan | None) -> dict[str, TensorGrowth]:
         """Every parameter of the wide model; `reference` leads from the reference to the plan's base."""
         return {
-            name: Grown(
+            name: TensorGrowth(
                 entry.base_shape if reference is None else reference[entry.sources[0]].base_shape,
                 tuple(f"{axis.role} x{axis.k}" if axis.grows else "-" for axis in entry.axes),
                 str(entry.fold),
@@ -63,7 +63,7 @@ class Recipe:
     sigma: float | Mapping[str, Any]
     """σ̄ of the noise, one for all tensors or one for each."""
     k: int
-    tensors: Mapping[str, Grown]
+    tensors: Mapping[str, TensorGrowth]
     """What the proxy was: names tell its depth, shapes its reference, axes its growth."""
     paired: bool = False
     units: int = 0
@@ -123,7 +123,9 @@ class Recipe:
                     f"this is not a recipe: it says {', '.join(unknown)}, which recipes do not have"
                 )
             told["tensors"] = {
-                str(name): Grown(tuple(map(int, t["reference"])), tuple(map(str, t["axes"])), str(t["fold"]))
+                str(name): TensorGrowth(
+                    tuple(map(int, t["reference"])), tuple(map(str, t["axes"])), str(t["fold"])
+                )
                 for name, t in told["tensors"].items()
             }
             told["sigma"] = _sigma(told["sigma"])
@@ -157,7 +159,7 @@ class Recipe:
             if name != self.optimizer:
                 what = f"tuned with {self.optimizer}, and its constants mean nothing to another"
                 faults.append(Fault(name, what, "tune a proxy with the optimizer of this run"))
-        here = Grown.all_of(plan, reference)
+        here = TensorGrowth.all_of(plan, reference)
         missing, new = [n for n in self.tensors if n not in here], [n for n in here if n not in self.tensors]
         if missing or new:
             told = f"{len(missing)} tensors of the proxy are missing here, {len(new)} are new"
@@ -185,7 +187,7 @@ class Recipe:
         buffer that grows, and where constants of the model's code grow: then the user gives the reference.
 
         >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 8x2"),))})
-        >>> recipe = Recipe("torch.optim.SGD", {"lr": 0.1}, 0.1, k=2, tensors={"w": Grown((4,), ("out x2",))})
+        >>> recipe = Recipe("torch.optim.SGD", {"lr": 0.1}, 0.1, k=2, tensors={"w": TensorGrowth((4,), ("out x2",))})
         >>> made = recipe.since(plan)
         >>> made and str(made["w"].axes[0])
         'out: 4x2'
@@ -252,7 +254,7 @@ class Recipe:
         return told
 
 
-def _growth(grown: Grown) -> str:
+def _growth(grown: TensorGrowth) -> str:
     text = ", ".join(grown.axes)
     return text if grown.fold == "1" else f"{text} (fold {grown.fold})"
 

@@ -28,7 +28,7 @@ from .direction import Direction
 from .groups import set_lr_
 from .jump import is_jump, jump_message, less_of, measured
 from .noises import EXAMPLES, Noise, resolve_noise, wrong_noise
-from .recipe import Grown, Recipe
+from .recipe import Recipe, TensorGrowth
 from .state import factors_of, scale_setting
 from .widen import Make, carry, check_reference, chosen_plan
 
@@ -134,7 +134,7 @@ def at_recipe(recipe: Recipe, run: Run, plan: Plan, rules: Mapping[str, Optimize
     """
     since = recipe.since(plan)
     if since is not None and run.optimizers:
-        same = Grown.all_of(plan, since) == Grown.all_of(plan, run.reference)
+        same = TensorGrowth.all_of(plan, since) == TensorGrowth.all_of(plan, run.reference)
         written = list(settings_at(since, run, rules))
         if not same and all(isclose(s["lr_factor"], 1.0, rel_tol=1e-9) for s in written):
             grows = any(entry.grows for entry in since.tensors.values())

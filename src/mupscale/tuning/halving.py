@@ -1,7 +1,7 @@
-"""Successive halving, and the whole agenda of a sweep: from the results so far to the stretches that are open.
+"""Successive halving, and the whole agenda of a sweep: from the results so far to the legs that are open.
 
-Pure, so that every worker who sees the same results finds the same work. A stretch takes one point from the end of
-one rung to the end of the next; a rung is judged when all its stretches are there, so the order in which workers
+Pure, so that every worker who sees the same results finds the same work. A leg takes one point from the end of
+one rung to the end of the next; a rung is judged when all its legs are there, so the order in which workers
 come does not matter.
 """
 
@@ -17,14 +17,14 @@ from operator import mul
 from .grid import Point, beyond, points_of
 
 Results = Mapping[str, float]
-"""Loss by a stretch's key; infinite when it diverged."""
+"""Loss by a leg's key; infinite when it diverged."""
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Leg:
     """The part of a run that one worker does in one go.
 
-    >>> Stretch(Point(0.1), 0, 50).key
+    >>> Leg(Point(0.1), 0, 50).key
     'base-lr=0.1 to step 50'
     """
 
@@ -85,8 +85,8 @@ class Ladder:
 
 def climb(
     points: Sequence[Point], results: Results, ladder: Ladder, earlier: Sequence[Point] = ()
-) -> tuple[list[Stretch], dict[Point, float]]:
-    """The stretches that are open now, or, when there are none, the points that got to the top with their loss.
+) -> tuple[list[Leg], dict[Point, float]]:
+    """The legs that are open now, or, when there are none, the points that got to the top with their loss.
 
     A share goes on at every noise, zero noise too: noise costs first and pays later, so runs with other noise are
     compared at the top only. Of those that go on, each must beat one of the `earlier` points that went on, if there
@@ -95,19 +95,19 @@ def climb(
     >>> climb([Point(0.1), Point(0.2)], {}, Ladder((5, 10)))[0][1].key
     'base-lr=0.2 to step 5'
     >>> done = {"base-lr=0.1 to step 5": 1.0, "base-lr=0.2 to step 5": 2.0}
-    >>> [stretch.key for stretch in climb([Point(0.1), Point(0.2)], done, Ladder((5, 10)))[0]]
+    >>> [leg.key for leg in climb([Point(0.1), Point(0.2)], done, Ladder((5, 10)))[0]]
     ['base-lr=0.1 to step 10']
     >>> [s.key for s in climb([Point(0.1), Point(0.2)], done | {"base-lr=0.1 to step 10": inf}, Ladder((5, 10)))[0]]
     ['base-lr=0.2 to step 10']
     """
     begin, alive = 0, list(points)
-    missing: list[Stretch] = []
+    missing: list[Leg] = []
     for end in ladder.rungs:
-        stretches = {point: Stretch(point, begin, end) for point in alive}
-        missing += [stretch for stretch in stretches.values() if stretch.key not in results]
+        legs = {point: Leg(point, begin, end) for point in alive}
+        missing += [leg for leg in legs.values() if leg.key not in results]
         if missing:
             return missing, {}
-        losses = {point: results[stretch.key] for point, stretch in stretches.items()}
+        losses = {point: results[leg.key] for point, leg in legs.items()}
         lasting = [point for point in alive if not _diverges(point, results, ladder)]
         ranked = sorted(lasting, key=lambda p: (losses[p], p.lr, p.noise or 0))
         if end == ladder.rungs[-1]:
@@ -121,7 +121,7 @@ def climb(
 
 
 def _diverges(point: Point, results: Results, ladder: Ladder) -> bool:
-    return any(results.get(Stretch(point, 0, end).key) == inf for end in ladder.rungs)
+    return any(results.get(Leg(point, 0, end).key) == inf for end in ladder.rungs)
 
 
 def _bars(points: Sequence[Point], results: Results, ladder: Ladder, end: int) -> dict[float | None, float]:
@@ -129,8 +129,8 @@ def _bars(points: Sequence[Point], results: Results, ladder: Ladder, end: int) -
     bars: dict[float | None, float] = {}
     following = ladder.rungs[ladder.rungs.index(end) + 1]
     for point in points:
-        if Stretch(point, end, following).key in results and not _diverges(point, results, ladder):
-            bars[point.noise] = max(bars.get(point.noise, 0.0), results[Stretch(point, 0, end).key])
+        if Leg(point, end, following).key in results and not _diverges(point, results, ladder):
+            bars[point.noise] = max(bars.get(point.noise, 0.0), results[Leg(point, 0, end).key])
     return bars
 
 
@@ -138,7 +138,7 @@ def _bars(points: Sequence[Point], results: Results, ladder: Ladder, end: int) -
 class Agenda:
     """What a sweep has to do next, or what it found."""
 
-    open: tuple[Stretch, ...]
+    open: tuple[Leg, ...]
     top: Mapping[Point, float]
     """The points that had the whole budget, with their loss."""
     points: tuple[Point, ...]
@@ -163,7 +163,7 @@ def grid_agenda(
     >>> from math import log
     >>> results, agenda = {}, grid_agenda([1, 2], [None], {}, Ladder((9,)), extend=4)
     >>> while agenda.open:
-    ...     results |= {stretch.key: abs(log(stretch.point.lr / 7)) for stretch in agenda.open}
+    ...     results |= {leg.key: abs(log(leg.point.lr / 7)) for leg in agenda.open}
     ...     agenda = grid_agenda([1, 2], [None], results, Ladder((9,)), extend=4)
     >>> agenda.best, len(agenda.points), agenda.on_edge
     (Point(lr=8.0, noise=None), 5, False)

@@ -1,9 +1,9 @@
 """Who does what, and what came of it: the study in Optuna's storage, shared by any number of workers.
 
-One Optuna trial is one stretch of one point, done by one worker. A stretch is claimed by creating its trial; of
+One Optuna trial is one leg of one point, done by one worker. A leg is claimed by creating its trial; of
 several claims the one with the lowest number counts, which every worker sees alike because storages number trials
-one after another. Whoever stops beating is taken for dead, its trial failed and its stretch open again. A trial
-that was failed cannot complete, so of every stretch exactly one trial counts.
+one after another. Whoever stops beating is taken for dead, its trial failed and its leg open again. A trial
+that was failed cannot complete, so of every leg exactly one trial counts.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from .engine import again
-from .halving import Stretch
+from .halving import Leg
 from .settings import Settings, check_same
-from .standing import Done
+from .status import LegResult
 
 _RANGE = FloatDistribution(0.0, 1e9)
 
@@ -96,17 +96,19 @@ class Ledger:
         found = again(lambda: self.storage.get_all_trials(self.study, deepcopy=False))
         return sorted(found, key=lambda trial: trial.number)
 
-    def results(self, trials: list[FrozenTrial]) -> dict[str, Done]:
-        """The stretches that are done, each by the one trial that counts."""
-        found: dict[str, Done] = {}
+    def results(self, trials: list[FrozenTrial]) -> dict[str, LegResult]:
+        """The legs that are done, each by the one trial that counts."""
+        found: dict[str, LegResult] = {}
         for trial in trials:
             if trial.state == TrialState.COMPLETE and trial.values is not None:
                 key = trial.user_attrs["stretch"]
-                found.setdefault(key, Done(trial.values[0], trial.number, trial.user_attrs.get("told", {})))
+                found.setdefault(
+                    key, LegResult(trial.values[0], trial.number, trial.user_attrs.get("told", {}))
+                )
         return found
 
     def running(self, trials: list[FrozenTrial]) -> dict[str, FrozenTrial]:
-        """The claims that count: of every stretch the lowest-numbered that runs."""
+        """The claims that count: of every leg the lowest-numbered that runs."""
         found: dict[str, FrozenTrial] = {}
         for trial in trials:
             if trial.state == TrialState.RUNNING:
@@ -138,28 +140,28 @@ class Ledger:
     _mine: frozenset[int] = frozenset()
     """The trial that this worker is at."""
 
-    def claim(self, stretch: Stretch) -> int | None:
-        """The trial of a stretch that is now this worker's; None when another was first."""
+    def claim(self, leg: Leg) -> int | None:
+        """The trial of a leg that is now this worker's; None when another was first."""
         token = uuid.uuid4().hex
-        point = stretch.point
+        point = leg.point
         params = {"lr": point.lr, **({} if point.noise is None else {"noise": point.noise})}
         made = create_trial(
             state=TrialState.RUNNING,
             params=params,
             distributions=dict.fromkeys(params, _RANGE),
             user_attrs={
-                "stretch": stretch.key,
+                "stretch": leg.key,
                 "claim": token,
                 "owner": vars(self.owner),
-                "begin": stretch.begin,
-                "end": stretch.end,
+                "begin": leg.begin,
+                "end": leg.end,
             },
         )
         again(lambda: self.storage.create_new_trial(self.study, made))
         trials = self.trials()
         ours = [t for t in trials if t.user_attrs.get("claim") == token and t.state == TrialState.RUNNING]
-        first = self.running(trials).get(stretch.key)
-        won = first if first in ours and stretch.key not in self.results(trials) else None
+        first = self.running(trials).get(leg.key)
+        won = first if first in ours and leg.key not in self.results(trials) else None
         for trial in ours:  # more than one when the connection broke after a commit
             if trial is not won:
                 self.fail(trial._trial_id, "another claim was first")

@@ -25,8 +25,8 @@ from ..rules.optimizers import qualified_name
 from ..runs.run import Run
 from .digest import digest_of
 
-Report = Callable[[int, "float | Tensor"], None]
-Train = Callable[[Run, int, Report], object]
+ReportLoss = Callable[[int, "float | Tensor"], None]
+Train = Callable[[Run, int, ReportLoss], object]
 
 
 @dataclass(frozen=True)

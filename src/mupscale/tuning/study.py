@@ -1,4 +1,4 @@
-"""One worker of a study: it looks what is open, claims a stretch, trains it, and does so until all is done.
+"""One worker of a study: it looks what is open, claims a leg, trains it, and does so until all is done.
 
 Any number of workers run the same loop; the ledger is their only meeting point, a shared folder holds checkpoints.
 """
@@ -23,14 +23,14 @@ from ..runs.run import Run
 from ..tensors.differences import curve_gap
 from .checkpoint import Kept, kept
 from .grid import Point
-from .halving import Stretch
+from .halving import Leg
 from .ledger import Ledger
-from .progress import line_of
+from .leg import Lost, Outcome, train_leg, untrained
+from .progress_line import line_of
 from .proxy import Proxy
 from .runs import Runs
 from .settings import Settings
-from .standing import EQUAL_STEPS, EQUALITY, Done, Equality, Standing, standing
-from .trial import Lost, Outcome, train_stretch, untrained
+from .status import EQUAL_STEPS, EQUALITY, Equality, LegResult, StudyStatus, study_status
 
 _log = logging.getLogger(__name__)
 
@@ -54,34 +54,32 @@ class Worker:
         self.folder = folder / "points" / hashlib.sha256(told.encode()).hexdigest()[:12]
         self._order = random.Random()
 
-    def work(self) -> tuple[Standing, dict[str, Done]]:
-        """Work until every stretch is done, by whomever; where the study then stands."""
+    def work(self) -> tuple[StudyStatus, dict[str, LegResult]]:
+        """Work until every leg is done, by whomever; where the study then stands."""
         while True:
             trials = self.ledger.trials()
             if self.ledger.reap(trials):
                 trials = self.ledger.trials()
             results = self.ledger.results(trials)
-            now = standing(self.settings, results)
+            now = study_status(self.settings, results)
             self._check_equality(results)
             if now.done:
                 return now, results
             busy = self.ledger.running(trials)
-            free = [stretch for stretch in now.open if stretch.key not in busy]
+            free = [leg for leg in now.open if leg.key not in busy]
             if not free:
                 sleep(min(1.0, self.ledger.beat_every / 2))
                 continue
-            stretch = self._order.choice(free)
-            trial = self.ledger.claim(stretch)
+            leg = self._order.choice(free)
+            trial = self.ledger.claim(leg)
             if trial is not None:
-                self._do(stretch, trial, now)
+                self._do(leg, trial, now)
 
-    def _do(self, stretch: Stretch, trial: int, now: Standing) -> None:
+    def _do(self, leg: Leg, trial: int, now: StudyStatus) -> None:
         try:
             with self._beating(trial) as owned:
                 outcome = (
-                    self._equality(stretch, owned)
-                    if isinstance(stretch, Equality)
-                    else self._train(stretch, now, owned)
+                    self._equality(leg, owned) if isinstance(leg, Equality) else self._train(leg, now, owned)
                 )
         except Lost:
             self.ledger.fail(trial, "its worker was silent")
@@ -93,10 +91,10 @@ class Worker:
         if self.ledger.complete(trial, outcome.loss, {**told, "diverged": outcome.diverged}):
             trials = self.ledger.trials()
             results, busy = self.ledger.results(trials), len(self.ledger.running(trials))
-            _log.info(line_of(self.settings, stretch, outcome, results, busy))
+            _log.info(line_of(self.settings, leg, outcome, results, busy))
 
-    def _train(self, stretch: Stretch, now: Standing, owned: Callable[[], bool]) -> Outcome:
-        point, settings = stretch.point, self.settings
+    def _train(self, leg: Leg, now: StudyStatus, owned: Callable[[], bool]) -> Outcome:
+        point, settings = leg.point, self.settings
         start = None
         make: Callable[[], Run] = partial(self.runs.base, point.lr)
         if point.noise is not None:
@@ -105,11 +103,9 @@ class Worker:
             make = partial(self.runs.wide, point, base.parts, point.is_control and settings.control_at_base)
         total = settings.steps if point.noise is None else settings.after
         path = self.folder / f"{point.name}.pt"
-        return train_stretch(
-            self.proxy, make, stretch, path, total=total, start=start, every=self.every, owned=owned
-        )
+        return train_leg(self.proxy, make, leg, path, total=total, start=start, every=self.every, owned=owned)
 
-    def base_of(self, now: Standing) -> Kept:
+    def base_of(self, now: StudyStatus) -> Kept:
         """The best base as sweep 1 left it."""
         assert now.base.best is not None
         path = self.folder / f"{now.base.best.name}.pt"
@@ -126,28 +122,26 @@ class Worker:
             raise MupscaleError(f"{path} is missing: all workers need the same folder")
         return found
 
-    def _equality(self, stretch: Stretch, owned: Callable[[], bool]) -> Outcome:
+    def _equality(self, leg: Leg, owned: Callable[[], bool]) -> Outcome:
         """The largest relative difference between zero noise at the two widths, as a result."""
-        base = self._checkpoint(self.folder / f"{Point(stretch.point.lr).name}.pt")
+        base = self._checkpoint(self.folder / f"{Point(leg.point.lr).name}.pt")
         losses, start = [], untrained(base.losses)
         for at_base in (True, False):
             path = self.folder / f"equality-{'base' if at_base else 'wide'}.pt"
             # Without warm-up or decay, so that a few steps move the weights.
-            make = partial(self.runs.wide, stretch.point, base.parts, at_base, constant=True)
-            train_stretch(
-                self.proxy, make, stretch, path, total=self.settings.after, start=start, owned=owned
-            )
+            make = partial(self.runs.wide, leg.point, base.parts, at_base, constant=True)
+            train_leg(self.proxy, make, leg, path, total=self.settings.after, start=start, owned=owned)
             losses.append(self._checkpoint(path).losses)
         differ = curve_gap(*losses)
         kinds = {t.dtype for t in base.parts["model"].values() if t.is_floating_point()}
         tolerance = max(min(0.1, 3 * torch.finfo(kind).eps ** 0.5) for kind in kinds)
-        return Outcome(differ, 0, 2 * stretch.end, 0.0, tolerance=tolerance)
+        return Outcome(differ, 0, 2 * leg.end, 0.0, tolerance=tolerance)
 
-    def _check_equality(self, results: Mapping[str, Done]) -> None:
+    def _check_equality(self, results: Mapping[str, LegResult]) -> None:
         done = results.get(EQUALITY)
         if done is None:
             return
-        tolerance = float(done.told["tolerance"])
+        tolerance = float(done.details["tolerance"])
         if not done.loss <= tolerance:
             what = f"losses differ by {done.loss:.2e} within {EQUAL_STEPS} steps, allowed {tolerance:.1e}"
             remedy = (

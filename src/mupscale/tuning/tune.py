@@ -20,10 +20,10 @@ from ..plans.build import build
 from ..runs.run import Run
 from ..training.groups import param_groups
 from ..training.noises import PairedNoise, SignalNoise
-from ..training.recipe import NO_SCHEDULE, Grown, Recipe
+from ..training.recipe import NO_SCHEDULE, Recipe, TensorGrowth
 from .proxy import Proxy, read_proxy
 from .settings import Settings
-from .standing import EQUAL_STEPS, Done, Standing
+from .status import EQUAL_STEPS, LegResult, StudyStatus
 from .study import Worker
 
 
@@ -81,7 +81,7 @@ def tune(
     return recipe
 
 
-def recipe_of(worker: Worker, now: Standing, results: Mapping[str, Done]) -> Recipe:
+def recipe_of(worker: Worker, now: StudyStatus, results: Mapping[str, LegResult]) -> Recipe:
     """The recipe of a study that is done: a function of its results, whoever made them."""
     runs, settings, proxy = worker.runs, worker.settings, worker.proxy
     assert now.wide is not None
@@ -109,7 +109,7 @@ def recipe_of(worker: Worker, now: Standing, results: Mapping[str, Done]) -> Rec
         constants={key: list(v) if isinstance(v, tuple) else v for key, v in constants.items()},
         sigma=run.provenance["noise"]["sigmas"] if isinstance(noise, SignalNoise) else noise.sigma,
         k=settings.k,
-        tensors=Grown.all_of(runs.plan, runs.reference),
+        tensors=TensorGrowth.all_of(runs.plan, runs.reference),
         paired=isinstance(noise, PairedNoise),
         units=min(sizes),
         width=settings.width,
@@ -130,7 +130,9 @@ def recipe_of(worker: Worker, now: Standing, results: Mapping[str, Done]) -> Rec
     return replace(recipe, remarks=(*remarks, *recipe.differences()))
 
 
-def _tried(now: Standing, settings: Settings, results: Mapping[str, Done]) -> tuple[dict[str, Any], ...]:
+def _tried(
+    now: StudyStatus, settings: Settings, results: Mapping[str, LegResult]
+) -> tuple[dict[str, Any], ...]:
     """Every point with its loss at the last rung it reached."""
     rows = []
     for agenda, ladder in ((now.base, settings.base_ladder), (now.wide, settings.wide_ladder)):
@@ -150,8 +152,8 @@ def _tried(now: Standing, settings: Settings, results: Mapping[str, Done]) -> tu
     return tuple(rows)
 
 
-def _cost(now: Standing, settings: Settings, results: Mapping[str, Done]) -> dict[str, int]:
-    """Steps at the two widths, of the stretches that count; a run that diverged stopped early and is charged in full."""
+def _cost(now: StudyStatus, settings: Settings, results: Mapping[str, LegResult]) -> dict[str, int]:
+    """Steps at the two widths, of the legs that count; a run that diverged stopped early and is charged in full."""
     narrow = wide = min(EQUAL_STEPS, settings.after) if settings.control_at_base else 0
     for agenda, ladder in ((now.base, settings.base_ladder), (now.wide, settings.wide_ladder)):
         for point in agenda.points if agenda is not None else ():

@@ -1,6 +1,6 @@
 """Where a study is: both sweeps, one after the other, with the theorem measured between them.
 
-Pure: from settings and results to the stretches that are open. Every worker that sees the same results agrees.
+Pure: from settings and results to the legs that are open. Every worker that sees the same results agrees.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Any
 
 from ..errors import Fault, MupscaleError
 from .grid import Point
-from .halving import Agenda, Stretch
+from .halving import Agenda, Leg
 from .settings import Settings
 
 
 @dataclass(frozen=True)
-class Done:
-    """A stretch that counts."""
+class LegResult:
+    """A leg that counts."""
 
     loss: float
     number: int
-    told: Mapping[str, Any]
-    """What its worker told of it: steps, seconds, where it went on from, its curve."""
+    details: Mapping[str, Any]
+    """What its worker recorded: steps, seconds, the step it resumed from, its curve."""
 
 
 EQUAL_STEPS = 8
 EQUALITY = "zero noise is the base"
 
 
-class Equality(Stretch):
+class Equality(Leg):
     """A few steps of zero noise at both widths, once a study: what the theorem says is measured."""
 
     @property
@@ -38,24 +38,24 @@ class Equality(Stretch):
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where a study is: which stretches are open, and what its sweeps say."""
+class StudyStatus:
+    """Where a study is: which legs are open, and what its sweeps say."""
 
     base: Agenda
     wide: Agenda | None
-    open: tuple[Stretch, ...]
+    open: tuple[Leg, ...]
 
     @property
     def done(self) -> bool:
         return self.wide is not None and not self.open
 
 
-def standing(settings: Settings, results: Mapping[str, Done]) -> Standing:
+def study_status(settings: Settings, results: Mapping[str, LegResult]) -> StudyStatus:
     """What is open now, as a function of the results."""
     losses = {key: done.loss for key, done in results.items()}
     base = settings.base_agenda(losses)
     if base.open:
-        return Standing(base, None, base.open)
+        return StudyStatus(base, None, base.open)
     if base.best is None:
         raise MupscaleError(
             "every run of the proxy base diverged: give lower learning rates",
@@ -63,8 +63,8 @@ def standing(settings: Settings, results: Mapping[str, Done]) -> Standing:
         )
     equality = Equality(Point(base.best.lr, 0.0), 0, min(EQUAL_STEPS, settings.after))
     if settings.control_at_base and equality.key not in losses:
-        return Standing(base, None, (equality,))
+        return StudyStatus(base, None, (equality,))
     wide = settings.wide_agenda(base.best, losses)
     if not wide.open and wide.best is None:
         raise MupscaleError("every run of the upscaled proxy diverged, zero noise too: give lower factors")
-    return Standing(base, wide, wide.open)
+    return StudyStatus(base, wide, wide.open)

@@ -38,7 +38,7 @@ from ..training.jump import is_jump, jump_message, smaller
 from ..training.recipe import Recipe
 from .next_steps import DEFAULT_NOISE, next_steps
 from .plan import add_source, cost, describe, evidence, planned
-from .resuming import begun, is_done
+from .resume import begun, is_done
 from .verb import add_verb
 
 

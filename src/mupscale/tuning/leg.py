@@ -1,4 +1,4 @@
-"""One stretch of one point, trained by the user's loop: reported, checkpointed, stopped at its end.
+"""One leg of one point, trained by the user's loop: reported, checkpointed, stopped at its end.
 
 Knows runs and files; whether it still owns its point it asks whoever called.
 """
@@ -19,16 +19,16 @@ from ..errors import MupscaleError
 from ..runs.run import Run
 from ..training.upscale import replace_run
 from .checkpoint import keep, kept, restore_, set_random_state_
-from .halving import Stretch
+from .halving import Leg
 from .proxy import Proxy
 
 DIVERGED = 10.0
 """A run whose mean loss, over ten steps or where runs are compared, is this many times the untrained model's has diverged."""
-_CURVE = 48  # points that are kept of a stretch's curve
+_CURVE = 48  # points that are kept of a leg's curve
 
 
 class Stop(BaseException):
-    """Ends the user's loop when a stretch has ended; no Exception, so that no loop swallows it."""
+    """Ends the user's loop when a leg has ended; no Exception, so that no loop swallows it."""
 
 
 class Lost(BaseException):
@@ -37,7 +37,7 @@ class Lost(BaseException):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stretch came to."""
+    """What a leg came to."""
 
     loss: float
     """The mean over its last steps; infinite when it diverged."""
@@ -79,10 +79,10 @@ def has_diverged(losses: Sequence[float], start: float) -> bool:
     return bool(losses) and (not isfinite(losses[-1]) or (len(last) == 10 and fmean(last) > DIVERGED * start))
 
 
-def train_stretch(
+def train_leg(
     proxy: Proxy,
     make: Callable[[], Run],
-    stretch: Stretch,
+    leg: Leg,
     path: Path,
     *,
     total: int,
@@ -90,7 +90,7 @@ def train_stretch(
     every: float = 30.0,
     owned: Callable[[], bool] = lambda: True,
 ) -> Outcome:
-    """Take a point from where its checkpoint stands to the end of the stretch.
+    """Take a point from where its checkpoint stands to the end of the leg.
 
     `make` gives the run before its first step; `total` is the whole sweep's steps, which the user's loop is told;
     `start` is the untrained loss, by default the first one reported.
@@ -100,27 +100,27 @@ def train_stretch(
     losses = [] if found is None else list(found.losses)
     at = len(losses)
     limit = start if start is not None else untrained(losses) if losses else None
-    if at >= stretch.end or (limit is not None and has_diverged(losses, limit)):
-        return _outcome(losses, stretch, at, at, began, limit)
+    if at >= leg.end or (limit is not None and has_diverged(losses, limit)):
+        return _outcome(losses, leg, at, at, began, limit)
     run = make()
     before = run.step
     if found is not None:
         restore_(run, found.parts)
         set_random_state_(found.random)
     run = replace_run(run, step=before + at)
-    reporter = _Reporter(run, stretch, path, losses, before, limit, every, owned)
+    reporter = _Reporter(run, leg, path, losses, before, limit, every, owned)
     try:
         proxy.train(run, before + total, reporter)
-        if len(losses) < stretch.end:
+        if len(losses) < leg.end:
             raise MupscaleError(
-                f"train returned after {len(losses)} of {stretch.end} steps; loop over range(run.step, steps) and end "
+                f"train returned after {len(losses)} of {leg.end} steps; loop over range(run.step, steps) and end "
                 "each turn with report(step, loss)"
             )
     except Stop:
         pass
     finally:
         reporter.close()
-    return _outcome(losses, stretch, at, len(losses), began, reporter.limit)
+    return _outcome(losses, leg, at, len(losses), began, reporter.limit)
 
 
 class _Reporter:
@@ -129,7 +129,7 @@ class _Reporter:
     def __init__(
         self,
         run: Run,
-        stretch: Stretch,
+        leg: Leg,
         path: Path,
         losses: list[float],
         before: int,
@@ -137,7 +137,7 @@ class _Reporter:
         every: float,
         owned: Callable[[], bool],
     ) -> None:
-        self.run, self.stretch, self.path, self.losses = run, stretch, path, losses
+        self.run, self.leg, self.path, self.losses = run, leg, path, losses
         self.before, self.limit, self.every, self.owned = before, limit, every, owned
         self.kept_at, self.stepped = monotonic(), 0
         self.counted = [int(getattr(s, "last_epoch", 0)) for s in run.schedulers]
@@ -156,7 +156,7 @@ class _Reporter:
         if self.limit is None:
             self.limit = untrained(self.losses)
         diverged = has_diverged(self.losses, self.limit)
-        ended = diverged or len(self.losses) >= self.stretch.end
+        ended = diverged or len(self.losses) >= self.leg.end
         if not self.owned():
             raise Lost
         if ended or monotonic() - self.kept_at >= self.every:
@@ -185,13 +185,13 @@ class _Reporter:
 
 
 def _outcome(
-    losses: list[float], stretch: Stretch, at: int, until: int, began: float, limit: float | None
+    losses: list[float], leg: Leg, at: int, until: int, began: float, limit: float | None
 ) -> Outcome:
     assert limit is not None
-    diverged = has_diverged(losses, limit) or smoothed(losses, stretch.end) > DIVERGED * limit
-    loss = inf if diverged else smoothed(losses, stretch.end)
+    diverged = has_diverged(losses, limit) or smoothed(losses, leg.end) > DIVERGED * limit
+    loss = inf if diverged else smoothed(losses, leg.end)
     window = max(1, len(losses) // _CURVE)
-    ends = range(max(stretch.begin, 0) + window, min(len(losses), stretch.end) + 1, window)
+    ends = range(max(leg.begin, 0) + window, min(len(losses), leg.end) + 1, window)
     curve = [(end, fmean(losses[end - window : end])) for end in ends]
     return Outcome(
         loss, at, until - at, monotonic() - began, [(end, value) for end, value in curve if isfinite(value)]

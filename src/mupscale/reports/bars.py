@@ -13,7 +13,7 @@ from ..errors import MupscaleError
 from ..tuning.cost import Case, Cost
 from ..tuning.file_flops import FileModel
 from ..tuning.proxy import read_proxy
-from ..tuning.standing import EQUAL_STEPS
+from ..tuning.status import EQUAL_STEPS
 from .known import Known
 
 
@@ -44,7 +44,7 @@ class Bars:
 
 
 def steps_taken(known: Known) -> tuple[int, int]:
-    """Steps at the two widths, of the stretches that count; a run that diverged is charged in full, as in recipes."""
+    """Steps at the two widths, of the legs that count; a run that diverged is charged in full, as in recipes."""
     return _steps(known, full=False)
 
 

@@ -1,44 +1,44 @@
-"""How far a study is, in a line: what a stretch came to, the best so far, and what is left. Pure text."""
+"""How far a study is, in a line: what a leg came to, the best so far, and what is left. Pure text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .halving import Stretch
+from .halving import Leg
+from .leg import Outcome
 from .settings import Settings
-from .standing import Done, Equality, standing
-from .trial import Outcome
+from .status import Equality, LegResult, study_status
 
 
 def line_of(
-    settings: Settings, stretch: Stretch, outcome: Outcome, results: Mapping[str, Done], busy: int
+    settings: Settings, leg: Leg, outcome: Outcome, results: Mapping[str, LegResult], busy: int
 ) -> str:
-    """One line for a stretch that a worker has finished, the same on a terminal and in a log."""
-    now = standing(settings, results)
+    """One line for a leg that a worker has finished, the same on a terminal and in a log."""
+    now = study_status(settings, results)
     sweep, agenda = ("wide", now.wide) if now.wide is not None else ("base", now.base)
     done = {key: found for key, found in results.items() if key.startswith(sweep)}
     work = sum(_steps(settings, key) for key in done)
     total = max(work, agenda.steps, 1)
-    parts = [_told(stretch, outcome), f"{sweep} sweep {100 * work // total} %, {len(done)} trials"]
+    parts = [_told(leg, outcome), f"{sweep} sweep {100 * work // total} %, {len(done)} trials"]
     best = min(((-_end(key), found.loss, key) for key, found in done.items()), default=None)
     if best is not None:
         parts.append(f"best {best[1]:.5g} ({best[2]})")
-    seconds = sum(float(found.told.get("seconds", 0.0)) for found in done.values())
+    seconds = sum(float(found.details.get("seconds", 0.0)) for found in done.values())
     if work and not now.done:
         parts.append(f"about {_span(seconds / work * (total - work) / max(1, busy))} left in this sweep")
     return "  ·  ".join(parts)
 
 
-def _told(stretch: Stretch, outcome: Outcome) -> str:
-    if isinstance(stretch, Equality):
+def _told(leg: Leg, outcome: Outcome) -> str:
+    if isinstance(leg, Equality):
         return f"zero noise at both widths: losses differ by {outcome.loss:.1e}"
     loss = "diverged" if outcome.diverged else f"loss {outcome.loss:.5g}"
-    again = f", went on from step {outcome.resumed_at}" if outcome.resumed_at > stretch.begin else ""
-    return f"{stretch.key}: {loss}{again}"
+    again = f", went on from step {outcome.resumed_at}" if outcome.resumed_at > leg.begin else ""
+    return f"{leg.key}: {loss}{again}"
 
 
 def _steps(settings: Settings, key: str) -> int:
-    """The steps of a stretch, by its key."""
+    """The steps of a leg, by its key."""
     ladder = settings.base_ladder if key.startswith("base") else settings.wide_ladder
     return _end(key) - max((rung for rung in ladder.rungs if rung < _end(key)), default=0)
 
