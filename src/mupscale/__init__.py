@@ -145,7 +145,7 @@ _LATER = {
     "HuggingFaceCallback": ("trainers.huggingface", "hf"),
     "LightningCallback": ("trainers.lightning", "lightning"),
 }
-"""Names that a first run does not need, or whose packages may not be there: where they are, and with which extra."""
+"""Lazily imported names: (module, extra that provides its packages)."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""What a caller hands over, looked at before anything is done: kinds, numbers, functions, lists of names.
+"""Checks of arguments before anything is done: types, numbers, functions, lists of names.
 
-Each function returns its faults, none or one, so that a caller collects them and raises once. Knows Python's kinds
-and numbers, NumPy's among them; knows nothing about torch, models or plans.
+Each function returns a list of at most one fault, so that a caller collects them and raises once. Knows Python's and
+NumPy's types and numbers, and nothing about torch, models or plans.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from numbers import Integral, Real
 from .errors import Fault
 
 _PLAIN = (int, float, complex, bool, str, type(None))
-_LONGEST = 40  # characters of a value that are shown; of a longer one, its kind
+_LONGEST = 40  # longer values are shown by their type
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: itself where it is short, its kind where it is not.
+    """A value as messages show it: itself where it is short, its type where it is not.
 
     >>> shown(0.1), shown("adam"), shown(int), shown([1, 2])
     ('0.1', "'adam'", 'the class int', 'a list')
@@ -32,7 +32,7 @@ def shown(value: object) -> str:
 
 
 def wrong_kind(where: str, value: object, kinds: type | tuple[type, ...], remedy: str) -> list[Fault]:
-    """A fault unless a value is of one of these kinds.
+    """A fault unless a value has one of these types.
 
     >>> [fault.what for fault in wrong_kind("noise", 0.1, (int, str), "write noise=1")]
     ['it is 0.1, expected int or str']
@@ -71,7 +71,11 @@ def wrong_whole(where: str, value: object, least: int | None = None) -> list[Fau
     bound = "" if least is None else f", {least} or more"
     example = 0 if least is None else least
     return [
-        Fault(where, f"it is {shown(value)}, expected a whole number{bound}", f"write {where}={example}, say")
+        Fault(
+            where,
+            f"it is {shown(value)}, expected a whole number{bound}",
+            f"write {where}={example}, for example",
+        )
     ]
 
 
@@ -87,7 +91,7 @@ def wrong_function(where: str, value: object, *arguments: str) -> list[Fault]:
         return [Fault(where, f"it is {shown(value)}, expected a function of {form}", remedy)]
     try:
         signature = inspect.signature(value)
-    except (TypeError, ValueError):  # some callables written in C do not tell
+    except (TypeError, ValueError):  # some callables written in C have no signature
         return []
     try:
         signature.bind(*arguments)
@@ -97,7 +101,7 @@ def wrong_function(where: str, value: object, *arguments: str) -> list[Fault]:
 
 
 def wrong_list(where: str, value: object) -> list[Fault]:
-    """A fault where one text stands for a list of texts, whose letters would be taken for its members.
+    """A fault if a string was passed instead of a list of strings, since its letters would be taken for the members.
 
     >>> [fault.remedy for fault in wrong_list("no_decay", "*.bias")]
     ["write no_decay=['*.bias']"]

@@ -1,6 +1,6 @@
-"""The one exception of this package, and the layout and style of its messages.
+"""The only exception of this package, and the layout and style of its messages.
 
-Knows: how several faults become one message. Knows nothing about models, tensors or files. The style, in five lines:
+Turns several faults into one message. Knows nothing about models, tensors or files. The style, in five lines:
 
 - a claim says in one sentence what cannot be done: lower case first, no period last, no "please";
 - `where` is a name the reader can search for: a tensor, a module, a file, an option without its "=";

@@ -1,6 +1,6 @@
-"""What each extra brings and what it is good for, as data, and the line that names the one that is missing.
+"""The optional extras: their packages and what they enable, and the error that names a missing one.
 
-A test holds the table against the package's own metadata.
+A test compares the table with the package's metadata.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from .errors import MupscaleError
 
 @dataclass(frozen=True)
 class Extra:
-    """Packages by the names under which they are imported and installed, and what works with them."""
+    """Package names, the same for import and installation, and what they enable."""
 
     packages: tuple[str, ...]
     enables: str
 
 
 EXTRAS: Mapping[str, Extra] = {
-    "fast": Extra(("numba",), "noise from a compiled loop, the same bits several times faster"),
+    "fast": Extra(("numba",), "noise from a compiled loop: the same bits, several times faster"),
     "hf": Extra(
         ("transformers", "accelerate"), "Hugging Face checkpoints: plan, widen, upscale, check; the Trainer"
     ),
-    "lightning": Extra(("lightning",), "LightningCallback: Lightning goes on from a widened checkpoint"),
-    "plot": Extra(("matplotlib",), "figures: of the demo, of coordinate checks, of reports"),
+    "lightning": Extra(("lightning",), "LightningCallback: Lightning continues from a widened checkpoint"),
+    "plot": Extra(("matplotlib",), "figures of the demo, coordinate checks and reports"),
     "tune": Extra(("optuna", "psycopg", "sqlalchemy"), "mupscale tune, mupscale report"),
 }
 
 
 @contextmanager
 def needs(what: str, *extras: str) -> Iterator[None]:
-    """Turn the lack of an extra's package, or one that does not import, into one line that says what to install.
+    """Turn the import error of an extra's package into one line that says what to install.
 
-    A package that belongs to none of the extras is somebody else's matter, and its error stays what it was.
+    An import error of any other package is not changed.
 
     >>> try:
     ...     with needs("tuning", "tune"):
@@ -54,5 +54,5 @@ def needs(what: str, *extras: str) -> Iterator[None]:
         if isinstance(error, ModuleNotFoundError):
             raise MupscaleError(f"{what} needs {package}: pip install {remedy}") from None
         raise MupscaleError(
-            f"{what} needs {package}, which is there and does not import ({error}): pip install --upgrade {remedy}"
+            f"{what} needs {package}, which is installed but cannot be imported ({error}): pip install --upgrade {remedy}"
         ) from error

@@ -1,4 +1,4 @@
-"""Plain text for a terminal: columns, sizes, durations. Knows nothing of what it prints."""
+"""Plain text for a terminal: columns, sizes, durations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = (), indent: in
 
 
 def size(count: float) -> str:
-    """Bytes as people say them, in powers of ten as disks are sold.
+    """Bytes in readable units, in powers of ten.
 
     >>> size(999), size(1.5e9), size(5.6e11)
     ('999 B', '1.5 GB', '560 GB')
@@ -38,7 +38,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them.
+    """Seconds in readable units.
 
     >>> duration(0.3), duration(75), duration(7300)
     ('under 1 s', '1 min 15 s', '2 h 1 min')

@@ -130,7 +130,7 @@ WRONG = {
     "plan base -k hiden=2": ["hiden", "expected one of hidden, heads", "write -k 2"],
     "plan base -k 2,2": ["-k", "given twice", "keep one"],
     "plan base -k 2 --json empty": ["--json empty: expected the name of a file"],
-    GROW: ["needs its noise", "t=0.05", "mupscale widen"],
+    GROW: ["needs a noise size", "t=0.05", "mupscale widen"],
     f"{GROW} --noise t=-1": ["--noise t=-1: expected", "such as t=0.05"],
     f"{GROW} --noise t=1.5": ["--noise t=1.5: noise above 1 times the norm", "such as t=0.05"],
     f"{GROW} --noise much": ["--noise much: expected", "such as t=0.05"],

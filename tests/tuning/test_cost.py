@@ -319,7 +319,7 @@ def test_each_reason_against_growing_names_its_source():
     assert "2605.13405" in large
     assert "2405.15319" in large
     (long,) = advised(tokens=21)
-    assert "21 tokens a parameter" in long
+    assert "21 tokens per parameter" in long
     assert "2605.13405" in long
     (small,) = advised(proxy=99)
     assert "about 100 units" in small
@@ -356,7 +356,7 @@ def test_the_command_counts_a_configuration(tmp_path, capsys):
     assert main(["cost", str(tmp_path), *sizes]) == 0
     out = capsys.readouterr().out
     assert "32 -> 64 (k = 2), tuned on 8 -> 16 (n/n0 = 4)" in out
-    assert f"{2 * 16 * 200_000 / 105_216:,.0f} tokens a parameter" in out
+    assert f"{2 * 16 * 200_000 / 105_216:,.0f} tokens per parameter" in out
     assert main(["cost", str(tmp_path / "config.json"), *sizes[:-1], "17"]) == 2
     assert "this configuration holds 16" in capsys.readouterr().err
 
@@ -369,7 +369,7 @@ def test_the_command_says_when_no_proxy_can_be_computed(tmp_path, capsys):
         "def inputs(): return torch.zeros(2, 3)\n"
     )
     assert main(["cost", str(file), "-k", "2", "--width", "8", "--proxy", "2", "--steps", "9"]) == 0
-    assert "no polynomial of degree two" in capsys.readouterr().out
+    assert "not a polynomial of degree two" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

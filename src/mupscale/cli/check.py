@@ -1,4 +1,4 @@
-"""`mupscale check`: is this directory what growing that base gives? Level by level, each named.
+"""`mupscale check`: is this directory the result of growing that base? Checked level by level.
 
 Exit status 0 only if every level asked for holds.
 """
@@ -31,13 +31,13 @@ def add_to(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "check",
-        "prove that a directory is what growing a base gives",
+        "prove that a directory is the result of growing a base",
         "Level by level: bytes (every file, bit for bit, noise drawn again), layout (the plan found again and "
         "proved on a small copy, with optimizer steps), model (outputs and gradients of the real weights).",
         examples=("./base ./wide", "./base ./wide --bytes --model"),
     )
     verb.add_argument("base", type=Path, help="the directory that was grown")
-    verb.add_argument("wide", type=Path, help="the directory that came of it")
+    verb.add_argument("wide", type=Path, help="the directory that growing it produced")
     verb.add_argument(
         "--bytes",
         dest="levels",
@@ -69,7 +69,7 @@ def run(chosen: argparse.Namespace) -> int:
     missing = [key for key in KEYS if key not in about]
     if missing:
         raise MupscaleError(
-            f"{chosen.wide}/{NAME} has no {', '.join(missing)}, so it cannot be followed back; put the old file back, "
+            f"{chosen.wide}/{NAME} has no {', '.join(missing)}, so it cannot be checked against its base; restore the file, "
             "or grow the base again"
         )
     directory = read_directory(chosen.base)
@@ -93,14 +93,14 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _bytes(directory: Directory, wide: Path, about: dict[str, Any], quiet: bool) -> tuple[str, list[Fault]]:
     try:
-        # What finishing the job added to its record is left out, to be added again.
+        # Entries that finishing the job added to its record are left out and computed again.
         own = {key: value for key, value in about.items() if key != "job"}
         kept = {key: about["base"][key] for key in ("name", "config")}
         job = job_of(directory, wide, {**own, "base": kept})
     except MupscaleError as error:
         return "the record of growth cannot be followed", list(error.faults) or [Fault(NAME, error.claim)]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        # The record is input like any other: whatever is odd in it, it does not lead back to this base.
+        # The record is untrusted input: any malformed entry means that it does not lead back to this base.
         return "the record of growth cannot be followed", [Fault(NAME, f"{type(error).__name__}: {error}")]
     with shown_progress("comparing", quiet) as report:
         faults = check_bytes(job, report=report)
@@ -142,7 +142,7 @@ def _model(directory: Directory, wide: Path, about: dict[str, Any]) -> tuple[str
         )
     if about["plan"]["exact"] != "dynamic":
         raise MupscaleError(
-            "the model level compares gradients, and an untied model has others than its base; bytes and layout hold for it"
+            "the model level compares gradients, and those of an untied model differ from its base's; bytes and layout hold for it"
         )
     # Weights and gradients of both, in float64.
     check_memory(16 * sum(about["parameters"].values()), "the model level")

@@ -138,7 +138,9 @@ def _check(chosen: argparse.Namespace) -> None:
         stock = chosen.model.suffix != ".py"
         needed, foreign = (for_stock, for_file) if stock else (for_file, for_stock)
         faults = [
-            Fault(name, "not given, and the cost depends on it", f"write {name} {_EXAMPLES[name]}, say")
+            Fault(
+                name, "not given, and the cost depends on it", f"write {name} {_EXAMPLES[name]}, for example"
+            )
             for name, value in {**named, **needed}.items()
             if value is None
         ]
@@ -146,7 +148,9 @@ def _check(chosen: argparse.Namespace) -> None:
         faults += [Fault(name, says, "leave it out") for name, value in foreign.items() if value is not None]
         faults += [
             Fault(
-                name, f"{value}, expected {least} or more", f"write {name} {_EXAMPLES.get(name, 10000)}, say"
+                name,
+                f"{value}, expected {least} or more",
+                f"write {name} {_EXAMPLES.get(name, 10000)}, for example",
             )
             for name, value in given.items()
             if value is not None and value < (least := 2 if name == "-k" else 1)
@@ -184,7 +188,7 @@ def _shown(flops: Number, size: float) -> str:
 
 
 def describe(name: str, case: Case, model: Model) -> str:
-    """Steps, runs, accounts, the proxy from which it pays, and what speaks against it."""
+    """Steps, runs, accounts, the proxy from which it pays, and the reasons against it."""
     cost = case.cost(lambda width: model.at(width).counted)
     parts = [
         _steps(name, case, model),
@@ -255,15 +259,15 @@ def _proxies(case: Case, model: Model) -> str:
     widths = (case.width, case.wide, 2 * case.wide, case.k * case.proxy)
     curve = quadratic([(width, model.at(width).counted) for width in widths])
     if curve is None:
-        return "n/n0 from which it pays: not known, as FLOPs are no polynomial of degree two in this width"
+        return "n/n0 from which it pays: not known, as FLOPs are not a polynomial of degree two in this width"
     head = "n/n0 from which it pays"
     if case.upscaled_steps is None:
-        head += ", at the least: the upscaled run counted as nothing (say --upscaled-steps)"
+        head += ", a lower bound: the upscaled run counts as zero (give --upscaled-steps)"
     rows = []
     for account in ("tuning charged", "both charged"):
         largest = case.largest_proxy(curve, account)
-        said = "none: not even a proxy of one unit" if largest is None else _ratio(case, largest)
-        rows.append((account, said))
+        text = "none: not even a proxy of one unit" if largest is None else _ratio(case, largest)
+        rows.append((account, text))
     return f"{head}\n" + columns(rows)
 
 
@@ -294,7 +298,7 @@ def paper() -> str:
     row("speedup, tuning charged", tuned(lambda run: f"{run.cost.speedup('tuning charged'):.1f}"))
     row("speedup, both charged", tuned(lambda run: f"{run.cost.speedup('both charged'):.2f}"))
     notes = (
-        f"GPT-2's totals need a vocabulary of {VOCABULARY:,} and {TOKENS:,} tokens a step; the paper's text says 50,257 and 0.5 M.",
+        f"GPT-2's totals need a vocabulary of {VOCABULARY:,} and {TOKENS:,} tokens per step; the paper's text says 50,257 and 0.5 M.",
         f"{_MISSING}: the paper states no size of the grid. The search for the first learning rate is charged nowhere.",
     )
     return columns(rows, right=tuple(range(1, len(runs) + 1)), indent=0) + "\n\n" + "\n".join(notes)

@@ -1,7 +1,7 @@
-"""`mupscale demo`: the theorem to the last digit on an MLP, with the control that breaks it beside it.
+"""`mupscale demo`: the theorem on an MLP to the last digit, next to a control that violates it.
 
-A base is trained for a while, then widened four times with its optimizer state. Base and wide go on side
-by side; the control is the same wide model with the base's settings left as they were.
+A base is trained for a while, then widened by a factor of four with its optimizer state. Both continue side by
+side; the control is the same wide model with the base's settings left unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def add_to(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "demo",
-        "show an MLP that goes on at four times the width, to the last digit, beside a control that does not",
+        "show an MLP that continues at four times the width, equal to the last digit, and a control that does not",
         examples=("", "--steps 500 --plot demo.svg"),
     )
     verb.add_argument(

@@ -66,27 +66,27 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _machine(disk: Path) -> list[tuple[str, str]]:
     threads = os.environ.get("OMP_NUM_THREADS")
-    told = f", OMP_NUM_THREADS={threads}" if threads else ""
+    limit = f", OMP_NUM_THREADS={threads}" if threads else ""
     cuda = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA device"
     return [
         ("mupscale", f"{__version__} in {Path(__file__).resolve().parents[1]}"),
         ("python", f"{platform.python_version()} in {sys.prefix}"),
         ("machine", f"{platform.system()} {platform.machine()}, {cuda}"),
-        ("threads", f"torch uses {torch.get_num_threads()} of {os.cpu_count()} cores{told}"),
+        ("threads", f"torch uses {torch.get_num_threads()} of {os.cpu_count()} cores{limit}"),
         ("disk", f"{size(shutil.disk_usage(disk).free)} free in {disk.resolve()}"),
     ]
 
 
 def _core(least: dict[str, str]) -> list[tuple[str, str]]:
-    return [(name, _told(name, least)) for name in CORE]
+    return [(name, _found(name, least)) for name in CORE]
 
 
 def _extra(extra: str, least: dict[str, str]) -> tuple[str, str, str]:
     packages = EXTRAS[extra].packages
-    return extra, ", ".join(f"{name} {_told(name, least)}" for name in packages), EXTRAS[extra].enables
+    return extra, ", ".join(f"{name} {_found(name, least)}" for name in packages), EXTRAS[extra].enables
 
 
-def _told(name: str, least: dict[str, str]) -> str:
+def _found(name: str, least: dict[str, str]) -> str:
     found = installed(name)
     if found is None:
         return "missing"
@@ -132,7 +132,7 @@ def is_older(found: str | None, least: str | None) -> bool:
 
 
 def _measured() -> tuple[float, float]:
-    """The largest relative difference of a loss from the base's: widened, and with settings left as they were."""
+    """The largest relative difference of a loss from the base's: widened, and with the base's settings left unchanged."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

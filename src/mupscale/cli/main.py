@@ -15,13 +15,13 @@ from .verb import Parser
 
 VERBS = (plan, widen, check, tune, report, cost, demo, doctor)
 _RESUMED = ("widen", "upscale", "tune")
-_INTERRUPTED, _UNREAD = 130, 141  # what a shell says of a command that SIGINT or SIGPIPE ended
+_INTERRUPTED, _UNREAD = 130, 141  # a shell's exit status for a command ended by SIGINT or SIGPIPE
 _MORE = f"""\
 first steps:
-  mupscale demo                                      see the theorem hold, in fifteen seconds
-  mupscale plan ./base -k 2                          see what would grow, nothing is written
+  mupscale demo                                      check the theorem in fifteen seconds
+  mupscale plan ./base -k 2                          show what would grow; nothing is written
   mupscale upscale ./base ./wide -k 2 --noise {DEFAULT_NOISE}  grow a Hugging Face directory
-  mupscale VERB --help                               see options and examples of a verb
+  mupscale VERB --help                               show options and examples of a verb
 
 exit status: 0 done and every check holds, 1 a check failed, 2 usage or a refused request"""
 
@@ -58,14 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MupscaleError as error:
         print(f"mupscale: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever read the output has read enough
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
     except OSError as error:
         print(f"mupscale: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        kept = "; what is written is kept, run the same command again to go on"
+        kept = "; what is written is kept, run the same command again to continue"
         print(f"mupscale: stopped{kept if chosen.verb in _RESUMED else ''}", file=sys.stderr)
         return _INTERRUPTED
 

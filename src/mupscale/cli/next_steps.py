@@ -1,4 +1,4 @@
-"""What to do with a grown directory, printed when it is there."""
+"""Next steps for a grown directory, printed once it is written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_NOISE = f"t={DEFAULT_T}"
 
 
 def next_steps(base: Path, out: Path, job: Job) -> str:
-    """The lines that a user types next."""
+    """The commands that a user runs next."""
     about = job.about
     lines = [f"written: {out}   ({about['architecture']}, {about['parameters']['wide']:,} parameters)", ""]
     if about["plan"]["exact"] != "dynamic":
@@ -42,7 +42,7 @@ def next_steps(base: Path, out: Path, job: Job) -> str:
     stated = any(file.name == OPTIMIZER for file in job.files)
     if stated:
         lines += [
-            "To go on with the stock Trainer, its optimizer state and its schedule:",
+            "To continue with the stock Trainer, its optimizer state and its schedule:",
             f'  trainer = Trainer(..., callbacks=[mu.HuggingFaceCallback("{out}")])',
             f'  trainer.train(resume_from_checkpoint="{out}")',
             "",
@@ -60,7 +60,7 @@ def next_steps(base: Path, out: Path, job: Job) -> str:
 
 
 def _arguments(request: Mapping[str, Any]) -> list[str]:
-    """What was asked for beside base, output and noise."""
+    """The arguments other than base, output and noise."""
     found = ["-k", str(request["multipliers"])]
     for key in ("export", "dtype", "optimizer"):
         found += [f"--{key}", str(request[key])] if request[key] is not None else []

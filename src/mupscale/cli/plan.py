@@ -1,4 +1,4 @@
-"""`mupscale plan`: what would grow, what it weighs, what it costs, and what it does to hyperparameters.
+"""`mupscale plan`: what would grow, its size and cost, and what happens to hyperparameters.
 
 Reads headers and the configuration; writes nothing.
 """
@@ -28,7 +28,7 @@ from ..plans.plan import Plan
 from ..text import columns, duration, size
 from .verb import add_verb
 
-_TRAINING = 16  # bytes a parameter: weight, gradient and two moments in float32, or bf16 with fp32 masters
+_TRAINING = 16  # bytes per parameter: weight, gradient and two moments in float32, or bf16 with fp32 masters
 _PROBE = 64 << 20
 
 
@@ -36,7 +36,7 @@ def add_to(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "plan",
-        "show what would grow, what it weighs and what it costs",
+        "show what would grow, its size and its cost",
         "The layout is found and proved on a small copy; nothing is written.",
         examples=("./base -k 2", "./base -k hidden=2,heads=2,ffn=4 --tensors"),
     )
@@ -128,7 +128,7 @@ def describe(directory: Directory, family: FamilyPlan, request: Request) -> str:
     rows.append(("parameters", *(f"{n:,}" for n in ends), f"x{ends[1] / max(1, ends[0]):.2f}"))
     kinds = ", ".join(sorted(_dtypes(directory))) + (f" -> {request.dtype}" if request.dtype else "")
     rows.append(("weights", *map(size, _weights(directory, plan, request)), kinds))
-    rows.append(("to train, AdamW", *(size(_TRAINING * n) for n in ends), f"{_TRAINING} bytes a parameter"))
+    rows.append(("to train, AdamW", *(size(_TRAINING * n) for n in ends), f"{_TRAINING} bytes per parameter"))
     return head + "\n" + columns(rows, right=(1, 2))
 
 
@@ -159,15 +159,15 @@ def cost(directory: Directory, family: FamilyPlan, request: Request, where: Path
         ),
         (
             "time",
-            f"{duration((wide + state) / speed)} at {size(speed)}/s, as this disk writes just now; noise takes two to four times as long",
+            f"{duration((wide + state) / speed)} at {size(speed)}/s, as measured on this disk just now; noise takes two to four times as long",
         ),
-        ("memory", "under 500 MiB with two workers, half of it torch, whatever the size of the model"),
+        ("memory", "under 500 MiB with two workers, half of it torch, independent of the model's size"),
     ]
     return "cost of growing\n" + columns(rows)
 
 
 def disk_speed(where: Path) -> float:
-    """Bytes a second that a new file takes here, fsync included."""
+    """Write speed for a new file here in bytes per second, fsync included."""
     block = os.urandom(1 << 20)
     try:
         with tempfile.TemporaryFile(dir=where) as file:
@@ -195,7 +195,7 @@ def hyperparameters(plan: Plan) -> str:
 
 
 def evidence(family: FamilyPlan) -> str:
-    """Why the plan is believed."""
+    """The evidence for the plan."""
     seen = family.evidence
     how = "the registry and the search" if seen.source == "row" else "the search alone"
     lines = [
@@ -205,6 +205,6 @@ def evidence(family: FamilyPlan) -> str:
     ]
     if family.plan.exact != "dynamic":
         lines.append(
-            "  NOT the same training: this plan keeps the function, and training goes another way from the first step"
+            "  NOT the same training: this plan keeps the function, but training differs from the first step on"
         )
     return "\n".join([*lines, *(f"  note: {note}" for note in family.notes)])

@@ -1,4 +1,4 @@
-"""`mupscale report`: one page about tuning studies. Parses and hands everything to `mu.report`."""
+"""`mupscale report`: one page about tuning studies. Parses the options and calls `mu.report`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def add_to(verbs: Any) -> None:
         verbs,
         "report",
         "write one page about one or several tuning studies, done or still running",
-        "The page is index.html, which needs nothing but itself; its pictures lie beside it as PNG.",
+        "The page is index.html, which is self-contained; its images are also written next to it as PNG.",
         examples=("tuning", "width128 width256 --out report --proxy proxy.py"),
     )
     verb.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a folder of mupscale tune")

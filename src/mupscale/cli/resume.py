@@ -1,7 +1,6 @@
-"""What lies in the place of the result already: nothing, this job unfinished, or its result.
+"""What the output path already holds: nothing, this job unfinished, or its result.
 
-Knows what two runs of one command must have in common, so that the second goes on where the first was stopped.
-Writes nothing.
+Knows what two runs of one command must have in common, so that the second resumes the first. Writes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ..jobs.verify_bytes import read_job
 
 
 def is_done(chosen: argparse.Namespace, request: Request) -> bool:
-    """Whether this base has been grown like this into this place already: running a command again is no error."""
+    """Whether this base has been grown like this into this place already: running a command again is not an error."""
     about = read_about(chosen.out)
     if about is None or about.get("request") != json.loads(json.dumps(request.as_json())):
         return False
@@ -33,12 +32,12 @@ def is_done(chosen: argparse.Namespace, request: Request) -> bool:
         check_config(read_directory(chosen.base), about)
         check_base(read_job(chosen.out, chosen.base))
     except MupscaleError:
-        return False  # of another base; that the place is taken is said next
+        return False  # of another base; the caller then refuses the occupied path
     return True
 
 
 def begun(chosen: argparse.Namespace, request: Request) -> Job | None:
-    """The job that lies unfinished in the output's place; another than the one asked for is refused."""
+    """The unfinished job at the output path; a different job than the one asked for is refused."""
     try:
         raw = working_job(chosen.out).read_bytes()
     except FileNotFoundError:
@@ -51,15 +50,15 @@ def begun(chosen: argparse.Namespace, request: Request) -> Job | None:
 
 def _same_request(job: Job, request: Request, chosen: argparse.Namespace) -> None:
     old, new = Request.from_json(job.about["request"]).as_json(), request.as_json()
-    # A recipe that is not there is not named either, so each may have keys that the other lacks.
+    # A request without a recipe has no such key, so each may have keys that the other lacks.
     pairs = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
     if not (job.base.exists() and chosen.base.exists() and os.path.samefile(job.base, chosen.base)):
         pairs["base"] = (str(job.base), os.path.abspath(chosen.base))
     if chosen.architecture is not None:
         pairs["architecture"] = (job.about["base_architecture"], chosen.architecture)
-    remedy = f"write it as it was to go on, or remove {chosen.out}.partial to start anew"
+    remedy = f"write it as before to resume, or remove {chosen.out}.partial to start again"
     raise_faults(
-        f"{chosen.out}.partial was begun with other arguments",
+        f"{chosen.out}.partial was started with other arguments",
         [
             Fault(key, f"was {printable(before)}, now {printable(now)}", remedy)
             for key, (before, now) in pairs.items()

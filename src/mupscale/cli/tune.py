@@ -1,6 +1,6 @@
-"""`mupscale tune`: noise and learning rate, tuned on a small pair and written down as a recipe.
+"""`mupscale tune`: noise and learning rate, tuned on a small pair and written as a recipe.
 
-Parses, hands everything to `mu.tune`, and prints what was found. Started several times it shares the work.
+Parses the options, calls `mu.tune`, and prints what was found. Several processes share the work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def add_to(verbs: Any) -> None:
         verbs,
         "tune",
         "tune noise and learning rate on a small pair, and write the recipe for large ones",
-        "Start it as often as you have workers; run it again to go on.",
+        "Start it once per worker; run it again to continue.",
         examples=(
             "proxy.py --width 128 -k 2 --steps 400",
             "proxy.py --width 128 -k 2 --steps 400 --storage postgresql://user@host/database --folder /shared/tuning",
@@ -131,7 +131,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 @contextmanager
 def _failing(proxy: Path) -> Iterator[None]:
-    """What the user's file raises is shown from its own line on, and refused; what is raised elsewhere is ours."""
+    """Report an exception of the user's file from its own line on; others propagate."""
     try:
         yield
     except MupscaleError:
@@ -141,12 +141,12 @@ def _failing(proxy: Path) -> Iterator[None]:
         if not frames:
             raise
         print("".join(format_list(frames)), end="", file=sys.stderr)
-        told = f"{proxy} failed in line {frames[0].lineno}: {type(error).__name__}: {error}"
-        raise MupscaleError(f"{told}; mend it and begin a new study (--folder, --study)") from error
+        failure = f"{proxy} failed in line {frames[0].lineno}: {type(error).__name__}: {error}"
+        raise MupscaleError(f"{failure}; fix it and start a new study (--folder, --study)") from error
 
 
 def _report(chosen: argparse.Namespace) -> str:
-    """Write the page; the recipe is there already, so what stands in its way is a note and no failure."""
+    """Write the page. The recipe exists already, so an error here is only a note."""
     from ..reports.report import report
 
     try:
@@ -161,7 +161,7 @@ def _say(line: str) -> None:
 
 
 def described(recipe: Recipe, path: Path) -> str:
-    """The recipe in words, with the points that were tried, best first."""
+    """The recipe as text, with the points that were tried, best first."""
     rows = [("noise", "lr", "loss", "steps")]
     wide = [row for row in recipe.tried if row["sweep"] == "wide"]
     for row in sorted(wide, key=lambda r: (-r["steps"], inf if r["loss"] is None else r["loss"]))[:10]:
@@ -172,7 +172,7 @@ def described(recipe: Recipe, path: Path) -> str:
         f"learning rate of bases: {recipe.base_lr:g}, after growth: {recipe.lr:g}",
     ]
     if recipe.control is not None and recipe.loss is not None:
-        parts.append(f"loss {recipe.loss:.6g}; going on without noise {recipe.control:.6g}")
+        parts.append(f"loss {recipe.loss:.6g}; continued without noise {recipe.control:.6g}")
     parts += [f"note: {remark}" for remark in recipe.remarks]
     parts.append(
         f"written to {path}; apply it: mu.upscale(run, make_wide, recipe=mu.Recipe.read({str(path)!r}))"
@@ -189,7 +189,7 @@ def _numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers with commas between them") from None
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers separated by commas") from None
 
 
 _READ = {

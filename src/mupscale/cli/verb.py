@@ -1,6 +1,6 @@
-"""A verb as every verb is shown: one line in the list, a description, examples that can be typed.
+"""The common form of a verb's help: one line in the list, a description, examples to copy.
 
-Knows argparse, and what a mistyped word was likely meant to be. Knows nothing of what verbs do.
+Also suggests the nearest option or verb for a mistyped one. Knows nothing about what verbs do.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from textwrap import fill
 from typing import Any, NoReturn
 
 _WIDTH = 88
-_ALIKE = 0.75  # two letters swapped in a short option are this much alike; --noise and --no-state are less
+_ALIKE = (
+    0.75  # similarity of a short option with two letters swapped; --noise and --no-state are less similar
+)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that refuses what it does not know itself, and names the nearest word that it does know.
+    """A parser that refuses unknown arguments and suggests the nearest known one.
 
     >>> verb = Parser(prog="mupscale plan")
     >>> _ = verb.add_argument("--tensors", action="store_true")
@@ -28,7 +30,7 @@ class Parser(argparse.ArgumentParser):
     _given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """A verb is parsed by this too, and its own usage says more about a stray word than the program's."""
+        """Verbs use this parser too, so that an unknown word shows the usage of its verb."""
         self._given = list(sys.argv[1:] if args is None else args)
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -40,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         super().error(message + more)
 
     def meant(self, words: Sequence[str]) -> Iterator[str]:
-        """A line for every word that is no option or verb, and much like one."""
+        """A line for every word that is not an option or verb but resembles one."""
         choices = [
             action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)
         ]
@@ -52,7 +54,7 @@ class Parser(argparse.ArgumentParser):
             if near and not known:
                 yield f"{word}: did you mean {near[0]}?"
             if verbs and not word.startswith("-"):
-                return  # what follows the verb is the verb's own
+                return  # the rest belongs to the verb
 
 
 def add_verb(verbs: Any, name: str, text: str, more: str = "", *, examples: tuple[str, ...]) -> Any:

@@ -1,7 +1,7 @@
 """`mupscale widen` and `mupscale upscale`: a checkpoint directory in, a wider one out, streamed and resumable.
 
-Parses, plans, hands the job to the stream, and says what to do next. Running the same command again goes on
-where it was stopped.
+Parses, plans, runs the job, and prints the next steps. Running the same command again resumes an interrupted
+job.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def add_to(verbs: Any) -> None:
     kept = ("./base ./wide -k 2", "./base ./wide -k 2 --dry-run")
     noisy = (f"./base ./wide -k 2 --noise {DEFAULT_NOISE}", "./base ./wide -k 2 --recipe tuning/recipe.json")
     more = "Streamed, with the optimizer state of a Trainer; run the same command again to resume."
-    frees = "Noise, which frees the width, is what mupscale upscale adds."
-    for name, text, told, examples in (
+    frees = "mupscale upscale adds the noise that lets it use its new width."
+    for name, text, about, examples in (
         ("widen", exact, f"{frees} {more}", kept),
         ("upscale", grown, more, noisy),
     ):
-        verb = add_verb(verbs, name, text, told, examples=examples)
+        verb = add_verb(verbs, name, text, about, examples=examples)
         add_source(verb)
         verb.add_argument("out", type=Path, help="the directory to write")
         if name == "upscale":
@@ -88,12 +88,12 @@ def _add_writing(verb: argparse.ArgumentParser) -> None:
         "--dtype", metavar="TYPE", help="dtype of the weights: float32, bfloat16, … (default: as stored)"
     )
     verb.add_argument(
-        "--no-state", action="store_true", help="leave optimizer state beside the weights behind"
+        "--no-state", action="store_true", help="do not carry the optimizer state stored with the weights"
     )
     verb.add_argument(
         "--optimizer",
         metavar="CLASS",
-        help="which optimizer left that state, as torch.optim.AdamW (default: what the file tells)",
+        help="class of the optimizer that wrote that state, such as torch.optim.AdamW (default: read from the file)",
     )
     verb.add_argument(
         "--shard-size",
@@ -107,10 +107,10 @@ def _add_writing(verb: argparse.ArgumentParser) -> None:
         type=int,
         default=min(2, os.cpu_count() or 1),
         metavar="N",
-        help="threads that write, each with some 20 MiB of its own (default: %(default)s)",
+        help="writer threads, about 20 MiB of memory each (default: %(default)s)",
     )
     verb.add_argument(
-        "--worker", metavar="I/N", help="do share I (from 0) of N only, for job arrays (default: all)"
+        "--worker", metavar="I/N", help="do only share I (from 0) of N, for job arrays (default: all)"
     )
     verb.add_argument("--dry-run", action="store_true", help="plan and check everything, write nothing")
     verb.add_argument("--quiet", action="store_true", help="print no progress")
@@ -141,7 +141,7 @@ def run(chosen: argparse.Namespace) -> int:
             run_job(job, chosen.workers, report)
         whole = share is None or run_worker(job, *share, report)
     if not whole:
-        print(f"share {chosen.worker} is done; whoever finishes last puts {chosen.out} in place")
+        print(f"share {chosen.worker} is done; the worker that finishes last moves {chosen.out} into place")
         return 0
     if chosen.batch is not None:
         print("\n" + _losses(chosen))
@@ -152,11 +152,11 @@ def run(chosen: argparse.Namespace) -> int:
 def _request(chosen: argparse.Namespace) -> Request:
     parse_multipliers(chosen.multipliers)
     if chosen.noise is not None and chosen.recipe is not None:
-        raise MupscaleError("--recipe says the noise: leave --noise out, or the recipe")
+        raise MupscaleError("--recipe sets the noise: give --noise or --recipe, not both")
     if chosen.verb_name == "upscale" and chosen.noise is None and chosen.recipe is None:
         raise MupscaleError(
-            "upscale needs its noise: --noise sigma=… | t=… | paired=…, or --recipe FILE\n"
-            f"  tuned on a proxy it carries over; without one, --noise {DEFAULT_NOISE} is where to start (docs/continue.md shows why)\n"
+            "upscale needs a noise size: --noise sigma=… | t=… | paired=…, or --recipe FILE\n"
+            f"  a size tuned on a proxy transfers; without one, start with --noise {DEFAULT_NOISE} (docs/continue.md shows why)\n"
             "  for the exact map without noise: mupscale widen"
         )
     if chosen.workers < 1:
@@ -186,7 +186,7 @@ def _plan(chosen: argparse.Namespace, request: Request) -> Job:
     print(describe(directory, family, request) + "\n\n" + evidence(family) + "\n", flush=True)
     job = _job(directory, chosen.out, record(directory, family, request), has_state(directory, request))
     if directory.trainer and not has_state(directory, request):
-        print("the optimizer state beside the weights is left behind")
+        print("the optimizer state stored with the weights is not carried")
     if directory.skipped:
         print(f"not carried: {', '.join(map(printable, directory.skipped))}")
     if request.adds_noise:
@@ -199,15 +199,15 @@ def _plan(chosen: argparse.Namespace, request: Request) -> Job:
 
 
 def _recipe_notes(recipe: Recipe, notes: list[str]) -> str:
-    """The half of a recipe that a directory cannot hold: the learning rate, and what to look out for."""
-    rate = f"the recipe's learning rate from here on, with {recipe.optimizer}: lr={recipe.lr:g} (at the reference)"
-    return "\n".join([rate, *(f"note: {told}" for told in [*notes, *recipe.differences()])])
+    """The part of a recipe that a directory cannot store: the learning rate, and notes."""
+    rate = f"the recipe's learning rate from now on, with {recipe.optimizer}: lr={recipe.lr:g} (at the reference)"
+    return "\n".join([rate, *(f"note: {note}" for note in [*notes, *recipe.differences()])])
 
 
 def _losses(chosen: argparse.Namespace) -> str:
     try:
         before, after = batch_losses([chosen.base, chosen.out], chosen.batch)
-    except MupscaleError as error:  # the result is there all the same
+    except MupscaleError as error:  # the result is complete all the same
         return f"the losses could not be measured: {error}"
     told = f"loss of {chosen.batch}: {before:.6f} before noise (the base's), {after:.6f} after"
     if not is_jump(before, after):
@@ -218,23 +218,23 @@ def _losses(chosen: argparse.Namespace) -> str:
 
 
 def _job(directory: Directory, out: Path, about: dict[str, Any], state: bool) -> Job:
-    """The job; with optimizer state it is made in another process, since its groups are known to transformers alone."""
+    """The job; with optimizer state it is made in another process, because only transformers knows its groups."""
     if not state:
         return job_of(directory, out, about)
-    # The child leaves an interrupt to this process, which says what it means.
+    # The child ignores interrupts; this process handles them.
     quiet = (signal.SIGINT, signal.SIG_IGN)
     with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, quiet) as pool:
         try:
             return pool.submit(job_of, directory, out, about).result()
         except BrokenProcessPool:
             raise MupscaleError(
-                "the process that reads the optimizer state was ended from outside, most often for lack of memory; "
-                "free some and run the same command again, or leave the state behind with --no-state"
+                "the process that reads the optimizer state was killed, most often for lack of memory; "
+                "free some and run the same command again, or do not carry the state: --no-state"
             ) from None
 
 
 def _rounding(job: Job) -> str:
-    """How much of the noise survives the dtype, kind of tensor by kind of tensor."""
+    """How much of the noise is lost to rounding, by kind of tensor."""
     worst: dict[str, float] = {}
     for name, share in lost_to_rounding(job).items():
         worst[pattern_of(name)] = max(share, worst.get(pattern_of(name), 0.0))

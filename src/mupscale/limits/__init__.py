@@ -1,8 +1,8 @@
 """The infinite-width limit of training with growth in the middle. Experimental.
 
 One program text runs on three backends: `LinearKets`, exact for linear programs, `SampledKets`, for any, and
-`FiniteWidth`, which is training itself. It is an oracle for this package's own scalings and a way to see the theory
-run; it starts at a random initialisation and costs the square of the steps, so it tunes nothing.
+`FiniteWidth`, which is training itself. It serves as an oracle for this package's scalings and as an executable form of the theory;
+it starts at a random initialisation and its cost grows with the square of the steps, so it is not for tuning.
 
 >>> from mupscale.limits import LinearKets, Schedule, four_layer, four_layer_recursion
 >>> settings = dict(x=1.2, sigma=0.9, noise=dict(A=0.5, B=0.8, C=0.7, D=0.6), slope=lambda y: y - 2.5)

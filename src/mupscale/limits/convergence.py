@@ -1,7 +1,7 @@
 """Finite widths against their limit: how far off they are, and whether that falls as n^-1/2.
 
-Knows: outputs as numbers, errors, slopes, a table and a figure. Whoever computes the outputs, a program at finite
-width or a real model, is handed over.
+Knows: outputs as numbers, errors, slopes, a table and a figure. The function that computes outputs, from a program
+at finite width or a real model, is an argument.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class Convergence:
         return "\n".join([head, *rows, f"slope {self.slope:+.3f}"])
 
     def plot(
-        self, path: Path | str, beside: Mapping[str, Convergence] | None = None, grow_at: int | None = None
+        self, path: Path | str, others: Mapping[str, Convergence] | None = None, grow_at: int | None = None
     ) -> None:
-        """Outputs and errors in one figure, the errors of other runs beside; needs the `plot` extra."""
+        """Outputs and errors in one figure, next to the errors of `others`; needs the `plot` extra."""
         with needs("a figure", "plot"):
             from matplotlib.figure import Figure
             from matplotlib.ticker import LogLocator, StrMethodFormatter
         figure = Figure(figsize=(11, 3.8), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(1, 0.9))
         self._draw_outputs(left, grow_at)
-        self._draw_errors(right, beside or {})
+        self._draw_errors(right, others or {})
         right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         right.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         for axes in (left, right):
@@ -84,11 +84,11 @@ class Convergence:
         axes.set(xlabel="step", ylabel="output, one colour for each input", title="outputs during training")
         axes.legend(frameon=False, fontsize=8)
 
-    def _draw_errors(self, axes: Any, beside: Mapping[str, Convergence]) -> None:
+    def _draw_errors(self, axes: Any, others: Mapping[str, Convergence]) -> None:
         axes.plot(self.widths, self.errors, "o-", color="C0", label=f"as it is ({self.slope:+.2f})")
         ideal = [self.errors[0] * (n / self.widths[0]) ** -0.5 for n in self.widths]
         axes.plot(self.widths, ideal, color="black", lw=0.8, ls="--", label="slope -1/2")
-        for i, (name, other) in enumerate(beside.items(), 3):
+        for i, (name, other) in enumerate(others.items(), 3):
             label = f"{name} ({other.slope:+.2f})"
             axes.plot(other.widths, other.errors, "s-", color=f"C{i}", ms=4, lw=1, label=label)
         axes.set(xscale="log", yscale="log", xlabel="width n before growth", ylabel="error against the limit")
@@ -121,12 +121,14 @@ def convergence(
     if len(widths) < 2 or list(widths) != sorted(set(widths)):
         faults.append(
             Fault(
-                "widths", f"they are {list(widths)}, expected two or more, ascending", "write (64, 256), say"
+                "widths",
+                f"they are {list(widths)}, expected two or more, ascending",
+                "write (64, 256), for example",
             )
         )
     if len(counts) != len(widths) or min(counts, default=0) < 2:
         what = f"they are {counts}, expected a number for each width, 2 or more"
-        faults.append(Fault("seeds", what, "write seeds=16, say"))
+        faults.append(Fault("seeds", what, "write seeds=16, for example"))
     if not 0 <= since < len(target):
         faults.append(
             Fault("since", f"it is {since} of {len(target)} steps", f"write 0 to {len(target) - 1}")

@@ -1,4 +1,4 @@
-"""Independent standard Gaussians, one column at a time, by three samplers.
+"""Independent standard Gaussians, one column at a time, from three samplers.
 
 Knows: scrambled Sobol points, whitening, plain pseudo-random numbers. Knows nothing about programs.
 """
@@ -32,13 +32,13 @@ class Draws:
         faults = [*wrong_whole("samples", samples, least=2), *wrong_whole("seed", seed)]
         if sampler not in get_args(Sampler):
             what = f"it is {sampler!r}, expected one of {', '.join(get_args(Sampler))}"
-            faults.append(Fault("sampler", what, 'write sampler="sobol", say'))
+            faults.append(Fault("sampler", what, 'write sampler="sobol", for example'))
         if not faults and sampler == "sobol" and samples & (samples - 1):
             faults.append(
                 Fault(
                     "samples",
                     f"it is {samples}, expected a power of two, in which Sobol points are balanced",
-                    "write samples=2**13, say",
+                    "write samples=2**13, for example",
                 )
             )
         raise_faults("nothing can be drawn", faults)
@@ -65,7 +65,7 @@ class Draws:
                 raise_faults(
                     "there are no more Sobol dimensions", [Fault("sampler", what, 'write sampler="white"')]
                 )
-            # Each dimension has a scramble of its own, so columns of a larger engine go on where a smaller one ended.
+            # Each dimension has a scramble of its own, so columns of a larger engine continue where a smaller one ended.
             engine = SobolEngine(more, scramble=True, seed=self._seed + more)  # type: ignore[no-untyped-call]
             points = engine.draw(self.samples, dtype=torch.float64)
             points[:, : self._used] = self._points

@@ -20,7 +20,7 @@ from .program import Backend, Kind, Matrix, Vector
 class FiniteWidth(Backend):
     """Run a program with n units before growth and k·n after it.
 
-    `values` hands over initial objects by name, in the program's own units and in place of a draw: n or n × n
+    `values` gives initial objects by name, in the program's own units and instead of a draw: n or n × n
     numbers for duplicated ones, N or N × N for noise. All others depend on (seed, name) alone.
 
     >>> finite = FiniteWidth(n=500, k=2, seed=0)
@@ -91,8 +91,8 @@ class FiniteWidth(Backend):
         given = self.values.get(name)
         if given is not None:
             if tuple(given.shape) != shape:
-                what = f"shape {tuple(given.shape)} was handed over, expected {shape}"
-                remedy = "hand over n or n × n numbers for duplicated objects, N or N × N for noise"
+                what = f"shape {tuple(given.shape)} was passed, expected {shape}"
+                remedy = "pass n or n × n numbers for duplicated objects, N or N × N for noise"
                 raise_faults("this value does not fit", [Fault(name, what, remedy)])
             return given.double()
         digest = blake2b(f"{self.seed}\0{name}".encode(), digest_size=7).digest()

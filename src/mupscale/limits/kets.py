@@ -1,4 +1,4 @@
-"""Matrix products in the limit: a fresh Gaussian part and a part that remembers what W and its transpose met.
+"""Matrix products in the limit: a fresh Gaussian part, and a part that depends on earlier products with W and its transpose.
 
 Knows: the hat by an orthonormal basis of what a matrix was given so far, and the dot by the Stein identity. With
 directions e_j that Wᵀ was given and their Gaussian images ξ_j, the dot part of W x is Σ_j e_j ⟨ξ_j, x⟩; no

@@ -34,7 +34,7 @@ def mlp(
     slope: Callable[[float, float], float] = lambda output, target: output - target,
     batches: Sequence[Sequence[int]] | None = None,
 ) -> list[list[float]]:
-    """Train, grow, train on: the output for every input at every step, before that step's update.
+    """Train, grow, continue training: the output for every input at every step, before that step's update.
 
     `sigma` and `noise` hold one size σ̄ for each layer, first to last, and so fix the depth. `slope` is the
     derivative of a sample's loss by its output, by default of (output - target)²/2; a step follows the mean over
@@ -128,7 +128,7 @@ def _check(
         Fault(
             name,
             f"it is {sizes!r}, expected one size for each layer",
-            f"write {name}=[{sizes!r}, {sizes!r}], say",
+            f"write {name}=[{sizes!r}, {sizes!r}], for example",
         )
         for name, sizes in (("sigma", sigma), ("noise", noise))
         if isinstance(sizes, Real)

@@ -1,4 +1,4 @@
-"""The language of programs: initial vectors and matrices, and the operations every backend gives a meaning to.
+"""The language of programs: initial vectors and matrices, and the operations that every backend implements.
 
 Knows: names, kinds, operators, and what must be refused. Knows nothing about widths or distributions; a program
 text is ordinary Python on a backend, and the backend decides whether a vector is N numbers or a random one.
@@ -102,15 +102,15 @@ class Backend(ABC):
         return self.dots([x], y)[0]
 
     def check_own(self, *vectors: Vector) -> None:
-        """Refuse vectors of another backend, which have other widths or another randomness, and what is no vector."""
+        """Refuse vectors of another backend, which have other widths or random draws, and values that are not vectors."""
         strangers = [shown(vector) for vector in vectors if not isinstance(vector, Vector)]
         if strangers:
             raise MupscaleError(
-                f"{strangers[0]} stands where a vector of the program is expected; write backend.vector(name, kind)"
+                f"{strangers[0]} was passed, expected a vector of the program; write backend.vector(name, kind)"
             )
         if any(vector.backend is not self for vector in vectors):
             raise MupscaleError(
-                "a vector of another backend was handed over; run the whole program on one backend"
+                "a vector of another backend was passed; run the whole program on one backend"
             )
 
     def _register(self, name: str, kind: Kind) -> None:

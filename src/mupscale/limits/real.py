@@ -1,8 +1,8 @@
 """The network of `mlp.py` as a real module: initialised, trained and grown by this package and `torch.optim.SGD`.
 
 Knows: that a reference of width one has the program's units, and how to hand a model's numbers to the program. It
-is how the calculus is held against the package, so it writes no multiplier down: all of them come from a plan.
-Internal, an example for tests: none of its names is public.
+compares the calculus with the package, so it contains no multipliers of its own: all of them come from a plan.
+Internal, used by tests: none of its names is public.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RealRun:
 
 
 def grown(run: Run, make_wide: Callable[[], nn.Module], noise: MupNoise, lr: float, seed: int) -> Run:
-    """What `upscale` does; whoever wants to see a wrong rule wraps it."""
+    """Call `upscale`; tests wrap this function to try wrong rules."""
     return upscale(run, make_wide, noise, lr=lr, seed=seed)
 
 
@@ -53,7 +53,7 @@ def train_model(
     grow: Grow = grown,
     keep_values: bool = False,
 ) -> RealRun:
-    """Train a model of width n, grow it to k·n, train on: what `mlp` says in the limit, by the package itself.
+    """Train a model of width n, grow it to k·n, and continue: what `mlp` computes in the limit, done by the package itself.
 
     >>> settings = dict(inputs=[[1.0]], targets=[1.0], sigma=[1, 1, 1], noise=[0.1, 0.1, 0.1], activation=nn.Tanh())
     >>> schedule = Schedule(steps=4, grow_at=2, rate=0.1)

@@ -1,7 +1,7 @@
 """When a run steps, at which rate, and when it grows.
 
 Knows: the two conventions of time. The paper sets W_T = W_{T-1} + noise, so that growth takes the place of the
-gradient step at T-1; whoever trains at every step and then grows has one step more.
+gradient step at T-1; a run that trains at every step and then grows has one step more.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         faults = [*wrong_whole("steps", self.steps, least=1), *wrong_whole("grow_at", self.grow_at, least=1)]
-        faults += wrong_number("rate", self.rate, "write rate=0.1, say")
+        faults += wrong_number("rate", self.rate, "write rate=0.1, for example")
         if self.rate_after is not None:
-            faults += wrong_number("rate_after", self.rate_after, "write rate_after=0.05, say")
+            faults += wrong_number("rate_after", self.rate_after, "write rate_after=0.05, for example")
         if not faults and self.grow_at > self.steps:
             what = f"it is {self.grow_at} of {self.steps} steps"
             faults.append(Fault("grow_at", what, "write a step from 1 to steps"))

@@ -1,6 +1,6 @@
-"""What a study cost beside the runs it serves: scratch, base, tuning, upscaled, in FLOPs or, uncounted, in steps.
+"""The cost of a study next to the runs it serves: scratch, base, tuning, upscaled; in FLOPs, or in steps if not counted.
 
-The accounts are `cost.py`'s and the count of a step is `file_flops.py`'s; here they are filled with what a study did.
+Accounts come from `tuning/cost.py`, FLOPs of a step from `tuning/file_flops.py`; this module fills in what a study did.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .known import Known
 
 @dataclass(frozen=True)
 class Bar:
-    """A run, or all of tuning: what it takes at the width of the base, and at k times that."""
+    """A run, or all of tuning: its cost at the base's width, and at k times that width."""
 
     name: str
     narrow: Fraction
@@ -32,7 +32,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """The runs beside each other, in one unit."""
+    """The cost of all runs, in one unit."""
 
     unit: str
     bars: tuple[Bar, ...]
@@ -67,7 +67,7 @@ def _steps(known: Known, full: bool) -> tuple[int, int]:
 
 
 def bars_of(known: Known, proxy: str | Path | None = None) -> Bars:
-    """The bars of a study; `proxy` is the user's file, which alone can tell the FLOPs of a step."""
+    """The bars of a study; `proxy` is the user's file, without which the FLOPs of a step are unknown."""
     settings = known.settings
     done, full = steps_taken(known), steps_in_full(known)
     runs = (
@@ -113,5 +113,5 @@ def check_proxy(proxy: str | Path, studies: list[Known]) -> None:
         if known.settings.proxy != digest:
             raise MupscaleError(
                 f"{proxy} is not the file that {known.folder} was tuned with, or has changed since: its FLOPs would be "
-                "another model's; leave --proxy out, and the cost is given in steps"
+                "those of another model; leave --proxy out to get the cost in steps"
             )

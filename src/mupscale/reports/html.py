@@ -1,6 +1,6 @@
-"""HTML in small pieces: everything that is put in is escaped. Knows nothing of studies.
+"""HTML in small pieces: all content is escaped. Knows nothing about studies.
 
-The page needs nothing but itself: no script, no font, no address; a policy in its head forbids all of them.
+The page is self-contained: no scripts, fonts or external addresses; a content security policy forbids them.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def tag(name: str, text: str) -> str:
     return f"<{name}>{escape(text)}</{name}>"
 
 
-def picture(png: bytes, said: str, caption: str) -> str:
-    """An image within the page; `said` is what it shows, for those who do not see it."""
+def picture(png: bytes, alt: str, caption: str) -> str:
+    """An image within the page; `alt` describes it for screen readers."""
     data = b64encode(png).decode()
     return (
-        f'<figure><img alt="{escape(said, quote=True)}" src="data:image/png;base64,{data}">'
+        f'<figure><img alt="{escape(alt, quote=True)}" src="data:image/png;base64,{data}">'
         f"{tag('figcaption', caption)}</figure>"
     )
 

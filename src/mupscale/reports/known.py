@@ -1,7 +1,7 @@
-"""What is known of a study, read from its storage and folder while it runs or when it is done.
+"""What is known about a study, read from its storage and folder while it runs or after it is done.
 
-Reads, never writes. Knows points, their losses where runs are compared, their curves, and who did the work; knows
-nothing of drawings and pages.
+Read only. Holds points, their losses at each comparison, their curves, and a summary of the work; knows nothing
+about drawings and pages.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class Tried:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One of the two sweeps, as far as it is."""
+    """One of the two sweeps, as far as it has run."""
 
     tried: tuple[Tried, ...]
     ladder: Ladder
     best: Point | None
-    """What the sweep chose; None while it goes on, or when every point diverged."""
+    """What the sweep chose; None while it runs, or when every point diverged."""
     open: int
     on_edge: bool
 
@@ -93,7 +93,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Work:
-    """Who did what: trials that count, and those that do not."""
+    """Summary of the work: trials that count, and trials that do not."""
 
     trials: int
     counted: int
@@ -112,7 +112,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Known:
-    """A study as it stands."""
+    """A study at the time of reading."""
 
     folder: Path
     name: str
@@ -131,7 +131,7 @@ class Known:
 
     @property
     def status(self) -> str:
-        """In a line: done, or how much of which sweep is."""
+        """One line: done, or how much of which sweep is done."""
         if self.done:
             return "done"
         number, sweep = (1, self.base) if self.wide is None else (2, self.wide)
@@ -141,7 +141,7 @@ class Known:
 
 
 class _Reader(Ledger):
-    """A ledger that is read: it finds the study and makes none."""
+    """A read-only ledger: it finds the study and creates none."""
 
     def _open(self, name: str) -> int:
         return self.storage.get_study_id_from_name(name)
@@ -152,7 +152,7 @@ def know(folder: str | Path, storage: Any = None, study: str = "mupscale") -> Kn
     place = Path(folder)
     journal = place / "study.journal" if storage is None else storage
     named = isinstance(journal, (str, Path)) and "://" not in str(journal)
-    if named and not Path(journal).is_file():  # opening it would make it
+    if named and not Path(journal).is_file():  # opening it would create it
         raise MupscaleError(
             f"{journal}: no such file; name the folder of a study, or its storage (--storage)"
         )
@@ -185,8 +185,8 @@ def know(folder: str | Path, storage: Any = None, study: str = "mupscale") -> Kn
 def _settings(storage: BaseStorage, study: str) -> Settings:
     try:
         number = again(lambda: storage.get_study_id_from_name(study))
-        told = again(lambda: storage.get_study_user_attrs(number))["settings"]
-        plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in told.items()}
+        stored = again(lambda: storage.get_study_user_attrs(number))["settings"]
+        plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in stored.items()}
         return Settings(**plain)
     except KeyError:
         names = sorted(found.study_name for found in again(storage.get_all_studies))
@@ -224,7 +224,7 @@ def _work(
     second = sum(text.startswith(("another claim", "claimed twice")) for text in why.values())
     late = sum(t.state == TrialState.COMPLETE and t.number not in counted for t in trials)
     late += sum(t.state == TrialState.RUNNING and t not in running.values() for t in trials)
-    told = {t.number: t.user_attrs for t in trials if t.number in counted}
+    attributes = {t.number: t.user_attrs for t in trials if t.number in counted}
     return Work(
         trials=len(trials),
         counted=len(counted),
@@ -232,7 +232,7 @@ def _work(
         killed=killed,
         failed=len(failed) - killed - second,
         extra=second + late,
-        resumed=sum(a.get("told", {}).get("resumed_at", 0) > a.get("begin", 0) for a in told.values()),
+        resumed=sum(a.get("told", {}).get("resumed_at", 0) > a.get("begin", 0) for a in attributes.values()),
         seconds=sum(float(done.details.get("seconds", 0.0)) for done in results.values()),
         began=min((t.datetime_start for t in trials if t.datetime_start), default=None),
         ended=max((t.datetime_complete for t in trials if t.datetime_complete), default=None),
@@ -241,7 +241,7 @@ def _work(
 
 
 def tried_rows(known: Known) -> list[dict[str, Any]]:
-    """Every point as a recipe lists it, those of which nothing is known yet left out."""
+    """Every point that has a loss, as a recipe lists it."""
     rows = []
     for name, sweep in (("base", known.base), ("wide", known.wide)):
         for tried in sweep.tried if sweep is not None else ():
@@ -254,7 +254,7 @@ def tried_rows(known: Known) -> list[dict[str, Any]]:
 
 
 def _recipe(known: Known) -> tuple[Recipe | None, tuple[str, ...]]:
-    """The folder's recipe if it is this study's, and what there is to say of the study."""
+    """The folder's recipe if it is this study's, and notes about the study."""
     notes = [] if known.done else [known.status]
     difference, allowed = 0.0, inf
     if known.equality is not None:
@@ -274,5 +274,5 @@ def _recipe(known: Known) -> tuple[Recipe | None, tuple[str, ...]]:
         return None, (*notes, f"{path} is left out here: {error}")
     if known.done and [dict(row) for row in recipe.tried] == tried_rows(known):
         return recipe, (*notes, *recipe.remarks)
-    notes.append(f"{path} is of another study, or of other settings, and is left out here")
+    notes.append(f"{path} belongs to another study or to other settings, and is left out here")
     return None, tuple(notes)

@@ -17,7 +17,7 @@ from .known import Known, Sweep, Tried
 from .maps import INK, STAR, short
 
 MOST_CURVES = 8
-SPANS = 100  # of a run, each a point of its curve: steps alone are too noisy to be told apart
+SPANS = 100  # of a run, each a point of its curve: single steps are too noisy to compare
 
 
 def rate_axis(axes: Axes, rates: Iterable[float], name: str = "learning rate") -> None:
@@ -34,7 +34,7 @@ def rate_axis(axes: Axes, rates: Iterable[float], name: str = "learning rate") -
 
 
 def logarithmic(axes: Axes, values: Iterable[float]) -> None:
-    """Losses on a logarithmic axis where that helps: all above zero, and apart."""
+    """Losses on a logarithmic axis where that helps: all above zero, and spread out."""
     known = list(values)
     if not known or min(known) <= 0 or max(known) < 1.5 * min(known):
         return
@@ -137,7 +137,7 @@ def draw_curves(known: Known) -> Figure | None:
                 "--",
                 color="black",
                 linewidth=1.4,
-                label=_told(tried, same),
+                label=_name(tried, same),
                 gid="control",
             )
         else:
@@ -145,7 +145,7 @@ def draw_curves(known: Known) -> Figure | None:
             colour = "#bbbbbb" if tried.state == "diverged" else shade
             width = 2.4 if tried is known.wide.leader else 1.3
             axes.plot(
-                *_columns(shifted), color=colour, linewidth=width, label=_told(tried, same), gid="curve"
+                *_columns(shifted), color=colour, linewidth=width, label=_name(tried, same), gid="curve"
             )
         if shifted and tried.state != "finished":
             marker = "x" if tried.state == "diverged" else "|"
@@ -160,8 +160,8 @@ def draw_curves(known: Known) -> Figure | None:
     return figure
 
 
-def _told(tried: Tried, same: bool) -> str:
-    """A curve's name; its rate where not all have the same."""
+def _name(tried: Tried, same: bool) -> str:
+    """The label of a curve, with its rate unless all curves have the same."""
     noise = "no noise" if tried.point.is_control else f"noise {tried.point.noise:.3g}"
     ended = {"diverged": ", diverged", "stopped": f", to step {tried.steps}"}.get(tried.state, "")
     return noise + ("" if same else f", rate {tried.point.lr:.2g}") + ended

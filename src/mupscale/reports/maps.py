@@ -1,7 +1,7 @@
 """Maps of a sweep: learning rate × noise, the loss as colour, at the end and where runs were compared.
 
-Colours compare losses at one step only: runs that were stopped before the end are hatched and say where. Zero noise
-has a row of its own, as it has no place on a logarithmic axis.
+Colours compare losses at one step only: runs that were stopped before the end are hatched and labelled with their step. Zero noise
+has its own row, since a logarithmic axis has no place for it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Value = Callable[[Tried], float | None]
 
 
 def short(values: Sequence[float]) -> list[str]:
-    """Numbers in as few digits as tell them apart.
+    """Numbers with as few digits as distinguish them.
 
     >>> short([0.00390625, 0.0078125]), short([0.1, 0.1000001])
     (['0.0039', '0.0078'], ['0.1', '0.1000001'])
     """
     for digits in (2, 3, 4, 8):
-        told = [f"{value:.{digits}g}" for value in values]
-        if len(set(told)) == len(set(values)):
+        texts = [f"{value:.{digits}g}" for value in values]
+        if len(set(texts)) == len(set(values)):
             break
-    return told
+    return texts
 
 
 def is_grid(sweep: Sweep) -> bool:
@@ -107,7 +107,7 @@ def _norm(values: Sequence[float]) -> Normalize:
 
 
 def _colour_bar(figure: Figure, axes: Axes, values: Sequence[float], label: str) -> None:
-    """What colours mean; nothing while there are none."""
+    """The legend of the colours; nothing while no cell is coloured."""
     if not values:
         return
     norm = _norm(values)
@@ -156,8 +156,8 @@ def _write(axes: Axes, tried: Tried, x: float, y: float, ink: str) -> None:
         axes.text(x, y, "not yet", ha="center", va="center", fontsize=7, color="#666666")
     elif tried.state == "stopped":
         box = {"facecolor": GREY, "edgecolor": "none", "pad": 1.0}
-        said = f"{tried.loss:.3g}\nat step {tried.steps}"
-        axes.text(x, y, said, ha="center", va="center", fontsize=7, color=INK, bbox=box)
+        text = f"{tried.loss:.3g}\nat step {tried.steps}"
+        axes.text(x, y, text, ha="center", va="center", fontsize=7, color=INK, bbox=box)
     elif tried.state == "finished":
         axes.text(x, y, f"{tried.loss:.4g}", ha="center", va="center", fontsize=8.5, color=ink)
 
@@ -169,7 +169,7 @@ def _star(
     y: Callable[[float], float],
     raised: bool = True,
 ) -> None:
-    """On the chosen point; while the sweep goes on, a hollow one on the point that leads."""
+    """On the chosen point; while the sweep runs, a hollow star on the leading point."""
     leader = sweep.leader
     if leader is not None:
         place = [x(leader.point.lr)], [y(leader.point.noise or 0.0) + (0.2 if raised else 0)]
@@ -231,8 +231,8 @@ def _draw_scatter(sweep: Sweep, noise_name: str) -> Figure:
             axes.plot(
                 [x], [height], "o", color=GREY, markersize=7, markeredgecolor="#777777", gid="cell stopped"
             )
-            said = f"step {tried.steps}"
-            axes.annotate(said, (x, height), (0, -12), textcoords="offset points", fontsize=6.5, ha="center")
+            text = f"step {tried.steps}"
+            axes.annotate(text, (x, height), (0, -12), textcoords="offset points", fontsize=6.5, ha="center")
     _star(axes, sweep, log2, y, raised=False)
     axes.axhline((bottom + low) / 2, color=INK, linewidth=1)
     ticks = sorted({round(low + i * (high - low) / 4, 3) for i in range(5)})

@@ -1,4 +1,4 @@
-"""The page of a report: which drawings and tables it has, in which order, and what is said beside them."""
+"""The page of a report: its drawings and tables, their order and their captions."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .widths import cautions, draw_widths, why_not
 
 @dataclass
 class Gallery:
-    """The pictures of a page, each kept to be written beside it."""
+    """The images of a page, which are also written as files next to it."""
 
     images: dict[str, bytes] = field(default_factory=dict)
 
-    def add(self, name: str, figure: Figure | None, said: str, caption: str) -> str:
+    def add(self, name: str, figure: Figure | None, alt: str, caption: str) -> str:
         if figure is None:
             return ""
         into = BytesIO()
         figure.savefig(into, format="png", dpi=120)
         self.images[f"{name}.png"] = into.getvalue()
-        return picture(into.getvalue(), said, caption)
+        return picture(into.getvalue(), alt, caption)
 
 
 def page_of(studies: Sequence[Known], bars: Sequence[Bars]) -> tuple[str, dict[str, bytes]]:
@@ -86,7 +86,7 @@ def _overview(studies: Sequence[Known]) -> str:
 
 
 def _control(known: Known) -> float | None:
-    """The least loss without noise, of runs that had the whole budget."""
+    """The lowest loss without noise, among finished runs."""
     tried = known.wide.tried if known.wide is not None else ()
     return min(
         (t.loss for t in tried if t.point.is_control and t.state == "finished" and t.loss is not None),
@@ -108,7 +108,7 @@ def _widths(studies: Sequence[Known], gallery: Gallery) -> str:
         "loss against learning rate and noise for each width; best learning rate and noise against the width",
         "Above: the least loss at each learning rate and at each noise; solid at the end, dotted at the first comparison, "
         "where no run had been stopped; dashed: no noise; the star is the best point. Below: the best values; grey reaches to the "
-        "neighbours that were tried, so a move within it is no move.",
+        "neighbours that were tried, so a change within it is not significant.",
     )
     return head + notes(cautions(studies)) + drawing
 
@@ -147,7 +147,7 @@ def _second(known: Known, gallery: Gallery, prefix: str) -> list[str]:
         return [tag("h3", "Sweep 2"), tag("p", "Noise and learning rate are tuned when sweep 1 is done.")]
     name = SCHEMES[known.settings.scheme].label
     states = [tried.state for tried in sweep.tried]
-    told = "; ".join(
+    counts = "; ".join(
         f"{states.count(s)} {s}" for s in ("finished", "stopped", "diverged", "open") if s in states
     )
     star = "the star is the best point" if sweep.best is not None else "the hollow star leads so far"
@@ -157,9 +157,9 @@ def _second(known: Known, gallery: Gallery, prefix: str) -> list[str]:
         gallery.add(
             f"{prefix}sweep2",
             draw_map(sweep, name),
-            f"map of learning rate and noise: {told}; {_best(sweep)}",
-            f"Colour is the loss of runs that got to their end, {sweep.ladder.rungs[-1]} steps; {star}. {early.capitalize()}: "
-            "not at the end, stopped by a comparison or still to go on; its loss is that of an earlier step and not to be "
+            f"map of learning rate and noise: {counts}; {_best(sweep)}",
+            f"Colour is the loss of finished runs, {sweep.ladder.rungs[-1]} steps; {star}. {early.capitalize()}: "
+            "not at the end, stopped by a comparison or not finished yet; its loss is from an earlier step and cannot be "
             "compared with the others. Empty with ×: diverged.",
         ),
     ]
@@ -178,7 +178,7 @@ def _second(known: Known, gallery: Gallery, prefix: str) -> list[str]:
         f"{prefix}curves",
         draw_curves(known),
         f"training curves {which}",
-        f"Training loss {which}. Black and dashed: no noise, which is the base going on. A bar ends a run that was stopped, "
+        f"Training loss {which}. Black and dashed: no noise, which continues the base. A bar marks the end of a run that was stopped, "
         "a cross one that diverged.",
     )
     return [*parts, rungs, curves]
@@ -216,10 +216,10 @@ def _recipe(known: Known) -> str:
         ("reference width", str(recipe.reference)),
         ("k", str(recipe.k)),
         ("steps, before and after", f"{recipe.steps}, {recipe.wide_steps}"),
-        ("batch", str(recipe.batch if recipe.batch is not None else "not said")),
+        ("batch", str(recipe.batch if recipe.batch is not None else "not given")),
         ("schedule", str(recipe.schedule or "none")),
         ("loss", _loss(recipe.loss)),
-        ("going on without noise", _loss(recipe.control)),
+        ("continued without noise", _loss(recipe.control)),
     ]
     sigmas = [] if isinstance(sigma, float) else [(str(n), _sigma(v)) for n, v in sigma.items()]
     parts = [tag("h3", "The recipe"), table(("constant, at the reference", "value"), rows)]
@@ -261,29 +261,29 @@ def _tried(known: Known) -> str:
 def _work(known: Known) -> str:
     work = known.work
     rows = [
-        ("trials", f"{work.trials}, one for each leg between two comparisons"),
-        ("counted", f"{work.counted}, {work.resumed} of them taken up from another's checkpoint"),
-        ("running, or killed unseen", str(work.running)),
-        ("killed or silent", f"{work.killed}, done again"),
+        ("trials", f"{work.trials}, one per leg between two comparisons"),
+        ("counted", f"{work.counted}, {work.resumed} of them resumed from a checkpoint"),
+        ("running, or killed and not noticed yet", str(work.running)),
+        ("killed or silent", f"{work.killed}, repeated"),
         ("failed", str(work.failed)),
-        ("left out as second", str(work.extra)),
+        ("duplicates left out", str(work.extra)),
         ("seconds of work", f"{work.seconds:,.1f}"),
         ("from", f"{work.began:%Y-%m-%d %H:%M:%S}" if work.began else "–"),
         ("to", f"{work.ended:%Y-%m-%d %H:%M:%S}" if work.ended else "–"),
     ]
     if known.equality is not None:
         allowed = float(known.equality.details.get("tolerance", inf))
-        said = f"losses differ by {known.equality.loss:.2g}, allowed {allowed:.2g}"
-        rows.append(("zero noise at both widths", said))
+        gap = f"losses differ by {known.equality.loss:.2g}, allowed {allowed:.2g}"
+        rows.append(("zero noise at both widths", gap))
     troubles = [(str(number), leg, why) for number, leg, why in known.work.troubles]
-    told = folded(
+    listed = folded(
         f"{len(troubles)} trials that do not count", table(("trial", "stretch", "why"), troubles, (0,))
     )
-    return table(("", ""), rows) + (told if troubles else "")
+    return table(("", ""), rows) + (listed if troubles else "")
 
 
 def _made() -> str:
-    """With what this page was made."""
+    """The versions this page was made with."""
     found = []
     for name in ("mupscale", "torch", "optuna", "matplotlib"):
         try:

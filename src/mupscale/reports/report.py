@@ -58,7 +58,7 @@ def report(
 
 
 def _write(path: Path, data: bytes) -> None:
-    """In one step: several workers may end at the same moment, and a reader sees a whole page."""
+    """Write atomically: several workers may finish at once, and a reader must see a whole page."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}")
     unfinished.write_bytes(data)
     unfinished.replace(path)

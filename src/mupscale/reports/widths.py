@@ -17,12 +17,12 @@ from .lines import logarithmic, rate_axis
 from .maps import STAR, short
 
 _SHARED = ("k", "steps", "after", "scheme", "batch", "seed", "proxy")
-"""Settings beside the width that move the best point; studies that differ in one are compared with a word of caution."""
+"""Settings other than the width that move the best point; a note warns when studies differ in one of them."""
 Coordinate = Callable[[Tried], float]
 
 
 def why_not(studies: Sequence[Known]) -> str:
-    """Why these studies cannot be laid over each other; empty when they can."""
+    """Why these studies cannot be drawn over each other; empty when they can."""
     if len(studies) < 2:
         return "This needs more than one study: mupscale report STUDY STUDY …, of the same file at several widths."
     references = sorted({known.settings.at for known in studies})
@@ -38,20 +38,20 @@ def why_not(studies: Sequence[Known]) -> str:
 
 
 def cautions(studies: Sequence[Known]) -> list[str]:
-    """What else differs between studies, beside their width."""
-    told = []
+    """Settings other than the width that differ between studies."""
+    found = []
     for name in _SHARED:
         values = list(dict.fromkeys(str(getattr(known.settings, name)) for known in studies))
         if len(values) > 1:
-            said = (
+            what = (
                 "the proxy's file"
                 if name == "proxy"
                 else f"{name.replace('after', 'wide_steps')} ({', '.join(values)})"
             )
-            told.append(
-                f"not only the width differs, but also {said}: the best point may move for that reason"
+            found.append(
+                f"not only the width differs, but also {what}: the best point may move for that reason"
             )
-    return told
+    return found
 
 
 def draw_widths(studies: Sequence[Known]) -> Figure:

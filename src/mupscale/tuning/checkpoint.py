@@ -1,6 +1,6 @@
-"""What is kept of a point while it is trained: weights, optimizer, scheduler, losses, random numbers, in one file.
+"""The checkpoint of a point during training: weights, optimizer, scheduler, losses and random state in one file.
 
-Written whole or not at all, read without running anything. Knows nothing of studies.
+Written atomically, read without executing anything. Knows nothing about studies.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Kept:
 
 
 def keep(path: Path, run: Run, losses: list[float]) -> None:
-    """Write a checkpoint; whoever reads at the same time sees the old one or the new one."""
-    told = {
+    """Write a checkpoint; a concurrent reader sees the old one or the new one."""
+    content = {
         "step": len(losses),
         "losses": torch.tensor(losses, dtype=torch.float64),
         "parts": {
@@ -47,7 +47,7 @@ def keep(path: Path, run: Run, losses: list[float]) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}")
     try:
         with unfinished.open("wb") as file:
-            torch.save(told, file)
+            torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
@@ -60,34 +60,32 @@ def kept(path: Path) -> Kept | None:
     if not path.exists():
         return None
     try:
-        told = torch.load(path, map_location="cpu", weights_only=True)
-        return Kept(int(told["step"]), told["losses"].tolist(), told["parts"], told["random"])
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        return Kept(int(content["step"]), content["losses"].tolist(), content["parts"], content["random"])
     except (pickle.UnpicklingError, RuntimeError, KeyError, EOFError) as error:
         raise MupscaleError(
-            f"{path} is no checkpoint of a point: {error}; remove it to train the point anew"
+            f"{path} is not a checkpoint of a point: {error}; remove it to train the point again"
         ) from None
 
 
 def restore_(run: Run, parts: dict[str, Any]) -> None:
-    """Put a checkpoint into a run that was made like the one that wrote it."""
+    """Load a checkpoint into a run that was built like the one that wrote it."""
     run.model.load_state_dict(parts["model"])
     for optimizer, state in zip(run.optimizers, parts["optimizers"], strict=True):
-        optimizer.load_state_dict(
-            copy.deepcopy(state)
-        )  # torch takes tensors as they are, and steps them in place
+        optimizer.load_state_dict(copy.deepcopy(state))  # torch keeps these tensors and updates them in place
     for scheduler, state in zip(run.schedulers, parts["schedulers"], strict=True):
         scheduler.load_state_dict(state)
 
 
 def seed_(seed: int) -> None:
-    """Start every generator of random numbers from a seed."""
+    """Seed every random number generator."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def random_state() -> dict[str, Any]:
-    """Where every generator of random numbers stands, as plain values."""
+    """The state of every random number generator, as plain values."""
     name, words, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
@@ -98,7 +96,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state_(state: dict[str, Any]) -> None:
-    """Put every generator of random numbers where it stood.
+    """Restore the state of every random number generator.
 
     >>> before = random_state(); first = torch.rand(1), random.random(), np.random.rand()
     >>> set_random_state_(before); first == (torch.rand(1), random.random(), np.random.rand())

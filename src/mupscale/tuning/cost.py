@@ -1,6 +1,6 @@
-"""What growing costs against training from scratch, who pays for what, and when it does not pay.
+"""The cost of growing compared with training from scratch, under four accounts, and when it does not pay.
 
-Knows FLOPs of whole runs and what the literature found; how many FLOPs a step has, `flops.py` says.
+Knows the FLOPs of whole runs and findings of the literature; the FLOPs of one step come from `flops.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import Fault, raise_faults
 Number = int | float | Fraction
 
 ACCOUNTS = ("base sunk", "base charged", "tuning charged", "both charged")
-"""Who pays: the upscaled run alone, with the base's training, with the tuning, with both."""
+"""What is charged: the upscaled run alone, plus the base's training, plus the tuning, plus both."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Cost:
         if not faults and not self.scratch:
             what = "0 FLOPs, so there is nothing to compare with"
             faults.append(Fault("scratch", what, "give the FLOPs of the run from scratch"))
-        raise_faults("these are no costs of runs", faults)
+        raise_faults("these are not costs of runs", faults)
 
     @property
     def base_sunk(self) -> Number:
@@ -76,7 +76,7 @@ class Cost:
         return totals[ACCOUNTS.index(account)]
 
     def speedup(self, account: str) -> float:
-        """How many times cheaper growing is than training from scratch; below 1 it is dearer."""
+        """How many times cheaper growing is than training from scratch; below 1 it is more expensive."""
         total = self.total(account)
         return float(self.scratch / total) if total else float("inf")
 
@@ -156,9 +156,9 @@ class Case:
         )
 
     def largest_proxy(self, flops_at: Callable[[int], Number], account: str) -> int | None:
-        """The largest n0 with which growing pays on an account, None where even a proxy of one unit does not.
+        """The largest n0 with which growing pays on an account, or None if not even a proxy of one unit pays.
 
-        While the length of the upscaled run is unknown, it counts nothing: wider proxies can then not pay at all.
+        While the length of the upscaled run is unknown it counts as zero, so the result is an upper bound.
 
         >>> case = Case(width=500, k=4, proxy=100, steps=1000, base_steps=1000, trials=25, upscaled_steps=250)
         >>> case.largest_proxy(lambda width: width**2, "tuning charged")
@@ -198,7 +198,7 @@ STACKING = "Du et al. 2024 (arXiv 2405.15319)"
 
 
 def advice(case: Case, cost: Cost, tokens_per_parameter: float | None = None) -> list[Advice]:
-    """What speaks against growing, by the literature and by the numbers.
+    """Reasons against growing, from the literature and from the numbers.
 
     >>> case = Case(width=500, k=8, proxy=100, steps=1000, base_steps=1000, trials=1, upscaled_steps=250)
     >>> [a.source for a in advice(case, case.cost(lambda width: width**2))]
@@ -216,8 +216,8 @@ def advice(case: Case, cost: Cost, tokens_per_parameter: float | None = None) ->
     if tokens_per_parameter is not None and tokens_per_parameter > TOKENS_PER_PARAMETER:
         found.append(
             Advice(
-                f"{tokens_per_parameter:,.0f} tokens a parameter: gains were most pronounced below "
-                f"{TOKENS_PER_PARAMETER} and shrank with the budget; expect little of growing",
+                f"{tokens_per_parameter:,.0f} tokens per parameter: gains were most pronounced below "
+                f"{TOKENS_PER_PARAMETER} and shrank with the budget; expect little from growing",
                 WARMSTARTING,
             )
         )

@@ -1,7 +1,7 @@
-"""What tells one proxy from another: a digest of its functions, so that a study is not gone on with by another loop.
+"""A hash that identifies a proxy by its functions, so that a study is not continued with another training loop.
 
-Sees code, constants, defaults, and plain values that a function closes over. Does not see what functions call or
-import; the docs say so.
+Covers code, constants, defaults and plain values in closures. Does not cover what functions call or import; the docs
+state this.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from typing import Any
 
 
 def digest_of(*values: Any) -> str:
-    """The same for the same code and constants, in every process.
+    """A hash of code and constants that is the same in every process.
 
     >>> digest_of(lambda x: x + 1) == digest_of(lambda x: x + 1), digest_of(lambda x: x + 1) == digest_of(lambda x: x + 2)
     (True, False)
     """
-    return hashlib.sha256(repr([_told(value) for value in values]).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr([_plain(value) for value in values]).encode()).hexdigest()[:16]
 
 
-def _told(value: Any, depth: int = 0) -> Any:
+def _plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, FunctionType):
-        if depth > 4:  # functions that close over each other
+        if depth > 4:  # functions whose closures refer to each other
             return value.__qualname__
-        cells = [_told(_held(cell), depth + 1) for cell in value.__closure__ or ()]
-        return [_told(value.__code__), _told(value.__defaults__, depth + 1), cells]
+        cells = [_plain(_held(cell), depth + 1) for cell in value.__closure__ or ()]
+        return [_plain(value.__code__), _plain(value.__defaults__, depth + 1), cells]
     if isinstance(value, CodeType):
-        return [value.co_code.hex(), value.co_names, [_told(constant) for constant in value.co_consts]]
+        return [value.co_code.hex(), value.co_names, [_plain(constant) for constant in value.co_consts]]
     if isinstance(value, MethodType):
-        return _told(value.__func__, depth)
+        return _plain(value.__func__, depth)
     if isinstance(value, partial):
-        return [_told(value.func, depth), _told(value.args, depth), _told(value.keywords, depth)]
+        return [_plain(value.func, depth), _plain(value.args, depth), _plain(value.keywords, depth)]
     if isinstance(value, Mapping):
-        return [(str(key), _told(entry, depth)) for key, entry in sorted(value.items(), key=str)]
+        return [(str(key), _plain(entry, depth)) for key, entry in sorted(value.items(), key=str)]
     if isinstance(value, tuple | list):
-        return [_told(entry, depth) for entry in value]
-    if isinstance(value, frozenset):  # its order is another in every process
-        return sorted(repr(_told(entry, depth)) for entry in value)
+        return [_plain(entry, depth) for entry in value]
+    if isinstance(value, frozenset):  # its order differs between processes
+        return sorted(repr(_plain(entry, depth)) for entry in value)
     if value is None or isinstance(value, str | bytes | int | float | complex | bool):
         return repr(value)
     return f"{type(value).__module__}.{type(value).__qualname__}"

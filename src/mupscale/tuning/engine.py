@@ -1,6 +1,6 @@
-"""Optuna's storages as workers need them: PostgreSQL that may restart, a journal file whose lock dies with its holder.
+"""Optuna storages for several workers: PostgreSQL that may restart, or a journal file whose lock is freed when its holder dies.
 
-Knows how a storage is opened and when a call is worth another try. Knows nothing of trials.
+Opens storages and decides which failed calls are retried. Knows nothing about trials.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ..errors import MupscaleError
 
 _log = logging.getLogger(__name__)
 PATIENCE = 600.0
-"""Seconds for which a database may be away before a worker gives up."""
+"""Seconds for which the database may be unreachable before a worker gives up."""
 T = TypeVar("T")
 _FIRST_LINE = 4096  # bytes; the first entry of a journal is far shorter
-_PAUSES = random.Random()  # one of its own: the generators of the user's loop are not touched
+_PAUSES = random.Random()  # a separate generator: those of the user's loop are not touched
 
 
 class Flock(JournalFileOpenLock):
-    """A lock of the operating system's: a worker that is killed holds it no longer."""
+    """A lock held by the operating system, which releases it when the worker is killed."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -43,7 +43,7 @@ class Flock(JournalFileOpenLock):
         return True
 
     def _mend(self) -> None:
-        """Cut off the line that a killed writer left unfinished."""
+        """Truncate a last line that a killed writer left unfinished."""
         with open(self._path, "rb+") as file:
             size = file.seek(0, os.SEEK_END)
             tail = 0
@@ -61,7 +61,7 @@ class Flock(JournalFileOpenLock):
 
 
 def open_storage(storage: str | Path | BaseStorage) -> BaseStorage:
-    """A storage from `postgresql://…`, from the path of a journal file, or as it is."""
+    """Open `postgresql://…` or the path of a journal file; a storage object is returned as it is."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if isinstance(storage, BaseStorage):
         return storage
@@ -83,7 +83,7 @@ def open_storage(storage: str | Path | BaseStorage) -> BaseStorage:
 
 
 def _check_journal(path: Path) -> None:
-    """Raise where something else lies in a journal's place: workers write to its end, and would spoil it."""
+    """Refuse a path that holds something else: workers append to the file and would damage it."""
     if path.is_dir():
         raise MupscaleError(f"storage {path}: a folder, expected the path of a journal file")
     try:
@@ -94,7 +94,7 @@ def _check_journal(path: Path) -> None:
     unfinished = len(line) < _FIRST_LINE and not line.endswith(b"\n")
     if line and not (line.startswith(b"{") and (b'"op_code"' in line or unfinished)):
         raise MupscaleError(
-            f"storage {path}: another file, expected a journal of mupscale tune or a new name"
+            f"storage {path}: another file, expected a journal of mupscale tune or a new path"
         )
 
 
@@ -104,14 +104,14 @@ def _check_url(url: str) -> None:
 
     try:
         make_url(url)
-    except (ArgumentError, ValueError):  # what they say may hold a password
+    except (ArgumentError, ValueError):  # their messages may contain the password
         raise MupscaleError(
             "storage postgresql://…: this address cannot be read, expected postgresql://user@host:5432/database"
         ) from None
 
 
 def again(call: Callable[[], T], patience: float = PATIENCE) -> T:
-    """The result of a call to a storage, tried again with growing pauses while the database is away.
+    """The result of a call to a storage, retried with increasing pauses while the database is unreachable.
 
     >>> answers = iter([StorageInternalError(), 7])
     >>> def call():
@@ -120,7 +120,7 @@ def again(call: Callable[[], T], patience: float = PATIENCE) -> T:
     >>> again(call)
     7
     """
-    began, pause, said = monotonic(), 0.1, False
+    began, pause, warned = monotonic(), 0.1, False
     while True:
         try:
             return call()
@@ -131,17 +131,17 @@ def again(call: Callable[[], T], patience: float = PATIENCE) -> T:
             if away > patience:
                 why = str(error.__cause__ or error).splitlines()[0]
                 raise MupscaleError(
-                    f"the database was not to be had for {away:.0f} s: {why}; start it, or check --storage, and run again"
+                    f"the database was unreachable for {away:.0f} s: {why}; start it, or check --storage, and run again"
                 ) from error
-            if away > 5 and not said:
+            if away > 5 and not warned:
                 _log.warning("waiting for the database, %.0f s at most …", patience)
-                said = True
+                warned = True
         sleep(pause * (0.5 + _PAUSES.random()))
         pause = min(2 * pause, 10.0)
 
 
 def _passes(error: Exception) -> bool:
-    """Whether an error is the database's absence, or two workers making the same tables at the same moment."""
+    """Whether an error is temporary: an unreachable database, or two workers creating the same tables at once."""
     if isinstance(error, StorageInternalError):
         return True
     from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, ProgrammingError

@@ -1,6 +1,6 @@
 """FLOPs of the model in a user's Python file, at any width.
 
-Knows the two functions that it needs, `build(width)` and `inputs()`, and runs the file to get them.
+Runs the file to get the two functions it needs, `build(width)` and `inputs()`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FileModel:
         self.width = width
         module = load_file(path)
         faults = missing_functions(module, build=("width",), inputs=())
-        raise_faults(f"{path} lacks what the cost is counted on", faults)
+        raise_faults(f"{path} lacks the functions that the cost is counted with", faults)
         self._build = module.build
         self._inputs = _called("inputs()", module.inputs)
         self._steps: dict[int, Step] = {}
@@ -47,5 +47,5 @@ class FileModel:
 def _called(name: str, function: Callable[[], Any]) -> Any:
     try:
         return function()
-    except Exception as error:  # the user's own code: whatever it raises is its answer
+    except Exception as error:  # user code: any exception is reported
         raise MupscaleError(f"{name} failed: {type(error).__name__}: {error}") from error

@@ -1,7 +1,7 @@
 """FLOPs of one training step, forward and backward: by the paper's formulas, and counted on the model itself.
 
-Knows arithmetic of sizes, and how to run a model without memory under `torch.utils.flop_counter`. Knows nothing
-of runs, their lengths or what they are compared with; `cost.py` does.
+Knows arithmetic of sizes, and how to run a model without memory under `torch.utils.flop_counter`. Runs, their
+lengths and comparisons are in `cost.py`.
 
 A formula takes six FLOPs for each weight and position: a multiply and an add forward, twice that backward. The
 count sees what the model does: no gradient for the input of the first layer, nothing for gains and biases.
@@ -121,7 +121,7 @@ def count(model: nn.Module, batch: Any) -> tuple[int, int]:
             forward = int(counter.get_total_flops())
             if outputs:
                 torch.stack([t.sum().float() for t in outputs]).sum().backward()  # type: ignore[no-untyped-call]
-    except Exception as error:  # the model's own code: whatever it raises is its answer
+    except Exception as error:  # model code: any exception is reported
         text = next((line for line in str(error).splitlines() if line.strip()), "")
         remedy = (
             "it runs on the meta device, where tensors have shapes and no values: "

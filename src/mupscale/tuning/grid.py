@@ -1,6 +1,6 @@
-"""The points of a sweep: a grid in steps of a factor, which goes on beyond an edge when the best point lies on it.
+"""The points of a sweep: a grid with constant ratios, which is extended beyond an edge when the best point lies on it.
 
-Pure: knows numbers and results, no models and no workers.
+Pure functions of numbers and results.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Point:
 
     @property
     def name(self) -> str:
-        """What it is called in the study and in the folder."""
+        """Its name in the study and in the folder."""
         if self.noise is None:
             return f"base-lr={self.lr:.8g}"
         return f"wide-noise={self.noise:.8g}-lr={self.lr:.8g}"
 
     @property
     def is_control(self) -> bool:
-        """Whether it is zero noise: the base that just goes on."""
+        """Whether it has zero noise, that is, continues the base unchanged."""
         return self.noise == 0
 
 
 def tidy(value: float) -> float:
-    """Eight digits, as names have them: two numbers that read the same are the same.
+    """Round to the eight digits that names have, so that equal names mean equal numbers.
 
     >>> tidy(0.1 * 2 * 0.5 / 3 * 3)
     0.1
@@ -51,7 +51,7 @@ def points_of(lrs: Iterable[float], noises: Iterable[float | None]) -> list[Poin
 def beyond(best: Point, lrs: Sequence[float], noises: Sequence[float | None]) -> list[Point]:
     """The points to add when the best one lies on an edge of the grid; none when it does not.
 
-    The grid goes on by the ratio of its last two steps. Where no noise is best, less of it is tried.
+    The grid is extended by the ratio of its last two values. Where zero noise is best, smaller noise is tried.
 
     >>> [p.lr for p in beyond(Point(0.4), [0.1, 0.2, 0.4], [None])]
     [0.8]
@@ -68,7 +68,7 @@ def beyond(best: Point, lrs: Sequence[float], noises: Sequence[float | None]) ->
 
 
 def _next(value: float, line: Sequence[float]) -> list[float]:
-    """The step beyond the end of a line at which the value stands."""
+    """The next value beyond the end of a line on which the value lies."""
     ordered = sorted(set(line))
     if len(ordered) == 1:
         return [tidy(value / 2), tidy(value * 2)]

@@ -1,8 +1,8 @@
-"""Who does what, and what came of it: the study in Optuna's storage, shared by any number of workers.
+"""Claims and results of a study in Optuna's storage, shared by any number of workers.
 
 One Optuna trial is one leg of one point, done by one worker. A leg is claimed by creating its trial; of
-several claims the one with the lowest number counts, which every worker sees alike because storages number trials
-one after another. Whoever stops beating is taken for dead, its trial failed and its leg open again. A trial
+several claims the one with the lowest number counts; all workers agree on it because storages number trials
+consecutively. A worker that stops sending heartbeats is considered dead: its trial is failed and its leg is open again. A trial
 that was failed cannot complete, so of every leg exactly one trial counts.
 """
 
@@ -35,7 +35,7 @@ _RANGE = FloatDistribution(0.0, 1e9)
 
 @dataclass(frozen=True)
 class Owner:
-    """A worker in a process, told from all others, those that will have its process's number included."""
+    """Identifies a worker and its process uniquely, even if the process id is reused later."""
 
     host: str
     pid: int
@@ -48,12 +48,12 @@ class Owner:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it is known to have ended; of another machine's process nothing is known."""
+        """Whether its process is known to have ended; processes of other machines cannot be checked."""
         return self.host == _machine() and _started(self.pid) != self.started
 
 
 def _machine() -> str:
-    """This machine since it was started, seen from this namespace of processes."""
+    """This machine, boot and process namespace."""
     parts = [socket.gethostname()]
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
         try:
@@ -64,7 +64,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process began, in the kernel's ticks; empty when there is none, or only its remains."""
+    """Start time of a process in kernel ticks; empty when it does not exist or is a zombie."""
     try:
         after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -92,7 +92,7 @@ class Ledger:
         return study
 
     def trials(self) -> list[FrozenTrial]:
-        """Every trial there is, by number."""
+        """All trials, by number."""
         found = again(lambda: self.storage.get_all_trials(self.study, deepcopy=False))
         return sorted(found, key=lambda trial: trial.number)
 
@@ -108,7 +108,7 @@ class Ledger:
         return found
 
     def running(self, trials: list[FrozenTrial]) -> dict[str, FrozenTrial]:
-        """The claims that count: of every leg the lowest-numbered that runs."""
+        """The claims that count: per leg, the running trial with the lowest number."""
         found: dict[str, FrozenTrial] = {}
         for trial in trials:
             if trial.state == TrialState.RUNNING:
@@ -116,10 +116,10 @@ class Ledger:
         return found
 
     def reap(self, trials: list[FrozenTrial]) -> int:
-        """Fail the trials whose worker has ended or has been silent too long; how many there were.
+        """Fail the trials whose worker has ended or has been silent too long, and return how many.
 
-        Silence is counted on this worker's clock and in small pieces: while nobody reaches the database, nobody
-        is silent.
+        Silence is measured by this worker's clock, in small increments: while the database is unreachable, no
+        worker counts as silent.
         """
         count, now = 0, monotonic()
         for trial in trials:
@@ -138,10 +138,10 @@ class Ledger:
         return count
 
     _mine: frozenset[int] = frozenset()
-    """The trial that this worker is at."""
+    """The trial that this worker is running."""
 
     def claim(self, leg: Leg) -> int | None:
-        """The trial of a leg that is now this worker's; None when another was first."""
+        """Claim a leg and return its trial; None when another worker was first."""
         token = uuid.uuid4().hex
         point = leg.point
         params = {"lr": point.lr, **({} if point.noise is None else {"noise": point.noise})}
@@ -169,16 +169,16 @@ class Ledger:
         return None if won is None else won._trial_id
 
     def beat(self, trial: int) -> bool:
-        """Tell the others that this worker lives; False when they have given its trial up."""
+        """Send a heartbeat; False when another worker has failed the trial."""
         try:
             again(lambda: self.storage.set_trial_user_attr(trial, "beat", uuid.uuid4().hex[:8]))
         except UpdateFinishedTrialError:
             return False
         return True
 
-    def complete(self, trial: int, loss: float, told: Mapping[str, Any]) -> bool:
-        """Enter a result; False when the trial was given up meanwhile, and the result does not count."""
-        plain = json.loads(json.dumps(dict(told)))
+    def complete(self, trial: int, loss: float, details: Mapping[str, Any]) -> bool:
+        """Record a result; False when the trial was failed in the meantime, so that the result does not count."""
+        plain = json.loads(json.dumps(dict(details)))
         try:
             again(lambda: self.storage.set_trial_user_attr(trial, "told", plain))
             again(
@@ -187,13 +187,13 @@ class Ledger:
                 )
             )
         except UpdateFinishedTrialError:
-            pass  # by others, or by this very call when its connection broke after the commit
+            pass  # by another worker, or by this call when its connection broke after the commit
         finally:
             self._mine = frozenset()
         return again(lambda: self.storage.get_trial(trial)).state == TrialState.COMPLETE
 
     def fail(self, trial: int, why: str) -> bool:
-        """Give a trial up; False when it has ended already."""
+        """Mark a trial as failed; False when it has already ended."""
         try:
             again(lambda: self.storage.set_trial_user_attr(trial, "extra", why))
             again(lambda: self.storage.set_trial_state_values(trial, TrialState.FAIL))

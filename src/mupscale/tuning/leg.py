@@ -1,6 +1,6 @@
 """One leg of one point, trained by the user's loop: reported, checkpointed, stopped at its end.
 
-Knows runs and files; whether it still owns its point it asks whoever called.
+Knows runs and files; the caller says whether this worker still owns the point.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .proxy import Proxy
 
 DIVERGED = 10.0
 """A run whose mean loss, over ten steps or where runs are compared, is this many times the untrained model's has diverged."""
-_CURVE = 48  # points that are kept of a leg's curve
+_CURVE = 48  # points kept per leg for its curve
 
 
 class Stop(BaseException):
-    """Ends the user's loop when a leg has ended; no Exception, so that no loop swallows it."""
+    """Ends the user's loop when a leg has ended. A BaseException, so that `except Exception` in the loop cannot catch it."""
 
 
 class Lost(BaseException):
@@ -37,19 +37,19 @@ class Lost(BaseException):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a leg came to."""
+    """The result of a leg as its worker reports it."""
 
     loss: float
     """The mean over its last steps; infinite when it diverged."""
     resumed_at: int
-    """The step from which this worker went on."""
+    """The step from which this worker resumed."""
     steps: int
     """How many steps this worker took."""
     seconds: float
     curve: list[tuple[int, float]] = field(default_factory=list)
     """Steps and mean losses between them, for drawing."""
     tolerance: float | None = None
-    """How large the loss may be, where it is a difference that should be none."""
+    """The largest loss allowed, where the loss is a difference that should be zero."""
 
     @property
     def diverged(self) -> bool:
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def smoothed(losses: Sequence[float], end: int) -> float:
-    """The mean loss over the last tenth of the steps up to `end`, or over ten, if there are so many.
+    """The mean loss over the last tenth of the steps up to `end`, but at least ten steps where there are that many.
 
     >>> smoothed([9.0] * 10 + [1.0, 3.0] * 5, 20), smoothed([1.0, 3.0], 2)
     (2.0, 2.0)
@@ -66,12 +66,13 @@ def smoothed(losses: Sequence[float], end: int) -> float:
 
 
 def untrained(losses: Sequence[float]) -> float:
-    """The loss that divergence is measured against; infinite when a loss below zero has no multiple."""
+    """The loss that divergence is measured against; infinite when it is not positive, because a multiple of it says nothing."""
     return losses[0] if losses and isfinite(losses[0]) and losses[0] > 0 else inf
 
 
 def has_diverged(losses: Sequence[float], start: float) -> bool:
-    """
+    """Whether the last loss is not finite, or the mean of the last ten exceeds `DIVERGED` times the untrained loss.
+
     >>> has_diverged([1.0, float("nan")], 1.0), has_diverged([1.0] * 9 + [50.0], 1.0), has_diverged([50.0] * 10, 1.0)
     (True, False, True)
     """
@@ -90,9 +91,9 @@ def train_leg(
     every: float = 30.0,
     owned: Callable[[], bool] = lambda: True,
 ) -> Outcome:
-    """Take a point from where its checkpoint stands to the end of the leg.
+    """Train a point from its checkpoint to the end of the leg.
 
-    `make` gives the run before its first step; `total` is the whole sweep's steps, which the user's loop is told;
+    `make` gives the run before its first step; `total` is the number of steps of the whole sweep, which the user's loop receives;
     `start` is the untrained loss, by default the first one reported.
     """
     began = monotonic()
@@ -114,7 +115,7 @@ def train_leg(
         if len(losses) < leg.end:
             raise MupscaleError(
                 f"train returned after {len(losses)} of {leg.end} steps; loop over range(run.step, steps) and end "
-                "each turn with report(step, loss)"
+                "each iteration with report(step, loss)"
             )
     except Stop:
         pass
@@ -173,7 +174,7 @@ class _Reporter:
             )
         if not self.stepped:
             raise MupscaleError(
-                "report came before the optimizer's step; end each turn of the loop with report(step, loss)"
+                "report was called before the optimizer's step; end each iteration of the loop with report(step, loss)"
             )
         for scheduler, count in zip(self.run.schedulers, self.counted, strict=True):
             if hasattr(scheduler, "last_epoch") and scheduler.last_epoch == count:

@@ -1,4 +1,4 @@
-"""How far a study is, in a line: what a leg came to, the best so far, and what is left. Pure text."""
+"""One log line per finished leg: its result, the best so far, and what is left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def line_of(
     done = {key: found for key, found in results.items() if key.startswith(sweep)}
     work = sum(_steps(settings, key) for key in done)
     total = max(work, agenda.steps, 1)
-    parts = [_told(leg, outcome), f"{sweep} sweep {100 * work // total} %, {len(done)} trials"]
+    parts = [_described(leg, outcome), f"{sweep} sweep {100 * work // total} %, {len(done)} trials"]
     best = min(((-_end(key), found.loss, key) for key, found in done.items()), default=None)
     if best is not None:
         parts.append(f"best {best[1]:.5g} ({best[2]})")
@@ -29,11 +29,11 @@ def line_of(
     return "  ·  ".join(parts)
 
 
-def _told(leg: Leg, outcome: Outcome) -> str:
+def _described(leg: Leg, outcome: Outcome) -> str:
     if isinstance(leg, Equality):
         return f"zero noise at both widths: losses differ by {outcome.loss:.1e}"
     loss = "diverged" if outcome.diverged else f"loss {outcome.loss:.5g}"
-    again = f", went on from step {outcome.resumed_at}" if outcome.resumed_at > leg.begin else ""
+    again = f", resumed from step {outcome.resumed_at}" if outcome.resumed_at > leg.begin else ""
     return f"{leg.key}: {loss}{again}"
 
 

@@ -1,6 +1,6 @@
-"""The user's file: how the model is built at any width, how it is trained, with which optimizer.
+"""The proxy that a user provides: how the model is built at any width, how it is trained, with which optimizer.
 
-Knows what a file must and may say, and reads it. Runs nothing of it but its own top level.
+Reads a proxy from a Python file or a module and checks it. Executes only the file's top level.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class Proxy:
     train: Train
     optimizer: type[Optimizer] = torch.optim.AdamW
     settings: dict[str, Any] = field(default_factory=dict)
-    """Reference constants beside the learning rate: weight_decay, eps, betas, …"""
+    """Reference constants other than the learning rate: weight_decay, eps, betas, …"""
     schedule: Callable[[Optimizer, int], Any] | None = None
     """A scheduler for that many steps; the loop steps it: `for s in run.schedulers: s.step()`."""
     loss: Callable[[nn.Module], Tensor] | None = None
-    """A loss for the search of layouts that shapes do not tell."""
+    """A loss for the search of layouts that shapes do not determine."""
     device: str | None = None
     batch: int | None = None
-    """The batch size, to be remembered by the recipe."""
+    """The batch size, recorded in the recipe."""
     digest: str = ""
-    """What tells it from others, so that a study is not gone on with by another; by default of its functions' code."""
+    """Identifies the proxy, so that a study cannot be continued with another one; by default a hash of its functions' code."""
 
     def __post_init__(self) -> None:
         faults = missing_functions(self, build=("width",), train=("run", "steps", "report"))
@@ -62,12 +62,14 @@ class Proxy:
         faults += missing_functions(self, **given_ones)
         given: Any = self.optimizer
         if not (isinstance(given, type) and issubclass(given, Optimizer)):
-            what = f"it is {shown(given)}, expected a class of optimizers"
+            what = f"it is {shown(given)}, expected an optimizer class"
             faults.append(Fault("optimizer", what, "write optimizer = torch.optim.AdamW"))
         if not isinstance(self.settings, dict) or "lr" in self.settings:
-            what = "no dict, or one with an lr, expected the reference constants beside the learning rate"
-            faults.append(Fault("settings", what, 'write settings = {"weight_decay": 0.1}, say'))
-        raise_faults("the proxy does not say what a study needs", faults)
+            what = (
+                "not a dict, or one with an lr, expected the reference constants other than the learning rate"
+            )
+            faults.append(Fault("settings", what, 'write settings = {"weight_decay": 0.1}, for example'))
+        raise_faults("the proxy does not define what a study needs", faults)
 
     @property
     def optimizer_name(self) -> str:
@@ -89,7 +91,7 @@ def read_proxy(source: Proxy | ModuleType | str | Path) -> Proxy:
 
 
 def load_file(path: Path) -> ModuleType:
-    """The module that a user's file makes; it may import its neighbours, and what it raises is its own answer."""
+    """Import a user's file as a module; it may import files next to it, and its exceptions are reported with their line."""
     spec = importlib.util.spec_from_file_location(f"mupscale_proxy_{path.stem}", path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise MupscaleError(f"{path}: no such Python file; name one that defines build(width)")
@@ -107,7 +109,7 @@ def load_file(path: Path) -> ModuleType:
 
 
 def missing_functions(owner: object, **wanted: tuple[str, ...]) -> list[Fault]:
-    """A fault for every function that a user's file lacks, or has with other arguments.
+    """A fault for every function that is missing from a user's file or takes other arguments.
 
     >>> print(missing_functions(Path, build=("width",))[0])
       build
@@ -122,7 +124,7 @@ def missing_functions(owner: object, **wanted: tuple[str, ...]) -> list[Fault]:
 
 
 def frames_from(path: Path, error: Exception) -> list[FrameSummary]:
-    """How an error came about, from the user's file on; empty where that file had no part in it.
+    """The frames of a traceback from the user's file on; empty where the file is not part of it.
 
     >>> frames_from(Path("proxy.py"), ValueError("elsewhere"))
     []
@@ -133,5 +135,5 @@ def frames_from(path: Path, error: Exception) -> list[FrameSummary]:
 
 
 def _from(module: ModuleType, digest: str) -> Proxy:
-    told = {name: getattr(module, name) for name in _FIELDS if hasattr(module, name)}
-    return Proxy(**{"build": None, "train": None, **told, "digest": digest})
+    values = {name: getattr(module, name) for name in _FIELDS if hasattr(module, name)}
+    return Proxy(**{"build": None, "train": None, **values, "digest": digest})

@@ -36,7 +36,7 @@ def _constant(optimizer: Optimizer, _: int) -> Any:
 
 @dataclass(frozen=True)
 class Runs:
-    """How the runs of one study are made."""
+    """Builds the runs of one study."""
 
     proxy: Proxy
     settings: Settings
@@ -76,15 +76,15 @@ class Runs:
         return self._scheduled(run, self.settings.steps, self.proxy.schedule)
 
     def wide(self, point: Point, parts: dict[str, Any], at_base: bool, constant: bool = False) -> Run:
-        """The run that goes on from the best base with a point's noise and learning rate, on a schedule of its own.
+        """The run that continues the best base with a point's noise and learning rate, on its own schedule.
 
-        `constant` puts a schedule that changes nothing in the place of the proxy's.
+        `constant` replaces the proxy's schedule by a constant rate.
         """
         base = self.base(point.lr)
         restore_(base, parts)
         for optimizer in base.optimizers:
             for group in optimizer.param_groups:
-                group.pop("initial_lr", None)  # of the schedule that has ended
+                group.pop("initial_lr", None)  # left by the schedule that has ended
         run = replace_run(base, schedulers=(), step=self.settings.steps)
         if not at_base:
             width = self.settings.k * self.settings.width
@@ -122,7 +122,7 @@ class Runs:
         if self.proxy.schedule is None or schedule is None:
             return run
         with warnings.catch_warnings():
-            # A schedule of its own on an optimizer that has been stepped: that is meant.
+            # A new schedule on an optimizer that has already stepped is intended.
             warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
             schedulers = [schedule(optimizer, steps) for optimizer in run.optimizers]
         if any(scheduler is None for scheduler in schedulers):

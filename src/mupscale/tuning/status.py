@@ -1,6 +1,6 @@
-"""Where a study is: both sweeps, one after the other, with the theorem measured between them.
+"""The status of a study: both sweeps in order, with the theorem measured between them.
 
-Pure: from settings and results to the legs that are open. Every worker that sees the same results agrees.
+A pure function from settings and results to the open legs, so workers that see the same results agree.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .settings import Settings
 
 @dataclass(frozen=True)
 class LegResult:
-    """A leg that counts."""
+    """The result of the trial that counts for a leg."""
 
     loss: float
     number: int
@@ -30,7 +30,7 @@ EQUALITY = "zero noise is the base"
 
 
 class Equality(Leg):
-    """A few steps of zero noise at both widths, once a study: what the theorem says is measured."""
+    """A few steps of zero noise at both widths, once per study: it measures the theorem."""
 
     @property
     def key(self) -> str:
@@ -39,7 +39,7 @@ class Equality(Leg):
 
 @dataclass(frozen=True)
 class StudyStatus:
-    """Where a study is: which legs are open, and what its sweeps say."""
+    """Which legs of a study are open, and what its sweeps have found."""
 
     base: Agenda
     wide: Agenda | None

@@ -1,7 +1,7 @@
 """FLOPs of a stock transformers language model at any width, from its configuration alone.
 
-Knows which models read plain text, what the paper's formula needs of their configuration, and how to get to widths
-that are no multiple of the base. Never reads weights.
+Knows which models read plain text, what the paper's formula needs from their configuration, and how to compute widths
+that are not a multiple of the base. Never reads weights.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StockModel:
         return self.batch * self.context
 
     def at(self, width: int) -> Step:
-        """The training step at a hidden size, also one that no model of the class has."""
+        """The training step at a hidden size, including sizes that the class cannot build."""
         if width not in self._known:
             values = {name: round(curve(width)) for name, curve in self._curves.items() if curve is not None}
             self._known[width] = Step(width, **values)
@@ -72,7 +72,7 @@ class StockModel:
 
     def _step(self, config: Config, width: int) -> Step:
         config._experts_implementation = (
-            "batched_mm"  # the one that needs no values to know who computes what
+            "batched_mm"  # the implementation that routes tokens without reading values
         )
         model = on_meta(config, model_class(config)).eval()
         with quiet():
@@ -81,7 +81,7 @@ class StockModel:
         return Step(width, parameters, self.tokens * _formula(model, config, self.context), counted)
 
     def _count(self, model: nn.Module) -> int:
-        """Classes differ in the mask they take without looking at its values; it changes no FLOPs."""
+        """Try the masks that classes accept on the meta device; the mask does not change the FLOPs."""
         accepted = inspect.signature(model.forward).parameters
         words = torch.zeros(self.batch, self.context, dtype=torch.long, device="meta")
         whole = torch.ones(self.batch, 1, self.context, self.context, dtype=torch.bool, device="meta")
@@ -122,7 +122,7 @@ def _check(config: Config, batch: int, context: int) -> int:
 
 
 def _formula(model: nn.Module, config: Config, context: int) -> int:
-    """6N + 12 L H Q T a token. N leaves out tables that are only looked up, and experts that a token does not use."""
+    """6N + 12 L H Q T per token. N leaves out tables that are only looked up, and experts that a token does not use."""
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     multiplied = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
     names = symbols(as_data(config))

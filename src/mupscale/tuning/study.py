@@ -1,6 +1,6 @@
-"""One worker of a study: it looks what is open, claims a leg, trains it, and does so until all is done.
+"""One worker of a study: claims an open leg, trains it, and repeats until all legs are done.
 
-Any number of workers run the same loop; the ledger is their only meeting point, a shared folder holds checkpoints.
+Any number of workers run this loop; they coordinate through the ledger only and share a folder for checkpoints.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """One process that works at a study."""
+    """One worker process of a study."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class Worker:
     ) -> None:
         self.proxy, self.settings, self.ledger, self.every = proxy, settings, ledger, every
         self.runs = Runs(proxy, settings)
-        told = json.dumps(settings.as_json(), sort_keys=True)
-        # Checkpoints of other settings are other checkpoints, whatever the study is called.
-        self.folder = folder / "points" / hashlib.sha256(told.encode()).hexdigest()[:12]
+        text = json.dumps(settings.as_json(), sort_keys=True)
+        # Other settings get other checkpoints, even under the same study name.
+        self.folder = folder / "points" / hashlib.sha256(text.encode()).hexdigest()[:12]
         self._order = random.Random()
 
     def work(self) -> tuple[StudyStatus, dict[str, LegResult]]:
-        """Work until every leg is done, by whomever; where the study then stands."""
+        """Work until every leg is done, by any worker, and return the final status and results."""
         while True:
             trials = self.ledger.trials()
             if self.ledger.reap(trials):
@@ -87,8 +87,8 @@ class Worker:
         except BaseException as error:
             self.ledger.fail(trial, f"{type(error).__name__}: {error}"[:500])
             raise
-        told = {key: value for key, value in vars(outcome).items() if key != "loss"}
-        if self.ledger.complete(trial, outcome.loss, {**told, "diverged": outcome.diverged}):
+        details = {key: value for key, value in vars(outcome).items() if key != "loss"}
+        if self.ledger.complete(trial, outcome.loss, {**details, "diverged": outcome.diverged}):
             trials = self.ledger.trials()
             results, busy = self.ledger.results(trials), len(self.ledger.running(trials))
             _log.info(line_of(self.settings, leg, outcome, results, busy))
@@ -106,13 +106,13 @@ class Worker:
         return train_leg(self.proxy, make, leg, path, total=total, start=start, every=self.every, owned=owned)
 
     def base_of(self, now: StudyStatus) -> Kept:
-        """The best base as sweep 1 left it."""
+        """The checkpoint of the best base after sweep 1."""
         assert now.base.best is not None
         path = self.folder / f"{now.base.best.name}.pt"
         found = kept(path)
         if found is None or found.step < self.settings.steps:
             raise MupscaleError(
-                f"{path} is missing or unfinished, and the study says that it is done: all workers need the same folder"
+                f"{path} is missing or unfinished although the study has its result: all workers need the same folder"
             )
         return found
 
@@ -128,7 +128,7 @@ class Worker:
         losses, start = [], untrained(base.losses)
         for at_base in (True, False):
             path = self.folder / f"equality-{'base' if at_base else 'wide'}.pt"
-            # Without warm-up or decay, so that a few steps move the weights.
+            # A constant rate instead of warm-up or decay, so that a few steps move the weights.
             make = partial(self.runs.wide, leg.point, base.parts, at_base, constant=True)
             train_leg(self.proxy, make, leg, path, total=self.settings.after, start=start, owned=owned)
             losses.append(self._checkpoint(path).losses)
@@ -154,7 +154,7 @@ class Worker:
 
     @contextmanager
     def _beating(self, trial: int) -> Iterator[Callable[[], bool]]:
-        """Beat while the block runs; what it gives says whether the trial is still this worker's."""
+        """Send heartbeats while the block runs; yields a function that says whether this worker still owns the trial."""
         ended, lost = threading.Event(), threading.Event()
 
         def beat() -> None:

@@ -1,6 +1,6 @@
-"""Points proposed by Optuna's TPE, a generation at a time: a pure function of seed and results.
+"""Points proposed by Optuna's TPE, one generation at a time: a pure function of seed and results.
 
-Every worker that sees the same results proposes the same points, so that nobody has to tell anybody.
+Workers that see the same results propose the same points, so they need not communicate.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from math import inf, isfinite
 
 from .grid import Point, tidy
 
-_WORST = 1e6  # what TPE is told of runs that diverged or were given up: bad, and finite
+_WORST = 1e6  # the loss that TPE gets for runs that diverged or were stopped: bad, and finite
 
 
 def propose(
@@ -40,15 +40,15 @@ def propose(
     sampler = optuna.samplers.TPESampler(seed=hash((seed, generation)) % 2**31, n_startup_trials=5)
     study = optuna.create_study(sampler=sampler)
     for point, loss in sorted(seen.items()):
-        told = {"lr": point.lr, **({"noise": point.noise} if positive else {})}
-        if all(isinstance(space[k], FloatDistribution) and _within(told[k], space[k]) for k in space):
+        params = {"lr": point.lr, **({"noise": point.noise} if positive else {})}
+        if all(isinstance(space[k], FloatDistribution) and _within(params[k], space[k]) for k in space):
             worth = loss if isfinite(loss) else _WORST
-            study.add_trial(optuna.trial.create_trial(params=told, distributions=space, value=worth))
+            study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=worth))
     found: list[Point] = []
     for _ in range(count):
         asked = study.ask(space)
         found.append(Point(tidy(asked.params["lr"]), tidy(asked.params["noise"]) if positive else None))
-        # Told to be as bad as the worst, so that the next one is looked for elsewhere.
+        # Pending points count as the worst loss, so that the next one is proposed elsewhere.
         study.tell(asked, max((loss for loss in seen.values() if loss < inf), default=_WORST))
     return found
 

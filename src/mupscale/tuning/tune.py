@@ -1,6 +1,6 @@
-"""`mu.tune`: from a proxy to a recipe. Started several times with one storage, the calls share the work.
+"""`mu.tune`: from a proxy to a recipe. Several calls with the same storage share the work.
 
-Opens the storage, works until the study is done, and writes down what it found.
+Opens the storage, works until the study is done, and writes the recipe.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def tune(
 
 
 def recipe_of(worker: Worker, now: StudyStatus, results: Mapping[str, LegResult]) -> Recipe:
-    """The recipe of a study that is done: a function of its results, whoever made them."""
+    """The recipe of a study that is done: a function of its results only, not of which worker produced them."""
     runs, settings, proxy = worker.runs, worker.settings, worker.proxy
     assert now.wide is not None
     base, best = now.base.best, now.wide.best
@@ -98,7 +98,7 @@ def recipe_of(worker: Worker, now: StudyStatus, results: Mapping[str, LegResult]
     if best.is_control:
         least = min(point.noise for point in now.wide.points if point.noise)
         remarks.append(
-            f"no noise is best: within this budget noise of {least:g} and above gains nothing over going on with the base"
+            f"no noise is best: within this budget noise of {least:g} and above gains nothing over continuing the base"
         )
     model = build(lambda: proxy.build(settings.at))  # for its names alone
     groups = param_groups(model, Run(model).since_reference, proxy.optimizer, lr=best.lr, **proxy.settings)
@@ -133,7 +133,7 @@ def recipe_of(worker: Worker, now: StudyStatus, results: Mapping[str, LegResult]
 def _tried(
     now: StudyStatus, settings: Settings, results: Mapping[str, LegResult]
 ) -> tuple[dict[str, Any], ...]:
-    """Every point with its loss at the last rung it reached."""
+    """Every point, with its loss at the last rung it reached."""
     rows = []
     for agenda, ladder in ((now.base, settings.base_ladder), (now.wide, settings.wide_ladder)):
         for point in agenda.points if agenda is not None else ():
@@ -166,7 +166,7 @@ def _cost(now: StudyStatus, settings: Settings, results: Mapping[str, LegResult]
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
-    """Write the recipe in one step: every worker writes the same."""
+    """Write the recipe atomically: every worker writes the same file."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}")
     recipe.save(unfinished)
     unfinished.replace(path)
