@@ -4,7 +4,7 @@ A factor (size, k, pad) turns `size` units into k·size + pad: every unit become
 `pad` zeros follow. Grouped attention's query rows are (KV, k)(G, 1)(D, 1); plain interleaving is a
 single factor. Dimensions with unequal parts are segments of such products.
 
-Knows: which wide index reads which base index, in whole numbers. Knows nothing about tensors.
+Knows: which wide index reads which base index, in integers only. Knows nothing about tensors.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from ..arguments import shown
 from ..errors import Fault, MupscaleError
 from .products import Factor as Factor
 from .products import Piece as Piece
-from .products import Product, align, compose, cut, grow, join, normal
+from .products import Product, align, as_text, compose, cut, grow, join, normal
 
 Role = Literal["in", "out"]
 Entries = Sequence[tuple[int, ...]]
 Layout = int | Entries | Sequence[Entries]
 
+# "64", "64x2", "64x3/2", "64+32", "64x2+32": the size, then optionally the copies and the pad. No copies are "x0".
 _FACTOR = re.compile(r"^(\d+)(?:x([1-9]\d*(?:/[1-9]\d*)?))?(?:\+(\d+))?$")
 
 
@@ -48,7 +49,9 @@ class Axis:
         if role is not None and role not in get_args(Role):
             raise MupscaleError(f'the role of an axis is {shown(role)}; expected "in", "out" or None')
         if not segments:
-            raise MupscaleError("an axis has no parts, expected one or more; write Axis.fixed(size), say")
+            raise MupscaleError(
+                "an axis has no parts, expected one or more; for example write Axis.fixed(size)"
+            )
         merged: list[Product] = []
         for segment in segments:
             _refuse_unlike_factors(segment)
@@ -78,8 +81,13 @@ class Axis:
     def between(base: int, wide: int, role: Role | None, layout: Layout = 1, pad: bool = False) -> Axis:
         """The axis that takes `base` to `wide` under a layout.
 
-        A whole number b means blocks of b that move together. Pairs (size, k) or triples
-        (size, k, pad) spell the factors out; a sequence of such sequences gives segments.
+        An integer b means blocks of b that are copied together. Pairs (size, k) or triples
+        (size, k, pad) give the factors; a sequence of such sequences gives segments.
+
+        >>> str(Axis.between(12, 24, "out")), str(Axis.between(12, 24, "out", layout=3))
+        ('out: 12x2', 'out: 4x2 * 3')
+        >>> str(Axis.between(12, 24, "out", [[(2, 2), (4, 1)], [(2, 2), (2, 1)]]))
+        'out: 2x2 * 4 | 2x2 * 2'
         """
         if not _is_layout(layout):
             raise MupscaleError(
@@ -112,14 +120,16 @@ class Axis:
             for term in part.split("*"):
                 match = _FACTOR.match(term.strip())
                 if match is None or head.strip() not in ("", "in", "out"):
-                    raise MupscaleError(f'{text!r} is not an axis; write "in: 64x2" or "out: 2x2 * 32", say')
+                    raise MupscaleError(
+                        f'{text!r} is not an axis; for example write "in: 64x2" or "out: 2x2 * 32"'
+                    )
                 factors.append(Factor(int(match[1]), Fraction(match[2] or 1), int(match[3] or 0)))
             segments.append(factors)
         role: Role | None = "in" if head.strip() == "in" else "out" if head.strip() else None
         return Axis.of(*segments, role=role)
 
     def __str__(self) -> str:
-        body = " | ".join(" * ".join(map(str, segment)) for segment in self.segments)
+        body = " | ".join(map(as_text, self.segments))
         return f"{self.role}: {body}" if self.role else body
 
     @property
@@ -158,7 +168,14 @@ class Axis:
         return all(f.k.denominator == 1 for segment in self.segments for f in segment)
 
     def source(self, index: int) -> int | None:
-        """The base index that wide `index` copies, or None for padding. This is the definition."""
+        """The base index that wide `index` copies, or None for padding. This is the definition.
+
+        In "4x2 * 3", wide 8 has the digits 2 (of 8 block copies) and 2 (of 3 entries). Block copy 2 is a copy of
+        block 2 // 2 = 1, so it reads base 1 · 3 + 2:
+
+        >>> Axis.parse("4x2 * 3").source(8)
+        5
+        """
         offset, rest = 0, index
         for segment in self.segments:
             size = prod(f.wide for f in segment)
@@ -167,6 +184,7 @@ class Axis:
                 for position, factor in enumerate(segment):
                     inner = prod(f.wide for f in segment[position + 1 :])
                     digit, rest = divmod(rest, inner)
+                    # The zeros of a factor lie behind its copies, and everything inside them is zero too.
                     if digit >= factor.live:
                         return None
                     found = found * factor.size + digit // int(factor.k)
@@ -176,7 +194,7 @@ class Axis:
         raise IndexError(f"index {index} of an axis of {self.wide}")
 
     def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[Piece]:
-        """Cut the wide range [start, stop) into the fewest products and runs of zeros."""
+        """Cut the wide range [start, stop) into the fewest products and ranges of zeros."""
         stop = self.wide if stop is None else stop
         wide_offset = base_offset = 0
         for segment in self.segments:
@@ -188,7 +206,11 @@ class Axis:
             base_offset += prod(f.size for f in segment)
 
     def cover(self, start: int, stop: int) -> tuple[int, int]:
-        """The smallest contiguous base range that wide [start, stop) reads; (0, 0) if it reads none."""
+        """The smallest contiguous base range that wide [start, stop) reads; (0, 0) if it reads none.
+
+        >>> Axis.parse("4x2 * 3").cover(8, 14)  # reads 5, 3, 4, 5, 6, 7
+        (3, 8)
+        """
         live = [piece for piece in self.pieces(start, stop) if piece.factors is not None]
         if not live:
             return 0, 0
@@ -198,11 +220,21 @@ class Axis:
         )
 
     def resized(self, wide: int, role: Role | None) -> Axis:
-        """An axis from the same base to another width, for sizes and units only: its layout is plain."""
+        """An axis from the same base to another width, for sizes and units only: its layout is plain.
+
+        >>> str(Axis.parse("out: 4x2 * 3").resized(36, None))
+        'out: 12x3'
+        """
         return Axis.of((Factor(self.base, Fraction(wide, self.base)),), role=self.role or role)
 
     def then(self, other: Axis) -> Axis:
-        """The axis that grows by this one and then by `other`."""
+        """The axis that grows by this one and then by `other`.
+
+        >>> str(Axis.parse("out: 4x2 * 3").then(Axis.parse("out: 24x2")))
+        'out: 4x2 * 3x2'
+        >>> str(Axis.parse("out: 4x3/2").then(Axis.parse("out: 6x2")))  # not copies: only sizes and units compose
+        'out: 4x3'
+        """
         if self.wide != other.base:
             raise MupscaleError(
                 f"axis {self} ends at {self.wide}, axis {other} starts at {other.base}; expected the same size"
@@ -223,7 +255,7 @@ class Axis:
 
 
 def fraction_fault(where: str, axis: Axis) -> Fault:
-    """Why copies do not make an axis, and the nearest sizes that they do.
+    """The fault of an axis that copies cannot make, with the nearest sizes that they can.
 
     >>> fraction_fault("w, axis 0", Axis.parse("out: 4x5/2")).remedy
     'nearest: 8 (x2), 12 (x3); or pad with zeros (pad=True)'
@@ -254,7 +286,7 @@ def _refuse_unlike_factors(segment: Sequence[Factor]) -> None:
         if not (whole and isinstance(factor.k, Rational) and factor.k > 0):
             raise MupscaleError(
                 f"{factor!r}: expected whole numbers for size and pad and a fraction above 0 for k; "
-                "write Factor(4, Fraction(2)), say"
+                "for example write Factor(4, Fraction(2))"
             )
 
 

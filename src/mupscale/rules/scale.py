@@ -21,13 +21,23 @@ from ..errors import MupscaleError
 
 Exact = Union[int, Fraction, str, float, "Scale"]
 
+# Roots become floats through decimals of 60 digits: a float64 has 17, so the rounding of a few factors does not
+# reach it, and the result does not depend on the machine's libm.
 _DIGITS = Context(prec=60)
+# A float such as 0.5 or 0.375 means itself. The float64 nearest to 1/3 or 0.1 has a denominator of 2^54 or 2^55 and
+# stands for another number, which the caller is asked to write as text. The bound lies between, with room for both.
 _LARGEST_DYADIC = 2**24
+# "3", "1/3", "2^2", "2^-1", "2^(-1/4)": a fraction, then optionally its exponent.
 _TERM = re.compile(r"^(\d+)(?:/(\d+))?(?:\^\(?(-?\d+)(?:/(\d+))?\)?)?$")
 
 
 @lru_cache(maxsize=4096)
 def _factorise(number: int) -> tuple[tuple[int, int], ...]:
+    """Primes and their powers, by trial division: the numbers are ratios of widths, so their primes are small.
+
+    >>> _factorise(360)
+    ((2, 3), (3, 2), (5, 1))
+    """
     powers: dict[int, int] = {}
     divisor = 2
     while divisor * divisor <= number:
@@ -71,7 +81,7 @@ class Scale:
             fraction = Fraction(0)
         if fraction <= 0:
             raise MupscaleError(
-                f'{shown(value)} is not an exact scale, expected a number above 0; write 2 or "1/3", say'
+                f'{shown(value)} is not an exact scale, expected a number above 0; for example write 2 or "1/3"'
             )
         powers: dict[int, Fraction] = {}
         for number, sign in ((fraction.numerator, 1), (fraction.denominator, -1)):
@@ -127,6 +137,7 @@ class Scale:
 
 
 ONE = Scale()
+"""The scale that changes nothing."""
 
 
 def _normal(powers: Iterable[tuple[int, Fraction]]) -> Scale:
