@@ -17,7 +17,9 @@ from .symbols import symbols
 
 EXPORTS = ("granite", "untie")
 _OWN = "leave export out: its own class holds it"
+# Model types with the tensors of Granite, so that a Granite configuration can describe the result.
 _LLAMA_LIKE = ("llama", "mistral", "qwen2", "granite")
+# Fields that Granite and they have in common, and that do not grow.
 _CARRIED = (
     "vocab_size", "num_hidden_layers", "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings",
     "rope_parameters", "pad_token_id", "bos_token_id", "eos_token_id", "initializer_range", "attention_dropout", "dtype",

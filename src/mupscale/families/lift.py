@@ -1,7 +1,13 @@
 """From the plan of a small copy to the plan of the full model.
 
 A full tensor takes the plan of the small tensor with the same name, numbers apart. Blocks keep their size, their
-number follows the full model; whatever does not come out whole is a fault, and nothing is guessed.
+number follows the full model; what is not a whole number of blocks is a fault, and nothing is guessed.
+
+The copy of Llama 70B in shrink.py has q_proj rows "2x2 * 1024": 2 blocks of 8 heads of 128 rows. The full model has 8,192
+rows, hence 8 blocks. Its stream of 48 channels, "48x2", becomes "8192x2":
+
+>>> str(_axis(Axis.parse("out: 2x2 * 1024"), 8192, 16384)), str(_axis(Axis.parse("in: 48x2"), 8192, 16384))
+('out: 8x2 * 1024', 'in: 8192x2')
 """
 
 from __future__ import annotations
@@ -42,7 +48,7 @@ class Tensors:
 def lift(
     small: Plan, base: Tensors, wide: Tensors, layouts: Mapping[str, Mapping[int, Any]] | None = None
 ) -> Plan:
-    """The plan from `base` to `wide` that does what `small` does on its copy.
+    """The plan from `base` to `wide` that corresponds to the plan `small` of the copy.
 
     `layouts` are those that a row of the registry gives for the full sizes, by name and dimension.
     """
@@ -78,6 +84,14 @@ def lift(
 
 
 def _axis(axis: Axis, base: int, wide: int, declared: Any = None) -> Axis:
+    """An axis of the copy at the sizes of the full model.
+
+    Only the number of outer units changes, in every segment by the same ratio. A fused "2x2 * 16 | 4x2 * 8" (queries, then
+    keys and values) of 64 rows, in a full model with 4 times as many heads:
+
+    >>> str(_axis(Axis.parse("out: 2x2 * 16 | 4x2 * 8"), 256, 512))
+    'out: 8x2 * 16 | 16x2 * 8'
+    """
     if base == wide:
         if axis.grows:
             raise MupscaleError(f"an axis of {base} stays, and grows in the small copy")
@@ -102,7 +116,7 @@ def _axis(axis: Axis, base: int, wide: int, declared: Any = None) -> Axis:
 
 
 def _structure(plan: TensorPlan) -> tuple[Any, ...]:
-    """What a tensor's plan says besides sizes."""
+    """Everything in a tensor's plan except the number of outer units, so that layers of other sizes compare equal."""
     axes = tuple(
         (axis.role, tuple((s[0].k, s[0].pad, s[1:]) for s in axis.segments) if axis.grows else None)
         for axis in plan.axes
@@ -111,7 +125,12 @@ def _structure(plan: TensorPlan) -> tuple[Any, ...]:
 
 
 class _Twins:
-    """Which small tensor stands for a full one: the same name, the last layer for the last, any for the rest."""
+    """Which tensor of the copy corresponds to one of the full model.
+
+    Any layer does if all layers of the copy have the same plan. If they do not, tensors with the same name correspond when
+    both models have the same layers; otherwise the last layer corresponds to the last, and the others to the others:
+    the 1/k of a tied readout may be folded into the last layer only.
+    """
 
     def __init__(self, small: Plan, full: list[str]) -> None:
         self._small = small
@@ -141,7 +160,11 @@ class _Twins:
 
 
 def _last_numbers(names: list[str]) -> dict[str, int]:
-    """The last number of every list of modules, by the pattern of what comes before it."""
+    """The last number of every list of modules, by the pattern of what comes before it.
+
+    >>> _last_numbers(["h.0.mlp.0.weight", "h.0.mlp.2.weight", "h.1.mlp.0.weight"])
+    {'h': 1, 'h.*.mlp': 2}
+    """
     last: dict[str, int] = {}
     for name in names:
         words = name.split(".")
@@ -153,6 +176,11 @@ def _last_numbers(names: list[str]) -> dict[str, int]:
 
 
 def _place(name: str, last: Mapping[str, int]) -> tuple[bool, ...]:
+    """For every number in a name, whether it is the last of its list.
+
+    >>> _place("h.11.mlp.0.weight", {"h": 11, "h.*.mlp": 2})
+    (True, False)
+    """
     words = name.split(".")
     return tuple(
         int(word) == last[pattern_of(".".join(words[:i]))] for i, word in enumerate(words) if word.isdigit()

@@ -24,6 +24,8 @@ from ..errors import Fault, MupscaleError
 Config = Any
 """A transformers configuration; its package is imported only where it is used."""
 
+# Where transformers lists its classes, in the order of preference; the bare model, which has no loss of its own, is last.
+# Used when a configuration names no architecture.
 _HEADS = (
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
@@ -37,8 +39,10 @@ _HEADS = (
     "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
     "MODEL_MAPPING_NAMES",
 )
-_LARGEST_CONFIG = 4 << 20
-_SILENT = 50
+_LARGEST_CONFIG = (
+    4 << 20
+)  # bytes; label names of a classifier make the largest ones, and a thousand take 0.1 MB
+_SILENT = 50  # logging.CRITICAL, which transformers takes as a number
 
 
 def read_config(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 from ..errors import Fault, MupscaleError
 from .record import FamilyPlan
 
+# Planning reads a configuration and builds stock classes; it never needs the network.
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",

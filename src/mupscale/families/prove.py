@@ -28,7 +28,10 @@ from .plan import declared_layouts
 from .record import FamilyPlan
 
 _BEFORE = 3
+"""Steps before growing, so that there is optimizer state to carry over."""
 _CONTROL = 1e-6
+"""What the control must change the loss by, relatively: far above the rounding of float64, far below the 4e-2 that it
+changed at least on 99 stock model types."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,22 @@
 """A small copy of a configuration, made of the same blocks.
 
-What a block is made of stays: head size, query heads per key head, state and kernel sizes. The number of blocks,
+The inside of a block stays: head size, query heads per key head, state and kernel sizes. The number of blocks,
 layers, words, positions and experts shrinks. A step is taken only if the model still builds and its tensors have
 the same names (numbers apart) and grow along the same dimensions; so what is found on the copy can be lifted.
+
+Llama 70B, doubled, becomes a copy of 0.5 M parameters:
+
+    field                      full      copy   why this number
+    num_hidden_layers            80         2   the fewest that are tried
+    vocab_size              128,256       131
+    max_position_embeddings   8,192        40
+    num_key_value_heads           8         2   two key heads ...
+    num_attention_heads          64        16   ... with 8 query heads each, as before; head_dim stays 128
+    hidden_size               8,192        48   56 is tried first, and Llama refuses what 16 heads do not divide
+    intermediate_size        28,672        44
+
+A q_proj of the copy has 16 · 128 = 2,048 rows, and the search finds "2x2 * 1024": blocks of 8 query heads, one per key
+head. `lift` turns that into the "8x2 * 1024" of the full model's 8,192 rows.
 """
 
 from __future__ import annotations
@@ -24,6 +38,10 @@ Growth = dict[str, set[tuple[int, ...]]]
 """Name pattern -> along which dimensions, and how many times, its tensors grow."""
 
 LARGEST = 60_000_000
+"""Parameters of the grown copy: 0.5 GB in float64, as much again for gradients and for the gradients expected of them."""
+
+# Names of fields, collected from the configurations of transformers. A name that is missing here is not shrunk: the copy
+# stays larger, and if it stays above LARGEST the model is refused.
 _LAYERS = re.compile(r"^(n_layers?|num_(hidden_|encoder_|decoder_)?layers|encoder_(num_)?(hidden_)?layers|decoder_(num_)?(hidden_)?layers|"
                      r"n_(encoder|decoder)_layers|layers|num_blocks|num_hidden_groups|num_conv_layers|num_encoder_blocks)$")  # fmt: skip
 _WORDS = re.compile(r"^(vocab_size|.*_vocab_size|vocab_size_.*|n_vocab|n_words)$")
@@ -31,8 +49,13 @@ _POSITIONS = re.compile(
     r"^(max_position_embeddings|n_positions|n_ctx|max_(source|target)_positions|max_sequence_length|seq_length)$"
 )
 _EXPERTS = re.compile(r"^(num_(local_|routed_)?experts|n_routed_experts|moe_num_experts|num_local_experts)$")
+# How many experts a token goes to; the copy keeps more experts than that, so that routing still chooses.
 _CHOSEN = re.compile(r"(per_tok|top_?k$|moe_k)")
+# Ids of special tokens, which must lie inside the smaller vocabulary.
 _TOKEN = re.compile(r"(token_ids?|token_index|_idx)$")
+# Sizes of the copy, chosen by hand and tried in this order until a model builds. 44 and 56 come first because they equal
+# no other size of a usual copy, so its shapes show which width an axis has; the rest are for models that ask for a
+# multiple of something. The counts of words are odd, so they are no multiple of a width.
 _FFN = (44, 40, 48, 64, 96)
 _STREAM = (56, 48, 64, 96, 128)
 _WORD_COUNTS = (131, 259)
@@ -45,7 +68,7 @@ def shapes(config: Config, cls: Any) -> Shapes:
 
 
 def growth(base: Shapes, wide: Shapes) -> Growth:
-    """Which dimensions grow, by name pattern; models whose tensors have other names do not compare.
+    """Which dimensions grow, and how many times, by name pattern; the two models must have the same tensor names.
 
     >>> growth({"h.0.w": (4, 3), "h.1.w": (4, 3)}, {"h.0.w": (8, 3), "h.1.w": (8, 3)})
     {'h.*.w': {(2, 1)}}
@@ -67,15 +90,17 @@ def growth(base: Shapes, wide: Shapes) -> Growth:
 
 
 def count(found: Shapes) -> int:
+    """The number of entries of all tensors, ties counted twice."""
     return sum(prod(shape) for shape in found.values())
 
 
 def shrunk(config: Config, multipliers: Multipliers, cls: Any, goal: Growth, gently: bool = False) -> Config:
-    """The small copy: `goal` is how the full model grows, and the copy grows alike.
+    """The small copy: `goal` is how the full model grows, and the copy grows the same way.
 
-    `gently` keeps more: heads times head size stays the hidden size where it was, images and at least four heads
-    stay. Refuses when no step leads to a model that is small enough to be tested in float64.
+    `gently` keeps more: images, at least four heads, and heads times head size = hidden size where that holds. Refuses
+    if the copy is still too large to be tested in float64.
     """
+    # Greedy: each step takes its first option that leaves the same kind of model, or is left out.
     data = as_data(config)
     for options in _steps(data, gently):
         for option in options:
@@ -96,6 +121,7 @@ def shrunk(config: Config, multipliers: Multipliers, cls: Any, goal: Growth, gen
 def _same(
     trial: dict[str, Any], before: dict[str, Any], multipliers: Multipliers, cls: Any, goal: Growth
 ) -> bool:
+    """True when the trial builds, grows like the full model and has lost no kind of layer."""
     try:
         small = config_from(trial)
         return growth(shapes(small, cls), shapes(grown(small, multipliers), cls)) == goal and _kinds(
@@ -106,7 +132,16 @@ def _same(
 
 
 def _kinds(data: Mapping[str, Any]) -> set[tuple[Any, ...]]:
-    """The kinds of layer that a configuration lists, so that none is lost with its layers."""
+    """The kinds of layer that a configuration lists, so that none is lost with its layers.
+
+    Two layers of this Gemma would all be sliding; six keep a full one:
+
+    >>> def gemma(layers: int) -> dict[str, object]:
+    ...     kinds = ["sliding_attention"] * 5 + ["full_attention"]
+    ...     return {"num_hidden_layers": layers, "layer_types": (kinds * 5)[:layers]}
+    >>> _kinds(gemma(2)) == _kinds(gemma(30)), _kinds(gemma(6)) == _kinds(gemma(30))
+    (False, True)
+    """
     found = set()
     for path, part in parts(data):
         layers = {v for k, v in part.items() if _LAYERS.match(k) and type(v) is int}
@@ -121,12 +156,18 @@ def _kinds(data: Mapping[str, Any]) -> set[tuple[Any, ...]]:
 
 
 def _steps(data: Mapping[str, Any], gently: bool) -> Iterator[list[Any]]:
-    """Every step with its options, boldest first. An option is a set of edits, or makes one when its turn comes."""
+    """Every step with its options, smallest copy first. An option is a set of edits, or a function that makes one.
+
+    Functions see the configuration as earlier steps left it: a list with one entry per layer has been cut by then.
+    """
     for path, _ in parts(data):
+        # Two layers are a first and a last one. More are for patterns of layer types, none of which may be lost:
+        # ModernBERT's every 3rd, SmolLM3's 4th, Gemma 3's 6th and Jamba's 8th layer is of another type.
         yield [_fewer_layers(path, count) for count in (2, 3, 4, 6, 8, 12)]
     for path, part in parts(data):
         yield [_fewer_words(path, words) for words in _WORD_COUNTS]
         for key, value in part.items():
+            # Test batches have 11 tokens, and some audio inputs 40 frames.
             if _POSITIONS.match(key) and type(value) is int and value > 40:
                 yield [{(*path, key): n} for n in (40, 64, 128)]
             if _EXPERTS.match(key) and type(value) is int and value > 4:
@@ -139,6 +180,12 @@ def _steps(data: Mapping[str, Any], gently: bool) -> Iterator[list[Any]]:
 
 
 def _fewer_layers(path: Path, layers: int) -> Any:
+    """The option of at most so many layers, lists with one entry per layer included.
+
+    >>> _fewer_layers((), 2)({"num_hidden_layers": 4, "layer_types": ["a", "b", "a", "b"]})
+    {('num_hidden_layers',): 2, ('layer_types',): ['a', 'b']}
+    """
+
     def option(data: Mapping[str, Any]) -> dict[Path, Any]:
         part = _at(data, path)
         changed: dict[Path, Any] = {}
@@ -156,6 +203,12 @@ def _fewer_layers(path: Path, layers: int) -> Any:
 
 
 def _fewer_words(path: Path, words: int) -> Any:
+    """The option of so many words, with the ids of special tokens moved to the end of the vocabulary.
+
+    >>> _fewer_words((), 131)({"vocab_size": 50257, "bos_token_id": 50256, "pad_token_id": 0})
+    {('vocab_size',): 131, ('bos_token_id',): 130}
+    """
+
     def option(data: Mapping[str, Any]) -> dict[Path, Any]:
         part = _at(data, path)
         changed: dict[Path, Any] = {
@@ -165,7 +218,7 @@ def _fewer_words(path: Path, words: int) -> Any:
         }
         if not changed:
             return {}
-        last = words - 1
+        last = words - 1  # each token gets an id of its own
         for where, other in parts(data):
             for key, value in other.items():
                 if _TOKEN.search(key) and type(value) is int and value >= words:
@@ -183,8 +236,17 @@ def _fewer_words(path: Path, words: int) -> Any:
 
 
 def _narrower(path: Path, part: Mapping[str, Any], gently: bool) -> Iterator[list[Any]]:
-    """Fewer heads of the same size, a narrower stream, narrower feed-forward layers."""
+    """Fewer heads of the same size, a narrower stream, narrower feed-forward layers.
+
+    The stream has its own size where the head size is a field (Llama), and follows from the heads where it is
+    hidden / heads (GPT-2: 12 heads of 64 become 2 heads and 128 channels):
+
+    >>> gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_inner": None}
+    >>> [edits for options in _narrower((), gpt2, False) for edits in options][0]
+    {('n_head',): 2, ('n_embd',): 128}
+    """
     names, fields, row = symbols(part), growing_fields(part), row_for(str(part.get("model_type")))
+    # A row may name fields that only shrink by a common divisor (Mamba-2's hidden size and heads).
     if row.divides:
         few = {(*path, n): gcd(part[n], 2) for n in fields["heads"] if n not in row.divides}
         factor, least = gcd(*(part[n] for n in row.divides)), 4 * max(few.values(), default=1)
@@ -208,6 +270,7 @@ def _narrower(path: Path, part: Mapping[str, Any], gently: bool) -> Iterator[lis
             if count < names["KV"]:
                 options.append(few)
         yield options
+    # Heads per stage (Swin: [3, 6, 12, 24]) or of unequal number: all are divided by a common divisor.
     elif listed or heads:
         together = [*heads, *kv, *(stream if tied or listed else ())]
         factor = gcd(*(v for n in together for v in _numbers(part[n])), 0)
@@ -222,6 +285,7 @@ def _narrower(path: Path, part: Mapping[str, Any], gently: bool) -> Iterator[lis
 
 
 def _smaller_image(path: Path, part: Mapping[str, Any]) -> Iterator[list[Any]]:
+    """Images of 4 x 4 patches, or 8 x 8; models with stages halve their image several times and keep it."""
     size, patch = part.get("image_size"), part.get("patch_size")
     if type(size) is int and type(patch) is int and size > 4 * patch and "depths" not in part:
         yield [{(*path, "image_size"): n * patch} for n in (4, 8)]

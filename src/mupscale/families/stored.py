@@ -20,6 +20,7 @@ from ..plans.names import named_tensors, pattern_of
 from .models import quiet
 from .record import Cell, Part
 
+# Every number in a stored name: a layer or an expert.
 _NUMBER = re.compile(r"\d+")
 
 

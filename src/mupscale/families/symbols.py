@@ -1,6 +1,7 @@
-"""Small texts about a configuration: "G*D", "heads*D: G*D | 2*kv*D: D", "multi_query and not alibi".
+"""Short expressions about a configuration: "G*D", "heads*D: G*D | 2*kv*D: D", "multi_query and not alibi".
 
-Knows whole-number arithmetic, comparisons and the names of a configuration's fields; runs nothing else.
+Rows of the registry are written in them, once for all sizes. Knows integer arithmetic, comparisons and the names of a
+configuration's fields; evaluates nothing else.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ..errors import MupscaleError
 from ..rules.axes import Layout
 from ..rules.scale import Scale
 
+# What configurations of transformers call the four sizes; the first that is present counts, so the commonest come first.
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim", "embedding_dim", "model_dim")
 _HEADS = (
     "num_attention_heads",
@@ -26,6 +28,7 @@ _HEADS = (
 )
 _KV = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 _HEAD_SIZE = ("head_dim", "d_kv", "kv_channels")
+# What an expression may use. There are no calls, attributes or subscripts, so it cannot run code.
 _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -40,7 +43,7 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 
 
 def symbols(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field of a configuration, and the short names: E hidden, H heads, KV, D head size, G = H/KV.
+    """Every field of a configuration, and short names: E hidden size, H heads, KV key heads, D head size, G = H/KV.
 
     >>> found = symbols({"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2})
     >>> found["D"], found["G"]
@@ -72,7 +75,7 @@ def _first(data: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
 
 
 def evaluate(text: str, names: Mapping[str, Any]) -> Any:
-    """The value of a small text; a field that a configuration lacks counts as None.
+    """The value of an expression; a field that a configuration lacks counts as None.
 
     >>> evaluate("G*D + 1", {"G": 4, "D": 8}), evaluate("tied and not parallel", {"tied": True})
     (33, True)
@@ -98,11 +101,13 @@ def _value(node: ast.AST, names: Mapping[str, Any], text: str) -> Any:
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OPERATORS:
         pair = (_value(node.left, names, text), _value(node.comparators[0], names, text))
         return _OPERATORS[type(node.ops[0])](*pair)
-    raise MupscaleError(f"{text!r} is no arithmetic about a configuration")
+    raise MupscaleError(f"{text!r} is not an arithmetic expression about a configuration")
 
 
 def layout(text: str, names: Mapping[str, Any], k: int) -> Layout:
-    """The layout that a text gives on one configuration: a block, or segments "size: block | size: block".
+    """The layout that an expression gives for one configuration: a block, or segments "size: block | size: block".
+
+    Here H·D = 32 query rows in blocks of G·D = 16, then 2·KV·D = 32 key and value rows in blocks of 8, each copied 3 times:
 
     >>> layout("H*D: G*D | 2*KV*D: D", {"H": 4, "KV": 2, "G": 2, "D": 8}, 3)
     (((2, 3), (16, 1)), ((4, 3), (8, 1)))
