@@ -1,9 +1,28 @@
-"""Matrix products in the limit: a fresh Gaussian part, and a part that depends on earlier products with W and its transpose.
+"""Matrix products in the limit: a fresh Gaussian part, and a part that depends on earlier products with W and Wᵀ.
 
-Knows: the hat by an orthonormal basis of what a matrix was given so far, and the dot by the Stein identity. With
-directions e_j that Wᵀ was given and their Gaussian images ξ_j, the dot part of W x is Σ_j e_j ⟨ξ_j, x⟩; no
-derivative is taken, so a step function is as good as a smooth one, and the k equal entries that a duplicated matrix
-produces are one scalar. Knows nothing about how a random vector is stored: that is for `linear.py` and `sampled.py`.
+Knows: the first part (the paper's hat) by an orthonormal basis of the vectors that a matrix was multiplied by so far,
+and the second (the dot) by the Stein identity. With directions e_j that Wᵀ was multiplied by and their Gaussian images
+ξ_j = Wᵀ e_j, the dot part of W x is Σ_j e_j ⟨ξ_j, x⟩. No derivative is taken, so a step function is as good as a
+smooth one, and the k equal entries that a duplicated matrix produces are one scalar.
+
+An example: y = Wᵀ W x for a Gaussian matrix W and a random x of size 1.
+
+    W x        x is new to W: direction e = x, image ξ fresh.    W x = ξ
+    Wᵀ (W x)   ξ is new to Wᵀ: direction ξ, image ζ fresh, and W was multiplied by e = x before:
+                                                                 y = ζ + x ⟨ξ, W x⟩ = ζ + x
+
+so ⟨x, y⟩ = |W x|² = 1 and |y|² = 2, as the law of Marchenko and Pastur says:
+
+>>> from mupscale.limits import LinearKets
+>>> kets = LinearKets(k=1)
+>>> W, x = kets.matrix("W", "noise"), kets.vector("x", "noise")
+>>> y = W.T @ (W @ x)
+>>> kets.dot(x, y), kets.dot(y, y)
+(1.0, 2.0)
+>>> kets.dot(W @ (3 * x), W @ x)  # 3x is not new to W: no Gaussian is drawn
+3.0
+
+Knows nothing about how a random vector is stored: that is the task of `linear.py` and `sampled.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +38,14 @@ from .program import Backend, Kind, Matrix, Vector
 
 
 class Rows:
-    """A matrix that grows by rows, doubling its memory when it must; longer rows pad the earlier ones with zeros."""
+    """A matrix that grows by rows; when a row is longer than the earlier ones, those are padded with zeros.
+
+    >>> rows = Rows()
+    >>> rows.append(torch.tensor([1.0])), rows.append(torch.tensor([2.0, 3.0]))
+    (None, None)
+    >>> rows.all(width=3).tolist()
+    [[1.0, 0.0, 0.0], [2.0, 3.0, 0.0]]
+    """
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, 0, dtype=torch.float64)
@@ -29,6 +55,7 @@ class Rows:
         """Add a row at the end."""
         height, width = self._memory.shape
         if self._count == height or len(row) > width:
+            # Twice the rows, so that n appends copy 2n rows in all; 4 at first, because most matrices meet few vectors.
             larger = torch.zeros(max(4, 2 * self._count), max(width, len(row)), dtype=torch.float64)
             larger[: self._count, :width] = self._memory[: self._count]
             self._memory = larger
@@ -42,7 +69,7 @@ class Rows:
 
 
 class Side:
-    """What one side of a matrix was given: orthonormal directions, and the image of each."""
+    """What W (or Wᵀ) was multiplied by: orthonormal directions, and the image of each."""
 
     def __init__(self) -> None:
         self.directions = Rows()
@@ -53,18 +80,19 @@ class Kets(Backend):
     """A backend whose vectors are random: k numbers for each unit, the same distribution for all units."""
 
     new_above: float
-    """A vector counts as new to a matrix when this share of its square lies outside what the matrix has met."""
+    """A vector is new to a matrix if more than this share of its squared norm lies outside the matrix's directions."""
 
     def draw_matrix(self, name: str, kind: Kind, scale: float) -> tuple[Side, Side]:
         return Side(), Side()
 
     def product(self, matrix: Matrix, x: Vector) -> Vector:
+        """W x, as in the example above; `here` belongs to the side that x is multiplied from, `back` to the other."""
         here, back = matrix.state[matrix.transposed], matrix.state[not matrix.transposed]
         seen = self.seen_by(matrix.kind, x.data)
         directions = here.directions.all(len(seen))
         coordinates = self.inners(directions, seen)
         rest = seen - coordinates @ directions
-        # A second pass: the rounding of the first is as large as small rests.
+        # Gram-Schmidt a second time: the rounding of the first pass is as large as a small rest.
         again = self.inners(directions, rest)
         rest, coordinates = rest - again @ directions, coordinates + again
         square = float(self.inners(rest[None], rest))
@@ -72,6 +100,7 @@ class Kets(Backend):
             here.directions.append(rest / sqrt(square))
             here.images.append(self.fresh(matrix.kind))
             coordinates = torch.cat([coordinates, torch.tensor([sqrt(square)], dtype=torch.float64)])
+        # The hat: the image of each direction, times x's coordinate. The dot: what Wᵀ contributes.
         seen = self.fitted(seen)
         images = here.images.all(len(seen))
         remembered = self.inners(back.images.all(len(seen)), seen) @ back.directions.all(len(seen))
@@ -80,7 +109,7 @@ class Kets(Backend):
 
     @abstractmethod
     def seen_by(self, kind: Kind, data: Any) -> Tensor:
-        """A vector as a matrix sees it, flat: means over the k copies if the matrix is duplicated."""
+        """A vector as it enters a product, flat: means over the k copies if the matrix is duplicated."""
 
     @abstractmethod
     def inners(self, rows: Tensor, flat: Tensor) -> Tensor:
@@ -92,8 +121,8 @@ class Kets(Backend):
 
     @abstractmethod
     def fitted(self, flat: Tensor) -> Tensor:
-        """A flat vector at its present length, which a fresh Gaussian may have changed."""
+        """A flat vector padded to the present length, which a fresh Gaussian may have changed."""
 
     @abstractmethod
     def as_ket(self, kind: Kind, flat: Tensor) -> Any:
-        """What a vector of this backend holds, from what a matrix returned."""
+        """The data of a `Vector` of this backend, from the flat result of a product."""
