@@ -1,6 +1,16 @@
 """A plan while it is being decided: shapes, roles, layouts and folds, some of them still open.
 
-Made by diffing two models; completed by declarations and by the search; turned into a frozen `Plan`.
+Made by comparing two models; completed by declarations and by the search; turned into a frozen `Plan`.
+
+>>> def make(n: int) -> nn.Module:
+...     model = nn.Sequential(nn.Linear(3, n))
+...     model.register_parameter("gain", nn.Parameter(torch.ones(n)))
+...     return model
+>>> made, _ = draft(make(4), make(8), False, None)
+>>> made.entries["0.weight"].roles  # nn.Linear says so
+{0: 'out', 1: 'in'}
+>>> [entry.name for entry in made.open]  # nothing says what a raw parameter is
+['gain']
 """
 
 from __future__ import annotations
@@ -79,7 +89,7 @@ class Draft:
 
     @property
     def open(self) -> list[Entry]:
-        """Tensors that grow and whose roles nobody has stated."""
+        """Tensors that grow and whose roles are neither known from their module nor declared."""
         return [e for e in self.entries.values() if e.growing and e.roles is None]
 
     def with_entries(self, changes: Mapping[str, Entry]) -> Draft:
@@ -87,7 +97,7 @@ class Draft:
         return replace(self, entries={**self.entries, **changes})
 
     def _like_its_gain(self, entry: Entry) -> Entry:
-        """Running statistics are laid out like the parameter of the same size beside them."""
+        """Running statistics have the layout of the parameter of the same size in the same module."""
         if entry.kind != "buffer" or len(entry.growing) != 1 or entry.layouts:
             return entry
         owner = entry.name.rpartition(".")[0]
@@ -122,10 +132,10 @@ class Draft:
 
 
 def draft(base: nn.Module, wide: nn.Module, pad: bool, again: nn.Module | None) -> tuple[Draft, list[Fault]]:
-    """Diff two models: which axes grow, and what their modules say.
+    """Compare two models: which axes grow, and what their modules say about them.
 
-    `again` is the base built once more under another seed, when there is a factory: a buffer that differs
-    between base and wide, and not between the two, is a constant of the width.
+    `again` is the base built once more with another seed, if there is a factory: a buffer that differs
+    between base and wide, but not between the two bases, is a constant that depends on the width.
     """
     base, wide = unwrap(base), unwrap(wide)
     found = {strip_wrappers(n): (k, t) for n, k, t in named_tensors(base)}
@@ -160,7 +170,8 @@ def draft(base: nn.Module, wide: nn.Module, pad: bool, again: nn.Module | None) 
             ties[name] = first[id(tensor)]
             planned = entries[ties[name]]
             if entry.growing and entry.roles and planned.roles != entry.roles:
-                # The input decides the scale, whatever comes first.
+                # A table that is both embedding and readout is planned as the embedding (s = 1), whichever of
+                # the two names comes first; the readout's 1/k is folded elsewhere (see folds.py).
                 if isinstance(entry.module[0], nn.Embedding):
                     entries[ties[name]] = replace(entry, name=ties[name])
                     name = ties[name]
@@ -178,6 +189,7 @@ def _entry(
     owners: tuple[dict[str, nn.Module], ...],
     pad: bool,
 ) -> tuple[Entry, list[Fault]]:
+    """One tensor with what its module says about it, and what stands against growing it."""
     source, tensor = tensors
     path, _, leaf = name.rpartition(".")
     pair = (owners[0][path], owners[1][path])
@@ -212,13 +224,14 @@ def _entry(
 
 
 def _growing_buffer(entry: Entry, source: torch.Tensor) -> tuple[Entry, list[Fault]]:
+    """A growing buffer is copied, like running statistics; integers may be ids, of which copies mean nothing."""
     if source.is_floating_point() or source.is_complex():
         return replace(entry, roles=dict.fromkeys(entry.growing, "out")), []
     return replace(entry, roles=dict.fromkeys(entry.growing, "out")), [
         Fault(
             entry.name,
             f"a buffer of {source.dtype} grows, and whether copies of its numbers mean the same is not known",
-            f'declare layouts={{"{entry.name}": 1}} to copy its entries, or make it no buffer',
+            f'declare layouts={{"{entry.name}": 1}} to copy its entries, or do not register it as a buffer',
         )
     ]
 
@@ -226,7 +239,11 @@ def _growing_buffer(entry: Entry, source: torch.Tensor) -> tuple[Entry, list[Fau
 def _fixed_buffer(
     entry: Entry, source: torch.Tensor, tensor: torch.Tensor, again: torch.Tensor | None
 ) -> tuple[Entry, list[Fault]]:
-    """State of the base, which is copied, or a constant such as 1/head_size, which each model computes?"""
+    """Decide whether a buffer is state of the base, which is copied, or a constant that each model computes itself.
+
+    A buffer that holds 1/head_size differs between base and wide and is the same in every base; a random one
+    differs between two bases as well.
+    """
     known = not (source.is_meta or tensor.is_meta) and source.dtype == tensor.dtype
     statistics = isinstance(entry.module[0], nn.modules.batchnorm._NormBase)
     if not known or statistics or torch.equal(source.cpu(), tensor.cpu()):
@@ -246,7 +263,7 @@ def _fixed_buffer(
 def _tied_once(
     found: Mapping[str, tuple[str, torch.Tensor]], goal: Mapping[str, tuple[str, torch.Tensor]]
 ) -> list[Fault]:
-    """Tensors that are one in one model and two in the other train differently."""
+    """A fault for tensors that are tied in one model only: they would train differently."""
     groups = []
     for tensors in (found, goal):
         tied: dict[int, list[str]] = {}

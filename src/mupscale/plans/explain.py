@@ -13,6 +13,7 @@ from ..text import columns
 from .names import pattern_of
 from .tensor_plan import TensorPlan
 
+# One optimizer per degree of the learning rate: W/G, W, and W^½ G^-½.
 _SHOWN = ("torch.optim.SGD", "torch.optim.AdamW", "torch.optim.Muon")
 
 

@@ -1,6 +1,14 @@
 """Where constants may have to be folded: tied readouts, embeddings that a model multiplies by a root of its width.
 
-Proposes settings for the search; the last norm before a readout is known from the order in which modules ran.
+A fold is a number that the model's code would have to multiply by, absorbed by a tensor instead. With k = 2:
+
+- A tied table E is an embedding, so its copies are not scaled (s = 1). As a readout it sums over twice as many
+  channels, so the logits double. Folding 1/2 into the gain of the last norm before it gives them back.
+- Gemma multiplies embeddings by sqrt(width). Doubling the width multiplies them by sqrt(2); folding 2^(-1/2)
+  into the embedding undoes that.
+- A model that divides its logits by the width needs no 1/k in the readout: the fold k cancels its s = 1/k.
+
+Proposes settings for the search. The last norm before a readout is known from the order in which modules ran.
 """
 
 from __future__ import annotations
@@ -17,7 +25,7 @@ from .draft import Draft, Entry
 from .hypotheses import Knob, Setting, copies
 from .names import pattern_of
 
-_ROOT = Fraction(1, 2)
+_ROOT = Fraction(1, 2)  # the exponent of a square root
 
 
 def fold_knobs(draft: Draft, base: nn.Module, order: Sequence[str]) -> Iterator[Knob]:
@@ -35,32 +43,36 @@ def _fold(says: str, names: Sequence[str], factor: Scale, shifts: Mapping[str, i
 
 
 def _tied(draft: Draft, base: nn.Module, order: Sequence[str]) -> Iterator[Knob]:
-    """A tied readout needs 1/k before it, unless the model divides by its width, or by its root, itself."""
+    """A tied readout needs 1/k before it, unless the model itself divides by its width or by its root."""
     for name, reader in draft.conflicts.items():
         entry = draft.entries[name]
         if entry.declared_fold is not None:
             continue
         k = Scale.of(copies(draft, entry, entry.growing[-1]))
         settings: Knob = []
-        for path in _before(order, reader.rpartition(".")[0], draft, base):
-            gains = _own_parameters(draft, path)
+        for path in _absorbers(order, reader.rpartition(".")[0], draft, base):
+            gains = _writing_parameters(draft, path)
+            # A gain stored as w of (1 + w) is multiplied as 1 + w' = (1 + w)/k.
             shifts = {g: 1 for g in gains if g.endswith("weight") and _adds_one(base.get_submodule(path))}
             settings.append(_fold(f"1/{k} folded into {path}", gains, k**-1, shifts))
             settings.append(_fold(f"{k}^-1/2 folded into {path}", gains, k**-_ROOT, shifts))
         nothing = Setting(f"the model divides what {name} reads out by its width")
+        # The last norm is the likely place, a layer without a norm behind it the unlikely one.
         yield [*settings[:2], nothing, *settings[2:]]
 
 
-def _before(order: Sequence[str], reader: str, draft: Draft, base: nn.Module) -> list[str]:
+def _absorbers(order: Sequence[str], reader: str, draft: Draft, base: nn.Module) -> list[str]:
     """Modules that may absorb a factor before a readout: the last norm, then the last layer that writes the width."""
+    # In the order of return, everything before the readout's last call; a readout that is a function has no
+    # call.
     end = max((i for i, path in enumerate(order) if path == reader), default=len(order))
-    ran = [path for path in reversed(order[:end]) if _own_parameters(draft, path)]
+    ran = [path for path in reversed(order[:end]) if _writing_parameters(draft, path)]
     norms = [p for p in ran if "norm" in type(base.get_submodule(p)).__name__.lower()]
     writers = [p for p in ran if p not in norms and not isinstance(base.get_submodule(p), nn.Embedding)]
     return [*norms[:1], *writers[:1]]
 
 
-def _own_parameters(draft: Draft, path: str) -> list[str]:
+def _writing_parameters(draft: Draft, path: str) -> list[str]:
     """Growing parameters of one module that write the width."""
     return [
         n
@@ -73,7 +85,14 @@ def _own_parameters(draft: Draft, path: str) -> list[str]:
 
 
 def _adds_one(norm: nn.Module) -> bool:
-    """True for a norm that multiplies by (1 + w): with w = 0 it still lets something through."""
+    """True for a norm that multiplies by (1 + w), as Gemma's: with w = 0 its output is not zero.
+
+    >>> class GemmaNorm(nn.RMSNorm):
+    ...     def forward(self, x: torch.Tensor) -> torch.Tensor:
+    ...         return nn.functional.rms_norm(x, self.normalized_shape) * (1 + self.weight)
+    >>> _adds_one(GemmaNorm(4).double()), _adds_one(nn.RMSNorm(4).double())
+    (True, False)
+    """
     probe = copy.deepcopy(norm)
     sizes = [p.shape[-1] for p in probe.parameters(recurse=False) if p.dim()]
     if not sizes or "norm" not in type(norm).__name__.lower():
@@ -83,12 +102,13 @@ def _adds_one(norm: nn.Module) -> bool:
             p.zero_()
         try:
             out = probe(torch.randn(2, sizes[0], dtype=torch.float64))
-        except Exception:
+        except Exception:  # any signature is allowed; a norm that needs more than x is not of this kind
             return False
     return isinstance(out, torch.Tensor) and bool(out.abs().max() > 0)
 
 
 def _scaled_readouts(draft: Draft) -> Iterator[Knob]:
+    """Readouts, which sum over the width: the model may divide the result by the width or by its root."""
     groups: dict[str, list[str]] = {}
     for entry in draft.entries.values():
         if _reads_only(entry):
@@ -104,6 +124,7 @@ def _scaled_readouts(draft: Draft) -> Iterator[Knob]:
 
 
 def _reads_only(entry: Entry) -> bool:
+    """True for a parameter whose one growing axis is read, and whose fold was not declared."""
     roles = {(entry.roles or {}).get(dim) for dim in entry.growing}
     return (
         roles == {"in"}
@@ -114,6 +135,7 @@ def _reads_only(entry: Entry) -> bool:
 
 
 def _scaled_embeddings(draft: Draft) -> Iterator[Knob]:
+    """Embeddings, which the model may multiply by the root of its width (Gemma, BART with `scale_embedding`)."""
     for entry in draft.entries.values():
         embeds = isinstance(entry.module[0], nn.Embedding) and entry.kind == "parameter"
         if not embeds or entry.growing != [1] or entry.declared_fold is not None:

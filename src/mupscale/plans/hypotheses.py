@@ -1,7 +1,12 @@
-"""What two models leave open, as a short list of knobs, each with its likely settings first.
+"""What two models leave open, as a short list of knobs, each with its likeliest setting first.
+
+Shapes do not determine a layout. GPT-2's fused projection of q, k and v grows from 48 to 96 rows (16 = 2
+heads of 8 become 4 heads), and three layouts fit: blocks of 24 (q, k, v of one head together, as in
+GPT-NeoX), blocks of 8 (all heads of q, then of k, then of v: GPT-2), or single rows. One knob holds these
+three settings for all layers.
 
 A knob changes roles, layouts or folds of a few tensors at once. The gradient identity decides;
-this file only proposes, from the integer attributes (heads, groups) of the two models.
+this module only proposes, from the integer attributes (heads, groups) of the two models.
 """
 
 from __future__ import annotations
@@ -20,26 +25,40 @@ from ..rules.scale import ONE, Scale
 from .draft import Draft, Entry
 from .names import pattern_of
 
+# The patterns below order the settings, or propose more of them; with a name that none of them knows, a search
+# needs more trials, or finds nothing. The names are those of the attention modules in transformers; a number says
+# how many model types of version 5.22 use a name.
+
+# Modules named after attention: attn, attention, self_attn, SelfAttention.
 _ATTENTION = re.compile(r"att", re.IGNORECASE)
+# Attributes that count heads or groups: num_heads (142), num_attention_heads (113), num_key_value_heads (31),
+# n_heads, n_head, n_head_kv, n_groups (Mamba-2). Sizes are no counts: head_dim, head_size, kv_dim.
 _COUNTS = re.compile(r"^(?!.*(size|dim)).*(head|group|kv)", re.IGNORECASE)
+# Projections that write heads: q_proj, k_proj, v_proj (Llama and some 290 others), query, key, value (BERT,
+# ViT: 79), qkv, qkv_proj (Phi-3), Wqkv (MPT, ModernBERT), query_key_value (BLOOM, Falcon, GPT-NeoX), q, k, v
+# (T5), q_lin (DistilBERT), linear_q (ESM), kv_b_proj, q_b_proj (DeepSeek's second, low-rank factor), c_attn
+# (GPT-2), wq, wk, wv (the first Llama code), in_proj_weight (nn.MultiheadAttention).
 _HEADS_OUT = re.compile(
     r"^(wq|wk|wv|c_attn|in_proj.*|.*(q|k|v|kv|qkv|query|key|value)(_b)?(_proj|_lin|_linear)?)$"
 )
+# Projections that read heads: o_proj (Llama: 221), out_proj (OPT, BART: 151), dense (BERT, GPT-NeoX: 114),
+# proj (vision models: 67), wo, o (T5), c_proj (GPT-2), out_lin (DistilBERT), linear_out (ESM), to_out.
 _HEADS_IN = re.compile(r"^(o|wo|out|proj|dense|c_proj|o_proj|out_proj|.*out.*)$")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One value of a knob."""
+    """One value of a knob: what it changes in which tensors, by name."""
 
     says: str
+    """The hypothesis in words."""
     roles: Mapping[str, Mapping[int, Role]] = field(default_factory=dict)
     layouts: Mapping[str, Mapping[int, Layout]] = field(default_factory=dict)
     folds: Mapping[str, Scale] = field(default_factory=dict)
     shifts: Mapping[str, int] = field(default_factory=dict)
 
     def apply(self, draft: Draft) -> Draft:
-        """The draft under this setting; folds multiply what was there."""
+        """The draft with this setting applied; folds multiply those already there."""
         changed: dict[str, Entry] = {}
         for name in {*self.roles, *self.layouts, *self.folds}:
             entry = draft.entries[name]
@@ -58,16 +77,24 @@ T = TypeVar("T")
 
 
 def role_knobs(draft: Draft) -> Iterator[Knob]:
-    """A raw parameter with one growing axis is tried as out and as in; with several, as a matrix first."""
+    """A raw parameter with one growing axis is tried as out and as in; with several, as a matrix first.
+
+    An `nn.Linear` says which of its axes is read; an `nn.Parameter` of shape (n,) may be a gain ("out") or a
+    readout vector ("in"). Most are gains and biases, so "out" comes first.
+    """
     groups: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for entry in draft.open:
         groups.setdefault((pattern_of(entry.name), tuple(entry.growing)), []).append(entry.name)
+    # Parameters of a model's own norm classes come last: they are gains, for which "out" is right, and a
+    # search varies early knobs first.
     for names in sorted(groups.values(), key=lambda names: _norm(draft.entries[names[0]])):
         growing = draft.entries[names[0]].growing
         choices: list[dict[int, Role]]
         if len(growing) == 1:
             choices = [{growing[0]: "out"}, {growing[0]: "in"}]
         else:
+            # torch's order (out, in), then the order of x @ w, then a table that is only written. Axes before
+            # the last two are stacked copies of the matrix, such as experts.
             first, last = growing[-2], growing[-1]
             rest: dict[int, Role] = dict.fromkeys(growing[:-2], "out")
             choices = [
@@ -93,8 +120,11 @@ def copies(draft: Draft, entry: Entry, dim: int) -> Fraction:
 def layout_knobs(draft: Draft, everywhere: bool = False) -> Iterator[Knob]:
     """Axes inside a module with a growing number of heads or groups: whole blocks, or neighbours.
 
-    With `everywhere`, projections beside such a module (by their names) are open too; a search can afford it.
+    With `everywhere`, projections next to such a module (by their names) are open too; only a search that can
+    measure asks for that.
     """
+    # One knob per module pattern and role, so that all layers, and weight and bias, are decided together. A
+    # tensor without known roles gets a knob of its own.
     groups: dict[tuple[str, str], list[tuple[str, int]]] = {}
     counting = counting_modules(draft)
     found: dict[str, list[tuple[int, int]]] = {}
@@ -110,12 +140,14 @@ def layout_knobs(draft: Draft, everywhere: bool = False) -> Iterator[Knob]:
                 groups.setdefault(
                     (owner, role if entry.roles else f"{role} {pattern_of(entry.name)}"), []
                 ).append((entry.name, dim))
-    for (owner, role), axes in sorted(groups.items(), key=lambda group: _stream(*group[0])):
+    for (owner, role), axes in sorted(groups.items(), key=lambda group: _faces_stream(*group[0])):
         name, dim = axes[0]
         entry = draft.entries[name]
         blocks = block_sizes(draft, entry, dim, found[name])
         if not blocks:
             continue
+        # The side of a projection that faces the heads probably moves whole heads; the other side is the
+        # residual stream, whose channels are copied one by one.
         leaf = (owner or name).rpartition(".")[2]
         heads = bool((_HEADS_OUT if role == "out" else _HEADS_IN).match(leaf)) or role.startswith("open")
         layouts: list[Layout] = [*blocks, 1] if heads else [1, *blocks]
@@ -126,7 +158,11 @@ def layout_knobs(draft: Draft, everywhere: bool = False) -> Iterator[Knob]:
 
 
 def paired_knobs(draft: Draft) -> Iterator[Knob]:
-    """Raw parameters with an axis twice as long as another: two halves, or pairs of neighbours (gate and up)."""
+    """Raw parameters with an axis twice as long as another: two halves, or pairs of neighbours (gate and up).
+
+    An expert's fused `gate_up_proj` of 2·I rows next to a `down_proj` that reads I: Mixtral stores all gates,
+    then all ups; GPT-OSS alternates them, so that pairs of rows are copied together.
+    """
     groups: dict[tuple[str, int], list[tuple[str, int]]] = {}
     sizes: dict[str, set[int]] = {}
     for entry in draft.entries.values():
@@ -144,8 +180,12 @@ def paired_knobs(draft: Draft) -> Iterator[Knob]:
             ]
 
 
-def _stream(owner: str, role: str) -> bool:
-    """True for the side of a projection that by its name faces away from the heads; such axes are asked last."""
+def _faces_stream(owner: str, role: str) -> bool:
+    """True for the side of a projection that by its name faces away from the heads; such knobs come last.
+
+    >>> _faces_stream("h.*.attn.c_attn", "in"), _faces_stream("h.*.attn.c_attn", "out")
+    (True, False)
+    """
     leaf = owner.rpartition(".")[2]
     return bool((_HEADS_OUT if role == "in" else _HEADS_IN).match(leaf)) and not role.startswith("open")
 
@@ -153,22 +193,35 @@ def _stream(owner: str, role: str) -> bool:
 def _counts_for(
     entry: Entry, counting: Mapping[str, list[tuple[int, int]]], everywhere: bool
 ) -> list[tuple[int, int]]:
+    """The counts of the module that contains a tensor, or, with `everywhere`, of one next to it.
+
+    BERT needs the second: `attention.self` holds the number of heads, `attention.output.dense` reads them.
+    """
     inside = next((counts for path, counts in counting.items() if _inside(entry.name, path)), [])
     if inside or not everywhere:
         return inside
     leaf = entry.name.rpartition(".")[0].rpartition(".")[2]
     if not (_ATTENTION.search(entry.name) and (_HEADS_IN.match(leaf) or _HEADS_OUT.match(leaf))):
         return []
-    beside = (counts for path, counts in counting.items() if _inside(entry.name, path.rpartition(".")[0]))
-    return next(beside, [])
+    siblings = (counts for path, counts in counting.items() if _inside(entry.name, path.rpartition(".")[0]))
+    return next(siblings, [])
 
 
 def fused_layouts(entry: Entry, dim: int, counts: list[tuple[int, int]]) -> list[Layout]:
-    """Segments of fused projections of grouped attention: queries in groups, then keys and values."""
+    """Segments of fused projections of grouped attention: queries in groups, then keys and values.
+
+    Phi-3 with 4 query heads, 2 key heads and head size 8 has a `qkv_proj` of (4 + 2·2)·8 = 64 rows. Doubled,
+    each of the 2 groups of 2 query heads (16 rows) is copied as a whole, then each of the 2·2 key and value
+    heads (8 rows):
+
+    >>> entry = Entry("qkv_proj.weight", "parameter", (64, 32), (128, 64), (nn.Linear(32, 64),) * 2, None, {})
+    >>> fused_layouts(entry, 0, [(2, 4), (4, 8)])
+    [(((2, 2), (16, 1)), ((4, 2), (8, 1)))]
+    """
     base, wide = entry.base_shape[dim], entry.wide_shape[dim]
     found: list[Layout] = []
     for (heads, more), (kv, more_kv) in product(counts, counts):
-        rows, goal = heads + 2 * kv, more + 2 * more_kv
+        rows, goal = heads + 2 * kv, more + 2 * more_kv  # in heads
         if (
             kv < heads
             and heads % kv == 0
@@ -198,7 +251,12 @@ def _fits(draft: Draft, name: str, dim: int, layout: Layout) -> bool:
 
 
 def block_sizes(draft: Draft, entry: Entry, dim: int, counts: list[tuple[int, int]]) -> list[int]:
-    """Block sizes that keep heads (or groups) whole, from the counts that grow in the two models."""
+    """Block sizes that keep heads (or groups) whole, from the counts that grow in the two models.
+
+    GPT-2's fused rows, 48 to 96 with 2 heads to 4: 48 / 2 = 24 rows per head come first. Other sizes in the
+    same block of the model, divided by the count, are the further candidates: the stream of 16 gives the head
+    size 16 / 2 = 8.
+    """
     base, wide = entry.base_shape[dim], entry.wide_shape[dim]
     found: list[int] = []
     for a, b in counts:
@@ -212,8 +270,8 @@ def block_sizes(draft: Draft, entry: Entry, dim: int, counts: list[tuple[int, in
 def counting_modules(draft: Draft) -> dict[str, list[tuple[int, int]]]:
     """Paths of the innermost modules that hold a growing number of heads or groups, with (base, wide) counts.
 
-    Own attributes tell most; a configuration object, which every module may carry, is believed for modules
-    named after attention.
+    Attributes of the module itself count most. A configuration object may be shared by all modules, so it is
+    used only if no module has such attributes, and then for modules named after attention if there are any.
     """
     owners = [dict(model.named_modules()) for model in draft.models]
     own: dict[str, list[tuple[int, int]]] = {}
@@ -249,7 +307,7 @@ def _inside(path: str, outer: str) -> bool:
 
 
 def _sizes_near(draft: Draft, entry: Entry) -> set[int]:
-    """Growing sizes in the same block of the model: the head size is one of them over a count."""
+    """Growing sizes in the same block of the model: one of them, divided by a count, is the head size."""
     parent = entry.name.rpartition(".")[0].rpartition(".")[0]
     return {
         e.base_shape[d]
@@ -260,7 +318,11 @@ def _sizes_near(draft: Draft, entry: Entry) -> set[int]:
 
 
 def combinations_of(knobs: Sequence[Sequence[T]], flips: int) -> Iterator[tuple[T, ...]]:
-    """Every knob at its likeliest setting, then one changed, then two, …"""
+    """Every knob at its likeliest (first) setting, then one knob changed, then two, up to `flips`.
+
+    >>> ["".join(choice) for choice in combinations_of(["ab", "xyz"], 2)]
+    ['ax', 'bx', 'ay', 'az', 'by', 'bz']
+    """
     likely = [knob[0] for knob in knobs]
     for count in range(min(flips, len(knobs)) + 1):
         for which in combinations(range(len(knobs)), count):

@@ -30,6 +30,7 @@ Gather = Callable[[Any], list[Any]]
 """What every rank has to say, in the order of ranks and the same on every rank."""
 
 GRADIENT_TOLERANCE = 1e-9
+"""In float64. The worst of 99 exact stock model types, five AdamW steps included, is 1.5e-11."""
 SILENT = 1e-13  # a gradient this far below the model's largest is rounding, not signal
 
 

@@ -29,6 +29,9 @@ from .readers import reading_faults
 from .search import Found as Found
 from .search import search
 
+# Modules without parameters that read channels in an order of their own: neighbours (local response), blocks
+# (shuffles, GLU halves) or all together (softmax). Plain copies are wrong for some of them, and shapes do not
+# show for which.
 _MIXES_CHANNELS = (
     nn.LocalResponseNorm, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.Unflatten,
     nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.GLU,

@@ -29,6 +29,7 @@ KNOWN_NORMS = (
     nn.GroupNorm,
     nn.modules.batchnorm._NormBase,
 )
+# Activations with f(0) != 0, and a softmax, over which zeros count: zeros do not stay zeros behind them.
 _ZERO_ELSEWHERE = (nn.Sigmoid, nn.Softplus, nn.LogSigmoid, nn.Softmax, nn.LogSoftmax, nn.Hardsigmoid)
 
 

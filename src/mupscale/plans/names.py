@@ -10,7 +10,9 @@ from collections.abc import Container, Iterator
 
 from torch import Tensor, nn
 
+# What torch.compile, FSDP1 and activation checkpointing insert into names.
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# Wrappers that hold the model as `module`, by class name: importing them would import distributed code.
 _OUTER = ("DistributedDataParallel", "DataParallel", "AveragedModel", "FullyShardedDataParallel")
 
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from .names import strip_wrappers
 
+# Relative to the largest entry. It only guides the search, so it need not be tight: float64 rounds at 1e-16,
+# and the rest is room for what sums and norms make of that.
 _TOLERANCE = 1e-7
 
 

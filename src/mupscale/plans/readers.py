@@ -1,8 +1,22 @@
-"""Does every axis that is read have someone who writes it, in the same layout?
+"""Is every axis that is read also written by some tensor, in the same layout?
 
 A flattened image, a concatenation or a grouped convolution reads entries in an order that shapes do not
 show. Where no tensor writes an axis of the size and layout that another one reads, the layout is open: it
 is declared, or the gradient identity decides among the layouts that the writers suggest.
+
+Four channels of 3 x 3 pixels, flattened, are 36 units: channel 0's nine pixels, channel 1's nine pixels, and
+so on. Copying each unit would put copies of a pixel next to each other, but the wide convolution writes
+copies of a whole channel. The convolution writes "4x2"; with a block of 9 inside, that is the layout to try
+first:
+
+>>> from mupscale.plans.draft import draft
+>>> def make(n: int) -> nn.Module:
+...     return nn.Sequential(nn.Conv2d(1, n, 3), nn.Flatten(), nn.Linear(9 * n, 2))
+>>> made, _ = draft(make(4), make(8), False, None)
+>>> [(reading.name, reading.dim, str(reading.axis)) for reading in unwritten(made)]
+[('2.weight', 1, 'in: 36x2')]
+>>> [[setting.says for setting in knob] for knob in reader_knobs(made, set())]
+[['*.weight, axis 1 laid out 9', '*.weight, axis 1 laid out 1']]
 """
 
 from __future__ import annotations
@@ -49,7 +63,7 @@ def written(draft: Draft) -> dict[tuple[Product, ...], Axis]:
 
 
 def unwritten(draft: Draft, skip: set[tuple[str, int]] | None = None) -> list[Reading]:
-    """Axes that are read in a size or layout that nobody writes, but for those in `skip`."""
+    """Axes that are read in a size or layout that no tensor writes, except those in `skip`."""
     known = written(draft)
     grouped = _grouped_sizes(draft)
     found: list[Reading] = []
@@ -66,10 +80,12 @@ def unwritten(draft: Draft, skip: set[tuple[str, int]] | None = None) -> list[Re
             axis = _axis(draft, entry, dim)
             if axis is None:
                 continue
+            # Channels of a grouped convolution may be written in the wrong layout too: whatever has their
+            # size, on either side, is open.
             if (axis.base, axis.wide) in grouped:
                 blocks = grouped[(axis.base, axis.wide)]
                 found.append(Reading(f"{pattern_of(entry.name)}, axis {dim}", blocks, entry.name, dim))
-            elif role == "in" and _whole(entry, axis).segments not in known:
+            elif role == "in" and _all_groups(entry, axis).segments not in known:
                 found.append(Reading(f"{pattern_of(entry.name)}, axis {dim}", axis, entry.name, dim))
     return found
 
@@ -80,15 +96,18 @@ def _grouped_sizes(draft: Draft) -> dict[tuple[int, int], Axis]:
     return {(a.base, a.wide): a for a in axes if a is not None and len(a.segments[0]) > 1}
 
 
-def _whole(entry: Entry, axis: Axis) -> Axis:
-    """All the channels that a convolution with fixed groups reads, of which its weight shows one group."""
+def _all_groups(entry: Entry, axis: Axis) -> Axis:
+    """All the channels that a convolution reads; with fixed groups, its weight shows the channels of one group.
+
+    `Conv2d(8, 4, 3, groups=2)` has a weight of shape (4, 4, 3, 3) and reads 2 groups of these 4 channels.
+    """
     groups = getattr(entry.module[0], "groups", 1)
-    shown = isinstance(entry.module[0], _ConvNd) and not entry.module[0].transposed
-    return Axis.of((Factor(groups), *axis.segments[0]), role="in") if shown and groups > 1 else axis
+    per_group = isinstance(entry.module[0], _ConvNd) and not entry.module[0].transposed
+    return Axis.of((Factor(groups), *axis.segments[0]), role="in") if per_group and groups > 1 else axis
 
 
 def reading_faults(draft: Draft, hint: str) -> list[Fault]:
-    """A fault for every axis that is read as nobody writes it, with the line that declares it."""
+    """A fault for every axis that is read in a layout that no tensor writes, with the line that declares it."""
     faults: dict[str, Fault] = {}
     for reading in unwritten(draft):
         what = f"{reading.axis.base} -> {reading.axis.wide} units: no tensor is known to write them in the layout in which they are read"
@@ -99,7 +118,7 @@ def reading_faults(draft: Draft, hint: str) -> list[Fault]:
 
 
 def reader_knobs(draft: Draft, skip: set[tuple[str, int]]) -> Iterator[Knob]:
-    """For every open reading, the layouts that its writers suggest; equal sizes are decided together."""
+    """For every open reading, the layouts that its writers suggest; readings of equal size share one knob."""
     groups: dict[tuple[int, int], list[Reading]] = {}
     for reading in unwritten(draft, skip):
         groups.setdefault((reading.axis.base, reading.axis.wide), []).append(reading)
@@ -114,8 +133,9 @@ def reader_knobs(draft: Draft, skip: set[tuple[str, int]]) -> Iterator[Knob]:
 
 
 def _suggested(draft: Draft, reading: Reading) -> list[Any]:
-    """What is read as it stands, a writer's layout with blocks inside (as flattening gives), neighbours."""
+    """Layouts to try: the reading's own, each writer's with a block inside (as flattening gives), single units."""
     found: list[Any] = [reading.axis.segments[0]] if len(reading.axis.segments[0]) > 1 else []
+    # The longest writer first: it leaves the smallest block, so it explains most of the reading.
     for axis in sorted(written(draft).values(), key=lambda a: -a.base):
         times, rest = divmod(reading.axis.base, axis.base)
         if rest == 0 and axis.wide * times == reading.axis.wide and len(axis.segments) == 1:
@@ -124,7 +144,7 @@ def _suggested(draft: Draft, reading: Reading) -> list[Any]:
 
 
 def _as_text(option: object) -> object:
-    """An option as a user would declare it."""
+    """An option as a user would declare it: "4x2 * 9" is "blocks of 9" and is written 9."""
     if isinstance(option, tuple):
         if len(option) == 2 and option[1].k == 1 and not option[1].pad:
             return option[1].size

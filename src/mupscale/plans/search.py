@@ -1,8 +1,21 @@
 """Try hypotheses about a plan on two models in float64 until the gradient identity holds.
 
-The outputs of all modules are watched: the first one that is not made of copies of the base's tells which part
-of the model a wrong hypothesis is in, so that only its knobs are turned. Watching only decides what is tried
-next; a plan is accepted by the loss and the gradient identity on every tensor, and by nothing else.
+The outputs of all modules are recorded. The first one that is not made of copies of the base's output shows
+where a wrong hypothesis is, so only the knobs near it are turned. This only decides what is tried next: a
+plan is accepted by the loss and the gradient identity on every tensor, and by nothing else.
+
+How it goes for a GPT-2 of 2 heads, doubled. There are 7 knobs; three of them matter here:
+
+    3  h.*.attn.c_attn (out): blocks of 24, 8 or 1      4  h.*.attn.c_proj (in): blocks of 8 or 1
+    6  h.*.attn.c_proj (out): blocks of 1 or 8
+
+    trial   choice          outputs agree   first wrong output   why this choice
+    1       0 0 0 0 0 0 0   5               h.0.attn.c_proj      every knob at its likeliest setting
+    2-4     knobs 4 and 6   5               h.0.attn.c_proj      knobs inside h.*.attn.c_proj; none helps
+    5       0 0 0 1 0 0 0   all             none                 knobs inside h.*.attn: c_attn in blocks of 8
+
+c_attn itself was the error, but its output passed: it consisted of copies, in the wrong order. Hence the
+scope widens from the module at fault to the modules that contain it.
 """
 
 from __future__ import annotations
@@ -26,8 +39,15 @@ from .plan import Plan
 from .readers import reader_knobs
 
 TRIALS = 600
+"""Hypotheses before the search gives up. Of the 99 model types of transformers that are exact in
+`benchmarks/families_wide.json`, 73 needed one trial, 97 at most 10, the hardest 265. A search that fails after 600
+takes 30 to 40 CPU seconds on small copies."""
 FLIPS = 3
+"""Knobs that are changed at once. ModernBERT needs two: with one, its search ends after 11 trials without a plan. No
+type is known to need three; measured on 11 types that need more than one trial."""
 _PER_SCOPE = 150
+"""Trials in one part of the model before its surroundings are tried: a quarter of all, so that a wrong first lead
+leaves enough for others. Chosen by hand; on the same 11 types, 30 and 600 need as many trials."""
 
 Choice = tuple[int, ...]
 """Which setting of every knob."""
@@ -35,7 +55,7 @@ Choice = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Found:
-    """A plan that holds, and what was measured."""
+    """A plan that passed, and what was measured."""
 
     plan: Plan
     trials: int
@@ -47,19 +67,40 @@ class Found:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """How far one choice got: outputs that agree, then gradients that do."""
+    """How far one choice got."""
 
     score: tuple[float, int]
+    """Larger is better: outputs that agree (infinite if the loss does), then minus the number of wrong gradients."""
     where: tuple[str, ...]
     """Module or tensor names (as patterns) at fault."""
     says: tuple[int, float, str]
+    """Smaller is nearer: what failed (0 a gradient, 1 the loss, 2 building a plan), by how much, in words."""
     plan: Plan | None = None
     identity: Identity | None = None
     gap: float = 0.0
 
 
 def search(made: Draft, base: nn.Module, wide: nn.Module, loss: Loss) -> Found:
-    """The first plan that is exact for these two models, or a refusal that says how near the search came."""
+    """The first plan that is exact for these two models, or a refusal that says how near the search came.
+
+    Nothing says whether the vector below is a gain or a readout. "out" is tried first and fails; "in" is
+    exact:
+
+    >>> import torch
+    >>> from mupscale.plans.draft import draft
+    >>> class Readout(nn.Module):
+    ...     def __init__(self, n: int) -> None:
+    ...         super().__init__()
+    ...         self.inside, self.vector = nn.Linear(3, n), nn.Parameter(torch.ones(n))
+    ...
+    ...     def forward(self, x: torch.Tensor) -> torch.Tensor:
+    ...         return torch.tanh(self.inside(x)) @ self.vector
+    >>> x = torch.ones(2, 3, dtype=torch.float64)
+    >>> base, wide = Readout(4).double(), Readout(8).double()
+    >>> found = search(draft(base, wide, False, None)[0], base, wide, lambda model: model(x).square().mean())
+    >>> found.trials, str(found.plan["vector"].axes[0])
+    (2, 'in: 4x2')
+    """
     return _Search(made, base, wide, loss).run()
 
 
@@ -75,6 +116,7 @@ class _Search:
             )
         self.seen: list[Seen] = seen
         layouts = list(layout_knobs(made, everywhere=True))
+        # Axes that a layout knob already varies are not asked about a second time by the readers.
         decided = {(n, d) for knob in layouts for s in knob for n, dims in s.layouts.items() for d in dims}
         proposed = (
             *fold_knobs(made, base, [s.path for s in seen]),
@@ -95,13 +137,18 @@ class _Search:
                 _refuse_undecided(self.knobs, set(identity.errors) - set(identity.untested))
                 unreached = tuple(n for n, g in self.grads.items() if g is None or not bool(g.any()))
                 plan = replace(
-                    outcome.plan, needs=outcome.plan.needs | _taken_for_granted(self.made, outcome.plan)
+                    outcome.plan, needs=outcome.plan.needs | _assumed_roles(self.made, outcome.plan)
                 )
                 return Found(plan, len(self.tried), identity.worst[1], outcome.gap, unreached)
         raise _not_found(self.made, len(self.tried), self.nearest[2])
 
     def _outcomes(self) -> Iterator[_Outcome]:
-        """Climb: from the likeliest choice to better ones, near the first fault first; then try the rest."""
+        """Climb: from the likeliest choice to better ones, near the first fault first; then try the rest.
+
+        Every improvement starts again with the scopes of the new first fault. When no scope has an
+        improvement, what is left of `TRIALS` goes to choices near the likeliest one, in case the climb
+        followed a wrong lead.
+        """
         choice: Choice = (0,) * len(self.knobs)
         best = self._try(choice)
         yield best
@@ -128,8 +175,12 @@ class _Search:
                 yield self._try(other)
 
     def _scopes(self, outcome: _Outcome) -> Iterator[list[int]]:
-        """Knobs inside the module at fault, then inside what contains it, at last all."""
+        """Knobs inside the module at fault, then inside each module that contains it, then all.
+
+        For "h.*.attn.c_proj": the knobs of h.*.attn.c_proj, of h.*.attn, of h.*, of h, and all knobs.
+        """
         done: set[tuple[int, ...]] = set()
+        # A wrong layout disturbs many gradients; three of them name its surroundings well enough.
         for path in outcome.where[:3]:
             words = path.split(".")
             for depth in range(len(words), 0, -1):
@@ -155,7 +206,7 @@ class _Search:
             check_duplicates(plan)
         except MupscaleError as error:
             if not self.knobs:
-                raise
+                raise  # nothing can be varied, so this error is the answer
             return _Outcome((-1.0, 0), tuple(f.where for f in error.faults), (2, 0.0, str(error)))
         _apply_edits(self.wide, plan)
         load_wide_(self.wide, self.base, plan)
@@ -163,6 +214,7 @@ class _Search:
         with watched(self.wide) as seen:
             value, grads = gradients(self.wide, self.loss)
         gap = loss_gap(float(self.value), float(value))
+        # Not `gap > tolerance`: a loss that is not a number must count as different.
         if not gap <= GRADIENT_TOLERANCE:
             index, where = first_difference(self.seen, seen, folds)
             says = (
@@ -181,7 +233,12 @@ class _Search:
 
 
 def _near(choice: Choice, scope: Sequence[int], knobs: Sequence[Knob]) -> Iterator[Choice]:
-    """Choices that differ in one knob of the scope, then in two, …; knobs at their present setting first."""
+    """The present choice, then those that differ from it in one knob of the scope, in two, up to `FLIPS`.
+
+    >>> knobs: list[Knob] = [[..., ...], [..., ...], [..., ...]]  # three knobs of two settings
+    >>> list(_near((0, 1, 0), [0, 1], knobs))
+    [(0, 1, 0), (1, 1, 0), (0, 0, 0), (1, 0, 0)]
+    """
     inside = [[choice[i], *(j for j in range(len(knobs[i])) if j != choice[i])] for i in scope]
     for settings in combinations_of(inside, FLIPS):
         new = list(choice)
@@ -198,13 +255,17 @@ def _within(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(f"{prefix}.")
 
 
-def _taken_for_granted(made: Draft, plan: Plan) -> set[str]:
-    """Raw matrices whose axes grow alike: training cannot tell in from out, sizes of noise can."""
+def _assumed_roles(made: Draft, plan: Plan) -> set[str]:
+    """Raw matrices whose axes grow by the same k: training is the same for both orders of in and out, noise is not.
+
+    s = 1/k_in and r = 1/k_out are equal if k_in = k_out, so the gradient identity passes either way; the size
+    of noise depends on which axis is read.
+    """
     alike = [
         e.name for e in made.open if len({plan[e.name].axes[d].k for d in e.growing}) == 1 < len(e.growing)
     ]
     return {
-        f"{name} reads its last growing axis (both grow alike, so training does not tell; declare roles= before adding noise)"
+        f"{name} reads its last growing axis (both grow by the same factor, so training does not show which; declare roles= before adding noise)"
         for name in dict.fromkeys(map(pattern_of, alike))
     }
 
@@ -230,7 +291,7 @@ def _not_found(made: Draft, tried: int, nearest: str) -> MupscaleError:
 
 
 def _refuse_undecided(knobs: list[Knob], tested: set[str]) -> None:
-    """A hypothesis that only concerns tensors without a gradient passes whatever it says."""
+    """Refuse knobs whose tensors all have no gradient: any of their settings would have passed."""
     faults = []
     for knob in knobs:
         names = {name for setting in knob for name in (*setting.roles, *setting.layouts)}
