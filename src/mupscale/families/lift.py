@@ -3,8 +3,8 @@
 A full tensor takes the plan of the small tensor with the same name, numbers apart. Blocks keep their size, their
 number follows the full model; what is not a whole number of blocks is a fault, and nothing is guessed.
 
-The copy of Llama 70B in shrink.py has q_proj rows "2x2 * 1024": 2 blocks of 8 heads of 128 rows. The full model has 8,192
-rows, hence 8 blocks. Its stream of 48 channels, "48x2", becomes "8192x2":
+The copy of Llama 70B in shrink.py has q_proj rows "2x2 * 1024": 2 blocks of 8 heads of 128 rows. The full
+model has 8,192 rows, hence 8 blocks. Its stream of 48 channels, "48x2", becomes "8192x2":
 
 >>> str(_axis(Axis.parse("out: 2x2 * 1024"), 8192, 16384)), str(_axis(Axis.parse("in: 48x2"), 8192, 16384))
 ('out: 8x2 * 1024', 'in: 8192x2')
@@ -86,8 +86,8 @@ def lift(
 def _axis(axis: Axis, base: int, wide: int, declared: Any = None) -> Axis:
     """An axis of the copy at the sizes of the full model.
 
-    Only the number of outer units changes, in every segment by the same ratio. A fused "2x2 * 16 | 4x2 * 8" (queries, then
-    keys and values) of 64 rows, in a full model with 4 times as many heads:
+    Only the number of outer units changes, in every segment by the same ratio. A fused "2x2 * 16 | 4x2 * 8"
+    (queries, then keys and values) of 64 rows, in a full model with 4 times as many heads:
 
     >>> str(_axis(Axis.parse("out: 2x2 * 16 | 4x2 * 8"), 256, 512))
     'out: 8x2 * 16 | 16x2 * 8'
@@ -116,7 +116,7 @@ def _axis(axis: Axis, base: int, wide: int, declared: Any = None) -> Axis:
 
 
 def _structure(plan: TensorPlan) -> tuple[Any, ...]:
-    """Everything in a tensor's plan except the number of outer units, so that layers of other sizes compare equal."""
+    """Everything in a tensor's plan except the number of outer units."""
     axes = tuple(
         (axis.role, tuple((s[0].k, s[0].pad, s[1:]) for s in axis.segments) if axis.grows else None)
         for axis in plan.axes
@@ -127,9 +127,9 @@ def _structure(plan: TensorPlan) -> tuple[Any, ...]:
 class _Twins:
     """Which tensor of the copy corresponds to one of the full model.
 
-    Any layer does if all layers of the copy have the same plan. If they do not, tensors with the same name correspond when
-    both models have the same layers; otherwise the last layer corresponds to the last, and the others to the others:
-    the 1/k of a tied readout may be folded into the last layer only.
+    Any layer does if all layers of the copy have the same plan. If they do not, tensors with the same name
+    correspond when both models have the same layers; otherwise the last layer corresponds to the last, and
+    the others to the others: the 1/k of a tied readout may be folded into the last layer only.
     """
 
     def __init__(self, small: Plan, full: list[str]) -> None:

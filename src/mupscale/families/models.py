@@ -24,8 +24,8 @@ from ..errors import Fault, MupscaleError
 Config = Any
 """A transformers configuration; its package is imported only where it is used."""
 
-# Where transformers lists its classes, in the order of preference; the bare model, which has no loss of its own, is last.
-# Used when a configuration names no architecture.
+# Where transformers lists its classes, in the order of preference; the bare model, which has no loss of its
+# own, is last. Used when a configuration names no architecture.
 _HEADS = (
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",

@@ -30,8 +30,8 @@ from .record import FamilyPlan
 _BEFORE = 3
 """Steps before growing, so that there is optimizer state to carry over."""
 _CONTROL = 1e-6
-"""What the control must change the loss by, relatively: far above the rounding of float64, far below the 4e-2 that it
-changed at least on 99 stock model types."""
+"""What the control must change the loss by, relatively: far above the rounding of float64, and far below 4e-2,
+the least that it changed on 99 stock model types."""
 
 
 @dataclass(frozen=True)

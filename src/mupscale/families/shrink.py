@@ -1,8 +1,9 @@
 """A small copy of a configuration, made of the same blocks.
 
-The inside of a block stays: head size, query heads per key head, state and kernel sizes. The number of blocks,
-layers, words, positions and experts shrinks. A step is taken only if the model still builds and its tensors have
-the same names (numbers apart) and grow along the same dimensions; so what is found on the copy can be lifted.
+The inside of a block stays: head size, query heads per key head, state and kernel sizes. The number of
+blocks, layers, words, positions and experts shrinks. A step is taken only if the model still builds and its
+tensors have the same names (numbers apart) and grow along the same dimensions; so what is found on the copy
+can be lifted.
 
 Llama 70B, doubled, becomes a copy of 0.5 M parameters:
 
@@ -12,11 +13,11 @@ Llama 70B, doubled, becomes a copy of 0.5 M parameters:
     max_position_embeddings   8,192        40
     num_key_value_heads           8         2   two key heads ...
     num_attention_heads          64        16   ... with 8 query heads each, as before; head_dim stays 128
-    hidden_size               8,192        48   56 is tried first, and Llama refuses what 16 heads do not divide
+    hidden_size               8,192        48   56 is tried first; Llama wants a multiple of its heads
     intermediate_size        28,672        44
 
-A q_proj of the copy has 16 · 128 = 2,048 rows, and the search finds "2x2 * 1024": blocks of 8 query heads, one per key
-head. `lift` turns that into the "8x2 * 1024" of the full model's 8,192 rows.
+A q_proj of the copy has 16 · 128 = 2,048 rows, and the search finds "2x2 * 1024": blocks of 8 query heads,
+one per key head. `lift` turns that into the "8x2 * 1024" of the full model's 8,192 rows.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ Growth = dict[str, set[tuple[int, ...]]]
 """Name pattern -> along which dimensions, and how many times, its tensors grow."""
 
 LARGEST = 60_000_000
-"""Parameters of the grown copy: 0.5 GB in float64, as much again for gradients and for the gradients expected of them."""
+"""Parameters of the grown copy: 0.5 GB in float64, and as much for gradients and for what is expected of them."""
 
-# Names of fields, collected from the configurations of transformers. A name that is missing here is not shrunk: the copy
-# stays larger, and if it stays above LARGEST the model is refused.
+# Names of fields, collected from the configurations of transformers. A name that is missing here is not
+# shrunk: the copy stays larger, and if it stays above LARGEST the model is refused.
 _LAYERS = re.compile(r"^(n_layers?|num_(hidden_|encoder_|decoder_)?layers|encoder_(num_)?(hidden_)?layers|decoder_(num_)?(hidden_)?layers|"
                      r"n_(encoder|decoder)_layers|layers|num_blocks|num_hidden_groups|num_conv_layers|num_encoder_blocks)$")  # fmt: skip
 _WORDS = re.compile(r"^(vocab_size|.*_vocab_size|vocab_size_.*|n_vocab|n_words)$")
@@ -53,9 +54,10 @@ _EXPERTS = re.compile(r"^(num_(local_|routed_)?experts|n_routed_experts|moe_num_
 _CHOSEN = re.compile(r"(per_tok|top_?k$|moe_k)")
 # Ids of special tokens, which must lie inside the smaller vocabulary.
 _TOKEN = re.compile(r"(token_ids?|token_index|_idx)$")
-# Sizes of the copy, chosen by hand and tried in this order until a model builds. 44 and 56 come first because they equal
-# no other size of a usual copy, so its shapes show which width an axis has; the rest are for models that ask for a
-# multiple of something. The counts of words are odd, so they are no multiple of a width.
+# Sizes of the copy, chosen by hand and tried in this order until a model builds. 44 and 56 come first because
+# they equal no other size of a usual copy, so its shapes show which width an axis has; the rest are for
+# models that ask for a multiple of something. The counts of words are odd, so they are no multiple of a
+# width.
 _FFN = (44, 40, 48, 64, 96)
 _STREAM = (56, 48, 64, 96, 128)
 _WORD_COUNTS = (131, 259)
@@ -97,8 +99,8 @@ def count(found: Shapes) -> int:
 def shrunk(config: Config, multipliers: Multipliers, cls: Any, goal: Growth, gently: bool = False) -> Config:
     """The small copy: `goal` is how the full model grows, and the copy grows the same way.
 
-    `gently` keeps more: images, at least four heads, and heads times head size = hidden size where that holds. Refuses
-    if the copy is still too large to be tested in float64.
+    `gently` keeps more: images, at least four heads, and heads times head size = hidden size where that
+    holds. Refuses if the copy is still too large to be tested in float64.
     """
     # Greedy: each step takes its first option that leaves the same kind of model, or is left out.
     data = as_data(config)
@@ -158,11 +160,12 @@ def _kinds(data: Mapping[str, Any]) -> set[tuple[Any, ...]]:
 def _steps(data: Mapping[str, Any], gently: bool) -> Iterator[list[Any]]:
     """Every step with its options, smallest copy first. An option is a set of edits, or a function that makes one.
 
-    Functions see the configuration as earlier steps left it: a list with one entry per layer has been cut by then.
+    Functions see the configuration as earlier steps left it: a list with one entry per layer has been cut by
+    then.
     """
     for path, _ in parts(data):
-        # Two layers are a first and a last one. More are for patterns of layer types, none of which may be lost:
-        # ModernBERT's every 3rd, SmolLM3's 4th, Gemma 3's 6th and Jamba's 8th layer is of another type.
+        # Two layers are a first and a last one. More are for patterns of layer types, none of which may be
+        # lost: ModernBERT's every 3rd, SmolLM3's 4th, Gemma 3's 6th and Jamba's 8th layer is of another type.
         yield [_fewer_layers(path, count) for count in (2, 3, 4, 6, 8, 12)]
     for path, part in parts(data):
         yield [_fewer_words(path, words) for words in _WORD_COUNTS]

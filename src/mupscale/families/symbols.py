@@ -1,7 +1,7 @@
 """Short expressions about a configuration: "G*D", "heads*D: G*D | 2*kv*D: D", "multi_query and not alibi".
 
-Rows of the registry are written in them, once for all sizes. Knows integer arithmetic, comparisons and the names of a
-configuration's fields; evaluates nothing else.
+Rows of the registry are written in them, once for all sizes. Knows integer arithmetic, comparisons and the
+names of a configuration's fields; evaluates nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from ..errors import MupscaleError
 from ..rules.axes import Layout
 from ..rules.scale import Scale
 
-# What configurations of transformers call the four sizes; the first that is present counts, so the commonest come first.
+# What configurations of transformers call the four sizes; the first that is present counts, so the commonest
+# come first.
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim", "embedding_dim", "model_dim")
 _HEADS = (
     "num_attention_heads",
@@ -107,7 +108,8 @@ def _value(node: ast.AST, names: Mapping[str, Any], text: str) -> Any:
 def layout(text: str, names: Mapping[str, Any], k: int) -> Layout:
     """The layout that an expression gives for one configuration: a block, or segments "size: block | size: block".
 
-    Here H·D = 32 query rows in blocks of G·D = 16, then 2·KV·D = 32 key and value rows in blocks of 8, each copied 3 times:
+    Here H·D = 32 query rows in blocks of G·D = 16, then 2·KV·D = 32 key and value rows in blocks of 8, each
+    copied 3 times:
 
     >>> layout("H*D: G*D | 2*KV*D: D", {"H": 4, "KV": 2, "G": 2, "D": 8}, 3)
     (((2, 3), (16, 1)), ((4, 3), (8, 1)))

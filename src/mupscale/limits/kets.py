@@ -1,9 +1,9 @@
 """Matrix products in the limit: a fresh Gaussian part, and a part that depends on earlier products with W and Wᵀ.
 
-Knows: the first part (the paper's hat) by an orthonormal basis of the vectors that a matrix was multiplied by so far,
-and the second (the dot) by the Stein identity. With directions e_j that Wᵀ was multiplied by and their Gaussian images
-ξ_j = Wᵀ e_j, the dot part of W x is Σ_j e_j ⟨ξ_j, x⟩. No derivative is taken, so a step function is as good as a
-smooth one, and the k equal entries that a duplicated matrix produces are one scalar.
+Knows: the first part (the paper's hat) by an orthonormal basis of the vectors that a matrix was multiplied by
+so far, and the second (the dot) by the Stein identity. With directions e_j that Wᵀ was multiplied by and
+their Gaussian images ξ_j = Wᵀ e_j, the dot part of W x is Σ_j e_j ⟨ξ_j, x⟩. No derivative is taken, so a step
+function is as good as a smooth one, and the k equal entries that a duplicated matrix produces are one scalar.
 
 An example: y = Wᵀ W x for a Gaussian matrix W and a random x of size 1.
 
@@ -55,7 +55,8 @@ class Rows:
         """Add a row at the end."""
         height, width = self._memory.shape
         if self._count == height or len(row) > width:
-            # Twice the rows, so that n appends copy 2n rows in all; 4 at first, because most matrices meet few vectors.
+            # Twice the rows, so that n appends copy 2n rows in all; 4 at first, because most matrices meet
+            # few vectors.
             larger = torch.zeros(max(4, 2 * self._count), max(width, len(row)), dtype=torch.float64)
             larger[: self._count, :width] = self._memory[: self._count]
             self._memory = larger
@@ -80,13 +81,13 @@ class Kets(Backend):
     """A backend whose vectors are random: k numbers for each unit, the same distribution for all units."""
 
     new_above: float
-    """A vector is new to a matrix if more than this share of its squared norm lies outside the matrix's directions."""
+    """A vector is new to a matrix if more than this share of its square lies outside the matrix's directions."""
 
     def draw_matrix(self, name: str, kind: Kind, scale: float) -> tuple[Side, Side]:
         return Side(), Side()
 
     def product(self, matrix: Matrix, x: Vector) -> Vector:
-        """W x, as in the example above; `here` belongs to the side that x is multiplied from, `back` to the other."""
+        """W x, as in the example above; `here` is the side that is multiplied, `back` the other."""
         here, back = matrix.state[matrix.transposed], matrix.state[not matrix.transposed]
         seen = self.seen_by(matrix.kind, x.data)
         directions = here.directions.all(len(seen))

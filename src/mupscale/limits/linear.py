@@ -27,7 +27,7 @@ class LinearKets(Kets):
     0.333333333333
     """
 
-    new_above = 1e-24  # of a square: 1e-12 of the vector, far above float64's rounding, far below any real coefficient
+    new_above = 1e-24  # of a square: 1e-12 of the vector, far above float64's rounding
 
     def __init__(self, k: int) -> None:
         super().__init__(k)

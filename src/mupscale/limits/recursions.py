@@ -1,7 +1,8 @@
 """The closed recursions of the paper's two worked examples, as plain numbers.
 
-Knows: the formulas of its appendix, in both conventions of time: where growth replaces a gradient step, that step has
-rate 0, and the printed sums to T-2 follow. Knows nothing about kets, so that the calculus can be tested against it.
+Knows: the formulas of its appendix, in both conventions of time: where growth replaces a gradient step, that
+step has rate 0, and the printed sums to T-2 follow. Knows nothing about kets, so that the calculus can be
+tested against it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ def three_layer_recursion(
 ) -> list[float]:
     """The limit of `three_layer`. It does not depend on k, nor on the noise of B.
 
-    y = ⟨A, B C x⟩. A step of rate·slope subtracts rate·slope · A (C x)ᵀ from B, and so rate·slope · |A|² |C x|² from y.
-    The noise of B is independent of A and C, so it adds nothing to y; the noise of A and C makes them longer. Below,
-    |A|² |C x|² is 1 before growth and 1.25² after it: 0.5 · 1 and 0.5 · 0.5 are added, then 0.5 · 0.25 · 1.25².
+    y = ⟨A, B C x⟩. A step of rate·slope subtracts rate·slope · A (C x)ᵀ from B, and so rate·slope · |A|² |C
+    x|² from y. The noise of B is independent of A and C, so it adds nothing to y; the noise of A and C makes
+    them longer. Below, |A|² |C x|² is 1 before growth and 1.25² after it: 0.5 · 1 and 0.5 · 0.5 are added,
+    then 0.5 · 0.25 · 1.25².
 
     >>> settings = dict(x=1.0, sigma=1.0, noise={"A": 0.5, "B": 0.5, "C": 0.5}, slope=lambda y: y - 1)
     >>> [round(y, 6) for y in three_layer_recursion(Schedule(steps=4, grow_at=2, rate=0.5), **settings)]
@@ -41,7 +43,7 @@ def three_layer_recursion(
 
 @dataclass(frozen=True)
 class FourLayer:
-    """Coefficients of the second layer h: M on C D x, N on Bᵀ A, as they were before growth; M', N' as they are after it."""
+    """Coefficients of the second layer h: M on C D x and N on Bᵀ A from before growth, M' and N' on those after it."""
 
     outputs: list[float]
     M: list[float]
@@ -71,17 +73,18 @@ def four_layer_coefficients(
     noise: Mapping[str, float],
     slope: Slope | Sequence[float],
 ) -> FourLayer:
-    """The same with its coefficients; `slope` may be a sequence with one number per step, independent of the outputs.
+    """The same with its coefficients; `slope` may be a sequence with one number per step.
 
-    y = ⟨A, B C D x⟩ with B and C trained. The second layer h = C D x and the backward vector b = Bᵀ A see each other's
-    updates, u_s being rate times slope of step s:
+    y = ⟨A, B C D x⟩ with B and C trained. The second layer h = C D x and the backward vector b = Bᵀ A see
+    each other's updates, u_s being rate times slope of step s:
 
         h_t = C D x - Σ_{s<t} u_s |D x|² b_s        C lost u_s b_s (D x)ᵀ at step s
         b_s = Bᵀ A  - Σ_{r<s} u_r |A|² h_r          B lost u_r A h_rᵀ at step r
 
-    Inserting b into h shows that h_t = M_t · C D x + N_t · Bᵀ A with numbers M and N, and these are the sums below:
-    `through` is u_s |D x|², and `backward` is -b_s's coefficient from the second sum. After growth the initial terms are
-    the longer vectors with noise, of which the old ones are a part; their coefficients are M' and N'.
+    Inserting b into h shows that h_t = M_t · C D x + N_t · Bᵀ A with numbers M and N, and these are the sums
+    below: `through` is u_s |D x|², and `backward` is -b_s's coefficient from the second sum. After growth the
+    initial terms are the longer vectors with noise, of which the old ones are a part; their coefficients are
+    M' and N'.
 
     At step 1, with all sizes 1, u_0 = -0.1 and through_0 = -0.1, h_1 = C D x + 0.1 Bᵀ A:
 
@@ -95,8 +98,9 @@ def four_layer_coefficients(
     rates, T = schedule.rates(), schedule.grow_at
     s2 = sigma**2
     A2, B2, C2, D2 = (noise[name] ** 2 for name in "ABCD")
-    # What growth adds to |C D x|² and to |Bᵀ A|²: the old matrix with the vector's noise, the matrix's noise with the old
-    # vector, noise with noise. The old matrix is duplicated and averages over the k copies, hence 1/k in the first.
+    # What growth adds to |C D x|² and to |Bᵀ A|²: the old matrix with the vector's noise, the matrix's noise
+    # with the old vector, noise with noise. The old matrix is duplicated and averages over the k copies,
+    # hence 1/k in the first.
     extra_M = (s2 * D2 / k + s2 * C2 + C2 * D2) * x**2
     extra_N = s2 * A2 / k + s2 * B2 + A2 * B2
     steps: list[float] = []  # rate times slope of each step taken so far

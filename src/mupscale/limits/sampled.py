@@ -29,7 +29,7 @@ class SampledKets(Kets):
     True
     """
 
-    new_above = 1e-14  # of a square: 1e-7 of the vector, far below the error of sampling, far above the rounding of long sums
+    new_above = 1e-14  # of a square: 1e-7 of the vector, far below the error of sampling
 
     def __init__(self, k: int, samples: int = 2**13, seed: int = 0, sampler: Sampler = "sobol") -> None:
         super().__init__(k)

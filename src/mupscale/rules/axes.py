@@ -27,7 +27,8 @@ Role = Literal["in", "out"]
 Entries = Sequence[tuple[int, ...]]
 Layout = int | Entries | Sequence[Entries]
 
-# "64", "64x2", "64x3/2", "64+32", "64x2+32": the size, then optionally the copies and the pad. No copies are "x0".
+# "64", "64x2", "64x3/2", "64+32", "64x2+32": the size, then optionally the copies and the pad. No copies are
+# "x0".
 _FACTOR = re.compile(r"^(\d+)(?:x([1-9]\d*(?:/[1-9]\d*)?))?(?:\+(\d+))?$")
 
 
@@ -170,8 +171,8 @@ class Axis:
     def source(self, index: int) -> int | None:
         """The base index that wide `index` copies, or None for padding. This is the definition.
 
-        In "4x2 * 3", wide 8 has the digits 2 (of 8 block copies) and 2 (of 3 entries). Block copy 2 is a copy of
-        block 2 // 2 = 1, so it reads base 1 · 3 + 2:
+        In "4x2 * 3", wide 8 has the digits 2 (of 8 block copies) and 2 (of 3 entries). Block copy 2 is a copy
+        of block 2 // 2 = 1, so it reads base 1 · 3 + 2:
 
         >>> Axis.parse("4x2 * 3").source(8)
         5

@@ -114,8 +114,8 @@ class OptimizerRule:
         )
 
 
-# Keys of any group that no row has to list: the parameters, learning rates (which `lr` covers), and torch's choices of
-# implementation, which have no units.
+# Keys of any group that no row has to list: the parameters, learning rates (which `lr` covers), and torch's
+# choices of implementation, which have no units.
 _UNIVERSAL = frozenset(
     {
         "params",

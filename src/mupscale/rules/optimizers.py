@@ -51,8 +51,8 @@ def _radam_rectifies(group: Group, state: Mapping[str, Any]) -> str | None:
 
 
 ADAFACTOR_EPS1 = 1e-12
-"""The largest eps[0] at which Adafactor is widened. It clamps mean squares of gradients, so at 1e-12 it acts only where
-their root mean square is below 1e-6; torch's default, float32's 1.2e-7, already acts below 3.5e-4."""
+"""The largest eps[0] at which Adafactor is widened. It clamps mean squares of gradients, so at 1e-12 it acts only
+where their root is below 1e-6; torch's default, float32's 1.2e-7, already acts below 3.5e-4."""
 
 
 def _adafactor_eps(group: Group, state: Mapping[str, Any]) -> str | None:

@@ -1,8 +1,9 @@
 """Products of factors: the integer arithmetic that an axis is made of.
 
-A product is read like a number with mixed digits, outermost first. In "4x2 * 3" a wide index has three digits:
-which of the 4 blocks, which of its 2 copies, which of the 3 entries in the block. Dropping the copy digit gives the
-base index, so wide 8 = (1, 0, 2) reads base (1, 2) = 5. Everything below is arithmetic on such digits.
+A product is read like a number with mixed digits, outermost first. In "4x2 * 3" a wide index has three
+digits: which of the 4 blocks, which of its 2 copies, which of the 3 entries in the block. Dropping the copy
+digit gives the base index, so wide 8 = (1, 0, 2) reads base (1, 2) = 5. Everything below is arithmetic on
+such digits.
 
 Knows: normal forms, cutting a range into pieces, and composing two products.
 """
@@ -64,7 +65,8 @@ _NOT_ALIGNED = "the two layouts do not compose: their factors do not line up; gr
 class Piece:
     """A contiguous range of wide indices that is one product of (size, k).
 
-    It reads a contiguous range of the base that begins at `base_start`. `factors` is None for a range of zeros.
+    It reads a contiguous range of the base that begins at `base_start`. `factors` is None for a range of
+    zeros.
     """
 
     start: int
@@ -130,8 +132,8 @@ def join(left: Product, right: Product) -> Product | None:
     >>> join((two, block), (three,)) is None
     True
     """
-    # Equal apart from the number of outer units. Only the right one may be padded: zeros of the left one would
-    # come to lie between copies.
+    # Equal apart from the number of outer units. Only the right one may be padded: zeros of the left one
+    # would come to lie between copies.
     if left[1:] == right[1:] and left[0].k == right[0].k and not left[0].pad:
         return (Factor(left[0].size + right[0].size, left[0].k, right[0].pad), *left[1:])
     # Equal including a pad, "2x2+1 | 2x2+1": the pair is a block that occurs twice, "2 * 2x2+1" ...
@@ -146,8 +148,8 @@ def join(left: Product, right: Product) -> Product | None:
 def cut(factors: Product, low: int, high: int, wide0: int, base0: int) -> Iterator[Piece]:
     """The pieces of wide [low, high) of one product whose first wide and base indices are `wide0` and `base0`.
 
-    "4x2 * 3" reads base 0 1 2 0 1 2 | 3 4 5 3 4 5 | 6 7 8 6 7 8 | 9 10 11 9 10 11. Its slice [2, 20) begins inside
-    the first copy of block 0 and ends inside the first copy of block 3:
+    "4x2 * 3" reads base 0 1 2 0 1 2 | 3 4 5 3 4 5 | 6 7 8 6 7 8 | 9 10 11 9 10 11. Its slice [2, 20) begins
+    inside the first copy of block 0 and ends inside the first copy of block 3:
 
     >>> for piece in cut((Factor(4, Fraction(2)), Factor(3)), 2, 20, 0, 0):
     ...     print(piece.start, piece.length, "from", piece.base_start, piece.factors)
@@ -156,8 +158,8 @@ def cut(factors: Product, low: int, high: int, wide0: int, base0: int) -> Iterat
     6 12 from 3 ((2, 2), (3, 1))
     18 2 from 9 ((2, 1),)
 
-    In words: the last entry of a copy; the other copy of block 0; blocks 1 and 2 whole, each twice; two entries of
-    block 3.
+    In words: the last entry of a copy; the other copy of block 0; blocks 1 and 2 whole, each twice; two
+    entries of block 3.
     """
     head, inner = factors[0], factors[1:]
     inner_wide, inner_base = prod(f.wide for f in inner), prod(f.size for f in inner)
@@ -173,7 +175,8 @@ def _cut_live(
     k: int, inner: Product, low: int, high: int, wide0: int, base0: int, inner_wide: int, inner_base: int
 ) -> Iterator[Piece]:
     """`cut` before the pad of the outermost factor: at every position, the largest piece that starts there."""
-    # A piece has no zeros inside, so blocks that contain a pad are never taken whole: they are cut one by one.
+    # A piece has no zeros inside, so blocks that contain a pad are never taken whole: they are cut one by
+    # one.
     whole = not any(f.pad for f in inner)
     tail = tuple((f.size, int(f.k)) for f in inner)
     group = k * inner_wide  # all copies of one unit; 6 in the example of `cut`
@@ -203,9 +206,9 @@ def _cut_live(
 def compose(first: Product, second: Product) -> Product:
     """The product that grows by `first` and then by `second`: the copies of `second` among the digits of `first`.
 
-    `first` = "4x2 * 3" writes 24 units, whose digits are block (4), copy (x2) and entry (3). `second` has to group
-    the same 24 units. From the innermost factor outwards, each takes as many digits as its size needs, and its own
-    copies follow them:
+    `first` = "4x2 * 3" writes 24 units, whose digits are block (4), copy (x2) and entry (3). `second` has to
+    group the same 24 units. From the innermost factor outwards, each takes as many digits as its size needs,
+    and its own copies follow them:
 
     >>> first = Factor(4, Fraction(2)), Factor(3)
     >>> two, three = Fraction(2), Fraction(3)
@@ -235,8 +238,8 @@ def compose(first: Product, second: Product) -> Product:
             if need % digit.wide == 0:
                 taken.insert(0, digit)
                 need //= digit.wide
-            # Only its inner part does; the outer part is left for the next factor. The zeros of a padded digit
-            # lie at its end, so it has no equal parts.
+            # Only its inner part does; the outer part is left for the next factor. The zeros of a padded
+            # digit lie at its end, so it has no equal parts.
             elif digit.wide % need == 0 and not digit.pad:
                 outer, split = _halve(digit, need)
                 digits.append(outer)
@@ -245,7 +248,8 @@ def compose(first: Product, second: Product) -> Product:
             else:
                 raise MupscaleError(_NOT_ALIGNED)
         product = normal([*taken, Factor(1, factor.k)])
-        # Zeros behind the units of this factor: expressible only if these units are one factor, whose pad they join.
+        # Zeros behind the units of this factor: expressible only if these units are one factor, whose pad
+        # they join.
         if factor.pad:
             if len(product) > 1:
                 raise MupscaleError(
@@ -284,10 +288,12 @@ def _halve(digit: Factor, inner: int) -> tuple[Factor, Factor]:
 def align(first: Sequence[Product], second: Sequence[Product]) -> tuple[list[Product], list[Product]]:
     """Cut both at every segment boundary of either, so that segments correspond one to one.
 
-    The boundaries are counted in the width between the two: the wide side of `first`, the base side of `second`.
-    "6x2" writes 12 units, and "4x2 | 4x2 * 2" reads 4 and then 8 of them, so "6x2" is cut after 2 of its base units:
+    The boundaries are counted in the width between the two: the wide side of `first`, the base side of
+    `second`. "6x2" writes 12 units, and "4x2 | 4x2 * 2" reads 4 and then 8 of them, so "6x2" is cut after 2
+    of its base units:
 
-    >>> first, second = align([(Factor(6, Fraction(2)),)], [(Factor(4, Fraction(2)),), (Factor(4, Fraction(2)), Factor(2))])
+    >>> six, four = Factor(6, Fraction(2)), Factor(4, Fraction(2))
+    >>> first, second = align([(six,)], [(four,), (four, Factor(2))])
     >>> [as_text(part) for part in first], [as_text(part) for part in second]
     (['2x2', '4x2'], ['4x2', '4x2 * 2'])
     """
@@ -306,7 +312,8 @@ def align(first: Sequence[Product], second: Sequence[Product]) -> tuple[list[Pro
 def split(segments: Sequence[Product], cuts: Sequence[int], wide: bool) -> list[Product]:
     """Split segments at `cuts`, given as wide or base positions.
 
-    A cut must fall between whole units of the outermost factor, with all their copies. The pad stays at the end:
+    A cut must fall between whole units of the outermost factor, with all their copies. The pad stays at the
+    end:
 
     >>> [as_text(part) for part in split([(Factor(4, Fraction(2), pad=1), Factor(3))], [6, 18], wide=True)]
     ['1x2 * 3', '2x2 * 3', '1x2+1 * 3']

@@ -21,11 +21,12 @@ from ..errors import MupscaleError
 
 Exact = Union[int, Fraction, str, float, "Scale"]
 
-# Roots become floats through decimals of 60 digits: a float64 has 17, so the rounding of a few factors does not
-# reach it, and the result does not depend on the machine's libm.
+# Roots become floats through decimals of 60 digits: a float64 has 17, so the rounding of a few factors does
+# not reach it, and the result does not depend on the machine's libm.
 _DIGITS = Context(prec=60)
-# A float such as 0.5 or 0.375 means itself. The float64 nearest to 1/3 or 0.1 has a denominator of 2^54 or 2^55 and
-# stands for another number, which the caller is asked to write as text. The bound lies between, with room for both.
+# A float such as 0.5 or 0.375 means itself. The float64 nearest to 1/3 or 0.1 has a denominator of 2^54 or
+# 2^55 and stands for another number, which the caller is asked to write as text. The bound lies between, with
+# room for both.
 _LARGEST_DYADIC = 2**24
 # "3", "1/3", "2^2", "2^-1", "2^(-1/4)": a fraction, then optionally its exponent.
 _TERM = re.compile(r"^(\d+)(?:/(\d+))?(?:\^\(?(-?\d+)(?:/(\d+))?\)?)?$")

@@ -1,11 +1,12 @@
 """Successive halving, and the agenda of a sweep: from the results so far to the legs that are open.
 
-Pure, so that all workers who see the same results find the same work. A leg takes one point from the end of one rung
-to the end of the next. A rung is judged when all its legs are finished, so the order in which workers finish does
-not matter.
+Pure, so that all workers who see the same results find the same work. A leg takes one point from the end
+of one rung to the end of the next. A rung is judged when all its legs are finished, so the order in
+which workers finish does not matter.
 
-Four learning rates with the rungs 10, 20 and 40, half of them kept. All four run to step 10, the best two to step 20, the
-best one to step 40: 4·10 + 2·10 + 1·20 = 80 steps where the full grid takes 160. Here the loss is the distance from 4:
+Four learning rates with the rungs 10, 20 and 40, half of them kept. All four run to step 10, the best two to
+step 20, the best one to step 40: 4·10 + 2·10 + 1·20 = 80 steps where the full grid takes 160. Here the loss
+is the distance from 4:
 
 >>> ladder, points = Ladder((10, 20, 40)), points_of([1, 2, 4, 8], [None])
 >>> results: dict[str, float] = {}
@@ -52,7 +53,7 @@ class Leg:
 
 
 LEAST = 10
-"""Steps before the first comparison: a loss is reported before its step, so the first losses are the same for all points."""
+"""Steps before the first comparison: a loss is reported before its step, so the first ones are the same for all."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,10 @@ def climb(
 ) -> tuple[list[Leg], dict[Point, float]]:
     """The legs that are open now, or, if there are none, the points that reached the top with their loss.
 
-    A share continues for every noise, zero noise included: noise first raises the loss and pays later, so runs with
-    different noise are compared at the top only. If there are `earlier` points, each point that continues must also beat
-    one of those that continued. When a point diverges later, the next best one takes its place, as below:
+    A share continues for every noise, zero noise included: noise first raises the loss and pays later, so
+    runs with different noise are compared at the top only. If there are `earlier` points, each point that
+    continues must also beat one of those that continued. When a point diverges later, the next best one takes
+    its place, as below:
 
     >>> climb([Point(0.1), Point(0.2)], {}, Ladder((5, 10)))[0][1].key
     'base-lr=0.2 to step 5'
@@ -118,7 +120,8 @@ def climb(
     missing: list[Leg] = []
     for end in ladder.rungs:
         legs = {point: Leg(point, begin, end) for point in alive}
-        # The results decide everything anew at every call, from the first rung on: nothing has to be remembered.
+        # The results decide everything anew at every call, from the first rung on: nothing has to be
+        # remembered.
         missing += [leg for leg in legs.values() if leg.key not in results]
         if missing:
             return missing, {}
@@ -177,7 +180,8 @@ def grid_agenda(
 ) -> Agenda:
     """A grid, extended at most `extend` times beyond the edge on which the best point lies.
 
-    The best rate is 7, the grid has 1 and 2. It is extended by 4, by 8 and by 16, and then 8 is best and inside:
+    The best rate is 7, the grid has 1 and 2. It is extended by 4, by 8 and by 16, and then 8 is best and
+    inside:
 
     >>> from math import log
     >>> results, agenda = {}, grid_agenda([1, 2], [None], {}, Ladder((9,)), extend=4)
