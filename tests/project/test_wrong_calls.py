@@ -461,7 +461,11 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
     ),
     "growth by nothing": (lambda: recursion(0), lambda: recursion(2), ("k", "it is 0", "1 or more")),
     "one sigma for all layers": (lambda: network(1.0), lambda: network([1.0, 1.0]), ("sigma=[1.0, 1.0]",)),
-    "a number times a matrix": (lambda: product(3), lambda: product(None), ("3 was passed, expected a vector",)),
+    "a number times a matrix": (
+        lambda: product(3),
+        lambda: product(None),
+        ("3 was passed, expected a vector",),
+    ),
     "a seed of samples": (
         lambda: limits.SampledKets(2, 64, seed=1.5),  # type: ignore[arg-type]
         lambda: limits.SampledKets(2, 64, seed=1),

@@ -26,8 +26,8 @@ from ..plans.plan import Plan, TensorPlan
 from ..tensors.making import Making
 from ..training.noises import NoisePlan
 
-SHARD_BYTES = 5_000_000_000
-_COMPARED = 4 << 20
+SHARD_BYTES = 5_000_000_000  # the largest file that transformers 4 writes by default
+_COMPARED = 4 << 20  # bytes compared at a time
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ..plans.plan import Plan
 from .plan import changes
 from .verb import add_verb
 
-_SHOWN = 20
+_SHOWN = 20  # faults per level; a wrong plan has one per tensor
 
 
 def add_to(verbs: Any) -> None:

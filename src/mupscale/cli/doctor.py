@@ -26,7 +26,7 @@ from .demo import DIFFERENT, EXACT, train
 from .verb import add_verb
 
 CORE = ("torch", "numpy", "safetensors")
-_STEPS = 30
+_STEPS = 30  # after growth, side by side, as many as before it
 
 
 def add_to(verbs: Any) -> None:

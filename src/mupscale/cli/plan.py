@@ -29,7 +29,7 @@ from ..text import columns, duration, size
 from .verb import add_verb
 
 _TRAINING = 16  # bytes per parameter: weight, gradient and two moments in float32, or bf16 with fp32 masters
-_PROBE = 64 << 20
+_PROBE = 64 << 20  # bytes written to measure the disk
 
 
 def add_to(verbs: Any) -> None:

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from textwrap import fill
 from typing import Any, NoReturn
 
-_WIDTH = 88
+_WIDTH = 88  # columns of help
 _ALIKE = (
     0.75  # similarity of a short option with two letters swapped; --noise and --no-state are less similar
 )

@@ -21,7 +21,7 @@ from .places import KNOWN, dtype_name
 from .strict import name_fault, printable, raise_few, read_regular
 
 METADATA = ".metadata"
-_MOST_PAIRED = 512
+_MOST_PAIRED = 512  # chunks compared pair by pair, 130,816 pairs; a regular grid needs no pairs
 _LONGEST = 1 << 31  # bytes; the record of a model of a million tensors on a thousand ranks stays below it
 
 

@@ -21,8 +21,8 @@ from .inert import Head, read_head
 from .places import Place, item_size
 from .strict import open_regular, os_errors, printable, raise_few
 
-_LONGEST_HEAD = 1 << 16
-_LONGEST_VALUE = 1 << 24
+_LONGEST_HEAD = 1 << 16  # bytes; the pickle of one plain tensor has a few hundred
+_LONGEST_VALUE = 1 << 24  # bytes; what is saved without being a tensor is settings and counters
 _DAMAGED = (
     zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError, NotImplementedError, struct.error, OverflowError,
 )  # fmt: skip

@@ -49,7 +49,7 @@ _QUANTISED_LEAVES = (
     *("qweight", "qzeros", "g_idx", "absmax", "quant_map", "SCB", "weight_packed", "weight_scale"),
     *("weight_scale_inv", "weight_zero_point", "weight_format", "nested_absmax", "quant_state"),
 )
-_MOST_FILES = 100_000
+_MOST_FILES = 100_000  # bounds the listing of a folder that is not a checkpoint
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from .places import RANK, Place, item_size
 from .strict import LONGEST_TEXT, open_regular, os_errors, parse_json, printable, raise_few, text_fault
 
 _METADATA = "__metadata__"
-_MOST_DIMS = 64
+_MOST_DIMS = 64  # numpy's limit
 
 
 @dataclass(frozen=True)

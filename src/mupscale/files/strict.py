@@ -20,10 +20,10 @@ from ..errors import Fault, MupscaleError
 LONGEST_TEXT = 100_000_000
 """The longest JSON read, in bytes: the limit safetensors itself sets for headers."""
 _LONGEST_UNICODE = 25_000_000  # a text beyond ASCII takes four times its size in memory
-MOST_OBJECTS = 300_000
+MOST_OBJECTS = 300_000  # a header has one per tensor
 _ITEMS_EACH = 14  # per object allowed
-_DIGITS = 20
-_SHOWN = 20
+_DIGITS = 20  # as many as 2^64 has
+_SHOWN = 20  # faults of one error; a damaged file may have one per tensor
 
 
 def parse_json(raw: bytes, where: str, *, infinity: bool = False, objects: int = MOST_OBJECTS) -> Any:

@@ -26,8 +26,8 @@ from ..tensors.making import Making
 from .job import Move, window
 from .units import Block
 
-_MOST_OPEN = 64
-_SMALL = 1 << 16
+_MOST_OPEN = 64  # files; far below the 1024 descriptors that a process usually has, for several threads
+_SMALL = 1 << 16  # entries; reading so few too many costs less than splitting a block
 _NOISY = 1 << 19  # entries that get their noise at a time
 
 

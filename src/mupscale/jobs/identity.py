@@ -26,9 +26,9 @@ from .job import BLOCK_BYTES, BaseFile, Carried, Job, Move, Text
 from .job_check import check_job
 from .units import DIGEST_BYTES, Stretch
 
-_END = 1 << 20
-_READ = 4 << 20
-_LARGEST_CARRIED = 1 << 30
+_END = 1 << 20  # bytes at either end, compared before work starts; the whole file is fingerprinted later
+_READ = 4 << 20  # bytes read at a time
+_LARGEST_CARRIED = 1 << 30  # bytes; carried files are read whole into memory
 _WORDS = 1 << 17  # of 64 bits, a MiB
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 ALGORITHM = f"mupscale fingerprint 1, of every {DIGEST_BYTES >> 20} MiB"

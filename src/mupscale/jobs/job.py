@@ -23,8 +23,8 @@ from ..tensors.noise import TensorNoise
 from ..tensors.philox import Stream
 
 FORMAT = "mupscale job 1"
-BLOCK_BYTES = 8 << 20
-_MOST_OBJECTS = 3_000_000
+BLOCK_BYTES = 8 << 20  # of output per unit of work: memory stays small, and system calls cost little
+_MOST_OBJECTS = 3_000_000  # of JSON; a job has a few per tensor
 Cells = tuple[tuple[int, int], ...]
 
 

@@ -18,7 +18,7 @@ JOB = "mupscale.job.json"
 ABOUT = "mupscale.json"
 CONFIG = "config.json"
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 10, 1 << 26
-_MOST_UNITS = 50_000_000
+_MOST_UNITS = 50_000_000  # one byte of memory each; with blocks of 8 MiB they reach 400 TB
 
 
 def sound_job(raw: bytes) -> Job:

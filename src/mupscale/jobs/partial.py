@@ -26,8 +26,8 @@ from .journal import Done
 from .units import Units
 
 _WORKING_JOB, _READY = "job.json", "ready"
-_LONGEST_JOB = 1 << 30
-_SHOWN = 12
+_LONGEST_JOB = 1 << 30  # bytes; bounds what a damaged or foreign file can fill memory with
+_SHOWN = 12  # differences between two jobs that an error lists
 
 
 def partial(out: Path) -> Path:

@@ -25,7 +25,7 @@ from .job_check import ABOUT, JOB, check_job, sound_job
 from .units import Block, Stretch, Units
 from .worker import Report
 
-_LONGEST = 1 << 30
+_LONGEST = 1 << 30  # bytes; bounds what a damaged or foreign file can fill memory with
 _LOADED = ("*.safetensors", "*.bin", "*.index.json", "adapter_*", "*.py", "*.pt", "*.pth")
 """Files that a loader would pick up, and that must therefore be this job's own."""
 

@@ -30,8 +30,10 @@ from .units import Block, Units
 Report = Callable[[int, int], None]
 """Called with the bytes written so far and the bytes to be written."""
 
-_GROUP_BYTES = 128 << 20
-_GROUP_SECONDS = 0.25
+_GROUP_BYTES = (
+    128 << 20
+)  # synced and journalled together, because a sync per block is slow; a crash repeats one group
+_GROUP_SECONDS = 0.25  # or after this time, so that slow work is kept too
 
 
 def run_job(job: Job, workers: int = 1, report: Report | None = None) -> None:

@@ -16,7 +16,7 @@ from .bars import Bars
 from .known import Known, Sweep, Tried
 from .maps import INK, STAR, short
 
-MOST_CURVES = 8
+MOST_CURVES = 8  # more are hard to tell apart
 SPANS = 100  # of a run, each a point of its curve: single steps are too noisy to compare
 
 

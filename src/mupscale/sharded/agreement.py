@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ..errors import MupscaleError
 
 Group = dist.ProcessGroup | None
-_MESSAGE = 1 << 13
+_MESSAGE = 1 << 13  # bytes of an error that other ranks see; a broadcast has a fixed size
 
 
 class Meeting:

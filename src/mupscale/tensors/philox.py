@@ -16,10 +16,10 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-STREAM = b"mupscale noise 1"
+STREAM = b"mupscale noise 1"  # hashed into every key, so that another stream of noise can have the number 2
 
 _MASK = 0xFFFFFFFF
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # this line and the next two: Philox 4x32-10 as published
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 _GRID = 2.0**-22  # quantiles are rounded to this, so that no libm can move the last bit of the table

@@ -14,7 +14,7 @@ from math import prod, sqrt
 import torch
 from torch import Tensor
 
-_TRACY_WIDOM_MEAN = -1.2065335745820
+_TRACY_WIDOM_MEAN = -1.2065335745820  # of the law for real matrices (β = 1)
 _BLOCK = 1 << 21  # entries of a matrix that are read at a time, 16 MiB of float64
 
 ReadRows = Callable[[int, int], Tensor]

@@ -25,8 +25,8 @@ from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
 from ..tensors.parts import is_sharded
 from .state import factors_of, scale_setting
 
-_NEVER_SHARDED = ("torch.optim.Adafactor", "torch.optim.Rprop")
-_FUSED_SHARDED = ("torch.optim.Adam", "torch.optim.AdamW")
+_NEVER_SHARDED = ("torch.optim.Adafactor", "torch.optim.Rprop")  # their steps fail on DTensors
+_FUSED_SHARDED = ("torch.optim.Adam", "torch.optim.AdamW")  # the only fused steps on DTensors
 Chosen = Iterable[tuple[str, nn.Parameter]] | Callable[[str, nn.Parameter], bool] | None
 
 
