@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch.optim import Optimizer
 
-from mupscale import NEUTRAL, Decay, OptimizerRule
+from mupscale.rules import NEUTRAL, Decay, OptimizerRule
 
 _CREATED = "read only to create state, which exists by now"
 _REFUSED = "a run in which it is large enough to act is refused"

@@ -90,10 +90,10 @@ def start(family: Family, check: Check, width: int, seed: int) -> mu.Run:
         model = family.make(width)
         return mu.Run(model, optimizers(model, None, rates))
     model, plan = family.fresh(check.reference, width, seed)
-    return mu.Run(model, optimizers(model, plan, rates), reference=plan)
+    return mu.Run(model, optimizers(model, plan, rates), since=plan)
 
 
-def measure(check: Check) -> mu.Coordinates:
+def measure(check: Check) -> mu.diagnostics.Coordinates:
     torch.set_num_threads(1)
     family = FAMILIES[check.family]
 
@@ -104,8 +104,13 @@ def measure(check: Check) -> mu.Coordinates:
             optimizer.step()
 
     with patch.object(_muon, "_zeropower_via_newtonschulz", newton_schulz):
-        return mu.coordinate_check(
-            partial(start, family, check), step, family.loss, check.widths, steps=STEPS, seeds=check.seeds
+        return mu.diagnostics.coordinate_check(
+            partial(start, family, check),
+            step=step,
+            probe=family.loss,
+            widths=check.widths,
+            steps=STEPS,
+            seeds=check.seeds,
         )
 
 
@@ -117,7 +122,7 @@ def checks(quick: bool) -> list[Check]:
     return [Check(*pair, sizes, reference, 2 if quick else 4) for pair in pairs for reference, sizes in kinds]
 
 
-def failures(found: Mapping[Check, mu.Coordinates], bound: float) -> Iterable[str]:
+def failures(found: Mapping[Check, mu.diagnostics.Coordinates], bound: float) -> Iterable[str]:
     """Every bound that does not hold, in words."""
     for check, measured in found.items():
         least = min(min(values) for values in measured.changes.values())
@@ -131,7 +136,7 @@ def failures(found: Mapping[Check, mu.Coordinates], bound: float) -> Iterable[st
             yield f"{check.name}: something moved by {least:.1e} only, so it tests nothing"
 
 
-def draw(found: Mapping[Check, mu.Coordinates], path: Path) -> None:
+def draw(found: Mapping[Check, mu.diagnostics.Coordinates], path: Path) -> None:
     """Two panels, μP and the control: the logits of every run and the hidden layers, relative to the first width."""
     from matplotlib.figure import Figure
 

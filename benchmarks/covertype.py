@@ -111,7 +111,7 @@ def main() -> int:
     torch.manual_seed(0)
     data = load()
     model = make(BASE)
-    reference = mu.infer_plan(make, BASE, BASE)
+    reference = mu.plan_between(make, BASE, BASE)
     groups = mu.param_groups(model, reference, torch.optim.AdamW, lr=RATE)
     base = mu.Run(model, torch.optim.AdamW(groups))
     before = train(base, data, range(BEFORE))

@@ -76,7 +76,7 @@ def forest() -> Task:
         rows = torch.randint(low, high, (512,), generator=torch.Generator().manual_seed(number % 2**31))
         return x[rows], y[rows]
 
-    plan = mu.infer_plan(covertype.make, 64, 128)
+    plan = mu.plan_between(covertype.make, 64, 128)
     return Task("forest", covertype.make, 64, batch, 1000, 3e-3, plan)
 
 
@@ -110,7 +110,7 @@ def text() -> Task:
     def loss(model: nn.Module) -> Tensor:
         return F.cross_entropy(model(x).logits.flatten(0, -2), y.flatten())
 
-    return Task("text", make, 48, batch, 500, 5e-3, mu.infer_plan(make, 48, 96, loss=loss))
+    return Task("text", make, 48, batch, 500, 5e-3, mu.plan_between(make, 48, 96, loss=loss))
 
 
 def train(task: Task, run: mu.Run, numbers: Sequence[int], scheduler: Any = None) -> None:

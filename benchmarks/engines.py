@@ -59,7 +59,7 @@ def make(width: int) -> nn.Sequential:
 
 
 def make_wide_on_meta() -> nn.Module:
-    return mu.on_meta(lambda: make(K * WIDTH))
+    return mu.plans.on_meta(lambda: make(K * WIDTH))
 
 
 def shard_(model: nn.Module, **given: Any) -> None:
@@ -70,7 +70,7 @@ def shard_(model: nn.Module, **given: Any) -> None:
 
 
 def plan_of_pair() -> mu.Plan:
-    return mu.infer_plan(make, WIDTH, K * WIDTH)
+    return mu.plan_between(make, WIDTH, K * WIDTH)
 
 
 def adamw(model: nn.Module, plan: mu.Plan | None = None) -> torch.optim.AdamW:
@@ -138,8 +138,8 @@ class AccelerateJobs:
 
     def go_on(self, model: Any, optimizer: Any) -> list[float]:
         """Load the optimizer state with the weights, and train to the end in units."""
-        mu.load_wide(mu.Run(model, optimizer.optimizer), self.checkpoint, self.plan)
-        mu.clip_(optimizer.optimizer, self.plan, model, max_norm=CLIP)
+        mu.load_wide(self.checkpoint, mu.Run(model, optimizer.optimizer), plan=self.plan)
+        mu.clip_(optimizer.optimizer, self.plan, model=model, max_norm=CLIP)
         return self.train(model, optimizer, range(STOP, END), own_norm=False)
 
     def base(self) -> list[float]:
@@ -158,20 +158,20 @@ class AccelerateJobs:
     def stepped(self) -> list[float]:
         broad = make(K * WIDTH)
         model, optimizer = self.prepare(broad, adamw(broad))
-        mu.step_in_units_(optimizer.optimizer, self.plan, model)
+        mu.step_in_units_(optimizer.optimizer, self.plan, model=model)
         return self.go_on(model, optimizer)
 
     def sharded_first(self) -> list[float]:
         model = make_wide_on_meta()
         shard_(model)
-        mu.load_wide(model, self.checkpoint, self.plan)
+        mu.load_wide(self.checkpoint, model, plan=self.plan)
         return self.go_on(*self.prepare(model, adamw(model, self.plan), "no_wrap"))
 
     def plain(self) -> list[float]:
         broad = make(K * WIDTH)
         model, optimizer = self.prepare(broad, adamw(broad))
-        units = mu.step_in_units_(optimizer.optimizer, self.plan, model)
-        mu.load_wide(mu.Run(model, optimizer.optimizer), self.checkpoint, self.plan)
+        units = mu.step_in_units_(optimizer.optimizer, self.plan, model=model)
+        mu.load_wide(self.checkpoint, mu.Run(model, optimizer.optimizer), plan=self.plan)
         units.remove()
         return self.train(model, optimizer, range(STOP, END), own_norm=True)
 
@@ -228,28 +228,28 @@ def run_lightning(folder: Path) -> Curves:
             return adamw(self.model, plan)
 
         def on_train_start(self) -> None:
-            mu.load_wide(mu.Run(self, self.inner_optimizer()), path, inner)
+            mu.load_wide(path, mu.Run(self, self.inner_optimizer()), plan=inner)
 
         def inner_optimizer(self) -> Any:
             optimizer: Any = self.optimizers()
             return optimizer.optimizer
 
         def configure_gradient_clipping(self, *_: Any, **given: Any) -> None:
-            mu.clip_grad_norm_(self.model, plan, CLIP)
+            mu.diagnostics.clip_grad_norm_(self.model, plan, max_norm=CLIP)
 
     class Plain(Wide):
         configure_optimizers = Base.configure_optimizers
         configure_gradient_clipping = Base.configure_gradient_clipping
 
         def on_train_start(self) -> None:
-            units = mu.step_in_units_(self.inner_optimizer(), inner, self)
+            units = mu.step_in_units_(self.inner_optimizer(), inner, model=self)
             super().on_train_start()
             units.remove()
 
     class Unclipped(Wide):
         def on_train_start(self) -> None:
             super().on_train_start()
-            mu.clip_(self.inner_optimizer(), plan, self.model, max_norm=CLIP)
+            mu.clip_(self.inner_optimizer(), plan, model=self.model, max_norm=CLIP)
 
         def configure_gradient_clipping(self, *_: Any, **given: Any) -> None:
             """Left to the hook."""

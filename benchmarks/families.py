@@ -50,7 +50,7 @@ def reloaded(family: FamilyPlan) -> tuple[float, float]:
     cls = model_class(base_config, family.architecture)
     with lifted_casts(), torch.no_grad():
         base = cast_(factory(cls)(base_config), torch.float64)
-        wide = widen(base, lambda: factory(cls)(wide_config), family.plan).model
+        wide = widen(base, lambda: factory(cls)(wide_config), plan=family.plan).model
         loss = loss_for(base, wide, batch_for(base, base_config))
         value = float(loss(base))
         forward = abs(float(loss(wide)) - value) / abs(value)
@@ -58,7 +58,7 @@ def reloaded(family: FamilyPlan) -> tuple[float, float]:
             stock: Any = wide
             stock.save_pretrained(folder)
             options: dict[str, Any] = {"dtype": torch.float64, "attn_implementation": "eager"}
-            if any(".experts." in name for name in family.plan):
+            if any(".experts." in name for name in family.plan.tensors):
                 options["experts_implementation"] = "eager"
             again = cls.from_pretrained(folder, local_files_only=True, **options)
             for one, other in zip(again.modules(), wide.modules(), strict=True):

@@ -62,7 +62,7 @@ def proxy(steps_taken: Path | None = None, pause: float = 0.0) -> Proxy:
     """A small task; every step is counted in a file, whoever takes it."""
 
     def train(run: mu.Run, steps: int, report: ReportLoss) -> None:
-        for step in range(run.step, steps):
+        for step in range(run.steps, steps):
             x = torch.randn(16, 4)  # from the global generator, which a checkpoint must carry
             loss = (run.model(x) - (2 * x[:, :1]).sin() * x[:, 1:2]).square().mean()
             run.model.zero_grad()

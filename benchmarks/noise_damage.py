@@ -64,7 +64,7 @@ def main() -> int:
         return found
 
     llama: Any = LlamaForCausalLM
-    plan = mu.family_plan(str(MODEL), 2).plan
+    plan = mu.plans.family_plan(str(MODEL), 2).plan
     first, before, means = written(base, 1, GREEDY, greedy=True), 0.0, {}
     for t in SIZES:
         ends = []

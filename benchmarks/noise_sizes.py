@@ -68,7 +68,7 @@ def train(family: Family, width: int, seed: int, steps: int) -> mu.Run:
         optimizer.zero_grad()
         family.loss(model, step).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return mu.Run(model, optimizer, reference=reference)
+    return mu.Run(model, optimizer, since=reference)
 
 
 def inputs_of(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
@@ -93,7 +93,7 @@ def inputs_of(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
     return seen
 
 
-def kind_of(entry: mu.TensorPlan) -> str:
+def kind_of(entry: mu.plans.TensorPlan) -> str:
     roles = {axis.role for axis in entry.axes if axis.grows}
     return "matrix" if roles == {"in", "out"} else "out" if "out" in roles else "in-only"
 
@@ -104,8 +104,8 @@ def measure(name: str, width: int, seed: int, steps: int) -> Moves:
     base = train(family, width, seed, steps)
     plan = family.plan(width, 2 * width)
     tensors = dict(base.model.named_parameters())
-    noise = mu.resolve_noise(mu.MupNoise(SIGMA), plan, tensors, seed, base.reference)
-    wide = mu.widen(base.model, lambda: family.make(2 * width), plan).model
+    noise = mu.diagnostics.resolve_noise(tensors, mu.MupNoise(SIGMA), plan=plan, seed=seed, since=base.since)
+    wide = mu.widen(base.model, lambda: family.make(2 * width), plan=plan).model
     batch = family.batch(HELD_OUT)[0]
     right: dict[str, float] = {}
     wrong: dict[str, float] = {}

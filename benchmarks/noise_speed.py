@@ -70,7 +70,7 @@ def fastest(work: Callable[[], object]) -> float:
 def writer(dtype: torch.dtype) -> tuple[Tensor, Callable[[int, TensorNoise | None], Tensor]]:
     """8 MiB of output, and what fills it with the block of that number of a wide matrix."""
     rows = OUTPUT // dtype.itemsize // COLUMNS
-    axes = (mu.Axis.parse(f"out: {BLOCKS * rows // 2}x2"), mu.Axis.parse(f"in: {COLUMNS // 2}x2"))
+    axes = (mu.rules.Axis.parse(f"out: {BLOCKS * rows // 2}x2"), mu.rules.Axis.parse(f"in: {COLUMNS // 2}x2"))
     shape = [rows // 2, COLUMNS // 2]
     base = rectangle(Stream(0, "base"), shape, [0, 0], shape, torch.device("cpu")).to(dtype)
     out = torch.empty(rows, COLUMNS, dtype=dtype)
@@ -91,7 +91,9 @@ def measure() -> dict[str, Any]:
     found["load"] = time.perf_counter() - start
     stream, cpu, digest = Stream(1, "speed"), torch.device("cpu"), hashlib.sha256()
     noise, run = TensorNoise(stream, 0.02), torch.zeros(RUN)
-    found["normals"] = RUN / fastest(lambda: noise.add_(run, [mu.Axis.fixed(1 << 40)], [(1 << 36) + 5])) / 1e6
+    found["normals"] = (
+        RUN / fastest(lambda: noise.add_(run, [mu.rules.Axis.fixed(1 << 40)], [(1 << 36) + 5])) / 1e6
+    )
     for name, (out, fill) in ((d, writer(getattr(torch, d))) for d in ("float32", "bfloat16")):
         for block in range(BLOCKS):
             digest.update(fill(block, noise).view(torch.uint8).numpy().data)

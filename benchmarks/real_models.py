@@ -188,14 +188,14 @@ def resnet(depth: int, tests: int) -> tuple[float, float, float, float]:
     def loss(model: nn.Module) -> Tensor:
         return F.cross_entropy(model(x), y)
 
-    plan = mu.infer_plan(lambda k: ResNet(blocks, k), 1, 2, loss=loss)
+    plan = mu.plan_between(lambda k: ResNet(blocks, k), 1, 2, loss=loss)
     test = images("test", tests)
     accuracies = [
-        accuracy(model, *test) for model in (base, mu.widen(base, lambda: ResNet(blocks, 2), plan).model)
+        accuracy(model, *test) for model in (base, mu.widen(base, lambda: ResNet(blocks, 2), plan=plan).model)
     ]
     run = mu.Run(base.double().train(), _sgd(base))
-    wide = mu.widen(run, lambda: ResNet(blocks, 2), plan)
-    naive = mu.widen(run.model, lambda: ResNet(blocks, 2), plan).model
+    wide = mu.widen(run, lambda: ResNet(blocks, 2), plan=plan)
+    naive = mu.widen(run.model, lambda: ResNet(blocks, 2), plan=plan).model
     naive_run = mu.Run(naive, _sgd(naive))
     batches = images("train", 20 * 16)
     worst = control = 0.0

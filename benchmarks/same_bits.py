@@ -153,7 +153,7 @@ def cases() -> dict[str, Callable[[bool], str]]:
 
     def weights(case: Case, nudge: bool, dtype: torch.dtype = torch.float32) -> str:
         run = base_run(case, None, dtype, nudge)
-        return digest(tensors(mu.widen(run, lambda: case.make(case.wide), case.plan)))
+        return digest(tensors(mu.widen(run, lambda: case.make(case.wide), plan=case.plan)))
 
     for name, case in CASES.items():
         found[f"weights {name}"] = partial(weights, case)
@@ -163,7 +163,9 @@ def cases() -> dict[str, Callable[[bool], str]]:
 
         def grown(nudge: bool, setup: Setup = setup, case: Case = case) -> str:
             return digest(
-                state(mu.widen(base_run(case, setup, nudge=nudge), lambda: case.make(case.wide), case.plan))
+                state(
+                    mu.widen(base_run(case, setup, nudge=nudge), lambda: case.make(case.wide), plan=case.plan)
+                )
             )
 
         found[f"state {name}"] = grown
@@ -188,7 +190,7 @@ def cases() -> dict[str, Callable[[bool], str]]:
     def back(nudge: bool) -> str:
         case = CASES["Llama+p"]
         run = base_run(case, SETUPS["AdamW"], nudge=nudge)
-        wide = mu.widen(run, lambda: case.make(case.wide), case.plan)
+        wide = mu.widen(run, lambda: case.make(case.wide), plan=case.plan)
         narrow = mu.narrow(wide, lambda: case.make(case.base))
         return digest(iter([*tensors(narrow), *state(narrow)]))
 

@@ -140,7 +140,7 @@ def prepare(folder: Path) -> tuple[dict[str, str], float]:
             for noise, (asked, _) in NOISES.items():
                 make, plan = functools.partial(model.wide, k), model.plan(k)
                 wide = (
-                    mu.widen(run, make, plan)
+                    mu.widen(run, make, plan=plan)
                     if asked is None
                     else mu.upscale(run, make, asked, seed=SEED, plan=plan)
                 )

@@ -152,7 +152,7 @@ def wide_run(
     model: Model, k: int, mesh: DeviceMesh, tensor_parallel: DeviceMesh | None = None, dtype: Any = None
 ) -> mu.Run:
     """The wide model on the meta device, cut over the ranks, with an optimizer in units."""
-    built = mu.on_meta(lambda: model.wide(k))
+    built = mu.plans.on_meta(lambda: model.wide(k))
     if dtype is not None:
         built = built.to(dtype)
     shard_(built, mesh, tensor_parallel)
@@ -161,9 +161,9 @@ def wide_run(
 
 def base_run(model: Model, mesh: DeviceMesh, checkpoint: Path) -> mu.Run:
     """The base on the same ranks, with its optimizer state."""
-    built = shard_(mu.on_meta(model.base), mesh)
+    built = shard_(mu.plans.on_meta(model.base), mesh)
     plan = identity_plan(built)
-    return mu.load_wide(mu.Run(built, adamw(built, plan)), checkpoint, plan)
+    return mu.load_wide(checkpoint, mu.Run(built, adamw(built, plan)), plan=plan)
 
 
 def save(run: mu.Run, path: Path, flat: bool) -> None:
@@ -197,27 +197,33 @@ def digests() -> dict[str, str]:
                 label = f"{name} k={k} {noise}"
                 for source in ("dcp1", "dcp4"):
                     run = mu.load_wide(
-                        wide_run(model, k, mesh),
                         folder() / f"{name}.{source}",
-                        model.plan(k),
-                        asked,
+                        wide_run(model, k, mesh),
+                        plan=model.plan(k),
+                        noise=asked,
                         seed=SEED,
                     )
                     found[f"{label} {source}"] = digest(run, gathered)
-                run = mu.load_wide(wide_run(model, k, mesh), base, model.plan(k), asked, seed=SEED)
+                run = mu.load_wide(base, wide_run(model, k, mesh), plan=model.plan(k), noise=asked, seed=SEED)
                 found[f"{label} live"] = digest(run, gathered)
                 if name != "llama":
                     continue
-                run = mu.load_wide(wide_run(model, k, mesh), folder() / "hf", family(k), asked, seed=SEED)
+                run = mu.load_wide(
+                    folder() / "hf", wide_run(model, k, mesh), plan=family(k), noise=asked, seed=SEED
+                )
                 found[f"{label} hf"] = digest(run, gathered)
                 for source in ("streamed", "resumed"):
                     run = wide_run(model, k, mesh)
                     same = replace(family(k), plan=identity_plan(run.model))
-                    run = mu.load_wide(run, folder() / f"{source}.{k}.{noise}", same)
+                    run = mu.load_wide(folder() / f"{source}.{k}.{noise}", run, plan=same)
                     found[f"{label} {source}"] = digest(run, gathered)
     model, k = model_named("llama"), widths()[0]
     other = mu.load_wide(
-        wide_run(model, k, mesh), folder() / "llama.dcp1", model.plan(k), NOISES["mup"][0], seed=SEED + 1
+        folder() / "llama.dcp1",
+        wide_run(model, k, mesh),
+        plan=model.plan(k),
+        noise=NOISES["mup"][0],
+        seed=SEED + 1,
     )
     found[f"llama k={k} mup control"] = digest(other, gathered)
     found |= {f"{label} bf16": value for label, value in halves(mesh).items()}
@@ -232,7 +238,7 @@ def halves(mesh: DeviceMesh) -> dict[str, str]:
     for noise, (asked, _) in NOISES.items():
         k = widths()[0]
         run = wide_run(model, k, mesh, dtype=torch.bfloat16)
-        run = mu.load_wide(run, folder() / "llama.dcp4", model.plan(k), asked, seed=SEED)
+        run = mu.load_wide(folder() / "llama.dcp4", run, plan=model.plan(k), noise=asked, seed=SEED)
         found[f"llama k={k} {noise}"] = digest(run, gathered)
     return found
 
@@ -245,10 +251,12 @@ def meshes() -> dict[str, str]:
         for noise, (asked, _) in NOISES.items():
             for source in ("llama.dcp4", "hf"):
                 plan = family(k) if source == "hf" else model.plan(k)
-                run = mu.load_wide(wide_run(model, k, mesh), folder() / source, plan, asked, seed=SEED)
+                run = mu.load_wide(
+                    folder() / source, wide_run(model, k, mesh), plan=plan, noise=asked, seed=SEED
+                )
                 found[f"llama k={k} {noise} {source} hsdp"] = digest(run, gathered)
                 run = wide_run(model, k, mesh["outer"], mesh["inner"])
-                run = mu.load_wide(run, folder() / source, plan, asked, seed=SEED)
+                run = mu.load_wide(folder() / source, run, plan=plan, noise=asked, seed=SEED)
                 found[f"llama k={k} {noise} {source} fsdp x tp"] = digest(run, gathered)
     return found
 

@@ -125,7 +125,7 @@ def one_rank(base: Path, sizes: Llama, world: int) -> dict[str, float]:
 
     fill.Filler.fill_ = fill_  # type: ignore[method-assign]
     started, worked = time.perf_counter(), time.process_time()
-    run = mu.load_wide(mu.Run(model, optimizer), base, plan, sizes.noise(plan))
+    run = mu.load_wide(base, mu.Run(model, optimizer), plan=plan, noise=sizes.noise(plan))
     ended = time.perf_counter()
     tensors = [*run.model.parameters(), *(v for s in optimizer.state.values() for v in s.values())]
     shards = sum(local_of(tensor).nbytes for tensor in tensors)

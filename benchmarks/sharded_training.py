@@ -111,8 +111,8 @@ def base_run(layout: str, kind: str, dtype: torch.dtype) -> mu.Run:
     """A base after a few steps, so that there is state to carry."""
     torch.manual_seed(0)
     model = shard(Net(BASE).to(device(), dtype), layout)
-    run = mu.Run(model, optimizers(model, kind), step=WARM)
-    mu.clip_(run.optimizers, run.since_reference, model, max_norm=LIMIT)
+    run = mu.Run(model, optimizers(model, kind), steps=WARM)
+    mu.clip_(run.optimizers, run, model=model, max_norm=LIMIT)
     for i in range(WARM):
         train_step(run, i)
     return run
@@ -123,7 +123,7 @@ def wide_run(source: Path | mu.Run, plan: mu.Plan, layout: str, kind: str, dtype
     with torch.device("meta"):
         model = Net(WIDE).to(dtype)
     shard(model, layout)
-    return mu.load_wide(mu.Run(model, optimizers(model, kind, plan)), source, plan)
+    return mu.load_wide(source, mu.Run(model, optimizers(model, kind, plan)), plan=plan)
 
 
 def save(run: mu.Run, folder: Path) -> Path:
@@ -199,7 +199,7 @@ def compare(
     steps: int = STEPS,
 ) -> Row:
     """Grow a base, through a checkpoint or live, and train on; `wrong` leaves units out of one place."""
-    plan = mu.infer_plan(Net, BASE, WIDE)
+    plan = mu.plan_between(Net, BASE, WIDE)
     with precise_muon():
         base = base_run(layout, kind, dtype)
         wide = wide_run(base if checkpoint is None else save(base, checkpoint), plan, layout, kind, dtype)
@@ -207,8 +207,8 @@ def compare(
             for optimizer in wide.optimizers:
                 for group in optimizer.param_groups:
                     group |= ADAMW
-        since = mu.Run(wide.model).since_reference if wrong == "clipping" else plan
-        mu.clip_(wide.optimizers, since, wide.model, max_norm=LIMIT)
+        since = mu.Run(wide.model) if wrong == "clipping" else plan
+        mu.clip_(wide.optimizers, since, model=wide.model, max_norm=LIMIT)
         worst, least = side_by_side(base, wide, steps)
     name = str(dtype).removeprefix("torch.")
     return Row(dist.get_world_size(), layout, kind, name, wrong, worst, least)
@@ -223,14 +223,14 @@ def collectives_per_clip() -> int:
     """How many collectives one clipping of the wide run takes, over all its tensors."""
     from torch.distributed.tensor.debug import CommDebugMode
 
-    plan = mu.infer_plan(Net, BASE, WIDE)
+    plan = mu.plan_between(Net, BASE, WIDE)
     counts: list[int] = []
     for layout in LAYOUTS[dist.get_world_size()]:
         run = mu.Run(shard(Net(WIDE), layout))
         run.model(torch.arange(TOKENS)).square().mean().backward()
         mode = CommDebugMode()  # type: ignore[no-untyped-call]
         with mode:
-            mu.clip_grad_norm_(run.model, plan, LIMIT)
+            mu.diagnostics.clip_grad_norm_(run.model, plan, max_norm=LIMIT)
         counts.append(int(mode.get_total_counts()))
     return max(counts)
 

@@ -48,7 +48,7 @@ def model_with(layers: int) -> Llama:
 
 
 def wide_bytes(layers: int, dtype: str) -> int:
-    shapes = [entry.wide_shape for entry in model_with(layers).plan(K).values()]
+    shapes = [entry.wide_shape for entry in model_with(layers).plan(K).tensors.values()]
     return sum(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in shapes) * item_size(dtype)
 
 

@@ -100,7 +100,7 @@ def plan_for(k: int, **changes: Any) -> mu.Plan:
         value: Tensor = module(input_ids=rows, labels=rows).loss
         return value
 
-    return mu.infer_plan(LlamaForCausalLM, config(**changes), config(k, **changes), loss=loss)
+    return mu.plan_between(LlamaForCausalLM, config(**changes), config(k, **changes), loss=loss)
 
 
 def arguments(folder: Path, **changes: Any) -> Any:
@@ -243,10 +243,12 @@ def with_hugging_face(folder: Path, k: int) -> Result:
         raise RuntimeError("mupscale widen failed")
     quiet: dict[str, Any] = {"save_strategy": "no"}
     base, _ = hugging_face(model(), folder / "on", checkpoint, **quiet)
-    grown, _ = hugging_face(model(k), folder / "w", wide, [mu.HuggingFaceCallback(wide)], stop=LATER)
+    grown, _ = hugging_face(model(k), folder / "w", wide, [mu.trainers.HuggingFaceCallback(wide)], stop=LATER)
     later = folder / "w" / f"checkpoint-{LATER}"
-    resumed, _ = hugging_face(model(k), folder / "w2", later, [mu.HuggingFaceCallback(later)], **quiet)
-    grown, _ = hugging_face(model(k), folder / "w3", wide, [mu.HuggingFaceCallback(wide)], **quiet)
+    resumed, _ = hugging_face(
+        model(k), folder / "w2", later, [mu.trainers.HuggingFaceCallback(later)], **quiet
+    )
+    grown, _ = hugging_face(model(k), folder / "w3", wide, [mu.trainers.HuggingFaceCallback(wide)], **quiet)
     control, _ = hugging_face(model(k), folder / "c", wide, **quiet)
     return base, grown, control, resumed
 
@@ -255,12 +257,12 @@ def with_lightning(folder: Path, k: int) -> Result:
     _, trainer = fit(lightning_module(1), stop=STOP)
     checkpoint, wide, later = (folder / f"{name}.ckpt" for name in ("base", "wide", "later"))
     trainer.save_checkpoint(checkpoint)
-    widen_lightning_checkpoint(checkpoint, wide, plan_for(k))
+    widen_lightning_checkpoint(checkpoint, wide, plan=plan_for(k))
     base, _ = fit(lightning_module(1), checkpoint)
-    _, trainer = fit(lightning_module(k), wide, [mu.LightningCallback(wide)], stop=LATER)
+    _, trainer = fit(lightning_module(k), wide, [mu.trainers.LightningCallback(wide)], stop=LATER)
     trainer.save_checkpoint(later)
-    resumed, _ = fit(lightning_module(k), later, [mu.LightningCallback(later)])
-    grown, _ = fit(lightning_module(k), wide, [mu.LightningCallback(wide)])
+    resumed, _ = fit(lightning_module(k), later, [mu.trainers.LightningCallback(later)])
+    grown, _ = fit(lightning_module(k), wide, [mu.trainers.LightningCallback(wide)])
     control, _ = fit(lightning_module(k), wide)
     return base, grown, control, resumed
 

@@ -84,7 +84,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 def train(run: mu.Run, steps: int, report: ReportLoss) -> None:
     x, y = data()
-    for step in range(run.step, steps):
+    for step in range(run.steps, steps):
         rows = torch.randint(len(y), (BATCH,))  # from the global generator, which the study's seed starts
         loss = F.cross_entropy(run.model(x[rows]), y[rows])
         run.model.zero_grad()

@@ -50,7 +50,7 @@ def certify(setup_name: str, case_name: str, clipped: bool) -> Result:
         if clipped and plain:
             nn.utils.clip_grad_norm_(run.model.parameters(), bound)
         elif clipped:
-            mu.clip_grad_norm_(run.model, run.since_reference, bound)
+            mu.diagnostics.clip_grad_norm_(run.model, run, max_norm=bound)
         for optimizer in run.optimizers:
             optimizer.step()
         return loss.detach()
@@ -59,12 +59,12 @@ def certify(setup_name: str, case_name: str, clipped: bool) -> Result:
         base = warm_base(setup, case)
         base.model.zero_grad()
         case.loss(base.model, setup.warm).backward()  # type: ignore[no-untyped-call]
-        bound = SHARE * float(mu.grad_norm(base.model, base.since_reference))
+        bound = SHARE * float(mu.diagnostics.grad_norm(base.model, base))
         wide = mu.upscale(base, lambda: case.make(case.wide), mu.MupNoise(0.0), plan=case.plan)
-        certificate = mu.verify(base, wide, step=step, steps=STEPS, tell=None)
+        certificate = mu.verify(base, wide, step=step, steps=STEPS)
         caught = None
         if clipped and not case.sparse:  # torch does not clip sparse gradients
-            control = mu.verify(base, wide, step=lambda r, i: step(r, i, plain=True), steps=STEPS, tell=None)
+            control = mu.verify(base, wide, step=lambda r, i: step(r, i, plain=True), steps=STEPS)
             caught = not control.holds
     return Result(f"{setup_name} on {case_name}", certificate.holds, certificate.worst, caught)
 

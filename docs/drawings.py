@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from mupscale import Axis, TensorPlan, rule_for
+from mupscale.plans import TensorPlan
+from mupscale.rules import Axis, rule_for
 from mupscale.rules.optimizers import decay_factor
 
 FIGURES = Path(__file__).parent / "figures"

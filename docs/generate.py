@@ -55,16 +55,16 @@ class SignSGD(torch.optim.Optimizer):
             for p in group["params"]:
                 p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(p.grad.sign(), alpha=group["lr"])
 
-mu.register_optimizer(SignSGD, mu.OptimizerRule(lr=mu.W, decay=mu.Decay.DECOUPLED))
-print(mu.check_optimizer(lambda params: SignSGD(params, lr=0.1, weight_decay=0.5)))
+mu.rules.register_optimizer(SignSGD, mu.rules.OptimizerRule(lr=mu.rules.W, decay=mu.rules.Decay.DECOUPLED))
+print(mu.rules.check_optimizer(lambda params: SignSGD(params, lr=0.1, weight_decay=0.5)))
 ```
 
 A wrong row is caught:
 
 ```python
-mu.register_optimizer(SignSGD, mu.OptimizerRule(lr=mu.W / mu.G, decay=mu.Decay.DECOUPLED))
+mu.rules.register_optimizer(SignSGD, mu.rules.OptimizerRule(lr=mu.rules.W / mu.rules.G, decay=mu.rules.Decay.DECOUPLED))
 try:
-    mu.check_optimizer(lambda params: SignSGD(params, lr=0.1, weight_decay=0.5))
+    mu.rules.check_optimizer(lambda params: SignSGD(params, lr=0.1, weight_decay=0.5))
 except mu.MupscaleError as error:
     print(error)
 else:

@@ -27,11 +27,11 @@ def make(width: int) -> nn.Module:
 
 def with_mup(width: int, seed: int) -> mu.Run:
     torch.manual_seed(seed)
-    plan = mu.infer_plan(make, REFERENCE, width)
+    plan = mu.plan_between(make, REFERENCE, width)
     model = make(width)
     mu.init_(model, plan, std=make(REFERENCE), seed=seed)
     optimizer = torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, lr=RATE, eps=1e-6))
-    mu.clip_(optimizer, plan, model, max_norm=1.0)
+    mu.clip_(optimizer, plan, model=model, max_norm=1.0)
     return mu.Run(model, optimizer)
 
 
@@ -44,12 +44,14 @@ def without(width: int, seed: int) -> mu.Run:
 def step(run: mu.Run, _: int) -> None:
     run.model.zero_grad()
     F.cross_entropy(run.model(X), Y).backward()
-    run.optimizers[0].step()
+    run.optimizer.step()
 
 
 found = {}
 for name, start in (("μP", with_mup), ("control: one rate for all widths", without)):
-    found[name] = mu.coordinate_check(start, step, lambda model: model(X), WIDTHS, steps=4, seeds=3)
+    found[name] = mu.diagnostics.coordinate_check(
+        start, step=step, probe=lambda model: model(X), widths=WIDTHS, steps=4, seeds=3
+    )
     print(f"{name}\n{found[name]}\nthe slope farthest from 0: {found[name].worst:+.3f}\n")
 
 flat, steep = (abs(measured.worst) for measured in found.values())

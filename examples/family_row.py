@@ -36,7 +36,7 @@ wrong = replace(right, folds={"*attn.Wqkv.weight": "k^-1/2", "*attn.out_proj.wei
 
 with patch.dict(ROWS, mpt=wrong):
     try:
-        mu.family_plan(CONFIG, 2)
+        mu.plans.family_plan(CONFIG, 2)
     except mu.MupscaleError as error:
         print(f"a wrong power: {error}\n")
     else:
@@ -44,7 +44,7 @@ with patch.dict(ROWS, mpt=wrong):
 
 with patch.dict(ROWS, mpt=right):
     family = prove(
-        mu.family_plan(CONFIG, 2)
+        mu.plans.family_plan(CONFIG, 2)
     )  # gradients of every tensor, then optimizer steps, on a small copy
 
 seen = family.evidence

@@ -30,12 +30,12 @@ def make(n: int) -> nn.Module:
 
 
 def sharded(n: int, since: mu.Plan) -> mu.Run:
-    model = mu.on_meta(lambda: make(n))  # parameters on the meta device: nobody holds a full tensor
+    model = mu.plans.on_meta(lambda: make(n))  # parameters on the meta device: nobody holds a full tensor
     for part in (model[1], model[2], model):
         fully_shard(part)
     groups = mu.param_groups(model, since, torch.optim.AdamW, lr=3e-3, weight_decay=0.1)
     optimizer = torch.optim.AdamW(groups)
-    mu.clip_(optimizer, since, model, max_norm=0.5)  # the same clip at every width
+    mu.clip_(optimizer, since, model=model, max_norm=0.5)  # the same clip at every width
     return mu.Run(model, optimizer)
 
 
@@ -47,8 +47,8 @@ def train(run: mu.Run, steps: range) -> list[float]:
         labels = (words * 7 + 3).remainder(WORDS).flatten()
         loss = nn.functional.cross_entropy(run.model(words).flatten(0, 1), labels)
         loss.backward()
-        run.optimizers[0].step()
-        run.optimizers[0].zero_grad()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
         mean = loss.detach().clone()
         dist.all_reduce(mean)
         losses.append(float(mean) / dist.get_world_size())
@@ -57,7 +57,7 @@ def train(run: mu.Run, steps: range) -> list[float]:
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)  # every rank measures the same sizes at the reference
-itself, plan = mu.infer_plan(make, 32, 32), mu.infer_plan(make, 32, 96)
+itself, plan = mu.plan_between(make, 32, 32), mu.plan_between(make, 32, 96)
 base = sharded(32, itself)
 base.model.to_empty(device="cpu")
 mu.init_(base.model, itself, std=make(32), seed=0)
@@ -67,8 +67,8 @@ dist.broadcast_object_list(folder)
 model, state = get_state_dict(base.model, list(base.optimizers))
 dcp.save({"model": model, "optim": state}, checkpoint_id=folder[0])
 
-wide = mu.load_wide(sharded(96, plan), folder[0], plan)
-noisy = mu.load_wide(sharded(96, plan), folder[0], plan, mu.SignalNoise(0.05), seed=0)
+wide = mu.load_wide(folder[0], sharded(96, plan), plan=plan)
+noisy = mu.load_wide(folder[0], sharded(96, plan), plan=plan, noise=mu.SignalNoise(0.05), seed=0)
 curves = [train(run, range(30, 45)) for run in (base, wide, noisy)]
 if dist.get_rank() == 0:
     print("step      base   width 96   width 96 with noise")

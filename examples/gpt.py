@@ -55,21 +55,23 @@ def train_step(run: mu.Run, step: int) -> float:
     run.model.zero_grad()
     loss = loss_at(run.model, step)
     loss.backward()
-    run.optimizers[0].step()
+    run.optimizer.step()
     return float(loss.detach())
 
 
-plan = mu.infer_plan(GPT, 32, 64, loss=loss_at)
+plan = mu.plan_between(GPT, 32, 64, loss=loss_at)
 print(plan.explain("blocks.0.qkv.weight"), "\n")
 base = mu.Run(model := GPT(32), torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1))
 for step in range(GROW):
     train_step(base, step)
-wide = mu.widen(base, lambda: GPT(64), plan)
+wide = mu.widen(base, lambda: GPT(64), plan=plan)
 noisy = mu.upscale(base, lambda: GPT(64), mu.SignalNoise(0.05), plan=plan, seed=0)
-control = mu.widen(base, lambda: GPT(64), plan).model
+control = mu.widen(base, lambda: GPT(64), plan=plan).model
 narrow = model.blocks[0].qkv.weight.detach()
 control.blocks[0].qkv.weight.data = narrow.repeat_interleave(2, 0).repeat_interleave(2, 1) / 2
-right, wrong = (mu.gradient_identity(model, m, plan, loss_at).worst[1] for m in (wide.model, control))
+right, wrong = (
+    mu.plans.gradient_identity(model, m, plan=plan, loss=loss_at).worst[1] for m in (wide.model, control)
+)
 curves = [[train_step(run, step) for step in range(GROW, END)] for run in (base, wide, noisy)]
 print("step     width 32    width 64   with noise")
 for i in range(0, END - GROW, 5):

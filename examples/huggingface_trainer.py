@@ -60,7 +60,7 @@ with tempfile.TemporaryDirectory() as name:
     checkpoint, wide = room / "base" / f"checkpoint-{STOP}", room / "wide"
     base = train(llama(1), room / "base")
     subprocess.run(["mupscale", "widen", checkpoint, wide, "-k", "2", "--quiet"], check=True)
-    grown = train(llama(2), room / "grown", wide, mu.HuggingFaceCallback(wide))
+    grown = train(llama(2), room / "grown", wide, mu.trainers.HuggingFaceCallback(wide))
     control = train(llama(2), room / "control", wide)
 
 print(f"\nstep {'base':>12} {'wide':>12} {'no callback':>12}")

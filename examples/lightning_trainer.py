@@ -64,8 +64,8 @@ def fit(width: int, stop: int, resume: Path | None = None, callback: L.Callback 
 with tempfile.TemporaryDirectory() as room:
     narrow, wide = Path(room, "base.ckpt"), Path(room, "wide.ckpt")
     fit(16, STOP).save_checkpoint(narrow)
-    mu.widen_lightning_checkpoint(narrow, wide, mu.infer_plan(make, 16, 64), prefix="model.")
-    runs = fit(16, END, narrow), fit(64, END, wide, mu.LightningCallback(wide)), fit(64, END, wide)
+    mu.trainers.widen_lightning_checkpoint(narrow, wide, plan=mu.plan_between(make, 16, 64), prefix="model.")
+    runs = fit(16, END, narrow), fit(64, END, wide, mu.trainers.LightningCallback(wide)), fit(64, END, wide)
 base, grown, control = (trainer.lightning_module.losses for trainer in runs)
 
 print(f"step {'base':>12} {'wide':>12} {'no callback':>12}")

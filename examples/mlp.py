@@ -31,7 +31,7 @@ def train_step(run: mu.Run, step: int) -> torch.Tensor:
     loss = (run.model(X[rows]) - Y[rows]).square().mean()
     run.model.zero_grad()
     loss.backward()
-    run.optimizers[0].step()
+    run.optimizer.step()
     return loss.detach()
 
 
@@ -52,7 +52,7 @@ certificate.raise_if_broken()
 wide = mu.widen(base, lambda: make(64))
 noisy = mu.upscale(base, lambda: make(64), mu.SignalNoise(0.05), seed=0)
 control = mu.widen(base, lambda: make(64))
-for group in control.optimizers[0].param_groups:
+for group in control.optimizer.param_groups:
     group.update(settings)
 
 runs = {"base": base, "wide": wide, "noisy": noisy, "control": control}

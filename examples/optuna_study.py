@@ -32,12 +32,12 @@ def build(width: int) -> nn.Module:
 
 
 def train(run: mu.Run, steps: int, report: Callable[[int, torch.Tensor], None]) -> None:
-    for step in range(run.step, steps):
+    for step in range(run.steps, steps):
         rows = torch.randint(len(X), (batch,), generator=torch.Generator().manual_seed(step))
         loss = (run.model(X[rows]) - Y[rows]).square().mean()
         run.model.zero_grad()
         loss.backward()
-        run.optimizers[0].step()
+        run.optimizer.step()
         report(step, loss.detach())
 
 

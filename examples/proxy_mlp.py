@@ -38,7 +38,7 @@ def schedule(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_sch
 
 
 def train(run: mu.Run, steps: int, report: Callable[[int, torch.Tensor], None]) -> None:
-    for step in range(run.step, steps):
+    for step in range(run.steps, steps):
         rows = torch.randint(len(X), (batch,), generator=torch.Generator().manual_seed(step))
         loss = (run.model(X[rows]) - Y[rows]).square().mean()
         run.model.zero_grad()

@@ -41,7 +41,7 @@ def train(run: mu.Run, steps: int) -> list[float]:
         run.model.zero_grad()
         loss = (run.model(X) - Y).square().mean()
         loss.backward()
-        run.optimizers[0].step()
+        run.optimizer.step()
         losses.append(float(loss.detach()))
     return losses
 
@@ -61,18 +61,18 @@ except mu.MupscaleError as error:
     print(f"without a row: {error}\n")
 
 # A wrong row: were the rate measured like SGD's, in weights over gradients, copies would drift from the base.
-row = {"decay": mu.Decay.DECOUPLED, "state": {"average": mu.G}, "neutral": {"betas"}}
-mu.register_optimizer(Lion, mu.OptimizerRule(lr=mu.W / mu.G, **row))
+row = {"decay": mu.rules.Decay.DECOUPLED, "state": {"average": mu.rules.G}, "neutral": {"betas"}}
+mu.rules.register_optimizer(Lion, mu.rules.OptimizerRule(lr=mu.rules.W / mu.rules.G, **row))
 try:
-    mu.check_optimizer(lion)
+    mu.rules.check_optimizer(lion)
 except mu.MupscaleError as error:
     print(f"a wrong row: {error}\n")
 else:
     raise SystemExit("the wrong row was not caught")
 
 # The right row, proved; then a run that goes on.
-mu.register_optimizer(Lion, mu.OptimizerRule(lr=mu.W, **row))
-print(f"the right row: off by {mu.check_optimizer(lion):.1e} after 12 steps")
+mu.rules.register_optimizer(Lion, mu.rules.OptimizerRule(lr=mu.rules.W, **row))
+print(f"the right row: off by {mu.rules.check_optimizer(lion):.1e} after 12 steps")
 wide = mu.widen(base, lambda: make(64))
 gap = max(abs(a - b) / a for a, b in zip(train(base, 50), train(wide, 50), strict=True))
 print(f"width 16 and 64 over the next 50 steps: losses differ by {gap:.1e} at most")

@@ -35,7 +35,9 @@ class Lion(Optimizer):
                 average.lerp_(parameter.grad, 1 - beta2)
 
 
-mu.register_optimizer(
+mu.rules.register_optimizer(
     Lion,
-    mu.OptimizerRule(lr=mu.W, decay=mu.Decay.DECOUPLED, state={"exp_avg": mu.G}, neutral={"betas"}),
+    mu.rules.OptimizerRule(
+        lr=mu.rules.W, decay=mu.rules.Decay.DECOUPLED, state={"exp_avg": mu.rules.G}, neutral={"betas"}
+    ),
 )

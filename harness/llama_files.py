@@ -78,8 +78,10 @@ class Llama:
             "input_layernorm": (f"out: {hidden}",),
             "post_attention_layernorm": (f"out: {hidden}",),
         }
-        parsed = {key: tuple(map(mu.Axis.parse, texts)) for key, texts in axes.items()}
-        return mu.Plan({name: mu.TensorPlan((name,), parsed[name.split(".")[-2]]) for name in self.shapes()})
+        parsed = {key: tuple(map(mu.rules.Axis.parse, texts)) for key, texts in axes.items()}
+        return mu.Plan(
+            {name: mu.plans.TensorPlan((name,), parsed[name.split(".")[-2]]) for name in self.shapes()}
+        )
 
     def noise(self, plan: mu.Plan, size: float = 0.01, seed: int = 0) -> NoisePlan:
         """The same noise for every matrix: what it costs does not depend on its size."""

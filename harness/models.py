@@ -276,7 +276,7 @@ class Case:
 
     @cached_property
     def plan(self) -> mu.Plan:
-        return mu.infer_plan(
+        return mu.plan_between(
             self.make, self.base, self.wide, loss=self.loss, pad=self.pad, roles=dict(self.roles)
         )
 

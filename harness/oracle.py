@@ -10,7 +10,7 @@ from torch import Tensor
 import mupscale as mu
 
 
-def copied(base: Tensor, axes: Sequence[mu.Axis]) -> Tensor:
+def copied(base: Tensor, axes: Sequence[mu.rules.Axis]) -> Tensor:
     """dup(base), index by index from the definition of an axis; zero where an index is padding."""
     for dim, axis in enumerate(axes):
         sources = [axis.source(i) for i in range(axis.wide)]

@@ -25,20 +25,20 @@ FACTORISATIONS = {
 @st.composite
 def axes(
     draw: Callable[..., Any], size: int = 3, segments: int = 3, pads: bool = True, longest: int = 60
-) -> mu.Axis:
+) -> mu.rules.Axis:
     """Random axes: up to `segments` products of up to three factors, all parts copied equally often."""
     k = draw(st.sampled_from(sorted(FACTORISATIONS)))
     parts = []
     for _ in range(draw(st.integers(1, segments))):
         ks = draw(st.sampled_from(FACTORISATIONS[k]))
         pad = st.integers(0, 2) if pads and draw(st.booleans()) else st.just(0)
-        parts.append([mu.Factor(draw(st.integers(1, size)), Fraction(k), draw(pad)) for k in ks])
+        parts.append([mu.rules.Factor(draw(st.integers(1, size)), Fraction(k), draw(pad)) for k in ks])
     role = draw(st.sampled_from(["in", "out"]))
-    axis = mu.Axis.of(*parts, role=role)
+    axis = mu.rules.Axis.of(*parts, role=role)
     assume(axis.wide <= longest)
     return axis
 
 
-def making(axes: Sequence[mu.Axis], scale: str | mu.Scale = "1", **options: Any) -> Making:
+def making(axes: Sequence[mu.rules.Axis], scale: str | mu.rules.Scale = "1", **options: Any) -> Making:
     """How a tensor with these axes is made."""
-    return Making(tuple(axes), mu.Scale.of(scale), **options)
+    return Making(tuple(axes), mu.rules.Scale.of(scale), **options)

@@ -107,7 +107,7 @@ class Family:
     layouts: Mapping[str, Any] = field(default_factory=dict)
 
     def plan(self, base: int, wide: int) -> mu.Plan:
-        return mu.infer_plan(self.make, base, wide, layouts=dict(self.layouts))
+        return mu.plan_between(self.make, base, wide, layouts=dict(self.layouts))
 
     def fresh(self, reference: int, width: int, seed: int) -> tuple[nn.Module, mu.Plan]:
         """A model initialised under μP from its sizes at the reference."""
@@ -135,4 +135,4 @@ FAMILIES = {
 
 def slope(widths: Sequence[int], values: Sequence[float]) -> float:
     """Least-squares slope of log2(value) against log2(width)."""
-    return mu.Coordinates(tuple(widths), {"": tuple(values)}).slopes[""]
+    return mu.diagnostics.Coordinates(tuple(widths), {"": tuple(values)}).slopes[""]

@@ -24,7 +24,7 @@ def other_power(plan: mu.Plan, name: str) -> mu.Plan:
     return plan.with_tensors({plan.planned(name): replace(entry, spread=entry.change.c)})
 
 
-def without(optimizer: type, **changes: Any) -> dict[str, mu.OptimizerRule]:
+def without(optimizer: type, **changes: Any) -> dict[str, mu.rules.OptimizerRule]:
     """The registry with one row of torch.optim altered."""
     name = f"torch.optim.{optimizer.__name__}"
     return {**RULES, name: replace(RULES[name], **changes)}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from mupscale import Fault
+from mupscale.diagnostics import Fault
 from mupscale.errors import raise_faults
 from mupscale.tuning.grid import Point, points_of
 from mupscale.tuning.halving import Ladder
@@ -75,7 +75,7 @@ def seconds_of(setting: Setting, width: int, steps: int = 3) -> float:
 
 def memory_of(setting: Setting, width: int) -> float:
     """About how many bytes training takes: weights, gradients, optimizer state, outputs of all modules once."""
-    model = mu.on_meta(lambda: setting.build(width)).to("meta")
+    model = mu.plans.on_meta(lambda: setting.build(width)).to("meta")
     state = 2 if issubclass(setting.optimizer, torch.optim.AdamW) else 1
     parameters = sum(p.numel() for p in model.parameters())
     seen: list[int] = []

@@ -92,7 +92,7 @@ def ours_muon(start: Start) -> mu.Run:
     constants = {k: v for k, v in start.setting.constants.items() if k == "weight_decay"}
     muon = mu.param_groups(
         run.model,
-        run.since_reference,
+        run,
         torch.optim.Muon,
         parameters=lambda name, _: name in hidden,
         lr=start.recipe.lr,
@@ -101,7 +101,7 @@ def ours_muon(start: Start) -> mu.Run:
     )
     rest = mu.param_groups(
         run.model,
-        run.since_reference,
+        run,
         start.setting.optimizer,
         parameters=lambda name, _: name not in hidden,
         lr=start.recipe.lr,
@@ -112,7 +112,7 @@ def ours_muon(start: Start) -> mu.Run:
     for group in adamw.param_groups:
         for parameter in group["params"]:
             adamw.state[parameter] = old.state[parameter]
-    return mu.Run(run.model, [torch.optim.Muon(muon), adamw], reference=run.reference, step=run.step)
+    return mu.Run(run.model, [torch.optim.Muon(muon), adamw], since=run.since, steps=run.steps)
 
 
 def paper_code(start: Start) -> mu.Run:
@@ -144,9 +144,9 @@ def tiling(start: Start) -> mu.Run:
     for name, entry in start.plan.tensors.items():
         if entry.kind == "parameter" and len(entry.axes) > 1:
             size = float(weights[entry.sources[0]].detach().square().mean().sqrt()) * float(entry.change.s)
-            unit = float(reference_size(name, start.plan, start.base.reference))
+            unit = float(reference_size(name, start.plan, start.base.since))
             sigmas[name] = size * 10 ** (-DECIBELS / 20) / unit
-    bare = mu.Run(start.base.model, reference=start.base.reference)
+    bare = mu.Run(start.base.model, since=start.base.since)
     run = mu.upscale(bare, start.build, mu.PairedNoise(sigmas), plan=start.plan, seed=start.seed)
     return plain(start, run.model)
 
@@ -210,7 +210,7 @@ def plain(start: Start, model: nn.Module, factor: float = 1.0) -> mu.Run:
         groups.append({**own, "lr": group["lr"] * factor, "params": params})
     make: Any = start.setting.optimizer
     model.train(start.base.model.training)
-    return mu.Run(model, make(groups), step=start.base.step)
+    return mu.Run(model, make(groups), steps=start.base.steps)
 
 
 def best_noise(recipe: mu.Recipe) -> float:
@@ -274,4 +274,4 @@ METHODS: Mapping[str, Method] = {
 @cache
 def why_not(method: str, setting: Setting) -> str | None:
     """Why a method cannot be applied in a setting; None where it can."""
-    return METHODS[method].refuses(mu.on_meta(lambda: setting.build(setting.reference)))
+    return METHODS[method].refuses(mu.plans.on_meta(lambda: setting.build(setting.reference)))

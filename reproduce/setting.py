@@ -63,10 +63,10 @@ class Setting:
             torch.manual_seed(seed)
             mu.init_(model, since, std=self.build(self.reference), seed=seed)
         model = model.to(self.device)
-        plan = since if since is not None else mu.Run(model).since_reference
+        plan = since if since is not None else mu.Run(model)
         groups = mu.param_groups(model, plan, self.optimizer, lr=lr, **self.constants)
         make: Any = self.optimizer
-        return mu.Run(model, make(groups), reference=since)
+        return mu.Run(model, make(groups), since=since)
 
     def grown(self, base: mu.Run, width: int, k: int, noise: mu.Noise, lr: float, seed: int) -> mu.Run:
         """The run that goes on at k times the width, with a learning rate of its own."""
@@ -108,7 +108,7 @@ class Setting:
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         if self.clip is not None:
-            mu.clip_grad_norm_(run.model, run.since_reference, self.clip)
+            mu.diagnostics.clip_grad_norm_(run.model, run, max_norm=self.clip)
         for optimizer in run.optimizers:
             optimizer.step()
         return total
@@ -121,7 +121,7 @@ class Setting:
         """The setting as `mu.tune` wants it; data are those of one seed."""
 
         def train(run: mu.Run, steps: int, report: Callable[[int, float], None]) -> None:
-            for step in range(run.step, steps):
+            for step in range(run.steps, steps):
                 report(step, self.step(run, step, seed))
 
         return Proxy(
@@ -146,6 +146,6 @@ def _flops(setting: Setting, width: int) -> int:
 @cache
 def _plan(setting: Setting, narrow: int, wide: int) -> mu.Plan:
     if setting.declare is not None:
-        return mu.infer_plan(setting.build, narrow, wide, **setting.declare(narrow, wide))
+        return mu.plan_between(setting.build, narrow, wide, **setting.declare(narrow, wide))
     prove = None if setting.shapes_tell else (lambda model: setting.loss(model, 0, 0))
-    return mu.infer_plan(setting.build, narrow, wide, loss=prove)
+    return mu.plan_between(setting.build, narrow, wide, loss=prove)

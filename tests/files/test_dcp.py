@@ -136,7 +136,7 @@ def test_a_file_that_was_cut_short_is_named(tmp_path, saved):
     shutil.copytree(saved[0], path)
     data = path / "__0_0.distcp"
     data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
-    load = lambda: mu.load_wide(mu.on_meta(lambda: make(8)), path, plan())  # noqa: E731
+    load = lambda: mu.load_wide(path, mu.plans.on_meta(lambda: make(8)), plan=plan())  # noqa: E731
     refusal(load, "cut short", "__0_0.distcp")
 
 
@@ -148,14 +148,14 @@ def test_a_transposed_tensor_is_refused(tmp_path):
 
 
 def plan():
-    return mu.infer_plan(make, 4, 8)
+    return mu.plan_between(make, 4, 8)
 
 
 def test_weights_buffers_and_state_are_those_of_the_live_path(saved):
     path, model, optimizer = saved
-    built = mu.on_meta(lambda: make(8))
+    built = mu.plans.on_meta(lambda: make(8))
     wide = mu.Run(built, torch.optim.AdamW(mu.param_groups(built, plan(), torch.optim.AdamW, lr=1e-2)))
-    wide = mu.load_wide(wide, path, plan(), mu.SignalNoise(0.3), seed=3)
+    wide = mu.load_wide(path, wide, plan=plan(), noise=mu.SignalNoise(0.3), seed=3)
     want = mu.upscale(mu.Run(model, optimizer), lambda: make(8), mu.SignalNoise(0.3), seed=3, plan=plan())
     for name, tensor in want.model.state_dict().items():
         assert torch.equal(wide.model.state_dict()[name], tensor), name
@@ -173,8 +173,8 @@ def unit_groups(model):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda p: {"plan": mu.infer_plan(make, 5, 10), "run": mu.on_meta(lambda: make(10))}, "plan's base end"),
-        (lambda p: {"plan": mu.infer_plan(make, 4, 12)}, "wide end has"),
+        (lambda p: {"plan": mu.plan_between(make, 5, 10), "run": mu.plans.on_meta(lambda: make(10))}, "plan's base end"),
+        (lambda p: {"plan": mu.plan_between(make, 4, 12)}, "wide end has"),
         (lambda p: {"source": p / "nothing"}, "nothing to load from"),
         (lambda p: {"prefix": "optim."}, "does not have it"),
         (lambda p: {"stock": torch.optim.AdamW}, "mu.param_groups"),
@@ -184,7 +184,7 @@ def unit_groups(model):
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_and_leaves_nan(saved, change, expected):
     changes = change(saved[0])
-    model = changes.get("run", mu.on_meta(lambda: make(8)))
+    model = changes.get("run", mu.plans.on_meta(lambda: make(8)))
     run = mu.Run(model)
     if "stock" in changes:
         run = mu.Run(model, changes["stock"](model.parameters(), lr=1e-2))
@@ -192,18 +192,18 @@ def test_what_does_not_fit_is_refused_and_leaves_nan(saved, change, expected):
         groups = mu.param_groups(model, plan(), torch.optim.SGD, lr=1e-2, momentum=0.9)
         run = mu.Run(model, torch.optim.SGD(groups, momentum=0.9))
     source, chosen = changes.get("source", saved[0]), changes.get("plan", plan())
-    refusal(lambda: mu.load_wide(run, source, chosen, prefix=changes.get("prefix")), expected)
+    refusal(lambda: mu.load_wide(source, run, plan=chosen, prefix=changes.get("prefix")), expected)
     assert all(p.is_meta or p.isnan().all() for p in model.parameters())
 
 
 def test_other_settings_than_the_sources_are_told(saved):
-    built = mu.on_meta(lambda: make(8))
+    built = mu.plans.on_meta(lambda: make(8))
     groups = mu.param_groups(built, plan(), torch.optim.AdamW, lr=1e-2, betas=(0.8, 0.99))
     with pytest.warns(UserWarning, match="betas is .0.8, 0.99. here"):
-        mu.load_wide(mu.Run(built, torch.optim.AdamW(groups, betas=(0.8, 0.99))), saved[0], plan())
-    built = mu.on_meta(lambda: make(8))
+        mu.load_wide(saved[0], mu.Run(built, torch.optim.AdamW(groups, betas=(0.8, 0.99))), plan=plan())
+    built = mu.plans.on_meta(lambda: make(8))
     with warnings.catch_warnings(action="error"):
-        mu.load_wide(mu.Run(built, unit_groups(built)), saved[0], plan())
+        mu.load_wide(saved[0], mu.Run(built, unit_groups(built)), plan=plan())
 
 
 def test_buffers_that_nobody_computed_are_refused_and_init_computes_them(saved):
@@ -213,19 +213,21 @@ def test_buffers_that_nobody_computed_are_refused_and_init_computes_them(saved):
             self.inner = make(n)
             self.register_buffer("table", torch.arange(3.0), persistent=False)
 
-    grown = mu.infer_plan(Table, 4, 8)
+    grown = mu.plan_between(Table, 4, 8)
     path = saved[0].parent / "table"
     with warnings.catch_warnings(action="ignore"):
         save_dcp({"inner": saved[1].state_dict()}, checkpoint_id=path)
     with torch.device("meta"):
         model = Table(8)
-    refusal(lambda: mu.load_wide(model, path, grown), "on_meta", "init=")
+    refusal(lambda: mu.load_wide(path, model, plan=grown), "on_meta", "init=")
     with torch.device("meta"):
         model = Table(8)
     assert mu.load_wide(
-        model, path, grown, init=lambda m: m.get_buffer("table").copy_(torch.arange(3.0))
+        path, model, plan=grown, init=lambda m: m.get_buffer("table").copy_(torch.arange(3.0))
     ).model.get_buffer("table").tolist() == [0, 1, 2]
-    assert mu.load_wide(mu.on_meta(lambda: Table(8)), path, grown).model.get_buffer("table").tolist() == [
+    assert mu.load_wide(path, mu.plans.on_meta(lambda: Table(8)), plan=grown).model.get_buffer(
+        "table"
+    ).tolist() == [
         0,
         1,
         2,
@@ -238,8 +240,8 @@ def test_two_sets_of_tensors_need_a_prefix(tmp_path, saved):
         save_dcp(
             {"model": weights, "ema": {k: v + 1 for k, v in weights.items()}}, checkpoint_id=tmp_path / "two"
         )
-    refusal(lambda: mu.load_wide(mu.on_meta(lambda: make(8)), tmp_path / "two", plan()), "prefix=")
-    wide = mu.load_wide(mu.on_meta(lambda: make(8)), tmp_path / "two", plan(), prefix="ema.")
+    refusal(lambda: mu.load_wide(tmp_path / "two", mu.plans.on_meta(lambda: make(8)), plan=plan()), "prefix=")
+    wide = mu.load_wide(tmp_path / "two", mu.plans.on_meta(lambda: make(8)), plan=plan(), prefix="ema.")
     assert torch.equal(wide.model.get_parameter("0.bias")[::2], weights["0.bias"] + 1)
 
 
@@ -268,8 +270,8 @@ def states_of(saved):
 
 
 def load_all(path, **options):
-    built = mu.on_meta(lambda: make(8))
-    return mu.load_wide(mu.Run(built, unit_groups(built)), path, plan(), **options)
+    built = mu.plans.on_meta(lambda: make(8))
+    return mu.load_wide(path, mu.Run(built, unit_groups(built)), plan=plan(), **options)
 
 
 @pytest.mark.parametrize("nest", ["plain", "state", "train_state", "list", "complex", "named as in the file"])
@@ -298,7 +300,7 @@ def test_state_that_cannot_be_told_is_refused_and_none_is_said(tmp_path, saved):
     weights, state = states_of(saved)
     numbered = saved_as(tmp_path / "numbered", {"model": weights, "optim": saved[2].state_dict()})
     refusal(lambda: load_all(numbered), "optim.state.0", "get_optimizer_state_dict")
-    mu.load_wide(mu.on_meta(lambda: make(8)), numbered, plan())  # nobody asks for its state
+    mu.load_wide(numbered, mu.plans.on_meta(lambda: make(8)), plan=plan())  # nobody asks for its state
     twice = saved_as(tmp_path / "twice", {"model": weights, "a": state, "b": state})
     refusal(lambda: load_all(twice), "more than one of a.state, b.state")
     with pytest.warns(UserWarning, match="starts without state"):
@@ -308,7 +310,7 @@ def test_state_that_cannot_be_told_is_refused_and_none_is_said(tmp_path, saved):
 def test_a_second_load_leaves_nothing_of_the_first(tmp_path, saved):
     run = load_all(saved[0])
     with pytest.warns(UserWarning, match="starts without state"):
-        run = mu.load_wide(run, saved_as(tmp_path / "bare", {"model": saved[1].state_dict()}), plan())
+        run = mu.load_wide(saved_as(tmp_path / "bare", {"model": saved[1].state_dict()}), run, plan=plan())
     assert not run.optimizers[0].state
 
 
@@ -325,36 +327,36 @@ def test_a_parameter_that_never_trained_has_no_state_in_the_wide_run_either(tmp_
     }
     path, grown = (
         saved_as(tmp_path / "x", {"model": model.state_dict(), "optim": named}),
-        mu.infer_plan(Unused, 4, 8),
+        mu.plan_between(Unused, 4, 8),
     )
-    built = mu.on_meta(lambda: Unused(8))
+    built = mu.plans.on_meta(lambda: Unused(8))
     wide = mu.Run(built, torch.optim.AdamW(mu.param_groups(built, grown, torch.optim.AdamW, lr=1e-2)))
-    wide = mu.load_wide(wide, path, grown)
+    wide = mu.load_wide(path, wide, plan=grown)
     assert len(wide.optimizers[0].state) == len(names) - 2
 
 
 def test_units_of_another_plan_are_refused(saved):
-    built = mu.on_meta(lambda: make(8))
+    built = mu.plans.on_meta(lambda: make(8))
     optimizer = torch.optim.AdamW(built.parameters(), lr=1e-2)
-    attached = mu.step_in_units_(optimizer, identity_plan(built), built)
-    refusal(lambda: mu.load_wide(mu.Run(built, optimizer), saved[0], plan()), "its units ask for 0.5")
+    attached = mu.step_in_units_(optimizer, identity_plan(built), model=built)
+    refusal(lambda: mu.load_wide(saved[0], mu.Run(built, optimizer), plan=plan()), "its units ask for 0.5")
     attached.remove()
-    mu.step_in_units_(optimizer, plan(), built)
-    assert mu.load_wide(mu.Run(built, optimizer), saved[0], plan()).provenance["moments"] == 12
+    mu.step_in_units_(optimizer, plan(), model=built)
+    assert mu.load_wide(saved[0], mu.Run(built, optimizer), plan=plan()).provenance["moments"] == 12
 
 
 def test_state_made_on_the_meta_device_is_filled_or_refused(tmp_path, saved):
-    built = mu.on_meta(lambda: make(8))
+    built = mu.plans.on_meta(lambda: make(8))
     adagrad = torch.optim.Adagrad(mu.param_groups(built, plan(), torch.optim.Adagrad, lr=1e-2))
     bare = saved_as(tmp_path / "bare", {"model": saved[1].state_dict()})
-    refusal(lambda: mu.load_wide(mu.Run(built, adagrad), bare, plan()), "load the model alone")
+    refusal(lambda: mu.load_wide(bare, mu.Run(built, adagrad), plan=plan()), "load the model alone")
 
 
 def test_noise_that_was_resolved_for_something_else_is_refused(saved):
-    foreign = mu.resolve_noise(mu.MupNoise(0.1), mu.infer_plan(Unused, 4, 8), {}, seed=5)
-    load = lambda **o: mu.load_wide(mu.on_meta(lambda: make(8)), saved[0], plan(), **o)  # noqa: E731
+    foreign = mu.diagnostics.resolve_noise({}, mu.MupNoise(0.1), plan=mu.plan_between(Unused, 4, 8), seed=5)
+    load = lambda **o: mu.load_wide(saved[0], mu.plans.on_meta(lambda: make(8)), plan=plan(), **o)  # noqa: E731
     refusal(lambda: load(noise=foreign), "body.0.weight")
-    own = mu.resolve_noise(mu.MupNoise(0.1), plan(), {}, seed=5)
+    own = mu.diagnostics.resolve_noise({}, mu.MupNoise(0.1), plan=plan(), seed=5)
     refusal(lambda: load(noise=own, seed=3), "leave seed= out")
     assert load(noise=own).provenance["seed"] == 5
 
@@ -377,19 +379,19 @@ class Scaled(nn.Module):
 
 def test_constants_and_buffers_behind_wrappers_are_those_inside(tmp_path):
     path = saved_as(tmp_path / "x", {"model": Scaled(4).state_dict()})
-    found = mu.infer_plan(Scaled, 4, 8)
+    found = mu.plan_between(Scaled, 4, 8)
     grown = mu.Plan(
         found.tensors,
         found.ties,
-        (mu.Edit("inner.scale", 1 / 4, mu.Scale.of("1/4")),),
+        (mu.plans.Edit("inner.scale", 1 / 4, mu.rules.Scale.of("1/4")),),
         found.exact,
         found.needs,
     )
-    wide: Any = mu.load_wide(mu.on_meta(lambda: Scaled(8, wrap=True)), path, grown).model
+    wide: Any = mu.load_wide(path, mu.plans.on_meta(lambda: Scaled(8, wrap=True)), plan=grown).model
     assert wide.inner._checkpoint_wrapped_module.scale == 1 / 16
     with torch.device("meta"):
         empty = Scaled(8, wrap=True)
-    refusal(lambda: mu.load_wide(empty, path, grown), "table")
+    refusal(lambda: mu.load_wide(path, empty, plan=grown), "table")
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ PATIENCE = 20
 MEMORY = 1 << 30
 
 A, B, INDEX = "a.safetensors", "b.safetensors", "model.safetensors.index.json"
-AXES = (mu.Axis.parse("out: 3x2"), mu.Axis.parse("in: 4x2"))
-PLAN = mu.Plan({name: mu.TensorPlan((name,), AXES) for name in ("w", "x", "y")})
+AXES = (mu.rules.Axis.parse("out: 3x2"), mu.rules.Axis.parse("in: 4x2"))
+PLAN = mu.Plan({name: mu.plans.TensorPlan((name,), AXES) for name in ("w", "x", "y")})
 
 Mutation = Callable[[Path, random.Random], None]
 MUTATIONS: dict[str, tuple[Mutation, bool]] = {}

@@ -109,7 +109,7 @@ def test_the_directory_is_complete_and_nothing_else(base, tmp_path):
     }
     assert not partial(job.out).exists()
     again = read_directory(tmp_path / "wide")
-    assert set(again.tensors) == set(PLAN)
+    assert set(again.tensors) == set(PLAN.tensors)
     about = json.loads((tmp_path / "wide" / "mupscale.json").read_text())
     assert about["base"]["files"].keys() == {file.name for file in job.sources}
     assert str(tmp_path) not in (tmp_path / "wide" / "mupscale.job.json").read_text()
@@ -189,7 +189,7 @@ def test_worker_processes_share_one_output(base, tmp_path):
 def test_units_cover_the_output_once_and_shares_cover_the_units():
     directory_job = Move(
         "w",
-        Making((mu.Axis.parse("out: 20x2"), mu.Axis.parse("in: 15x2"))),
+        Making((mu.rules.Axis.parse("out: 20x2"), mu.rules.Axis.parse("in: 15x2"))),
         (Place("b", 0, "F32", (20, 15)),),
         Place("f", 0, "F32", (40, 30)),
     )
@@ -215,11 +215,11 @@ def wide_job(path: Path, axes: list[str], tensors: list[Tensor], **options: Any)
     path.mkdir()
     (path / "config.json").write_text('{"model_type": "llama"}')
     save_file({f"w{i}": tensor for i, tensor in enumerate(tensors)}, path / "model.safetensors")
-    parsed = tuple(map(mu.Axis.parse, axes))
+    parsed = tuple(map(mu.rules.Axis.parse, axes))
     cat = options.pop("cat", None)
-    fold = mu.Scale.of(options.pop("fold", "1"))
+    fold = mu.rules.Scale.of(options.pop("fold", "1"))
     names = tuple(f"w{i}" for i in range(len(tensors)))
-    entry = mu.TensorPlan(names, parsed, cat=cat, fold=fold, shift=options.pop("shift", 0))
+    entry = mu.plans.TensorPlan(names, parsed, cat=cat, fold=fold, shift=options.pop("shift", 0))
     noise = options.pop("noise", None)
     resolved = None
     if noise is not None:
@@ -325,8 +325,8 @@ def tied_directory(path: Path, *names: str, torn: bool = False) -> Path:
 
 
 def test_tied_weights_are_written_once_under_the_name_they_had(tmp_path):
-    axes = (mu.Axis.fixed(3), mu.Axis.parse("out: 4x2"))
-    plan = mu.Plan({"embed": mu.TensorPlan(("embed",), axes)}, ties={"head": "embed"})
+    axes = (mu.rules.Axis.fixed(3), mu.rules.Axis.parse("out: 4x2"))
+    plan = mu.Plan({"embed": mu.plans.TensorPlan(("embed",), axes)}, ties={"head": "embed"})
     for names in (["embed"], ["head"], ["embed", "head"]):
         directory = read_directory(tied_directory(tmp_path / "-".join(names), *names))
         _, moves, _ = weight_moves(plan, directory, NoisePlan({}, {"embed": 0.1}))
@@ -340,10 +340,10 @@ def test_tied_weights_are_written_once_under_the_name_they_had(tmp_path):
 
 def test_a_plan_must_fit_the_directory(tmp_path):
     directory = read_directory(tied_directory(tmp_path / "d", "w", "x"))
-    axes = (mu.Axis.fixed(3), mu.Axis.parse("out: 4x2"))
+    axes = (mu.rules.Axis.fixed(3), mu.rules.Axis.parse("out: 4x2"))
 
-    def entry(name: str, **options: Any) -> mu.TensorPlan:
-        return mu.TensorPlan((name,), axes, **options)
+    def entry(name: str, **options: Any) -> mu.plans.TensorPlan:
+        return mu.plans.TensorPlan((name,), axes, **options)
 
     both = {"w": entry("w"), "x": entry("x")}
     weight_moves(mu.Plan(both), directory)
@@ -353,10 +353,10 @@ def test_a_plan_must_fit_the_directory(tmp_path):
     refusal(lambda: weight_moves(mu.Plan(both | buffer), directory), "y", "the directory does not have it")
     own = {"x": entry("x", kind="buffer", fill="own")}
     assert len(weight_moves(mu.Plan(both | own), directory)[1]) == 1, "what the model computes is left out"
-    wrong = mu.TensorPlan(("x",), (mu.Axis.fixed(4), mu.Axis.fixed(3)))
+    wrong = mu.plans.TensorPlan(("x",), (mu.rules.Axis.fixed(4), mu.rules.Axis.fixed(3)))
     refusal(lambda: weight_moves(mu.Plan(both | {"x": wrong}), directory), "x", "(3, 4)", "(4, 3)")
     refusal(lambda: weight_moves(mu.Plan(both), directory, dtype="I8"), "I8", "BF16")
-    new = mu.Plan(both | {"z": mu.TensorPlan((), (mu.Axis.fixed(5),), fill="one")})
+    new = mu.Plan(both | {"z": mu.plans.TensorPlan((), (mu.rules.Axis.fixed(5),), fill="one")})
     files, moves, _ = weight_moves(new, directory)
     run_job(make_job(directory.path, tmp_path / "wide", files, moves))
     assert torch.equal(load_file(tmp_path / "wide" / "model.safetensors")["z"], torch.ones(5))
@@ -660,7 +660,7 @@ def test_check_bytes_sees_what_is_missing_longer_or_not_ours(base, tmp_path):
     refusal(lambda: _raise(check_bytes(tmp_path / "wide")), "say which base")
 
 
-def _raise(faults: list[mu.Fault]) -> None:
+def _raise(faults: list[mu.diagnostics.Fault]) -> None:
     raise mu.MupscaleError("faults", faults)
 
 

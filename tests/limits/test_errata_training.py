@@ -25,10 +25,10 @@ def jump(n: int, readout: Callable[[int], float]) -> float:
             nn.Linear(2, width, bias=False), nn.Tanh(), nn.Linear(width, 1, bias=False)
         ).double()
 
-    base = mu.init_(make(n), plan := mu.infer_plan(make, 1, n), std={"0.weight": 1.0, "2.weight": 1.0})
+    base = mu.init_(make(n), plan := mu.plan_between(make, 1, n), std={"0.weight": 1.0, "2.weight": 1.0})
     x = torch.tensor([[1.0, 0.3]], dtype=torch.float64)
     noise = mu.MupNoise({"0.weight": 0.0, "2.weight": readout(2 * n)})
-    run = mu.Run(base, reference=plan)
+    run = mu.Run(base, since=plan)
     moved = [mu.upscale(run, lambda: make(2 * n), noise, seed=seed).model(x) - base(x) for seed in range(24)]
     return float(torch.cat(moved).detach().std())
 
@@ -219,10 +219,10 @@ def test_the_global_norm_of_a_widened_model_is_another():
     wide = mu.widen(base, lambda: make(32))
     assert wide.plan is not None
     weighted, plain = [], []
-    for model, plan in ((base, mu.infer_plan(make, 8, 8)), (wide.model, wide.plan)):
+    for model, plan in ((base, mu.plan_between(make, 8, 8)), (wide.model, wide.plan)):
         model.zero_grad()
         model(torch.ones(4, 2, dtype=torch.float64)).square().mean().backward()
-        weighted.append(float(mu.grad_norm(model, plan)))
+        weighted.append(float(mu.diagnostics.grad_norm(model, plan)))
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         plain.append(float(nn.utils.get_total_norm(gradients)))
     assert abs(weighted[1] / weighted[0] - 1) < 1e-12

@@ -43,13 +43,13 @@ def check(case: Case, plan: mu.Plan, steps: int = 10) -> float:
     run = mu.Run(model, optimizer)
     loss = loss_of(case)
     train(run, loss, 3)
-    wide = mu.widen(run, lambda: case.make(case.wide), plan)
+    wide = mu.widen(run, lambda: case.make(case.wide), plan=plan)
     return drift(run, wide, loss, steps, lambda m: m(*case.inputs))
 
 
 def inferred(case: Case) -> mu.Plan:
     loss = loss_of(case) if case.search else None
-    return mu.infer_plan(case.make, case.base, case.wide, loss=loss, **case.options)
+    return mu.plan_between(case.make, case.base, case.wide, loss=loss, **case.options)
 
 
 class Around(nn.Module):
@@ -254,7 +254,7 @@ DECLARED: dict[str, Any] = {
 @pytest.mark.parametrize("name", LAYOUT_CASES)
 def test_layouts_that_neighbours_share_are_exact_when_declared(name):
     case = LAYOUT_CASES[name]
-    plan = mu.infer_plan(case.make, case.base, case.wide, **DECLARED[name])
+    plan = mu.plan_between(case.make, case.base, case.wide, **DECLARED[name])
     assert check(case, plan) <= EXACT
 
 
@@ -278,7 +278,7 @@ def test_layouts_that_neighbours_share_are_never_wrong_in_silence(name):
     """Blocks made by one module (groups, a flattened image) are read by the next; only a loss or the user can say so."""
     case = SILENT[name]
     with pytest.raises(mu.MupscaleError, match="layout"):
-        mu.infer_plan(case.make, case.base, case.wide)
+        mu.plan_between(case.make, case.base, case.wide)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])

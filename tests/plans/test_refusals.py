@@ -60,7 +60,7 @@ def test_an_unknown_optimizer_is_refused():
         lambda: widen(run),
         "no units are known",
         "mine.Mine",
-        "mupscale.register_optimizer(",
+        "mupscale.rules.register_optimizer(",
         "OptimizerRule(",
     )
 
@@ -71,9 +71,9 @@ def test_a_subclass_of_a_known_optimizer_is_refused_with_the_line_that_accepts_i
     refusal(
         lambda: widen(run),
         "it derives from torch.optim.AdamW",
-        "register_optimizer(MyAdamW, mupscale.rule_for(AdamW))",
+        "register_optimizer(MyAdamW, mupscale.rules.rule_for(AdamW))",
     )
-    accepted = mu.widen(run, lambda: mlp(8), rules={"mine.MyAdamW": mu.rule_for(torch.optim.AdamW)})
+    accepted = mu.widen(run, lambda: mlp(8), rules={"mine.MyAdamW": mu.rules.rule_for(torch.optim.AdamW)})
     assert isinstance(accepted.optimizers[0], subclass), "control: what the message says to write works"
 
 
@@ -96,7 +96,7 @@ def test_state_dicts_with_an_unknown_hyperparameter_are_refused_as_live_optimize
     state = run.optimizers[0].state_dict()
     state["param_groups"][0]["floor"] = 1e-3
     names = [name for name, _ in run.model.named_parameters()]
-    plan = mu.infer_plan(mlp, 4, 8)
+    plan = mu.plan_between(mlp, 4, 8)
     call = lambda: mu.widen_optimizer_state_dict(state, plan, torch.optim.SGD, names=names)  # noqa: E731
     refusal(call, "'floor' has no units", "in hyper= or neutral=")
 
@@ -142,9 +142,11 @@ def test_adafactor_with_an_eps1_that_may_bite_is_refused(eps1):
 
 def test_eps_zero_with_pads_is_refused():
     run = trained(torch.optim.AdamW, eps=0.0)
-    plan = mu.infer_plan(mlp, 4, 6, pad=True)
+    plan = mu.plan_between(mlp, 4, 6, pad=True)
     refusal(
-        lambda: mu.widen(run, lambda: mlp(6), plan), "eps = 0 on a padded tensor", "give eps a positive value"
+        lambda: mu.widen(run, lambda: mlp(6), plan=plan),
+        "eps = 0 on a padded tensor",
+        "give eps a positive value",
     )
     assert widen(run).optimizers, "control: copies alone do not mind"
 
@@ -169,10 +171,14 @@ def test_a_plus_one_gain_with_a_fold_and_decay_is_refused():
     make = lambda: nn.Sequential(nn.Linear(3, 8), nn.RMSNorm(8))  # noqa: E731
     decaying = mu.Run(model, torch.optim.AdamW(model.parameters(), weight_decay=0.1))
     refusal(
-        lambda: mu.widen(decaying, make, plan), "1.weight", "(1 + w) gain", "fold of 1/2", "weight_decay=0"
+        lambda: mu.widen(decaying, make, plan=plan),
+        "1.weight",
+        "(1 + w) gain",
+        "fold of 1/2",
+        "weight_decay=0",
     )
     free = mu.Run(model, torch.optim.AdamW(model.parameters(), weight_decay=0.0))
-    assert mu.widen(free, make, plan).optimizers, "control"
+    assert mu.widen(free, make, plan=plan).optimizers, "control"
 
 
 # Schedulers
@@ -217,10 +223,10 @@ def test_the_scheduler_of_a_foreign_optimizer_is_refused():
 
 
 def test_the_plan_of_another_model_lists_every_fault_at_once():
-    plan = mu.infer_plan(mlp, 4, 8)
+    plan = mu.plan_between(mlp, 4, 8)
     other = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Linear(4, 4))
     error = refusal(
-        lambda: mu.widen(other, lambda: mlp(8), plan),
+        lambda: mu.widen(other, lambda: mlp(8), plan=plan),
         *("this is not the base model of the plan", "shape (5, 3), the plan's base end has (4, 3)"),
         *("3.weight", "no tensor of the plan has this name", "plan.rename", "4.weight", "it is missing"),
     )
@@ -236,7 +242,7 @@ def test_the_plan_of_another_model_lists_every_fault_at_once():
 
 
 def test_what_is_not_a_plan_is_refused():
-    plan = mu.infer_plan(mlp, 4, 8)
+    plan = mu.plan_between(mlp, 4, 8)
     entry = json.loads(plan.to_json())
     entry["tensors"]["2.weight"]["s"] = "1/3"
     refusal(lambda: mu.Plan.from_json(json.dumps(entry)), "says s = 1/3", "axes and fold give s = 1/2")
@@ -251,7 +257,7 @@ def test_what_is_not_a_plan_is_refused():
 
 
 def test_names_that_collide_or_do_not_exist_are_refused():
-    plan = mu.infer_plan(mlp, 4, 8)
+    plan = mu.plan_between(mlp, 4, 8)
     refusal(lambda: plan.rename({"0.weight": "2.weight"}), "two tensors the same name", "2.weight")
     refusal(lambda: plan.fold("body.*", 2), "no tensor of the plan matches 'body.*'")
     refusal(lambda: plan.fold("0.bias", 1 / 3), "not an exact scale", '"1/3"')
@@ -259,7 +265,7 @@ def test_names_that_collide_or_do_not_exist_are_refused():
 
 
 def test_state_dicts_without_names_are_refused():
-    run, plan = trained(torch.optim.AdamW), mu.infer_plan(mlp, 4, 8)
+    run, plan = trained(torch.optim.AdamW), mu.plan_between(mlp, 4, 8)
     state = run.optimizers[0].state_dict()
     call = mu.widen_optimizer_state_dict
     refusal(
@@ -285,4 +291,4 @@ def test_a_family_plan_without_transformers_names_the_extra(monkeypatch):
     with pytest.raises(
         mu.MupscaleError, match=r"family_plan needs transformers: pip install 'mupscale\[hf\]'"
     ):
-        mu.family_plan({"model_type": "llama"}, 2)
+        mu.plans.family_plan({"model_type": "llama"}, 2)

@@ -23,7 +23,7 @@ def loss(model: Any) -> Any:
 
 
 def two(make: Callable[[int], Any], base: int = 4, wide: int = 8, **options: Any) -> Callable[[], mu.Plan]:
-    return lambda: mu.infer_plan(make, base, wide, **options)
+    return lambda: mu.plan_between(make, base, wide, **options)
 
 
 def between(*middle: Callable[[int], Any]) -> Callable[[int], Any]:
@@ -171,14 +171,14 @@ def test_a_model_that_cannot_be_planned_is_refused(name):
 
 
 def test_a_fraction_is_refused_when_the_plan_is_used():
-    plan = mu.infer_plan(mlp, 4, 10)
+    plan = mu.plan_between(mlp, 4, 10)
     assert plan["2.weight"].axes[0].k == Fraction(5, 2), "control: sizes and groups accept it"
-    refusal(lambda: mu.widen(mlp(4), lambda: mlp(10), plan), "4 to 10", "8 (x2), 12 (x3)", "pad=True")
+    refusal(lambda: mu.widen(mlp(4), lambda: mlp(10), plan=plan), "4 to 10", "8 (x2), 12 (x3)", "pad=True")
 
 
 def test_pads_declared_where_copies_would_fit_still_edit_the_eps_of_rmsnorm():
     make = between(lambda n: nn.RMSNorm(n, eps=0.1))
-    plan = mu.infer_plan(make, 4, 8, layouts={"0.*": {0: PAD}, "1.*": {0: PAD}, "2.weight": {1: PAD}})
+    plan = mu.plan_between(make, 4, 8, layouts={"0.*": {0: PAD}, "1.*": {0: PAD}, "2.weight": {1: PAD}})
     assert [(edit.path, str(edit.scale)) for edit in plan.edits] == [("1.eps", "1/2")]
     assert str(plan["1.weight"].fold) == "2^(-1/2)"
 

@@ -42,14 +42,14 @@ def gap(make_optimizer: MakeOptimizer, spoil: Callable[[mu.Run], Any] = id, **op
 
 def test_tied_readout_with_bias_crashes():
     """`MuSharedReadout` builds its Linear with in and out swapped, so its default bias has the wrong size."""
-    plan = mu.infer_plan(TiedModel, 8, 32, loss=loss_on(tokens()))
+    plan = mu.plan_between(TiedModel, 8, 32, loss=loss_on(tokens()))
     assert plan["readout.bias"].wide_shape == (7,)
     assert plan["readout.weight"] is plan["embed.weight"]
     gaps = []
     for chosen in (plan, plan.fold("norm.weight", 4)):
         torch.manual_seed(0)
         base = trained(TiedModel(8), lambda m: torch.optim.AdamW(m.parameters(), eps=1e-3), tokens(3))
-        wide = mu.widen(base, lambda: TiedModel(32), chosen)
+        wide = mu.widen(base, lambda: TiedModel(32), plan=chosen)
         assert wide.model.get_parameter("readout.weight") is wide.model.get_parameter("embed.weight")
         gaps.append(difference(train_on(wide, tokens()), train_on(base, tokens())))
     assert_exact(gaps[0])
@@ -59,7 +59,7 @@ def test_tied_readout_with_bias_crashes():
 def test_std_of_a_tied_embedding_grows_with_the_width():
     """`MuSharedReadout` multiplies the embedding by the square root of the width: 2.83 at 64, 5.65 at 256."""
     for width in (64, 256):
-        plan = mu.infer_plan(TiedModel, 8, width, folds={"norm.weight": Fraction(8, width)})
+        plan = mu.plan_between(TiedModel, 8, width, folds={"norm.weight": Fraction(8, width)})
         tied, matrix = plan["embed.weight"], plan["hidden.weight"]
         assert noise_size(tied.axes, tied.fold) == Scale.of(1)
         assert noise_size(matrix.axes) == Scale.of(width // 8) ** Fraction(-1, 2), "control: a matrix moves"
@@ -115,7 +115,7 @@ def test_optimizer_of_named_parameters_crashes():
     for group in wide.optimizers[0].param_groups:
         assert group["param_names"] == [names[id(p)] for p in group["params"]]
     assert_exact(gap(named))
-    assert_broken(gap(named, rules=without(torch.optim.AdamW, lr=mu.NEUTRAL)))
+    assert_broken(gap(named, rules=without(torch.optim.AdamW, lr=mu.rules.NEUTRAL)))
 
 
 def test_missing_lr_is_a_key_error():
@@ -128,7 +128,7 @@ def test_missing_lr_is_a_key_error():
     default = inspect.signature(torch.optim.AdamW).parameters["lr"].default
     assert rates == {default, default / 2, default / 4}
     assert_exact(gap(plain))
-    assert_broken(gap(plain, rules=without(torch.optim.AdamW, lr=mu.NEUTRAL)))
+    assert_broken(gap(plain, rules=without(torch.optim.AdamW, lr=mu.rules.NEUTRAL)))
 
 
 class Stack(nn.Module):
@@ -149,8 +149,8 @@ class Stack(nn.Module):
 
 def test_stacked_matrices_get_the_wrong_learning_rate():
     """`MuSGD` reads dimensions 1 and 0 of an (E, out, in) weight as fan-in and fan-out: lr/8 in place of lr."""
-    searched = mu.infer_plan(lambda sizes: Stack(*sizes), (4, 4), (8, 8), loss=loss_on(vectors()))
-    declared = mu.infer_plan(
+    searched = mu.plan_between(lambda sizes: Stack(*sizes), (4, 4), (8, 8), loss=loss_on(vectors()))
+    declared = mu.plan_between(
         lambda sizes: Stack(*sizes), (4, 4), (8, 8), roles={"experts": {1: "out", 2: "in"}}
     )
     assert searched == declared
@@ -158,13 +158,13 @@ def test_stacked_matrices_get_the_wrong_learning_rate():
     assert (str(change.s), str(change.r)) == ("1/2", "1/2")
     assert change.factor(RULES["torch.optim.SGD"].lr) == Scale.of(1)
 
-    uneven = mu.infer_plan(lambda sizes: Stack(*sizes), MLP, WIDE_MLP, loss=loss_on(vectors()))
+    uneven = mu.plan_between(lambda sizes: Stack(*sizes), MLP, WIDE_MLP, loss=loss_on(vectors()))
     assert str(uneven["experts"].change.factor(RULES["torch.optim.SGD"].lr)) == "2"
     gaps = []
     for wrong in (1, 8):
         torch.manual_seed(0)
         base = trained(Stack(*MLP), lambda m: torch.optim.SGD(m.parameters(), lr=0.1), vectors(3))
-        wide = mu.widen(base, lambda: Stack(*WIDE_MLP), uneven)
+        wide = mu.widen(base, lambda: Stack(*WIDE_MLP), plan=uneven)
         for group in wide.optimizers[0].param_groups:
             if any(p is wide.model.experts for p in group["params"]):
                 group["lr"] /= wrong
@@ -187,7 +187,7 @@ def test_coupled_decay_of_adam_gets_the_decoupled_rule():
     }
     assert decays[(24, 8)] == pytest.approx(0.1 * 2 / 4, rel=LAST_PLACES)  # G/W: k_in / k_out
     assert_exact(gap(coupled))
-    assert_broken(gap(coupled, rules=without(torch.optim.Adam, decay=mu.Decay.DECOUPLED)))
+    assert_broken(gap(coupled, rules=without(torch.optim.Adam, decay=mu.rules.Decay.DECOUPLED)))
 
 
 def test_decoupled_flag_of_adam_is_not_seen():
@@ -215,7 +215,7 @@ def test_init_of_a_scalar_like_tensor_fails():
         == noise_size([Axis.fixed(2), Axis.fixed(5)])
         == Scale.of(1)
     )
-    plan = mu.infer_plan(lambda sizes: mlp(*sizes), MLP, WIDE_MLP)
+    plan = mu.plan_between(lambda sizes: mlp(*sizes), MLP, WIDE_MLP)
     assert "std = σ̄ · 1\n" in plan.explain("4.bias")
     assert "std = σ̄ · 1\n" not in plan.explain("4.weight"), "control: a readout's size moves"
 
@@ -249,7 +249,7 @@ def test_eps_is_not_scaled(eps):
         return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=eps)
 
     assert_exact(gap(adamw))
-    assert_broken(gap(adamw, rules=without(torch.optim.AdamW, hyper={"eps": mu.NEUTRAL})))
+    assert_broken(gap(adamw, rules=without(torch.optim.AdamW, hyper={"eps": mu.rules.NEUTRAL})))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,9 @@ def test_clipping_by_the_global_norm_depends_on_the_width(make_optimizer):
         base = trained_mlp(make_optimizer)
         wide = mu.widen(base, wide_mlp)
         assert wide.plan is not None
-        weights = {n: float(t.change.norm_weight()) if weighted else 1.0 for n, t in wide.plan.items()}
+        weights = {
+            n: float(t.change.norm_weight()) if weighted else 1.0 for n, t in wide.plan.tensors.items()
+        }
         outputs = train_on(base, vectors(), weighted_clip(dict.fromkeys(weights, 1.0), limit))
         gaps.append(difference(train_on(wide, vectors(), weighted_clip(weights, limit)), outputs))
     assert_exact(gaps[0])
@@ -324,7 +326,7 @@ def test_forgotten_base_shapes_mean_no_scaling():
     """Without `set_base_shapes` the optimizers of `mup` silently train in standard parametrization."""
     wide = mu.widen(trained_mlp(lambda m: torch.optim.AdamW(m.parameters())), wide_mlp)
     state = trained_mlp(lambda m: torch.optim.AdamW(m.named_parameters())).optimizers[0].state_dict()
-    other = mu.infer_plan(lambda n: nn.Sequential(nn.Linear(3, n)), 4, 8)
+    other = mu.plan_between(lambda n: nn.Sequential(nn.Linear(3, n)), 4, 8)
     with pytest.raises(MupscaleError, match="does not belong to this plan"):
         mu.widen_optimizer_state_dict(state, other, torch.optim.AdamW)
     with pytest.raises(MupscaleError, match="pass plan="):
@@ -336,7 +338,7 @@ def test_shape_factor_of_muon_is_applied_twice(adjust):
     """Where Muon already multiplies lr by a factor of the shape, muP's factor on top counts it twice."""
     rule = RULES["torch.optim.Muon"]
     assert rule.shape_factor is not None
-    matrix = mu.infer_plan(lambda sizes: mlp(*sizes), MLP, WIDE_MLP)["2.weight"]
+    matrix = mu.plan_between(lambda sizes: mlp(*sizes), MLP, WIDE_MLP)["2.weight"]
     shapes, group = (matrix.base_shape, matrix.wide_shape), {"adjust_lr_fn": adjust}
     own = rule.shape_factor(group, matrix.wide_shape) / rule.shape_factor(group, matrix.base_shape)
     factor = lr_factor(rule, group, matrix.change, shapes)

@@ -44,7 +44,7 @@ def tied_run() -> mu.Run:
 
 
 def tied_plan(width: int) -> mu.Plan:
-    return mu.infer_plan(TiedModel, 8, width, folds={"norm.weight": Fraction(8, width)})
+    return mu.plan_between(TiedModel, 8, width, folds={"norm.weight": Fraction(8, width)})
 
 
 class ConvNet(nn.Module):
@@ -82,13 +82,13 @@ def conv_run() -> mu.Run:
 @pytest.mark.parametrize("k", [2, 4, 9])
 def test_01_noise_of_hidden_matrices_is_shrunk_by_the_weight_scale(k):
     """The noise is added before the multiplication by n/N, so that hidden noise loses another 1/k."""
-    plan = mu.infer_plan(lambda n: mlp(n, n), 4, 4 * k)
+    plan = mu.plan_between(lambda n: mlp(n, n), 4, 4 * k)
     hidden = plan["2.weight"]
     assert noise_size(hidden.axes, hidden.fold) == Scale.of(k) ** -HALF
     assert noise_size(hidden.axes, hidden.fold) != Scale.of(k) ** -HALF * hidden.change.s, "control"
     assert noise_size(plan["0.weight"].axes) == Scale.of(1)
     assert noise_size(plan["4.weight"].axes) == Scale.of(Fraction(1, k))
-    uneven = mu.infer_plan(lambda sizes: mlp(*sizes), (4, 4), (4 * k, 8))["2.weight"]
+    uneven = mu.plan_between(lambda sizes: mlp(*sizes), (4, 4), (4 * k, 8))["2.weight"]
     assert noise_size(uneven.axes) == Scale.of(k) ** -HALF, "fan-in alone enters"
 
 
@@ -107,9 +107,9 @@ def test_02_noise_of_gpt2_ignores_the_width():
 def test_03_eps_of_gpt2_is_not_scaled():
     """GPT-2 trains with upstream `MuAdamW`, which leaves eps as it is."""
     gaps = []
-    for rules in (None, without(torch.optim.AdamW, hyper={"eps": mu.NEUTRAL})):
+    for rules in (None, without(torch.optim.AdamW, hyper={"eps": mu.rules.NEUTRAL})):
         base = tied_run()
-        wide = mu.widen(base, lambda: TiedModel(32), tied_plan(32), rules=rules)
+        wide = mu.widen(base, lambda: TiedModel(32), plan=tied_plan(32), rules=rules)
         gaps.append(difference(train_on(wide, tokens()), train_on(base, tokens())))
     assert_exact(gaps[0])
     assert_broken(gaps[1])
@@ -121,8 +121,8 @@ def test_04_clipping_by_the_global_norm_breaks_the_equivalence():
     gaps = []
     for weighted in (True, False):
         base = tied_run()
-        wide = mu.widen(base, lambda: TiedModel(32), plan := tied_plan(32))
-        weights = {n: float(t.change.norm_weight()) if weighted else 1.0 for n, t in plan.items()}
+        wide = mu.widen(base, lambda: TiedModel(32), plan=(plan := tied_plan(32)))
+        weights = {n: float(t.change.norm_weight()) if weighted else 1.0 for n, t in plan.tensors.items()}
         outputs = train_on(base, tokens(), weighted_clip(dict.fromkeys(weights, 1.0), limit))
         gaps.append(difference(train_on(wide, tokens(), weighted_clip(weights, limit)), outputs))
     assert_exact(gaps[0])
@@ -192,14 +192,14 @@ class Patches(nn.Module):
 def test_07_width_axis_at_dimension_two_is_skipped():
     """A position table (1, T, n) matches no branch of the published code and stays noise, without a word."""
     with pytest.raises(MupscaleError, match="positions") as refused:
-        mu.infer_plan(Patches, 4, 12)
+        mu.plan_between(Patches, 4, 12)
     assert {fault.where for fault in refused.value.faults} == {"token", "positions"}
     gaps = []
     for skip in (False, True):
         torch.manual_seed(0)
         base = trained(Patches(4), lambda m: torch.optim.AdamW(m.parameters()), vectors(3))
-        plan = mu.infer_plan(Patches, 4, 12, loss=loss_on(vectors()))
-        wide = mu.widen(base, lambda: Patches(12), plan)
+        plan = mu.plan_between(Patches, 4, 12, loss=loss_on(vectors()))
+        wide = mu.widen(base, lambda: Patches(12), plan=plan)
         if skip:
             nn.init.normal_(wide.model.get_parameter("positions"))
         gaps.append(difference(train_on(wide, vectors()), train_on(base, vectors())))
@@ -220,7 +220,7 @@ def test_07_parameters_of_the_target_alone_stay_noise():
         mu.infer_plan(mlp(*MLP).append(nn.Linear(2, 2)), mlp(*WIDE_MLP))
     plan = mu.infer_plan(plain, mlp(*WIDE_MLP))
     with pytest.raises(MupscaleError, match=r"5\.weight"):
-        mu.widen(plain, lambda: mlp(*WIDE_MLP).append(nn.Linear(2, 2)), plan)
+        mu.widen(plain, lambda: mlp(*WIDE_MLP).append(nn.Linear(2, 2)), plan=plan)
 
 
 class Standardize(nn.Module):
@@ -254,12 +254,12 @@ class Scaled(nn.Module):
 
 def test_08_norms_are_known_by_the_name_of_their_class():
     """A gain in a class not called "…norm" becomes 1 + 1 = 2, and so does any init that is not zero-mean."""
-    plan = mu.infer_plan(Scaled, 4, 12, loss=loss_on(vectors()))
+    plan = mu.plan_between(Scaled, 4, 12, loss=loss_on(vectors()))
     gaps = []
     for added in (False, True):
         torch.manual_seed(0)
         base = trained(Scaled(4), lambda m: torch.optim.AdamW(m.parameters()), vectors(3))
-        wide = mu.widen(base, lambda: Scaled(12), plan)
+        wide = mu.widen(base, lambda: Scaled(12), plan=plan)
         for name in ("before.gain", "layer_scale", "hidden.bias"):
             repeated = base.model.get_parameter(name).repeat_interleave(3)
             assert torch.equal(wide.model.get_parameter(name), repeated), name
@@ -309,11 +309,11 @@ class Attending(nn.Module):
 @pytest.mark.parametrize("attention", [Attention, TorchAttention])
 def test_09_growing_the_number_of_heads_is_wrong(attention):
     """Entries are interleaved whatever they mean, which tears heads apart when their number grows."""
-    plan = mu.infer_plan(lambda heads: Attending(heads, attention), 4, 8, loss=loss_on(vectors()))
+    plan = mu.plan_between(lambda heads: Attending(heads, attention), 4, 8, loss=loss_on(vectors()))
     torn = plan.with_tensors(
         {
             name: replace(t, axes=tuple(Axis.between(a.base, a.wide, a.role) for a in t.axes))
-            for name, t in plan.items()
+            for name, t in plan.tensors.items()
         }
     )
     assert torn != plan
@@ -324,7 +324,7 @@ def test_09_growing_the_number_of_heads_is_wrong(attention):
         with torch.no_grad():  # attention that is far from uniform, so that heads matter
             for name, parameter in base.model.named_parameters():
                 parameter.mul_(4.0 if name.startswith("attention") else 1.0)
-        wide = mu.widen(base, lambda: Attending(8, attention), chosen)
+        wide = mu.widen(base, lambda: Attending(8, attention), plan=chosen)
         gaps.append(difference(train_on(wide, vectors()), train_on(base, vectors())))
     assert_exact(gaps[0])
     assert_broken(gaps[1])
@@ -333,7 +333,7 @@ def test_09_growing_the_number_of_heads_is_wrong(attention):
 def test_09_undeclared_heads_are_refused():
     """Shapes cannot tell heads from head size; the published code does not ask."""
     with pytest.raises(MupscaleError, match="undeclared layout"):
-        mu.infer_plan(lambda heads: Attending(heads, Attention), 4, 8)
+        mu.plan_between(lambda heads: Attending(heads, Attention), 4, 8)
 
 
 def test_10_adam_step_is_aliased():
@@ -373,7 +373,7 @@ def test_10_adam_step_of_bf16_models_freezes():
 def test_10_second_moment_of_rmsprop_and_adagrad_is_scaled_once(optimizer, moment):
     """Squares of gradients are multiplied by 1/k in place of 1/k²."""
     gaps = []
-    for rules in (None, without(optimizer, state={moment: mu.G})):
+    for rules in (None, without(optimizer, state={moment: mu.rules.G})):
         base = trained_mlp(lambda model: optimizer(model.parameters(), lr=1e-2))
         wide = mu.widen(base, wide_mlp, rules=rules)
         gaps.append(difference(train_on(wide, vectors()), train_on(base, vectors())))
@@ -404,7 +404,7 @@ def test_10_unknown_settings_are_left_as_they_are():
     state = base.optimizers[0].state_dict()
     rules = without(torch.optim.AdamW, hyper={})
     with pytest.raises(MupscaleError, match="'eps'"):
-        mu.widen(base, wide_mlp, plan, rules=rules)
+        mu.widen(base, wide_mlp, plan=plan, rules=rules)
     with pytest.raises(MupscaleError, match="'eps'"):
         mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW, rules=rules)
 
@@ -425,7 +425,7 @@ def test_11_widening_twice_destroys_the_model():
     assert_exact(difference(train_on(second, vectors()), train_on(base, vectors())))
     assert first.plan is not None
     with pytest.raises(MupscaleError, match="not the base model of the plan"):
-        mu.widen(first, wide_mlp, first.plan)
+        mu.widen(first, wide_mlp, plan=first.plan)
 
 
 def test_12_ordinary_checkpoints_are_not_supported():
@@ -433,9 +433,9 @@ def test_12_ordinary_checkpoints_are_not_supported():
     gaps = []
     for divide in (False, True):
         base = tied_run()
-        plan = mu.infer_plan(TiedModel, 8, 16, loss=loss_on(tokens()))
+        plan = mu.plan_between(TiedModel, 8, 16, loss=loss_on(tokens()))
         assert plan["embed.weight"].change.s == Scale.of(1)
-        wide = mu.widen(base, lambda: TiedModel(16), plan)
+        wide = mu.widen(base, lambda: TiedModel(16), plan=plan)
         if divide:
             with torch.no_grad():
                 wide.model.get_parameter("embed.weight").div_(2)
@@ -495,15 +495,15 @@ def test_14_optimizer_of_a_wrapped_model_is_not_found(wrap):
     """A compiled source raises KeyError '_orig_mod…' when its optimizer is carried; DDP's prefix likewise."""
     torch.manual_seed(0)
     wrapped = wrap(mlp(*MLP).double())
-    plan = mu.infer_plan(lambda sizes: mlp(*sizes), MLP, WIDE_MLP)
+    plan = mu.plan_between(lambda sizes: mlp(*sizes), MLP, WIDE_MLP)
     assert not any(name in plan for name, _ in wrapped.named_parameters()), "control: the prefix is there"
     base = trained(wrapped, lambda model: torch.optim.AdamW(model.named_parameters(), eps=1e-3), vectors(3))
-    wide = mu.widen(base, wide_mlp, plan)
+    wide = mu.widen(base, wide_mlp, plan=plan)
     state = base.optimizers[0].state_dict()
     carried = mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW)
     own = mlp(*WIDE_MLP).double()
     own.load_state_dict(wide.model.state_dict())
-    optimizer = torch.optim.AdamW(mu.groups_for(own, carried))
+    optimizer = torch.optim.AdamW(mu.trainers.groups_for(own, carried))
     optimizer.load_state_dict(carried)
     outputs = train_on(base, vectors())
     assert_exact(difference(train_on(wide, vectors()), outputs))
@@ -546,22 +546,20 @@ def test_15_looking_at_a_model_moves_its_batch_norm_statistics():
     loss = loss_on(images())
     assert not polluted(lambda model: mu.infer_plan(model, ConvNet(12), loss=loss))
     assert not polluted(lambda model: mu.widen(model, lambda: ConvNet(12)))
-    assert not polluted(lambda model: mu.verify(model, lambda: ConvNet(12), loss=loss, tell=None))
-    assert not polluted(
-        lambda model: mu.verify(optimized(model), lambda: ConvNet(12), step=one_step, tell=None)
-    )
+    assert not polluted(lambda model: mu.verify(model, lambda: ConvNet(12), loss=loss))
+    assert not polluted(lambda model: mu.verify(optimized(model), lambda: ConvNet(12), step=one_step))
     assert polluted(loss), "control: a forward pass in train mode is seen"
 
 
 def test_15_the_gradient_identity_moves_batch_norm_statistics():
     """A check is no training step: measuring the identity leaves both models as they were."""
     loss = loss_on(images())
-    plan = mu.infer_plan(ConvNet, 4, 12)
+    plan = mu.plan_between(ConvNet, 4, 12)
 
     def check(model: nn.Module) -> None:
-        wide = mu.widen(model, lambda: ConvNet(12), plan).model
+        wide = mu.widen(model, lambda: ConvNet(12), plan=plan).model
         before = {n: t.clone() for n, t in tensors_of(wide).items()}
-        assert mu.gradient_identity(model, wide, plan, loss).worst[1] <= 1e-9
+        assert mu.plans.gradient_identity(model, wide, plan=plan, loss=loss).worst[1] <= 1e-9
         assert_same_tensors(tensors_of(wide), before)
 
     assert not polluted(check)

@@ -110,7 +110,7 @@ def moved(start, run):
 def test_a_method_that_claims_it_keeps_the_function(make, grow):
     start = start_of(make(), 0.0 if make is mlp_setting else {})
     if make is resnet_setting:
-        sigmas = {n: 0.0 for n, e in start.plan.items() if e.kind == "parameter"}
+        sigmas = {n: 0.0 for n, e in start.plan.tensors.items() if e.kind == "parameter"}
         start = replace(start, recipe=replace(start.recipe, sigma=sigmas))
     run = grow(start)
     assert moved(start, run) < 1e-12
@@ -151,7 +151,7 @@ def test_the_papers_code_shrinks_hidden_noise_and_leaves_eps():
 
 def test_the_papers_code_shifts_gains_and_loses_statistics():
     start = start_of(resnet_setting())
-    sigmas = {n: 0.01 for n, e in start.plan.items() if e.kind == "parameter" and len(e.axes) > 1}
+    sigmas = {n: 0.01 for n, e in start.plan.tensors.items() if e.kind == "parameter" and len(e.axes) > 1}
     tried = [{"sweep": "wide", "noise": 0.3, "lr": 0.02, "steps": 5, "loss": 1.0}]
     start = replace(start, recipe=replace(start.recipe, sigma=sigmas, tried=tried, wide_steps=5))
     right, wrong = (run.model.state_dict() for run in (peers.ours(start), peers.paper_code(start)))

@@ -23,8 +23,8 @@ def mlp(n: int) -> Any:
     return nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 2))
 
 
-PLAN = mu.infer_plan(mlp, 4, 8)
-OTHER = mu.infer_plan(lambda n: nn.Linear(n, n), 2, 4)
+PLAN = mu.plan_between(mlp, 4, 8)
+OTHER = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
 BASE, WIDE = mlp(4), mlp(8)
 X = torch.ones(2, 3)
 NOISE = mu.MupNoise(0.1)
@@ -60,11 +60,11 @@ def widen(run: Any = BASE, **options: Any) -> Any:
 
 def verify(**options: Any) -> Any:
     model = mlp(4)
-    return mu.verify(options.pop("run", mu.Run(model, adamw(model))), lambda: mlp(8), tell=None, **options)
+    return mu.verify(options.pop("run", mu.Run(model, adamw(model))), lambda: mlp(8), **options)
 
 
 def infer(**options: Any) -> mu.Plan:
-    return mu.infer_plan(mlp, 4, 8, **options)
+    return mu.plan_between(mlp, 4, 8, **options)
 
 
 def sizes(**changes: Any) -> Any:
@@ -80,7 +80,7 @@ def init(std: Any, **options: Any) -> Any:
 
 
 def clip(**options: Any) -> Any:
-    return mu.clip_(adamw(WIDE), options.pop("plan", PLAN), WIDE, **options)
+    return mu.clip_(adamw(WIDE), options.pop("plan", PLAN), model=WIDE, **options)
 
 
 def coordinates(**changes: Any) -> Any:
@@ -94,7 +94,7 @@ def coordinates(**changes: Any) -> Any:
         "seeds": 1,
         **changes,
     }
-    return mu.coordinate_check(**options)
+    return mu.diagnostics.coordinate_check(**options)
 
 
 def state() -> dict[str, Any]:
@@ -132,63 +132,75 @@ def product(other: Any) -> Any:
 CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
     # Rules.
     "an axis of 0 units": (
-        lambda: mu.Axis.between(0, 4, "in"),
-        lambda: mu.Axis.between(1, 4, "in"),
+        lambda: mu.rules.Axis.between(0, 4, "in"),
+        lambda: mu.rules.Axis.between(1, 4, "in"),
         ("0 units cannot grow to 4", "1 unit or more"),
     ),
     "a role that is none": (
-        lambda: mu.Axis.between(4, 8, "inn"),  # type: ignore[arg-type]
-        lambda: mu.Axis.between(4, 8, "in"),
+        lambda: mu.rules.Axis.between(4, 8, "inn"),  # type: ignore[arg-type]
+        lambda: mu.rules.Axis.between(4, 8, "in"),
         ("'inn'", '"in", "out" or None'),
     ),
     "no copies": (
-        lambda: mu.Axis.parse("in: 4x0"),
-        lambda: mu.Axis.parse("in: 4x2"),
+        lambda: mu.rules.Axis.parse("in: 4x0"),
+        lambda: mu.rules.Axis.parse("in: 4x2"),
         ("not an axis", "64x2"),
     ),
-    "one over nothing": (lambda: mu.Axis.parse("4x1/0"), lambda: mu.Axis.parse("4x1/2"), ("not an axis",)),
-    "an axis without parts": (lambda: mu.Axis.of(), lambda: mu.Axis.fixed(4), ("no parts", "Axis.fixed")),
+    "one over nothing": (
+        lambda: mu.rules.Axis.parse("4x1/0"),
+        lambda: mu.rules.Axis.parse("4x1/2"),
+        ("not an axis",),
+    ),
+    "an axis without parts": (
+        lambda: mu.rules.Axis.of(),
+        lambda: mu.rules.Axis.fixed(4),
+        ("no parts", "Axis.fixed"),
+    ),
     "a factor in floats": (
-        lambda: mu.Axis.of((mu.Factor(4, 2.0),)),  # type: ignore[arg-type]
-        lambda: mu.Axis.of((mu.Factor(4, Fraction(2)),)),
+        lambda: mu.rules.Axis.of((mu.rules.Factor(4, 2.0),)),  # type: ignore[arg-type]
+        lambda: mu.rules.Axis.of((mu.rules.Factor(4, Fraction(2)),)),
         ("whole numbers for size and pad", "Fraction(2)"),
     ),
     "a size in place of factors": (
-        lambda: mu.Axis.of(4),  # type: ignore[arg-type]
-        lambda: mu.Axis.of((mu.Factor(4),)),
+        lambda: mu.rules.Axis.of(4),  # type: ignore[arg-type]
+        lambda: mu.rules.Axis.of((mu.rules.Factor(4),)),
         ("part of an axis is 4", "Axis.of((Factor(4),))"),
     ),
-    "a scale of nothing": (lambda: mu.Scale.of(None), lambda: mu.Scale.of("1/3"), ("None", '"1/3"')),  # type: ignore[arg-type]
+    "a scale of nothing": (
+        lambda: mu.rules.Scale.of(None),
+        lambda: mu.rules.Scale.of("1/3"),
+        ("None", '"1/3"'),
+    ),  # type: ignore[arg-type]
     "an optimizer's short name": (
-        lambda: mu.rule_for("AdamW"),
-        lambda: mu.rule_for("torch.optim.AdamW"),
+        lambda: mu.rules.rule_for("AdamW"),
+        lambda: mu.rules.rule_for("torch.optim.AdamW"),
         ("full name, 'torch.optim.AdamW'",),
     ),
     "an optimizer in place of its class": (
-        lambda: mu.rule_for(adamw(BASE)),
-        lambda: mu.rule_for(AdamW),
+        lambda: mu.rules.rule_for(adamw(BASE)),
+        lambda: mu.rules.rule_for(AdamW),
         ("an AdamW", "type(optimizer)"),
     ),
     "units as text": (
-        lambda: mu.OptimizerRule(lr="W", state={"momentum": "G"}, neutral="betas"),  # type: ignore[arg-type]
-        lambda: mu.OptimizerRule(lr=mu.W, state={"momentum": mu.G}, neutral=["betas"]),  # type: ignore[arg-type]
+        lambda: mu.rules.OptimizerRule(lr="W", state={"momentum": "G"}, neutral="betas"),  # type: ignore[arg-type]
+        lambda: mu.rules.OptimizerRule(lr=mu.rules.W, state={"momentum": mu.rules.G}, neutral=["betas"]),  # type: ignore[arg-type]
         ("3 faults", "write lr=W", "'momentum': G", "neutral=['betas']"),
     ),
     "a row that is none": (
         lambda: widen(mu.Run(BASE, adamw(BASE)), rules={"torch.optim.AdamW": 3}),
-        lambda: widen(mu.Run(BASE, adamw(BASE)), rules={"torch.optim.AdamW": mu.rule_for(AdamW)}),
+        lambda: widen(mu.Run(BASE, adamw(BASE)), rules={"torch.optim.AdamW": mu.rules.rule_for(AdamW)}),
         ("torch.optim.AdamW", "it is 3", "OptimizerRule("),
     ),
     # Plans.
     "a factory of two arguments": (
-        lambda: mu.infer_plan(nn.Linear, 4, 8),  # type: ignore[arg-type]
-        lambda: mu.infer_plan(lambda n: nn.Linear(n, n), 4, 8),
+        lambda: mu.plan_between(nn.Linear, 4, 8),  # type: ignore[arg-type]
+        lambda: mu.plan_between(lambda n: nn.Linear(n, n), 4, 8),
         ("it does not take (size)", "make=lambda size:"),
     ),
     "a model and a size": (
         lambda: mu.infer_plan(BASE, 8),
         lambda: mu.infer_plan(BASE, WIDE),
-        ("a module and 8", "infer_plan(make, base, wide)"),
+        ("a module and 8", "plan_between(make, base, wide)"),
     ),
     "roles in a list": (
         lambda: infer(roles=["0.weight"]),
@@ -226,8 +238,8 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
         ("not a plan", "to_json"),
     ),
     "the gradient identity, the wide first": (
-        lambda: mu.gradient_identity(WIDE, BASE, PLAN, loss),
-        lambda: mu.gradient_identity(BASE, WIDE, PLAN, loss),
+        lambda: mu.plans.gradient_identity(WIDE, BASE, plan=PLAN, loss=loss),
+        lambda: mu.plans.gradient_identity(BASE, WIDE, plan=PLAN, loss=loss),
         ("not the base model of the plan", "shape (8, 3)"),
     ),
     # Runs.
@@ -267,8 +279,8 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
         ("0.weight", "it is 1.0, expected Tensor"),
     ),
     "a reference to another model": (
-        lambda: upscale(base=mu.Run(BASE, reference=OTHER)),
-        lambda: upscale(base=mu.Run(BASE, reference=mu.infer_plan(mlp, 2, 4))),
+        lambda: upscale(base=mu.Run(BASE, since=OTHER)),
+        lambda: upscale(base=mu.Run(BASE, since=mu.plan_between(mlp, 2, 4))),
         ("reference= does not lead", "0.weight"),
     ),
     # Noise.
@@ -309,7 +321,7 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
     ),
     "a recipe as a path": (lambda: upscale(None, recipe="recipe.json"), upscale, ("Recipe.read(path)",)),
     "a base without weights": (
-        lambda: upscale(base=mu.on_meta(lambda: mlp(4))),
+        lambda: upscale(base=mu.plans.on_meta(lambda: mlp(4))),
         lambda: upscale(base=mlp(4)),
         ("0.weight", "meta device", "load its weights"),
     ),
@@ -319,8 +331,8 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
         ("3 faults", "noise", "seed", "lr"),
     ),
     "norms that nobody measured": (
-        lambda: mu.resolve_noise(mu.SignalNoise(0.2), PLAN, {}),
-        lambda: mu.resolve_noise(mu.SignalNoise(0.2), PLAN, dict(BASE.named_parameters())),
+        lambda: mu.diagnostics.resolve_noise({}, mu.SignalNoise(0.2), plan=PLAN),
+        lambda: mu.diagnostics.resolve_noise(dict(BASE.named_parameters()), mu.SignalNoise(0.2), plan=PLAN),
         ("0.weight", "2.weight", "dict(model.named_parameters())"),
     ),
     # Verifying.
@@ -341,8 +353,8 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
         ("shape (2, 3)", "one number"),
     ),
     "an optimizer to be checked": (
-        lambda: mu.check_optimizer(adamw(BASE)),
-        lambda: mu.check_optimizer(lambda params: AdamW(params, lr=0.1)),
+        lambda: mu.rules.check_optimizer(adamw(BASE)),
+        lambda: mu.rules.check_optimizer(lambda params: AdamW(params, lr=0.1)),
         ("an AdamW", "make=lambda params:"),
     ),
     "one width": (lambda: coordinates(widths=[4]), coordinates, ("widths", "two or more")),
@@ -352,13 +364,13 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
         ("start(width, seed)", "return Run("),
     ),
     "a report of models": (
-        lambda: mu.noise_report(BASE, WIDE),
-        lambda: mu.noise_report(mu.Run(BASE), upscale()),
+        lambda: mu.diagnostics.noise_report(BASE, WIDE),
+        lambda: mu.diagnostics.noise_report(mu.Run(BASE), upscale()),
         ("2 faults", "write Run(base)"),
     ),
     "the symmetry of a base": (
-        lambda: mu.symmetry(BASE, PLAN),
-        lambda: mu.symmetry(WIDE, PLAN),
+        lambda: mu.diagnostics.symmetry(BASE, plan=PLAN),
+        lambda: mu.diagnostics.symmetry(WIDE, plan=PLAN),
         ("not the wide model",),
     ),
     # Training at any width.
@@ -381,8 +393,8 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
         ("lr", "'0.1'", "set_lr_(optimizer, 1e-3)"),
     ),
     "the rate of a model": (
-        lambda: mu.reference_lr(WIDE),
-        lambda: mu.reference_lr(grouped()),
+        lambda: mu.diagnostics.reference_lr(WIDE),
+        lambda: mu.diagnostics.reference_lr(grouped()),
         ("a Sequential, expected Optimizer",),
     ),
     "a size for all": (
@@ -396,7 +408,7 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
         ("std, *", "-1.0", "None to leave"),
     ),
     "a reference without weights": (
-        lambda: init(mu.on_meta(lambda: mlp(4))),
+        lambda: init(mu.plans.on_meta(lambda: mlp(4))),
         lambda: init(mlp(4)),
         ("std, 0.weight", "meta device", "without on_meta"),
     ),
@@ -412,18 +424,18 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
     ),
     "a negative bound": (lambda: clip(max_norm=-1.0), lambda: clip(max_norm=math.inf), ("max_norm", "-1.0")),
     "a norm of power zero": (
-        lambda: mu.grad_norm(WIDE, PLAN, 0),
-        lambda: mu.grad_norm(WIDE, PLAN, math.inf),
+        lambda: mu.diagnostics.grad_norm(WIDE, PLAN, p=0),
+        lambda: mu.diagnostics.grad_norm(WIDE, PLAN, p=math.inf),
         ("p", "above 0", "math.inf"),
     ),
     "the norm of parameters": (
-        lambda: mu.grad_norm(WIDE.parameters(), PLAN),
-        lambda: mu.grad_norm(WIDE, PLAN),
+        lambda: mu.diagnostics.grad_norm(WIDE.parameters(), PLAN),
+        lambda: mu.diagnostics.grad_norm(WIDE, PLAN),
         ("a generator, expected Module",),
     ),
     "a model in place of an optimizer": (
-        lambda: mu.step_in_units_(WIDE, PLAN, adamw(WIDE)),
-        lambda: mu.step_in_units_(adamw(WIDE), PLAN, WIDE),
+        lambda: mu.step_in_units_(WIDE, PLAN, model=adamw(WIDE)),
+        lambda: mu.step_in_units_(adamw(WIDE), PLAN, model=WIDE),
         ("step_in_units_(optimizer, plan, model)",),
     ),
     # State dicts.
@@ -448,8 +460,8 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
         ("class of optimizers", "torch.optim.AdamW"),
     ),
     "groups of a state without names": (
-        lambda: mu.groups_for(WIDE, adamw(WIDE).state_dict()),
-        lambda: mu.groups_for(WIDE, carried()),
+        lambda: mu.trainers.groups_for(WIDE, adamw(WIDE).state_dict()),
+        lambda: mu.trainers.groups_for(WIDE, carried()),
         ("no groups with names", "widen_optimizer_state_dict"),
     ),
     # Limits.
@@ -495,7 +507,7 @@ def test_nothing_is_set_when_one_group_has_no_factor():
 
 
 def test_an_index_outside_an_axis_is_named():
-    axis = mu.Axis.parse("in: 2x2 | 1x2")
+    axis = mu.rules.Axis.parse("in: 2x2 | 1x2")
     for index in (-1, 6):
         with pytest.raises(IndexError, match=f"index {index} of an axis of 6"):
             axis.source(index)

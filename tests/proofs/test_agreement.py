@@ -57,8 +57,8 @@ def step_of(loss: Loss) -> Callable[[mu.Run, int], Any]:
 def verdicts(pair: Pair, loss: Loss = square) -> tuple[Certificate, Certificate]:
     base, wide = pair
     step = step_of(loss)
-    one = mu.verify(base, wide, step=step, steps=STEPS, tell=None)
-    return one, verify_sharded(base, wide, step, STEPS)
+    one = mu.verify(base, wide, step=step, steps=STEPS)
+    return one, verify_sharded(base, wide, step=step, steps=STEPS)
 
 
 def agree(pair: Pair, loss: Loss = square) -> bool:
@@ -86,15 +86,15 @@ def started(width=4):
 
 def loaded(base, units):
     """A wide run filled by `load_wide`: its optimizer is stepped in units, or built from groups."""
-    plan, wide = mu.infer_plan(mlp, 4, 8), mlp(8)
+    plan, wide = mu.plan_between(mlp, 4, 8), mlp(8)
     settings: dict[str, Any] = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1}
     if units:
         optimizer = torch.optim.AdamW(wide.parameters(), **settings)
-        mu.step_in_units_(optimizer, plan, wide)
+        mu.step_in_units_(optimizer, plan, model=wide)
     else:
         groups = mu.param_groups(wide, plan, torch.optim.AdamW, **settings)
         optimizer = torch.optim.AdamW(groups)
-    return mu.load_wide(mu.Run(wide, optimizer), base, plan)
+    return mu.load_wide(base, mu.Run(wide, optimizer), plan=plan)
 
 
 @pytest.mark.parametrize("units", [True, False])
@@ -152,8 +152,8 @@ def with_new_tensors() -> Pair:
     with torch.no_grad():
         wide.up.weight.zero_()
         wide.down.weight.zero_()
-    axes = (mu.Axis.fixed(4), mu.Axis.fixed(4))
-    new = {f"{name}.weight": mu.TensorPlan((), axes) for name in ("up", "down")}
+    axes = (mu.rules.Axis.fixed(4), mu.rules.Axis.fixed(4))
+    new = {f"{name}.weight": mu.plans.TensorPlan((), axes) for name in ("up", "down")}
     plan = mu.infer_plan(base, Block(False)).with_tensors(new)
     runs = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (base, wide)]
     return mu.Run(base, runs[0]), mu.Run(wide, runs[1], plan=plan)
@@ -222,4 +222,4 @@ def test_hooks_of_the_wide_run_are_refused_by_copies():
     base, wide = plain_sgd()
     wide.optimizers[0].register_step_pre_hook(lambda *_: None)
     with pytest.raises(mu.MupscaleError, match="step hooks"):
-        mu.verify(base, wide, step=step_of(square), tell=None)
+        mu.verify(base, wide, step=step_of(square))

@@ -65,7 +65,7 @@ def adamw(model):
 
 
 def check(run, wide, **kwargs):
-    return mu.verify(run, wide, **{"step": step, "tell": None, **kwargs})
+    return mu.verify(run, wide, **{"step": step, **kwargs})
 
 
 def test_an_exact_run_gets_a_certificate_with_every_tensor_tested():
@@ -113,7 +113,7 @@ def test_a_loss_alone_tests_the_gradient_identity():
         out = model(X)
         return F.mse_loss(out, Y.to(out.dtype))
 
-    certificate = mu.verify(mlp(8), lambda: mlp(16), loss=loss, tell=None)
+    certificate = mu.verify(mlp(8), lambda: mlp(16), loss=loss)
     assert certificate.holds
     assert all((t.gradient or 0) < 1e-13 for t in certificate.tensors)
 
@@ -205,7 +205,7 @@ def test_a_missing_readout_multiplier_is_named():
     assert failure is not None
     assert "readout" in failure.cause
     assert "0.5 times" in failure.what
-    plan = mu.infer_plan(Averaging, 8, 16, folds={"readout.weight": 2})
+    plan = mu.plan_between(Averaging, 8, 16, folds={"readout.weight": 2})
     assert check(adamw(Averaging(8)), lambda: Averaging(16), plan=plan).holds
 
 
@@ -226,4 +226,4 @@ def test_a_step_that_steps_nothing_is_refused():
 
 def test_runs_with_other_numbers_of_optimizers_are_refused():
     with pytest.raises(mu.MupscaleError, match="1 optimizers, the wide run 0"):
-        check(adamw(mlp(8)), mu.Run(mlp(16)), plan=mu.infer_plan(mlp, 8, 16))
+        check(adamw(mlp(8)), mu.Run(mlp(16)), plan=mu.plan_between(mlp, 8, 16))

@@ -39,7 +39,7 @@ def build(width):
 def inputs():
     return torch.zeros(16, 4)
 def train(run, steps, report):
-    for step in range(run.step, steps):
+    for step in range(run.steps, steps):
         x = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
         loss = (run.model(x) - (2 * x[:, :1]).sin() * x[:, 1:2]).square().mean()
         run.model.zero_grad()

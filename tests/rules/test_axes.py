@@ -16,11 +16,11 @@ from harness.strategies import axes
 Map = list[int | None]
 
 
-def source_map(axis: mu.Axis) -> Map:
+def source_map(axis: mu.rules.Axis) -> Map:
     return [axis.source(i) for i in range(axis.wide)]
 
 
-def written_out(factors: Sequence[mu.Factor]) -> Map:
+def written_out(factors: Sequence[mu.rules.Factor]) -> Map:
     """The map of one product, from the words: every unit becomes k neighbours, then zeros follow."""
     if not factors:
         return [0]
@@ -37,10 +37,10 @@ def written_out(factors: Sequence[mu.Factor]) -> Map:
 
 
 @st.composite
-def products(draw) -> list[mu.Factor]:
-    def factor() -> mu.Factor:
+def products(draw) -> list[mu.rules.Factor]:
+    def factor() -> mu.rules.Factor:
         k, pad = draw(st.sampled_from([1, 1, 2, 3])), draw(st.sampled_from([0, 0, 1, 2]))
-        return mu.Factor(draw(st.integers(1, 3)), Fraction(k), pad)
+        return mu.rules.Factor(draw(st.integers(1, 3)), Fraction(k), pad)
 
     return [factor() for _ in range(draw(st.integers(1, 3)))]
 
@@ -48,18 +48,18 @@ def products(draw) -> list[mu.Factor]:
 @examples(300)
 @given(products())
 def test_the_source_of_an_index_is_what_the_factors_say(factors):
-    assert source_map(mu.Axis.of(factors, role="out")) == written_out(factors)
+    assert source_map(mu.rules.Axis.of(factors, role="out")) == written_out(factors)
 
 
 def test_equal_maps_have_one_normal_form():
     """Every product of a few small factors: two that make the same map are the same value."""
-    numbers = [mu.Factor(n, Fraction(k), p) for n in (1, 2, 3) for k in (1, 2) for p in range(5)]
+    numbers = [mu.rules.Factor(n, Fraction(k), p) for n in (1, 2, 3) for k in (1, 2) for p in range(5)]
     small = [f for f in numbers if f.size < 3 and f.pad < 2]
     products = [(f,) for f in numbers], product(numbers, numbers), product(small, small, small)
-    found: dict[tuple[int | None, ...], mu.Axis] = {}
+    found: dict[tuple[int | None, ...], mu.rules.Axis] = {}
     clashes = []
     for factors in chain(*products):
-        axis = mu.Axis.of(factors, role="out")
+        axis = mu.rules.Axis.of(factors, role="out")
         first = found.setdefault(tuple(source_map(axis)), axis)
         if first.segments != axis.segments:
             clashes.append(f"{first} and {axis}")
@@ -69,7 +69,7 @@ def test_equal_maps_have_one_normal_form():
 @examples(200)
 @given(products(), products())
 def test_unequal_maps_are_unequal_values(one, two):
-    a, b = mu.Axis.of(one, role="in"), mu.Axis.of(two, role="in")
+    a, b = mu.rules.Axis.of(one, role="in"), mu.rules.Axis.of(two, role="in")
     if source_map(a) != source_map(b):
         assert a != b
         assert str(a) != str(b)
@@ -78,13 +78,13 @@ def test_unequal_maps_are_unequal_values(one, two):
 @examples(200)
 @given(axes())
 def test_what_an_axis_prints_can_be_read_back(axis):
-    assert mu.Axis.parse(str(axis)) == axis
-    assert str(mu.Axis.parse(str(axis))) == str(axis)
+    assert mu.rules.Axis.parse(str(axis)) == axis
+    assert str(mu.rules.Axis.parse(str(axis))) == str(axis)
 
 
 @pytest.mark.parametrize("text", ["", "out:", "x2", "4x", "4 x", "in: 4*", "side: 4", "4+1x2", "-4", "4x0.5"])
 def test_what_is_not_an_axis_is_refused(text):
-    refusal(lambda: mu.Axis.parse(text), "is not an axis", 'write "in: 64x2"')
+    refusal(lambda: mu.rules.Axis.parse(text), "is not an axis", 'write "in: 64x2"')
 
 
 @examples(200)
@@ -97,7 +97,7 @@ def test_pieces_cover_a_range_exactly_and_read_what_the_definition_reads(axis, c
         if piece.factors is None:
             found += [None] * piece.length
             continue
-        inside = written_out([mu.Factor(n, Fraction(k)) for n, k in piece.factors])
+        inside = written_out([mu.rules.Factor(n, Fraction(k)) for n, k in piece.factors])
         assert len(inside) == piece.length
         found += [piece.base_start + i for i in inside if i is not None]
     assert found == source_map(axis)[low:high]
@@ -112,9 +112,9 @@ def test_cover_is_the_smallest_range_that_is_read(axis, cases):
 
 
 def test_a_plain_axis_is_one_piece():
-    assert len(list(mu.Axis.parse("out: 64x2").pieces())) == 1
-    assert len(list(mu.Axis.parse("out: 8x2 * 8").pieces())) == 1
-    assert len(list(mu.Axis.parse("out: 64x2").pieces(1, 127))) == 3, "a torn unit at either end"
+    assert len(list(mu.rules.Axis.parse("out: 64x2").pieces())) == 1
+    assert len(list(mu.rules.Axis.parse("out: 8x2 * 8").pieces())) == 1
+    assert len(list(mu.rules.Axis.parse("out: 64x2").pieces(1, 127))) == 3, "a torn unit at either end"
 
 
 @examples(300)
@@ -123,7 +123,9 @@ def test_growing_twice_composes_the_maps(first, cases):
     """Where two layouts compose at all, the result reads through both; where not, they are refused."""
     k, block = cases.draw(st.integers(1, 3)), cases.draw(st.sampled_from([1, 2, 3, 4, 6, first.wide]))
     assume(first.wide % block == 0)
-    second = mu.Axis.of((mu.Factor(first.wide // block, Fraction(k)), mu.Factor(block)), role=first.role)
+    second = mu.rules.Axis.of(
+        (mu.rules.Factor(first.wide // block, Fraction(k)), mu.rules.Factor(block)), role=first.role
+    )
     try:
         whole = first.then(second)
     except mu.MupscaleError as error:
@@ -137,47 +139,58 @@ def test_growing_twice_composes_the_maps(first, cases):
 @examples(100)
 @given(axes(segments=1, pads=False), st.integers(1, 3), st.integers(0, 2))
 def test_neighbours_and_an_end_pad_always_compose(first, k, pad):
-    second = mu.Axis.of((mu.Factor(first.wide, Fraction(k), 0),), role=first.role)
+    second = mu.rules.Axis.of((mu.rules.Factor(first.wide, Fraction(k), 0),), role=first.role)
     plain = first.then(second)
     middle = source_map(first)
     assert source_map(plain) == [middle[i] for i in source_map(second) if i is not None]
-    simple = mu.Axis.parse(f"out: {first.base}x{first.k}")
-    padded = simple.then(mu.Axis.of((mu.Factor(simple.wide, Fraction(k), pad),), role="out"))
-    assert padded == mu.Axis.of((mu.Factor(first.base, first.k * k, pad),), role="out")
+    simple = mu.rules.Axis.parse(f"out: {first.base}x{first.k}")
+    padded = simple.then(mu.rules.Axis.of((mu.rules.Factor(simple.wide, Fraction(k), pad),), role="out"))
+    assert padded == mu.rules.Axis.of((mu.rules.Factor(first.base, first.k * k, pad),), role="out")
 
 
 def test_composition_is_associative():
-    a, b, c = (mu.Axis.parse(f"out: {text}") for text in ("2x2 * 3", "12x2+2", "26x3+1"))
-    other = mu.Axis.parse("out: 6x2"), mu.Axis.parse("out: 12x2+2"), mu.Axis.parse("out: 26x3+1")
+    a, b, c = (mu.rules.Axis.parse(f"out: {text}") for text in ("2x2 * 3", "12x2+2", "26x3+1"))
+    other = (
+        mu.rules.Axis.parse("out: 6x2"),
+        mu.rules.Axis.parse("out: 12x2+2"),
+        mu.rules.Axis.parse("out: 26x3+1"),
+    )
     assert other[0].then(other[1]).then(other[2]) == other[0].then(other[1].then(other[2]))
-    plain = a, mu.Axis.parse("out: 12x2"), mu.Axis.parse("out: 24x3")
+    plain = a, mu.rules.Axis.parse("out: 12x2"), mu.rules.Axis.parse("out: 24x3")
     assert plain[0].then(plain[1]).then(plain[2]) == plain[0].then(plain[1].then(plain[2]))
     refusal(lambda: a.then(b).then(c), "a pad would fall between copies")
 
 
 def test_heads_times_two_then_head_size_times_three_is_both_at_once():
-    heads, size = mu.Axis.parse("out: 4x2 * 5"), mu.Axis.parse("out: 8 * 5x3")
+    heads, size = mu.rules.Axis.parse("out: 4x2 * 5"), mu.rules.Axis.parse("out: 8 * 5x3")
     assert (
         heads.then(size)
-        == mu.Axis.parse("out: 4x2 * 5x3")
-        == mu.Axis.between(20, 120, "out", [(4, 2), (5, 3)])
+        == mu.rules.Axis.parse("out: 4x2 * 5x3")
+        == mu.rules.Axis.between(20, 120, "out", [(4, 2), (5, 3)])
     )
-    assert heads.then(size) != mu.Axis.parse("out: 20x6"), "control: neighbours are another map"
+    assert heads.then(size) != mu.rules.Axis.parse("out: 20x6"), "control: neighbours are another map"
 
 
 def test_layouts_are_spelled_in_several_ways():
-    assert mu.Axis.between(6, 12, "out", 3) == mu.Axis.parse("out: 2x2 * 3")
-    assert mu.Axis.between(6, 15, "out", 3, pad=True) == mu.Axis.parse("out: 2x2+1 * 3")
-    assert mu.Axis.between(6, 9, "in", [(6, 1, 3)]) == mu.Axis.parse("in: 6+3")
+    assert mu.rules.Axis.between(6, 12, "out", 3) == mu.rules.Axis.parse("out: 2x2 * 3")
+    assert mu.rules.Axis.between(6, 15, "out", 3, pad=True) == mu.rules.Axis.parse("out: 2x2+1 * 3")
+    assert mu.rules.Axis.between(6, 9, "in", [(6, 1, 3)]) == mu.rules.Axis.parse("in: 6+3")
     segments: list[list[tuple[int, ...]]] = [[(2, 2), (2,)], [(3, 2)]]
-    assert mu.Axis.between(7, 14, "in", segments) == mu.Axis.parse("in: 2x2 * 2 | 3x2")
-    assert mu.Axis.between(4, 10, "in").k == Fraction(5, 2)
-    assert mu.Axis.between(8, 2, "in").k == Fraction(1, 4), "sizes of init accept any ratio"
-    refusal(lambda: mu.Axis.between(6, 12, "out", 4), "blocks of 4 do not divide 6")
-    refusal(lambda: mu.Axis.between(6, 12, "out", [(3, 2)]), "takes 3 to 6", "6 and 12")
+    assert mu.rules.Axis.between(7, 14, "in", segments) == mu.rules.Axis.parse("in: 2x2 * 2 | 3x2")
+    assert mu.rules.Axis.between(4, 10, "in").k == Fraction(5, 2)
+    assert mu.rules.Axis.between(8, 2, "in").k == Fraction(1, 4), "sizes of init accept any ratio"
+    refusal(lambda: mu.rules.Axis.between(6, 12, "out", 4), "blocks of 4 do not divide 6")
+    refusal(lambda: mu.rules.Axis.between(6, 12, "out", [(3, 2)]), "takes 3 to 6", "6 and 12")
 
 
 def test_parts_copied_unequally_are_refused():
-    refusal(lambda: mu.Axis.parse("out: 4x2 | 4x3"), "copied 2, 3 times", "one learning rate")
-    refusal(lambda: mu.Axis.parse("in: 4x2").then(mu.Axis.parse("out: 8x2")), "disagree about in and out")
-    refusal(lambda: mu.Axis.parse("in: 4x2").then(mu.Axis.parse("in: 9x2")), "ends at 8", "starts at 9")
+    refusal(lambda: mu.rules.Axis.parse("out: 4x2 | 4x3"), "copied 2, 3 times", "one learning rate")
+    refusal(
+        lambda: mu.rules.Axis.parse("in: 4x2").then(mu.rules.Axis.parse("out: 8x2")),
+        "disagree about in and out",
+    )
+    refusal(
+        lambda: mu.rules.Axis.parse("in: 4x2").then(mu.rules.Axis.parse("in: 9x2")),
+        "ends at 8",
+        "starts at 9",
+    )

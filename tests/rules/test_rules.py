@@ -17,27 +17,31 @@ from harness.refusals import refusal
 from mupscale.rules.optimizers import RULES, Decay, decay_factor, lr_factor, qualified_name
 from mupscale.rules.sizes import noise_size
 
-G, W = mu.G, mu.W
+G, W = mu.rules.G, mu.rules.W
 counts = st.integers(1, 12)
 fractions = st.fractions(min_value=Fraction(1, 60), max_value=60, max_denominator=60)
 powers = st.fractions(min_value=-3, max_value=3, max_denominator=4)
 scales = st.builds(
-    lambda f, p, g, q: mu.Scale.of(f) ** p * mu.Scale.of(g) ** q, fractions, powers, fractions, powers
+    lambda f, p, g, q: mu.rules.Scale.of(f) ** p * mu.rules.Scale.of(g) ** q,
+    fractions,
+    powers,
+    fractions,
+    powers,
 )
-changes = st.builds(mu.Change, scales, fractions)
+changes = st.builds(mu.rules.Change, scales, fractions)
 
 
-def matrix(k_out: int, k_in: int, fold: str = "1") -> mu.Change:
-    axes = (mu.Axis.parse(f"out: 4x{k_out}"), mu.Axis.parse(f"in: 4x{k_in}"))
-    return mu.TensorPlan(("w",), axes, mu.Scale.of(fold)).change
+def matrix(k_out: int, k_in: int, fold: str = "1") -> mu.rules.Change:
+    axes = (mu.rules.Axis.parse(f"out: 4x{k_out}"), mu.rules.Axis.parse(f"in: 4x{k_in}"))
+    return mu.plans.TensorPlan(("w",), axes, mu.rules.Scale.of(fold)).change
 
 
-def vector(k: int) -> mu.Change:
-    return mu.TensorPlan(("w",), (mu.Axis.parse(f"out: 4x{k}"), mu.Axis.fixed(3))).change
+def vector(k: int) -> mu.rules.Change:
+    return mu.plans.TensorPlan(("w",), (mu.rules.Axis.parse(f"out: 4x{k}"), mu.rules.Axis.fixed(3))).change
 
 
-def readout(k: int) -> mu.Change:
-    return mu.TensorPlan(("w",), (mu.Axis.fixed(3), mu.Axis.parse(f"in: 4x{k}"))).change
+def readout(k: int) -> mu.rules.Change:
+    return mu.plans.TensorPlan(("w",), (mu.rules.Axis.fixed(3), mu.rules.Axis.parse(f"in: 4x{k}"))).change
 
 
 # Units
@@ -46,7 +50,7 @@ def readout(k: int) -> mu.Change:
 @examples(100)
 @given(changes)
 def test_s_times_r_times_c_is_one(change):
-    assert (change.s * change.r * mu.Scale.of(change.c)).is_one
+    assert (change.s * change.r * mu.rules.Scale.of(change.c)).is_one
 
 
 @examples(100)
@@ -73,7 +77,7 @@ def test_decay_per_step_does_not_depend_on_the_width(change):
 def test_the_symmetry_theta_changes_what_the_paper_says_and_nothing_else(k_out, k_in, theta):
     """A -> Aθ, W -> W/θ: C/θ^(1+m), Dθ², D~θ^(1+m), Eθ (the paper's proposition)."""
     plain = matrix(k_out, k_in)
-    moved = mu.Change(plain.s / theta, plain.c)
+    moved = mu.rules.Change(plain.s / theta, plain.c)
     assert moved.r == plain.r * theta
     for m in (0, 1):
         rates = [change.factor(W * G**-m) for change in (moved, plain)]
@@ -94,10 +98,10 @@ def test_gradient_norms_are_weighed_so_that_copies_do_not_count(k_out, k_in):
         (readout(k_in), k_in),
     ):
         for p in (1, 2, 3):
-            grown = mu.Scale.of(copies) * change.r**p
+            grown = mu.rules.Scale.of(copies) * change.r**p
             assert (change.norm_weight(p) * grown).is_one
-    assert matrix(k_out, k_in).norm_weight(1) == mu.Scale.of(Fraction(1, k_in))
-    assert matrix(k_out, k_in).norm_weight(2) == mu.Scale.of(Fraction(k_out, k_in))
+    assert matrix(k_out, k_in).norm_weight(1) == mu.rules.Scale.of(Fraction(1, k_in))
+    assert matrix(k_out, k_in).norm_weight(2) == mu.rules.Scale.of(Fraction(k_out, k_in))
 
 
 # The paper's tables, transcribed
@@ -108,7 +112,7 @@ def test_gradient_norms_are_weighed_so_that_copies_do_not_count(k_out, k_in):
 def test_the_papers_widening_table(m, k_out, k_in):
     """Tab. widening; a readout that sums over the width is the matrix row with k_out = 1."""
     k = k_out
-    rows: list[tuple[mu.Change, Any, Any, Any, Any, Any]] = [
+    rows: list[tuple[mu.rules.Change, Any, Any, Any, Any, Any]] = [
         # change, W, lr, eps, coupled decay, decoupled decay
         (vector(k), 1, k**m, Fraction(1, k), Fraction(1, k), Fraction(1, k**m)),
         (
@@ -120,15 +124,15 @@ def test_the_papers_widening_table(m, k_out, k_in):
             Fraction(k_in, k_out**m),
         ),
         (readout(k), Fraction(1, k), Fraction(1, k), 1, k, k),
-        (mu.Change(), 1, 1, 1, 1, 1),
+        (mu.rules.Change(), 1, 1, 1, 1, 1),
     ]
     for change, weight, lr, eps, coupled, decoupled in rows:
         rate = change.factor(W * G**-m)
-        assert change.s == mu.Scale.of(weight)
-        assert rate == mu.Scale.of(lr)
-        assert change.factor(G) == mu.Scale.of(eps)
-        assert decay_factor(Decay.COUPLED, change, rate) == mu.Scale.of(coupled)
-        assert decay_factor(Decay.DECOUPLED, change, rate) == mu.Scale.of(decoupled)
+        assert change.s == mu.rules.Scale.of(weight)
+        assert rate == mu.rules.Scale.of(lr)
+        assert change.factor(G) == mu.rules.Scale.of(eps)
+        assert decay_factor(Decay.COUPLED, change, rate) == mu.rules.Scale.of(coupled)
+        assert decay_factor(Decay.DECOUPLED, change, rate) == mu.rules.Scale.of(decoupled)
 
 
 @pytest.mark.parametrize("m", [0, 1])
@@ -136,9 +140,9 @@ def test_the_papers_widening_table(m, k_out, k_in):
 def test_the_papers_mup_table(m, n_out, n_in):
     """Tab. mup_scaling_main, as ratios to the reference width 8; B is a variance, so its root is a size."""
     a, b = n_out // 8, n_in // 8
-    matrix_axes = [mu.Axis.parse(f"out: 8x{a}"), mu.Axis.parse(f"in: 8x{b}")]
-    vector_axes = [mu.Axis.parse(f"out: 8x{a}"), mu.Axis.fixed(3)]
-    table: list[tuple[Any, mu.Change, Any, Any, Any, Any, Any]] = [
+    matrix_axes = [mu.rules.Axis.parse(f"out: 8x{a}"), mu.rules.Axis.parse(f"in: 8x{b}")]
+    vector_axes = [mu.rules.Axis.parse(f"out: 8x{a}"), mu.rules.Axis.fixed(3)]
+    table: list[tuple[Any, mu.rules.Change, Any, Any, Any, Any, Any]] = [
         # axes, change, B, C, D, D~, E
         (vector_axes, vector(a), 1, a**m, Fraction(1, a), Fraction(1, a**m), Fraction(1, a)),
         (
@@ -153,19 +157,19 @@ def test_the_papers_mup_table(m, n_out, n_in):
     ]
     for axes, change, B, C, D, decoupled, E in table:
         rate = change.factor(W * G**-m)
-        assert noise_size(axes) ** 2 == mu.Scale.of(B)
-        assert rate == mu.Scale.of(C)
-        assert change.factor(G / W) == mu.Scale.of(D)
-        assert decay_factor(Decay.DECOUPLED, change, rate) == mu.Scale.of(decoupled)
-        assert change.factor(G) == mu.Scale.of(E)
+        assert noise_size(axes) ** 2 == mu.rules.Scale.of(B)
+        assert rate == mu.rules.Scale.of(C)
+        assert change.factor(G / W) == mu.rules.Scale.of(D)
+        assert decay_factor(Decay.DECOUPLED, change, rate) == mu.rules.Scale.of(decoupled)
+        assert change.factor(G) == mu.rules.Scale.of(E)
 
 
 def test_a_readout_is_a_matrix_for_the_optimizer_and_not_for_its_noise():
-    inward = [mu.Axis.fixed(3), mu.Axis.parse("in: 8x4")]
-    assert noise_size(inward) == mu.Scale.of("1/4")
-    assert noise_size([mu.Axis.parse("out: 8x4"), inward[1]]) == mu.Scale.of("1/2")
-    assert noise_size(inward, mu.Scale.of(3)) == mu.Scale.of("3/4")
-    assert noise_size([mu.Axis.between(8, 2, "in"), mu.Axis.fixed(3)]) == mu.Scale.of(4), (
+    inward = [mu.rules.Axis.fixed(3), mu.rules.Axis.parse("in: 8x4")]
+    assert noise_size(inward) == mu.rules.Scale.of("1/4")
+    assert noise_size([mu.rules.Axis.parse("out: 8x4"), inward[1]]) == mu.rules.Scale.of("1/2")
+    assert noise_size(inward, mu.rules.Scale.of(3)) == mu.rules.Scale.of("3/4")
+    assert noise_size([mu.rules.Axis.between(8, 2, "in"), mu.rules.Axis.fixed(3)]) == mu.rules.Scale.of(4), (
         "below the reference"
     )
 
@@ -186,20 +190,20 @@ def test_scales_multiply_exactly(a, b, power):
 @examples(200)
 @given(scales)
 def test_what_a_scale_prints_can_be_read_back(scale):
-    assert mu.Scale.of(str(scale)) == scale
+    assert mu.rules.Scale.of(str(scale)) == scale
 
 
 @examples(200)
 @given(fractions, fractions)
 def test_fractions_are_scales(a, b):
-    assert (mu.Scale.of(a) * mu.Scale.of(b)).fraction == a * b
-    assert float(mu.Scale.of(a)) == float(a), "correctly rounded"
+    assert (mu.rules.Scale.of(a) * mu.rules.Scale.of(b)).fraction == a * b
+    assert float(mu.rules.Scale.of(a)) == float(a), "correctly rounded"
 
 
 @examples(300)
 @given(st.integers(1, 10**4), st.sampled_from([2, 3, 4]), st.integers(-5, 5))
 def test_roots_are_rounded_to_one_unit_in_the_last_place(number, root, power):
-    found = float(mu.Scale.of(number) ** Fraction(power, root))
+    found = float(mu.rules.Scale.of(number) ** Fraction(power, root))
     exact = Fraction(number) ** power
     low, high = math.nextafter(found, 0), math.nextafter(found, math.inf)
     assert Fraction(low) ** root <= exact <= Fraction(high) ** root
@@ -209,7 +213,7 @@ def test_roots_are_rounded_to_one_unit_in_the_last_place(number, root, power):
     "value", [0, -1, "0", "2^(1/0)", "x", "", 0.1, 1 / 3, -0.5, "1/0", "2/00", math.inf, math.nan]
 )
 def test_what_is_not_an_exact_scale_is_refused(value):
-    refusal(lambda: mu.Scale.of(value), "scale")
+    refusal(lambda: mu.rules.Scale.of(value), "scale")
 
 
 # Optimizers
@@ -227,14 +231,14 @@ TORCH = [
 def test_every_torch_optimizer_has_a_row_or_is_refused_by_name(cls):
     assert len(TORCH) >= 15
     if qualified_name(cls) in RULES:
-        rule = mu.rule_for(cls)
+        rule = mu.rules.rule_for(cls)
         defaults = cls([nn.Parameter(torch.ones(2, 2))]).defaults
         assert [key for key in defaults if not rule.known(key)] == []
         assert not rule.known("no such hyperparameter"), "control"
         assert set(rule.hyper) <= defaults.keys(), "no row for what is not there"
         assert ("weight_decay" in defaults) == (rule.decay is not None)
     else:
-        refusal(lambda: mu.rule_for(cls), f"torch.optim.{cls.__name__} cannot be widened exactly")
+        refusal(lambda: mu.rules.rule_for(cls), f"torch.optim.{cls.__name__} cannot be widened exactly")
 
 
 @pytest.mark.parametrize("cls", [c for c in TORCH if qualified_name(c) in RULES], ids=lambda c: c.__name__)
@@ -252,14 +256,14 @@ def test_every_row_knows_the_state_its_optimizer_makes(cls):
         p.grad = torch.ones_like(p).to_sparse(1) if cls is torch.optim.SparseAdam else torch.ones_like(p)
     optimizer.step()
     made = {key for state in optimizer.state.values() for key in state}
-    assert made <= set(mu.rule_for(cls).state)
+    assert made <= set(mu.rules.rule_for(cls).state)
     assert made, "there is state to know"
 
 
 @pytest.mark.parametrize("beta2", [0.8, 0.9, 0.99, 0.999])
 def test_radam_is_refused_exactly_while_torch_takes_unrectified_steps(beta2):
     """Torch's switch, observed: the update is proportional to the gradient, or it is not."""
-    rule = mu.rule_for(torch.optim.RAdam)
+    rule = mu.rules.rule_for(torch.optim.RAdam)
     seen = []
     for step in range(9):
         moves = []

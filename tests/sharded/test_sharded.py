@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 
 def plan(n: int, k: int) -> mu.Plan:
-    return mu.infer_plan(Net, n, k * n)
+    return mu.plan_between(Net, n, k * n)
 
 
 def adamw(model: nn.Module, since: mu.Plan) -> torch.optim.AdamW:
@@ -49,7 +49,7 @@ def adamw(model: nn.Module, since: mu.Plan) -> torch.optim.AdamW:
 
 
 def sharded(n: int, since: mu.Plan) -> mu.Run:
-    model: Any = mu.on_meta(lambda: Net(n))
+    model: Any = mu.plans.on_meta(lambda: Net(n))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     fully_shard(model.middle, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -74,8 +74,8 @@ def saved(n: int):
 
 def live_base(n: int) -> mu.Run:
     path = saved(n)
-    run = sharded(n, identity_plan(mu.on_meta(lambda: Net(n))))
-    return mu.load_wide(run, path, identity_plan(run.model))
+    run = sharded(n, identity_plan(mu.plans.on_meta(lambda: Net(n))))
+    return mu.load_wide(path, run, plan=identity_plan(run.model))
 
 
 def collectives() -> dict[str, int]:
@@ -94,7 +94,7 @@ def collectives() -> dict[str, int]:
         source = live_base(n) if live else saved(n)
         run = sharded(2 * n, plan(n, 2))
         with CommDebugMode() as counted:
-            run = mu.load_wide(run, source, plan(n, 2), noise)
+            run = mu.load_wide(source, run, plan=plan(n, 2), noise=noise)
         found[way] = counted.get_total_counts()
         found[f"{way}: messages"] = run.provenance["messages"]
     return found
@@ -103,7 +103,7 @@ def collectives() -> dict[str, int]:
 def what_is_read() -> dict[str, int]:
     """Bytes read by this rank, bytes of its shards, and memory beside them, for a base of 6 MB and its state."""
     path, wide = saved(700), sharded(1400, plan(700, 2))
-    run = mu.load_wide(wide, path, plan(700, 2))
+    run = mu.load_wide(path, wide, plan=plan(700, 2))
     shards = sum(local_of(p).nbytes for p in run.model.parameters())
     return {"bytes": run.provenance["bytes"], "beside": run.provenance["beside"], "shards": shards}
 
@@ -112,23 +112,23 @@ def refused() -> dict[str, str]:
     """What this rank is told when something does not fit, on all ranks or on one only."""
     path, last = saved(10), dist.get_rank() == dist.get_world_size() - 1
     grown = plan(10, 2)
-    sgd = mu.on_meta(lambda: Net(20))
+    sgd = mu.plans.on_meta(lambda: Net(20))
     fully_shard(sgd, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     groups = mu.param_groups(sgd, grown, torch.optim.SGD, lr=1e-2, momentum=0.9)
     ways = {
-        "another model's plan": lambda: mu.load_wide(sharded(22, plan(11, 2)), path, plan(11, 2)),
-        "another k": lambda: mu.load_wide(sharded(20, grown), path, plan(10, 3)),
+        "another model's plan": lambda: mu.load_wide(path, sharded(22, plan(11, 2)), plan=plan(11, 2)),
+        "another k": lambda: mu.load_wide(path, sharded(20, grown), plan=plan(10, 3)),
         "another optimizer": lambda: mu.load_wide(
-            mu.Run(sgd, torch.optim.SGD(groups, momentum=0.9)), path, grown
+            path, mu.Run(sgd, torch.optim.SGD(groups, momentum=0.9)), plan=grown
         ),
         "no such place, on one rank": lambda: mu.load_wide(
-            sharded(20, grown), path / "nowhere" if last else path, grown
+            path / "nowhere" if last else path, sharded(20, grown), plan=grown
         ),
         "another seed, on one rank": lambda: mu.load_wide(
-            sharded(20, grown), path, grown, mu.MupNoise(0.1), seed=int(last)
+            path, sharded(20, grown), plan=grown, noise=mu.MupNoise(0.1), seed=int(last)
         ),
-        "missing tensors": lambda: mu.load_wide(sharded(20, grown), damaged(path), grown),
-        "no units": lambda: mu.load_wide(stock(20), path, grown),
+        "missing tensors": lambda: mu.load_wide(damaged(path), sharded(20, grown), plan=grown),
+        "no units": lambda: mu.load_wide(path, stock(20), plan=grown),
     }
     found = {}
     for way, load in ways.items():
@@ -141,7 +141,7 @@ def refused() -> dict[str, str]:
 
 
 def stock(n: int) -> mu.Run:
-    run = sharded(n, identity_plan(mu.on_meta(lambda: Net(n))))
+    run = sharded(n, identity_plan(mu.plans.on_meta(lambda: Net(n))))
     return mu.Run(run.model, torch.optim.AdamW(run.model.parameters(), lr=1e-2))
 
 
@@ -162,10 +162,10 @@ def nothing_is_left() -> list[bool]:
     path, grown = saved(10), plan(10, 2)
     run = sharded(20, grown)
     with pytest.raises(mu.MupscaleError):
-        mu.load_wide(run, path, grown, mu.MupNoise(0.1), seed=dist.get_rank())
+        mu.load_wide(path, run, plan=grown, noise=mu.MupNoise(0.1), seed=dist.get_rank())
     poisoned = all(bool(local_of(p).isnan().all()) for p in run.model.parameters())
     empty = not run.optimizers[0].state
-    mu.load_wide(run, path, grown)
+    mu.load_wide(path, run, plan=grown)
     whole = all(bool(local_of(p).isfinite().all()) for p in run.model.parameters())
     return [poisoned, empty, whole and len(run.optimizers[0].state) == 6]
 
@@ -184,7 +184,7 @@ def killed() -> None:
 
         fill.Filler.fill_ = fill_  # type: ignore[method-assign]
     try:
-        mu.load_wide(run, path, grown)
+        mu.load_wide(path, run, plan=grown)
     except mu.MupscaleError as error:
         nan = all(bool(local_of(p).isnan().all()) for p in run.model.parameters())
         print(f"told after {time.monotonic() - started:.1f} s, all NaN: {nan}: {error}", flush=True)
@@ -194,16 +194,16 @@ def killed() -> None:
 def gathered() -> list[Any]:
     """Models that FSDP2 holds gathered after an evaluation: what is loaded stays, and state is found."""
     path, grown, x = saved(10), plan(10, 2), torch.ones(2, 3)
-    want = mu.load_wide(sharded(20, grown), path, grown).model(x)
+    want = mu.load_wide(path, sharded(20, grown), plan=grown).model(x)
     run = sharded(20, grown)
     run.model.to_empty(device="cpu")
     base = live_base(10)
     with torch.no_grad():
         run.model(x)
         base.model(x)
-    loaded = mu.load_wide(run, path, grown)
+    loaded = mu.load_wide(path, run, plan=grown)
     reshard_(loaded.model)
-    live = mu.load_wide(sharded(20, grown), base, grown)
+    live = mu.load_wide(base, sharded(20, grown), plan=grown)
     return [torch.equal(loaded.model(x), want), torch.equal(live.model(x), want), live.provenance["moments"]]
 
 
@@ -220,7 +220,7 @@ def failing_between_messages() -> str:
 
     fill.Filler.fill_ = fill_  # type: ignore[method-assign]
     try:
-        mu.load_wide(run, base, grown)
+        mu.load_wide(base, run, plan=grown)
     except (mu.MupscaleError, MemoryError) as error:
         return str(error)
     finally:
@@ -236,7 +236,7 @@ def prefixes() -> str:
             save_dcp({"a": model.state_dict(), "b": model.state_dict()}, checkpoint_id=path, no_dist=True)
     dist.barrier()
     try:
-        mu.load_wide(sharded(20, plan(10, 2)).model, path, plan(10, 2), prefix="ab"[dist.get_rank()])
+        mu.load_wide(path, sharded(20, plan(10, 2)).model, plan=plan(10, 2), prefix="ab"[dist.get_rank()])
     except mu.MupscaleError as error:
         return str(error)
     return "loaded"
@@ -251,7 +251,7 @@ def family() -> str:
         hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, vocab_size=40,
         architectures=["LlamaForCausalLM"],
     )  # fmt: skip
-    return str(mu.family_plan(config.to_dict(), 2).plan.hash)
+    return str(mu.plans.family_plan(config.to_dict(), 2).plan.hash)
 
 
 def sizes_that_differ() -> str:
@@ -303,13 +303,13 @@ def test_messages_are_those_of_the_boundaries_that_moved():
     from torch.distributed.tensor import Shard
 
     base, wide = (Layout((n,), (4,), (0, 1, 2, 3), (Shard(0),)) for n in (10, 20))
-    axes = (mu.Axis.parse("out: 10x2"),)
+    axes = (mu.rules.Axis.parse("out: 10x2"),)
     assert not is_aligned(base, wide, axes)
     assert [len(messages(base, wide, axes, rank)[1]) for rank in range(4)] == [0, 1, 1, 1]
     sent = [(r, p.start, p.shape) for rank in range(4) for r, p in messages(base, wide, axes, rank)[0]]
     assert sent == [(1, (2,), (1,)), (2, (5,), (1,)), (3, (7,), (2,))]
     even = [Layout((n,), (4,), (0, 1, 2, 3), (Shard(0),)) for n in (12, 24)]
-    assert is_aligned(*even, (mu.Axis.parse("out: 12x2"),))
+    assert is_aligned(*even, (mu.rules.Axis.parse("out: 12x2"),))
 
 
 def test_bytes_read_fall_with_the_number_of_ranks(two, four):
@@ -378,7 +378,7 @@ def test_one_process_is_a_job_of_one_rank(tmp_path):
     model = Net(4)
     with warnings.catch_warnings(action="ignore"):
         save_dcp(model.state_dict(), checkpoint_id=tmp_path / "base")
-    wide: Any = mu.load_wide(mu.on_meta(lambda: Net(8)), tmp_path / "base", plan(4, 2)).model
+    wide: Any = mu.load_wide(tmp_path / "base", mu.plans.on_meta(lambda: Net(8)), plan=plan(4, 2)).model
     x = torch.randn(3, 3)
     assert torch.allclose(wide(x), model(x), atol=1e-6)
     assert held(wide.middle.weight).shape == (8, 8)

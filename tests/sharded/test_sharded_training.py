@@ -82,7 +82,7 @@ def pairs() -> dict[str, tuple[nn.Module, nn.Module, mu.Plan]]:
         plain = Net(WIDE).double()
         cut = shard(copy.deepcopy(plain), layout)
         tokens = torch.arange(TOKENS)
-        plan = mu.infer_plan(Net, BASE, WIDE)
+        plan = mu.plan_between(Net, BASE, WIDE)
         found[layout] = with_gradients(plain, tokens), with_gradients(cut, tokens), plan
     torch.manual_seed(0)
     uneven = small(10).double()
@@ -90,7 +90,7 @@ def pairs() -> dict[str, tuple[nn.Module, nn.Module, mu.Plan]]:
     found["empty"] = (
         with_gradients(uneven, inputs),
         with_gradients(shard_small(copy.deepcopy(uneven)), inputs),
-        mu.infer_plan(small, 5, 10, layouts={"2.weight": {0: 1}, "2.bias": {0: 1}, "4.weight": {1: 1}}),
+        mu.plan_between(small, 5, 10, layouts={"2.weight": {0: 1}, "2.bias": {0: 1}, "4.weight": {1: 1}}),
     )
     return found
 
@@ -99,8 +99,8 @@ def clipping() -> dict[str, Any]:
     """By layout: errors of norms, of clipped and of clamped gradients; the norm's bits; what counting replicas twice gives."""
     found: dict[str, Any] = {}
     for layout, (plain, cut, plan) in pairs().items():
-        wanted = {p: mu.grad_norm(plain, plan, p) for p in NORMS}
-        norms = {p: mu.grad_norm(cut, plan, p) for p in NORMS}
+        wanted = {p: mu.diagnostics.grad_norm(plain, plan, p=p) for p in NORMS}
+        norms = {p: mu.diagnostics.grad_norm(cut, plan, p=p) for p in NORMS}
         held = torch.stack(
             [local_of(p.grad).square().sum() for p in cut.parameters() if p.grad is not None]
         ).sum()
@@ -108,15 +108,15 @@ def clipping() -> dict[str, Any]:
         plainly = sum(float(g.square().sum()) for g in gradients(plain).values())
         limit = 0.1 * float(wanted[2.0])
         for model in (plain, cut):
-            mu.clip_grad_norm_(model, plan, limit)
+            mu.diagnostics.clip_grad_norm_(model, plan, max_norm=limit)
         clipped, after = (
             largest_difference(gradients(cut), gradients(plain)),
-            float(mu.grad_norm(cut, plan) / limit),
+            float(mu.diagnostics.grad_norm(cut, plan) / limit),
         )
         before = gradients(plain)
         bound = 0.3 * max(float(g.abs().max()) for g in before.values())
         for model in (plain, cut):
-            mu.clip_grad_value_(model, plan, bound)
+            mu.diagnostics.clip_grad_value_(model, plan, max_value=bound)
         found[layout] = {
             "norms": max(abs(float(norms[p] / wanted[p]) - 1) for p in NORMS),
             "bits": [float(norms[p]).hex() for p in NORMS],
@@ -138,13 +138,13 @@ def partial_sums() -> tuple[float, float, float]:
     mesh, rank = init_device_mesh("cpu", (dist.get_world_size(),)), dist.get_rank()
     parts = torch.randn(dist.get_world_size(), 6, dtype=torch.float64)
     model = nn.ParameterDict({"a": torch.zeros(6).double(), "b": torch.zeros(6).double()})
-    plan = mu.Run(model).since_reference
+    plan = mu.Run(model)
     model["a"] = nn.Parameter(distribute_tensor(model["a"].data, mesh, [Replicate()]))
     model["a"].grad = DTensor.from_local(parts[rank], mesh, [Partial()])
     model["b"].grad = parts[0].clone()
     want = torch.stack([parts.sum(0), parts[0]])
-    norm = float(mu.grad_norm(model, plan) / want.norm())
-    mu.clip_grad_value_(model, plan, 0.2)
+    norm = float(mu.diagnostics.grad_norm(model, plan) / want.norm())
+    mu.diagnostics.clip_grad_value_(model, plan, max_value=0.2)
     naive = float(torch.stack([parts[rank], parts[0]]).norm() / want.norm())
     clamped = whole(model["a"].grad) - want[0].clamp(-0.2, 0.2)
     return abs(norm - 1), float(clamped.abs().max()), abs(naive - 1)
@@ -157,8 +157,8 @@ def not_a_number() -> list[float]:
         model: Any = with_gradients(shard_small(nn.Linear(3, 8)), torch.ones(1, 3))
         if dist.get_rank() == 1:
             local_of(model.weight.grad)[0, 0] = bad
-        plan = mu.Run(model).since_reference
-        found += [float(mu.grad_norm(model, plan, p)) for p in (2.0, inf)]
+        plan = mu.Run(model)
+        found += [float(mu.diagnostics.grad_norm(model, plan, p=p)) for p in (2.0, inf)]
     return found
 
 
@@ -171,8 +171,8 @@ def two_jobs() -> float:
     plain = nn.Linear(3, 7).double()
     cut = shard_small(copy.deepcopy(plain), both["rank"])
     inputs = torch.ones(1, 3).double() * (1 + both.get_local_rank("job"))
-    plan = mu.Run(plain).since_reference
-    found = [mu.grad_norm(with_gradients(model, inputs), plan) for model in (plain, cut)]
+    plan = mu.Run(plain)
+    found = [mu.diagnostics.grad_norm(with_gradients(model, inputs), plan) for model in (plain, cut)]
     return abs(float(found[1] / found[0]) - 1)
 
 
@@ -182,34 +182,34 @@ def collectives() -> int:
 
 def init() -> dict[str, Any]:
     """Names of tensors whose bits differ from those of one process, by layout and source of sizes; and refusals."""
-    plan = mu.infer_plan(Tied, 64, 128, folds={"norm.*": "1/2", "gain": "1/2"}, **DECLARED)
-    simple = mu.infer_plan(Net, BASE, WIDE)
+    plan = mu.plan_between(Tied, 64, 128, folds={"norm.*": "1/2", "gain": "1/2"}, **DECLARED)
+    simple = mu.plan_between(Net, BASE, WIDE)
     torch.manual_seed(3)
     reference, tied = Net(BASE), Tied(64)
     nn.init.normal_(tied.gain, std=0.1)
     found: dict[str, Any] = {}
     for layout in layouts():
         for what, std in (("reference", reference), ("sizes", {"*.weight": 0.3, "*.bias": 0.1})):
-            want = mu.init_(Net(WIDE), simple, std)
+            want = mu.init_(Net(WIDE), simple, std=std)
             with torch.device("meta"):
                 cut: nn.Module = Net(WIDE)
             cut = shard(cut, layout)
             if what == "reference":
                 found["meta"] = _refusal(partial(mu.init_, cut, simple, std))
             give_memory_(cut, torch.device("cpu"))
-            found[f"{layout} {what}"] = _unequal(mu.init_(cut, simple, std), want)
+            found[f"{layout} {what}"] = _unequal(mu.init_(cut, simple, std=std), want)
     with torch.device("meta"):
         empty: nn.Module = Tied(128)
     empty = shard_small(empty)
     give_memory_(empty, torch.device("cpu"))
-    found["ties"] = _unequal(mu.init_(empty, plan, tied), mu.init_(Tied(128), plan, tied))
-    at_home = mu.Run(reference).since_reference
+    found["ties"] = _unequal(mu.init_(empty, plan, std=tied), mu.init_(Tied(128), plan, std=tied))
+    at_home = mu.Run(reference)
     found["own sizes"] = _unequal(
         mu.init_(shard(copy.deepcopy(reference), "fsdp"), at_home), mu.init_(reference, at_home)
     )
     torch.manual_seed(dist.get_rank())
     cut = shard(Net(WIDE), "fsdp")
-    found["other references"] = _refusal(lambda: mu.init_(cut, simple, Net(BASE)))
+    found["other references"] = _refusal(lambda: mu.init_(cut, simple, std=Net(BASE)))
     torch.manual_seed(0)
     weight = nn.init.normal_(cut.get_parameter("up.weight"))
     torch.manual_seed(0)
@@ -251,19 +251,19 @@ def stepped(cut: bool, layout: str, name: str, in_units: bool = False) -> tuple[
     cls, settings, options = STEPPED[name]
     torch.manual_seed(0)
     model: nn.Module = Net(WIDE).double()
-    model, plan = shard(model, layout) if cut else model, mu.infer_plan(Net, BASE, WIDE)
+    model, plan = shard(model, layout) if cut else model, mu.plan_between(Net, BASE, WIDE)
     matrices = cls is Muon
     build: Any = cls
     if in_units:
         optimizer = build(model.named_parameters(), **settings, **options)
-        mu.step_in_units_(optimizer, plan, model)
+        mu.step_in_units_(optimizer, plan, model=model)
     else:
         chosen = (lambda n, p: n in ("up.weight", "down.weight")) if matrices else None
         groups = mu.param_groups(model, plan, cls, parameters=chosen, **settings)
         optimizer = build(groups, **options)
         mu.set_lr_(optimizer, 0.5 * settings["lr"])
-        assert abs(mu.reference_lr(optimizer) - 0.5 * settings["lr"]) < 1e-15
-    mu.clip_(optimizer, plan, model, max_norm=LIMIT)
+        assert abs(mu.diagnostics.reference_lr(optimizer) - 0.5 * settings["lr"]) < 1e-15
+    mu.clip_(optimizer, plan, model=model, max_norm=LIMIT)
     for _ in range(5):
         model.zero_grad()
         with_gradients(model, torch.arange(TOKENS))
@@ -321,33 +321,31 @@ def refused() -> dict[str, tuple[int, str, str]]:
             torchs = type(error).__name__
         found[name] = len(faults), str(faults[0]) if faults else "", torchs
     one = shard_small(nn.Linear(8, 1, bias=False))
-    groups = _refusal(lambda: mu.param_groups(one, mu.Run(one).since_reference, Muon, lr=0.1))
+    groups = _refusal(lambda: mu.param_groups(one, mu.Run(one), Muon, lr=0.1))
     found["groups"] = 1, groups, ""
-    attached = _refusal(
-        lambda: mu.step_in_units_(Muon(one.parameters(), lr=0.1), mu.Run(one).since_reference, one)
-    )
+    attached = _refusal(lambda: mu.step_in_units_(Muon(one.parameters(), lr=0.1), mu.Run(one)))
     found["in units"] = 1, attached, ""
     return found
 
 
 def proof() -> dict[str, Any]:
     """Certificates of a sound run and of four that are not; and whether both runs were put back."""
-    plan, found = mu.infer_plan(Net, BASE, WIDE), {}
+    plan, found = mu.plan_between(Net, BASE, WIDE), {}
     for layout in layouts():
         for wrong in ("", "groups", "clipping", "noise", "state") if layout == "fsdp" else ("",):
             base = base_run(layout, "adamw", torch.float64)
             wide = wide_run(base, plan, layout, "adamw", torch.float64)
             if wrong == "groups":
-                wide = mu.Run(wide.model, optimizers(wide.model, "adamw"), plan=plan, reference=plan)
+                wide = mu.Run(wide.model, optimizers(wide.model, "adamw"), plan=plan, since=plan)
             if wrong == "noise" and dist.get_rank() == 1:
                 with torch.no_grad():
                     local_of(wide.model.get_parameter("up.weight"))[0, 0] += 1e-3
             if wrong == "state" and dist.get_rank() == 1:
                 local_of(wide.optimizers[0].state[wide.model.get_parameter("up.weight")]["exp_avg"]).mul_(2)
-            since = mu.Run(wide.model).since_reference if wrong == "clipping" else plan
-            mu.clip_(wide.optimizers, since, wide.model, max_norm=LIMIT)
+            since = mu.Run(wide.model) if wrong == "clipping" else plan
+            mu.clip_(wide.optimizers, since, model=wide.model, max_norm=LIMIT)
             before = [_everything(run) for run in (base, wide)]
-            certificate = verify_sharded(base, wide, train_step, 3)
+            certificate = verify_sharded(base, wide, step=train_step, steps=3)
             after = [_everything(run) for run in (base, wide)]
             found[f"{layout} {wrong}".strip()] = {
                 "holds": certificate.holds,

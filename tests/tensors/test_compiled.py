@@ -79,7 +79,7 @@ AXES = {
 @pytest.mark.parametrize("kind", AXES)
 @pytest.mark.parametrize("size", ["one size", "stacked", "paired"])
 def test_noisy_tensors_have_the_same_bits(kind: str, dtype: torch.dtype, size: str, monkeypatch: Any):
-    grown = [mu.Axis.parse(text) for text in AXES[kind]]
+    grown = [mu.rules.Axis.parse(text) for text in AXES[kind]]
     if (size == "stacked" and not grown) or (size == "paired" and len(grown) < 2):
         pytest.skip("there is no such noise")
     std = tuple(0.1 + 0.01 * i for i in range(grown[0].wide)) if size == "stacked" else 0.3
@@ -108,7 +108,7 @@ def test_noisy_tensors_have_the_same_bits(kind: str, dtype: torch.dtype, size: s
 
 
 def test_a_corner_of_a_tensor_of_2_to_the_36_entries(monkeypatch: Any):
-    grown = [mu.Axis.fixed(1 << 20), mu.Axis.fixed(1 << 16)]
+    grown = [mu.rules.Axis.fixed(1 << 20), mu.rules.Axis.fixed(1 << 16)]
     start, like = [(1 << 20) - 7, (1 << 16) - 301], torch.zeros(7, 301)
     for std in (0.3, tuple([0.1] * (1 << 20))):
         found = []

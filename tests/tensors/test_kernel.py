@@ -25,13 +25,13 @@ LONGEST = {0: 1, 1: 60, 2: 24, 3: 9, 4: 6}
 
 
 @st.composite
-def shapes(draw: Any) -> list[mu.Axis]:
+def shapes(draw: Any) -> list[mu.rules.Axis]:
     dims = draw(st.integers(0, 4))
     small: Any = {"size": 3 if dims < 3 else 2, "segments": 3 if dims < 3 else 1, "longest": LONGEST[dims]}
     return [draw(axes(**small)) for _ in range(dims)]
 
 
-def filled(growth: list[mu.Axis], dtype: torch.dtype, seed: int, strided: bool = False) -> torch.Tensor:
+def filled(growth: list[mu.rules.Axis], dtype: torch.dtype, seed: int, strided: bool = False) -> torch.Tensor:
     """A base tensor of random entries; with `strided`, a view whose neighbours lie apart."""
     sizes = [axis.base for axis in growth]
     wide = [2 * n + 1 for n in sizes] if strided else sizes
@@ -45,7 +45,7 @@ def filled(growth: list[mu.Axis], dtype: torch.dtype, seed: int, strided: bool =
 
 
 @st.composite
-def rectangles(draw: Any, growth: list[mu.Axis]) -> list[tuple[int, int]]:
+def rectangles(draw: Any, growth: list[mu.rules.Axis]) -> list[tuple[int, int]]:
     ends = [sorted(draw(st.tuples(st.integers(0, a.wide), st.integers(0, a.wide)))) for a in growth]
     return [(low, high) for low, high in ends]
 
@@ -55,7 +55,7 @@ def rectangles(draw: Any, growth: list[mu.Axis]) -> list[tuple[int, int]]:
 def test_any_slice_of_the_fast_kernel_has_the_bits_of_the_slow_twin(cases):
     growth = cases.draw(shapes())
     dtype = cases.draw(st.sampled_from(FLOATS + INTEGERS))
-    scale = mu.Scale.of("1" if dtype in INTEGERS else cases.draw(st.sampled_from(SCALES)))
+    scale = mu.rules.Scale.of("1" if dtype in INTEGERS else cases.draw(st.sampled_from(SCALES)))
     base = filled(growth, dtype, cases.draw(st.integers(0, 99)), strided=cases.draw(st.booleans()))
     want = expand_reference(base, growth, scale)
     assert_bitwise(expand(base, making(growth, scale)), want, "the whole tensor")
@@ -76,12 +76,12 @@ def test_any_slice_of_the_fast_kernel_has_the_bits_of_the_slow_twin(cases):
 
 def test_the_slow_twin_is_not_blind():
     """Control: another scale, another axis or another slice is seen."""
-    growth = [mu.Axis.parse("out: 2x2 * 3"), mu.Axis.parse("in: 4x3+1")]
+    growth = [mu.rules.Axis.parse("out: 2x2 * 3"), mu.rules.Axis.parse("in: 4x3+1")]
     base = filled(growth, torch.float32, 0)
     found = expand(base, making(growth, "1/3"))
-    assert torch.equal(found, expand_reference(base, growth, mu.Scale.of("1/3")))
+    assert torch.equal(found, expand_reference(base, growth, mu.rules.Scale.of("1/3")))
     for axis, scale in (("out: 2x2 * 3", "1/2"), ("out: 6x2", "1/3"), ("out: 1x2 * 6", "1/3")):
-        other = expand_reference(base, [mu.Axis.parse(axis), growth[1]], mu.Scale.of(scale))
+        other = expand_reference(base, [mu.rules.Axis.parse(axis), growth[1]], mu.rules.Scale.of(scale))
         assert not torch.equal(found, other)
 
 
@@ -93,7 +93,7 @@ def test_the_result_may_be_any_view(cases):
     room = torch.full([2 * a.wide + 1 for a in growth], -7.0)
     view = room[tuple(slice(1, None, 2) for _ in growth)]
     expand_(view, base, making(growth, "1/3"))
-    assert_bitwise(view.contiguous(), expand_reference(base, growth, mu.Scale.of("1/3")))
+    assert_bitwise(view.contiguous(), expand_reference(base, growth, mu.rules.Scale.of("1/3")))
     assert int((room == -7).sum()) == room.numel() - view.numel(), "nothing beside it is touched"
 
 
@@ -102,8 +102,8 @@ def test_the_result_may_be_any_view(cases):
     "layout", ["out: 24x2", "out: 1x2 * 24", "out: 3x2 * 8", "out: 4x2+3 * 6", "out: 12x2 | 12x2+1"]
 )
 def test_block_size_and_threads_do_not_matter(monkeypatch, layout, dtype):
-    growth = [mu.Axis.parse(layout), mu.Axis.parse("in: 5x3"), mu.Axis.fixed(2)]
-    base, scale = filled(growth, dtype, 1), mu.Scale.of("1/3")
+    growth = [mu.rules.Axis.parse(layout), mu.rules.Axis.parse("in: 5x3"), mu.rules.Axis.fixed(2)]
+    base, scale = filled(growth, dtype, 1), mu.rules.Scale.of("1/3")
     want = expand_reference(base, growth, scale)
     before = torch.get_num_threads()
     try:
@@ -120,7 +120,7 @@ def test_block_size_and_threads_do_not_matter(monkeypatch, layout, dtype):
 def test_collapse_undoes_expand_bit_for_bit_when_s_is_a_power_of_two(cases):
     growth = cases.draw(shapes())
     dtype = cases.draw(st.sampled_from(FLOATS))
-    scale = mu.Scale.of(cases.draw(st.sampled_from(["1", "1/2", "4", "1/8"])))
+    scale = mu.rules.Scale.of(cases.draw(st.sampled_from(["1", "1/2", "4", "1/8"])))
     base = filled(growth, dtype, cases.draw(st.integers(0, 99)))
     assert_bitwise(collapse(expand(base, making(growth, scale)), making(growth, scale)), base)
 
@@ -144,7 +144,7 @@ def test_collapse_is_the_average_of_the_copies(cases):
 
 
 def test_a_gain_used_as_one_plus_w_is_scaled_around_minus_one():
-    growth = [mu.Axis.parse("out: 3x2")]
+    growth = [mu.rules.Axis.parse("out: 3x2")]
     gain = torch.tensor([0.5, -1.0, 0.0], dtype=torch.float64)
     shifted = making(growth, "1/2", shift=1)
     found = expand(gain, shifted)
@@ -153,7 +153,7 @@ def test_a_gain_used_as_one_plus_w_is_scaled_around_minus_one():
 
 
 def test_what_the_kernel_cannot_do_is_refused():
-    growth = [mu.Axis.parse("out: 4x2"), mu.Axis.fixed(3)]
+    growth = [mu.rules.Axis.parse("out: 4x2"), mu.rules.Axis.fixed(3)]
     copied = making(growth)
     base = torch.ones(4, 3)
     whole = torch.empty(8, 3)
@@ -167,6 +167,6 @@ def test_what_the_kernel_cannot_do_is_refused():
     refusal(lambda: expand_(whole, base, copied, out_start=[1, 0]), "wide entries 1..9 of 8")
     refusal(lambda: expand_(whole, base[0], copied), "2 axes", "(3,)")
     refusal(lambda: expand(base.long(), making(growth, "1/2")), "torch.int64", "1/2")
-    half = [mu.Axis.parse("out: 4x5/2"), mu.Axis.fixed(3)]
+    half = [mu.rules.Axis.parse("out: 4x5/2"), mu.rules.Axis.fixed(3)]
     refusal(lambda: expand(base, making(half)), "grows from 4 to 10", "nearest: 8 (x2), 12 (x3)", "pad=True")
     assert torch.equal(expand_(whole, base, copied), torch.ones(8, 3)), "control: what fits is done"

@@ -40,14 +40,14 @@ def test_sources_are_joined_as_the_slow_twin_joins_them(cases: Any):
             own[dim] = cases.draw(st.integers(0, 3))
         sources.append(torch.randn(own, generator=torch.Generator().manual_seed(number)))
     want = join_reference(sources, dim, stacked)
-    fixed = [mu.Axis.fixed(n) for n in want.shape]
+    fixed = [mu.rules.Axis.fixed(n) for n in want.shape]
     assert_bitwise(making(fixed, join=Join(dim, stacked)).source(sources), want)
 
 
 def test_the_slow_twin_of_joining_is_not_blind():
     """Control: another order, another dimension and the other way of joining are seen."""
     one, two = torch.arange(4.0).view(2, 2), torch.arange(4.0, 8.0).view(2, 2)
-    found = making([mu.Axis.fixed(4), mu.Axis.fixed(2)], join=Join(0)).source([one, two])
+    found = making([mu.rules.Axis.fixed(4), mu.rules.Axis.fixed(2)], join=Join(0)).source([one, two])
     assert torch.equal(found, join_reference([one, two], 0, False))
     assert not torch.equal(found, join_reference([two, one], 0, False))
     assert found.shape != join_reference([one, two], 1, False).shape
@@ -71,14 +71,14 @@ def test_a_move_joins_its_sources_in_files_as_in_memory(tmp_path: Path, stacked:
     shape = (20, 15) if stacked else (20, 5, 15)
     sources = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(count)]
     middle = count if stacked else 5 * count
-    grown = (mu.Axis.parse("out: 20x2"), mu.Axis.fixed(middle), mu.Axis.parse("in: 15x2"))
-    made = Making(grown, mu.Scale.of("1/3"), join=join)
+    grown = (mu.rules.Axis.parse("out: 20x2"), mu.rules.Axis.fixed(middle), mu.rules.Axis.parse("in: 15x2"))
+    made = Making(grown, mu.rules.Scale.of("1/3"), join=join)
     base = tmp_path / "base"
     base.mkdir()
     (base / "config.json").write_text('{"model_type": "llama"}')
     save_file({f"w{i}": source for i, source in enumerate(sources)}, base / "model.safetensors")
     names = tuple(f"w{i}" for i in range(count))
-    entry = mu.TensorPlan(("w0",), tuple(mu.Axis.fixed(n) for n in made.wide_shape))
+    entry = mu.plans.TensorPlan(("w0",), tuple(mu.rules.Axis.fixed(n) for n in made.wide_shape))
     directory = read_directory(base)
     places = tuple(directory.tensors[name] for name in names)
     # The layout of the output file comes from a directory that holds one tensor of the wide shape.
@@ -103,22 +103,22 @@ def test_a_move_joins_its_sources_in_files_as_in_memory(tmp_path: Path, stacked:
 
 def test_a_tensor_without_a_source_is_filled():
     noise = TensorNoise(Stream(0, "w"), 0.1)
-    grown = (mu.Axis.parse("out: 4x2"),)
+    grown = (mu.rules.Axis.parse("out: 4x2"),)
     for fill, value in (("zero", 0.0), ("one", 1.0)):
-        new = mu.TensorPlan((), grown, fill=fill).making(noise)  # type: ignore[arg-type]
+        new = mu.plans.TensorPlan((), grown, fill=fill).making(noise)  # type: ignore[arg-type]
         assert new.noise is None, "noise goes to what has a source"
         assert_bitwise(expand_(torch.empty(3), None, new, out_start=[2]), torch.full((3,), value))
-    own = mu.TensorPlan(("w",), grown, kind="buffer", fill="own").making()
+    own = mu.plans.TensorPlan(("w",), grown, kind="buffer", fill="own").making()
     refusal(lambda: expand(torch.ones(4), own), "computed by the wide model itself")
     refusal(lambda: expand_(torch.empty(8), None, Making(grown)), "made from a source")
     refusal(lambda: Making(grown).source([torch.ones(4)] * 2), "2 sources", "Join(dim)")
 
 
 def test_parameters_are_scaled_and_buffers_are_copied():
-    grown = (mu.Axis.parse("out: 4x2"), mu.Axis.parse("in: 3x2"))
+    grown = (mu.rules.Axis.parse("out: 4x2"), mu.rules.Axis.parse("in: 3x2"))
     noise = TensorNoise(Stream(0, "w"), 0.1)
-    parameter = mu.TensorPlan(("w",), grown, shift=1)
-    assert parameter.making(noise) == Making(grown, mu.Scale.of("1/2"), 1, noise)
+    parameter = mu.plans.TensorPlan(("w",), grown, shift=1)
+    assert parameter.making(noise) == Making(grown, mu.rules.Scale.of("1/2"), 1, noise)
     assert parameter.gradient_making() == Making(grown, parameter.change.r)
-    buffer = mu.TensorPlan(("a", "b"), grown, kind="buffer", cat=1, fold=mu.Scale.of("1/2"))
+    buffer = mu.plans.TensorPlan(("a", "b"), grown, kind="buffer", cat=1, fold=mu.rules.Scale.of("1/2"))
     assert buffer.making() == Making(grown, join=Join(1))

@@ -171,7 +171,7 @@ def test_a_noisy_slice_is_the_slice_of_the_noisy_whole(data: Any):
     assert_bitwise(part, cut(whole, start, shape).contiguous())
 
 
-MATRIX = [mu.Axis.parse("out: 5x3+1"), mu.Axis.parse("in: 4x3 * 3")]
+MATRIX = [mu.rules.Axis.parse("out: 5x3+1"), mu.rules.Axis.parse("in: 4x3 * 3")]
 NOISE = TensorNoise(Stream(2, "m"), 0.3)
 
 
@@ -181,7 +181,7 @@ def weight(dtype: torch.dtype = torch.float32) -> Tensor:
 
 def test_the_default_dtype_changes_no_bit():
     """Numbers, sums and the loading of the kernel itself under float64 as the default."""
-    noise, whole = TensorNoise(Stream(0, "w"), 0.3), [mu.Axis.fixed(5), mu.Axis.fixed(9)]
+    noise, whole = TensorNoise(Stream(0, "w"), 0.3), [mu.rules.Axis.fixed(5), mu.rules.Axis.fixed(9)]
     want = noise.add_(torch.ones(5, 9), whole, [0, 0])
     torch.set_default_dtype(torch.float64)
     try:
@@ -249,7 +249,7 @@ def test_threads_and_block_sizes_change_no_bit(block: int, paired: int | None, m
 
 
 def test_threads_change_no_bit_of_a_tensor_large_enough_to_be_shared_among_them():
-    grown = [mu.Axis.parse("out: 300x2"), mu.Axis.parse("in: 200x3")]
+    grown = [mu.rules.Axis.parse("out: 300x2"), mu.rules.Axis.parse("in: 200x3")]
     base = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
     threads = torch.get_num_threads()
     found = []
@@ -276,7 +276,7 @@ PAIRED = {
 
 @pytest.mark.parametrize("kind", PAIRED)
 def test_paired_noise_sums_to_zero_over_copies_and_keeps_its_variance(kind: str):
-    grown = [mu.Axis.parse(text) for text in PAIRED[kind]]
+    grown = [mu.rules.Axis.parse(text) for text in PAIRED[kind]]
     shape = [axis.wide for axis in grown]
     like = torch.empty(0, dtype=torch.float64)
     z = TensorNoise(Stream(4, "p"), 1.0, paired=1).slice(grown, [0, 0], shape, like)

@@ -138,7 +138,7 @@ def planned(
         return spec.at(*size)
 
     needed = search or spec.tie or spec.divides
-    return mu.infer_plan(
+    return mu.plan_between(
         make, (spec.sizes, spec.hidden), (sizes, hidden), pad=pad, loss=loss if needed else None
     )
 
@@ -149,17 +149,17 @@ def check_identity(draw, pads: bool) -> None:
     search, pick = draw(st.booleans()), draw(st.integers(0, 10**6))
     plan = planned(spec, sizes, hidden, pads, search)
     base = seeded(spec.at, spec.sizes, spec.hidden)
-    wide = mu.widen(base, lambda: spec.at(sizes, hidden), plan).model
+    wide = mu.widen(base, lambda: spec.at(sizes, hidden), plan=plan).model
     assert_close(wide(TOKENS), base(TOKENS), 1e-9, "logits")
     grads = gradients(base, loss), gradients(wide, loss)
     assert identity_error(*grads, plan) <= 1e-9
 
-    copied = [n for n, t in plan.items() if t.kind == "parameter" and t.change.c > 1]
+    copied = [n for n, t in plan.tensors.items() if t.kind == "parameter" and t.change.c > 1]
     live = [n for n in copied if not n.endswith("bias")]
     name = live[pick % len(live)]
     assert identity_error(*grads, other_power(plan, name), name) > 1e-6, f"{name}: power of k"
     wrong = mistaken(plan, name)
-    broken = mu.widen(base, lambda: spec.at(sizes, hidden), wrong).model
+    broken = mu.widen(base, lambda: spec.at(sizes, hidden), plan=wrong).model
     assert identity_error(grads[0], gradients(broken, loss), wrong) > 1e-6, f"{name}: in for out"
 
 
@@ -187,7 +187,7 @@ def test_narrow_undoes_widen_bit_for_bit_when_scales_are_powers_of_two(cases):
     settings = {"momentum": 0.9} if kind is torch.optim.SGD else {"amsgrad": cases.draw(st.booleans())}
     run = mu.Run(model, kind(model.parameters(), lr=1e-2, weight_decay=0.1, **settings))
     train(run, lambda m: (m(TOKENS) - data(BATCH, VOCABULARY).to(dtype)).square().mean(), 2)
-    wide = mu.widen(run, lambda: spec.at(sizes, hidden).to(dtype), plan)
+    wide = mu.widen(run, lambda: spec.at(sizes, hidden).to(dtype), plan=plan)
     back = mu.narrow(wide, lambda: spec.at(spec.sizes, spec.hidden).to(dtype))
     assert_same_model(back.model, model)
     states = by_name(back), by_name(run)
@@ -232,7 +232,7 @@ def test_two_plans_in_a_row_are_the_plan_of_the_whole_way(cases, pads):
     a, b, c = ((tuple(way[i] for way in ways), hidden[i]) for i in range(3))
 
     def plan(start, end, k):
-        return mu.infer_plan(lambda size: spec.at(*size), start, end, pad=pads, **declared(spec, k))
+        return mu.plan_between(lambda size: spec.at(*size), start, end, pad=pads, **declared(spec, k))
 
     k1, k2 = pairs[-1]
     first, second, whole = plan(a, b, k1), plan(b, c, k2), plan(a, c, k1 * k2)
@@ -256,13 +256,13 @@ class Attention(nn.Module):
 
 def test_heads_times_two_then_head_size_times_three_is_both_at_once():
     stream = {"*.in_proj_weight": {1: 1}, "*.out_proj.weight": {0: 1}}
-    first = mu.infer_plan(Attention, (2, 4), (4, 4), layouts=stream)
-    second = mu.infer_plan(Attention, (4, 4), (4, 12), layouts=stream)
-    whole = mu.infer_plan(Attention, (2, 4), (4, 12), layouts=stream)
+    first = mu.plan_between(Attention, (2, 4), (4, 4), layouts=stream)
+    second = mu.plan_between(Attention, (4, 4), (4, 12), layouts=stream)
+    whole = mu.plan_between(Attention, (2, 4), (4, 12), layouts=stream)
     assert first.then(second) == whole
     assert first.then(second).hash == whole.hash
     assert str(whole["attention.in_proj_weight"].axes[0]) == "out: 6x2 * 4x3"
-    swapped = mu.infer_plan(Attention, (2, 4), (2, 12), layouts=stream)
+    swapped = mu.plan_between(Attention, (2, 4), (2, 12), layouts=stream)
     assert first.then(second) != swapped, "control"
 
 
@@ -270,8 +270,8 @@ def test_a_pad_after_copies_keeps_its_eps_edit():
     def make(n: int) -> Any:
         return nn.Sequential(nn.Linear(3, n), nn.RMSNorm(n, eps=0.1), nn.Linear(n, 2))
 
-    first, second = mu.infer_plan(make, 4, 9, pad=True), mu.infer_plan(make, 9, 11, pad=True)
-    whole = mu.infer_plan(make, 4, 11, pad=True)
+    first, second = mu.plan_between(make, 4, 9, pad=True), mu.plan_between(make, 9, 11, pad=True)
+    whole = mu.plan_between(make, 4, 11, pad=True)
     assert first.then(second) == whole
     assert [(e.path, str(e.scale)) for e in whole.edits] == [("1.eps", "8/11")]
     assert first.then(second).hash == whole.hash != first.hash
@@ -287,7 +287,7 @@ def test_eps_edits_compose_in_whatever_order_the_norms_are_named():
         }
         return nn.Sequential(OrderedDict(layers))
 
-    whole = mu.infer_plan(make, 4, 7, pad=True)
-    composed = mu.infer_plan(make, 4, 5, pad=True).then(mu.infer_plan(make, 5, 7, pad=True))
+    whole = mu.plan_between(make, 4, 7, pad=True)
+    composed = mu.plan_between(make, 4, 5, pad=True).then(mu.plan_between(make, 5, 7, pad=True))
     assert composed == whole
     assert composed.hash == whole.hash

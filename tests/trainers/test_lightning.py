@@ -34,14 +34,14 @@ def setting(tmp_path_factory):
     base, wide, plan = folder / "base.ckpt", folder / "wide.ckpt", plan_for(K)
     _, trainer = fit(lightning_module(1), stop=bench.STOP)
     trainer.save_checkpoint(base)
-    mu.widen_lightning_checkpoint(base, wide, plan)
+    mu.trainers.widen_lightning_checkpoint(base, wide, plan=plan)
     curve, _ = fit(lightning_module(1), base)
     return Setting(folder=folder, base=base, wide=wide, plan=plan, curve=curve)
 
 
 @pytest.fixture(scope="module")
 def grown(setting):
-    return fit(lightning_module(K), setting.wide, [mu.LightningCallback(setting.wide)])
+    return fit(lightning_module(K), setting.wide, [mu.trainers.LightningCallback(setting.wide)])
 
 
 def test_the_wide_run_goes_on_like_the_base(setting, grown):
@@ -58,7 +58,7 @@ def test_without_the_callback_it_does_not(setting):
     plain, _ = fit(lightning_module(K), setting.wide)
     assert gap(setting.curve.losses, plain.losses) > bench.DIFFERENT
 
-    class StockNorm(mu.LightningCallback):
+    class StockNorm(mu.trainers.LightningCallback):
         def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
             trainer.gradient_clip_val = bench.CLIP
 
@@ -67,10 +67,12 @@ def test_without_the_callback_it_does_not(setting):
 
 
 def test_a_wide_run_that_was_stopped_is_resumed_the_same_way(setting, grown, tmp_path):
-    _, trainer = fit(lightning_module(K), setting.wide, [mu.LightningCallback(setting.plan)], stop=30)
+    _, trainer = fit(
+        lightning_module(K), setting.wide, [mu.trainers.LightningCallback(setting.plan)], stop=30
+    )
     trainer.save_checkpoint(later := tmp_path / "later.ckpt")
     assert both_plans(later) == (setting.plan, setting.plan)
-    curve, _ = fit(lightning_module(K), later, [mu.LightningCallback(later)])
+    curve, _ = fit(lightning_module(K), later, [mu.trainers.LightningCallback(later)])
     assert curve.losses == {step: loss for step, loss in grown[0].losses.items() if step > 30}
 
 
@@ -129,7 +131,7 @@ def train(module: Any, resume: Path | None = None, stop: int = 20, **options: An
     return trainer
 
 
-SMALL = mu.infer_plan(make, 8, 24)
+SMALL = mu.plan_between(make, 8, 24)
 NAMES = [name for name, _ in Small(8).named_parameters()]
 CLIPS: dict[str, dict[str, Any]] = {
     "by value": {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": "value"},
@@ -142,9 +144,16 @@ CLIPS: dict[str, dict[str, Any]] = {
 def test_clipping_by_norm_or_value_or_not_at_all(clip, tmp_path):
     base, wide = tmp_path / "base.ckpt", tmp_path / "wide.ckpt"
     train(Small(8), stop=8, **CLIPS[clip]).save_checkpoint(base)
-    mu.widen_lightning_checkpoint(base, wide, SMALL, prefix="net.", names=[[NAMES[:2], NAMES[2:]]])
+    mu.trainers.widen_lightning_checkpoint(
+        base, wide, plan=SMALL, prefix="net.", names=[[NAMES[:2], NAMES[2:]]]
+    )
     train(on := Small(8), base, **CLIPS[clip])
-    train(grown := Small(24), wide, callbacks=[mu.LightningCallback(wide, prefix="net.")], **CLIPS[clip])
+    train(
+        grown := Small(24),
+        wide,
+        callbacks=[mu.trainers.LightningCallback(wide, prefix="net.")],
+        **CLIPS[clip],
+    )
     train(plain := Small(24), wide, **CLIPS[clip])
     assert grown.losses == pytest.approx(on.losses, rel=bench.EQUAL)
     assert plain.losses != pytest.approx(on.losses, rel=10 * bench.EQUAL)
@@ -153,16 +162,16 @@ def test_clipping_by_norm_or_value_or_not_at_all(clip, tmp_path):
 def test_growing_twice_counts_from_the_first_reference(tmp_path):
     paths = [tmp_path / f"{i}.ckpt" for i in range(3)]
     train(Small(8, named=True), stop=4).save_checkpoint(paths[0])
-    mu.widen_lightning_checkpoint(paths[0], paths[1], SMALL, prefix="net.")
-    more = mu.infer_plan(make, 24, 48)
-    mu.widen_lightning_checkpoint(paths[1], paths[2], more, prefix="net.")
+    mu.trainers.widen_lightning_checkpoint(paths[0], paths[1], plan=SMALL, prefix="net.")
+    more = mu.plan_between(make, 24, 48)
+    mu.trainers.widen_lightning_checkpoint(paths[1], paths[2], plan=more, prefix="net.")
     assert both_plans(paths[2]) == (more, SMALL.then(more))
     train(on := Small(8, named=True), paths[0], stop=12)
     train(
         grown := Small(48, named=True),
         paths[2],
         stop=12,
-        callbacks=[mu.LightningCallback(paths[2], prefix="net.")],
+        callbacks=[mu.trainers.LightningCallback(paths[2], prefix="net.")],
     )
     assert grown.losses == pytest.approx(on.losses, rel=bench.EQUAL)
 
@@ -174,7 +183,7 @@ def test_what_is_in_doubt_is_refused(tmp_path):
 
     def refused(why: str, path: Path = base, **options: Any) -> None:
         with pytest.raises(mu.MupscaleError, match=why):
-            mu.widen_lightning_checkpoint(path, out, SMALL, **{"prefix": "net.", **options})
+            mu.trainers.widen_lightning_checkpoint(path, out, plan=SMALL, **{"prefix": "net.", **options})
         assert not out.exists()
 
     refused("grouped otherwise")  # two groups without names
@@ -187,7 +196,7 @@ def test_what_is_in_doubt_is_refused(tmp_path):
     torch.save({**whole, KEY: "?"}, changed)
     refused("does not say how it was grown", changed)
     with pytest.raises(mu.MupscaleError, match="does not say how it was grown"):
-        mu.LightningCallback(base)
+        mu.trainers.LightningCallback(base)
 
 
 class OwnClipping(Small):
@@ -196,14 +205,14 @@ class OwnClipping(Small):
 
 
 def test_trainers_it_cannot_follow_are_refused(tmp_path):
-    callback = mu.LightningCallback(SMALL, prefix="net.")
+    callback = mu.trainers.LightningCallback(SMALL, prefix="net.")
     with pytest.raises(mu.MupscaleError, match="clips in a way of its own"):
         train(OwnClipping(24), callbacks=[callback], gradient_clip_val=1.0)
     FSDPStrategy = type("FSDPStrategy", (), {})
     trainer = SimpleNamespace(strategy=FSDPStrategy(), gradient_clip_val=None)
     with pytest.raises(mu.MupscaleError, match="hold parts of tensors"):
         callback.on_train_start(trainer, Small(24))
-    assert type(pickle.loads(pickle.dumps(callback))) is mu.LightningCallback
+    assert type(pickle.loads(pickle.dumps(callback))) is mu.trainers.LightningCallback
 
 
 def test_a_run_that_raises_leaves_nothing_behind(tmp_path):
@@ -211,7 +220,7 @@ def test_a_run_that_raises_leaves_nothing_behind(tmp_path):
         def training_step(self, batch: Any, index: int) -> Any:
             raise RuntimeError("no step today")
 
-    callback = mu.LightningCallback(SMALL, prefix="net.")
+    callback = mu.trainers.LightningCallback(SMALL, prefix="net.")
     trainer = L.Trainer(
         max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False, callbacks=[callback],
         gradient_clip_val=0.5, accelerator="cpu", enable_model_summary=False,

@@ -99,7 +99,7 @@ KINDS = [{}, {"fused": False}, {"bias": True}, {"fused": False, "bias": True}, {
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 def test_the_layouts_read_off_are_those_the_gradient_identity_proves(changes):
     found = titan_plan(Config(**changes), wide(**changes))
-    proven = mu.infer_plan(lambda config: config.build(), Config(**changes), wide(**changes), loss=loss)
+    proven = mu.plan_between(lambda config: config.build(), Config(**changes), wide(**changes), loss=loss)
     assert found == proven
 
 
@@ -115,8 +115,8 @@ def test_a_layout_by_heads_is_another_plan():
     base = Config(**unfused).build().double()
     errors = []
     for plan in (right, wrong):
-        grown: Any = mu.widen(base, wide(**unfused).build, plan).model
-        errors.append(mu.gradient_identity(base, grown, plan, loss).worst[1])
+        grown: Any = mu.widen(base, wide(**unfused).build, plan=plan).model
+        errors.append(mu.plans.gradient_identity(base, grown, plan=plan, loss=loss).worst[1])
     assert errors[0] < 1e-12
     assert errors[1] > 1e-2
 
@@ -169,7 +169,7 @@ def test_units_clipping_and_the_logged_norm_are_taken_over():
     manager, trainer, norms = made()
     model, optimizer = manager._model, manager._optimizers[0]
     loss(model).backward()
-    expected = float(mu.grad_norm(model, manager.plan))
+    expected = float(mu.diagnostics.grad_norm(model, manager.plan))
     plain = float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]))
     before = model.attention.wo.weight.detach().clone()
     optimizer.step()
@@ -248,7 +248,7 @@ def test_plans_of_real_configs_are_proven(changes):
                 model.init_weights()
         return model
 
-    assert titan_plan(*configs) == mu.infer_plan(build, *configs, loss=real_loss)
+    assert titan_plan(*configs) == mu.plan_between(build, *configs, loss=real_loss)
 
 
 @needs_torchtitan

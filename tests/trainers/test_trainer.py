@@ -47,7 +47,7 @@ def setting(tmp_path_factory):
 def grown(setting):
     """The wide run from step 20 to 40 in one go, with a checkpoint at 30."""
     return hugging_face(
-        model(K), setting.folder / "grown", setting.wide, [mu.HuggingFaceCallback(setting.wide)]
+        model(K), setting.folder / "grown", setting.wide, [mu.trainers.HuggingFaceCallback(setting.wide)]
     )
 
 
@@ -71,7 +71,7 @@ def test_without_the_callback_it_does_not(setting):
     plain, _ = hugging_face(model(K), setting.folder / "plain", setting.wide, **QUIET)
     assert gap(setting.curve.losses, plain.losses) > bench.DIFFERENT
 
-    class StockNorm(mu.HuggingFaceCallback):
+    class StockNorm(mu.trainers.HuggingFaceCallback):
         """Right units, but the Trainer goes on to clip by its own norm."""
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -98,7 +98,7 @@ def test_a_wide_run_that_was_stopped_is_resumed_the_same_way(setting, grown):
     assert [len(group["params"]) for group in groups] == [15, 5]
     assert {group["eps"] for group in groups} == {bench.EPS}
     curve, _ = hugging_face(
-        model(K), setting.folder / "again", later, [mu.HuggingFaceCallback(later)], **QUIET
+        model(K), setting.folder / "again", later, [mu.trainers.HuggingFaceCallback(later)], **QUIET
     )
     assert curve.losses == {step: loss for step, loss in grown[0].losses.items() if step > 30}
     assert curve.rates == {step: rate for step, rate in grown[0].rates.items() if step > 30}
@@ -157,7 +157,7 @@ def test_other_optimizers_and_schedulers_of_the_trainer(name, setting, tmp_path)
     base = tmp_path / "base" / "checkpoint-4"
     wide = widen_directory(base, tmp_path / "wide", setting.plan, trainer.model, model(K))
     on, _ = hugging_face(model(), tmp_path / "on", base, stop=9, **{**options, **QUIET})
-    callback = mu.HuggingFaceCallback(wide)
+    callback = mu.trainers.HuggingFaceCallback(wide)
     curve, _ = hugging_face(model(K), tmp_path / "w", wide, [callback], stop=9, **{**options, **QUIET})
     assert gap(on.losses, curve.losses) < bench.EQUAL
     assert on.rates == curve.rates
@@ -166,7 +166,7 @@ def test_other_optimizers_and_schedulers_of_the_trainer(name, setting, tmp_path)
 def test_bf16_autocast_goes_on_as_well_as_its_rounding_allows(setting):
     options = {**QUIET, "bf16": True}
     on, _ = hugging_face(model(), setting.folder / "b16", setting.base, stop=25, **options)
-    callback = mu.HuggingFaceCallback(setting.wide)
+    callback = mu.trainers.HuggingFaceCallback(setting.wide)
     curve, _ = hugging_face(model(K), setting.folder / "w16", setting.wide, [callback], stop=25, **options)
     assert gap(on.losses, curve.losses) < 5e-3
 
@@ -182,7 +182,7 @@ def test_one_trainer_and_one_callback_serve_several_runs(setting, tmp_path):
             if self.active:
                 raise RuntimeError("no step today")
 
-    fails, callback = Fails(), mu.HuggingFaceCallback(setting.plan)
+    fails, callback = Fails(), mu.trainers.HuggingFaceCallback(setting.plan)
     options = bench.arguments(tmp_path, **{**QUIET, "max_steps": 23})
     trainer = Trainer(model=model(K), args=options, train_dataset=bench.data(), callbacks=[callback, fails])
     with pytest.raises(RuntimeError, match="no step today"):
@@ -198,22 +198,22 @@ def test_one_trainer_and_one_callback_serve_several_runs(setting, tmp_path):
 
 
 def test_a_plan_in_place_of_a_directory_is_written_beside_each_checkpoint(setting, tmp_path):
-    callback = mu.HuggingFaceCallback(setting.plan)
+    callback = mu.trainers.HuggingFaceCallback(setting.plan)
     hugging_face(model(K), tmp_path, setting.wide, [callback], stop=30)
-    again = mu.HuggingFaceCallback(tmp_path / "checkpoint-30")
+    again = mu.trainers.HuggingFaceCallback(tmp_path / "checkpoint-30")
     assert again.plans == (setting.plan, setting.plan)
 
 
 def test_sharded_training_is_refused():
-    callback = mu.HuggingFaceCallback(mu.infer_plan(lambda n: nn.Linear(n, n), 2, 4))
+    callback = mu.trainers.HuggingFaceCallback(mu.plan_between(lambda n: nn.Linear(n, n), 2, 4))
     args = SimpleNamespace(deepspeed="zero3.json", fsdp=["full_shard"], max_grad_norm=1.0)
     with pytest.raises(mu.MupscaleError, match="2 faults"):
         callback.on_train_begin(args, None, None, model=None, optimizer=None)
 
 
 def test_the_callback_is_one_class_that_can_be_pickled(setting):
-    callback = pickle.loads(pickle.dumps(mu.HuggingFaceCallback(setting.plan)))
-    assert type(callback) is mu.HuggingFaceCallback
+    callback = pickle.loads(pickle.dumps(mu.trainers.HuggingFaceCallback(setting.plan)))
+    assert type(callback) is mu.trainers.HuggingFaceCallback
     with pytest.raises(AttributeError):
         mu.NoSuchCallback  # noqa: B018
 

@@ -19,7 +19,7 @@ def net(n: int) -> nn.Module:
 
 
 X, Y = data(16, 3), data(16, 2, seed=2)
-PLAN = mu.infer_plan(net, 4, 12)
+PLAN = mu.plan_between(net, 4, 12)
 CLIPS: dict[str, Any] = {
     "norm": {"max_norm": 0.1},
     "p = 1": {"max_norm": 0.3, "p": 1.0},
@@ -40,7 +40,7 @@ def fresh(count: int = 1) -> mu.Run:
 
 def hooked(count: int, kind: dict[str, Any]) -> mu.Run:
     run = fresh(count)
-    mu.clip_(run.optimizers, run.since_reference, run.model, **kind)
+    mu.clip_(run.optimizers, run, **kind)
     return run
 
 
@@ -77,7 +77,7 @@ def largest(found: list[Tensor], want: list[Tensor]) -> float:
 
 FIRST, LATER = range(2), range(2, 8)
 WAYS: dict[str, Any] = {
-    "widen": lambda run: mu.widen(run, lambda: net(12), PLAN),
+    "widen": lambda run: mu.widen(run, lambda: net(12), plan=PLAN),
     "upscale": lambda run: mu.upscale(run, lambda: net(12), mu.MupNoise(0.0), plan=PLAN),
     "twice": lambda run: mu.widen(mu.widen(run, lambda: net(8)), lambda: net(24)),
 }
@@ -117,7 +117,7 @@ def test_a_hook_remembers_the_reference_norm_and_is_shared_by_the_optimizers_of_
 
 def test_a_hook_is_removed_by_its_handles():
     run = fresh(2)
-    for handle in mu.clip_(run.optimizers, run.since_reference, run.model, max_norm=0.1):
+    for handle in mu.clip_(run.optimizers, run, max_norm=0.1):
         handle.remove()
     assert largest(accumulate(run, range(5)), accumulate(fresh(2), range(5))) == 0.0
 
@@ -131,10 +131,10 @@ def test_a_hook_comes_back_when_a_run_is_narrowed():
 
 def test_what_a_hook_cannot_do_is_refused():
     run = fresh()
-    refusal(lambda: mu.clip_(run.optimizers, run.since_reference, run.model), "max_norm")
+    refusal(lambda: mu.clip_(run.optimizers, run), "max_norm")
     other = seeded(net, 4)
     refusal(
-        lambda: mu.clip_(run.optimizers, run.since_reference, other, max_norm=1.0),
+        lambda: mu.clip_(run.optimizers, run, model=other, max_norm=1.0),
         "do not belong to the model",
     )
 
@@ -144,10 +144,10 @@ def test_the_reference_norm_is_equal_at_every_width_and_torchs_is_not(p: float):
     base = seeded(net, 4)
     norms, plain_norms = [], []
     for n in (4, 8, 20):
-        plan = mu.infer_plan(net, 4, n)
-        model = mu.widen(base, partial(net, n), plan).model
+        plan = mu.plan_between(net, 4, n)
+        model = mu.widen(base, partial(net, n), plan=plan).model
         (model(X) - Y).square().mean().backward()
-        norms.append(mu.grad_norm(model, plan, p))
+        norms.append(mu.diagnostics.grad_norm(model, plan, p=p))
         plain_norms.append(
             torch.nn.utils.get_total_norm([q.grad for q in model.parameters() if q.grad is not None], p)
         )
@@ -172,24 +172,24 @@ class Words(nn.Module):
 
 @pytest.mark.parametrize("n", [4, 12])
 def test_sparse_gradients_are_clipped_by_value_and_by_norm(n: int):
-    plan = mu.infer_plan(Words, 4, n, roles={"context.weight": "in"}) if n > 4 else None
+    plan = mu.plan_between(Words, 4, n, roles={"context.weight": "in"}) if n > 4 else None
     base = seeded(Words, 4)
     with torch.sparse.check_sparse_tensor_invariants():
-        run = mu.widen(base, lambda: Words(n), plan) if plan else mu.Run(base)
+        run = mu.widen(base, lambda: Words(n), plan=plan) if plan else mu.Run(base)
         words = torch.tensor([1, 1, 3])
         run.model(words).square().sum().backward()
-        mu.clip_grad_value_(run.model, run.since_reference, 0.01)
+        mu.diagnostics.clip_grad_value_(run.model, run, max_value=0.01)
         for name, p in run.model.named_parameters():
             bound = 0.01 * float(run.since_reference[name].change.r)
             assert p.grad is not None
             assert float(p.grad.to_dense().abs().max()) <= bound * (1 + 1e-12), name
         run.model.zero_grad()
         run.model(words).square().sum().backward()
-        assert mu.clip_grad_norm_(run.model, run.since_reference, 0.01) > 0.01
-        assert abs(float(mu.grad_norm(run.model, run.since_reference)) / 0.01 - 1) <= 1e-4
+        assert mu.diagnostics.clip_grad_norm_(run.model, run, max_norm=0.01) > 0.01
+        assert abs(float(mu.diagnostics.grad_norm(run.model, run)) / 0.01 - 1) <= 1e-4
 
 
 def test_the_order_of_torchs_own_function_is_refused():
     run = fresh()
     with pytest.raises(mu.MupscaleError, match=r"second argument is 1\.0, expected .*write run"):
-        mu.clip_grad_norm_(run.model, 1.0, run.since_reference)  # type: ignore[arg-type]
+        mu.diagnostics.clip_grad_norm_(run.model, 1.0, max_norm=run.since_reference)  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ POWERS = {"0.weight": 0.0, "2.weight": -0.5, "4.weight": -1.0}
 @pytest.mark.parametrize("n", [64, 96, 160, 640])
 def test_sizes_follow_mup_from_a_reference_above_and_below(n: int):
     reference = seeded(net, 256)
-    model = mu.init_(net(n), mu.infer_plan(net, 256, n), std=reference)
+    model = mu.init_(net(n), mu.plan_between(net, 256, n), std=reference)
     measured = sizes(reference)
     for name, power in POWERS.items():
         assert_size(model.get_parameter(name), measured[name] * (n / 256) ** power, name)
@@ -61,7 +61,7 @@ def test_sizes_follow_mup_from_a_reference_above_and_below(n: int):
 
 def test_sizes_may_be_given_by_pattern():
     given: Any = {"2.weight": 1.0, "*.weight": 0.1, "*.bias": 0.0}
-    model = mu.init_(net(256), mu.infer_plan(net, 64, 256), std=given)
+    model = mu.init_(net(256), mu.plan_between(net, 64, 256), std=given)
     assert_size(model.get_parameter("2.weight"), 0.5, "the first pattern that matches")
     assert_size(model.get_parameter("0.weight"), 0.1, "out only")
     assert_size(model.get_parameter("4.weight"), 0.025, "in only")
@@ -76,7 +76,7 @@ def kurtosis(values: Tensor) -> float:
 
 def test_at_the_reference_the_distribution_is_the_models_own():
     built, model = seeded(net, 256), seeded(net, 256)
-    mu.init_(model, mu.infer_plan(net, 256, 256), seed=1)
+    mu.init_(model, mu.plan_between(net, 256, 256), seed=1)
     for name in ("0.weight", "2.weight"):
         before, after = built.get_parameter(name), model.get_parameter(name)
         assert not torch.equal(before, after), "drawn anew"
@@ -112,7 +112,7 @@ DECLARED: dict[str, Any] = {"roles": {"gain": "out"}, "plus_one": ["gain"]}
 
 
 def test_tied_tensors_are_drawn_once_and_folds_and_shifts_follow_their_rule():
-    plan = mu.infer_plan(Tied, 64, 256, folds={"norm.*": "1/4", "gain": "1/2"}, **DECLARED)
+    plan = mu.plan_between(Tied, 64, 256, folds={"norm.*": "1/4", "gain": "1/2"}, **DECLARED)
     model = mu.init_(Tied(256), plan, std=seeded(Tied, 64))
     assert isinstance(model, Tied)
     assert model.head.weight is model.embed.weight
@@ -124,7 +124,7 @@ def test_tied_tensors_are_drawn_once_and_folds_and_shifts_follow_their_rule():
 def test_a_drawn_tensor_with_a_fold_or_a_shift_is_scaled_as_a_whole():
     reference = seeded(Tied, 64)
     nn.init.normal_(reference.gain, std=0.1)
-    plan = mu.infer_plan(Tied, 64, 4096, folds={"gain": "1/2", "embed.weight": "1/8"}, **DECLARED)
+    plan = mu.plan_between(Tied, 64, 4096, folds={"gain": "1/2", "embed.weight": "1/8"}, **DECLARED)
     model: Any = mu.init_(Tied(4096), plan, std=reference)
     assert_size(model.embed.weight, sizes(reference)["embed.weight"] / 8, "folded")
     gain, want = 1 + model.gain.detach().double(), 0.5 * sizes(reference)["gain"]
@@ -150,7 +150,7 @@ def test_bits_depend_on_seed_name_and_index_only():
     layouts = {"second.weight": {1: 1}}
     models = []
     for extra in (False, True):
-        plan = mu.infer_plan(partial(Reordered, extra=extra), 64, 128, layouts=layouts)
+        plan = mu.plan_between(partial(Reordered, extra=extra), 64, 128, layouts=layouts)
         torch.manual_seed(extra)
         models.append(mu.init_(Reordered(128, extra), plan, std=std))
     for name, p in models[0].named_parameters():
@@ -173,7 +173,7 @@ class OffCentre(nn.Module):
 
 
 def test_what_is_neither_constant_nor_centred_is_refused_and_none_leaves_it():
-    plan = mu.infer_plan(OffCentre, 64, 128, roles={"decay": "out"})
+    plan = mu.plan_between(OffCentre, 64, 128, roles={"decay": "out"})
     refusal(lambda: mu.init_(OffCentre(128), plan, std=OffCentre(64)), "decay", "neither constant", "None")
     model = mu.init_(OffCentre(128), plan, std={"decay": None, "*": 0.1})
     assert_bitwise(model.get_parameter("decay").detach(), torch.linspace(1, 3, 128))
@@ -181,7 +181,7 @@ def test_what_is_neither_constant_nor_centred_is_refused_and_none_leaves_it():
 
 
 def test_a_size_that_is_not_known_is_refused_and_so_is_a_pattern_that_matches_nothing():
-    plan = mu.infer_plan(net, 64, 128)
+    plan = mu.plan_between(net, 64, 128)
     refusal(lambda: mu.init_(net(128), plan), "2.weight", "pass std=make(reference)")
     refusal(lambda: mu.init_(net(64), plan, std=net(64)))
     given = {"*.weight": 0.1, "*.bias": 0.0, "typo.*": 1.0}

@@ -22,7 +22,7 @@ def net(sizes: tuple[int, int]) -> nn.Module:
     return nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, m), nn.LayerNorm(m), nn.Linear(m, 2))
 
 
-PLAN = mu.infer_plan(net, (4, 6), (8, 24))
+PLAN = mu.plan_between(net, (4, 6), (8, 24))
 K_IN, K_OUT = 2, 4
 AGREE = [name for name, rule in RULES.items() if rule.agrees_with_mup and name.startswith("torch.optim.")]
 
@@ -69,7 +69,7 @@ def test_groups_follow_the_rules_of_every_optimizer_that_agrees_with_mup(name: s
     if name == "torch.optim.RAdam":  # widening waits until it rectifies
         for state in (run.optimizers[0].state[p] for p in parameters):
             state["step"] = torch.tensor(50.0)
-    wide = mu.widen(run, lambda: net((8, 24)), PLAN)
+    wide = mu.widen(run, lambda: net((8, 24)), plan=PLAN)
     names = {id(p): n for n, p in wide.model.named_parameters()}
     found = by_name(groups)
     for carried in wide.optimizers[0].param_groups:
@@ -115,7 +115,7 @@ def test_groups_are_the_fewest_in_the_order_of_the_model():
         inside = [order.index(name) for name, _ in group["params"]]
         assert inside == sorted(inside)
     assert sorted(by_name(groups)) == sorted(order)
-    at_reference = mu.infer_plan(net, (8, 24), (8, 24))
+    at_reference = mu.plan_between(net, (8, 24), (8, 24))
     assert len(mu.param_groups(model, at_reference, optim.AdamW, lr=0.01)) == 1
 
 
@@ -202,7 +202,7 @@ def test_state_dicts_go_round_through_a_rebuilt_optimizer_by_name():
     for i, state in saved["state"].items():
         for key, value in state.items():
             assert_bitwise(loaded["state"][i][key], value, f"{i}.{key}")
-    assert mu.reference_lr(rebuilt) == pytest.approx(0.01)
+    assert mu.diagnostics.reference_lr(rebuilt) == pytest.approx(0.01)
 
 
 def test_a_tensor_learning_rate_is_not_shared_between_groups():
@@ -249,19 +249,19 @@ def test_a_rate_set_later_is_the_rate_given_at_once_even_after_zero():
         rates = {n: g["lr"] for g in optimizer.param_groups for n in g["param_names"]}
         want = by_name(mu.param_groups(net((8, 24)), PLAN, optim.SGD, lr=0.01))
         assert rates == pytest.approx({n: want[n]["lr"] for n in names}), f"after {first}"
-        assert mu.reference_lr(optimizer) == pytest.approx(0.01)
+        assert mu.diagnostics.reference_lr(optimizer) == pytest.approx(0.01)
 
 
 def test_a_scheduler_that_overwrites_the_rates_is_noticed_and_one_that_multiplies_is_not():
     optimizer = stepped(seeded(net, (8, 24)))
     lr_scheduler.LambdaLR(optimizer, lambda i: 0.5)
-    assert mu.reference_lr(optimizer) == pytest.approx(0.005)
+    assert mu.diagnostics.reference_lr(optimizer) == pytest.approx(0.005)
     lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
-    refusal(lambda: mu.reference_lr(optimizer), "group 1", "multiplies", "set_lr_")
+    refusal(lambda: mu.diagnostics.reference_lr(optimizer), "group 1", "multiplies", "set_lr_")
     mu.set_lr_(optimizer, 0.02)
-    assert mu.reference_lr(optimizer) == pytest.approx(0.02)
+    assert mu.diagnostics.reference_lr(optimizer) == pytest.approx(0.02)
     plain = optim.AdamW(net((8, 24)).parameters())
-    refusal(lambda: mu.reference_lr(plain), "param_groups")
+    refusal(lambda: mu.diagnostics.reference_lr(plain), "param_groups")
     refusal(lambda: mu.set_lr_(plain, 0.1), "param_groups")
 
 
@@ -275,8 +275,8 @@ OTHERS = [(64, 80), (96, 40), (160, 640), (640, 160)]
 def test_constants_written_under_one_reference_are_the_same_under_another(first: Any, sizes: Any, kind: Any):
     with torch.device("meta"):
         model = net(sizes)
-    early, late = mu.infer_plan(net, first, REFERENCE), mu.infer_plan(net, REFERENCE, sizes)
-    direct, through = mu.infer_plan(net, first, sizes), early.then(late)
+    early, late = mu.plan_between(net, first, REFERENCE), mu.plan_between(net, REFERENCE, sizes)
+    direct, through = mu.plan_between(net, first, sizes), early.then(late)
     settings: Any = {
         "lr": 3e-3,
         "weight_decay": 0.1,

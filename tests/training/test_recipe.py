@@ -22,8 +22,8 @@ def make(width, depth=2):
 
 
 def recipe_for(reference=WIDTH, width=WIDTH, **changes):
-    plan = mu.infer_plan(make, width, K * width)
-    early = None if reference == width else mu.infer_plan(make, reference, width)
+    plan = mu.plan_between(make, width, K * width)
+    early = None if reference == width else mu.plan_between(make, reference, width)
     sigmas = {"0.weight": 0.1, "2.weight": 0.2, "4.weight": 0.3}
     made = Recipe(
         optimizer="torch.optim.AdamW",
@@ -44,8 +44,8 @@ def recipe_for(reference=WIDTH, width=WIDTH, **changes):
 def run_at(width, reference, optimizer=torch.optim.AdamW):
     """A base under μP, its constants written at `reference`."""
     model = make(width)
-    since = mu.infer_plan(make, reference, width)
-    return mu.Run(model, optimizer(mu.param_groups(model, since, optimizer, lr=1e-3)), reference=since)
+    since = mu.plan_between(make, reference, width)
+    return mu.Run(model, optimizer(mu.param_groups(model, since, optimizer, lr=1e-3)), since=since)
 
 
 def added(wide, run):
@@ -68,7 +68,7 @@ def test_it_gives_noise_and_learning_rate_at_a_larger_width():
     by_hand = mu.upscale(run, lambda: make(8 * WIDTH), mu.MupNoise(recipe.sigma), lr=2e-3, seed=3)
     for one, other in zip(wide.model.parameters(), by_hand.model.parameters(), strict=True):
         assert torch.equal(one, other)
-    assert mu.reference_lr(wide.optimizers[0]) == pytest.approx(2e-3)
+    assert mu.diagnostics.reference_lr(wide.optimizers[0]) == pytest.approx(2e-3)
     assert added(wide, run) == pytest.approx(0.2 * 8**-0.5, rel=0.02), "σ̄ of the reference times q"
     assert wide.provenance["recipe"]["k"] == K
     json.dumps(wide.provenance)
@@ -83,7 +83,7 @@ def test_a_base_whose_schedule_has_ended_starts_again_with_the_recipe_s_rate():
     run = run_at(2 * WIDTH, WIDTH)
     mu.set_lr_(run.optimizers[0], 0.0)
     wide = mu.upscale(run, lambda: make(4 * WIDTH), recipe=recipe_for())
-    assert mu.reference_lr(wide.optimizers[0]) == pytest.approx(2e-3)
+    assert mu.diagnostics.reference_lr(wide.optimizers[0]) == pytest.approx(2e-3)
     assert {group["lr"] for group in wide.optimizers[0].param_groups} > {2e-3}, "each tensor in its own units"
 
 
@@ -125,7 +125,7 @@ def test_a_target_that_is_its_own_reference_takes_a_recipe_tuned_at_that_referen
 
 
 def test_it_warns_of_a_narrow_proxy_and_of_another_schedule():
-    plan = mu.infer_plan(make, 32, 64)
+    plan = mu.plan_between(make, 32, 64)
     narrow = recipe_for(tensors=TensorGrowth.all_of(plan, None), units=32, width=32, reference=32)
     with pytest.warns(UserWarning, match="proxy of 32 units"):
         mu.upscale(make(32), lambda: make(64), recipe=narrow)
@@ -141,7 +141,7 @@ def trained_at(reference, optimizer_settings=None):
     """A base of 2 x WIDTH in float64 whose groups were made at a reference, after some steps; its optimizer and data."""
     torch.manual_seed(0)
     model = make(2 * WIDTH).double()
-    since = mu.infer_plan(make, reference, 2 * WIDTH)
+    since = mu.plan_between(make, reference, 2 * WIDTH)
     groups = mu.param_groups(model, since, torch.optim.AdamW, lr=1e-3, **(optimizer_settings or {}))
     optimizer = torch.optim.AdamW(groups)
     train_on(mu.Run(model, optimizer), 5)
@@ -165,21 +165,17 @@ def test_a_run_that_was_trained_at_the_recipe_s_reference_is_read_at_it_whatever
     """Exact, because the groups' factors are those from the recipe's reference; unconverted constants give another run."""
     model, optimizer = trained_at(WIDTH)
     recipe = recipe_for(constants={"lr": 2e-3, "eps": 1e-8, "weight_decay": 1e-2})
-    says = None if declared is None else mu.infer_plan(make, declared, 2 * WIDTH)
-    true = mu.infer_plan(make, WIDTH, 2 * WIDTH)
+    says = None if declared is None else mu.plan_between(make, declared, 2 * WIDTH)
+    true = mu.plan_between(make, WIDTH, 2 * WIDTH)
     runs = {
-        "declared": mu.upscale(
-            mu.Run(model, optimizer, reference=true), lambda: make(4 * WIDTH), recipe=recipe
-        ),
-        "converted": mu.upscale(
-            mu.Run(model, optimizer, reference=says), lambda: make(4 * WIDTH), recipe=recipe
-        ),
+        "declared": mu.upscale(mu.Run(model, optimizer, since=true), lambda: make(4 * WIDTH), recipe=recipe),
+        "converted": mu.upscale(mu.Run(model, optimizer, since=says), lambda: make(4 * WIDTH), recipe=recipe),
         "unconverted": mu.upscale(
-            mu.Run(model, optimizer, reference=says), lambda: make(4 * WIDTH), recipe.noise, lr=recipe.lr
+            mu.Run(model, optimizer, since=says), lambda: make(4 * WIDTH), recipe.noise, lr=recipe.lr
         ),
     }
-    assert runs["converted"].reference == runs["declared"].reference
-    assert mu.reference_lr(runs["converted"].optimizers[0]) == pytest.approx(recipe.lr)
+    assert runs["converted"].since == runs["declared"].since
+    assert mu.diagnostics.reference_lr(runs["converted"].optimizers[0]) == pytest.approx(recipe.lr)
     losses = {name: train_on(run, 20) for name, run in runs.items()}
 
     def apart(name):
@@ -201,9 +197,9 @@ def test_a_run_whose_rates_stand_in_other_proportions_is_refused():
 
 
 def test_shapes_tell_a_reference_only_where_nothing_else_is_needed():
-    plan = mu.infer_plan(make, 2 * WIDTH, 4 * WIDTH)
+    plan = mu.plan_between(make, 2 * WIDTH, 4 * WIDTH)
     recipe = recipe_for()
-    assert recipe.since(plan) == mu.infer_plan(make, WIDTH, 2 * WIDTH)
+    assert recipe.since(plan) == mu.plan_between(make, WIDTH, 2 * WIDTH)
     assert recipe.since(plan.fold("4.weight", "1/2")) is None, "a fold since the reference is not known"
     fewer = {name: grown for name, grown in recipe.tensors.items() if name != "2.weight"}
     assert replace(recipe, tensors=fewer).since(plan) is None
@@ -211,7 +207,7 @@ def test_shapes_tell_a_reference_only_where_nothing_else_is_needed():
     def normed(width):
         return nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
 
-    grown = mu.infer_plan(normed, WIDTH, 2 * WIDTH)
+    grown = mu.plan_between(normed, WIDTH, 2 * WIDTH)
     buffered = replace(recipe, tensors=TensorGrowth.all_of(grown, None))
     assert buffered.since(grown) is None, "buffers that grow are not in the recipe"
 
@@ -220,11 +216,11 @@ def test_other_constants_are_named_in_one_warning():
     tuned = {"lr": 2e-3, "eps": 1e-8, "weight_decay": 0.01, "betas": [0.9, 0.999], "amsgrad": False}
     recipe = recipe_for(constants=tuned)
     model = make(4 * WIDTH)
-    since = mu.infer_plan(make, WIDTH, 4 * WIDTH)
+    since = mu.plan_between(make, WIDTH, 4 * WIDTH)
 
     def warned(**settings):
         groups = mu.param_groups(model, since, torch.optim.AdamW, lr=1e-3, no_decay=["*.bias"], **settings)
-        run = mu.Run(model, torch.optim.AdamW(groups), reference=since)
+        run = mu.Run(model, torch.optim.AdamW(groups), since=since)
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             mu.upscale(run, lambda: make(8 * WIDTH), recipe=recipe)
@@ -376,8 +372,8 @@ def test_the_command_reads_the_optimizer_from_its_state(optimizer, more, code, s
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
 def test_a_base_trained_without_mup_is_refused_although_it_names_the_reference(optimizer):
     recipe = recipe_for(optimizer=qualified_name(optimizer))
-    model, since = make(4 * WIDTH), mu.infer_plan(make, WIDTH, 4 * WIDTH)
-    plain = mu.Run(model, optimizer(model.parameters(), lr=1e-3), reference=since)
+    model, since = make(4 * WIDTH), mu.plan_between(make, WIDTH, 4 * WIDTH)
+    plain = mu.Run(model, optimizer(model.parameters(), lr=1e-3), since=since)
     with pytest.raises(mu.MupscaleError, match="not in the proportions"):
         mu.upscale(plain, lambda: make(8 * WIDTH), recipe=recipe)
     with warnings.catch_warnings():

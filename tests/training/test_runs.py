@@ -50,7 +50,7 @@ def make_wide() -> Any:
 
 
 def plan() -> mu.Plan:
-    return mu.infer_plan(lambda size: Net(*size), SMALL, LARGE, folds=FOLDS)
+    return mu.plan_between(lambda size: Net(*size), SMALL, LARGE, folds=FOLDS)
 
 
 def output(model: Any) -> Any:
@@ -65,13 +65,13 @@ def new_run(
     kind: Any = torch.optim.AdamW, steps: int = 3, dtype: torch.dtype = torch.float64, **settings: Any
 ) -> Any:
     model = seeded(Net, *SMALL).to(dtype)
-    run = mu.Run(model, kind(model.parameters(), **(settings or ADAM)), step=steps)
+    run = mu.Run(model, kind(model.parameters(), **(settings or ADAM)), steps=steps)
     train(run, loss, steps)
     return run
 
 
 def widen(run: mu.Run) -> Any:
-    return mu.widen(run, make_wide, plan())
+    return mu.widen(run, make_wide, plan=plan())
 
 
 def test_everything_at_once_continues_and_a_run_with_one_forgotten_factor_does_not():
@@ -161,7 +161,7 @@ def test_an_average_of_the_weights_is_carried_like_the_weights(kind):
     train(run, loss, 2)
     if kind in ("ema", "swa"):
         ema.update_parameters(run.model)
-    wide: Any = mu.widen(mu.Run(run.model, run.optimizers, ema=ema), make_wide, plan())
+    wide: Any = mu.widen(mu.Run(run.model, run.optimizers, ema=ema), make_wide, plan=plan())
     if kind == "dict":
         expected = mu.widen_state_dict(ema, plan())
         assert wide.ema.keys() == expected.keys()
@@ -218,9 +218,9 @@ def test_nothing_is_shared_with_the_base_and_the_base_is_left_alone(size):
     run = new_run(lr=torch.tensor(1e-2), betas=(torch.tensor(0.9), torch.tensor(0.99)))
     run = mu.Run(run.model, run.optimizers, ema=AveragedModel(run.model))
     before = [t.detach().clone() for t in everything(run)]
-    chosen = mu.infer_plan(lambda s: Net(*s), SMALL, size, folds={"norm.*": Fraction(SMALL[0], size[0])})
+    chosen = mu.plan_between(lambda s: Net(*s), SMALL, size, folds={"norm.*": Fraction(SMALL[0], size[0])})
     random = torch.random.get_rng_state()
-    wide, again = (mu.widen(run, lambda: Net(*size), chosen) for _ in range(2))
+    wide, again = (mu.widen(run, lambda: Net(*size), plan=chosen) for _ in range(2))
     assert_bitwise(torch.random.get_rng_state(), random, "global random state")
     for kept, now in zip(before, everything(run), strict=True):
         assert_bitwise(now, kept, "the base")
@@ -247,10 +247,10 @@ def test_the_wide_model_is_never_initialised():
 
 
 def test_a_run_may_have_no_optimizer_and_modes_and_step_are_kept():
-    run = mu.Run(new_run().model.eval(), step=7)
+    run = mu.Run(new_run().model.eval(), steps=7)
     wide = widen(run)
     assert not wide.model.batch.training
-    assert (wide.optimizers, wide.step, wide.plan) == ((), 7, plan())
+    assert (wide.optimizers, wide.steps, wide.plan) == ((), 7, plan())
     assert_close(output(wide.model), output(run.model), EXACT)
 
 

@@ -42,13 +42,13 @@ def new_run(named: bool = False, steps: int = 3) -> Any:
 
 
 def test_optimizers_built_from_named_parameters_keep_their_names():
-    wide = mu.widen(new_run(named=True), lambda: mlp(8), mu.infer_plan(mlp, 4, 8))
+    wide = mu.widen(new_run(named=True), lambda: mlp(8), plan=mu.plan_between(mlp, 4, 8))
     by_name = dict(wide.model.named_parameters())
     names = [n for group in wide.optimizers[0].param_groups for n in group["param_names"]]
     assert sorted(names) == sorted(by_name)
     for group in wide.optimizers[0].param_groups:
         assert all(by_name[n] is p for n, p in zip(group["param_names"], group["params"], strict=True))
-    plain = mu.widen(new_run(), lambda: mlp(8), mu.infer_plan(mlp, 4, 8))
+    plain = mu.widen(new_run(), lambda: mlp(8), plan=mu.plan_between(mlp, 4, 8))
     assert all("param_names" not in group for group in plain.optimizers[0].param_groups)
 
 
@@ -59,8 +59,8 @@ def keyed_by_name(state: dict[str, Any], names: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("keys", ["position", "param_names", "name"])
 def test_state_dicts_give_the_bits_of_a_live_run(keys):
-    run, plan = new_run(named=keys == "param_names"), mu.infer_plan(mlp, 4, 8)
-    live = mu.widen(run, lambda: mlp(8), plan)
+    run, plan = new_run(named=keys == "param_names"), mu.plan_between(mlp, 4, 8)
+    live = mu.widen(run, lambda: mlp(8), plan=plan)
     names = [name for name, _ in run.model.named_parameters()]
     state = run.optimizers[0].state_dict()
     if keys == "name":
@@ -71,7 +71,7 @@ def test_state_dicts_give_the_bits_of_a_live_run(keys):
     model = mlp(8).double()
     model.load_state_dict(mu.widen_state_dict(run.model.state_dict(), plan))
     assert_same_model(model, live.model)
-    optimizer = torch.optim.AdamW(mu.groups_for(model, carried))
+    optimizer = torch.optim.AdamW(mu.trainers.groups_for(model, carried))
     optimizer.load_state_dict(carried)
     assert len(optimizer.param_groups) == len(live.optimizers[0].param_groups)
     for mine, other in zip(optimizer.param_groups, live.optimizers[0].param_groups, strict=True):
@@ -86,17 +86,17 @@ def test_state_dicts_give_the_bits_of_a_live_run(keys):
 
 
 def test_state_dicts_narrow_back_to_the_same_bits():
-    run, plan = new_run(named=True), mu.infer_plan(mlp, 4, 8)
+    run, plan = new_run(named=True), mu.plan_between(mlp, 4, 8)
     state = run.optimizers[0].state_dict()
     wide = mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW)
-    back = mu.narrow_optimizer_state_dict(wide, plan, torch.optim.AdamW)
+    back = mu.trainers.narrow_optimizer_state_dict(wide, plan, torch.optim.AdamW)
     names = [name for group in back["param_groups"] for name in group["param_names"]]
     old = dict(zip(state["param_groups"][0]["param_names"], state["state"].values(), strict=True))
     for name, (_, found) in zip(names, sorted(back["state"].items()), strict=True):
         for key, value in old[name].items():
             assert_bitwise(found[key], value, f"{name}.{key}")
     tensors = run.model.state_dict()
-    again = mu.narrow_state_dict(mu.widen_state_dict(tensors, plan), plan)
+    again = mu.trainers.narrow_state_dict(mu.widen_state_dict(tensors, plan), plan)
     assert again.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert_bitwise(again[name], tensor, name)
@@ -104,14 +104,16 @@ def test_state_dicts_narrow_back_to_the_same_bits():
 
 def test_growing_twice_continues_the_first_wide_run():
     run = new_run()
-    first = mu.widen(run, lambda: mlp(8), mu.infer_plan(mlp, 4, 8))
+    first = mu.widen(run, lambda: mlp(8), plan=mu.plan_between(mlp, 4, 8))
     train(first, loss, 20), train(run, loss, 20)
-    second = mu.widen(first, lambda: mlp(16), mu.infer_plan(mlp, 8, 16))
+    second = mu.widen(first, lambda: mlp(16), plan=mu.plan_between(mlp, 8, 16))
     assert dict(second.model.named_parameters())["0.weight"].shape == (16, 3)
-    at_once = mu.widen(run, lambda: mlp(16), mu.infer_plan(mlp, 4, 16))
+    at_once = mu.widen(run, lambda: mlp(16), plan=mu.plan_between(mlp, 4, 16))
     assert drift(first, second, loss, 10, output) <= EXACT
     assert drift(run, at_once, loss, 10, output) <= EXACT
-    again = mu.widen(mu.Run(first.model), lambda: mlp(16), mu.infer_plan(mlp, 8, 16).fold("3.weight", 2))
+    again = mu.widen(
+        mu.Run(first.model), lambda: mlp(16), plan=mu.plan_between(mlp, 8, 16).fold("3.weight", 2)
+    )
     assert drift(mu.Run(first.model), mu.Run(again.model), loss, 1, output) > 1e-6, "control"
 
 
@@ -130,12 +132,12 @@ class Buffers(nn.Module):
 
 
 def test_buffers_that_are_not_saved_are_carried_and_constants_are_the_wide_models_own():
-    plan = mu.infer_plan(Buffers, 4, 8, loss=loss)
+    plan = mu.plan_between(Buffers, 4, 8, loss=loss)
     model = seeded(Buffers, 4)
     model.offset.copy_(data(4, seed=3))
     model.steps.fill_(3)
     run = mu.Run(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    wide: Any = mu.widen(run, lambda: Buffers(8), plan)
+    wide: Any = mu.widen(run, lambda: Buffers(8), plan=plan)
     assert_bitwise(wide.model.offset, model.offset.repeat_interleave(2))
     assert int(wide.model.steps) == 3
     assert float(wide.model.scale) == 1.0 == float(model.scale) / 2
@@ -168,8 +170,8 @@ def exact_or_refused(make: Callable[[int], Any], fresh: bool) -> bool:
     """What an ambiguous buffer must lead to; anything else is a silent error."""
     base = seeded(make, 4)
     try:
-        plan = mu.infer_plan(make, 4, 8) if fresh else mu.infer_plan(base, seeded(make, 8, seed=1))
-        wide = mu.widen(base, lambda: make(8), plan)
+        plan = mu.plan_between(make, 4, 8) if fresh else mu.infer_plan(base, seeded(make, 8, seed=1))
+        wide = mu.widen(base, lambda: make(8), plan=plan)
     except mu.MupscaleError as error:
         return "buffer" in str(error)
     return difference(output(wide.model), output(base)) <= EXACT

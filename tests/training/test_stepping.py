@@ -28,7 +28,7 @@ class Net(nn.Module):
 
 
 BASE, WIDE = 4, 12
-PLAN = mu.infer_plan(Net, BASE, WIDE)
+PLAN = mu.plan_between(Net, BASE, WIDE)
 X = torch.randn(16, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 NAMES = [name for name, _ in Net(2).named_parameters()]
 DENSE = [s for s in SETUPS.values() if not s.sparse and s.optimizer.__module__.startswith("torch.")]
@@ -74,13 +74,13 @@ def test_every_optimizer_steps_as_with_groups_in_units(setup):
     base = fresh()
     optimizer = setup.optimizer(base.parameters(), **settings)
     train(base, optimizer, setup.warm)
-    oracle = mu.widen(mu.Run(base, optimizer), lambda: Net(WIDE), PLAN)
+    oracle = mu.widen(mu.Run(base, optimizer), lambda: Net(WIDE), plan=PLAN)
     oracle.optimizers[0].load_state_dict(oracle.optimizers[0].state_dict())  # torch casts what it loads
 
-    twin = mu.widen(base, lambda: Net(WIDE), PLAN).model
+    twin = mu.widen(base, lambda: Net(WIDE), plan=PLAN).model
     stock = setup.optimizer(twin.parameters(), **settings)
     stock.load_state_dict(kept(optimizer))
-    mu.step_in_units_(stock, PLAN, twin)
+    mu.step_in_units_(stock, PLAN, model=twin)
     train(oracle.model, oracle.optimizers[0])
     train(twin, stock)
     assert_equal(oracle.model, twin)
@@ -105,8 +105,8 @@ def test_without_units_the_steps_differ():
     base = fresh()
     optimizer = optim.AdamW(base.parameters(), lr=1e-2)
     train(base, optimizer)
-    oracle = mu.widen(mu.Run(base, optimizer), lambda: Net(WIDE), PLAN)
-    plain = mu.widen(base, lambda: Net(WIDE), PLAN).model
+    oracle = mu.widen(mu.Run(base, optimizer), lambda: Net(WIDE), plan=PLAN)
+    plain = mu.widen(base, lambda: Net(WIDE), plan=PLAN).model
     stock = optim.AdamW(plain.parameters(), lr=1e-2)
     stock.load_state_dict(kept(optimizer))
     train(oracle.model, oracle.optimizers[0], 1)
@@ -127,9 +127,9 @@ SCHEDULERS: dict[str, Any] = {
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers_that_know_absolute_rates_go_on(name):
     """They see one rate, the reference's; base and wide stay the same run."""
-    base, wide = fresh(), mu.widen(fresh(), lambda: Net(WIDE), PLAN).model
+    base, wide = fresh(), mu.widen(fresh(), lambda: Net(WIDE), plan=PLAN).model
     optimizers = [optim.AdamW(m.parameters(), lr=1e-2, eps=1e-3) for m in (base, wide)]
-    mu.step_in_units_(optimizers[1], PLAN, wide)
+    mu.step_in_units_(optimizers[1], PLAN, model=wide)
     schedulers = [SCHEDULERS[name](o) for o in optimizers]
     for model, optimizer, scheduler in zip((base, wide), optimizers, schedulers, strict=True):
         train(model, optimizer, 6, scheduler)
@@ -140,7 +140,7 @@ def test_schedulers_that_know_absolute_rates_go_on(name):
 def attached(**settings: Any) -> tuple[Net, Any, Any]:
     model = fresh(WIDE)
     optimizer = optim.AdamW(model.parameters(), **{"lr": 1e-2, **settings})
-    return model, optimizer, mu.step_in_units_(optimizer, PLAN, model)
+    return model, optimizer, mu.step_in_units_(optimizer, PLAN, model=model)
 
 
 def test_state_saved_inside_a_step_has_the_stock_groups():
@@ -195,7 +195,7 @@ def test_a_group_added_later_is_split_too():
     for net in (model, other):
         net.last.weight.requires_grad_(False)
     optimizer = optim.AdamW([model.first.weight], lr=1e-2)
-    mu.step_in_units_(optimizer, PLAN, model)
+    mu.step_in_units_(optimizer, PLAN, model=model)
     train(model, optimizer, 1)
     optimizer.add_param_group({"params": [model.hidden.weight], "lr": 1e-3})
     train(model, optimizer, 1)
@@ -223,18 +223,18 @@ class Forgetful(optim.SGD):
 def test_what_cannot_be_followed_is_refused():
     model = fresh(WIDE)
     with pytest.raises(mu.MupscaleError, match="does not belong to the model"):
-        mu.step_in_units_(optim.AdamW(fresh(WIDE).parameters()), PLAN, model)
+        mu.step_in_units_(optim.AdamW(fresh(WIDE).parameters()), PLAN, model=model)
     with pytest.raises(mu.MupscaleError, match="in the units of its tensors already"):
-        mu.step_in_units_(mu.optimizer_for(model, PLAN, optim.AdamW, lr=1e-2), PLAN, model)
+        mu.step_in_units_(mu.optimizer_for(model, PLAN, optim.AdamW, lr=1e-2), PLAN, model=model)
     with pytest.raises(mu.MupscaleError, match=r"initial_accumulator_value = 0\.1"):
-        mu.step_in_units_(optim.Adagrad(model.parameters(), initial_accumulator_value=0.1), PLAN, model)
+        mu.step_in_units_(optim.Adagrad(model.parameters(), initial_accumulator_value=0.1), PLAN, model=model)
     with pytest.raises(mu.MupscaleError, match="not the wide model"):
-        mu.step_in_units_(optim.AdamW(fresh().parameters()), PLAN, fresh())
+        mu.step_in_units_(optim.AdamW(fresh().parameters()), PLAN, model=fresh())
     _, optimizer, _ = attached()
     with pytest.raises(mu.MupscaleError, match="already"):
-        mu.step_in_units_(optimizer, PLAN, model)
+        mu.step_in_units_(optimizer, PLAN, model=model)
     counting = Forgetful(model.parameters(), lr=1e-2)
-    mu.step_in_units_(counting, PLAN, model, rules={f"{__name__}.Forgetful": RULES["torch.optim.SGD"]})
+    mu.step_in_units_(counting, PLAN, model=model, rules={f"{__name__}.Forgetful": RULES["torch.optim.SGD"]})
     with pytest.raises(mu.MupscaleError, match="wrote count into its groups"):
         train(model, counting)
 

@@ -53,7 +53,7 @@ class Survivor(TiedModel):
 
 @pytest.fixture(scope="module")
 def plan() -> mu.Plan:
-    return mu.infer_plan(Survivor, 8, 16, loss=loss_on(tokens()))
+    return mu.plan_between(Survivor, 8, 16, loss=loss_on(tokens()))
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def make_wide() -> nn.Module:
 
 
 def widened(model: nn.Module, plan: mu.Plan) -> nn.Module:
-    return mu.widen(model, make_wide, plan).model
+    return mu.widen(model, make_wide, plan=plan).model
 
 
 def assert_survived(changed: nn.Module, model: nn.Module, plan: mu.Plan) -> None:
@@ -166,7 +166,7 @@ def test_plan_survives_distributed_data_parallel(plan, model):
     parallel = DistributedDataParallel(copy.deepcopy(model))
     assert_survived(parallel, model, plan)
     base = trained(parallel, lambda m: torch.optim.AdamW(m.named_parameters(), eps=1e-3), tokens(3))
-    wide = mu.widen(base, make_wide, plan)
+    wide = mu.widen(base, make_wide, plan=plan)
     wide = mu.Run(DistributedDataParallel(wide.model), wide.optimizers)
     check_end(plan, wide.model, "wide")
     assert_exact(difference(train_on(wide, tokens()), train_on(base, tokens())))
@@ -206,7 +206,7 @@ def test_plan_survives_functional_call(plan, model):
         return F.mse_loss(functional_call(module, tensors, (x,)), y)
 
     small, large = grad(loss)(parts, model), grad(loss)(wide, hollow)
-    for name, entry in plan.items():
+    for name, entry in plan.tensors.items():
         if entry.kind == "parameter":
             assert_exact(difference(large[name], expand(small[name], entry.gradient_making())))
 

@@ -55,13 +55,13 @@ def step_of(case: Case, setup: Setup, clip: Any = None) -> Any:
 
 
 def clip_by_reference(run: mu.Run) -> None:
-    norm = mu.clip_grad_norm_(run.model, run.since_reference, LIMIT)
+    norm = mu.diagnostics.clip_grad_norm_(run.model, run, max_norm=LIMIT)
     assert norm > LIMIT, "clipping must be active"
 
 
 def clip_plainly(run: mu.Run) -> None:
     if any(p.grad is not None and p.grad.is_sparse for p in run.model.parameters()):  # torch's refuses these
-        mu.clip_grad_norm_(run.model, mu.Run(run.model).since_reference, LIMIT)
+        mu.diagnostics.clip_grad_norm_(run.model, mu.Run(run.model), max_norm=LIMIT)
     else:
         torch.nn.utils.clip_grad_norm_(run.model.parameters(), LIMIT)
 
@@ -91,14 +91,14 @@ def test_zero_noise_is_widening_and_passes_the_certificate(setup: Any, case: Any
     make = lambda: case.make(case.wide)  # noqa: E731
     with precise_muon():
         base = warm_base(setup, case)
-        wide, exact = mu.upscale(base, make, SILENT, plan=case.plan), mu.widen(base, make, case.plan)
+        wide, exact = mu.upscale(base, make, SILENT, plan=case.plan), mu.widen(base, make, plan=case.plan)
         assert_same_model(wide.model, exact.model)
         for mine, other in zip(wide.optimizers, exact.optimizers, strict=True):
             assert_same_optimizer(mine, other)
         step = step_of(case, setup, clip_by_reference if clips else None)
-        mu.verify(base, wide, step=step, steps=5, tell=None).raise_if_broken()
+        mu.verify(base, wide, step=step, steps=5).raise_if_broken()
         if clips:
-            control = mu.verify(base, wide, step=step_of(case, setup, clip_plainly), steps=5, tell=None)
+            control = mu.verify(base, wide, step=step_of(case, setup, clip_plainly), steps=5)
             assert not control.holds, "control: the norm that torch computes"
 
 
@@ -107,7 +107,7 @@ def test_a_certificate_is_refused_to_a_run_with_noise():
     case, setup = CASES["MLP"], SETUPS["AdamW"]
     base = warm_base(setup, case)
     wide = mu.upscale(base, lambda: case.make(case.wide), mu.MupNoise(1e-3), plan=case.plan)
-    assert not mu.verify(base, wide, step=step_of(case, setup), steps=3, tell=None).holds
+    assert not mu.verify(base, wide, step=step_of(case, setup), steps=3).holds
 
 
 def net(n: int) -> nn.Module:
@@ -136,7 +136,7 @@ def trained(steps: int = 5, **settings: Any) -> mu.Run:
 
 def noise_of(run: mu.Run, wide: Any) -> dict[str, Tensor]:
     """What was added to the widened weights."""
-    exact = mu.widen(run, lambda: net(wide.model[0].out_features), wide.plan).model
+    exact = mu.widen(run, lambda: net(wide.model[0].out_features), plan=wide.plan).model
     return {
         name: (p - exact.get_parameter(name)).detach()
         for name, p in wide.model.named_parameters()
@@ -161,21 +161,21 @@ def test_repeated_growth_keeps_the_first_reference():
     assert_sizes(noise_of(once, twice), sizes(0.3, 16))
     with pytest.raises(AssertionError):
         assert_sizes(noise_of(once, twice), sizes(0.3, 4))
-    assert twice.reference == mu.infer_plan(net, 4, 64)
+    assert twice.since == mu.plan_between(net, 4, 64)
     exact = mu.upscale(once, lambda: net(64), SILENT)
     assert drift(run, exact, loss, 10, output) <= EXACT
 
 
 @pytest.mark.parametrize(("reference", "base", "wide"), [(4, 8, 40), (24, 8, 40), (40, 8, 40)])
 def test_noise_counts_from_the_reference_above_or_below_the_base(reference: int, base: int, wide: int):
-    plan = mu.infer_plan(net, reference, base)
+    plan = mu.plan_between(net, reference, base)
     model = mu.init_(net(base).double(), plan, std=net(reference))
     groups = mu.param_groups(model, plan, torch.optim.AdamW, lr=1e-2)
-    run = mu.Run(model, torch.optim.AdamW(groups), reference=plan)
+    run = mu.Run(model, torch.optim.AdamW(groups), since=plan)
     take(run, loss, 3)
     grown = mu.upscale(run, lambda: net(wide), mu.MupNoise(0.3))
     assert_sizes(noise_of(run, grown), sizes(0.3, wide / reference))
-    assert mu.reference_lr(grown.optimizers[0]) == pytest.approx(1e-2, rel=1e-12)
+    assert mu.diagnostics.reference_lr(grown.optimizers[0]) == pytest.approx(1e-2, rel=1e-12)
     assert drift(run, mu.upscale(run, lambda: net(wide), SILENT), loss, 10, output) <= EXACT
 
 

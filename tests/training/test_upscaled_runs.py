@@ -67,12 +67,12 @@ def test_lr_sets_the_reference_rate_and_what_schedulers_remember_of_it(
     kind: str | None, plain: bool, tensor_lr: bool
 ):
     def run_at(lr: float) -> mu.Run:
-        plan = mu.infer_plan(net, 8, 4)
+        plan = mu.plan_between(net, 8, 4)
         model, rate = seeded(net, 4), torch.tensor(lr, dtype=torch.float64) if tensor_lr else lr
         groups: Any = mu.param_groups(model, plan, torch.optim.SGD, lr=rate)
         optimizer = torch.optim.SGD(model.parameters() if plain else groups, lr=rate)
         schedulers = [SCHEDULERS[kind](optimizer)] if kind else []
-        run = mu.Run(model, optimizer, schedulers, reference=None if plain else plan)
+        run = mu.Run(model, optimizer, schedulers, since=None if plain else plan)
         for part in [*run.optimizers, *run.schedulers] * 2:
             part.step()
         return run
@@ -117,7 +117,7 @@ def test_lr_is_refused_for_a_run_without_optimizers():
 @pytest.mark.parametrize("plain", [False, True])
 def test_lr_can_be_set_at_every_growth(plain: bool):
     model = seeded(net, 4)
-    plan = mu.infer_plan(net, 4, 4)
+    plan = mu.plan_between(net, 4, 4)
     groups: Any = model.parameters() if plain else mu.param_groups(model, plan, torch.optim.AdamW, lr=0.01)
     once = mu.upscale(mu.Run(model, torch.optim.AdamW(groups, lr=0.01)), lambda: net(8), SILENT, lr=0.02)
     twice = mu.upscale(once, lambda: net(16), SILENT, lr=0.04)
@@ -133,9 +133,9 @@ def test_provenance_says_how_a_run_was_made_all_the_way_back():
     told = twice.provenance
     assert twice.plan is not None
     assert once.plan is not None
-    assert once.reference is not None
+    assert once.since is not None
     assert (told["version"], told["torch"]) == (mu.__version__, torch.__version__)
-    assert (told["plan"], told["reference"]) == (twice.plan.hash, once.reference.hash)
+    assert (told["plan"], told["reference"]) == (twice.plan.hash, once.since.hash)
     assert (told["seed"], told["noise"]["kind"], told["lr"]) == (4, "PairedNoise", None)
     assert told["noise"]["sigmas"] == {"2.weight": 0.2, "4.weight": 0.2}
     early = told["grown_from"]
@@ -154,10 +154,10 @@ def test_provenance_says_how_a_run_was_made_all_the_way_back():
     assert mu.widen(twice, lambda: net(32)).provenance == told, "widening adds no noise and forgets none"
 
 
-def report(dtype: torch.dtype, sigma: float) -> mu.NoiseReport:
+def report(dtype: torch.dtype, sigma: float) -> mu.diagnostics.NoiseReport:
     base = mu.Run(seeded(net, 32).to(dtype))
     wide = mu.upscale(base, lambda: net(64), mu.MupNoise(sigma))
-    found = mu.noise_report(base, wide, loss)
+    found = mu.diagnostics.noise_report(base, wide, loss=loss)
     assert found.loss_before == pytest.approx(float(loss(base.model).detach()))
     assert found.loss_after == pytest.approx(float(loss(wide.model).detach()))
     assert [row.name for row in found.rows] == ["0.weight", "2.weight", "4.weight"]
@@ -180,16 +180,16 @@ def test_a_report_tells_the_loss_and_what_rounding_took():
 def test_a_report_lists_tensors_without_noise_and_asks_for_an_upscaled_run():
     base = trained()
     wide = mu.upscale(base, lambda: net(8), mu.PairedNoise(0.1))
-    found = mu.noise_report(base, wide, loss)
+    found = mu.diagnostics.noise_report(base, wide, loss=loss)
     assert found.without == ("0.weight",)
     assert found.loss_after == pytest.approx(found.loss_before, rel=1e-12)
-    refusal(lambda: mu.noise_report(base, mu.widen(base, lambda: net(8))), "upscale")
+    refusal(lambda: mu.diagnostics.noise_report(base, mu.widen(base, lambda: net(8))), "upscale")
 
 
 def test_a_report_after_two_growths_counts_from_the_first_reference():
     once = mu.upscale(trained(), lambda: net(8), mu.MupNoise(0.1))
     twice = mu.upscale(once, lambda: net(32), mu.SignalNoise(0.1, vectors=False), seed=5)
-    assert max(row.lost for row in mu.noise_report(once, twice).rows) <= 1e-12
+    assert max(row.lost for row in mu.diagnostics.noise_report(once, twice).rows) <= 1e-12
 
 
 def with_batchnorm(n: int) -> nn.Module:
@@ -200,7 +200,7 @@ def test_a_report_leaves_running_statistics_alone():
     base = trained(with_batchnorm)
     wide = mu.upscale(base, lambda: with_batchnorm(8), mu.MupNoise(0.1))
     before = [t.clone() for run in (base, wide) for _, _, t in named_tensors(run.model)]
-    mu.noise_report(base, wide, loss)
+    mu.diagnostics.noise_report(base, wide, loss=loss)
     after = [t for run in (base, wide) for _, _, t in named_tensors(run.model)]
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
@@ -212,11 +212,11 @@ COPIED = {"0.weight", "0.bias", "2.weight", "2.bias", "4.weight"}
 def test_the_meter_reads_zero_after_widening_and_stays_there_without_noise(k: int):
     wide = mu.widen(trained(), lambda: net(4 * k))
     assert wide.plan is not None
-    found = mu.symmetry(wide.model, wide.plan)
+    found = mu.diagnostics.symmetry(wide)
     assert found.keys() == COPIED, "the last bias has no copies"
     assert max(found.values()) == 0.0
     train(wide, loss, 20)
-    assert max(mu.symmetry(wide.model, wide.plan).values()) <= 1e-12
+    assert max(mu.diagnostics.symmetry(wide).values()) <= 1e-12
 
 
 @pytest.mark.parametrize("k", [2, 3])
@@ -226,10 +226,10 @@ def test_noise_parts_the_copies_of_every_layer_within_twenty_steps(noise: Any, k
     wide = mu.upscale(base, lambda: net(4 * k), noise)
     assert wide.plan is not None
     if isinstance(noise, mu.PairedNoise):
-        assert mu.symmetry(wide.model, wide.plan)["0.weight"] == 0.0, "no in axis, no noise"
+        assert mu.diagnostics.symmetry(wide)["0.weight"] == 0.0, "no in axis, no noise"
         assert abs(float(loss(wide.model).detach() / loss(base.model).detach()) - 1) <= 1e-12
     train(wide, loss, 20)
-    found = mu.symmetry(wide.model, wide.plan)
+    found = mu.diagnostics.symmetry(wide)
     assert found.keys() == COPIED
     assert min(found.values()) > 1e-3, found
     assert drift(base, wide, loss, 5) > 1e-6, "control: it is another run now"
@@ -256,11 +256,11 @@ def test_a_jump_of_the_loss_is_warned_of_with_the_next_smaller_size():
 
 def decayed(to: float, steps: int = 10) -> mu.Run:
     """A run in μP groups whose schedule has brought its rate from 1e-2 to `to` times that."""
-    since = mu.infer_plan(net, 4, 8)
+    since = mu.plan_between(net, 4, 8)
     model = seeded(net, 8)
     optimizer = torch.optim.AdamW(mu.param_groups(model, since, torch.optim.AdamW, lr=1e-2))
     falling = lr_scheduler.LambdaLR(optimizer, lambda i: max(to, 1 - i / steps))
-    run = mu.Run(model, optimizer, falling, reference=since)
+    run = mu.Run(model, optimizer, falling, since=since)
     train(run, loss, steps)
     return run
 
@@ -278,7 +278,7 @@ NEW: dict[str, Any] = {
 @pytest.mark.parametrize("kind", NEW)
 def test_a_new_scheduler_starts_at_the_rate_that_was_asked_for(kind, to):
     run = decayed(to)
-    start = mu.Run(run.model, run.optimizers, reference=run.reference)
+    start = mu.Run(run.model, run.optimizers, since=run.since)
     asked = mu.upscale(start, lambda: net(16), SILENT, lr=5e-3).optimizers[0]
     later = mu.widen(start, lambda: net(16)).optimizers[0]
     mu.set_lr_(later, 5e-3)
@@ -286,9 +286,11 @@ def test_a_new_scheduler_starts_at_the_rate_that_was_asked_for(kind, to):
     mu.set_lr_(run.optimizers[0], 5e-3)
     for optimizer in (asked, later, run.optimizers[0]):
         NEW[kind](optimizer)
-        assert mu.reference_lr(optimizer) == pytest.approx(5e-3, rel=1e-12)
+        assert mu.diagnostics.reference_lr(optimizer) == pytest.approx(5e-3, rel=1e-12)
     NEW[kind](kept)
-    assert mu.reference_lr(kept) == pytest.approx(1e-2 * to, rel=1e-12), "the rate at which the base stands"
+    assert mu.diagnostics.reference_lr(kept) == pytest.approx(1e-2 * to, rel=1e-12), (
+        "the rate at which the base stands"
+    )
 
 
 def test_a_scheduler_that_is_carried_keeps_the_rate_it_started_from():
@@ -298,6 +300,6 @@ def test_a_scheduler_that_is_carried_keeps_the_rate_it_started_from():
     assert [group["initial_lr"] for group in wide.optimizers[0].param_groups] == [1e-2 * f for f in factors]
     stock = run.optimizers[0]
     lr_scheduler.LambdaLR(stock, lambda i: 1.0)
-    assert mu.reference_lr(stock) == pytest.approx(1e-2), (
+    assert mu.diagnostics.reference_lr(stock) == pytest.approx(1e-2), (
         "control: torch itself starts a new one at the old rate"
     )

@@ -46,7 +46,7 @@ def build(width):
 
 
 def train(run, steps, report):
-    for step in range(run.step, steps):
+    for step in range(run.steps, steps):
         x = torch.randn(16, 4)
         loss = (run.model(x) - (2 * x[:, :1]).sin() * x[:, 1:2]).square().mean()
         run.model.zero_grad()
@@ -257,7 +257,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_its_random_numbers_and_schedule(
 @pytest.mark.parametrize(
     ("loop", "message"),
     [
-        (lambda run, steps, report: report(run.step, 1.0), "before the optimizer's step"),
+        (lambda run, steps, report: report(run.steps, 1.0), "before the optimizer's step"),
         (lambda run, steps, report: None, "train returned after 0 of"),
         (lambda run, steps, report: (run.optimizers[0].step(), report(5, 1.0)), "for step 5, expected 0"),
     ],
@@ -361,7 +361,7 @@ torch.set_num_threads(1)
 def build(width):
     return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
 def train(run, steps, report):
-    for step in range(run.step, steps):
+    for step in range(run.steps, steps):
         x = torch.randn(16, 4)
         loss = (run.model(x) - x[:, :1]).square().mean()
         run.model.zero_grad()

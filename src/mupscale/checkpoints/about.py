@@ -60,7 +60,8 @@ def read_plans(directory: Path | str) -> tuple[Plan, Plan]:
 def factors(plan: Plan) -> list[dict[str, Any]]:
     """What each kind of tensor does to the constants of AdamW, one entry for equal factors.
 
-    >>> from mupscale import Axis, TensorPlan
+    >>> from mupscale.plans import TensorPlan
+    >>> from mupscale.rules import Axis
     >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 4x2"), Axis.parse("in: 4x2")))})
     >>> factors(plan)
     [{'lr': '1/2', 'weight_decay': '2', 'eps': '1/2', 'tensors': ['w']}]

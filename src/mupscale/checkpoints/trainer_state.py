@@ -47,7 +47,7 @@ def trainer_moves(
     folder = Path(base_dir)
     groups, state = parts(read_tree(folder / OPTIMIZER), OPTIMIZER)
     raise_few(CLAIM, _tensors_in(groups))
-    rule = rule_for(optimizer, rules) if optimizer else told_by(groups, state.values(), rules)
+    rule = rule_for(optimizer, rules=rules) if optimizer else told_by(groups, state.values(), rules)
     order, wide_order = trainer_orders(groups, plan, base, wide, names)
     there = {k: {key: _read_number(folder, value) for key, value in s.items()} for k, s in state.items()}
     tree, faults = carry_kept(groups, there, order, wide_order, rule, Direction(plan), OPTIMIZER)

@@ -47,9 +47,9 @@ def save_weights(run: Run, path: Path | str) -> None:
     about = {
         "provenance": dict(run.provenance),
         "plan": None if run.plan is None else run.plan.as_json(),
-        "since_reference": None if run.reference is None else run.reference.as_json(),
+        "since_reference": None if run.since is None else run.since.as_json(),
         "ties": ties,
-        "step": run.step,
+        "step": run.steps,
     }
     save_file(tensors, str(path), metadata={_KEY: json.dumps(about, sort_keys=True), "format": "pt"})
 
@@ -60,7 +60,7 @@ def read_provenance(path: Path | str) -> dict[str, Any]:
     >>> import tempfile
     >>> from torch import nn
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_weights(Run(nn.Linear(2, 2), step=300), f"{folder}/model.safetensors")
+    ...     save_weights(Run(nn.Linear(2, 2), steps=300), f"{folder}/model.safetensors")
     ...     read_provenance(f"{folder}/model.safetensors")["step"]
     300
     """

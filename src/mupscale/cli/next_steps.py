@@ -43,7 +43,7 @@ def next_steps(base: Path, out: Path, job: Job) -> str:
     if stated:
         lines += [
             "To continue with the stock Trainer, its optimizer state and its schedule:",
-            f'  trainer = Trainer(..., callbacks=[mu.HuggingFaceCallback("{out}")])',
+            f'  trainer = Trainer(..., callbacks=[mu.trainers.HuggingFaceCallback("{out}")])',
             f'  trainer.train(resume_from_checkpoint="{out}")',
             "",
         ]

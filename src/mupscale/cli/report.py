@@ -1,4 +1,4 @@
-"""`mupscale report`: one page about tuning studies. Parses the options and calls `mu.report`."""
+"""`mupscale report`: one page about tuning studies. Parses the options and calls `mu.diagnostics.report`."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def prove(family: FamilyPlan, steps: int = 5) -> FamilyPlan:
         for i in range(_BEFORE):
             step(run, i)
     certificate = verify(
-        run, copied.wide, step=lambda r, i: step(r, _BEFORE + i), plan=copied.plan, steps=steps, tell=None
+        run, copied.wide, step=lambda r, i: step(r, _BEFORE + i), plan=copied.plan, steps=steps
     ).raise_if_broken()
     control = _control(run, copied, step, certificate.base_losses)
     if not control > _CONTROL:
@@ -123,7 +123,7 @@ def _adamw(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
 def _control(run: Run, copied: Copy, step: Any, exact: tuple[float, ...]) -> float:
     """How far the losses come apart with the right weights and the base's own learning rates and eps."""
     with lifted_casts():
-        model = cast_(widen(Run(run.model), copied.wide, copied.plan).model, torch.float64)
+        model = cast_(widen(Run(run.model), copied.wide, plan=copied.plan).model, torch.float64)
         naive = Run(model, _adamw(model, copied.plan))
         found = [step(naive, _BEFORE + i) for i in range(len(exact))]
     return curve_gap(exact, found)

@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from ..plans.infer import infer_plan
+from ..plans.infer import plan_between
 from ..runs.run import Run
 from ..training.groups import param_groups
 from ..training.init import init_
@@ -68,11 +68,11 @@ def train_model(
     y = torch.tensor(targets, dtype=torch.float64)
     rates = schedule.rates()
     model = make(n)
-    plan = infer_plan(make, 1, n)
+    plan = plan_between(make, 1, n)
     names = [name for name, _ in model.named_parameters()]
     init_(model, plan, std=dict(zip(names, map(float, sigma), strict=True)), seed=seed)
     optimizer = torch.optim.SGD(param_groups(model, plan, torch.optim.SGD, lr=schedule.rate))
-    run = Run(model, optimizer, reference=plan)
+    run = Run(model, optimizer, since=plan)
     values = _values("layer", model, n) if keep_values else {}
     outputs: list[list[float]] = []
     for t, rate in enumerate(rates):

@@ -24,7 +24,7 @@ def build(make: Callable[[], nn.Module] | nn.Module, seed: int | None = None) ->
 
     A model in place of a factory, or one that the factory had built before, is copied.
 
-    >>> from mupscale import on_meta
+    >>> from mupscale.plans import on_meta
     >>> on_meta(lambda: nn.Linear(10_000, 10_000)).weight.device
     device(type='meta')
     """

@@ -20,7 +20,7 @@ End = Literal["base", "wide"]
 def expect_plan(plan: object, model: object = None) -> None:
     """Raise unless `plan` is a plan, and `model`, where one is given, a module."""
     faults = wrong_kind(
-        "plan", plan, Plan, "write plan=infer_plan(make, base, wide), or Plan.from_json(text)"
+        "plan", plan, Plan, "write plan=plan_between(make, base, wide), or Plan.from_json(text)"
     )
     if model is not None:
         faults += wrong_kind("model", model, nn.Module, "hand over the module, whose tensors have names")

@@ -192,9 +192,9 @@ def gradient_identity(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) 
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> plan, base, x = mu.infer_plan(make, 4, 8), make(4).double(), torch.ones(2, 3).double()
-    >>> wide = mu.widen(base, lambda: make(8), plan).model
-    >>> name, error = gradient_identity(base, wide, plan, lambda model: model(x).sum()).worst
+    >>> plan, base, x = mu.plan_between(make, 4, 8), make(4).double(), torch.ones(2, 3).double()
+    >>> wide = mu.widen(base, lambda: make(8), plan=plan).model
+    >>> name, error = gradient_identity(base, wide, plan=plan, loss=lambda model: model(x).sum()).worst
     >>> error < 1e-12
     True
     """

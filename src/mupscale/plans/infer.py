@@ -55,8 +55,8 @@ def infer_plan(
     Axes that differ in size grow. `roles`, `layouts`, `folds` and `plus_one` declare what cannot be
     inferred, by name pattern. `pad=True` allows sizes that are no whole multiple: k·n + p with zeros.
 
-    >>> plan = infer_plan(lambda n: nn.Sequential(nn.Linear(3, n), nn.ReLU(), nn.Linear(n, 2)), 4, 8)
-    >>> {name: str(tensor.change.s) for name, tensor in plan.items()}
+    >>> plan = plan_between(lambda n: nn.Sequential(nn.Linear(3, n), nn.ReLU(), nn.Linear(n, 2)), 4, 8)
+    >>> {name: str(tensor.change.s) for name, tensor in plan.tensors.items()}
     {'0.weight': '1', '0.bias': '1', '2.weight': '1/2', '2.bias': '1'}
     """
     declared = Declared(roles or {}, layouts or {}, folds or {}, plus_one)
@@ -93,7 +93,7 @@ def _opened(
         if not isinstance(base, nn.Module):
             raise MupscaleError(
                 f"infer_plan was given a module and {shown(base)}, expected a factory and two sizes, or two modules; "
-                "write infer_plan(make, base, wide)"
+                "write plan_between(make, base, wide)"
             )
         models, again = (make, base), None
     else:

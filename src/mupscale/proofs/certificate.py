@@ -47,7 +47,7 @@ class Certificate:
     >>> from torch import nn
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
     >>> loss = lambda model: model(torch.ones(2, 3)).sum()
-    >>> certificate = mu.verify(make(4), lambda: make(8), loss=loss, tell=None)
+    >>> certificate = mu.verify(make(4), lambda: make(8), loss=loss)
     >>> certificate.holds, certificate.worst < 1e-12
     (True, True)
     """

@@ -1,4 +1,4 @@
-"""`mu.report`: one page about one or several studies, done or still running. Reads, draws, writes files."""
+"""`mu.diagnostics.report`: one page about one or several studies, done or still running. Reads, draws, writes files."""
 
 from __future__ import annotations
 

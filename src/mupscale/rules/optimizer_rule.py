@@ -23,7 +23,7 @@ Group = Mapping[str, Any]
 class Decay(Enum):
     """How an optimizer applies `weight_decay`.
 
-    >>> from mupscale import rule_for
+    >>> from mupscale.rules import rule_for
     >>> rule_for("torch.optim.AdamW").decay.name, rule_for("torch.optim.SGD").decay.name
     ('DECOUPLED', 'COUPLED')
     """
@@ -37,7 +37,7 @@ class Decay(Enum):
 class State:
     """Units of one state tensor; `mean_over` names the dimension a factored moment averages away.
 
-    >>> from mupscale import rule_for
+    >>> from mupscale.rules import rule_for
     >>> str(rule_for("torch.optim.Adafactor").state["row_var"].units)
     'G^2'
     """

@@ -183,7 +183,7 @@ RULES: dict[str, OptimizerRule] = {
     ),
 }
 
-_ROW = "write mupscale.OptimizerRule(lr=…, state=…)"
+_ROW = "write mupscale.rules.OptimizerRule(lr=…, state=…)"
 
 REFUSED = {
     "torch.optim.LBFGS": (
@@ -256,9 +256,9 @@ def _hint(optimizer: type | str, name: str, table: Mapping[str, OptimizerRule]) 
     parent = next((parent for parent in parents if parent in table), None)
     if parent is not None:
         here, there = name.rpartition(".")[2], parent.rpartition(".")[2]
-        line = f"mupscale.register_optimizer({here}, mupscale.rule_for({there}))"
+        line = f"mupscale.rules.register_optimizer({here}, mupscale.rules.rule_for({there}))"
         return f"it derives from {parent}; if its update is the same, write {line}"
     return (
-        "state its units with mupscale.register_optimizer(cls, mupscale.OptimizerRule(...)) "
-        "and prove them with mupscale.check_optimizer"
+        "state its units with mupscale.rules.register_optimizer(cls, mupscale.rules.OptimizerRule(...)) "
+        "and prove them with mupscale.rules.check_optimizer"
     )

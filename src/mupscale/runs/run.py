@@ -64,7 +64,7 @@ class Run:
             faults += wrong_kind(f"optimizers[{i}]", optimizer, Optimizer, "write optimizers=[optimizer, …]")
         for name, given in (("plan", plan), ("reference", reference)):
             if given is not None:
-                faults += wrong_kind(name, given, Plan, f"write {name}=infer_plan(make, base, wide)")
+                faults += wrong_kind(name, given, Plan, f"write {name}=plan_between(make, base, wide)")
         raise_faults("this is not a run", faults)
         for name, value in fields.items():
             object.__setattr__(self, name, value)

@@ -69,7 +69,7 @@ def _trainer(
         return {}, {}
     if family is None:
         what = "it names parameters by position, and a plan alone does not tell the order"
-        remedy = "pass mu.family_plan(directory, k) as the plan, or a run without optimizers"
+        remedy = "pass mu.plans.family_plan(directory, k) as the plan, or a run without optimizers"
         raise MupscaleError("the optimizer state cannot be read", [Fault(OPTIMIZER, what, remedy)])
     from ..families.models import config_from, model_class, on_meta
 

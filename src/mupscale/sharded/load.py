@@ -65,10 +65,10 @@ def load_wide(
 
     >>> import tempfile, mupscale as mu, torch.distributed.checkpoint as dcp
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> base, plan, x = make(4), mu.infer_plan(make, 4, 8), torch.ones(1, 3)
+    >>> base, plan, x = make(4), mu.plan_between(make, 4, 8), torch.ones(1, 3)
     >>> with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
     ...     _ = dcp.save({"model": base.state_dict()}, checkpoint_id=folder)
-    ...     wide = load_wide(mu.on_meta(lambda: make(8)), folder, plan).model
+    ...     wide = load_wide(folder, mu.plans.on_meta(lambda: make(8)), plan=plan).model
     >>> torch.allclose(wide(x), base(x))
     True
     """
@@ -153,7 +153,16 @@ class _Loader:
             "moments": len(moments),
         }
         grown = since if any(entry.grows for entry in since.tensors.values()) else None
-        return Run(run.model, run.optimizers, run.schedulers, None, run.step, plan, grown, provenance)
+        return Run(
+            run.model,
+            run.optimizers,
+            run.schedulers,
+            ema=None,
+            steps=run.steps,
+            plan=plan,
+            since=grown,
+            provenance=provenance,
+        )
 
     def _make_room(self, source: AnySource) -> None:
         model = self._run.model

@@ -76,7 +76,7 @@ def recompute_buffers_(
         Fault(
             name,
             "a buffer that is in no checkpoint and was built on the meta device, so nobody has computed it",
-            "build with mu.on_meta(make), which computes buffers, or pass init= with what computes it",
+            "build with mu.plans.on_meta(make), which computes buffers, or pass init= with what computes it",
         )
         for name, (buffer, version) in before.items()
         if after[name] is buffer and buffer._version == version

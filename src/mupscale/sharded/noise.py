@@ -42,16 +42,18 @@ def shared_noise(
         _check_plan(noise, plan, seed)
         return noise
     if not isinstance(noise, SignalNoise):
-        return resolve_noise(noise, plan, {}, seed, reference)
+        return resolve_noise({}, noise, plan=plan, seed=seed, since=reference)
     wanted: dict[Wanted, int] = {}
 
     def note(name: str, stacked: bool) -> Tensor:
         wanted[name, stacked] = plan[name].base_shape[0] if stacked else 1
         return torch.ones(wanted[name, stacked]) if stacked else torch.ones(())
 
-    resolve_noise(noise, plan, note, seed, reference)
+    resolve_noise(note, noise, plan=plan, seed=seed, since=reference)
     norms = _measured(wanted, plan, source, meeting, group)
-    return resolve_noise(noise, plan, lambda name, stacked: norms[name, stacked], seed, reference)
+    return resolve_noise(
+        lambda name, stacked: norms[name, stacked], noise, plan=plan, seed=seed, since=reference
+    )
 
 
 def told(noise: Noise | NoisePlan | None) -> str:

@@ -38,7 +38,7 @@ def prepare_states(
     faults: list[Fault] = []
     notes: list[str] = []
     for optimizer in run.optimizers:
-        rule, kind, state = rule_for(type(optimizer), rules), type(optimizer).__name__, {}
+        rule, kind, state = rule_for(type(optimizer), rules=rules), type(optimizer).__name__, {}
         of_model = {names[id(p)]: p for g in optimizer.param_groups for p in g["params"] if id(p) in names}
         faults += refused_on_shards(
             type(optimizer), of_model, {**optimizer.defaults, **optimizer.param_groups[0]}

@@ -56,13 +56,13 @@ def verify_sharded(
     >>> model, x = make(4).double(), torch.randn(8, 3).double()
     >>> base = Run(model, torch.optim.AdamW(model.parameters(), lr=0.01))
     >>> def step(run, i):
-    ...     run.optimizers[0].zero_grad()
+    ...     run.optimizer.zero_grad()
     ...     loss = (run.model(x) - 1).square().mean()
     ...     loss.backward()
-    ...     run.optimizers[0].step()
+    ...     run.optimizer.step()
     ...     return loss
     >>> wide, before = mu.widen(base, lambda: make(12)), model[0].weight.detach().clone()
-    >>> verify_sharded(base, wide, step).holds, bool((model[0].weight == before).all())
+    >>> verify_sharded(base, wide, step=step).holds, bool((model[0].weight == before).all())
     (True, True)
     """
     chosen = plan or wide.plan

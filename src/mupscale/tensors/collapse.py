@@ -17,7 +17,7 @@ from .making import Making
 def collapse(wide: Tensor, making: Making) -> Tensor:
     """The base tensor whose widening is nearest to `wide`: average the copies, divide by s, drop pads.
 
-    >>> from mupscale import Axis
+    >>> from mupscale.rules import Axis
     >>> collapse(torch.tensor([1.0, 3.0, 4.0, 4.0, 0.0]), Making((Axis.parse("out: 2x2+1"),)))
     tensor([2., 4.])
     """

@@ -30,8 +30,8 @@ class TrainerHooks:
 
     >>> from torch import nn
     >>> import mupscale as mu
-    >>> plan = mu.infer_plan(lambda n: nn.Linear(n, n), 2, 4)
-    >>> type(mu.HuggingFaceCallback(plan)).__name__                 # pass it to the Trainer
+    >>> plan = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
+    >>> type(mu.trainers.HuggingFaceCallback(plan)).__name__                 # pass it to the Trainer
     'HuggingFaceCallback'
     """
 
@@ -47,10 +47,10 @@ class TrainerHooks:
         self._take_off(args)
         _refuse_sharding(args)
         inner, model, since = _unwrapped(given["optimizer"]), given["model"], self.plans[1]
-        self._units = step_in_units_(inner, since, model)
+        self._units = step_in_units_(inner, since, model=model)
         self._max_norm = args.max_grad_norm
         if self._max_norm:
-            self._clip_handles = clip_(inner, since, model, max_norm=self._max_norm)
+            self._clip_handles = clip_(inner, since, model=model, max_norm=self._max_norm)
             self._clip = [h for h in inner._optimizer_step_pre_hooks.values() if isinstance(h, Clip)][-1]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -28,8 +28,8 @@ class FitHooks:
 
     >>> from torch import nn
     >>> import mupscale as mu
-    >>> plan = mu.infer_plan(lambda n: nn.Linear(n, n), 2, 4)
-    >>> type(mu.LightningCallback(plan)).__name__                   # pass it to the Trainer
+    >>> plan = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
+    >>> type(mu.trainers.LightningCallback(plan)).__name__                   # pass it to the Trainer
     'LightningCallback'
     """
 
@@ -44,7 +44,7 @@ class FitHooks:
         self._take_off(trainer)
         self._refuse(trainer, pl_module)
         model, since = pl_module.get_submodule(self.prefix.rstrip(".")), self.plans[1]
-        self._units = [step_in_units_(optimizer, since, model) for optimizer in trainer.optimizers]
+        self._units = [step_in_units_(optimizer, since, model=model) for optimizer in trainer.optimizers]
         self._clip_value = trainer.gradient_clip_val
         if self._clip_value:
             by_value = str(getattr(trainer.gradient_clip_algorithm, "value", "norm")) == "value"
@@ -87,7 +87,7 @@ class FitHooks:
             plain is not None
             and plain.configure_gradient_clipping is not type(pl_module).configure_gradient_clipping
         ):
-            remedy = "clip with mupscale.clip_grad_norm_(model, plan, ...) there, and leave gradient_clip_val unset"
+            remedy = "clip with mupscale.diagnostics.clip_grad_norm_(model, plan, ...) there, and leave gradient_clip_val unset"
             if trainer.gradient_clip_val:
                 what = "the module clips in a way of its own, by a norm that depends on the width"
                 faults.append(Fault("configure_gradient_clipping", what, remedy))

@@ -46,11 +46,11 @@ def widen_lightning_checkpoint(
     `names` holds, for every optimizer, its parameters' names group by group.
 
     >>> import tempfile, mupscale as mu
-    >>> plan, base = mu.infer_plan(lambda n: torch.nn.Linear(n, n), 2, 4), torch.nn.Linear(2, 2)
+    >>> plan, base = mu.plan_between(lambda n: torch.nn.Linear(n, n), 2, 4), torch.nn.Linear(2, 2)
     >>> saved = {f"model.{name}": tensor for name, tensor in base.state_dict().items()}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     torch.save({"state_dict": saved, "optimizer_states": []}, f"{folder}/base.ckpt")
-    ...     widen_lightning_checkpoint(f"{folder}/base.ckpt", f"{folder}/wide.ckpt", plan)
+    ...     widen_lightning_checkpoint(f"{folder}/base.ckpt", f"{folder}/wide.ckpt", plan=plan)
     ...     torch.load(f"{folder}/wide.ckpt")["state_dict"]["model.weight"].shape
     torch.Size([4, 4])
     """
@@ -68,7 +68,9 @@ def widen_lightning_checkpoint(
     wide = {**checkpoint, _WEIGHTS: widen_state_dict(weights, whole), _STATES: []}
     for i, state in enumerate(checkpoint[_STATES]):
         own = named_parameters(weights, whole) if names is None else names[i]
-        rule = None if optimizers is None or optimizers[i] is None else rule_for(str(optimizers[i]), rules)
+        rule = (
+            None if optimizers is None or optimizers[i] is None else rule_for(str(optimizers[i]), rules=rules)
+        )
         wide[_STATES].append(_widened(state, whole, own, rule, f"optimizer {i}", rules))
     put_plans_(wide, plan, plan if early is None else early.then(plan))
     partial = out.with_name(f"{out.name}.partial")
@@ -79,7 +81,9 @@ def widen_lightning_checkpoint(
 
 def named_parameters(weights: Mapping[str, Tensor], plan: Plan) -> Names:
     """The parameters of a state dict in the order of `module.parameters()`, tied ones once."""
-    known = {source for name in plan if plan[name].kind == "parameter" for source in plan[name].sources}
+    known = {
+        source for name in plan.tensors if plan[name].kind == "parameter" for source in plan[name].sources
+    }
     first: dict[str, str] = {}
     for name in weights:
         planned = plan.planned(name)

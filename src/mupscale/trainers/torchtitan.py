@@ -123,7 +123,9 @@ class Growing:
             self.early = titan_plan(config.reference.model, config.base.model, **config.declared)
         self.since = self.plan if self.early is None else self.early.then(self.plan)
         self._optimizers = list(optimizers)
-        self.units = [step_in_units_(optimizer, self.since, self._model) for optimizer in self._optimizers]
+        self.units = [
+            step_in_units_(optimizer, self.since, model=self._model) for optimizer in self._optimizers
+        ]
         self.clipping = self._take_over_clipping(trainer)
         self.states[KEY] = _Plans(self.plan, self.since)
 
@@ -140,12 +142,12 @@ class Growing:
         manager.dcp_load(wanted, checkpoint_id, from_hf, from_quantized)
         carried = "optimizer" in wanted
         load_wide(
+            Run(base, list(optimizers) if carried else (), since=self.early),
             Run(self._model, self._optimizers if carried else ()),
-            Run(base, list(optimizers) if carried else (), reference=self.early),
-            self.plan,
-            self._grown.noise,
+            plan=self.plan,
+            noise=self._grown.noise,
             seed=self._grown.seed,
-            reference=self.early,
+            since=self.early,
         )
         for scheduler in self.states["lr_scheduler"]:
             # torchtitan leaves the rate of the next step in the saved groups, which are the base's.
@@ -190,7 +192,7 @@ class Growing:
         training, metrics = trainer.config.training, trainer.metrics_processor
         if training.max_norm == inf:
             return []
-        handles = clip_(self._optimizers, self.since, self._model, max_norm=training.max_norm)
+        handles = clip_(self._optimizers, self.since, model=self._model, max_norm=training.max_norm)
         hooks = self._optimizers[0]._optimizer_step_pre_hooks.values()
         clip, log = [hook for hook in hooks if isinstance(hook, Clip)][-1], metrics.log
 

@@ -34,8 +34,8 @@ def grad_norm(model: nn.Module, plan: Plan, p: float = 2.0) -> Tensor:
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> plan, base, x = mu.infer_plan(make, 4, 8), make(4).double(), torch.randn(5, 3).double()
-    >>> wide = mu.widen(base, lambda: make(8), plan).model
+    >>> plan, base, x = mu.plan_between(make, 4, 8), make(4).double(), torch.randn(5, 3).double()
+    >>> wide = mu.widen(base, lambda: make(8), plan=plan).model
     >>> for model in (base, wide): model(x).sum().backward()
     >>> plain = torch.stack([q.grad.norm() for q in base.parameters()]).norm()
     >>> bool((grad_norm(wide, plan) - plain).abs() < 1e-12)
@@ -50,9 +50,9 @@ def clip_grad_norm_(model: nn.Module, plan: Plan, max_norm: float, p: float = 2.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> plan, model = mu.infer_plan(make, 4, 8), make(8)                # the bound is written at width 4
+    >>> plan, model = mu.plan_between(make, 4, 8), make(8)                # the bound is written at width 4
     >>> model(torch.ones(1, 3)).sum().backward()
-    >>> before = clip_grad_norm_(model, plan, 0.01)
+    >>> before = clip_grad_norm_(model, plan, max_norm=0.01)
     >>> round(float(grad_norm(model, plan)), 5), bool(before > 0.01)
     (0.01, True)
     """
@@ -66,9 +66,9 @@ def clip_grad_value_(model: nn.Module, plan: Plan, value: float) -> None:
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> plan, model = mu.infer_plan(make, 4, 8), make(8)
+    >>> plan, model = mu.plan_between(make, 4, 8), make(8)
     >>> model(torch.ones(1, 3)).sum().mul(1e6).backward()
-    >>> clip_grad_value_(model, plan, 0.5)
+    >>> clip_grad_value_(model, plan, max_value=0.5)
     >>> [float(p.grad.abs().max()) for p in model.parameters()]         # r is 1/2, 1/2, 1, 1
     [0.25, 0.25, 0.5, 0.5]
     """
@@ -118,9 +118,9 @@ def clip_(
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> plan, model = mu.infer_plan(make, 4, 8), make(8)
+    >>> plan, model = mu.plan_between(make, 4, 8), make(8)
     >>> optimizer = torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, lr=1e-3))
-    >>> _ = clip_(optimizer, plan, model, max_norm=0.01)
+    >>> _ = clip_(optimizer, plan, model=model, max_norm=0.01)
     >>> model(torch.ones(1, 3)).sum().backward()
     >>> optimizer.step()
     >>> round(float(grad_norm(model, plan)), 5)

@@ -95,14 +95,14 @@ def coordinate_check(
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
     >>> x = torch.ones(4, 3)
     >>> def start(width, seed):
-    ...     model, plan = make(width), mu.infer_plan(make, 8, width)
+    ...     model, plan = make(width), mu.plan_between(make, 8, width)
     ...     mu.init_(model, plan, std=make(8), seed=seed)
     ...     return Run(model, torch.optim.SGD(mu.param_groups(model, plan, torch.optim.SGD, lr=0.1)))
     >>> def step(run, i):
-    ...     run.optimizers[0].zero_grad()
+    ...     run.optimizer.zero_grad()
     ...     run.model(x).square().mean().backward()
-    ...     run.optimizers[0].step()
-    >>> check = coordinate_check(start, step, lambda model: model(x), widths=(8, 16), steps=1, seeds=1)
+    ...     run.optimizer.step()
+    >>> check = coordinate_check(start, step=step, probe=lambda model: model(x), widths=(8, 16), steps=1, seeds=1)
     >>> list(check.slopes)                                          # the first layer, the readout, the model
     ['0', '2', '']
     """

@@ -28,7 +28,7 @@ def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | Non
         # `carry` warns of step hooks that it leaves behind. `refuse_hooks` admits one kind, attached again below.
         warnings.filterwarnings("ignore", message=".* step hooks of the base's optimizers")
         copied = carry(
-            Run(inner, run.optimizers, run.schedulers, None, run.step),
+            Run(inner, run.optimizers, run.schedulers, ema=None, steps=run.steps),
             copy.deepcopy(inner),
             lambda: copy.deepcopy(inner),
             Direction(identity_plan(inner)),
@@ -44,8 +44,16 @@ def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | Non
         if since is not None:
             for group in optimizer.param_groups:
                 group.pop("lr_factor", None)  # its settings are the reference's, without a factor
-            step_in_units_(optimizer, since, copied.model, rules=rules)
-    return Run(copied.model, copied.optimizers, copied.schedulers, None, run.step, run.plan, run.reference)
+            step_in_units_(optimizer, since, model=copied.model, rules=rules)
+    return Run(
+        copied.model,
+        copied.optimizers,
+        copied.schedulers,
+        ema=None,
+        steps=run.steps,
+        plan=run.plan,
+        since=run.since,
+    )
 
 
 def refuse_hooks(run: Run, *, units: bool) -> None:

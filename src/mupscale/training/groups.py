@@ -47,14 +47,14 @@ def param_groups(
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> plan = mu.infer_plan(make, 64, 256)
+    >>> plan = mu.plan_between(make, 64, 256)
     >>> groups = param_groups(make(256), plan, torch.optim.AdamW, lr=1e-2)
     >>> [(group["lr"], [name for name, _ in group["params"]]) for group in groups][1]
     (0.0025, ['2.weight'])
     """
     faults = [*expect_class(optimizer), *wrong_list("no_decay", no_decay)]
     raise_faults("these parameters cannot be grouped", faults)
-    rule = rule_for(optimizer, rules)
+    rule = rule_for(optimizer, rules=rules)
     if not rule.agrees_with_mup:
         raise MupscaleError(
             f"{qualified_name(optimizer)} measures the size of the weights itself, so μP gives it no learning rate that "
@@ -217,7 +217,7 @@ def set_lr_(optimizer: Optimizer, lr: float | Tensor) -> None:
     A scheduler that is built afterwards starts at this rate, also where an earlier one has left its `initial_lr`.
 
     >>> import torch, mupscale as mu
-    >>> plan, model = mu.infer_plan(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(4, 4)
+    >>> plan, model = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(4, 4)
     >>> optimizer = torch.optim.AdamW(param_groups(model, plan, torch.optim.AdamW, lr=0.1))
     >>> set_lr_(optimizer, 0.2)
     >>> [group["lr"] for group in optimizer.param_groups]
@@ -245,7 +245,7 @@ def reference_lr(optimizer: Optimizer) -> float:
     Schedulers that write one absolute rate into every group are the usual reason.
 
     >>> import torch, mupscale as mu
-    >>> plan, model = mu.infer_plan(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(4, 4)
+    >>> plan, model = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(4, 4)
     >>> reference_lr(torch.optim.AdamW(param_groups(model, plan, torch.optim.AdamW, lr=0.1)))
     0.1
     """

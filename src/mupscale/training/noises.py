@@ -124,9 +124,9 @@ def resolve_noise(
     `plan` leads from the base to the wide model; `reference`, from the reference to the base (by default the
     base is its own reference). `base` holds the base's tensors, or measures them where they lie.
 
-    >>> from mupscale import Axis
+    >>> from mupscale.rules import Axis
     >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 2x4"), Axis.parse("in: 2x4")))})
-    >>> resolve_noise(MupNoise(0.3), plan, {}).stds                 # σ̄ over the root of the growth
+    >>> resolve_noise({}, MupNoise(0.3), plan=plan).stds                 # σ̄ over the root of the growth
     {'w': 0.15}
     """
     raise_faults("this noise cannot be added", wrong_noise(noise) or _unknown(noise, plan, base, seed))
@@ -232,9 +232,9 @@ def _seed(seed: int, reference: Plan | None) -> int:
 def restore_noise(told: Mapping[str, Any], plan: Plan, reference: Plan | None = None) -> NoisePlan:
     """The noise that `NoisePlan.as_json` recorded, for the same plan and reference: the same bits.
 
-    >>> from mupscale import Axis
+    >>> from mupscale.rules import Axis
     >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 2x2"), Axis.parse("in: 2x2")))})
-    >>> noise = resolve_noise(MupNoise(0.3), plan, {}, seed=1)
+    >>> noise = resolve_noise({}, MupNoise(0.3), plan=plan, seed=1)
     >>> restore_noise(noise.as_json(), plan) == noise
     True
     """

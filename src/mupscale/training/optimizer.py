@@ -29,7 +29,7 @@ def carry_optimizer(
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> tuple[Optimizer, list[NamedGroup], list[Fault]]:
     """The optimizer of the model at the end of the walk, its groups, and what could not be carried."""
-    rule = rule_for(type(optimizer), rules)
+    rule = rule_for(type(optimizer), rules=rules)
     where = type(optimizer).__name__
     faults = unknown_settings(rule, optimizer.param_groups, optimizer.defaults, where)
     names = planned_parameters(start, direction.plan, direction.start)

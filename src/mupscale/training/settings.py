@@ -33,7 +33,7 @@ def settings_comparer(rules: Mapping[str, OptimizerRule] | None) -> Settings:
         direction = Direction(trial.plan)
         for base, wide in zip(trial.base.optimizers, trial.wide.optimizers, strict=True):
             expected = list(_stepped(base, trial.base.model, rules))
-            groups, _ = carry_groups(rule_for(type(base), rules), expected, direction)
+            groups, _ = carry_groups(rule_for(type(base), rules=rules), expected, direction)
             wanted = {name: group.settings for group in groups for name in group.names}
             for found in _stepped(wide, trial.wide.model, rules):
                 for name in found.names:
@@ -54,7 +54,7 @@ def _stepped(
     optimizer: Optimizer, model: nn.Module, rules: Mapping[str, OptimizerRule] | None
 ) -> Iterator[NamedGroup]:
     """The groups with which an optimizer steps; one per tensor where it is stepped in units."""
-    names, since, rule = parameter_names(model), units_of(optimizer), rule_for(type(optimizer), rules)
+    names, since, rule = parameter_names(model), units_of(optimizer), rule_for(type(optimizer), rules=rules)
     for group in optimizer.param_groups:
         members = [names[id(p)] for p in group["params"]]
         if since is None:

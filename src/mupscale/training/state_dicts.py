@@ -26,8 +26,8 @@ from .state import NamedGroup, carry_groups, carry_state, made_state, unknown_se
 def widen_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
     """A model's state dict at the wide end; keys keep their spelling, ties stay tied.
 
-    >>> from mupscale import infer_plan
-    >>> plan = infer_plan(lambda n: nn.Linear(n, n), 2, 4)
+    >>> from mupscale import plan_between
+    >>> plan = plan_between(lambda n: nn.Linear(n, n), 2, 4)
     >>> widen_state_dict(nn.Linear(2, 2).state_dict(), plan)["weight"].shape
     torch.Size([4, 4])
     """
@@ -37,8 +37,8 @@ def widen_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tenso
 def narrow_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
     """The way back of `widen_state_dict`: the average of the copies.
 
-    >>> from mupscale import infer_plan
-    >>> plan, state = infer_plan(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(2, 2).state_dict()
+    >>> from mupscale import plan_between
+    >>> plan, state = plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(2, 2).state_dict()
     >>> bool((narrow_state_dict(widen_state_dict(state, plan), plan)["weight"] == state["weight"]).all())
     True
     """
@@ -105,8 +105,8 @@ def widen_optimizer_state_dict(
     result into `optimizer(groups_for(model, result))`.
 
     >>> import torch
-    >>> from mupscale import infer_plan
-    >>> plan, base = infer_plan(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(2, 2)
+    >>> from mupscale import plan_between
+    >>> plan, base = plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(2, 2)
     >>> state = torch.optim.AdamW(base.named_parameters(), lr=0.1).state_dict()
     >>> wide = widen_optimizer_state_dict(state, plan, torch.optim.AdamW)
     >>> [(group["param_names"], group["lr"]) for group in wide["param_groups"]]
@@ -126,8 +126,8 @@ def narrow_optimizer_state_dict(
     """The way back of `widen_optimizer_state_dict`.
 
     >>> import torch
-    >>> from mupscale import infer_plan
-    >>> plan, wide = infer_plan(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(4, 4)
+    >>> from mupscale import plan_between
+    >>> plan, wide = plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(4, 4)
     >>> state = torch.optim.AdamW([("weight", wide.weight)], lr=0.05).state_dict()
     >>> narrow_optimizer_state_dict(state, plan, torch.optim.AdamW)["param_groups"][0]["lr"]
     0.1
@@ -139,8 +139,8 @@ def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any
     """Parameter groups of `model` in the order and with the settings of a carried state dict.
 
     >>> import torch
-    >>> from mupscale import infer_plan
-    >>> plan, base, wide = infer_plan(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(2, 2), nn.Linear(4, 4)
+    >>> from mupscale import plan_between
+    >>> plan, base, wide = plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(2, 2), nn.Linear(4, 4)
     >>> state = torch.optim.AdamW(base.named_parameters(), lr=0.1).state_dict()
     >>> state = widen_optimizer_state_dict(state, plan, torch.optim.AdamW)
     >>> optimizer = torch.optim.AdamW(groups_for(wide, state))
@@ -177,7 +177,7 @@ def _carry(
     faults = wrong_kind("state", state, Mapping, "write optimizer.state_dict()")
     faults += [*expect_class(optimizer), *([] if names is None else wrong_list("names", names))]
     raise_faults("this optimizer state cannot be carried", faults)
-    rule = rule_for(optimizer, rules)
+    rule = rule_for(optimizer, rules=rules)
     if not ("param_groups" in state and "state" in state):
         raise MupscaleError(
             "an optimizer state dict has the keys 'state' and 'param_groups', found others; write "

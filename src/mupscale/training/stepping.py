@@ -152,16 +152,16 @@ def step_in_units_(
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> model, plan = make(16), mu.infer_plan(make, 4, 16)
+    >>> model, plan = make(16), mu.plan_between(make, 4, 16)
     >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    >>> before, _ = model[2].weight.detach().clone(), step_in_units_(optimizer, plan, model)
+    >>> before, _ = model[2].weight.detach().clone(), step_in_units_(optimizer, plan, model=model)
     >>> model(torch.ones(1, 3)).sum().backward(); optimizer.step()
     >>> round(float((model[2].weight.detach() - before).abs().max()), 4), optimizer.param_groups[0]["lr"]
     (0.0025, 0.01)
     """
     remedy = "write step_in_units_(optimizer, plan, model)"
     raise_faults("no optimizer was given", wrong_kind("optimizer", optimizer, Optimizer, remedy))
-    rule = rule_for(type(optimizer), rules)
+    rule = rule_for(type(optimizer), rules=rules)
     check_end(plan, model, "wide")
     if units_of(optimizer) is not None:
         raise MupscaleError(

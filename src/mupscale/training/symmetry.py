@@ -29,7 +29,7 @@ def symmetry(model: nn.Module, plan: Plan) -> dict[str, float]:
     >>> import mupscale as mu
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     >>> wide = mu.widen(base, lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)))
-    >>> max(symmetry(wide.model, wide.plan).values())
+    >>> max(symmetry(wide).values())
     0.0
     """
     check_end(plan, model, "wide")
@@ -110,7 +110,7 @@ def noise_report(base: Run, wide: Run, loss: Loss | None = None) -> NoiseReport:
             "the wide run has no record of noise, expected one; pass the run that upscale returned"
         )
     tensors = {name: t.detach() for name, _, t in named_tensors(base.model)}
-    noise = restore_noise(wide.provenance["noise"], wide.plan, base.reference)
+    noise = restore_noise(wide.provenance["noise"], wide.plan, base.since)
     rows = []
     for name, kind, stored in named_tensors(wide.model):
         asked = noise.tensor(name) if kind == "parameter" and name not in wide.plan.ties else None

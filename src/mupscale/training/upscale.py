@@ -73,7 +73,7 @@ def upscale(
     if noise is None:
         raise MupscaleError(f"upscale needs its noise; write noise={EXAMPLES}, or recipe=")
     tensors = {name: tensor for name, _, tensor in named_tensors(start.model)}
-    resolved = resolve_noise(noise, chosen, tensors, seed, start.reference)
+    resolved = resolve_noise(tensors, noise, plan=chosen, seed=seed, since=start.since)
     ended = lr is not None and not start.schedulers and _at_zero(start.optimizers)
     rates = [] if lr is None or ended else [_rate(optimizer) for optimizer in start.optimizers]
     if lr is not None and not ended and (not rates or max(rates) - min(rates) > 1e-6 * max(rates)):
@@ -93,7 +93,7 @@ def upscale(
         "version": __version__,
         "torch": str(torch.__version__),
         "plan": chosen.hash,
-        "reference": start.reference.hash if start.reference is not None else "the base itself",
+        "reference": start.since.hash if start.since is not None else "the base itself",
         "noise": {"kind": type(noise).__name__, **resolved.as_json()},
         "seed": seed,
         "lr": lr,
@@ -134,12 +134,12 @@ def at_recipe(recipe: Recipe, run: Run, plan: Plan, rules: Mapping[str, Optimize
     """
     since = recipe.since(plan)
     if since is not None and run.optimizers:
-        same = TensorGrowth.all_of(plan, since) == TensorGrowth.all_of(plan, run.reference)
+        same = TensorGrowth.all_of(plan, since) == TensorGrowth.all_of(plan, run.since)
         written = list(settings_at(since, run, rules))
         if not same and all(isclose(s["lr_factor"], 1.0, rel_tol=1e-9) for s in written):
             grows = any(entry.grows for entry in since.tensors.values())
-            run = replace_run(run, reference=since if grows else None)
-    recipe.check(plan, run.reference, run.optimizers)
+            run = replace_run(run, since=since if grows else None)
+    recipe.check(plan, run.since, run.optimizers)
     _check_rates(run, rules)
     schedules = {type(scheduler).__name__ for scheduler in run.schedulers}
     # A run without a schedule may be given one after it has grown: that is not known, and not none.
@@ -170,7 +170,7 @@ def settings_at(
     """The settings of every trained tensor, in the units of the reference from which `since` leads to the model."""
     names = parameter_names(run.model)
     for optimizer in run.optimizers:
-        rule = rule_for(type(optimizer), rules)
+        rule = rule_for(type(optimizer), rules=rules)
         for group in optimizer.param_groups:
             settings = {"lr_factor": 1.0, **{key: value for key, value in group.items() if key != "params"}}
             for parameter in group["params"]:

@@ -55,13 +55,13 @@ def verify(
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
     >>> model, x = make(4), torch.randn(8, 3)
     >>> def step(run, i):
-    ...     run.optimizers[0].zero_grad()
+    ...     run.optimizer.zero_grad()
     ...     loss = (run.model(x) - 1).square().mean()
     ...     loss.backward()
-    ...     run.optimizers[0].step()
+    ...     run.optimizer.step()
     ...     return loss
     >>> run = Run(model, torch.optim.AdamW(model.parameters(), lr=0.01))
-    >>> verify(run, lambda: make(12), step=step, tell=None).holds
+    >>> verify(run, lambda: make(12), step=step).holds
     True
     """
     start = run if isinstance(run, Run) else Run(run)
@@ -88,7 +88,11 @@ def verify(
 
     def trial() -> Trial:
         base = clone(start, dtype, rules)
-        grown = clone(wide, dtype, rules) if isinstance(wide, Run) else widen(base, wide, chosen, rules=rules)
+        grown = (
+            clone(wide, dtype, rules)
+            if isinstance(wide, Run)
+            else widen(base, wide, plan=chosen, rules=rules)
+        )
         for model in (base.model, grown.model):
             cast_inputs(model, dtype)
         return Trial(base, grown, chosen, limit)

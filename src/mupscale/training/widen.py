@@ -44,7 +44,7 @@ def widen(
     """The run that continues `run` exactly, at the width of `make_wide()`.
 
     Without a plan one is inferred from the two models; a model whose layout shapes cannot tell needs
-    `plan=infer_plan(make, base, wide, loss=...)`. Tensors keep the base's dtype and device.
+    `plan=plan_between(make, base, wide, loss=...)`. Tensors keep the base's dtype and device.
 
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> wide = widen(Run(base), lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
@@ -68,7 +68,7 @@ def narrow(
 
     >>> base = nn.Linear(4, 4)
     >>> plan = infer_plan(base, nn.Linear(8, 8))
-    >>> back = narrow(widen(base, lambda: nn.Linear(8, 8), plan), lambda: nn.Linear(4, 4))
+    >>> back = narrow(widen(base, lambda: nn.Linear(8, 8), plan=plan), lambda: nn.Linear(4, 4))
     >>> torch.equal(back.model.weight, base.weight)
     True
     """
@@ -89,10 +89,10 @@ def chosen_plan(run: Run, built: nn.Module, plan: Plan | None) -> Plan:
 
 def check_reference(run: Run) -> None:
     """Raise unless the run's reference, where it names one, leads to its model."""
-    if run.reference is None:
+    if run.since is None:
         return
     try:
-        check_end(run.reference, run.model, "wide")
+        check_end(run.since, run.model, "wide")
     except MupscaleError as error:
         raise MupscaleError("reference= does not lead to the model of this run", error.faults) from None
 
@@ -151,10 +151,19 @@ def carry(
     ema = _carry_ema(run.ema, make, direction)
     if direction.back:
         _carry_clips(run.optimizers, optimizers, model, None, direction.plan)
-        return Run(model, optimizers, schedulers, ema, run.step)
-    since = direction.plan if run.reference is None else run.reference.then(direction.plan)
+        return Run(model, optimizers, schedulers, ema=ema, steps=run.steps)
+    since = direction.plan if run.since is None else run.since.then(direction.plan)
     _carry_clips(run.optimizers, optimizers, model, direction.plan, None)
-    return Run(model, optimizers, schedulers, ema, run.step, direction.plan, since, run.provenance)
+    return Run(
+        model,
+        optimizers,
+        schedulers,
+        ema=ema,
+        steps=run.steps,
+        plan=direction.plan,
+        since=since,
+        provenance=run.provenance,
+    )
 
 
 def _forget_initial_rates(optimizers: list[Optimizer]) -> None:
@@ -198,7 +207,7 @@ def _carry_clips(
                 "clip_ counts from another reference than this base and is not carried back", stacklevel=4
             )
             continue
-        clip_(several, since, model, max_norm=hook.max_norm, max_value=hook.max_value, p=hook.p)
+        clip_(several, since, model=model, max_norm=hook.max_norm, max_value=hook.max_value, p=hook.p)
 
 
 def fill_(model: nn.Module, source: nn.Module, direction: Direction) -> nn.Module:

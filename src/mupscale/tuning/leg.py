@@ -104,17 +104,17 @@ def train_leg(
     if at >= leg.end or (limit is not None and has_diverged(losses, limit)):
         return _outcome(losses, leg, at, at, began, limit)
     run = make()
-    before = run.step
+    before = run.steps
     if found is not None:
         restore_(run, found.parts)
         set_random_state_(found.random)
-    run = replace_run(run, step=before + at)
+    run = replace_run(run, steps=before + at)
     reporter = _Reporter(run, leg, path, losses, before, limit, every, owned)
     try:
         proxy.train(run, before + total, reporter)
         if len(losses) < leg.end:
             raise MupscaleError(
-                f"train returned after {len(losses)} of {leg.end} steps; loop over range(run.step, steps) and end "
+                f"train returned after {len(losses)} of {leg.end} steps; loop over range(run.steps, steps) and end "
                 "each iteration with report(step, loss)"
             )
     except Stop:
@@ -170,7 +170,7 @@ class _Reporter:
         expected = self.before + len(self.losses)
         if step != expected:
             raise MupscaleError(
-                f"report was called for step {step}, expected {expected}: loop over range(run.step, steps) and report each"
+                f"report was called for step {step}, expected {expected}: loop over range(run.steps, steps) and report each"
             )
         if not self.stepped:
             raise MupscaleError(

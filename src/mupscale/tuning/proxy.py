@@ -33,7 +33,7 @@ Train = Callable[[Run, int, ReportLoss], object]
 class Proxy:
     """What a study trains.
 
-    `train(run, steps, report)` loops over `range(run.step, steps)` and ends each turn with `report(step, loss)`.
+    `train(run, steps, report)` loops over `range(run.steps, steps)` and ends each turn with `report(step, loss)`.
 
     >>> proxy = Proxy(build=lambda width: nn.Linear(3, width), train=lambda run, steps, report: None)
     >>> proxy.optimizer_name

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..arguments import wrong_kind
 from ..errors import MupscaleError, raise_faults
-from ..plans.infer import infer_plan
+from ..plans.infer import plan_between
 from ..plans.plan import Plan
 from ..runs.run import Run
 from ..training.groups import param_groups, set_lr_
@@ -61,7 +61,7 @@ class Runs:
         return self.plan if self.reference is None else self.reference.then(self.plan)
 
     def _plan(self, narrow: int, wide: int) -> Plan:
-        return infer_plan(self.proxy.build, narrow, wide, loss=self.proxy.loss)
+        return plan_between(self.proxy.build, narrow, wide, loss=self.proxy.loss)
 
     def base(self, lr: float) -> Run:
         """The proxy base before its first step."""
@@ -85,7 +85,7 @@ class Runs:
         for optimizer in base.optimizers:
             for group in optimizer.param_groups:
                 group.pop("initial_lr", None)  # left by the schedule that has ended
-        run = replace_run(base, schedulers=(), step=self.settings.steps)
+        run = replace_run(base, schedulers=(), steps=self.settings.steps)
         if not at_base:
             width = self.settings.k * self.settings.width
             run = upscale(
@@ -116,7 +116,7 @@ class Runs:
         plan = since if since is not None else Run(model).since_reference
         groups = param_groups(model, plan, self.proxy.optimizer, lr=lr, **self.proxy.settings)
         make: Any = self.proxy.optimizer
-        return Run(model, make(groups), reference=since)
+        return Run(model, make(groups), since=since)
 
     def _scheduled(self, run: Run, steps: int, schedule: Callable[[Optimizer, int], Any] | None) -> Run:
         if self.proxy.schedule is None or schedule is None:

@@ -50,10 +50,10 @@ def tune(
     >>> from torch import nn
     >>> def build(width): return nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 1))
     >>> def train(run, steps, report):
-    ...     for step in range(run.step, steps):
+    ...     for step in range(run.steps, steps):
     ...         x = torch.randn(8, 2)
     ...         loss = (run.model(x) - x[:, :1] * x[:, 1:]).square().mean()
-    ...         run.optimizers[0].zero_grad(); loss.backward(); run.optimizers[0].step()
+    ...         run.optimizer.zero_grad(); loss.backward(); run.optimizer.step()
     ...         report(step, loss)
     >>> settings = Settings(width=4, k=2, steps=4, lrs=[0.01, 0.02], noises=[0, 0.1], factors=[1], extend=0)
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +101,7 @@ def recipe_of(worker: Worker, now: StudyStatus, results: Mapping[str, LegResult]
             f"no noise is best: within this budget noise of {least:g} and above gains nothing over continuing the base"
         )
     model = build(lambda: proxy.build(settings.at))  # for its names alone
-    groups = param_groups(model, Run(model).since_reference, proxy.optimizer, lr=best.lr, **proxy.settings)
+    groups = param_groups(model, Run(model), proxy.optimizer, lr=best.lr, **proxy.settings)
     constants = {key: value for key, value in groups[0].items() if key not in ("params", "lr_factor")}
     sizes = [axis.base for entry in runs.plan.tensors.values() for axis in entry.axes if axis.grows]
     recipe = Recipe(
