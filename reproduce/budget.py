@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from mupscale.diagnostics import Fault
-from mupscale.errors import raise_faults
+from mupscale.errors import Fault, raise_faults
 from mupscale.tuning.grid import Point, points_of
 from mupscale.tuning.halving import Ladder
 from mupscale.tuning.settings import RUNGS

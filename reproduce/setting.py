@@ -63,8 +63,7 @@ class Setting:
             torch.manual_seed(seed)
             mu.init_(model, since, std=self.build(self.reference), seed=seed)
         model = model.to(self.device)
-        plan = since if since is not None else mu.Run(model)
-        groups = mu.param_groups(model, plan, self.optimizer, lr=lr, **self.constants)
+        groups = mu.param_groups(model, mu.Run(model, since=since), self.optimizer, lr=lr, **self.constants)
         make: Any = self.optimizer
         return mu.Run(model, make(groups), since=since)
 

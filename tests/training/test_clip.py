@@ -12,6 +12,7 @@ import mupscale as mu
 from harness.closeness import assert_close
 from harness.draws import data, seeded
 from harness.refusals import refusal
+from mupscale.runs.run import since_of
 
 
 def net(n: int) -> nn.Module:
@@ -134,7 +135,7 @@ def test_what_a_hook_cannot_do_is_refused():
     refusal(lambda: mu.clip_(run.optimizers, run), "max_norm")
     other = seeded(net, 4)
     refusal(
-        lambda: mu.clip_(run.optimizers, run, model=other, max_norm=1.0),
+        lambda: mu.clip_(run.optimizers, mu.Run(other), max_norm=1.0),
         "do not belong to the model",
     )
 
@@ -180,7 +181,7 @@ def test_sparse_gradients_are_clipped_by_value_and_by_norm(n: int):
         run.model(words).square().sum().backward()
         mu.diagnostics.clip_grad_value_(run.model, run, max_value=0.01)
         for name, p in run.model.named_parameters():
-            bound = 0.01 * float(run.since_reference[name].change.r)
+            bound = 0.01 * float(since_of(run, run.model)[name].change.r)
             assert p.grad is not None
             assert float(p.grad.to_dense().abs().max()) <= bound * (1 + 1e-12), name
         run.model.zero_grad()
@@ -192,4 +193,4 @@ def test_sparse_gradients_are_clipped_by_value_and_by_norm(n: int):
 def test_the_order_of_torchs_own_function_is_refused():
     run = fresh()
     with pytest.raises(mu.MupscaleError, match=r"second argument is 1\.0, expected .*write run"):
-        mu.diagnostics.clip_grad_norm_(run.model, 1.0, max_norm=run.since_reference)  # type: ignore[arg-type]
+        mu.diagnostics.clip_grad_norm_(run.model, 1.0, max_norm=run)  # type: ignore[arg-type]

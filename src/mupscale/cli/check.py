@@ -127,7 +127,9 @@ def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Faul
     if family.plan.hash != about["plan_hash"]:
         old = Plan.from_json(json.dumps(about["plan"]))
         odd = [
-            name for name in {*old, *family.plan} if old.tensors.get(name) != family.plan.tensors.get(name)
+            name
+            for name in {*old.tensors, *family.plan.tensors}
+            if old.tensors.get(name) != family.plan.tensors.get(name)
         ]
         faults += [Fault(name, "the plan of the record is not the one found now") for name in sorted(odd)]
         faults = faults or [Fault("plan", "the record's plan is not the one found now")]

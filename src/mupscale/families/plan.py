@@ -142,9 +142,8 @@ def search_small(small: Config, knobs: Multipliers, cls: Any, export: str | None
     names = [name for name, _, _ in named_tensors(base_model)]
     row, k = row_for(small.model_type), multiplier(knobs, "hidden")
     found = find_plan(
-        lambda end: makers[end](),
-        "base",
-        "wide",
+        makers["base"],
+        makers["wide"],
         loss,
         Declared(
             roles=_present({**_TOKEN_ROLES, **row.roles}, names),

@@ -2,3 +2,33 @@
 
 A plan is keyed by the wide model's tensor names and lives outside every tensor.
 """
+
+from typing import TYPE_CHECKING
+
+from ..lazy import exported
+
+if TYPE_CHECKING:
+    from ..families.plan import family_plan as family_plan
+    from .build import build as on_meta
+    from .identity import gradient_identity as gradient_identity
+    from .plan import Edit as Edit
+    from .tensor_plan import TensorPlan as TensorPlan
+
+__all__ = [
+    "Edit",
+    "TensorPlan",
+    "family_plan",
+    "gradient_identity",
+    "on_meta",
+]
+
+__getattr__ = exported(
+    __name__,
+    {
+        "TensorPlan": ("plans.tensor_plan", ""),
+        "Edit": ("plans.plan", ""),
+        "gradient_identity": ("plans.identity", ""),
+        "family_plan": ("families.plan", "hf"),
+        "on_meta": ("plans.build:build", ""),
+    },
+)

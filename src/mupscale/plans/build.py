@@ -18,8 +18,11 @@ from torch.nn.parameter import UninitializedParameter
 from ..arguments import shown, wrong_function
 from ..errors import MupscaleError, raise_faults
 
+Make = Callable[[], nn.Module] | nn.Module
+"""A function without arguments that builds a model, or the model itself."""
 
-def build(make: Callable[[], nn.Module] | nn.Module, seed: int | None = None) -> nn.Module:
+
+def build(make: Make, seed: int | None = None) -> nn.Module:
     """The model that `make` returns, with every parameter on the meta device.
 
     A model in place of a factory, or one that the factory had built before, is copied.

@@ -44,6 +44,14 @@ def planned_parameters(model: nn.Module, plan: Plan, end: End) -> dict[int, str]
     return names
 
 
+def expect_since(since: object, model: object = None) -> None:
+    """Raise unless `since` is a plan, and `model`, where one is given, a module."""
+    faults = wrong_kind("since", since, Plan, "write the run, or the plan from the reference to its model")
+    if model is not None:
+        faults += wrong_kind("model", model, nn.Module, "hand over the module, whose tensors have names")
+    raise_faults("a model and the plan since its reference are needed here", faults)
+
+
 def check_end(plan: Plan, model: nn.Module, end: End) -> None:
     """Raise unless `model` is exactly what the plan expects at its base or wide end."""
     expect_plan(plan, model)

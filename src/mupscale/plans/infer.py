@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from ..arguments import shown, wrong_function
-from ..errors import Fault, MupscaleError, raise_faults
+from ..errors import Fault, raise_faults
 from ..rules.scale import Exact, Scale
-from .build import build
+from .build import Make, build
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .draft import Draft, draft
 from .float64 import lifted_casts, prepare
@@ -39,9 +39,8 @@ _MIXES_CHANNELS = (
 
 
 def infer_plan(
-    make: Callable[[Any], nn.Module] | nn.Module,
-    base: Any,
-    wide: Any = None,
+    base: Make,
+    wide: Make,
     *,
     loss: Loss | None = None,
     roles: Mapping[str, RoleSpec] | None = None,
@@ -50,67 +49,93 @@ def infer_plan(
     plus_one: Sequence[str] = (),
     pad: bool = False,
 ) -> Plan:
-    """The plan that takes `make(base)` to `make(wide)`, or, given two modules, the first to the second.
+    """The plan from `base` to `wide`, each a module or a function without arguments that builds one.
 
     Axes that differ in size grow. `roles`, `layouts`, `folds` and `plus_one` declare what cannot be
     inferred, by name pattern. `pad=True` allows sizes that are no whole multiple: k·n + p with zeros.
+    With `loss(model)`, layouts that shapes leave open are decided by the gradient identity.
 
-    >>> plan = plan_between(lambda n: nn.Sequential(nn.Linear(3, n), nn.ReLU(), nn.Linear(n, 2)), 4, 8)
+    >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> plan = infer_plan(base, lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
     >>> {name: str(tensor.change.s) for name, tensor in plan.tensors.items()}
     {'0.weight': '1', '0.bias': '1', '2.weight': '1/2', '2.bias': '1'}
     """
     declared = Declared(roles or {}, layouts or {}, folds or {}, plus_one)
     raise_faults("these declarations cannot be read", declared.faults())
     if loss is not None:
-        return find_plan(make, base, wide, loss, declared, pad).plan
-    made, _ = _opened(make, base, wide, declared, pad)
+        return find_plan(base, wide, loss, declared, pad).plan
+    made, _ = _opened(base, wide, declared, pad)
     raise_faults("a plan needs more than the shapes of these two models", _undecided(made))
     return made.plan()
 
 
-def find_plan(
-    make: Callable[[Any], nn.Module] | nn.Module,
+def plan_between(
+    make: Callable[[Any], nn.Module],
     base: Any,
     wide: Any,
-    loss: Loss,
-    declared: Declared,
+    *,
+    loss: Loss | None = None,
+    roles: Mapping[str, RoleSpec] | None = None,
+    layouts: Mapping[str, LayoutSpec] | None = None,
+    folds: Mapping[str, Exact] | None = None,
+    plus_one: Sequence[str] = (),
     pad: bool = False,
-) -> Found:
+) -> Plan:
+    """The plan from `make(base)` to `make(wide)`: two sizes of one factory. The rest is as for `infer_plan`.
+
+    >>> plan = plan_between(lambda n: nn.Sequential(nn.Linear(3, n), nn.ReLU(), nn.Linear(n, 2)), 4, 8)
+    >>> plan["2.weight"].wide_shape, str(plan["2.weight"].change.s)
+    ((2, 8), '1/2')
+    """
+    raise_faults("no model can be built from a size", wrong_function("make", make, "size"))
+    return infer_plan(
+        lambda: make(base),
+        lambda: make(wide),
+        loss=loss,
+        roles=roles,
+        layouts=layouts,
+        folds=folds,
+        plus_one=plus_one,
+        pad=pad,
+    )
+
+
+def find_plan(base: Make, wide: Make, loss: Loss, declared: Declared, pad: bool = False) -> Found:
     """The plan that passes the gradient identity of `loss`, with what the search measured on its way."""
-    made, models = _opened(make, base, wide, declared, pad)
-    if not isinstance(make, nn.Module):
+    made, models = _opened(base, wide, declared, pad)
+    if not isinstance(base, nn.Module):
         with torch.random.fork_rng():
-            models = (make(base), models[1])
+            models = (base(), models[1])
     with lifted_casts():
         return search(made, *prepare(*models), loss)
 
 
 def _opened(
-    make: Callable[[Any], nn.Module] | nn.Module, base: Any, wide: Any, declared: Declared, pad: bool
+    base: Make, wide: Make, declared: Declared, pad: bool
 ) -> tuple[Draft, tuple[nn.Module, nn.Module]]:
     """The draft with everything that modules and the user say, and the two models it was made from."""
-    if isinstance(make, nn.Module):
-        if not isinstance(base, nn.Module):
-            raise MupscaleError(
-                f"infer_plan was given a module and {shown(base)}, expected a factory and two sizes, or two modules; "
-                "write plan_between(make, base, wide)"
+    faults: list[Fault] = []
+    sides: tuple[tuple[str, Any], ...] = (("base", base), ("wide", wide))
+    for word, given in sides:
+        if not isinstance(given, nn.Module) and not callable(given):
+            what = f"it is {shown(given)}, expected a module, or a function without arguments that builds one"
+            faults.append(
+                Fault(word, what, "write infer_plan(base, wide), or plan_between(make, 64, 256) for widths")
             )
-        models, again = (make, base), None
-    else:
-        raise_faults("no model can be built from a size", wrong_function("make", make, "size"))
-        if wide is None:
-            raise MupscaleError(
-                "infer_plan was given a factory and one size, expected two, or two modules; the wide size is missing"
-            )
-        factory = make
-        models = (build(lambda: factory(base), seed=0), build(lambda: factory(wide), seed=0))
-        again = build(lambda: factory(base), seed=1)
+    raise_faults("a plan needs two models", faults)
+    models = (_built(base, seed=0), _built(wide, seed=0))
+    # Built twice from two seeds, buffers that are drawn at random differ; a module can be built only once.
+    again = None if isinstance(base, nn.Module) else build(base, seed=1)
     made, faults = draft(*models, pad, again)
     made, unused = declare(made, declared)
     copied = {name for name, entry in made.entries.items() if entry.kind == "buffer" and entry.layouts}
     faults = [fault for fault in faults if fault.where not in copied] + unused
     raise_faults("these two models cannot be planned", faults)
     return made, models
+
+
+def _built(given: Make, seed: int) -> nn.Module:
+    return given if isinstance(given, nn.Module) else build(given, seed=seed)
 
 
 def _undecided(made: Draft) -> list[Fault]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -48,8 +48,11 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class Plan(Mapping[str, TensorPlan]):
+class Plan:
     """Every tensor of the wide model, by name.
+
+    `plan[name]` and `name in plan` know tied names too, and so does iteration over `plan.names`; `plan.tensors` holds
+    each tensor once.
 
     >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 4x2"),))})
     >>> plan == Plan.from_json(plan.to_json()), plan["w"].wide_shape
@@ -71,14 +74,16 @@ class Plan(Mapping[str, TensorPlan]):
     def __getitem__(self, name: str) -> TensorPlan:
         return self.tensors[self.planned(name)]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
-    def __len__(self) -> int:
-        return len(self.tensors)
-
     def __contains__(self, name: object) -> bool:
         return name in self.tensors or name in self.ties
+
+    # Without this Python would iterate by plan[0], plan[1], … and end in a KeyError.
+    __iter__ = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that the plan knows: of its tensors first, then their other names."""
+        return (*self.tensors, *self.ties)
 
     def __hash__(self) -> int:
         return hash(self.hash)
@@ -103,10 +108,9 @@ class Plan(Mapping[str, TensorPlan]):
 
     def matching(self, pattern: str) -> list[str]:
         """Planned names that match a shell pattern; a tied name means the tensor behind it."""
-        names = [*self.tensors, *self.ties]
-        found = [self.planned(n) for n in names if n == pattern or fnmatchcase(n, pattern)]
+        found = [self.planned(n) for n in self.names if n == pattern or fnmatchcase(n, pattern)]
         if not found:
-            raise MupscaleError(f"no tensor of the plan matches {pattern!r}; list(plan) names them")
+            raise MupscaleError(f"no tensor of the plan matches {pattern!r}; plan.names lists them")
         return list(dict.fromkeys(found))
 
     def fold(self, pattern: str, factor: Exact) -> Plan:

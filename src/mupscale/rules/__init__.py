@@ -1,4 +1,64 @@
 """The arithmetic of widening: exact scales, units, axes, optimizers, sizes of noise.
 
-Pure Python. Nothing in this folder imports torch, and a test holds it to that.
+Pure Python. Nothing in this folder imports torch, and a test checks it.
 """
+
+from typing import TYPE_CHECKING
+
+from ..lazy import exported
+
+if TYPE_CHECKING:
+    from ..training.check_optimizer import check_optimizer as check_optimizer
+    from .axes import Axis as Axis
+    from .optimizer_rule import Decay as Decay
+    from .optimizer_rule import OptimizerRule as OptimizerRule
+    from .optimizer_rule import State as State
+    from .optimizers import register_optimizer as register_optimizer
+    from .optimizers import rule_for as rule_for
+    from .products import Factor as Factor
+    from .scale import Scale as Scale
+    from .units import FILL as FILL
+    from .units import NEUTRAL as NEUTRAL
+    from .units import Change as Change
+    from .units import G as G
+    from .units import Units as Units
+    from .units import W as W
+
+__all__ = [
+    "Axis",
+    "Change",
+    "Decay",
+    "FILL",
+    "Factor",
+    "G",
+    "NEUTRAL",
+    "OptimizerRule",
+    "Scale",
+    "State",
+    "Units",
+    "W",
+    "check_optimizer",
+    "register_optimizer",
+    "rule_for",
+]
+
+__getattr__ = exported(
+    __name__,
+    {
+        "W": ("rules.units", ""),
+        "G": ("rules.units", ""),
+        "FILL": ("rules.units", ""),
+        "NEUTRAL": ("rules.units", ""),
+        "Units": ("rules.units", ""),
+        "Change": ("rules.units", ""),
+        "Scale": ("rules.scale", ""),
+        "Axis": ("rules.axes", ""),
+        "Factor": ("rules.products", ""),
+        "OptimizerRule": ("rules.optimizer_rule", ""),
+        "State": ("rules.optimizer_rule", ""),
+        "Decay": ("rules.optimizer_rule", ""),
+        "register_optimizer": ("rules.optimizers", ""),
+        "rule_for": ("rules.optimizers", ""),
+        "check_optimizer": ("training.check_optimizer", ""),
+    },
+)

@@ -10,30 +10,31 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..arguments import wrong_kind
-from ..errors import raise_faults
-from ..plans.fits import identity_plan
+from ..errors import MupscaleError, raise_faults
+from ..plans.fits import expect_since, identity_plan
 from ..plans.plan import Plan
 
 
 @dataclass(frozen=True, init=False)
 class Run:
-    """What training needs to go on: model, optimizers, schedulers, an average of the weights, the step.
+    """What training needs to continue: model, optimizers, schedulers, an average of the weights, the steps taken.
 
     >>> import torch
     >>> model = nn.Linear(4, 4)
     >>> run = Run(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    >>> len(run.optimizers), run.ema is None
-    (1, True)
+    >>> run.optimizer.param_groups[0]["lr"], run.ema is None
+    (0.1, True)
     """
 
     model: nn.Module
     optimizers: tuple[Optimizer, ...]
     schedulers: tuple[Any, ...]
     ema: nn.Module | Mapping[str, Tensor] | None
-    step: int
+    steps: int
+    """How many optimizer steps have been taken."""
     plan: Plan | None
     """The plan that made this run wide, if one did."""
-    reference: Plan | None
+    since: Plan | None
     """The plan from the reference to this model; None when the model is its own reference."""
     provenance: Mapping[str, Any]
     """What made this run: plan, seed, noise, versions; plain values, to be saved beside the weights."""
@@ -43,10 +44,11 @@ class Run:
         model: nn.Module,
         optimizers: Optimizer | Sequence[Optimizer] | None = (),
         schedulers: Any | Sequence[Any] = (),
+        *,
         ema: nn.Module | Mapping[str, Tensor] | None = None,
-        step: int = 0,
+        steps: int = 0,
         plan: Plan | None = None,
-        reference: Plan | None = None,
+        since: Plan | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
         fields = {
@@ -54,15 +56,15 @@ class Run:
             "optimizers": _several(optimizers),
             "schedulers": _several(schedulers),
             "ema": ema,
-            "step": step,
+            "steps": steps,
             "plan": plan,
-            "reference": reference,
+            "since": since,
             "provenance": dict(provenance or {}),
         }
         faults = wrong_kind("model", model, nn.Module, "hand over the module that is trained")
         for i, optimizer in enumerate(_several(optimizers)):
             faults += wrong_kind(f"optimizers[{i}]", optimizer, Optimizer, "write optimizers=[optimizer, …]")
-        for name, given in (("plan", plan), ("reference", reference)):
+        for name, given in (("plan", plan), ("since", since)):
             if given is not None:
                 faults += wrong_kind(name, given, Plan, f"write {name}=plan_between(make, base, wide)")
         raise_faults("this is not a run", faults)
@@ -70,9 +72,61 @@ class Run:
             object.__setattr__(self, name, value)
 
     @property
-    def since_reference(self) -> Plan:
-        """The plan that leads from the reference to this model, for clipping, groups and sizes."""
-        return self.reference if self.reference is not None else identity_plan(self.model)
+    def optimizer(self) -> Optimizer:
+        """The only optimizer of the run; refused when there are none or several."""
+        optimizer: Optimizer = _only("optimizer", self.optimizers)
+        return optimizer
+
+    @property
+    def scheduler(self) -> Any:
+        """The only scheduler of the run; refused when there are none or several."""
+        return _only("scheduler", self.schedulers)
+
+
+Since = Plan | Run
+"""A plan from the reference to a model, or the run that knows it."""
+
+
+def since_of(since: Since, model: nn.Module) -> Plan:
+    """The plan from the reference to `model`; a run gives its own, or the identity when it is its own reference.
+
+    >>> from mupscale import plan_between
+    >>> make = lambda n: nn.Linear(n, n)
+    >>> model, plan = make(4), plan_between(make, 2, 4)
+    >>> since_of(plan, model) == since_of(Run(model, since=plan), model) == plan
+    True
+    >>> str(since_of(Run(model), model)["weight"].change.s)
+    '1'
+    """
+    if not isinstance(since, Run):
+        expect_since(since, model)
+        return since
+    if since.model is not model:
+        raise MupscaleError(
+            "the run given as since= has another model than the one acted on; write run.model and run, of one run"
+        )
+    return since.since if since.since is not None else identity_plan(model)
+
+
+def model_of(since: Since, model: nn.Module | None, call: str) -> nn.Module:
+    """The model that a function acts on through its optimizer: the run's, or the one given with a plan."""
+    if isinstance(since, Run):
+        if model is not None and model is not since.model:
+            raise MupscaleError(f"model= is not the model of the run; write {call}(…, run) without model=")
+        return since.model
+    if model is None:
+        raise MupscaleError(
+            f"a plan does not hold the model; write {call}(…, run), or {call}(…, plan, model=model)"
+        )
+    return model
+
+
+def _only(word: str, parts: tuple[Any, ...]) -> Any:
+    if len(parts) != 1:
+        raise MupscaleError(
+            f"run.{word} is the only {word} of a run, and this run has {len(parts)}; write run.{word}s[i]"
+        )
+    return parts[0]
 
 
 def _several(parts: Any) -> tuple[Any, ...]:

@@ -58,8 +58,8 @@ def directory_source(
     files = [*directory.weights, *([OPTIMIZER] if OPTIMIZER in directory.trainer else [])]
     text = repr([base_file(path, name) for name in files])
     identity = f"directory {hashlib.sha256(text.encode()).hexdigest()}"
-    reference = None if read_about(path) is None else read_plans(path)[1]
-    return Source(path, identity, weights, states, settings, reference)
+    since = None if read_about(path) is None else read_plans(path)[1]
+    return Source(path, identity, weights, states, settings, since)
 
 
 def _trainer(

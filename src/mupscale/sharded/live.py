@@ -118,7 +118,7 @@ class LiveSource:
     weights: Mapping[str, Tensor]
     states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    reference: Plan | None = None
+    since: Plan | None = None
     messages: int = 0
     """How many were received."""
     bytes: int = 0

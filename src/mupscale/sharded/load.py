@@ -39,25 +39,25 @@ from .states import live_states, prepare_states
 
 
 def load_wide(
-    run: Run | nn.Module,
-    source: str | Path | Run,
+    base: str | Path | Run,
+    wide: Run | nn.Module,
+    *,
     plan: Plan | FamilyPlan,
     noise: Noise | NoisePlan | None = None,
-    *,
     seed: int = 0,
-    reference: Plan | None = None,
+    since: Plan | None = None,
     init: Callable[[nn.Module], Any] | None = None,
     device: torch.device | str | None = None,
     group: Group = None,
     rules: Mapping[str, OptimizerRule] | None = None,
     prefix: str | None = None,
 ) -> Run:
-    """Fill the wide `run` from the base in `source`, each rank its own shards, and return it with its provenance.
+    """Fill the run `wide` from `base`, each rank its own shards, and return it with its provenance.
 
-    `source` is a directory of torch.distributed.checkpoint, a Hugging Face directory, or the base run itself,
-    live on the same ranks. `plan` leads from the base to the wide model; `reference`, from the reference to the
-    base where the base is not its own. Optimizers of the run must be in units (`param_groups` or
-    `step_in_units_`) and get their state where the source has it; their settings and schedulers stay the run's.
+    `base` is a directory of torch.distributed.checkpoint, a Hugging Face directory, or the base run itself,
+    live on the same ranks. `plan` leads from the base to the wide model; `since`, from the reference to the
+    base where the base is not its own. Optimizers of the wide run must be in units (`param_groups` or
+    `step_in_units_`) and get their state where the base has it; their settings and schedulers stay as they are.
 
     Parameters on the meta device are given memory and stay the objects they are. Buffers that are in no
     checkpoint must have been computed (`on_meta` does) or be computed by `init(model)`. `prefix` names the set of
@@ -74,14 +74,14 @@ def load_wide(
     """
     family = plan if isinstance(plan, FamilyPlan) else None
     chosen: Plan = plan.plan if isinstance(plan, FamilyPlan) else plan
-    target = run if isinstance(run, Run) else Run(run)
+    target = wide if isinstance(wide, Run) else Run(wide)
     reshard_(target.model)
     loader = _Loader(target, chosen, rules, init, torch.device(device) if device is not None else None)
     try:
         with Meeting(group) as meeting:
-            opened = _open(source, chosen, family, target, prefix)
+            opened = _open(base, chosen, family, target, prefix)
             try:
-                return loader.load(opened, noise, seed, reference, meeting, group)
+                return loader.load(opened, noise, seed, since, meeting, group)
             finally:
                 opened.close()
     except BaseException:
@@ -109,17 +109,17 @@ class _Loader:
         source: AnySource,
         noise: Noise | NoisePlan | None,
         seed: int,
-        reference: Plan | None,
+        since_base: Plan | None,
         meeting: Meeting,
         group: Group,
     ) -> Run:
         run, plan = self._run, self._plan
-        early = reference if reference is not None else source.reference
+        early = since_base if since_base is not None else source.since
         since = plan if early is None else early.then(plan)
         meeting.identity = f"{source.identity}, plan {since.hash}, noise {told(noise)}, seed {seed}"
         if run.ema is not None:
             what = "load_wide fills one model at a time"
-            remedy = "load the average with a call of its own: load_wide(ema, source, plan, noise, prefix=…)"
+            remedy = "load the average with a call of its own: load_wide(base, ema, plan=plan, noise=noise, prefix=…)"
             raise MupscaleError("the average was not loaded", [Fault("ema", what, remedy)])
         check_end(plan, run.model, "wide")
         direction = Direction(plan)
@@ -189,12 +189,12 @@ class _Loader:
 
 
 def _open(
-    source: str | Path | Run, plan: Plan, family: FamilyPlan | None, wide: Run, prefix: str | None
+    base: str | Path | Run, plan: Plan, family: FamilyPlan | None, wide: Run, prefix: str | None
 ) -> AnySource:
-    if isinstance(source, Run):
-        reshard_(source.model)
-        check_end(plan, source.model, "base")
-        tensors = {name: t for name, _, t in named_tensors(source.model)}
+    if isinstance(base, Run):
+        reshard_(base.model)
+        check_end(plan, base.model, "base")
+        tensors = {name: t for name, _, t in named_tensors(base.model)}
         joined = [name for name, entry in plan.tensors.items() if entry.cat is not None]
         raise_faults(
             "a running base is carried tensor by tensor",
@@ -204,9 +204,9 @@ def _open(
             ],
         )
         weights = {name: tensors[e.sources[0]] for name, e in plan.tensors.items() if e.sources}
-        states, settings = live_states(source, plan)
-        return LiveSource("the running base", weights, states, settings, source.reference)
-    path = Path(source)
+        states, settings = live_states(base, plan)
+        return LiveSource("the running base", weights, states, settings, base.since)
+    path = Path(base)
     if (path / METADATA).exists():
         return dcp_source(path, plan, prefix, bool(wide.optimizers))
     if (path / CONFIG).exists():

@@ -31,7 +31,7 @@ def shared_noise(
     plan: Plan,
     source: AnySource,
     seed: int,
-    reference: Plan | None,
+    since: Plan | None,
     meeting: Meeting,
     group: Group,
 ) -> NoisePlan | None:
@@ -42,18 +42,16 @@ def shared_noise(
         _check_plan(noise, plan, seed)
         return noise
     if not isinstance(noise, SignalNoise):
-        return resolve_noise({}, noise, plan=plan, seed=seed, since=reference)
+        return resolve_noise({}, noise, plan=plan, seed=seed, since=since)
     wanted: dict[Wanted, int] = {}
 
     def note(name: str, stacked: bool) -> Tensor:
         wanted[name, stacked] = plan[name].base_shape[0] if stacked else 1
         return torch.ones(wanted[name, stacked]) if stacked else torch.ones(())
 
-    resolve_noise(note, noise, plan=plan, seed=seed, since=reference)
+    resolve_noise(note, noise, plan=plan, seed=seed, since=since)
     norms = _measured(wanted, plan, source, meeting, group)
-    return resolve_noise(
-        lambda name, stacked: norms[name, stacked], noise, plan=plan, seed=seed, since=reference
-    )
+    return resolve_noise(lambda name, stacked: norms[name, stacked], noise, plan=plan, seed=seed, since=since)
 
 
 def told(noise: Noise | NoisePlan | None) -> str:

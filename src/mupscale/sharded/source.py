@@ -49,7 +49,7 @@ class AnySource(Protocol):
     """Optimizer state by name and key: what stands for a tensor, or a plain number."""
     settings: Mapping[str, Mapping[str, Any]]
     """The base's optimizer settings by name, as far as they are known."""
-    reference: Plan | None
+    since: Plan | None
     """The plan from the reference to the base, where the source knows it."""
 
     others_wait: bool
@@ -101,7 +101,7 @@ class Source:
     weights: Mapping[str, Any]
     states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    reference: Plan | None = None
+    since: Plan | None = None
     messages: int = 0
     others_wait: bool = False
 

@@ -117,7 +117,7 @@ def _not_in_units(
     if isclose(expected, found, rel_tol=1e-6):
         return []
     what = f"the learning rate of {name} has a factor of {found:g}, its units ask for {expected:g}"
-    remedy = f"build it from mu.param_groups(model, since_reference, {type(optimizer).__name__}, …), or use mu.step_in_units_"
+    remedy = f"build it from mu.param_groups(model, since, {type(optimizer).__name__}, …), or use mu.step_in_units_"
     return [Fault(where, what, remedy)]
 
 
@@ -147,7 +147,7 @@ def _differences(
 ) -> list[str]:
     """Settings that differ from the source's, told and left as they are; rates are the schedule's business."""
     stock = units_of(optimizer) is not None
-    if not names or (stock and source.reference is not None):
+    if not names or (stock and source.since is not None):
         return []
     told = source.settings.get(names[0], {})
     factors = factors_of(rule, group, plan[names[0]])

@@ -38,10 +38,10 @@ from .memory import reshard_
 def verify_sharded(
     base: Run,
     wide: Run,
-    step: Step,
-    steps: int = 5,
     *,
+    step: Step,
     plan: Plan | None = None,
+    steps: int = 5,
     tolerance: float | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
     group: dist.ProcessGroup | None = None,

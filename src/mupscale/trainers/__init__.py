@@ -1,1 +1,40 @@
-"""Stock trainers that go on from a grown checkpoint: an optimizer in units, callbacks, Lightning files."""
+"""Stock trainers that continue from a grown checkpoint: an optimizer in units, callbacks, Lightning files."""
+
+from typing import TYPE_CHECKING
+
+from ..lazy import exported
+
+if TYPE_CHECKING:
+    from ..training.state_dicts import groups_for as groups_for
+    from ..training.state_dicts import narrow_optimizer_state_dict as narrow_optimizer_state_dict
+    from ..training.state_dicts import narrow_state_dict as narrow_state_dict
+    from .huggingface import HuggingFaceCallback as HuggingFaceCallback
+    from .lightning import LightningCallback as LightningCallback
+    from .lightning_file import widen_lightning_checkpoint as widen_lightning_checkpoint
+    from .torchtitan import GrowingCheckpointManager as GrowingCheckpointManager
+    from .torchtitan import titan_plan as titan_plan
+
+__all__ = [
+    "GrowingCheckpointManager",
+    "HuggingFaceCallback",
+    "LightningCallback",
+    "groups_for",
+    "narrow_optimizer_state_dict",
+    "narrow_state_dict",
+    "titan_plan",
+    "widen_lightning_checkpoint",
+]
+
+__getattr__ = exported(
+    __name__,
+    {
+        "HuggingFaceCallback": ("trainers.huggingface", "hf"),
+        "LightningCallback": ("trainers.lightning", "lightning"),
+        "GrowingCheckpointManager": ("trainers.torchtitan", ""),
+        "titan_plan": ("trainers.torchtitan", ""),
+        "widen_lightning_checkpoint": ("trainers.lightning_file", ""),
+        "groups_for": ("training.state_dicts", ""),
+        "narrow_state_dict": ("training.state_dicts", ""),
+        "narrow_optimizer_state_dict": ("training.state_dicts", ""),
+    },
+)

@@ -18,20 +18,24 @@ from ..errors import MupscaleError
 from ..files.torch_file import read_tree
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
+from ..runs.run import Run, since_of
 from ..training.groups import Chosen, param_groups
 
-Grown = Plan | Path | str
-"""A plan that leads from the reference to the model, or the grown directory or checkpoint that holds one."""
+Grown = Plan | Run | Path | str
+"""The plan from the reference to the model, or what holds it: a run, a grown directory, a grown checkpoint."""
 KEY = "mupscale"
 """Where a checkpoint that is one dict keeps its plans."""
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 
-def both_plans(grown: Grown) -> tuple[Plan, Plan]:
+def both_plans(since: Grown) -> tuple[Plan, Plan]:
     """The plan that made a model wide, and the plan that leads to it from the reference."""
-    if isinstance(grown, Plan):
-        return grown, grown
-    return plans_in(grown) if Path(grown).is_file() else read_plans(grown)
+    if isinstance(since, Plan):
+        return since, since
+    if isinstance(since, Run):
+        counted = since_of(since, since.model)
+        return since.plan or counted, counted
+    return plans_in(since) if Path(since).is_file() else read_plans(since)
 
 
 def plans_in(checkpoint: Path | str) -> tuple[Plan, Plan]:
@@ -51,7 +55,7 @@ def put_plans_(checkpoint: dict[str, Any], plan: Plan, since: Plan) -> None:
 
 def optimizer_for(
     model: nn.Module,
-    grown: Grown,
+    since: Grown,
     optimizer: type[AnyOptimizer],
     *,
     parameters: Chosen = None,
@@ -61,7 +65,7 @@ def optimizer_for(
 ) -> AnyOptimizer:
     """A fresh optimizer for a grown model: the constants you would give the base, in each tensor's units.
 
-    `grown` is the directory that `mupscale upscale` wrote. For the state a Trainer left there, keep the stock
+    `since` is the directory that `mupscale upscale` wrote, the run, or the plan from the reference to `model`. For the state a Trainer left there, keep the stock
     optimizer and use the callback, or `step_in_units_`.
 
     >>> import torch, mupscale as mu
@@ -72,7 +76,7 @@ def optimizer_for(
     """
     groups = param_groups(
         model,
-        both_plans(grown)[1],
+        since if isinstance(since, Run) else both_plans(since)[1],
         optimizer,
         parameters=parameters,
         no_decay=no_decay,

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..checkpoints.about import FORMAT, NAME
 from ..errors import Fault, MupscaleError, raise_faults
+from ..lazy import lazy_subclass
 from ..plans.plan import Plan
 from ..training.clip import Clip, clip_
 from ..training.stepping import InUnits, step_in_units_
@@ -26,7 +27,8 @@ class TrainerHooks:
 
     Every step uses each tensor's own learning rate, eps and decay, and clips by the norm that is the same at
     every width. The scheduler, the logged rate and what is saved stay those of the stock Trainer, written at
-    the reference, so a later checkpoint is resumed in the same way. Takes the grown directory, or a plan.
+    the reference, so a later checkpoint is resumed in the same way. Takes the grown directory,
+    the run, or the plan from the reference to the model.
 
     >>> from torch import nn
     >>> import mupscale as mu
@@ -35,9 +37,9 @@ class TrainerHooks:
     'HuggingFaceCallback'
     """
 
-    def __init__(self, grown: Grown) -> None:
-        self.plans = both_plans(grown)
-        self._record = _record(grown, self.plans)
+    def __init__(self, since: Grown) -> None:
+        self.plans = both_plans(since)
+        self._record = _record(since, self.plans)
         self._units: InUnits | None = None
         self._clip: Clip | None = None
         self._clip_handles: list[RemovableHandle] = []
@@ -91,12 +93,11 @@ class TrainerHooks:
         self._units, self._clip, self._clip_handles = None, None, []
 
 
-def _record(grown: Grown, plans: tuple[Plan, Plan]) -> bytes:
+def _record(since: Grown, plans: tuple[Plan, Plan]) -> bytes:
     """What `mupscale.json` of the grown directory says; kept, because old checkpoints are deleted while a run goes on."""
-    if not isinstance(grown, Plan) and Path(grown).is_dir():
-        return (Path(grown) / NAME).read_bytes()
-    plan, since = (plan.as_json() for plan in plans)
-    told = {"format": FORMAT, "plan": plan, "since_reference": since}
+    if isinstance(since, str | Path) and Path(since).is_dir():
+        return (Path(since) / NAME).read_bytes()
+    told = {"format": FORMAT, "plan": plans[0].as_json(), "since_reference": plans[1].as_json()}
     return json.dumps(told, indent=1, sort_keys=True).encode()
 
 
@@ -128,13 +129,10 @@ if TYPE_CHECKING:
         """`TrainerHooks` as a callback."""
 
 
-def __getattr__(name: str) -> Any:
-    if name != "HuggingFaceCallback":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _parent() -> type:
     from transformers import TrainerCallback
 
-    made = type(
-        name, (TrainerHooks, TrainerCallback), {"__module__": __name__, "__doc__": TrainerHooks.__doc__}
-    )
-    globals()[name] = made  # one class, so that it can be pickled and found again
-    return made
+    return TrainerCallback
+
+
+__getattr__ = lazy_subclass(__name__, "HuggingFaceCallback", TrainerHooks, _parent)

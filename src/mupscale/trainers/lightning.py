@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from ..errors import Fault, raise_faults
+from ..lazy import lazy_subclass
 from ..plans.names import parameter_names
 from ..training.clip import Clip
 from ..training.stepping import InUnits, step_in_units_
@@ -24,7 +25,8 @@ class FitHooks:
 
     Every step uses each tensor's own learning rate, eps and decay, and `gradient_clip_val` clips by the norm that is
     the same at every width. Schedulers, logged rates and what is saved stay as they are, written at the reference.
-    Takes the grown checkpoint, a grown directory or a plan, and what the module puts before the plan's names.
+    Takes the grown checkpoint, a grown directory, the run, or the plan from the reference to the model; `prefix` is
+    what the module puts before the plan's names.
 
     >>> from torch import nn
     >>> import mupscale as mu
@@ -33,8 +35,8 @@ class FitHooks:
     'LightningCallback'
     """
 
-    def __init__(self, grown: Grown, prefix: str = "model.") -> None:
-        self.plans = both_plans(grown)
+    def __init__(self, since: Grown, *, prefix: str = "model.") -> None:
+        self.plans = both_plans(since)
         self.prefix = prefix
         self._units: list[InUnits] = []
         self._clips: dict[int, Clip] = {}
@@ -87,7 +89,7 @@ class FitHooks:
             plain is not None
             and plain.configure_gradient_clipping is not type(pl_module).configure_gradient_clipping
         ):
-            remedy = "clip with mupscale.diagnostics.clip_grad_norm_(model, plan, ...) there, and leave gradient_clip_val unset"
+            remedy = "clip with mupscale.diagnostics.clip_grad_norm_(model, run, max_norm=…) there, and leave gradient_clip_val unset"
             if trainer.gradient_clip_val:
                 what = "the module clips in a way of its own, by a norm that depends on the width"
                 faults.append(Fault("configure_gradient_clipping", what, remedy))
@@ -117,9 +119,4 @@ if TYPE_CHECKING:
         """`FitHooks` as a callback."""
 
 
-def __getattr__(name: str) -> Any:
-    if name != "LightningCallback":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    made = type(name, (FitHooks, _callback()), {"__module__": __name__, "__doc__": FitHooks.__doc__})
-    globals()[name] = made  # one class, so that it can be pickled and found again
-    return made
+__getattr__ = lazy_subclass(__name__, "LightningCallback", FitHooks, _callback)

@@ -81,9 +81,7 @@ def widen_lightning_checkpoint(
 
 def named_parameters(weights: Mapping[str, Tensor], plan: Plan) -> Names:
     """The parameters of a state dict in the order of `module.parameters()`, tied ones once."""
-    known = {
-        source for name in plan.tensors if plan[name].kind == "parameter" for source in plan[name].sources
-    }
+    known = {source for t in plan.tensors.values() if t.kind == "parameter" for source in t.sources}
     first: dict[str, str] = {}
     for name in weights:
         planned = plan.planned(name)

@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import Fault, MupscaleError, raise_faults
+from ..lazy import lazy_subclass
 from ..plans.declare import LayoutSpec, RoleSpec
 from ..plans.infer import infer_plan
 from ..plans.plan import Plan
@@ -95,7 +96,16 @@ def _layouts(narrow: nn.Module, broad: nn.Module) -> tuple[dict[str, dict[int, i
 
 
 class Growing:
-    """What the manager does beyond torchtitan's own: units and clipping when it is made, growth when it loads."""
+    """torchtitan's checkpoint manager for a wide job: `initial_load_path` names a narrow checkpoint, and it grows.
+
+    `Config` adds to torchtitan's own: `base`, the ModelSpec of the narrow run; `noise` and `seed` as for `upscale`;
+    `reference`, the ModelSpec at which the constants were written where the base was itself grown; `declared`, further
+    declarations for `titan_plan`. Every step uses each tensor's own learning rate, eps and decay, and `max_norm` clips
+    by the norm that is the same at every width. Rates, schedules and what is saved stay written at the reference.
+
+    >>> hasattr(Growing, "dcp_load")                          # beyond torchtitan's own: it grows what it loads
+    True
+    """
 
     states: dict[str, Any]
     initial_load_path: str | None
@@ -243,15 +253,18 @@ def _refuse(config: Any, trainer: Any) -> None:
 if TYPE_CHECKING:
 
     class GrowingCheckpointManager(Growing):
-        """See below."""
+        """See `Growing`."""
 
         Config: Any
 
 
-def __getattr__(name: str) -> Any:
-    if name != "GrowingCheckpointManager":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    stock = import_module("torchtitan.components.checkpointer").CheckpointManager
+def _parent() -> type:
+    stock: type = import_module("torchtitan.components.checkpointer").CheckpointManager
+    return stock
+
+
+def _config(stock: Any) -> dict[str, Any]:
+    """torchtitan's own configuration with what growth needs beside it."""
     hidden = Annotated[Any, import_module("tyro").conf.Suppress]  # values of Python, not of the command line
     fields: list[Any] = [
         ("base", hidden, field(default=None)),
@@ -261,14 +274,8 @@ def __getattr__(name: str) -> Any:
         ("seed", int, field(default=0)),
     ]
     config = make_dataclass("Config", fields, bases=(stock.Config,), kw_only=True, slots=True)
-    text = """torchtitan's checkpoint manager for a wide job: `initial_load_path` names a narrow checkpoint, and it grows.
+    config.__module__, config.__qualname__ = __name__, "GrowingCheckpointManager.Config"
+    return {"Config": config}
 
-    `Config` adds to torchtitan's own: `base`, the ModelSpec of the narrow run; `noise` and `seed` as for `upscale`;
-    `reference`, the ModelSpec at which the constants were written where the base was itself grown; `declared`, further
-    declarations for `titan_plan`. Every step uses each tensor's own learning rate, eps and decay, and `max_norm` clips by the
-    norm that is the same at every width. Rates, schedules and what is saved stay written at the reference.
-    """
-    config.__module__, config.__qualname__ = __name__, f"{name}.Config"
-    made = type(name, (Growing, stock), {"__module__": __name__, "__doc__": text, "Config": config})
-    globals()[name] = made  # one class, so that it can be found again
-    return made
+
+__getattr__ = lazy_subclass(__name__, "GrowingCheckpointManager", Growing, _parent, _config)

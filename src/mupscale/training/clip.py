@@ -20,17 +20,18 @@ from torch.utils.hooks import RemovableHandle
 
 from ..arguments import shown, wrong_kind, wrong_number
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.fits import check_shapes, expect_plan
+from ..plans.fits import check_shapes
 from ..plans.names import named_tensors, parameter_names
 from ..plans.plan import Plan
+from ..runs.run import Run, Since, model_of, since_of
 from ..tensors.parts import is_sharded, local_of
 
 Named = list[tuple[str, Tensor]]
 _NO_BOUND = "gradients cannot be clipped by what was given"
 
 
-def grad_norm(model: nn.Module, plan: Plan, p: float = 2.0) -> Tensor:
-    """The gradient norm that the model would show at the plan's reference: equal curves at every width.
+def grad_norm(model: nn.Module, since: Since, *, p: float = 2.0) -> Tensor:
+    """The gradient norm that the model would show at its reference: equal curves at every width.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
@@ -42,10 +43,11 @@ def grad_norm(model: nn.Module, plan: Plan, p: float = 2.0) -> Tensor:
     True
     """
     raise_faults(_NO_BOUND, _wrong_power(p))
-    return _norm(_parameters(model, plan), plan, p)
+    named, plan = _parameters(model, since)
+    return _norm(named, plan, p)
 
 
-def clip_grad_norm_(model: nn.Module, plan: Plan, max_norm: float, p: float = 2.0) -> Tensor:
+def clip_grad_norm_(model: nn.Module, since: Since, *, max_norm: float, p: float = 2.0) -> Tensor:
     """Scale all gradients so that their reference norm is at most `max_norm`; returns the norm before.
 
     >>> import mupscale as mu
@@ -56,13 +58,13 @@ def clip_grad_norm_(model: nn.Module, plan: Plan, max_norm: float, p: float = 2.
     >>> round(float(grad_norm(model, plan)), 5), bool(before > 0.01)
     (0.01, True)
     """
-    named = _parameters(model, plan)
+    named, plan = _parameters(model, since)
     raise_faults(_NO_BOUND, [*_wrong_bound("max_norm", max_norm), *_wrong_power(p)])
     return _clip_norm(named, plan, max_norm, p)
 
 
-def clip_grad_value_(model: nn.Module, plan: Plan, value: float) -> None:
-    """Clamp every gradient entry to `value` as written at the reference: r · value here.
+def clip_grad_value_(model: nn.Module, since: Since, *, max_value: float) -> None:
+    """Clamp every gradient entry to `max_value` as written at the reference: r · max_value here.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
@@ -72,9 +74,9 @@ def clip_grad_value_(model: nn.Module, plan: Plan, value: float) -> None:
     >>> [float(p.grad.abs().max()) for p in model.parameters()]         # r is 1/2, 1/2, 1, 1
     [0.25, 0.25, 0.5, 0.5]
     """
-    named = _parameters(model, plan)
-    raise_faults(_NO_BOUND, _wrong_bound("value", value))
-    _clip_value(named, plan, value)
+    named, plan = _parameters(model, since)
+    raise_faults(_NO_BOUND, _wrong_bound("max_value", max_value))
+    _clip_value(named, plan, max_value)
 
 
 @dataclass
@@ -104,16 +106,16 @@ class Clip:
 
 def clip_(
     optimizers: Optimizer | Sequence[Optimizer],
-    plan: Plan,
-    model: nn.Module,
+    since: Since,
     *,
+    model: nn.Module | None = None,
     max_norm: float | None = None,
     max_value: float | None = None,
     p: float = 2.0,
 ) -> list[RemovableHandle]:
     """Clip before every optimizer step, by a norm or a value written at the reference.
 
-    A pre-hook: it sees the gradients that are stepped, so it works with gradient accumulation and inside
+    `since` is the run that the optimizers train, or, with `model`, the plan from the reference to it. A pre-hook: it sees the gradients that are stepped, so it works with gradient accumulation and inside
     other people's trainers. Turn their own clipping off. `widen` and `upscale` carry it along.
 
     >>> import mupscale as mu
@@ -134,9 +136,10 @@ def clip_(
     ]
     faults += [*_wrong_bound("max_norm", max_norm), *_wrong_bound("max_value", max_value), *_wrong_power(p)]
     raise_faults(_NO_BOUND, faults)
-    named = _parameters(model, plan)
+    target = model_of(since, model, "clip_")
+    named, plan = _parameters(target, since)
     check_shapes(plan, {name: tuple(t.shape) for name, t in named}, "wide", complete=False)
-    names = parameter_names(model)
+    names = parameter_names(target)
     hook = Clip(plan, names, max_norm, max_value, p, list(several))
     unknown = [p for o in several for g in o.param_groups for p in g["params"] if id(p) not in names]
     if unknown:
@@ -147,19 +150,20 @@ def clip_(
     return [optimizer.register_step_pre_hook(hook) for optimizer in several]
 
 
-def _parameters(model: nn.Module, plan: object) -> Named:
-    if not isinstance(plan, Plan):  # torch's own function takes the norm second
+def _parameters(model: nn.Module, since: Since) -> tuple[Named, Plan]:
+    if not isinstance(since, Plan | Run):  # torch's own function takes the norm second
         raise MupscaleError(
-            f"the second argument is {shown(plan)}, expected model, plan, then the bound; write run.since_reference there"
+            f"the second argument is {shown(since)}, expected the run, or the plan since its reference; write run "
+            "there, and the bound as max_norm="
         )
-    expect_plan(plan, model)
+    plan = since_of(since, model)
     named = [(name, t) for name, kind, t in named_tensors(model) if kind == "parameter"]
-    remedy = "pass the plan that leads to this model: run.since_reference"
+    remedy = "pass the run of this model, or the plan from the reference to it"
     strangers = [name for name, _ in named if name not in plan]
     raise_faults(
         "the plan is not of this model", [Fault(n, "it is not in the plan", remedy) for n in strangers]
     )
-    return named
+    return named, plan
 
 
 def _wrong_bound(where: str, bound: object) -> list[Fault]:

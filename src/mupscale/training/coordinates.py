@@ -80,10 +80,10 @@ class Coordinates:
 
 def coordinate_check(
     start: Start,
+    *,
     step: Callable[[Run, int], Any],
     probe: Probe,
     widths: Sequence[int],
-    *,
     steps: int = 4,
     seeds: int = 4,
 ) -> Coordinates:

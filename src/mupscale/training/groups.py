@@ -1,6 +1,6 @@
 """Parameter groups for training at any width: learning rate, eps and decay in the units of each tensor.
 
-The plan leads from the reference, where the constants are written down, to the model that is trained.
+Constants are written down at the reference; `since` is the plan from there to the model that is trained.
 Every group keeps the factor on its rate (`lr_factor`) and its parameters' names, so that rates can be set
 and checked later and checkpoints resume.
 """
@@ -22,6 +22,7 @@ from ..plans.fits import check_end
 from ..plans.names import named_tensors, resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
+from ..runs.run import Since, since_of
 from ..tensors.parts import is_sharded
 from .state import factors_of, scale_setting
 
@@ -32,7 +33,7 @@ Chosen = Iterable[tuple[str, nn.Parameter]] | Callable[[str, nn.Parameter], bool
 
 def param_groups(
     model: nn.Module,
-    plan: Plan,
+    since: Since,
     optimizer: type[Optimizer],
     *,
     parameters: Chosen = None,
@@ -42,8 +43,9 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """The fewest groups in which every tensor of `model` has its own units of the reference constants.
 
-    `constants` (lr, eps, weight_decay, …) are written at the plan's base end; those not given are the
-    optimizer's defaults, and are scaled all the same. `parameters` picks some, for several optimizers.
+    `since` is the run of this model, or the plan from the reference to it. `constants` (lr, eps, weight_decay, …)
+    are written at the reference; those not given are the optimizer's defaults, and are scaled all the same.
+    `parameters` picks some, for several optimizers.
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
@@ -60,6 +62,7 @@ def param_groups(
             f"{qualified_name(optimizer)} measures the size of the weights itself, so μP gives it no learning rate that "
             "holds across widths; a run with it can be widened, but not tuned small and applied large"
         )
+    plan = since_of(since, model)
     check_end(plan, model, "wide")
     settings = {**_defaults(optimizer), **constants}
     faults = [

@@ -24,6 +24,7 @@ from ..plans.fits import check_end
 from ..plans.names import named_tensors
 from ..plans.plan import Plan, TensorPlan
 from ..rules.sizes import noise_size
+from ..runs.run import Since, since_of
 from ..tensors.noise import rectangle
 from ..tensors.parts import held, is_sharded, local_of
 from ..tensors.philox import Stream, normals, uniforms
@@ -61,11 +62,15 @@ class Shape:
 
 
 def init_(
-    model: nn.Module, plan: Plan, std: nn.Module | Mapping[str, float | None] | None = None, *, seed: int = 0
+    model: nn.Module,
+    since: Since,
+    *,
+    std: nn.Module | Mapping[str, float | None] | None = None,
+    seed: int = 0,
 ) -> nn.Module:
     """Draw every parameter of `model` anew with the size μP gives it, and return the model.
 
-    `plan` leads from the reference to `model`. `std` is the model freshly built at the reference, whose tensors
+    `since` is the run of `model`, or the plan from the reference to it. `std` is the model freshly built at the reference, whose tensors
     are measured, or a size by name pattern; without it `model` itself is measured, which is right only at the
     reference. Constants (gains of one, biases of zero) keep their value, times a fold; tied tensors are drawn
     once; a (1 + w) gain keeps (1 + w) times its fold. A pattern with None leaves tensors as they were built.
@@ -77,6 +82,7 @@ def init_(
     >>> round(float(model.weight.detach().std()), 2)
     0.5
     """
+    plan = since_of(since, model)
     check_end(plan, model, "wide")
     raise_faults(
         "initialisation needs sizes at the reference", [*_wrong_std(std), *wrong_whole("seed", seed)]

@@ -116,13 +116,14 @@ def resolve_noise(
     noise: Noise,
     plan: Plan,
     base: Mapping[str, Tensor] | Measure,
+    *,
     seed: int = 0,
-    reference: Plan | None = None,
+    since: Plan | None = None,
 ) -> NoisePlan:
     """Fix σ̄ and the absolute size for every tensor of the wide model.
 
-    `plan` leads from the base to the wide model; `reference`, from the reference to the base (by default the
-    base is its own reference). `base` holds the base's tensors, or measures them where they lie.
+    `plan` leads from the base to the wide model; `since`, from the reference to the base (by default the base
+    is its own reference). `base` holds the base's tensors, or measures them where they lie.
 
     >>> from mupscale.rules import Axis
     >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 2x4"), Axis.parse("in: 2x4")))})
@@ -136,7 +137,7 @@ def resolve_noise(
     paired: dict[str, int] = {}
     without: list[str] = []
     for name, entry in _noisy(noise, plan):
-        size = reference_size(name, plan, reference)
+        size = reference_size(name, plan, since)
         if isinstance(noise, PairedNoise):
             if (dim := _pairing(entry)) is None:
                 without.append(name)
@@ -148,7 +149,7 @@ def resolve_noise(
             sigma = _given(noise.sigma[name] if isinstance(noise.sigma, Mapping) else noise.sigma)
         sigmas[name] = sigma
         stds[name] = _std(sigma, size)
-    return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, reference))
+    return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, since))
 
 
 def _noisy(noise: Noise, plan: Plan) -> list[tuple[str, TensorPlan]]:
@@ -221,15 +222,15 @@ def _unknown(noise: Noise, plan: Plan, base: Mapping[str, Tensor] | Measure, see
     return faults
 
 
-def _seed(seed: int, reference: Plan | None) -> int:
+def _seed(seed: int, since: Plan | None) -> int:
     """A run that grows again draws other numbers for the same seed: noise that is added twice is not independent."""
-    if reference is None:
+    if since is None:
         return seed
-    text = f"{seed} after {reference.hash}".encode()
+    text = f"{seed} after {since.hash}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def restore_noise(told: Mapping[str, Any], plan: Plan, reference: Plan | None = None) -> NoisePlan:
+def restore_noise(told: Mapping[str, Any], plan: Plan, since: Plan | None = None) -> NoisePlan:
     """The noise that `NoisePlan.as_json` recorded, for the same plan and reference: the same bits.
 
     >>> from mupscale.rules import Axis
@@ -248,7 +249,7 @@ def restore_noise(told: Mapping[str, Any], plan: Plan, reference: Plan | None = 
             raise MupscaleError(
                 f"the record has noise for {unknown[0]}, which the plan does not have; use the plan it was made for"
             )
-        stds = {name: _std(sigma, reference_size(name, plan, reference)) for name, sigma in sigmas.items()}
+        stds = {name: _std(sigma, reference_size(name, plan, since)) for name, sigma in sigmas.items()}
         paired = {str(name): int(dim) for name, dim in told["paired"].items()}
         return NoisePlan(sigmas, stds, paired, tuple(told["without"]), int(told["seed"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -260,12 +261,12 @@ def _std(sigma: Sigma, size: Scale) -> Sigma:
     return sigma * float(size) if isinstance(sigma, float) else tuple(s * float(size) for s in sigma)
 
 
-def reference_size(name: str, plan: Plan, reference: Plan | None) -> Scale:
+def reference_size(name: str, plan: Plan, since: Plan | None) -> Scale:
     """fold · q of a wide tensor, counted from the reference."""
     entry = plan[name]
-    if reference is None:
+    if since is None:
         return noise_size(entry.axes, entry.fold)
-    early = reference[entry.sources[0]]
+    early = since[entry.sources[0]]
     pairs = [
         (a.role or b.role, Fraction(b.wide, a.base))
         for a, b in zip(early.axes, entry.axes, strict=True)

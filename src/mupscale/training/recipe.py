@@ -174,7 +174,7 @@ class Recipe:
             if proxy.reference != grown.reference:
                 what = f"shape {grown.reference} at this run's reference, {proxy.reference} at the recipe's"
                 remedy = (
-                    f"Run(…, reference=plan_between(build, {self.reference}, …)) if the base was trained with the constants "
+                    f"Run(…, since=plan_between(build, {self.reference}, …)) if the base was trained with the constants "
                     "of that width; otherwise tune with reference= this base's width"
                 )
                 faults.append(Fault(name, what, remedy))

@@ -22,6 +22,7 @@ from ..plans.fits import check_end
 from ..plans.names import parameter_names
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
+from ..runs.run import Since, model_of, since_of
 from ..tensors.parts import is_sharded
 from .groups import refused_on_shards
 from .kept_groups import settings_of
@@ -140,15 +141,15 @@ class InUnits:
 
 def step_in_units_(
     optimizer: Optimizer,
-    plan: Plan,
-    model: nn.Module,
+    since: Since,
     *,
+    model: nn.Module | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> InUnits:
     """Let every step of `optimizer` use the units of each tensor, while its groups keep the reference's.
 
-    The plan leads from the reference, whose constants the groups hold, to `model`. Gradient clipping is
-    apart: see `clip_`.
+    `since` is the run that the optimizer trains, or, with `model`, the plan from the reference to it. The groups
+    hold the constants of the reference. Gradients are clipped by `clip_`.
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
@@ -159,10 +160,12 @@ def step_in_units_(
     >>> round(float((model[2].weight.detach() - before).abs().max()), 4), optimizer.param_groups[0]["lr"]
     (0.0025, 0.01)
     """
-    remedy = "write step_in_units_(optimizer, plan, model)"
+    remedy = "write step_in_units_(optimizer, run)"
     raise_faults("no optimizer was given", wrong_kind("optimizer", optimizer, Optimizer, remedy))
     rule = rule_for(type(optimizer), rules=rules)
-    check_end(plan, model, "wide")
+    target = model_of(since, model, "step_in_units_")
+    plan = since_of(since, target)
+    check_end(plan, target, "wide")
     if units_of(optimizer) is not None:
         raise MupscaleError(
             "this optimizer is stepped in units already; call remove() on what was returned then"
@@ -170,7 +173,7 @@ def step_in_units_(
     where = type(optimizer).__name__
     faults = unknown_settings(rule, settings_of(optimizer.param_groups), optimizer.defaults, where)
     raise_faults("this optimizer cannot be stepped in the units of the plan", faults)
-    return InUnits(optimizer, plan, model, rule)
+    return InUnits(optimizer, plan, target, rule)
 
 
 def units_of(optimizer: Optimizer) -> Plan | None:

@@ -23,8 +23,10 @@ from ..tensors.making import Making
 from .noises import Sigma, restore_noise
 
 
-def symmetry(model: nn.Module, plan: Plan) -> dict[str, float]:
+def symmetry(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, float]:
     """For every tensor with copies, the share of its norm that lies between them: 0 is equal, 1 is unrelated.
+
+    `plan` is the plan that made the copies, by default the one by which the run was widened.
 
     >>> import mupscale as mu
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -32,11 +34,14 @@ def symmetry(model: nn.Module, plan: Plan) -> dict[str, float]:
     >>> max(symmetry(wide).values())
     0.0
     """
-    check_end(plan, model, "wide")
+    model, chosen = (wide.model, plan or wide.plan) if isinstance(wide, Run) else (wide, plan)
+    if chosen is None:
+        raise MupscaleError("symmetry needs the plan by which the copies were made; pass plan=")
+    check_end(chosen, model, "wide")
     found: dict[str, float] = {}
     for name, kind, tensor in named_tensors(model):
-        entry = plan[name]
-        if kind == "buffer" or name in plan.ties or entry.change.c <= 1:
+        entry = chosen[name]
+        if kind == "buffer" or name in chosen.ties or entry.change.c <= 1:
             continue
         value = tensor.detach().to(compute_dtype(tensor.dtype))
         copied = Making(entry.axes)
@@ -88,7 +93,7 @@ class NoiseReport:
         return "\n".join(lines)
 
 
-def noise_report(base: Run, wide: Run, loss: Loss | None = None) -> NoiseReport:
+def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseReport:
     """What the noise of an upscaled run did: its size beside the weights, rounding, the loss before and after.
 
     >>> import mupscale as mu

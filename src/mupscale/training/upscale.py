@@ -17,12 +17,12 @@ from torch.optim import Optimizer
 
 from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.build import build
+from ..plans.build import Make, build
 from ..plans.identity import Loss
 from ..plans.names import named_tensors, parameter_names, resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
-from ..runs.run import Run
+from ..runs.run import Run, since_of
 from ..version import __version__
 from .direction import Direction
 from .groups import set_lr_
@@ -30,22 +30,22 @@ from .jump import is_jump, jump_message, less_of, measured
 from .noises import EXAMPLES, Noise, resolve_noise, wrong_noise
 from .recipe import Recipe, TensorGrowth
 from .state import factors_of, scale_setting
-from .widen import Make, carry, check_reference, chosen_plan
+from .widen import carry, check_since, chosen_plan
 
 
 def upscale(
-    run: Run | nn.Module,
-    make_wide: Make,
+    base: Run | nn.Module,
+    wide: Make,
     noise: Noise | None = None,
     *,
+    plan: Plan | None = None,
     lr: float | None = None,
     recipe: Recipe | None = None,
     seed: int = 0,
-    plan: Plan | None = None,
     loss: Loss | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
-    """Widen `run`, add noise, and set the learning rate: a run that can use its new width.
+    """Widen `base`, add noise, and set the learning rate: a run that can use its new width.
 
     `lr` is the reference learning rate after growth; None keeps the base's. Noise sizes count from the run's
     reference, which is the base itself unless the run says otherwise, and repeated growth keeps the first.
@@ -60,11 +60,11 @@ def upscale(
     >>> bool((wide.model[0].weight[0] != wide.model[0].weight[1]).all())
     True
     """
-    start = run if isinstance(run, Run) else Run(run)
+    start = base if isinstance(base, Run) else Run(base)
     raise_faults("upscale cannot use what it was given", _unusable(start, noise, lr, recipe, seed, loss))
-    built = build(make_wide)
+    built = build(wide)
     chosen = chosen_plan(start, built, plan)
-    check_reference(start)
+    check_since(start)
     if recipe is not None:
         if noise is not None or lr is not None:
             raise MupscaleError("a recipe says noise and lr; leave noise= and lr= out, or the recipe")
@@ -81,14 +81,14 @@ def upscale(
             f"lr= replaces one learning rate, and the optimizers of this run have {rates or 'none'}; leave lr=None, and "
             "use set_lr_ on each"
         )
-    wide = carry(start, built, make_wide, Direction(chosen, noise=resolved), rules)
+    grown = carry(start, built, wide, Direction(chosen, noise=resolved), rules)
     if lr is not None and ended:
-        for optimizer in wide.optimizers:
+        for optimizer in grown.optimizers:
             set_lr_(optimizer, lr)
     elif lr is not None:
-        for optimizer, rate in zip(wide.optimizers, rates, strict=True):
-            scale_lr_(optimizer, wide.schedulers, lr / rate)
-    losses = {} if loss is None else _losses(loss, start.model, wide.model, noise, seed)
+        for optimizer, rate in zip(grown.optimizers, rates, strict=True):
+            scale_lr_(optimizer, grown.schedulers, lr / rate)
+    losses = {} if loss is None else _losses(loss, start.model, grown.model, noise, seed)
     provenance = {
         "version": __version__,
         "torch": str(torch.__version__),
@@ -101,7 +101,7 @@ def upscale(
         **losses,
         "grown_from": dict(start.provenance),
     }
-    return replace_run(wide, provenance=provenance)
+    return replace_run(grown, provenance=provenance)
 
 
 def _unusable(
@@ -144,7 +144,7 @@ def at_recipe(recipe: Recipe, run: Run, plan: Plan, rules: Mapping[str, Optimize
     schedules = {type(scheduler).__name__ for scheduler in run.schedulers}
     # A run without a schedule may be given one after it has grown: that is not known, and not none.
     told = recipe.differences(schedule="+".join(sorted(schedules)) or None)
-    others = recipe.other_constants(settings_at(run.since_reference, run, rules))
+    others = recipe.other_constants(settings_at(since_of(run, run.model), run, rules))
     if others:
         told.append(f"other constants than the recipe was tuned with: {'; '.join(others)}")
     for line in told:
@@ -154,12 +154,14 @@ def at_recipe(recipe: Recipe, run: Run, plan: Plan, rules: Mapping[str, Optimize
 
 def _check_rates(run: Run, rules: Mapping[str, OptimizerRule] | None) -> None:
     """Raise when rates do not stand in the proportions that μP gives them at the run's reference."""
-    if all(isclose(s["lr_factor"], 1.0, rel_tol=1e-9) for s in settings_at(run.since_reference, run, rules)):
+    if all(
+        isclose(s["lr_factor"], 1.0, rel_tol=1e-9) for s in settings_at(since_of(run, run.model), run, rules)
+    ):
         return
     what = "the learning rates of its tensors are not in the proportions of the reference that the run names"
     remedy = (
-        "train the base with mu.param_groups(model, plan since the reference, …); for a base that was trained without "
-        "μP, tune the proxy with reference= the base's width, and leave reference= out of the run"
+        "train the base with mu.param_groups(model, since, …); for a base that was trained without "
+        "μP, tune the proxy with reference= the base's width, and leave since= out of the run"
     )
     raise_faults("this recipe does not hold here", [Fault("param_groups", what, remedy)])
 

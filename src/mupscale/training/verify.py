@@ -6,17 +6,17 @@ the run itself, its data loader state apart, is left as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 from contextlib import nullcontext
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.build import build
+from ..plans.build import Make, build
 from ..plans.float64 import cast_inputs, lifted_casts
 from ..plans.identity import Loss
 from ..plans.infer import infer_plan
@@ -30,11 +30,13 @@ from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
 from .copies import clone, refuse_hooks
 from .settings import settings_comparer
-from .widen import Make, widen
+from .widen import widen
+
+_LOG = logging.getLogger("mupscale")
 
 
 def verify(
-    run: Run | nn.Module,
+    base: Run | nn.Module,
     wide: Run | Make,
     *,
     step: Step | None = None,
@@ -44,9 +46,8 @@ def verify(
     dtype: torch.dtype = torch.float64,
     tolerance: float | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
-    tell: Callable[[str], Any] | None = print,
 ) -> Certificate:
-    """The certificate that `wide` (a factory, or a run to be checked as it is) continues `run`.
+    """The certificate that `wide` (a factory, or a run to be checked as it is) continues `base`.
 
     `step(run, i)` takes one optimizer step on the i-th batch and returns the loss; it is called on copies,
     with the same random seed for both. Without a step, `loss(model)` tests the gradient identity alone.
@@ -64,7 +65,7 @@ def verify(
     >>> verify(run, lambda: make(12), step=step).holds
     True
     """
-    start = run if isinstance(run, Run) else Run(run)
+    start = base if isinstance(base, Run) else Run(base)
     if step is None and loss is None:
         raise MupscaleError(
             "verify needs step=, your training step, or loss=, for the gradient identity alone"
@@ -82,20 +83,19 @@ def verify(
     if chosen is None:
         chosen = infer_plan(start.model, wide.model if isinstance(wide, Run) else build(wide))
     need = memory(start, chosen, dtype)
-    if tell is not None:
-        tell(f"verify: two copies in {str(dtype).removeprefix('torch.')}, about {need / 1e9:.2f} GB")
+    _LOG.info("verify: two copies in %s, about %.2f GB", str(dtype).removeprefix("torch."), need / 1e9)
     limit = tolerance_of(dtype, tolerance)
 
     def trial() -> Trial:
-        base = clone(start, dtype, rules)
+        copied = clone(start, dtype, rules)
         grown = (
             clone(wide, dtype, rules)
             if isinstance(wide, Run)
-            else widen(base, wide, plan=chosen, rules=rules)
+            else widen(copied, wide, plan=chosen, rules=rules)
         )
-        for model in (base.model, grown.model):
+        for model in (copied.model, grown.model):
             cast_inputs(model, dtype)
-        return Trial(base, grown, chosen, limit)
+        return Trial(copied, grown, chosen, limit)
 
     measured = trial()
     with lifted_casts() if dtype == torch.float64 else nullcontext():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from ..arguments import shown
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.build import build
+from ..plans.build import Make, build
 from ..plans.fits import check_end, check_ties, expect_plan, identity_plan
 from ..plans.infer import infer_plan
 from ..plans.names import named_tensors, resolve, strip_wrappers, unwrap
@@ -31,20 +31,18 @@ from .optimizer import carry_optimizer
 from .schedulers import carry_scheduler, refuse_absolute
 from .state_dicts import carry_tensors
 
-Make = Callable[[], nn.Module] | nn.Module
-
 
 def widen(
-    run: Run | nn.Module,
-    make_wide: Make,
-    plan: Plan | None = None,
+    base: Run | nn.Module,
+    wide: Make,
     *,
+    plan: Plan | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
-    """The run that continues `run` exactly, at the width of `make_wide()`.
+    """The run that continues `base` exactly, at the width of `wide`, a factory or a module.
 
     Without a plan one is inferred from the two models; a model whose layout shapes cannot tell needs
-    `plan=plan_between(make, base, wide, loss=...)`. Tensors keep the base's dtype and device.
+    `plan=infer_plan(base, wide, loss=...)`. Tensors keep the base's dtype and device.
 
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> wide = widen(Run(base), lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
@@ -52,16 +50,16 @@ def widen(
     >>> torch.allclose(base(x), wide.model(x))
     True
     """
-    start = run if isinstance(run, Run) else Run(run)
-    built = build(make_wide)
-    return carry(start, built, make_wide, Direction(chosen_plan(start, built, plan)), rules)
+    start = base if isinstance(base, Run) else Run(base)
+    built = build(wide)
+    return carry(start, built, wide, Direction(chosen_plan(start, built, plan)), rules)
 
 
 def narrow(
-    run: Run | nn.Module,
-    make_base: Make,
-    plan: Plan | None = None,
+    wide: Run | nn.Module,
+    base: Make,
     *,
+    plan: Plan | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
     """The way back: every base entry is the average of its copies. Undoes `widen`.
@@ -72,11 +70,11 @@ def narrow(
     >>> torch.equal(back.model.weight, base.weight)
     True
     """
-    start = run if isinstance(run, Run) else Run(run)
+    start = wide if isinstance(wide, Run) else Run(wide)
     chosen = plan if plan is not None else start.plan
     if chosen is None:
         raise MupscaleError("narrow needs the plan by which the run was widened; pass plan=")
-    return carry(start, build(make_base), make_base, Direction(chosen, back=True), rules)
+    return carry(start, build(base), base, Direction(chosen, back=True), rules)
 
 
 def chosen_plan(run: Run, built: nn.Module, plan: Plan | None) -> Plan:
@@ -87,14 +85,14 @@ def chosen_plan(run: Run, built: nn.Module, plan: Plan | None) -> Plan:
     return plan
 
 
-def check_reference(run: Run) -> None:
-    """Raise unless the run's reference, where it names one, leads to its model."""
+def check_since(run: Run) -> None:
+    """Raise unless the plan since the reference, where the run has one, leads to its model."""
     if run.since is None:
         return
     try:
         check_end(run.since, run.model, "wide")
     except MupscaleError as error:
-        raise MupscaleError("reference= does not lead to the model of this run", error.faults) from None
+        raise MupscaleError("since= ends at other shapes than the model of this run", error.faults) from None
 
 
 def carry(
@@ -108,13 +106,13 @@ def carry(
     if any(is_sharded(tensor) for _, _, tensor in named_tensors(run.model)):
         raise MupscaleError(
             "a sharded run is not widened in one process: shard a model that was built wide, and fill it with "
-            "mu.load_wide(wide, run, plan)"
+            "mu.load_wide(base, wide, plan=plan)"
         )
     check_end(direction.plan, run.model, direction.start)
     check_end(direction.plan, built, direction.end)
     check_ties(direction.plan, {name: t for name, _, t in named_tensors(run.model)})
     if not direction.back:
-        check_reference(run)
+        check_since(run)
     faults = refuse_absolute(run.schedulers)
     if run.optimizers and any(not t.sources for t in direction.plan.tensors.values()):
         faults.append(

@@ -113,8 +113,9 @@ class Runs:
     def _with_optimizer(self, model: nn.Module, since: Plan | None, lr: float) -> Run:
         if self.proxy.device is not None:
             model = model.to(self.proxy.device)
-        plan = since if since is not None else Run(model).since_reference
-        groups = param_groups(model, plan, self.proxy.optimizer, lr=lr, **self.proxy.settings)
+        groups = param_groups(
+            model, Run(model, since=since), self.proxy.optimizer, lr=lr, **self.proxy.settings
+        )
         make: Any = self.proxy.optimizer
         return Run(model, make(groups), since=since)
 

@@ -1,0 +1,58 @@
+"""Measurements of a run: norms and clipping at the reference, symmetry of copies, noise, coordinates, certificates."""
+
+from typing import TYPE_CHECKING
+
+from .lazy import exported
+
+if TYPE_CHECKING:
+    from .errors import Fault as Fault
+    from .proofs.certificate import Certificate as Certificate
+    from .reports.report import report as report
+    from .sharded.verify import verify_sharded as verify_sharded
+    from .training.clip import clip_grad_norm_ as clip_grad_norm_
+    from .training.clip import clip_grad_value_ as clip_grad_value_
+    from .training.clip import grad_norm as grad_norm
+    from .training.coordinates import Coordinates as Coordinates
+    from .training.coordinates import coordinate_check as coordinate_check
+    from .training.groups import reference_lr as reference_lr
+    from .training.noises import resolve_noise as resolve_noise
+    from .training.symmetry import NoiseReport as NoiseReport
+    from .training.symmetry import noise_report as noise_report
+    from .training.symmetry import symmetry as symmetry
+
+__all__ = [
+    "Certificate",
+    "Coordinates",
+    "Fault",
+    "NoiseReport",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "coordinate_check",
+    "grad_norm",
+    "noise_report",
+    "reference_lr",
+    "report",
+    "resolve_noise",
+    "symmetry",
+    "verify_sharded",
+]
+
+__getattr__ = exported(
+    __name__,
+    {
+        "Certificate": ("proofs.certificate", ""),
+        "verify_sharded": ("sharded.verify", ""),
+        "symmetry": ("training.symmetry", ""),
+        "noise_report": ("training.symmetry", ""),
+        "NoiseReport": ("training.symmetry", ""),
+        "resolve_noise": ("training.noises", ""),
+        "coordinate_check": ("training.coordinates", ""),
+        "Coordinates": ("training.coordinates", ""),
+        "grad_norm": ("training.clip", ""),
+        "clip_grad_norm_": ("training.clip", ""),
+        "clip_grad_value_": ("training.clip", ""),
+        "reference_lr": ("training.groups", ""),
+        "report": ("reports.report", "tune"),
+        "Fault": ("errors", ""),
+    },
+)

@@ -1,0 +1,106 @@
+"""`since` is the plan from the reference to a model; a run in its place cannot be the wrong one."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.laws import refusal, seeded
+from torch import nn
+
+import mupscale as mu
+from mupscale.runs.run import since_of
+
+
+def net(n: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 2))
+
+
+def grown_twice() -> mu.Run:
+    with seeded(0):
+        base = net(4).double()
+    run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1.0))
+    return mu.widen(mu.widen(run, lambda: net(8)), lambda: net(16))
+
+
+def rates(model: nn.Module, since: mu.Plan | mu.Run) -> dict[str, float]:
+    groups = mu.param_groups(model, since, torch.optim.AdamW, lr=1.0)
+    return {name: group["lr"] for group in groups for name, _ in group["params"]}
+
+
+def test_a_run_gives_the_plan_since_its_reference_after_two_growths():
+    """Shapes cannot tell the plan of the last growth from the plan since the reference, and a run can."""
+    run = grown_twice()
+    assert run.plan is not None
+    assert run.since is not None
+    assert run.since == mu.plan_between(net, 4, 16)
+    assert rates(run.model, run) == rates(run.model, run.since)
+    assert rates(run.model, run)["2.weight"] == 0.25
+    # Control: the plan of the last growth fits the same shapes, and gives another rate.
+    assert rates(run.model, run.plan)["2.weight"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda run, since: mu.init_(run.model, since, std=net(4)),
+        lambda run, since: mu.param_groups(run.model, since, torch.optim.AdamW),
+        lambda run, since: mu.optimizer_for(run.model, since, torch.optim.AdamW),
+        lambda run, since: mu.diagnostics.grad_norm(run.model, since),
+        lambda run, since: mu.diagnostics.clip_grad_norm_(run.model, since, max_norm=1.0),
+        lambda run, since: mu.diagnostics.clip_grad_value_(run.model, since, max_value=1.0),
+        lambda run, since: mu.clip_(run.optimizers, since, model=run.model, max_norm=1.0),
+        lambda run, since: mu.step_in_units_(
+            torch.optim.AdamW(run.model.parameters()), since, model=run.model
+        ),
+    ],
+)
+def test_every_function_that_takes_since_takes_a_run_of_the_same_model_only(act: Any):
+    run = grown_twice()
+    act(run, run)
+    act(grown_twice(), mu.plan_between(net, 4, 16))
+    refusal(lambda: act(run, mu.Run(net(16))), "model", "write")
+
+
+def test_a_plan_needs_the_model_and_a_run_holds_it():
+    run = grown_twice()
+    assert run.since is not None
+    optimizer = torch.optim.AdamW(run.model.parameters())
+    refusal(lambda: mu.clip_(run.optimizers, run.since, max_norm=1.0), "write clip_(…, run)", "model=model")  # type: ignore[arg-type]
+    refusal(lambda: mu.step_in_units_(optimizer, run.since), "write step_in_units_(…, run)")  # type: ignore[arg-type]
+    refusal(lambda: mu.param_groups(run.model, 4, torch.optim.AdamW), "since", "write the run")  # type: ignore[arg-type]
+    mu.clip_(run.optimizers, run, max_norm=1.0)
+    mu.step_in_units_(optimizer, run)
+
+
+def test_a_run_that_is_its_own_reference_changes_nothing():
+    model = net(4)
+    assert mu.Run(model).since is None
+    assert all(str(entry.change.s) == "1" for entry in since_of(mu.Run(model), model).tensors.values())
+
+
+def test_one_optimizer_and_one_scheduler_have_names_of_their_own():
+    model = net(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    run = mu.Run(model, optimizer, scheduler, steps=3)
+    assert (run.optimizer, run.scheduler, run.steps) == (optimizer, scheduler, 3)
+    refusal(lambda: mu.Run(model).optimizer, "has 0", "run.optimizers[i]")
+    refusal(lambda: mu.Run(model, [optimizer, optimizer]).optimizer, "has 2", "run.optimizers[i]")
+    refusal(lambda: mu.Run(model).scheduler, "has 0", "run.schedulers[i]")
+
+
+class Tied(nn.Module):
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, n), nn.Linear(n, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def test_a_plan_knows_the_names_that_it_lists():
+    plan = mu.infer_plan(Tied(4), Tied(8), folds={"embed.weight": 1})
+    assert set(plan.names) == {"embed.weight", "head.weight"}
+    assert list(plan.tensors) == ["embed.weight"]
+    assert all(name in plan and plan[name] is plan["embed.weight"] for name in plan.names)
+    assert "stranger" not in plan
+    with pytest.raises(TypeError):
+        list(plan)  # type: ignore[call-overload]
