@@ -10,12 +10,12 @@
 194
 """
 
-from typing import TYPE_CHECKING
+import typing as _typing
 
-from .lazy import exported
+from .lazy import exported as _exported
 from .version import __version__ as __version__
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from . import diagnostics as diagnostics
     from . import plans as plans
     from . import rules as rules
@@ -70,7 +70,7 @@ __all__ = [
     "widen_state_dict",
 ]
 
-__getattr__ = exported(
+__getattr__ = _exported(
     __name__,
     {
         "Run": ("runs.run", ""),

@@ -279,7 +279,9 @@ def test_narrowing_without_a_plan_is_refused():
     refusal(lambda: mu.narrow(mlp(8), lambda: mlp(4)), "the plan by which the run was widened", "pass plan=")
 
 
-@pytest.mark.parametrize(("name", "package"), [("tune", "optuna"), ("HuggingFaceCallback", "transformers")])
+@pytest.mark.parametrize(
+    ("name", "package"), [("tune", "optuna"), ("trainers.HuggingFaceCallback", "transformers")]
+)
 def test_a_missing_extra_is_named_with_its_remedy(name, package):
     code = f"import sys; sys.modules[{package!r}] = None; import mupscale; mupscale.{name}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -200,7 +200,7 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
     "a model and a size": (
         lambda: mu.infer_plan(BASE, 8),
         lambda: mu.infer_plan(BASE, WIDE),
-        ("a module and 8", "plan_between(make, base, wide)"),
+        ("it is 8", "expected a module", "plan_between(make, 64, 256)"),
     ),
     "roles in a list": (
         lambda: infer(roles=["0.weight"]),
@@ -281,7 +281,7 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
     "a reference to another model": (
         lambda: upscale(base=mu.Run(BASE, since=OTHER)),
         lambda: upscale(base=mu.Run(BASE, since=mu.plan_between(mlp, 2, 4))),
-        ("reference= does not lead", "0.weight"),
+        ("since= ends at other shapes", "0.weight"),
     ),
     # Noise.
     "noise as a number": (lambda: upscale(0.1), upscale, ("noise", "it is 0.1", "MupNoise(0.1)")),
@@ -420,7 +420,7 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
     "another model's plan": (
         lambda: clip(plan=OTHER, max_norm=1.0),
         lambda: clip(max_norm=1.0),
-        ("0.weight", "not in the plan", "run.since_reference"),
+        ("0.weight", "not in the plan", "pass the run"),
     ),
     "a negative bound": (lambda: clip(max_norm=-1.0), lambda: clip(max_norm=math.inf), ("max_norm", "-1.0")),
     "a norm of power zero": (
@@ -436,7 +436,7 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
     "a model in place of an optimizer": (
         lambda: mu.step_in_units_(WIDE, PLAN, model=adamw(WIDE)),
         lambda: mu.step_in_units_(adamw(WIDE), PLAN, model=WIDE),
-        ("step_in_units_(optimizer, plan, model)",),
+        ("step_in_units_(optimizer, run)",),
     ),
     # State dicts.
     "a model in place of its state": (

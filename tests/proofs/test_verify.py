@@ -1,6 +1,7 @@
 """The certificate holds where training is exact, and names the culprit where it is not."""
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -88,10 +89,11 @@ def test_the_certificate_reads_as_a_table_and_as_json():
     assert data["tensors"][0]["name"] == "0.weight"
 
 
-def test_memory_is_told_beforehand():
-    said: list[str] = []
-    certificate = check(adamw(mlp(8)), lambda: mlp(24), tell=said.append)
-    assert "GB" in said[0]
+def test_memory_is_logged_and_nothing_is_printed(caplog, capsys):
+    with caplog.at_level(logging.INFO, logger="mupscale"):
+        certificate = check(adamw(mlp(8)), lambda: mlp(24))
+    assert "GB" in caplog.messages[0]
+    assert capsys.readouterr().out == ""
     assert certificate.memory > 8 * sum(p.numel() for p in mlp(24).parameters())
 
 

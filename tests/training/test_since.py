@@ -16,8 +16,7 @@ def net(n: int) -> nn.Module:
 
 
 def grown_twice() -> mu.Run:
-    with seeded(0):
-        base = net(4).double()
+    base = seeded(net, 4)
     run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1.0))
     return mu.widen(mu.widen(run, lambda: net(8)), lambda: net(16))
 

@@ -185,7 +185,7 @@ def _gradient_difference(found: Tensor | None, sources: list[Tensor | None], ent
     return difference(local_of(found), expected_gradient(entry, known, found))
 
 
-def gradient_identity(base: nn.Module, wide: nn.Module, *, plan: Plan, loss: Loss) -> Identity:
+def gradient_identity(base: nn.Module, wide: nn.Module, *, loss: Loss, plan: Plan) -> Identity:
     """Measure the identity on two live models that hold corresponding weights.
 
     `loss(model)` returns a scalar and must see the same data both times.

@@ -16,10 +16,10 @@ from .known import know
 
 def report(
     *folders: str | Path,
+    proxy: str | Path | None = None,
+    out: str | Path | None = None,
     storage: Any = None,
     study: str | Sequence[str] = "mupscale",
-    out: str | Path | None = None,
-    proxy: str | Path | None = None,
 ) -> Path:
     """Write index.html and its pictures; the page's path.
 

@@ -217,7 +217,7 @@ def qualified_name(optimizer: type | str) -> str:
     return f"{'torch.optim' if inside_torch else optimizer.__module__}.{optimizer.__qualname__}"
 
 
-def register_optimizer(optimizer: type | str, rule: OptimizerRule) -> None:
+def register_optimizer(optimizer_class: type | str, rule: OptimizerRule) -> None:
     """State the units of a third-party optimizer, so that its runs can be widened.
 
     >>> row = OptimizerRule(lr=W, decay=Decay.DECOUPLED, state={"exp_avg": G}, neutral={"betas"})
@@ -227,24 +227,26 @@ def register_optimizer(optimizer: type | str, rule: OptimizerRule) -> None:
     >>> del RULES["example.Lion"]                                     # it was for this example only
     """
     raise_faults("this optimizer cannot be registered", wrong_kind("rule", rule, OptimizerRule, _ROW))
-    RULES[qualified_name(optimizer)] = rule
+    RULES[qualified_name(optimizer_class)] = rule
 
 
-def rule_for(optimizer: type | str, rules: Mapping[str, OptimizerRule] | None = None) -> OptimizerRule:
+def rule_for(
+    optimizer_class: type | str, *, rules: Mapping[str, OptimizerRule] | None = None
+) -> OptimizerRule:
     """The row of an optimizer class; one without a row is refused, never guessed.
 
     >>> str(rule_for("torch.optim.AdamW").hyper["eps"])
     'G'
     """
     table = RULES if rules is None else rules
-    name = qualified_name(optimizer)
+    name = qualified_name(optimizer_class)
     if name in table:
         raise_faults("rules= holds what is not a row", wrong_kind(name, table[name], OptimizerRule, _ROW))
         return table[name]
     for refused, reason in REFUSED.items():
         if name == refused or (refused.endswith(".") and name.startswith(refused)):
             raise MupscaleError(f"{name} cannot be widened exactly: {reason}")
-    raise MupscaleError(f"no units are known for the optimizer {name}; {_hint(optimizer, name, table)}")
+    raise MupscaleError(f"no units are known for the optimizer {name}; {_hint(optimizer_class, name, table)}")
 
 
 def _hint(optimizer: type | str, name: str, table: Mapping[str, OptimizerRule]) -> str:

@@ -45,10 +45,10 @@ class Run:
         optimizers: Optimizer | Sequence[Optimizer] | None = (),
         schedulers: Any | Sequence[Any] = (),
         *,
-        ema: nn.Module | Mapping[str, Tensor] | None = None,
-        steps: int = 0,
         plan: Plan | None = None,
         since: Plan | None = None,
+        ema: nn.Module | Mapping[str, Tensor] | None = None,
+        steps: int = 0,
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
         fields = {

@@ -49,8 +49,8 @@ def load_wide(
     init: Callable[[nn.Module], Any] | None = None,
     device: torch.device | str | None = None,
     group: Group = None,
-    rules: Mapping[str, OptimizerRule] | None = None,
     prefix: str | None = None,
+    rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
     """Fill the run `wide` from `base`, each rank its own shards, and return it with its provenance.
 

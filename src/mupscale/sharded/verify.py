@@ -43,8 +43,8 @@ def verify_sharded(
     plan: Plan | None = None,
     steps: int = 5,
     tolerance: float | None = None,
-    rules: Mapping[str, OptimizerRule] | None = None,
     group: dist.ProcessGroup | None = None,
+    rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Certificate:
     """The certificate that `wide`, just loaded with zero noise, continues `base`; the same on every rank.
 

@@ -56,7 +56,7 @@ def put_plans_(checkpoint: dict[str, Any], plan: Plan, since: Plan) -> None:
 def optimizer_for(
     model: nn.Module,
     since: Grown,
-    optimizer: type[AnyOptimizer],
+    optimizer_class: type[AnyOptimizer],
     *,
     parameters: Chosen = None,
     no_decay: tuple[str, ...] | list[str] = (),
@@ -77,10 +77,10 @@ def optimizer_for(
     groups = param_groups(
         model,
         since if isinstance(since, Run) else both_plans(since)[1],
-        optimizer,
+        optimizer_class,
         parameters=parameters,
         no_decay=no_decay,
         rules=rules,
         **constants,
     )
-    return optimizer(groups)  # type: ignore[call-arg]
+    return optimizer_class(groups)  # type: ignore[call-arg]

@@ -30,19 +30,19 @@ _WEIGHTS, _STATES = "state_dict", "optimizer_states"
 
 
 def widen_lightning_checkpoint(
-    path: Path | str,
+    base: Path | str,
     out: Path | str,
-    plan: Plan,
     *,
+    plan: Plan,
+    optimizer_classes: Sequence[str | None] | None = None,
     prefix: str = "model.",
-    optimizers: Sequence[str | None] | None = None,
     names: Sequence[Names] | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> None:
     """Write the checkpoint from which `trainer.fit(wide_model, ckpt_path=out)` goes on.
 
     `prefix` is what the LightningModule puts before the plan's names. An optimizer is told from what it keeps, unless
-    named in `optimizers`. One made from `self.parameters()`, or from named parameters, needs nothing more; for others
+    named in `optimizer_classes`. One made from `self.parameters()`, or from named parameters, needs nothing more; for others
     `names` holds, for every optimizer, its parameters' names group by group.
 
     >>> import tempfile, mupscale as mu
@@ -54,7 +54,7 @@ def widen_lightning_checkpoint(
     ...     torch.load(f"{folder}/wide.ckpt")["state_dict"]["model.weight"].shape
     torch.Size([4, 4])
     """
-    path, out = Path(path), Path(out)
+    path, out = Path(base), Path(out)
     described = read_tree(path)  # checks the archive, without loading a tensor
     if not isinstance(described, dict) or not {_WEIGHTS, _STATES} <= described.keys():
         raise MupscaleError(
@@ -69,7 +69,9 @@ def widen_lightning_checkpoint(
     for i, state in enumerate(checkpoint[_STATES]):
         own = named_parameters(weights, whole) if names is None else names[i]
         rule = (
-            None if optimizers is None or optimizers[i] is None else rule_for(str(optimizers[i]), rules=rules)
+            None
+            if optimizer_classes is None or optimizer_classes[i] is None
+            else rule_for(str(optimizer_classes[i]), rules=rules)
         )
         wide[_STATES].append(_widened(state, whole, own, rule, f"optimizer {i}", rules))
     put_plans_(wide, plan, plan if early is None else early.then(plan))

@@ -96,7 +96,7 @@ def _layouts(narrow: nn.Module, broad: nn.Module) -> tuple[dict[str, dict[int, i
 
 
 class Growing:
-    """torchtitan's checkpoint manager for a wide job: `initial_load_path` names a narrow checkpoint, and it grows.
+    """The checkpoint manager of a wide torchtitan job: `initial_load_path` names a narrow checkpoint, and it grows.
 
     `Config` adds to torchtitan's own: `base`, the ModelSpec of the narrow run; `noise` and `seed` as for `upscale`;
     `reference`, the ModelSpec at which the constants were written where the base was itself grown; `declared`, further

@@ -34,10 +34,10 @@ class _Weight(nn.Module):
 def check_optimizer(
     make: Callable[[list[nn.Parameter]], Optimizer],
     *,
-    rules: Mapping[str, OptimizerRule] | None = None,
     before: int = 8,
     steps: int = 12,
     tolerance: float = 1e-9,
+    rules: Mapping[str, OptimizerRule] | None = None,
 ) -> float:
     """The largest relative error of a widened tensor under this optimizer; raises when it is not exact.
 

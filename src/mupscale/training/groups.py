@@ -34,7 +34,7 @@ Chosen = Iterable[tuple[str, nn.Parameter]] | Callable[[str, nn.Parameter], bool
 def param_groups(
     model: nn.Module,
     since: Since,
-    optimizer: type[Optimizer],
+    optimizer_class: type[Optimizer],
     *,
     parameters: Chosen = None,
     no_decay: Sequence[str] = (),
@@ -54,28 +54,28 @@ def param_groups(
     >>> [(group["lr"], [name for name, _ in group["params"]]) for group in groups][1]
     (0.0025, ['2.weight'])
     """
-    faults = [*expect_class(optimizer), *wrong_list("no_decay", no_decay)]
+    faults = [*expect_class(optimizer_class), *wrong_list("no_decay", no_decay)]
     raise_faults("these parameters cannot be grouped", faults)
-    rule = rule_for(optimizer, rules=rules)
+    rule = rule_for(optimizer_class, rules=rules)
     if not rule.agrees_with_mup:
         raise MupscaleError(
-            f"{qualified_name(optimizer)} measures the size of the weights itself, so μP gives it no learning rate that "
+            f"{qualified_name(optimizer_class)} measures the size of the weights itself, so μP gives it no learning rate that "
             "holds across widths; a run with it can be widened, but not tuned small and applied large"
         )
     plan = since_of(since, model)
     check_end(plan, model, "wide")
-    settings = {**_defaults(optimizer), **constants}
+    settings = {**_defaults(optimizer_class), **constants}
     faults = [
         Fault(
             f"{key} = {settings[key]!r}",
-            f"{qualified_name(optimizer)} has no units for it in the registry",
+            f"{qualified_name(optimizer_class)} has no units for it in the registry",
             "check its spelling, or register the optimizer with this key in hyper= or neutral=",
         )
         for key in settings
         if not rule.known(key)
     ]
     if "lr" not in settings:
-        faults.append(Fault("lr", f"{optimizer.__name__} has no default learning rate", "pass lr="))
+        faults.append(Fault("lr", f"{optimizer_class.__name__} has no default learning rate", "pass lr="))
     elif not isinstance(settings["lr"], Tensor):
         faults += wrong_number("lr", settings["lr"], "write lr=1e-3, say")
     texts = [key for key in ("weight_decay", *rule.hyper) if isinstance(settings.get(key), str)]
@@ -89,7 +89,7 @@ def param_groups(
     faults += [
         Fault(
             f"{key} = {settings[key]}",
-            f"{optimizer.__name__} reads it from its constructor, so it cannot differ by group",
+            f"{optimizer_class.__name__} reads it from its constructor, so it cannot differ by group",
             f"pass {key}=0",
         )
         for key in rule.constructor_only
@@ -98,10 +98,10 @@ def param_groups(
     if rule.shape_factor is not None:
         odd = [name for name in named if len(plan[name].axes) != 2]
         faults += [
-            Fault(name, f"{optimizer.__name__} takes matrices only", "pick matrices with parameters=")
+            Fault(name, f"{optimizer_class.__name__} takes matrices only", "pick matrices with parameters=")
             for name in odd
         ]
-    faults += refused_on_shards(optimizer, named, settings)
+    faults += refused_on_shards(optimizer_class, named, settings)
     raise_faults("these parameters cannot be grouped", faults)
     groups: dict[Any, dict[str, Any]] = {}
     for name, parameter in named.items():
@@ -128,7 +128,7 @@ def expect_class(optimizer: object) -> list[Fault]:
     if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
         return []
     what = f"it is {shown(optimizer)}, expected a class of optimizers"
-    return [Fault("optimizer", what, "write torch.optim.AdamW, or type(optimizer)")]
+    return [Fault("optimizer_class", what, "write torch.optim.AdamW, or type(optimizer)")]
 
 
 def refused_on_shards(

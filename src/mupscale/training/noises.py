@@ -113,10 +113,10 @@ class NoisePlan:
 
 
 def resolve_noise(
-    noise: Noise,
-    plan: Plan,
     base: Mapping[str, Tensor] | Measure,
+    noise: Noise,
     *,
+    plan: Plan,
     seed: int = 0,
     since: Plan | None = None,
 ) -> NoisePlan:

@@ -94,7 +94,7 @@ def carry_tensors(
 def widen_optimizer_state_dict(
     state: Mapping[str, Any],
     plan: Plan,
-    optimizer: type,
+    optimizer_class: type,
     *,
     names: Sequence[str] | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
@@ -112,13 +112,13 @@ def widen_optimizer_state_dict(
     >>> [(group["param_names"], group["lr"]) for group in wide["param_groups"]]
     [(['weight'], 0.05), (['bias'], 0.1)]
     """
-    return _carry(state, Direction(plan), optimizer, names, rules)
+    return _carry(state, Direction(plan), optimizer_class, names, rules)
 
 
 def narrow_optimizer_state_dict(
     state: Mapping[str, Any],
     plan: Plan,
-    optimizer: type,
+    optimizer_class: type,
     *,
     names: Sequence[str] | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
@@ -132,7 +132,7 @@ def narrow_optimizer_state_dict(
     >>> narrow_optimizer_state_dict(state, plan, torch.optim.AdamW)["param_groups"][0]["lr"]
     0.1
     """
-    return _carry(state, Direction(plan, back=True), optimizer, names, rules)
+    return _carry(state, Direction(plan, back=True), optimizer_class, names, rules)
 
 
 def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -170,14 +170,14 @@ def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any
 def _carry(
     state: Mapping[str, Any],
     direction: Direction,
-    optimizer: type,
+    optimizer_class: type,
     names: Sequence[str] | None,
     rules: Mapping[str, OptimizerRule] | None,
 ) -> dict[str, Any]:
     faults = wrong_kind("state", state, Mapping, "write optimizer.state_dict()")
-    faults += [*expect_class(optimizer), *([] if names is None else wrong_list("names", names))]
+    faults += [*expect_class(optimizer_class), *([] if names is None else wrong_list("names", names))]
     raise_faults("this optimizer state cannot be carried", faults)
-    rule = rule_for(optimizer, rules=rules)
+    rule = rule_for(optimizer_class, rules=rules)
     if not ("param_groups" in state and "state" in state):
         raise MupscaleError(
             "an optimizer state dict has the keys 'state' and 'param_groups', found others; write "
@@ -188,9 +188,9 @@ def _carry(
         NamedGroup(tuple(spelled[key] for key in group["params"]), group) for group in state["param_groups"]
     ]
     carried, faults = carry_groups(rule, groups, direction)
-    accepted = inspect.signature(optimizer.__init__).parameters  # type: ignore[misc]
+    accepted = inspect.signature(optimizer_class.__init__).parameters  # type: ignore[misc]
     own = {key for group in state["param_groups"] for key in group if key in accepted}
-    faults += unknown_settings(rule, state["param_groups"], own, optimizer.__name__)
+    faults += unknown_settings(rule, state["param_groups"], own, optimizer_class.__name__)
     orphans = [
         Fault(str(key), "state of no parameter in the groups", "remove it from the state dict")
         for key in state["state"]
