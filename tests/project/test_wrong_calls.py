@@ -167,10 +167,10 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
         ("part of an axis is 4", "Axis.of((Factor(4),))"),
     ),
     "a scale of nothing": (
-        lambda: mu.rules.Scale.of(None),
+        lambda: mu.rules.Scale.of(None),  # type: ignore[arg-type]
         lambda: mu.rules.Scale.of("1/3"),
         ("None", '"1/3"'),
-    ),  # type: ignore[arg-type]
+    ),
     "an optimizer's short name": (
         lambda: mu.rules.rule_for("AdamW"),
         lambda: mu.rules.rule_for("torch.optim.AdamW"),
@@ -198,7 +198,7 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
         ("it does not take (size)", "make=lambda size:"),
     ),
     "a model and a size": (
-        lambda: mu.infer_plan(BASE, 8),
+        lambda: mu.infer_plan(BASE, 8),  # type: ignore[arg-type]
         lambda: mu.infer_plan(BASE, WIDE),
         ("it is 8", "expected a module", "plan_between(make, 64, 256)"),
     ),

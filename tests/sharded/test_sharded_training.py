@@ -34,6 +34,7 @@ from benchmarks.sharded_training import (
 )
 from harness.closeness import EXACT, largest_difference
 from harness.launched import folder, launch
+from mupscale.plans.fits import identity_plan
 from mupscale.plans.names import named_tensors
 from mupscale.sharded.memory import give_memory_
 from mupscale.sharded.verify import verify_sharded
@@ -171,7 +172,7 @@ def two_jobs() -> float:
     plain = nn.Linear(3, 7).double()
     cut = shard_small(copy.deepcopy(plain), both["rank"])
     inputs = torch.ones(1, 3).double() * (1 + both.get_local_rank("job"))
-    plan = mu.Run(plain)
+    plan = identity_plan(plain)
     found = [mu.diagnostics.grad_norm(with_gradients(model, inputs), plan) for model in (plain, cut)]
     return abs(float(found[1] / found[0]) - 1)
 
@@ -195,7 +196,7 @@ def init() -> dict[str, Any]:
                 cut: nn.Module = Net(WIDE)
             cut = shard(cut, layout)
             if what == "reference":
-                found["meta"] = _refusal(partial(mu.init_, cut, simple, std))
+                found["meta"] = _refusal(partial(mu.init_, cut, simple, std=std))
             give_memory_(cut, torch.device("cpu"))
             found[f"{layout} {what}"] = _unequal(mu.init_(cut, simple, std=std), want)
     with torch.device("meta"):
@@ -203,7 +204,7 @@ def init() -> dict[str, Any]:
     empty = shard_small(empty)
     give_memory_(empty, torch.device("cpu"))
     found["ties"] = _unequal(mu.init_(empty, plan, std=tied), mu.init_(Tied(128), plan, std=tied))
-    at_home = mu.Run(reference)
+    at_home = identity_plan(reference)
     found["own sizes"] = _unequal(
         mu.init_(shard(copy.deepcopy(reference), "fsdp"), at_home), mu.init_(reference, at_home)
     )

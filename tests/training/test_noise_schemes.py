@@ -213,9 +213,9 @@ def test_paired_noise_moves_no_output_of_a_block_layout():
     assert deltas["2.weight"].any()
     assert_close(wide.model(x), base(x), EXACT)
     plain = replace(plan["2.weight"], axes=(plan["2.weight"].axes[0], mu.rules.Axis.parse("in: 12x3")))
-    wrong = TensorNoise(
-        mu.diagnostics.resolve_noise({}, mu.MupNoise(0.5), plan=plan).tensor("2.weight").stream, 0.5, 1
-    )  # type: ignore[union-attr]
+    resolved = mu.diagnostics.resolve_noise({}, mu.MupNoise(0.5), plan=plan).tensor("2.weight")
+    assert resolved is not None
+    wrong = TensorNoise(resolved.stream, 0.5, 1)
     delta = wrong.slice(plain.axes, [0, 0], [3, 36], deltas["2.weight"])
     hidden = mu.widen(base, lambda: make(12), plan=plan).model[:2](x)  # type: ignore[index]
     assert float((hidden @ delta.T).detach().abs().max()) > 1e-3, "control: copies taken for neighbours"
