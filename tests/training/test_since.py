@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.laws import refusal, seeded
 from torch import nn
 
 import mupscale as mu
+from harness.draws import seeded
+from harness.refusals import refusal
 from mupscale.runs.run import since_of
 
 
