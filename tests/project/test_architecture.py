@@ -27,7 +27,7 @@ ORDER = [
     "cli",
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))
-DOORS = {("__init__",), ("__main__",)}
+DOORS = {("__init__",), ("__main__",), ("diagnostics",)}
 """The top of the package: it names what users import, so nothing inside may import it."""
 Name = tuple[str, ...]
 """A module as path parts below the package: ("rules", "axes")."""
@@ -268,14 +268,14 @@ ALLOWED_POWERS = {
         "flops.py: 2**stage",
         "flops.py: size**2",
         "flops.py: width**2",
-        'growing.py: 1000 ** " kMGT".index(found[2] or " ")',
-        "growing.py: max(parse_multipliers(chosen.multipliers).values()) ** 2",
+        'widen.py: 1000 ** " kMGT".index(found[2] or " ")',
+        "widen.py: max(parse_multipliers(chosen.multipliers).values()) ** 2",
         "maps.py: (low * high) ** 0.5",
         "maps.py: 2**p",
         "maps.py: 2**t",
         "page.py: settings.k**2",
         "study.py: torch.finfo(kind).eps ** 0.5",
-        "tune.py: 2.0**power",
+        "settings.py: 2.0**power",
     ],
 }
 """Why a power may stand outside rules/ -> the places, each as its file and the expression."""

@@ -38,11 +38,11 @@ def upscale(
     wide: Make,
     noise: Noise | None = None,
     *,
+    loss: Loss | None = None,
     plan: Plan | None = None,
     lr: float | None = None,
     recipe: Recipe | None = None,
     seed: int = 0,
-    loss: Loss | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
     """Widen `base`, add noise, and set the learning rate: a run that can use its new width.
