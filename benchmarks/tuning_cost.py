@@ -57,7 +57,7 @@ from mupscale.tuning.status import EQUAL_STEPS
 
 WIDTHS, K, SEEDS = (32, 64), 4, (0, 1, 2)
 STEPS, BATCH = 1000, 512
-RATES, STRENGTHS = tuple(2.0**power for power in range(-9, -2)), (0.0, 0.2, 0.4, 0.8, 1.6)
+RATES, STRENGTHS = tuple(2.0**power for power in range(-9, -2)), (0.0, 0.1, 0.2, 0.4, 0.8)
 LOSS, SECONDS, CORES = 1.01, 1200.0, 2
 BOUNDS = {
     "cost_ratio": 0.35,

@@ -367,7 +367,7 @@ def test_studies_side_by_side_need_one_reference(tmp_path):
 
 
 def test_no_noise_best_at_every_width_is_drawn(tmp_path):
-    studies = [known_of(width=width, reference=64, noises=(0.8, 1.6)) for width in (64, 128)]
+    studies = [known_of(width=width, reference=64, noises=(0.5, 1.0)) for width in (64, 128)]
     assert [point.noise for known in studies if (point := wide_of(known).best) is not None] == [0, 0]
     # A logarithmic axis with nothing on it fails only when it is drawn.
     draw_widths(studies).savefig(tmp_path / "widths.png")

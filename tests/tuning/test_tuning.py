@@ -131,6 +131,21 @@ def test_less_noise_is_tried_where_none_is_best():
     assert agenda.best == Point(1.0, 0.05)
 
 
+@pytest.mark.parametrize(("largest", "reached"), [(1.0, 0.8), (math.inf, 3.2)])
+def test_noise_is_not_extended_above_the_largest_size_of_its_scheme(largest: float, reached: float):
+    """Control: without a bound, a loss that falls with noise extends the grid each time it may."""
+    results: dict[str, float] = {}
+    while (agenda := grid_agenda([1.0], [0.0, 0.4, 0.8], results, Ladder((9,)), 2, largest)).open:
+        results |= {s.key: -(s.point.noise or 0.0) + abs(math.log(s.point.lr)) for s in agenda.open}
+    assert max(point.noise or 0.0 for point in agenda.points) == reached
+
+
+def test_a_study_refuses_noise_above_the_largest_size_of_its_scheme():
+    with pytest.raises(MupscaleError, match="expected at most 1 with the scheme 't'"):
+        Settings(width=8, k=2, steps=10, noises=(0.2, 1.6))
+    assert Settings(width=8, k=2, steps=10, noises=(0.2, 1.6), scheme="sigma").noises == (0.2, 1.6)
+
+
 def test_an_unfinished_rung_lets_nobody_go_on():
     points = [Point(1.0), Point(2.0)]
     results = {Leg(points[0], 0, 5).key: 1.0}

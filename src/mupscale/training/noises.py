@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -317,6 +317,8 @@ class Scheme:
     """How a report labels the axis of sizes."""
     size: str
     """What the size is, in help texts."""
+    largest: float = inf
+    """The largest size that is accepted."""
 
 
 SCHEMES: Mapping[str, Scheme] = {
@@ -327,6 +329,7 @@ SCHEMES: Mapping[str, Scheme] = {
             SignalNoise,
             "noise t, of each weight's spectral norm",
             "relative to each weight's spectral norm",
+            LARGEST_T,
         ),
         Scheme("sigma", MupNoise, "noise σ̄, at the reference", "σ̄ itself"),
         Scheme(

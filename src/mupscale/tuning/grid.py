@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import inf
 
 
 @dataclass(frozen=True, order=True)
@@ -48,10 +49,13 @@ def points_of(lrs: Iterable[float], noises: Iterable[float | None]) -> list[Poin
     return [Point(tidy(lr), None if noise is None else tidy(noise)) for noise, lr in product(noises, lrs)]
 
 
-def beyond(best: Point, lrs: Sequence[float], noises: Sequence[float | None]) -> list[Point]:
+def beyond(
+    best: Point, lrs: Sequence[float], noises: Sequence[float | None], largest: float = inf
+) -> list[Point]:
     """The points to add when the best one lies on an edge of the grid; none when it does not.
 
-    The grid is extended by the ratio of its last two values. Where zero noise is best, smaller noise is tried.
+    The grid is extended by the ratio of its last two values, and noise not above `largest`. Where zero noise is best,
+    smaller noise is tried.
 
     >>> [p.lr for p in beyond(Point(0.4), [0.1, 0.2, 0.4], [None])]
     [0.8]
@@ -59,10 +63,13 @@ def beyond(best: Point, lrs: Sequence[float], noises: Sequence[float | None]) ->
     ['wide-noise=0.05-lr=0.1', 'wide-noise=0.05-lr=0.2', 'wide-noise=0.05-lr=0.4']
     >>> {p.noise for p in beyond(Point(0.2, 0.0), [0.1, 0.2, 0.4], [0, 0.1, 0.2])}
     {0.05}
+    >>> beyond(Point(0.2, 0.8), [0.1, 0.2, 0.4], [0, 0.4, 0.8], largest=1.0)
+    []
     """
     more_lrs = [*lrs, *_next(best.lr, lrs)]
     positive = [noise for noise in noises if noise]
-    more_noises = [*noises, *_next(best.noise or min(positive), positive)] if positive else noises
+    added = _next(best.noise or min(positive), positive) if positive else []
+    more_noises = [*noises, *(noise for noise in added if noise <= largest)]
     known = set(points_of(lrs, noises))
     return [point for point in points_of(more_lrs, more_noises) if point not in known]
 

@@ -176,9 +176,14 @@ class Agenda:
 
 
 def grid_agenda(
-    lrs: Sequence[float], noises: Sequence[float | None], results: Results, ladder: Ladder, extend: int
+    lrs: Sequence[float],
+    noises: Sequence[float | None],
+    results: Results,
+    ladder: Ladder,
+    extend: int,
+    largest: float = inf,
 ) -> Agenda:
-    """A grid, extended at most `extend` times beyond the edge on which the best point lies.
+    """A grid, extended at most `extend` times beyond the edge on which the best point lies, noise up to `largest`.
 
     The best rate is 7, the grid has 1 and 2. It is extended by 4, by 8 and by 16, and then 8 is best and
     inside:
@@ -195,7 +200,7 @@ def grid_agenda(
     def follow(turn: int, points: list[Point], top: Mapping[Point, float]) -> tuple[list[Point], bool]:
         best = min(top, key=lambda p: (top[p], p.lr, p.noise or 0), default=None)
         grown = sorted({p.lr for p in points}), list(dict.fromkeys(p.noise for p in points))
-        new = [] if best is None else beyond(best, *grown)
+        new = [] if best is None else beyond(best, *grown, largest)
         return new, not new or turn == extend
 
     return _turns(points_of(lrs, noises), results, ladder, follow)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import shown, wrong_whole
@@ -144,6 +144,10 @@ class Settings:
             if getattr(self, key) not in known:
                 what = f"{getattr(self, key)!r}, expected one of {', '.join(map(repr, known))}"
                 faults.append(Fault(key, what, f"write {key}={known[0]!r}"))
+        largest = SCHEMES[self.scheme].largest if self.scheme in SCHEMES else inf
+        if any(v > largest for v in self.noises):
+            what = f"{self.noises}, expected at most {largest:g} with the scheme {self.scheme!r}"
+            faults.append(Fault("noises", what, f"write {_EXAMPLES['noises']}, for example"))
         return faults
 
     def for_proxy(self, proxy: Proxy) -> Settings:
@@ -196,7 +200,7 @@ class Settings:
         self, lrs: Sequence[float], noises: Sequence[float | None], results: Results, ladder: Ladder
     ) -> Agenda:
         if self.sampler == "grid":
-            return grid_agenda(lrs, noises, results, ladder, self.extend)
+            return grid_agenda(lrs, noises, results, ladder, self.extend, SCHEMES[self.scheme].largest)
         first = points_of(lrs, (noises[0],))
         if noises[0] is not None:
             first += propose(-1, {}, count=len(lrs), lrs=lrs, noises=noises, seed=self.seed)
