@@ -13,6 +13,7 @@ ORDER = [
     "tensors",
     "files",
     "plans",
+    "optimizers",
     "runs",
     "proofs",
     "training",
@@ -227,7 +228,7 @@ ALLOWED_POWERS = {
     "the inverse of a scale that the plan has": [
         "collapse.py: making.scale**-1",
         "direction.py: scale**-1",
-        "state.py: scale**-1",
+        "settings.py: scale**-1",
     ],
     "a fact about one type of module, in the table of modules": [
         "modules.py: Scale.of(size.k) ** Fraction(-1, 4)",  # torch divides logits by the root of the head size

@@ -10,10 +10,11 @@ from torch.optim import lr_scheduler
 import mupscale as mu
 from harness.setups import SETUPS
 from mupscale.checkpoints.trainer_groups import named_orders, told_by
+from mupscale.optimizers.carry import carry_optimizer, made
+from mupscale.optimizers.read import parts, read_positions
+from mupscale.optimizers.write import write_positions
+from mupscale.plans.direction import Direction
 from mupscale.rules.optimizers import RULES, rule_for
-from mupscale.training.direction import Direction
-from mupscale.training.kept_groups import carry_kept, parts
-from mupscale.training.state import made_state
 
 
 class Net(nn.Module):
@@ -52,11 +53,11 @@ def kept(optimizer: Any) -> Any:
     """The optimizer's state dict at the wide end, groups as they were."""
     groups, state = parts(optimizer.state_dict(), "state")
     order, wide_order = named_orders(groups, PLAN, [NAMES])
-    rule = rule_for(type(optimizer))
     direction = Direction(PLAN)
-    wide, faults = carry_kept(groups, state, order, wide_order, rule, direction, "state")
-    assert not faults
-    return {**wide, "state": {key: made_state(s, direction) for key, s in wide["state"].items()}}
+    named, unread = read_positions(groups, state, order, rule_for(type(optimizer)), "state")
+    carried, uncarried = carry_optimizer(named, direction, split=False)
+    assert not unread + uncarried
+    return write_positions(made(carried, direction), groups, wide_order)
 
 
 def bits(model: nn.Module) -> list[Any]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MupscaleError
+from ..optimizers.settings import factors_of
 from ..plans.names import pattern_of
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES
-from ..training.state import factors_of
 
 NAME = "mupscale.json"
 FORMAT = "mupscale directory 1"

@@ -11,8 +11,8 @@ from typing import Any
 from ..errors import Fault, MupscaleError
 from ..files.directory import Directory
 from ..files.torch_file import read_tree
+from ..optimizers.read import parts, settings_of
 from ..rules.optimizers import RULES, Decay
-from ..training.kept_groups import parts, settings_of
 from ..training.recipe import Recipe
 from .trainer_groups import fitting
 from .trainer_state import OPTIMIZER
@@ -29,7 +29,7 @@ def notes_on(recipe: Recipe, directory: Directory, named: str | None = None) -> 
         groups, state = parts(read_tree(directory.path / OPTIMIZER), OPTIMIZER)
     except MupscaleError as error:  # who carries the state hears of it; who leaves it behind need not
         return [] if named is not None else [_untold(recipe, error.claim)]
-    settings = settings_of(groups)
+    settings = list(map(settings_of, groups))
     told = []
     if named is None:
         found = optimizers_of(settings, sorted({key for entry in state.values() for key in entry}))

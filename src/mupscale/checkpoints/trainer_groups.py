@@ -13,10 +13,10 @@ from torch import nn
 
 from ..errors import Fault, MupscaleError
 from ..files.strict import printable, raise_few
+from ..optimizers.read import Names, settings_of
 from ..plans.names import resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES, OptimizerRule
-from ..training.kept_groups import Names, misfits, settings_of
 
 CLAIM = "the optimizer state cannot be widened"
 LEAVE = "move optimizer.pt and scheduler.pt away to widen the weights alone"
@@ -35,7 +35,7 @@ def told_by(
     'COUPLED'
     """
     kept = {key for state in states for key in state}
-    given = {key for group in settings_of(groups) for key in group}
+    given = {key for group in groups for key in settings_of(group)}
     found = fitting(given, kept, rules)
     # Rows that give the present state the same units and the same refusals do the same here.
     kinds = {(rule.refuse, *(rule.state[key] for key in sorted(kept))) for rule in found.values()}
@@ -65,8 +65,7 @@ def fitting(
     """
     found: dict[str, OptimizerRule] = {}
     for name, rule in (RULES if rules is None else rules).items():
-        decay = {"weight_decay"} if rule.decay else set()
-        asked = {*rule.hyper, *rule.neutral, *decay} - {*rule.constructor_only}
+        asked = rule.constants - rule.constructor_only
         if asked <= given and all(map(rule.known, given)) and kept <= set(rule.state):
             found[name] = rule
     return found
@@ -108,7 +107,7 @@ def trainer_orders(
         raise MupscaleError(CLAIM, [Fault("param_groups", what, remedy)])
     order = _checked(groups, plan, trainer_order(base, plan.ties))
     wide_order = [[_planned(n, plan, plan.tensors) for n in of] for of in trainer_order(wide, plan.ties)]
-    raise_few(CLAIM, misfits(plan, order, wide_order))
+    raise_few(CLAIM, _misfits(plan, order, wide_order))
     return order, wide_order
 
 
@@ -119,7 +118,7 @@ def named_orders(
     given = names if names is not None else [list(map(str, group["param_names"])) for group in groups]
     order = _checked(groups, plan, given)
     wide_order = [[made for name in of for made in plan.sources[name]] for of in order]
-    raise_few(CLAIM, misfits(plan, order, wide_order))
+    raise_few(CLAIM, _misfits(plan, order, wide_order))
     return order, wide_order
 
 
@@ -138,3 +137,26 @@ def _planned(name: str, plan: Plan, known: Mapping[str, Any]) -> str:
     if planned is None or planned not in known:
         raise MupscaleError(CLAIM, [Fault(printable(name), "no tensor of the plan has this name", LEAVE)])
     return planned
+
+
+def _misfits(plan: Plan, order: Names, wide_order: Names) -> list[Fault]:
+    """Wide tensors that are not made of one trained tensor each, in the same group."""
+    group_of: Mapping[str, int] = {name: i for i, of in enumerate(order) for name in of}
+    faults = []
+    if len(group_of) != sum(map(len, order)):
+        faults.append(Fault("param_groups", "a parameter appears twice in them", "put it into one group"))
+    for i, of in enumerate(wide_order):
+        for name in of:
+            sources = plan[name].sources
+            if len(sources) != 1:
+                what = f"made of {len(sources)} tensors of the base, so there is no state for it"
+                faults.append(Fault(name, what, "carry the weights alone, and start its state afresh"))
+            elif group_of.get(sources[0]) != i:
+                what = (
+                    f"{sources[0]} is in group {group_of.get(sources[0])} of the base, this one in group {i}"
+                )
+                faults.append(Fault(name, what, "group the parameters of both models alike"))
+    made = {name for of in wide_order for name in of}
+    lost = [n for source in group_of for n in plan.sources[source] if n not in made]
+    remedy = "group the parameters of both models alike"
+    return faults + [Fault(n, "trained in the base, in no group of the wide model", remedy) for n in lost]

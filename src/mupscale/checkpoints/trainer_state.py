@@ -19,11 +19,13 @@ from ..files.places import OutFile, Place, dtype_name
 from ..files.strict import printable, raise_few
 from ..files.torch_file import Room, lay_out, read_tensor, read_tree
 from ..jobs.job import Move
+from ..optimizers.carry import carry_optimizer
+from ..optimizers.named import Moment
+from ..optimizers.read import Groups, Names, parts, read_positions
+from ..optimizers.write import write_positions
+from ..plans.direction import Direction
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
-from ..training.direction import Direction
-from ..training.kept_groups import Groups, Names, carry_kept, parts
-from ..training.state import Moment
 from .trainer_groups import CLAIM, LEAVE, told_by, trainer_orders
 
 OPTIMIZER = "optimizer.pt"
@@ -50,8 +52,10 @@ def trainer_moves(
     rule = rule_for(optimizer, rules=rules) if optimizer else told_by(groups, state.values(), rules)
     order, wide_order = trainer_orders(groups, plan, base, wide, names)
     there = {k: {key: _read_number(folder, value) for key, value in s.items()} for k, s in state.items()}
-    tree, faults = carry_kept(groups, there, order, wide_order, rule, Direction(plan), OPTIMIZER)
-    raise_few(CLAIM, faults)
+    named, unread = read_positions(groups, there, order, rule, OPTIMIZER)
+    carried, uncarried = carry_optimizer(named, Direction(plan), split=False)
+    raise_few(CLAIM, unread + uncarried)
+    tree = write_positions(carried, groups, wide_order)
     rooms = {i: {key: _room(value) for key, value in s.items()} for i, s in tree["state"].items()}
     file, laid = lay_out(OPTIMIZER, {**tree, "state": rooms})
     return _filled(file, laid["state"], tree["state"], [name for of in wide_order for name in of])

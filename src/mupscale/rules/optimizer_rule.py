@@ -103,6 +103,11 @@ class OptimizerRule:
             return Decay.DECOUPLED
         return self.decay
 
+    @property
+    def constants(self) -> frozenset[str]:
+        """The settings of a group that a step reads, without learning rates, which follow a schedule."""
+        return frozenset({*self.hyper, *self.neutral, *(["weight_decay"] if self.decay else [])})
+
     def known(self, key: str) -> bool:
         """True for a hyperparameter whose units this row states."""
         return (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,20 @@ from ..files.places import is_dtype
 from ..files.strict import printable, raise_few, read_regular
 from ..plans.names import strip_wrappers
 from ..plans.plan import Plan
-from ..rules.optimizers import RULES
+from ..rules.optimizers import RULES, OptimizerRule
 from ..tensors.parts import Rectangle
-from .source import COMPARED, Source, Stored
+from .source import Source, Stored
 
 _NAMED = "save it with torch's get_optimizer_state_dict, which names parameters, or spell the plan alike with plan.rename"
 
 
-def dcp_source(path: Path, plan: Plan, prefix: str | None = None, state: bool = True) -> Source:
+def dcp_source(
+    path: Path,
+    plan: Plan,
+    prefix: str | None = None,
+    state: bool = True,
+    rules: Mapping[str, OptimizerRule] | None = None,
+) -> Source:
     """The tensors of a checkpoint that the plan's base end names; with `state`, optimizer state where there is some."""
     directory = read_dcp(path)
     keys = {strip_wrappers(key): key for key in directory.tensors}
@@ -66,7 +72,9 @@ def dcp_source(path: Path, plan: Plan, prefix: str | None = None, state: bool = 
                 )
     faults += _left_over(plan, chosen, keys, used)
     raise_few(f"{printable(str(path))} is not the base of this plan", faults)
-    states, settings = _optimizer(directory, plan, chosen) if state else ({}, {})
+    states, settings = (
+        _optimizer(directory, plan, chosen, RULES if rules is None else rules) if state else ({}, {})
+    )
     digest = hashlib.sha256(read_regular(path / METADATA, 1 << 31)).hexdigest()
     return Source(path, f"DCP {digest} under {chosen!r}", weights, states, settings)
 
@@ -136,7 +144,7 @@ def _left_over(plan: Plan, prefix: str, keys: Mapping[str, str], used: set[str])
 
 
 def _optimizer(
-    directory: DcpDirectory, plan: Plan, prefix: str
+    directory: DcpDirectory, plan: Plan, prefix: str, rules: Mapping[str, OptimizerRule]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """State and settings by wide name, from `…state.<name>.<key>` and `…param_groups.<name or number>.<key>`."""
     wide: dict[str, list[str]] = {}
@@ -146,7 +154,8 @@ def _optimizer(
             wide.setdefault(
                 prefix + spelled, wide[spelled]
             )  # some optimizers name parameters as the file does
-    leaves = {leaf for rule in RULES.values() for leaf in rule.state}
+    leaves = {leaf for rule in rules.values() for leaf in rule.state}
+    constants = {key for rule in rules.values() for key in rule.constants}
     found: dict[str, dict[str, str]] = {}
     roots: dict[str, set[str]] = {}
     strangers: list[str] = []
@@ -174,7 +183,7 @@ def _optimizer(
     raise_few(f"the optimizer state of {printable(str(directory.path))} cannot be told", faults)
     groups: dict[str, dict[str, Any]] = {}
     for root in roots:
-        groups |= _groups(directory, f"{root}param_groups.", wide)
+        groups |= _groups(directory, f"{root}param_groups.", wide, constants)
     settings = {end: told for name, told in groups.items() for end in wide[name]}
     sources = {spelled: names for spelled, names in wide.items() if spelled in found}
     states = {
@@ -229,7 +238,9 @@ def _stored_or_value(directory: DcpDirectory, key: str) -> Any:
     return read_value(directory.path, directory.values[key])
 
 
-def _groups(directory: DcpDirectory, root: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def _groups(
+    directory: DcpDirectory, root: str, names: Iterable[str], constants: Set[str]
+) -> dict[str, dict[str, Any]]:
     """For every parameter the settings of its group: a value where it matters to exactness, else the key alone."""
     values = {strip_wrappers(key): where for key, where in directory.values.items() if key.startswith(root)}
     members: dict[str, str] = {}
@@ -250,7 +261,7 @@ def _groups(directory: DcpDirectory, root: str, names: Iterable[str]) -> dict[st
         for leaf in leaves.get(start, ()):
             if leaf in ("params", "param_names"):
                 continue
-            if leaf in COMPARED and start + leaf not in seen:
+            if leaf in constants and start + leaf not in seen:
                 seen[start + leaf] = read_value(directory.path, values[start + leaf])
             found.setdefault(name, {})[leaf] = seen.get(start + leaf)
     return found

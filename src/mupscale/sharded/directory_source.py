@@ -22,9 +22,9 @@ from ..files.directory import Directory, read_directory
 from ..files.places import Place
 from ..files.torch_file import read_tree
 from ..jobs.identity import base_file
+from ..optimizers.read import parts
 from ..plans.plan import Plan
 from ..tensors.parts import Rectangle
-from ..training.kept_groups import parts
 from .source import Source, Stored
 
 

@@ -14,17 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from ..errors import Fault
 from ..jobs.blocks import BlockMaker, StoredBase
 from ..jobs.job import BLOCK_BYTES
 from ..jobs.units import block_shape
-from ..rules.optimizers import OptimizerRule
+from ..optimizers.named import Moment
 from ..tensors.making import Making
 from ..tensors.parts import Rectangle, held, is_sharded, local_of
-from ..training.direction import Direction
-from ..training.state import Moment, carry_state
 from .source import AnySource
 
 
@@ -83,56 +80,32 @@ class Filler:
 
 
 def state_fillings(
-    optimizer: Optimizer,
+    label: str,
     parameter: Tensor,
     name: str,
-    source: AnySource,
-    rule: OptimizerRule,
+    carried: Mapping[str, Any],
     settings: Mapping[str, Any],
-    direction: Direction,
+    source: AnySource,
 ) -> tuple[dict[str, Any], list[Filling], list[Fault]]:
-    """The optimizer state of one parameter, still empty, what will fill it, and what could not be carried.
+    """The optimizer state of one parameter, still empty, what will fill it, and what has no place on its ranks.
 
-    Moments have the placement of their parameter; single numbers are there already.
+    `carried` is its state in new units. Moments have the placement of their parameter; numbers are there already.
     """
-    found = source.states[name]
-    numbers = {key: _is_number(value, source) for key, value in found.items()}
-    there = {
-        key: source.number(value)
-        if numbers[key] == "tensor"
-        else value
-        if numbers[key]
-        else _stand_in(value, source)
-        for key, value in found.items()
-    }
-    carried, faults = carry_state(rule, settings, there, name, direction, parameter.requires_grad)
-    fillings = []
+    state: dict[str, Any] = {}
+    fillings: list[Filling] = []
+    faults: list[Fault] = []
     for key, value in carried.items():
         if not isinstance(value, Moment):
-            carried[key] = _counter(key, value, parameter, settings)
+            state[key] = _counter(key, value, parameter, settings)
             continue
         shape = value.making.wide_shape
         if is_sharded(parameter) and shape != parameter.shape:
             what = f"its state {key!r} has shape {shape}, which has no placement on the parameter's mesh"
-            faults.append(
-                Fault(name, what, f"{type(optimizer).__name__} cannot go on with sharded parameters")
-            )
+            faults.append(Fault(name, what, f"{label} cannot go on with sharded parameters"))
             continue
-        carried[key] = _like(parameter, shape, value.source.dtype)
-        fillings.append(Filling(value.making, found[key], carried[key]))
-    return carried, fillings, faults
-
-
-def _is_number(value: Any, source: AnySource) -> str:
-    """ "tensor" for a tensor without dimensions, "plain" for a Python number, nothing for any other tensor."""
-    if value is None or isinstance(value, (bool, int, float)):
-        return "plain"
-    return "" if source.kind_of(value)[1] else "tensor"
-
-
-def _stand_in(value: Any, source: AnySource) -> Tensor:
-    dtype, shape = source.kind_of(value)
-    return torch.empty(shape, dtype=dtype, device="meta")
+        state[key] = _like(parameter, shape, source.kind_of(value.source)[0])
+        fillings.append(Filling(value.making, value.source, state[key]))
+    return state, fillings, faults
 
 
 def _counter(key: str, value: Any, parameter: Tensor, settings: Mapping[str, Any]) -> Any:

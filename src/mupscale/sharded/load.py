@@ -18,12 +18,12 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..families.record import FamilyPlan
 from ..files.dcp import METADATA
 from ..files.directory import CONFIG
+from ..plans.direction import Direction
 from ..plans.fits import check_end
 from ..plans.names import named_tensors, strip_wrappers, unwrap
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
-from ..training.direction import Direction
 from ..training.noises import Noise, NoisePlan
 from ..training.widen import edit_
 from ..version import __version__
@@ -79,7 +79,7 @@ def load_wide(
     loader = _Loader(target, chosen, rules, init, torch.device(device) if device is not None else None)
     try:
         with Meeting(group) as meeting:
-            opened = _open(base, chosen, family, target, prefix)
+            opened = _open(base, chosen, family, target, prefix, rules)
             try:
                 return loader.load(opened, noise, seed, since, meeting, group)
             finally:
@@ -189,7 +189,12 @@ class _Loader:
 
 
 def _open(
-    base: str | Path | Run, plan: Plan, family: FamilyPlan | None, wide: Run, prefix: str | None
+    base: str | Path | Run,
+    plan: Plan,
+    family: FamilyPlan | None,
+    wide: Run,
+    prefix: str | None,
+    rules: Mapping[str, OptimizerRule] | None,
 ) -> AnySource:
     if isinstance(base, Run):
         reshard_(base.model)
@@ -204,11 +209,11 @@ def _open(
             ],
         )
         weights = {name: tensors[e.sources[0]] for name, e in plan.tensors.items() if e.sources}
-        states, settings = live_states(base, plan)
+        states, settings = live_states(base, plan, rules) if wide.optimizers else ({}, {})
         return LiveSource("the running base", weights, states, settings, base.since)
     path = Path(base)
     if (path / METADATA).exists():
-        return dcp_source(path, plan, prefix, bool(wide.optimizers))
+        return dcp_source(path, plan, prefix, bool(wide.optimizers), rules)
     if (path / CONFIG).exists():
         return directory_source(path, plan, family, wide.model, bool(wide.optimizers))
     what = f"neither {METADATA} (torch.distributed.checkpoint) nor {CONFIG} (Hugging Face) is in it"

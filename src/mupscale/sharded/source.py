@@ -22,9 +22,6 @@ from ..plans.plan import Plan
 from ..tensors.making import Making
 from ..tensors.parts import Rectangle
 
-COMPARED = ("betas", "eps", "momentum", "weight_decay", "nesterov", "dampening")
-"""Optimizer settings that are held against the base's; rates are the schedule's business."""
-
 
 @dataclass(frozen=True)
 class Stored:

@@ -1,6 +1,6 @@
 """Optimizers of a wide job: are they in units, does the source's state belong to them, and what becomes of it.
 
-Reads the registry through `training/state.py`; states no exponent.
+Reads the registry through `optimizers/`; states no exponent.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..errors import Fault, MupscaleError, raise_faults
+from ..errors import Fault, raise_faults
+from ..optimizers.carry import carry_states, renamed
+from ..optimizers.named import NamedGroup
+from ..optimizers.read import read_live, settings_of
+from ..optimizers.settings import cannot_be_exact, factors_of, same_setting, scale_setting
+from ..plans.direction import Direction
 from ..plans.fits import planned_parameters
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES, OptimizerRule, rule_for
 from ..runs.run import Run
-from ..training.direction import Direction
 from ..training.groups import refused_on_shards
-from ..training.state import cannot_be_exact, factors_of, scale_setting
 from ..training.stepping import units_of
 from .fill import Filling, state_fillings
-from .source import COMPARED, AnySource
+from .source import AnySource
 
 State = dict[Any, dict[str, Any]]
 
@@ -38,38 +41,46 @@ def prepare_states(
     faults: list[Fault] = []
     notes: list[str] = []
     for optimizer in run.optimizers:
-        rule, kind, state = rule_for(type(optimizer), rules=rules), type(optimizer).__name__, {}
+        rule, kind = rule_for(type(optimizer), rules=rules), type(optimizer).__name__
         of_model = {names[id(p)]: p for g in optimizer.param_groups for p in g["params"] if id(p) in names}
         faults += refused_on_shards(
             type(optimizer), of_model, {**optimizer.defaults, **optimizer.param_groups[0]}
         )
+        groups: list[NamedGroup] = []
         for position, group in enumerate(optimizer.param_groups):
             where = f"{kind}, group {position}"
-            members = [(parameter, names.get(id(parameter))) for parameter in group["params"]]
-            if any(name is None for _, name in members):
+            members = [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]
+            if len(members) < len(group["params"]):
                 remedy = "build the optimizer from the parameters of the model that is loaded"
                 faults.append(Fault(where, "it holds parameters that do not belong to the model", remedy))
                 continue
-            for parameter, name in members:
-                assert name is not None
+            continued: list[str] = []
+            for name in members:
                 faults += _not_in_units(optimizer, rule, group, name, since, where)
                 faults += cannot_be_exact(rule, group, name, plan[name])
                 if not source.states or not plan[name].sources:
                     continue
-                if name not in source.states and (name in source.settings or not parameter.requires_grad):
-                    continue  # the base's optimizer held it too, and never had a gradient for it
-                if name not in source.states:
+                if name in source.states:
+                    faults += _foreign(optimizer, rule, source.settings.get(name, {}), name)
+                    continued.append(name)
+                elif name not in source.settings and of_model[name].requires_grad:
+                    # Where it has settings, the base's optimizer held it too, and never had a gradient for it.
                     what = "the source has optimizer state, and none for this tensor"
                     faults.append(
                         Fault(name, what, "leave it out of the optimizers, or load a run without them")
                     )
-                    continue
-                faults += _foreign(optimizer, rule, source.settings.get(name, {}), name)
-                made, more, problems = state_fillings(
-                    optimizer, parameter, name, source, rule, group, direction
-                )
+            groups.append(NamedGroup(tuple(continued), settings_of(group), rule, position))
+            notes += _differences(optimizer, rule, group, members, source, plan, where)
+        state: State = {}
+        found = {name: _with_numbers(source.states[name], source) for g in groups for name in g.names}
+        idle = {name for name in found if not of_model[name].requires_grad}
+        carried, problems = carry_states(groups, found, direction, idle)
+        faults += problems
+        for named in groups:
+            for name in named.names:
+                parameter, own = of_model[name], named.settings
+                made, more, problems = state_fillings(kind, parameter, name, carried[name], own, source)
                 state[parameter], fillings, faults = made, fillings + more, faults + problems
-            notes += _differences(optimizer, rule, group, [n for _, n in members if n], source, plan, where)
         if not state:
             notes.append(f"{kind} starts without state: the source has none")
             made_on_meta = any(
@@ -83,24 +94,28 @@ def prepare_states(
     return states, fillings, list(dict.fromkeys(notes))
 
 
-def live_states(base: Run, plan: Plan) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+def _with_numbers(state: Mapping[str, Any], source: AnySource) -> dict[str, Any]:
+    """State as a source has it, with tensors that have no dimensions read."""
+    return {
+        key: source.number(value) if getattr(value, "shape", None) == () else value
+        for key, value in state.items()
+    }
+
+
+def live_states(
+    base: Run, plan: Plan, rules: Mapping[str, OptimizerRule] | None
+) -> tuple[dict[str, dict[str, Any]], dict[str, Mapping[str, Any]]]:
     """State and settings of a running base by wide name."""
-    names = planned_parameters(base.model, plan, "base")
+    direction = Direction(plan)
     states: dict[str, dict[str, Any]] = {}
-    settings: dict[str, dict[str, Any]] = {}
-    strangers = sum(id(p) not in names for o in base.optimizers for g in o.param_groups for p in g["params"])
-    if strangers:
-        raise MupscaleError(
-            f"{strangers} parameters of the base's optimizers do not belong to its model, so their state has no name; "
-            "build the optimizers from the parameters of this model"
-        )
+    settings: dict[str, Mapping[str, Any]] = {}
     for optimizer in base.optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                for wide in plan.sources.get(names.get(id(parameter), ""), ()):
-                    settings[wide] = {k: v for k, v in group.items() if k not in ("params", "param_names")}
-                    if optimizer.state.get(parameter):
-                        states[wide] = dict(sorted(optimizer.state[parameter].items()))
+        # What has no units is refused where the wide optimizer is, which may be another.
+        named, _ = read_live(optimizer, base.model, direction, rule_for(type(optimizer), rules=rules))
+        there = renamed(named, direction)
+        for group in there.groups:
+            settings |= dict.fromkeys(group.names, group.settings)
+        states |= {name: dict(sorted(state.items())) for name, state in there.state.items()}
     return states, settings
 
 
@@ -152,22 +167,15 @@ def _differences(
     told = source.settings.get(names[0], {})
     factors = factors_of(rule, group, plan[names[0]])
     found = []
-    for key in COMPARED:
+    for key in sorted(rule.constants):
         if told.get(key) is None or key not in group:
             continue
         wanted = told[key] if stock or key not in factors else scale_setting(told[key], factors[key])
-        if not _same(wanted, group[key]):
+        if not same_setting(wanted, group[key]):
             found.append(
                 f"{where}: {key} is {group[key]} here; the source's run is continued exactly with {wanted}"
             )
     return found
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
-    numbers = isinstance(a, (int, float)) and isinstance(b, (int, float))
-    return isclose(a, b, rel_tol=1e-6) if numbers else bool(a == b)
 
 
 def _distinct(faults: list[Fault]) -> list[Fault]:

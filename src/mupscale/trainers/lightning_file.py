@@ -18,11 +18,12 @@ from ..checkpoints.trainer_groups import CLAIM, named_orders, told_by
 from ..errors import Fault, MupscaleError
 from ..files.strict import os_errors, printable, raise_few
 from ..files.torch_file import map_leaves, read_tree
+from ..optimizers.carry import carry_optimizer, made
+from ..optimizers.read import Names, parts, read_positions
+from ..optimizers.write import write_positions
+from ..plans.direction import Direction
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
-from ..training.direction import Direction
-from ..training.kept_groups import Names, carry_kept, parts
-from ..training.state import made_state
 from ..training.state_dicts import widen_state_dict
 from .going_on import KEY, plans_in, put_plans_
 
@@ -105,9 +106,10 @@ def _widened(
     chosen = rule if rule is not None else told_by(groups, states.values(), rules)
     order, wide_order = named_orders(groups, plan, None if kept else names)
     direction = Direction(plan)
-    wide, faults = carry_kept(groups, states, order, wide_order, chosen, direction, where)
-    raise_few(CLAIM, faults)
-    return {**wide, "state": {key: made_state(state, direction) for key, state in wide["state"].items()}}
+    named, unread = read_positions(groups, states, order, chosen, where)
+    carried, uncarried = carry_optimizer(named, direction, split=False)
+    raise_few(CLAIM, unread + uncarried)
+    return write_positions(made(carried, direction), groups, wide_order)
 
 
 def _unknown_tensors(checkpoint: Mapping[str, Any]) -> list[Fault]:

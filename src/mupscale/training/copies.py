@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from ..errors import Fault, raise_faults
+from ..plans.direction import Direction
 from ..plans.fits import identity_plan
 from ..plans.float64 import cast_
 from ..plans.names import named_tensors, unwrap
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
 from .clip import Clip
-from .direction import Direction
 from .stepping import InUnits, step_in_units_, units_of
 from .widen import carry
 

@@ -18,13 +18,13 @@ from torch.optim import Optimizer
 
 from ..arguments import shown, wrong_kind, wrong_list, wrong_number
 from ..errors import Fault, MupscaleError, raise_faults
+from ..optimizers.settings import factors_of, scale_setting
 from ..plans.fits import check_end
 from ..plans.names import named_tensors, resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
 from ..runs.run import Since, since_of
 from ..tensors.parts import is_sharded
-from .state import factors_of, scale_setting
 
 _NEVER_SHARDED = ("torch.optim.Adafactor", "torch.optim.Rprop")  # their steps fail on DTensors
 _FUSED_SHARDED = ("torch.optim.Adam", "torch.optim.AdamW")  # the only fused steps on DTensors

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from math import isclose, isfinite
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, MupscaleError, raise_faults
+from ..optimizers.settings import same_setting
 from ..plans.plan import Plan, TensorPlan
 from ..rules.axes import Axis
 from ..rules.optimizers import qualified_name
@@ -223,7 +224,7 @@ class Recipe:
             here = [group[key] for group in known if key in group]
             if key == "weight_decay":
                 here = [value for value in here if value] or here
-            others = list(dict.fromkeys(_text(value) for value in here if not _same(value, tuned)))
+            others = list(dict.fromkeys(_text(value) for value in here if not same_setting(value, tuned)))
             if others and key != "lr":
                 told.append(f"{key} is {' and '.join(others)} here, {_text(tuned)} in the recipe")
         return told
@@ -257,15 +258,6 @@ class Recipe:
 def _growth(grown: TensorGrowth) -> str:
     text = ", ".join(grown.axes)
     return text if grown.fold == "1" else f"{text} (fold {grown.fold})"
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two settings are one value; units are changed in floating point, so not to the last digit."""
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
-        return isclose(one, other, rel_tol=1e-6)
-    return bool(one == other)
 
 
 def _text(value: Any) -> str:

@@ -12,16 +12,17 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..optimizers.carry import carry_groups, renamed
+from ..optimizers.named import NamedGroup, NamedOptimizer
+from ..optimizers.read import settings_of
+from ..optimizers.settings import in_units, same_setting
+from ..plans.direction import Direction
 from ..plans.names import parameter_names
 from ..proofs.compare import Settings, Unequal
 from ..proofs.trial import Trial
 from ..rules.optimizers import OptimizerRule, rule_for
-from .direction import Direction
-from .state import NamedGroup, carry_groups, factors_of, scale_setting
 from .stepping import units_of
 
-_CLOSE = 1e-6
-"""A float32 learning rate, as a scheduler or a checkpoint may hold it, counts as its float64 one."""
 _BOOKKEEPING = ("initial_lr", "lr_factor")
 """Written for schedulers and for `set_lr_`; no step reads them, so a group without them trains alike."""
 
@@ -32,8 +33,8 @@ def settings_comparer(rules: Mapping[str, OptimizerRule] | None) -> Settings:
     def unequal(trial: Trial) -> Unequal | None:
         direction = Direction(trial.plan)
         for base, wide in zip(trial.base.optimizers, trial.wide.optimizers, strict=True):
-            expected = list(_stepped(base, trial.base.model, rules))
-            groups, _ = carry_groups(rule_for(type(base), rules=rules), expected, direction)
+            expected = NamedOptimizer("expected", tuple(_stepped(base, trial.base.model, rules)))
+            groups = carry_groups(renamed(expected, direction).groups, direction)
             wanted = {name: group.settings for group in groups for name in group.names}
             for found in _stepped(wide, trial.wide.model, rules):
                 for name in found.names:
@@ -46,8 +47,14 @@ def settings_comparer(rules: Mapping[str, OptimizerRule] | None) -> Settings:
 
 
 def _first_unequal(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    keys = (key for key in wanted if key in found or key not in _BOOKKEEPING)
-    return next((key for key in keys if not _close(found.get(key), wanted[key])), None)
+    keys = (key for key in wanted if _is_number(wanted[key]) and (key in found or key not in _BOOKKEEPING))
+    return next((key for key in keys if not same_setting(found.get(key), wanted[key])), None)
+
+
+def _is_number(value: Any) -> bool:
+    """True for a setting that has a size, in one part or in several; flags choose how a step is computed."""
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    return any(isinstance(part, (int, float, Tensor)) and not isinstance(part, bool) for part in parts)
 
 
 def _stepped(
@@ -56,23 +63,9 @@ def _stepped(
     """The groups with which an optimizer steps; one per tensor where it is stepped in units."""
     names, since, rule = parameter_names(model), units_of(optimizer), rule_for(type(optimizer), rules=rules)
     for group in optimizer.param_groups:
-        members = [names[id(p)] for p in group["params"]]
+        members, settings = tuple(names[id(p)] for p in group["params"]), settings_of(group)
         if since is None:
-            yield NamedGroup(tuple(members), group)
+            yield NamedGroup(members, settings, rule)
             continue
         for name in members:
-            settings = {**group, "lr_factor": 1.0}
-            for key, scale in factors_of(rule, group, since[name]).items():
-                if key in settings:
-                    settings[key] = scale_setting(settings[key], scale)
-            yield NamedGroup((name,), settings)
-
-
-def _close(got: Any, want: Any) -> bool:
-    if isinstance(want, (tuple, list)) and isinstance(got, (tuple, list)):
-        return len(got) == len(want) and all(map(_close, got, want))
-    if isinstance(want, bool) or not isinstance(want, (int, float, Tensor)):
-        return True
-    return isinstance(got, (int, float, Tensor)) and abs(float(got) - float(want)) <= _CLOSE * abs(
-        float(want)
-    )
+            yield NamedGroup((name,), in_units(rule, {**settings, "lr_factor": 1.0}, since[name]), rule)

@@ -6,7 +6,6 @@ in which case the groups must carry `param_names` or the names must be given.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,13 +13,15 @@ from torch import Tensor, nn
 
 from ..arguments import wrong_kind, wrong_list
 from ..errors import Fault, MupscaleError, raise_faults
+from ..optimizers.carry import carry_optimizer, made
+from ..optimizers.read import read_state_dict
+from ..optimizers.write import write_state_dict
+from ..plans.direction import Direction
 from ..plans.fits import check_shapes, check_ties
 from ..plans.names import named_tensors, resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
-from .direction import Direction
 from .groups import expect_class
-from .state import NamedGroup, carry_groups, carry_state, made_state, unknown_settings
 
 
 def widen_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
@@ -177,83 +178,10 @@ def _carry(
     faults = wrong_kind("state", state, Mapping, "write optimizer.state_dict()")
     faults += [*expect_class(optimizer_class), *([] if names is None else wrong_list("names", names))]
     raise_faults("this optimizer state cannot be carried", faults)
-    rule = rule_for(optimizer_class, rules=rules)
-    if not ("param_groups" in state and "state" in state):
-        raise MupscaleError(
-            "an optimizer state dict has the keys 'state' and 'param_groups', found others; write "
-            "optimizer.state_dict(), and ask torch.distributed.checkpoint for it without flatten_optimizer_state_dict"
-        )
-    spelled = _spelled(state, direction, names)
-    groups = [
-        NamedGroup(tuple(spelled[key] for key in group["params"]), group) for group in state["param_groups"]
-    ]
-    carried, faults = carry_groups(rule, groups, direction)
-    accepted = inspect.signature(optimizer_class.__init__).parameters  # type: ignore[misc]
-    own = {key for group in state["param_groups"] for key in group if key in accepted}
-    faults += unknown_settings(rule, state["param_groups"], own, optimizer_class.__name__)
-    orphans = [
-        Fault(str(key), "state of no parameter in the groups", "remove it from the state dict")
-        for key in state["state"]
-        if key not in spelled
-    ]
-    raise_faults("this optimizer state cannot be widened exactly", orphans)
-    found = {spelled[key]: value for key, value in state["state"].items()}
-    order = [name for group in carried for name in group.names]
-    by_name = any(isinstance(key, str) for key in spelled)
-    position = {name: name if by_name else index for index, name in enumerate(order)}
-    states: dict[Any, Any] = {}
-    for group in carried:
-        for end in group.names:
-            planned, entry = direction.planned(end)
-            source = planned if direction.back else entry.sources[0]
-            stepped = source in found or not found  # a parameter without state beside others never trained
-            settings = state["param_groups"][group.origin]
-            new, problems = carry_state(rule, settings, found.get(source, {}), end, direction, stepped)
-            faults += problems
-            if source in found:
-                states[position[end]] = made_state(new, direction)
-    raise_faults("this optimizer state cannot be widened exactly", faults)
-    param_groups = [
-        {**g.settings, "params": [position[n] for n in g.names], "param_names": list(g.names)}
-        for g in carried
-    ]
-    return {"state": states, "param_groups": param_groups}
-
-
-def _spelled(state: Mapping[str, Any], direction: Direction, names: Sequence[str] | None) -> dict[Any, str]:
-    """Key of the state dict -> name at the start of the plan."""
-    keys: list[Any] = [key for group in state["param_groups"] for key in group["params"]]
-    given: list[str] = []
-    if all(isinstance(key, str) for key in keys):
-        given = keys
-    elif all("param_names" in group for group in state["param_groups"]):
-        given = [name for group in state["param_groups"] for name in group["param_names"]]
-    elif names is not None:
-        given = list(names)
-    else:
-        raise MupscaleError(
-            "this optimizer state dict is keyed by position and has no names; pass names=[name for name, _ in "
-            "model.named_parameters()] in the order in which the optimizer was given them, or build it from "
-            "named_parameters()"
-        )
-    if len(given) != len(keys):
-        raise MupscaleError(
-            f"{len(given)} names for {len(keys)} parameters in the optimizer state dict; name those it was given"
-        )
-    if len(set(given)) != len(given):
-        raise MupscaleError(
-            "two parameters of the optimizer have one name; write [name for name, _ in model.named_parameters()]"
-        )
-    known = {*direction.reached, *direction.plan.ties}
-    faults = [
-        Fault(
-            n,
-            f"no tensor of the plan has this name at its {direction.start} end",
-            "name parameters as model.named_parameters() does, or use plan.rename",
-        )
-        for n in given
-        if resolve(n, known) is None
-    ]
-    raise_faults("the optimizer state does not belong to this plan", faults)
-    named = {key: resolve(name, known) or name for key, name in zip(keys, given, strict=True)}
-    return {key: direction.plan.planned(name) for key, name in named.items()}
+    named, unread = read_state_dict(
+        state, direction, optimizer_class, rule_for(optimizer_class, rules=rules), names
+    )
+    carried, uncarried = carry_optimizer(named, direction)
+    raise_faults("this optimizer state cannot be widened exactly", unread + uncarried)
+    by_name = any(isinstance(key, str) for group in state["param_groups"] for key in group["params"])
+    return write_state_dict(made(carried, direction), by_name)

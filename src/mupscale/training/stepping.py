@@ -18,6 +18,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ..arguments import wrong_kind
 from ..errors import Fault, MupscaleError, raise_faults
+from ..optimizers.named import NamedGroup
+from ..optimizers.read import settings_of
+from ..optimizers.settings import by_factors, cannot_be_exact, scale_setting, unknown_settings
 from ..plans.fits import check_end
 from ..plans.names import parameter_names
 from ..plans.plan import Plan
@@ -25,8 +28,6 @@ from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.run import Since, model_of, since_of
 from ..tensors.parts import is_sharded
 from .groups import refused_on_shards
-from .kept_groups import settings_of
-from .state import cannot_be_exact, factors_of, scale_setting, unknown_settings
 
 Groups = list[dict[str, Any]]
 
@@ -70,7 +71,6 @@ class InUnits:
         for origin, group in enumerate(self._optimizer.param_groups):
             where = f"{type(self._optimizer).__name__}, group {origin}"
             faults += _refused(self._rule, group, where)
-            found: dict[Any, _Share] = {}
             members: dict[str, nn.Parameter] = {}
             for parameter in group["params"]:
                 name = self._names.get(id(parameter))
@@ -78,15 +78,14 @@ class InUnits:
                     what = "it holds a parameter that does not belong to the model"
                     faults.append(Fault(where, what, "build the optimizer from this model's parameters"))
                     continue
-                entry = self.plan[name]
-                faults += cannot_be_exact(self._rule, group, name, entry)
-                factors = factors_of(self._rule, group, entry)
+                faults += cannot_be_exact(self._rule, group, name, self.plan[name])
                 members[name] = parameter
-                # Foreach and fused steps take plain or sharded tensors, not both.
-                key = (is_sharded(parameter), tuple(sorted(factors.items(), key=lambda item: item[0])))
-                found.setdefault(key, _Share(origin, factors)).params.append(parameter)
             faults += refused_on_shards(type(self._optimizer), members, group)
-            shares += found.values()
+            named = NamedGroup(tuple(members), settings_of(group), self._rule, origin)
+            for apart in (False, True):  # foreach and fused steps take plain or sharded tensors, not both
+                entries = [(n, self.plan[n]) for n, p in members.items() if is_sharded(p) is apart]
+                for factors, names in by_factors(named, entries):
+                    shares.append(_Share(origin, factors, [members[n] for n in names]))
         raise_faults("this optimizer cannot be stepped in the units of the plan", faults)
         return shares
 
@@ -171,7 +170,8 @@ def step_in_units_(
             "this optimizer is stepped in units already; call remove() on what was returned then"
         )
     where = type(optimizer).__name__
-    faults = unknown_settings(rule, settings_of(optimizer.param_groups), optimizer.defaults, where)
+    groups = [NamedGroup((), settings_of(group), rule) for group in optimizer.param_groups]
+    faults = unknown_settings(groups, optimizer.defaults, where)
     raise_faults("this optimizer cannot be stepped in the units of the plan", faults)
     return InUnits(optimizer, plan, target, rule)
 

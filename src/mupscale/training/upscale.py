@@ -17,19 +17,19 @@ from torch.optim import Optimizer
 
 from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
+from ..optimizers.settings import in_units
 from ..plans.build import Make, build
+from ..plans.direction import Direction
 from ..plans.identity import Loss
 from ..plans.names import named_tensors, parameter_names, resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.run import Run, since_of
 from ..version import __version__
-from .direction import Direction
 from .groups import set_lr_
 from .jump import is_jump, jump_message, less_of, measured
 from .noises import EXAMPLES, Noise, resolve_noise, wrong_noise
 from .recipe import Recipe, TensorGrowth
-from .state import factors_of, scale_setting
 from .widen import carry, check_since, chosen_plan
 
 
@@ -177,11 +177,7 @@ def settings_at(
             settings = {"lr_factor": 1.0, **{key: value for key, value in group.items() if key != "params"}}
             for parameter in group["params"]:
                 name = resolve(names.get(id(parameter), ""), since)
-                factors = {} if name is None else factors_of(rule, settings, since[name])
-                yield {
-                    key: scale_setting(value, factors[key], back=True) if key in factors else value
-                    for key, value in settings.items()
-                }
+                yield settings if name is None else in_units(rule, settings, since[name], back=True)
 
 
 def replace_run(run: Run, **changes: Any) -> Run:

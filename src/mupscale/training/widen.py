@@ -17,18 +17,20 @@ from torch.optim import Optimizer
 
 from ..arguments import shown
 from ..errors import Fault, MupscaleError, raise_faults
+from ..optimizers.carry import carry_optimizer, made
+from ..optimizers.read import read_live
+from ..optimizers.schedulers import carry_scheduler, refuse_absolute
+from ..optimizers.write import write_live
 from ..plans.build import Make, build
+from ..plans.direction import Direction
 from ..plans.fits import check_end, check_ties, expect_plan, identity_plan
 from ..plans.infer import infer_plan
 from ..plans.names import named_tensors, resolve, strip_wrappers, unwrap
 from ..plans.plan import Plan
-from ..rules.optimizers import OptimizerRule
+from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.run import Run
 from ..tensors.parts import is_sharded
 from .clip import Clip, clip_
-from .direction import Direction
-from .optimizer import carry_optimizer
-from .schedulers import carry_scheduler, refuse_absolute
 from .state_dicts import carry_tensors
 
 
@@ -126,10 +128,12 @@ def carry(
     model = fill_(built, run.model, direction)
     optimizers, groups = [], {}
     for optimizer in run.optimizers:
-        new, named, problems = carry_optimizer(optimizer, run.model, model, direction, rules)
+        named, unread = read_live(optimizer, run.model, direction, rule_for(type(optimizer), rules=rules))
+        carried, uncarried = carry_optimizer(named, direction)
+        faults += unread + uncarried
+        new = write_live(made(carried, direction), optimizer, model)
         optimizers.append(new)
-        groups[id(optimizer)] = (new, named)
-        faults += problems
+        groups[id(optimizer)] = (new, carried.groups)
     schedulers, driven = [], set()
     for scheduler in run.schedulers:
         owner = getattr(scheduler, "optimizer", None) or scheduler._schedulers[0].optimizer
@@ -217,8 +221,8 @@ def fill_(model: nn.Module, source: nn.Module, direction: Direction) -> nn.Modul
     for name, kind, old in named_tensors(inner):
         names.setdefault(id(old), (name, kind, old))
     for identity, (name, kind, old) in names.items():
-        planned, entry = direction.planned(name)
-        origin = tensors[planned if direction.back else entry.sources[0]] if entry.sources else None
+        _, entry = direction.planned(name)
+        origin = tensors[direction.origin(name)] if entry.sources else None
         if origin is None or entry.fill == "own":
             value = _own(old, entry.fill, origin)
         else:

@@ -9,18 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import Fault, raise_faults
-from ..plans.fits import End, check_duplicates, expect_plan
-from ..plans.plan import Plan, TensorPlan
 from ..rules.scale import Scale
 from ..tensors.collapse import collapse
 from ..tensors.expand import expand
 from ..tensors.making import Making
-from .noises import NoisePlan
+from ..tensors.noise import TensorNoise
+from .fits import End, check_duplicates, expect_plan
+from .plan import Plan, TensorPlan
+
+
+class Noises(Protocol):
+    """Noise that is known for every tensor."""
+
+    def tensor(self, name: str) -> TensorNoise | None:
+        """The noise of one wide tensor, or None."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,7 @@ class Direction:
 
     plan: Plan
     back: bool = False
-    noise: NoisePlan | None = None
+    noise: Noises | None = None
     """Added to every weight and every copy of one, and to nothing else."""
 
     def __post_init__(self) -> None:
@@ -70,6 +79,11 @@ class Direction:
         if self.back:
             name = self.plan.sources[name][0]
         return name, self.plan[name]
+
+    def origin(self, end_name: str) -> str:
+        """The name at the start of the tensor whose state, group and mode the one at the end takes over."""
+        name, entry = self.planned(end_name)
+        return name if self.back else entry.sources[0]
 
     def tensor(self, source: Mapping[str, Tensor], end_name: str) -> Tensor:
         """The weight or buffer `end_name`, in new memory, from the tensors at the start."""

@@ -7,13 +7,14 @@ refused with what to use instead.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_schedulers
 
 from ..errors import Fault
-from .state import NamedGroup
+from .named import NamedGroup
 
 _MULTIPLIES = {
     "LambdaLR", "MultiplicativeLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR",
@@ -59,7 +60,7 @@ def refuse_absolute(schedulers: tuple[Any, ...]) -> list[Fault]:
     ]
 
 
-def carry_scheduler(scheduler: Any, optimizer: Optimizer, groups: list[NamedGroup]) -> Any:
+def carry_scheduler(scheduler: Any, optimizer: Optimizer, groups: Sequence[NamedGroup]) -> Any:
     """The same scheduler at the same step, on the wide optimizer."""
     new = copy.copy(scheduler)
     per_group = len(scheduler.optimizer.param_groups)

@@ -1,0 +1,163 @@
+"""The one change of units of an optimizer: its groups and its state, to the other end of a plan.
+
+Reads the registry; states no exponent and makes no tensor. Unknown state, and settings that cannot be exact, are
+returned as faults.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import Fault
+from ..plans.direction import Direction
+from ..plans.plan import TensorPlan
+from ..rules.axes import Axis
+from ..rules.optimizers import OptimizerRule
+from ..rules.scale import Scale
+from ..rules.units import Change
+from ..tensors.making import Making
+from .named import Moment, NamedGroup, NamedOptimizer
+from .settings import by_factors, cannot_be_exact, scaled
+
+
+def carry_optimizer(
+    start: NamedOptimizer, direction: Direction, *, split: bool = True
+) -> tuple[NamedOptimizer, list[Fault]]:
+    """An optimizer at the other end, its state tensors a `Moment` each, and what could not be carried.
+
+    With `split`, each group holds tensors with equal factors, and its settings are scaled by them. Without, groups and
+    settings stay what they were, for a checkpoint whose trainer changes the units of each step (`stepping.py`).
+    """
+    there = renamed(start, direction)
+    groups = carry_groups(there.groups, direction) if split else there.groups
+    state, faults = carry_states(there.groups, there.state, direction, there.idle)
+    return NamedOptimizer(start.label, groups, state, there.idle), _not_exact(
+        there.groups, direction
+    ) + faults
+
+
+def renamed(start: NamedOptimizer, direction: Direction) -> NamedOptimizer:
+    """The same groups, settings and state under the names of the tensors at the end; no unit has changed yet."""
+    groups = tuple(
+        replace(group, names=tuple(end for name in group.names for end in direction.reached.get(name, ())))
+        for group in start.groups
+    )
+    ends = {end: direction.origin(end) for group in groups for end in group.names}
+    state = {end: start.state[name] for end, name in ends.items() if name in start.state}
+    idle = {
+        end for end, name in ends.items() if name in start.idle or not direction.planned(end)[1].trainable
+    }
+    return NamedOptimizer(start.label, groups, state, idle)
+
+
+def carry_groups(groups: Iterable[NamedGroup], direction: Direction) -> tuple[NamedGroup, ...]:
+    """Groups with names at the end, split so that each holds tensors with equal factors, and scaled by them.
+
+    One group of AdamW with a matrix that doubles both ways and its bias becomes two: lr / 2 for the one, lr for the
+    other.
+    """
+    carried: list[NamedGroup] = []
+    for origin, group in enumerate(groups):
+        for factors, names in by_factors(group, ((end, direction.planned(end)[1]) for end in group.names)):
+            own = copy.deepcopy(dict(group.settings))
+            own.setdefault("lr_factor", 1.0)
+            settings = scaled(own, factors, direction.back)
+            rate = direction.number(factors["lr"])
+            carried.append(NamedGroup(tuple(names), settings, group.rule, origin, rate))
+    return tuple(carried)
+
+
+def _not_exact(groups: Iterable[NamedGroup], direction: Direction) -> list[Fault]:
+    members = ((group, *direction.planned(end)) for group in groups for end in group.names)
+    return [fault for g, name, entry in members for fault in cannot_be_exact(g.rule, g.settings, name, entry)]
+
+
+def carry_states(
+    groups: Iterable[NamedGroup],
+    state: Mapping[str, Mapping[str, Any]],
+    direction: Direction,
+    idle: Set[str] = frozenset(),
+) -> tuple[dict[str, dict[str, Any]], list[Fault]]:
+    """The state of every tensor in new units; all names are those at the end, all values those at the start."""
+    carried: dict[str, dict[str, Any]] = {}
+    faults: list[Fault] = []
+    for group in groups:
+        for name in group.names:
+            new, more = carry_state(group, state.get(name, {}), name, direction, name not in idle)
+            faults += more
+            if name in state:
+                carried[name] = new
+    return carried, faults
+
+
+def state_making(rule: OptimizerRule, key: str, entry: TensorPlan) -> Making | None:
+    """How a state tensor of one parameter follows its units; None when the registry does not state them."""
+    known = rule.state.get(key)
+    if known is None:
+        return None
+    axes, scale = list(entry.axes), entry.change.factor(known.units)
+    if known.mean_over is not None:
+        averaged = axes[known.mean_over]
+        axes[known.mean_over] = Axis.fixed(1)
+        scale = scale * Scale.of(averaged.fill)
+    return Making(tuple(axes), scale)
+
+
+def carry_state(
+    group: NamedGroup, state: Mapping[str, Any], end_name: str, direction: Direction, trains: bool
+) -> tuple[dict[str, Any], list[Fault]]:
+    """The state of one parameter in its new units: numbers and counters as copies, tensors as a `Moment` each."""
+    planned, entry = direction.planned(end_name)
+    faults: list[Fault] = []
+    changes = trains and entry.change != Change()  # a copy in the same units is always exact
+    refuse = group.rule.refuse
+    if changes and refuse is not None and (reason := refuse(group.settings, state)):
+        faults.append(Fault(planned, reason))
+    carried: dict[str, Any] = {}
+    for key, value in state.items():
+        making = state_making(group.rule, key, entry)
+        if making is None:
+            faults.append(
+                Fault(
+                    planned,
+                    f"its state has {key!r}, whose units the registry does not state",
+                    "register the optimizer with this key in state=",
+                )
+            )
+            continue
+        shape, scale = tuple(getattr(value, "shape", ())), making.scale
+        expected = making.wide_shape if direction.back else making.base_shape
+        if shape and shape != expected:
+            faults.append(
+                Fault(
+                    planned,
+                    f"its state {key!r} has shape {shape}, expected {expected}",
+                    "pass the state of this model's own optimizer",
+                )
+            )
+        elif shape:
+            carried[key] = Moment(value, making)
+        elif isinstance(value, Tensor):
+            carried[key] = (
+                value.detach().clone() if scale.is_one else value.detach() * direction.number(scale)
+            )
+        else:
+            carried[key] = value if value is None or scale.is_one else value * direction.number(scale)
+    return carried, faults
+
+
+def made(carried: NamedOptimizer, direction: Direction) -> NamedOptimizer:
+    """A carried optimizer with every moment made from its tensor; nothing is shared."""
+    state = {
+        name: {
+            key: direction.made(value.source, value.making) if isinstance(value, Moment) else value
+            for key, value in of.items()
+        }
+        for name, of in carried.state.items()
+    }
+    return replace(carried, state=state)

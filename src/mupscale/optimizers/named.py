@@ -1,0 +1,54 @@
+"""An optimizer as named data: groups and state by the names of tensors, wherever the tensors lie.
+
+`read.py` makes it, `carry.py` changes its units, `write.py` turns it into an optimizer or a state dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..rules.optimizers import OptimizerRule
+from ..tensors.making import Making
+
+
+@dataclass(frozen=True)
+class NamedGroup:
+    """A parameter group with names in place of parameters."""
+
+    names: tuple[str, ...]
+    settings: Mapping[str, Any]
+    """What the optimizer reads from the group, without its parameters and their names."""
+    rule: OptimizerRule
+    """The units of these settings and of the state of these tensors."""
+    origin: int = 0
+    """The index of the group this one was split from."""
+    lr_factor: float = 1.0
+    """What the learning rate of that group was multiplied by."""
+
+
+@dataclass(frozen=True)
+class NamedOptimizer:
+    """Groups and state of one optimizer.
+
+    A value of the state is a plain number, a tensor, what stands for a tensor that lies elsewhere and has a shape
+    (a place in a file, a slice on other ranks), or a `Moment`.
+    """
+
+    label: str
+    """What messages call it: its class, or the file it was read from."""
+    groups: tuple[NamedGroup, ...]
+    state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Tensor name -> state key -> value; a tensor that has no state yet is absent."""
+    idle: Set[str] = frozenset()
+    """Tensors in its groups that do not train: nothing has to stay exact for them, so nothing is refused."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A state tensor that is not made yet: what stands for it at the start, and how the one at the end is made."""
+
+    source: Any
+    """A tensor, or anything else with a shape, such as the place of a tensor in a file."""
+    making: Making

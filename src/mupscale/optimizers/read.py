@@ -1,0 +1,183 @@
+"""Optimizers read as named data: live ones, and state dicts keyed by name or by position.
+
+Every reader returns the named optimizer together with what of it has no name or no units. Does not know: files.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.direction import Direction
+from ..plans.names import named_tensors, resolve
+from ..rules.optimizers import OptimizerRule
+from .named import NamedGroup, NamedOptimizer
+from .settings import unknown_settings
+
+Names = Sequence[Sequence[str]]
+"""Parameters' names, group by group."""
+Groups = list[dict[str, Any]]
+States = dict[Any, dict[str, Any]]
+_MEMBERS = frozenset({"params", "param_names"})
+_SCHEDULED = frozenset({"max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"})
+
+
+def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What an optimizer reads from a group: without parameters, and without what torch's schedulers note there."""
+    return _without(group, _SCHEDULED | _MEMBERS)
+
+
+def _without(group: Mapping[str, Any], keys: frozenset[str]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in keys}
+
+
+def read_live(
+    optimizer: Optimizer, model: nn.Module, direction: Direction, rule: OptimizerRule
+) -> tuple[NamedOptimizer, list[Fault]]:
+    """An optimizer of the model at the start of the walk; raises where it holds parameters of another."""
+    where = type(optimizer).__name__
+    names: dict[int, str] = {}
+    for name, kind, tensor in named_tensors(model):
+        known_name = resolve(name, direction.reached)
+        if kind == "parameter" and known_name is not None:
+            names.setdefault(id(tensor), known_name)
+    groups: list[NamedGroup] = []
+    foreign: list[Fault] = []
+    for position, group in enumerate(optimizer.param_groups):
+        known = [names.get(id(p)) for p in group["params"]]
+        if None in known:
+            foreign.append(
+                Fault(
+                    f"{where}, group {position}",
+                    f"{known.count(None)} of its {len(known)} parameters do not belong to the model",
+                    "build the optimizer from this model's parameters",
+                )
+            )
+        groups.append(NamedGroup(tuple(n for n in known if n), _without(group, _MEMBERS), rule, position))
+    raise_faults("this optimizer does not belong to the model", foreign)
+    faults = unknown_settings(groups, optimizer.defaults, where)
+    orphans = [key for key in optimizer.state if id(key) not in names]
+    if orphans:
+        faults.append(
+            Fault(
+                where,
+                f"{len(orphans)} entries of its state belong to no parameter of the model",
+                "remove them, or widen the run without this optimizer",
+            )
+        )
+    state = {names[id(p)]: s for p, s in optimizer.state.items() if id(p) in names and s}
+    idle = {names[id(p)] for group in optimizer.param_groups for p in group["params"] if not p.requires_grad}
+    return NamedOptimizer(where, tuple(groups), state, idle), faults
+
+
+def read_state_dict(
+    state: Mapping[str, Any],
+    direction: Direction,
+    optimizer: type,
+    rule: OptimizerRule,
+    names: Sequence[str] | None = None,
+) -> tuple[NamedOptimizer, list[Fault]]:
+    """A state dict at the start of the walk, keyed by name, or by position with names in its groups or in `names`."""
+    if not ("param_groups" in state and "state" in state):
+        raise MupscaleError(
+            "an optimizer state dict has the keys 'state' and 'param_groups', found others; write "
+            "optimizer.state_dict(), and ask torch.distributed.checkpoint for it without flatten_optimizer_state_dict"
+        )
+    spelled = _spelled(state, direction, names)
+    orphans = [
+        Fault(str(key), "state of no parameter in the groups", "remove it from the state dict")
+        for key in state["state"]
+        if key not in spelled
+    ]
+    raise_faults("this optimizer state cannot be widened exactly", orphans)
+    groups = tuple(
+        NamedGroup(tuple(spelled[key] for key in group["params"]), _without(group, _MEMBERS), rule, position)
+        for position, group in enumerate(state["param_groups"])
+    )
+    accepted = inspect.signature(optimizer.__init__).parameters  # type: ignore[misc]
+    own = {key for group in groups for key in group.settings if key in accepted}
+    found = {spelled[key]: value for key, value in state["state"].items()}
+    # A parameter without state beside others that have some never trained.
+    idle = set(spelled.values()) - found.keys() if found else frozenset[str]()
+    named = NamedOptimizer(optimizer.__name__, groups, found, idle)
+    return named, unknown_settings(groups, own, named.label)
+
+
+def _spelled(state: Mapping[str, Any], direction: Direction, names: Sequence[str] | None) -> dict[Any, str]:
+    """Key of the state dict -> name at the start of the plan."""
+    keys: list[Any] = [key for group in state["param_groups"] for key in group["params"]]
+    given: list[str] = []
+    if all(isinstance(key, str) for key in keys):
+        given = keys
+    elif all("param_names" in group for group in state["param_groups"]):
+        given = [name for group in state["param_groups"] for name in group["param_names"]]
+    elif names is not None:
+        given = list(names)
+    else:
+        raise MupscaleError(
+            "this optimizer state dict is keyed by position and has no names; pass names=[name for name, _ in "
+            "model.named_parameters()] in the order in which the optimizer was given them, or build it from "
+            "named_parameters()"
+        )
+    if len(given) != len(keys):
+        raise MupscaleError(
+            f"{len(given)} names for {len(keys)} parameters in the optimizer state dict; name those it was given"
+        )
+    if len(set(given)) != len(given):
+        raise MupscaleError(
+            "two parameters of the optimizer have one name; write [name for name, _ in model.named_parameters()]"
+        )
+    known = {*direction.reached, *direction.plan.ties}
+    faults = [
+        Fault(
+            n,
+            f"no tensor of the plan has this name at its {direction.start} end",
+            "name parameters as model.named_parameters() does, or use plan.rename",
+        )
+        for n in given
+        if resolve(n, known) is None
+    ]
+    raise_faults("the optimizer state does not belong to this plan", faults)
+    named = {key: resolve(name, known) or name for key, name in zip(keys, given, strict=True)}
+    return {key: direction.plan.planned(name) for key, name in named.items()}
+
+
+def parts(tree: Any, where: str) -> tuple[Groups, States]:
+    """Groups and state of an optimizer's state dict, whose form is checked and nothing else."""
+    groups = tree.get("param_groups") if isinstance(tree, dict) else None
+    state = tree.get("state") if isinstance(tree, dict) else None
+    if not (
+        isinstance(groups, list)
+        and isinstance(state, dict)
+        and all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
+        and all(isinstance(s, dict) and all(isinstance(k, str) for k in s) for s in state.values())
+        and all(type(key) is int for g in groups for key in g["params"])
+    ):
+        raise MupscaleError(
+            f"{where} is not the state dict of one optimizer, with positions for parameters; save optimizer.state_dict()"
+        )
+    return groups, state
+
+
+def read_positions(
+    groups: Groups, state: Mapping[Any, Mapping[str, Any]], order: Names, rule: OptimizerRule, where: str
+) -> tuple[NamedOptimizer, list[Fault]]:
+    """A trainer's state dict, as `parts` returns it, with the planned names of its positions in `order`."""
+    settings = list(map(settings_of, groups))
+    named = tuple(
+        NamedGroup(tuple(of), own, rule, position)
+        for position, (of, own) in enumerate(zip(order, settings, strict=True))
+    )
+    faults = unknown_settings(named, {key for own in settings for key in own}, where)
+    keys = {n: k for g, of in zip(groups, order, strict=True) for n, k in zip(of, g["params"], strict=True)}
+    faults += [
+        Fault(f"{where}, state {key!r}", "it belongs to no group", "remove it from the state dict")
+        for key in state.keys() - keys.values()
+    ]
+    found = {name: state[key] for name, key in keys.items() if key in state}
+    return NamedOptimizer(where, named, found, keys.keys() - found.keys()), faults

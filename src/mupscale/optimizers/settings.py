@@ -1,0 +1,136 @@
+"""The settings of a group in other units, and how two of them are compared.
+
+Reads the registry; states no exponent. Settings that cannot be exact are returned as faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import isclose
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import Fault
+from ..plans.plan import TensorPlan
+from ..rules.optimizers import OptimizerRule, decay_factor, lr_factor
+from ..rules.scale import Scale
+from .named import NamedGroup
+
+Factors = dict[str, Any]
+"""A setting -> what it is multiplied by: a scale, or one for each of its parts."""
+_CLOSE = 1e-6
+"""Units are changed in floating point, and a checkpoint may hold a float32 for a float64."""
+
+
+def factors_of(rule: OptimizerRule, settings: Mapping[str, Any], entry: TensorPlan) -> Factors:
+    """What each setting of a group is multiplied by for one tensor."""
+    change = entry.change
+    lr = lr_factor(rule, settings, change, (entry.base_shape, entry.wide_shape))
+    factors: Factors = {"lr": lr, "initial_lr": lr, "lr_factor": lr}
+    if "weight_decay" in settings:
+        factors["weight_decay"] = decay_factor(rule.decay_kind(settings), change, lr)
+    for key, units in rule.hyper.items():
+        many = isinstance(units, tuple)
+        factors[key] = tuple(map(change.factor, units)) if many else change.factor(units)  # type: ignore[arg-type]
+    return factors
+
+
+def by_factors(
+    group: NamedGroup, entries: Iterable[tuple[str, TensorPlan]]
+) -> list[tuple[Factors, list[str]]]:
+    """Tensors of a group that have the same factors, together; in the order in which they first appear."""
+    found: dict[tuple[tuple[str, Any], ...], list[str]] = {}
+    for name, entry in entries:
+        factors = factors_of(group.rule, group.settings, entry)
+        found.setdefault(tuple(sorted(factors.items())), []).append(name)
+    return [(dict(key), names) for key, names in found.items()]
+
+
+def scaled(settings: Mapping[str, Any], factors: Factors, back: bool = False) -> dict[str, Any]:
+    """Settings multiplied by their factors, or divided on the way back; those without a factor as they are."""
+    return {
+        key: scale_setting(value, factors[key], back) if key in factors else value
+        for key, value in settings.items()
+    }
+
+
+def in_units(
+    rule: OptimizerRule, settings: Mapping[str, Any], entry: TensorPlan, back: bool = False
+) -> dict[str, Any]:
+    """The settings of a group for one of its tensors."""
+    return scaled(settings, factors_of(rule, settings, entry), back)
+
+
+def scale_setting(value: Any, scale: Scale | tuple[Scale, ...], back: bool = False) -> Any:
+    """A hyperparameter in new units; a tensor is replaced, never changed."""
+    if isinstance(scale, tuple):
+        pairs = zip(value, scale, strict=True)
+        return tuple(None if v is None else scale_setting(v, s, back) for v, s in pairs)
+    if scale.is_one or value is None:
+        return value
+    number = float(scale**-1 if back else scale)
+    return value.detach().clone() * number if isinstance(value, Tensor) else value * number
+
+
+def same_setting(one: Any, other: Any) -> bool:
+    """Whether two settings are one value, up to the rounding of a change of units.
+
+    >>> same_setting((0.9, 1e-3 * 3), [0.9, 3e-3]), same_setting(1e-8, 1e-7), same_setting(True, None)
+    (True, False, False)
+    """
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same_setting, one, other))
+    if isinstance(one, (int, float, Tensor)) and isinstance(other, (int, float, Tensor)):
+        return isclose(float(one), float(other), rel_tol=_CLOSE)
+    return bool(one == other)
+
+
+def cannot_be_exact(
+    rule: OptimizerRule, settings: Mapping[str, Any], name: str, entry: TensorPlan
+) -> list[Fault]:
+    """Settings that no factor carries to this tensor: eps of zero beside pads, decay of a folded (1 + w) gain."""
+    faults = []
+    eps = settings.get("eps")
+    if entry.padded and "eps" in rule.hyper and isinstance(eps, float) and eps == 0.0:
+        faults.append(
+            Fault(name, "eps = 0 on a padded tensor divides zero by zero", "give eps a positive value")
+        )
+    if entry.shift and not entry.fold.is_one:
+        if settings.get("weight_decay"):
+            faults.append(
+                Fault(
+                    name,
+                    f"a (1 + w) gain with a fold of {entry.fold} and weight_decay = {settings['weight_decay']}: decay pulls w to 0, "
+                    "and in the wide model that is another gain",
+                    "put this tensor in a group with weight_decay=0, or fold the constant elsewhere",
+                )
+            )
+        elif not rule.entrywise:
+            faults.append(
+                Fault(
+                    name,
+                    f"a (1 + w) gain with a fold of {entry.fold} under an optimizer that measures the size of w",
+                    "use an entrywise optimizer for it",
+                )
+            )
+    return faults
+
+
+def unknown_settings(groups: Iterable[NamedGroup], own: Iterable[str], where: str) -> list[Fault]:
+    """Hyperparameters whose units the registry does not state: the optimizer's own, and any other number.
+
+    Names and flags that a user keeps in a group are carried as they are.
+    """
+    listed, keys = list(own), set()
+    for group in groups:
+        numbers = [key for key, value in group.settings.items() if isinstance(value, (float, Tensor))]
+        keys |= {key for key in (*listed, *numbers) if not group.rule.known(key)}
+    return [
+        Fault(
+            where,
+            f"its hyperparameter {key!r} has no units in the registry",
+            "register the optimizer with this key in hyper= or neutral=",
+        )
+        for key in sorted(keys)
+    ]
