@@ -141,22 +141,18 @@ def _planned(name: str, plan: Plan, known: Mapping[str, Any]) -> str:
 
 def _misfits(plan: Plan, order: Names, wide_order: Names) -> list[Fault]:
     """Wide tensors that are not made of one trained tensor each, in the same group."""
-    group_of: Mapping[str, int] = {name: i for i, of in enumerate(order) for name in of}
-    faults = []
+    group_of = {name: i for i, of in enumerate(order) for name in of}
+    wide_group = {name: i for i, of in enumerate(wide_order) for name in of}
+    alike, faults = "group the parameters of both models alike", []
     if len(group_of) != sum(map(len, order)):
         faults.append(Fault("param_groups", "a parameter appears twice in them", "put it into one group"))
-    for i, of in enumerate(wide_order):
-        for name in of:
-            sources = plan[name].sources
-            if len(sources) != 1:
-                what = f"made of {len(sources)} tensors of the base, so there is no state for it"
-                faults.append(Fault(name, what, "carry the weights alone, and start its state afresh"))
-            elif group_of.get(sources[0]) != i:
-                what = (
-                    f"{sources[0]} is in group {group_of.get(sources[0])} of the base, this one in group {i}"
-                )
-                faults.append(Fault(name, what, "group the parameters of both models alike"))
-    made = {name for of in wide_order for name in of}
-    lost = [n for source in group_of for n in plan.sources[source] if n not in made]
-    remedy = "group the parameters of both models alike"
-    return faults + [Fault(n, "trained in the base, in no group of the wide model", remedy) for n in lost]
+    for name, i in wide_group.items():
+        sources = plan[name].sources
+        if len(sources) != 1:
+            what = f"made of {len(sources)} tensors of the base, so there is no state for it"
+            faults.append(Fault(name, what, "carry the weights alone, and start its state afresh"))
+        elif (first := group_of.get(sources[0])) != i:
+            what = f"{sources[0]} is in group {first} of the base, this one in group {i}"
+            faults.append(Fault(name, what, alike))
+    lost = [n for source in group_of for n in plan.sources[source] if n not in wide_group]
+    return faults + [Fault(n, "trained in the base, in no group of the wide model", alike) for n in lost]

@@ -22,7 +22,7 @@ from ..rules.scale import Scale
 from ..rules.units import Change
 from ..tensors.making import Making
 from .named import Moment, NamedGroup, NamedOptimizer
-from .settings import by_factors, cannot_be_exact, scaled
+from .settings import by_factors, cannot_be_exact, scale_setting, scaled
 
 
 def carry_optimizer(
@@ -122,32 +122,19 @@ def carry_state(
     for key, value in state.items():
         making = state_making(group.rule, key, entry)
         if making is None:
-            faults.append(
-                Fault(
-                    planned,
-                    f"its state has {key!r}, whose units the registry does not state",
-                    "register the optimizer with this key in state=",
-                )
-            )
+            what = f"its state has {key!r}, whose units the registry does not state"
+            faults.append(Fault(planned, what, "register the optimizer with this key in state="))
             continue
-        shape, scale = tuple(getattr(value, "shape", ())), making.scale
+        shape = tuple(getattr(value, "shape", ()))
         expected = making.wide_shape if direction.back else making.base_shape
-        if shape and shape != expected:
-            faults.append(
-                Fault(
-                    planned,
-                    f"its state {key!r} has shape {shape}, expected {expected}",
-                    "pass the state of this model's own optimizer",
-                )
-            )
-        elif shape:
+        if not shape:
+            number = value.detach().clone() if isinstance(value, Tensor) else value
+            carried[key] = scale_setting(number, making.scale, direction.back)
+        elif shape == expected:
             carried[key] = Moment(value, making)
-        elif isinstance(value, Tensor):
-            carried[key] = (
-                value.detach().clone() if scale.is_one else value.detach() * direction.number(scale)
-            )
         else:
-            carried[key] = value if value is None or scale.is_one else value * direction.number(scale)
+            what = f"its state {key!r} has shape {shape}, expected {expected}"
+            faults.append(Fault(planned, what, "pass the state of this model's own optimizer"))
     return carried, faults
 
 

@@ -49,27 +49,19 @@ def read_live(
     groups: list[NamedGroup] = []
     foreign: list[Fault] = []
     for position, group in enumerate(optimizer.param_groups):
-        known = [names.get(id(p)) for p in group["params"]]
-        if None in known:
-            foreign.append(
-                Fault(
-                    f"{where}, group {position}",
-                    f"{known.count(None)} of its {len(known)} parameters do not belong to the model",
-                    "build the optimizer from this model's parameters",
-                )
-            )
-        groups.append(NamedGroup(tuple(n for n in known if n), _without(group, _MEMBERS), rule, position))
+        known = tuple(names[id(p)] for p in group["params"] if id(p) in names)
+        lost, many = len(group["params"]) - len(known), len(group["params"])
+        if lost:
+            what = f"{lost} of its {many} parameters do not belong to the model"
+            remedy = "build the optimizer from this model's parameters"
+            foreign.append(Fault(f"{where}, group {position}", what, remedy))
+        groups.append(NamedGroup(known, _without(group, _MEMBERS), rule, position))
     raise_faults("this optimizer does not belong to the model", foreign)
     faults = unknown_settings(groups, optimizer.defaults, where)
-    orphans = [key for key in optimizer.state if id(key) not in names]
+    orphans = sum(id(key) not in names for key in optimizer.state)
     if orphans:
-        faults.append(
-            Fault(
-                where,
-                f"{len(orphans)} entries of its state belong to no parameter of the model",
-                "remove them, or widen the run without this optimizer",
-            )
-        )
+        what = f"{orphans} entries of its state belong to no parameter of the model"
+        faults.append(Fault(where, what, "remove them, or widen the run without this optimizer"))
     state = {names[id(p)]: s for p, s in optimizer.state.items() if id(p) in names and s}
     idle = {names[id(p)] for group in optimizer.param_groups for p in group["params"] if not p.requires_grad}
     return NamedOptimizer(where, tuple(groups), state, idle), faults
@@ -89,11 +81,8 @@ def read_state_dict(
             "optimizer.state_dict(), and ask torch.distributed.checkpoint for it without flatten_optimizer_state_dict"
         )
     spelled = _spelled(state, direction, names)
-    orphans = [
-        Fault(str(key), "state of no parameter in the groups", "remove it from the state dict")
-        for key in state["state"]
-        if key not in spelled
-    ]
+    what, remedy = "state of no parameter in the groups", "remove it from the state dict"
+    orphans = [Fault(str(key), what, remedy) for key in state["state"] if key not in spelled]
     raise_faults("this optimizer state cannot be widened exactly", orphans)
     groups = tuple(
         NamedGroup(tuple(spelled[key] for key in group["params"]), _without(group, _MEMBERS), rule, position)
@@ -110,12 +99,12 @@ def read_state_dict(
 
 def _spelled(state: Mapping[str, Any], direction: Direction, names: Sequence[str] | None) -> dict[Any, str]:
     """Key of the state dict -> name at the start of the plan."""
-    keys: list[Any] = [key for group in state["param_groups"] for key in group["params"]]
-    given: list[str] = []
+    groups = state["param_groups"]
+    keys: list[Any] = [key for group in groups for key in group["params"]]
     if all(isinstance(key, str) for key in keys):
         given = keys
-    elif all("param_names" in group for group in state["param_groups"]):
-        given = [name for group in state["param_groups"] for name in group["param_names"]]
+    elif all("param_names" in group for group in groups):
+        given = [name for group in groups for name in group["param_names"]]
     elif names is not None:
         given = list(names)
     else:
@@ -133,18 +122,12 @@ def _spelled(state: Mapping[str, Any], direction: Direction, names: Sequence[str
             "two parameters of the optimizer have one name; write [name for name, _ in model.named_parameters()]"
         )
     known = {*direction.reached, *direction.plan.ties}
-    faults = [
-        Fault(
-            n,
-            f"no tensor of the plan has this name at its {direction.start} end",
-            "name parameters as model.named_parameters() does, or use plan.rename",
-        )
-        for n in given
-        if resolve(n, known) is None
-    ]
+    found = {name: resolve(name, known) for name in given}
+    what = f"no tensor of the plan has this name at its {direction.start} end"
+    remedy = "name parameters as model.named_parameters() does, or use plan.rename"
+    faults = [Fault(name, what, remedy) for name, known_name in found.items() if known_name is None]
     raise_faults("the optimizer state does not belong to this plan", faults)
-    named = {key: resolve(name, known) or name for key, name in zip(keys, given, strict=True)}
-    return {key: direction.plan.planned(name) for key, name in named.items()}
+    return {key: direction.plan.planned(found[name] or name) for key, name in zip(keys, given, strict=True)}
 
 
 def parts(tree: Any, where: str) -> tuple[Groups, States]:

@@ -91,29 +91,22 @@ def cannot_be_exact(
 ) -> list[Fault]:
     """Settings that no factor carries to this tensor: eps of zero beside pads, decay of a folded (1 + w) gain."""
     faults = []
-    eps = settings.get("eps")
+    eps, decay, gain = (
+        settings.get("eps"),
+        settings.get("weight_decay"),
+        f"a (1 + w) gain with a fold of {entry.fold}",
+    )
+    folded = entry.shift and not entry.fold.is_one
     if entry.padded and "eps" in rule.hyper and isinstance(eps, float) and eps == 0.0:
-        faults.append(
-            Fault(name, "eps = 0 on a padded tensor divides zero by zero", "give eps a positive value")
-        )
-    if entry.shift and not entry.fold.is_one:
-        if settings.get("weight_decay"):
-            faults.append(
-                Fault(
-                    name,
-                    f"a (1 + w) gain with a fold of {entry.fold} and weight_decay = {settings['weight_decay']}: decay pulls w to 0, "
-                    "and in the wide model that is another gain",
-                    "put this tensor in a group with weight_decay=0, or fold the constant elsewhere",
-                )
-            )
-        elif not rule.entrywise:
-            faults.append(
-                Fault(
-                    name,
-                    f"a (1 + w) gain with a fold of {entry.fold} under an optimizer that measures the size of w",
-                    "use an entrywise optimizer for it",
-                )
-            )
+        what = "eps = 0 on a padded tensor divides zero by zero"
+        faults.append(Fault(name, what, "give eps a positive value"))
+    if folded and decay:
+        what = f"{gain} and weight_decay = {decay}: decay pulls w to 0, and in the wide model that is another gain"
+        remedy = "put this tensor in a group with weight_decay=0, or fold the constant elsewhere"
+        faults.append(Fault(name, what, remedy))
+    elif folded and not rule.entrywise:
+        what = f"{gain} under an optimizer that measures the size of w"
+        faults.append(Fault(name, what, "use an entrywise optimizer for it"))
     return faults
 
 
@@ -126,11 +119,8 @@ def unknown_settings(groups: Iterable[NamedGroup], own: Iterable[str], where: st
     for group in groups:
         numbers = [key for key, value in group.settings.items() if isinstance(value, (float, Tensor))]
         keys |= {key for key in (*listed, *numbers) if not group.rule.known(key)}
-    return [
-        Fault(
-            where,
-            f"its hyperparameter {key!r} has no units in the registry",
-            "register the optimizer with this key in hyper= or neutral=",
-        )
-        for key in sorted(keys)
-    ]
+    what, remedy = (
+        "has no units in the registry",
+        "register the optimizer with this key in hyper= or neutral=",
+    )
+    return [Fault(where, f"its hyperparameter {key!r} {what}", remedy) for key in sorted(keys)]

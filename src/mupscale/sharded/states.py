@@ -66,9 +66,8 @@ def prepare_states(
                 elif name not in source.settings and of_model[name].requires_grad:
                     # Where it has settings, the base's optimizer held it too, and never had a gradient for it.
                     what = "the source has optimizer state, and none for this tensor"
-                    faults.append(
-                        Fault(name, what, "leave it out of the optimizers, or load a run without them")
-                    )
+                    remedy = "leave it out of the optimizers, or load a run without them"
+                    faults.append(Fault(name, what, remedy))
             groups.append(NamedGroup(tuple(continued), settings_of(group), rule, position))
             notes += _differences(optimizer, rule, group, members, source, plan, where)
         state: State = {}
@@ -83,10 +82,8 @@ def prepare_states(
                 state[parameter], fillings, faults = made, fillings + more, faults + problems
         if not state:
             notes.append(f"{kind} starts without state: the source has none")
-            made_on_meta = any(
-                isinstance(v, Tensor) and v.is_meta for s in optimizer.state.values() for v in s.values()
-            )
-            if made_on_meta:
+            kept = (value for state in optimizer.state.values() for value in state.values())
+            if any(isinstance(value, Tensor) and value.is_meta for value in kept):
                 what = "it made its state when it was built, on the meta device, and the source has none to fill it"
                 faults.append(Fault(kind, what, "load the model alone, then build the optimizer from it"))
         states.append(state)

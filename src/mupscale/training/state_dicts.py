@@ -55,34 +55,22 @@ def carry_tensors(
     for name, value in state.items() if not others else ():
         others += wrong_kind(name, value, Tensor, "leave it out and carry it yourself")
     raise_faults("a state dict of tensors can be carried, and nothing else", others)
-    tensors = dict(state)
-    check_shapes(
-        direction.plan, {n: tuple(t.shape) for n, t in tensors.items()}, direction.start, complete=False
-    )
-    ties = direction.plan.ties
-    known = {*direction.reached, *ties}
+    tensors, plan = dict(state), direction.plan
+    check_shapes(plan, {n: tuple(t.shape) for n, t in tensors.items()}, direction.start, complete=False)
+    known = {*direction.reached, *plan.ties}
     named = {resolve(n, known) or n: t for n, t in tensors.items()}
-    check_ties(direction.plan, named)
-    named.update({ties[n]: t for n, t in named.items() if n in ties and ties[n] not in named})
-    missing = [
-        n
-        for n in direction.reached
-        if n not in named
-        and direction.plan[direction.reached[n][0] if not direction.back else n].kind == "parameter"
-    ]
+    check_ties(plan, named)
+    named = {**{plan.planned(n): t for n, t in named.items()}, **named}
     if not partial:
-        raise_faults(
-            "the state dict is not complete",
-            [
-                Fault(n, "the plan needs this tensor; it is missing", "pass all of model.state_dict()")
-                for n in missing
-            ],
-        )
+        lost = [(n, direction.planned(ends[0])[1]) for n, ends in direction.reached.items() if n not in named]
+        what, remedy = "the plan needs this tensor; it is missing", "pass all of model.state_dict()"
+        faults = [Fault(name, what, remedy) for name, entry in lost if entry.kind == "parameter"]
+        raise_faults("the state dict is not complete", faults)
     done: dict[str, Tensor] = {}
     out: dict[str, Tensor] = {}
     for key in tensors:
         name = resolve(key, known) or key
-        start = direction.plan.planned(name)
+        start = plan.planned(name)
         for end in direction.reached[start]:
             if direction.planned(end)[1].fill == "own":
                 continue  # each model computes it for itself; load the result with strict=False
