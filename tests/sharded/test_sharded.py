@@ -382,3 +382,27 @@ def test_one_process_is_a_job_of_one_rank(tmp_path):
     x = torch.randn(3, 3)
     assert torch.allclose(wide(x), model(x), atol=1e-6)
     assert held(wide.middle.weight).shape == (8, 8)
+
+
+@pytest.mark.parametrize("key", ["alpha", "eps", "weight_decay"])
+@pytest.mark.parametrize("form", ["running", "saved"])
+def test_constants_that_differ_from_the_source_s_are_told(form, key, tmp_path):
+    """Every constant that the row of the optimizer states is compared; equal ones are the control."""
+    since, rmsprop = plan(4, 2), torch.optim.RMSprop
+    settings = {"lr": 1e-2, "alpha": 0.9, "eps": 1e-6, "weight_decay": 0.1}
+    base = Net(4)
+    optimizer = rmsprop(mu.param_groups(base, identity_plan(base), rmsprop, **settings))
+    base(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    source: Any = mu.Run(base, optimizer)
+    if form == "saved":
+        weights, state = get_state_dict(base, optimizer)
+        save_dcp({"model": weights, "optim": state}, checkpoint_id=tmp_path, no_dist=True)
+        source = tmp_path
+    for factor in (1.0, 0.5):
+        wide, other = Net(8), {**settings, key: settings[key] * factor}
+        run = mu.Run(wide, rmsprop(mu.param_groups(wide, since, rmsprop, **other)))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            mu.load_wide(run, source, since)
+        assert any(f": {key} is " in str(w.message) for w in told) is (factor != 1.0)

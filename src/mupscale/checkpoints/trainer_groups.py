@@ -43,16 +43,9 @@ def told_by(
         return next(iter(found.values()))
     has = ", ".join(sorted(map(printable, given))), ", ".join(sorted(map(printable, kept))) or "nothing"
     which = f"which fits {', '.join(found)}" if found else "which no optimizer in the registry has"
-    raise MupscaleError(
-        CLAIM,
-        [
-            Fault(
-                "which optimizer was it?",
-                f"its groups have {has[0]}; its state has {has[1]}, {which}",
-                f"name it (--optimizer torch.optim.AdamW), register it, or {LEAVE}",
-            )
-        ],
-    )
+    what = f"its groups have {has[0]}; its state has {has[1]}, {which}"
+    remedy = f"name it (--optimizer torch.optim.AdamW), register it, or {LEAVE}"
+    raise MupscaleError(CLAIM, [Fault("which optimizer was it?", what, remedy)])
 
 
 def fitting(

@@ -31,14 +31,12 @@ def carry_optimizer(
     """An optimizer at the other end, its state tensors a `Moment` each, and what could not be carried.
 
     With `split`, each group holds tensors with equal factors, and its settings are scaled by them. Without, groups and
-    settings stay what they were, for a checkpoint whose trainer changes the units of each step (`stepping.py`).
+    settings stay what they were, for a checkpoint whose trainer steps in units (`training/stepping.py`).
     """
     there = renamed(start, direction)
     groups = carry_groups(there.groups, direction) if split else there.groups
     state, faults = carry_states(there.groups, there.state, direction, there.idle)
-    return NamedOptimizer(start.label, groups, state, there.idle), _not_exact(
-        there.groups, direction
-    ) + faults
+    return replace(there, groups=groups, state=state), _not_exact(there.groups, direction) + faults
 
 
 def renamed(start: NamedOptimizer, direction: Direction) -> NamedOptimizer:
@@ -49,9 +47,8 @@ def renamed(start: NamedOptimizer, direction: Direction) -> NamedOptimizer:
     )
     ends = {end: direction.origin(end) for group in groups for end in group.names}
     state = {end: start.state[name] for end, name in ends.items() if name in start.state}
-    idle = {
-        end for end, name in ends.items() if name in start.idle or not direction.planned(end)[1].trainable
-    }
+    frozen = {end for end in ends if not direction.planned(end)[1].trainable}
+    idle = frozen | {end for end, name in ends.items() if name in start.idle}
     return NamedOptimizer(start.label, groups, state, idle)
 
 

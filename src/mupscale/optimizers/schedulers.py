@@ -49,15 +49,9 @@ def absolute(scheduler: Any) -> str | None:
 
 def refuse_absolute(schedulers: tuple[Any, ...]) -> list[Fault]:
     """A fault for every scheduler that is not a plain multiplication."""
-    return [
-        Fault(
-            type(s).__name__,
-            f"{reason}, so it cannot follow groups whose rates scale differently",
-            _REMEDY,
-        )
-        for s in schedulers
-        if (reason := absolute(s))
-    ]
+    reasons = [(type(scheduler).__name__, absolute(scheduler)) for scheduler in schedulers]
+    what = "so it cannot follow groups whose rates scale differently"
+    return [Fault(name, f"{reason}, {what}", _REMEDY) for name, reason in reasons if reason]
 
 
 def carry_scheduler(scheduler: Any, optimizer: Optimizer, groups: Sequence[NamedGroup]) -> Any:

@@ -45,18 +45,12 @@ class Direction:
         expect_plan(self.plan)
         check_duplicates(self.plan)
         if self.back:
-            others = [(name, t) for name, t in self.plan.tensors.items() if len(t.sources) != 1]
-            raise_faults(
-                "this plan has no way back",
-                [
-                    Fault(
-                        name,
-                        f"made from {len(t.sources)} tensors, expected one",
-                        "narrow by a plan of copies",
-                    )
-                    for name, t in others
-                ],
-            )
+            many = {name: len(entry.sources) for name, entry in self.plan.tensors.items()}
+            remedy = "narrow by a plan of copies"
+            others = [
+                Fault(n, f"made from {m} tensors, expected one", remedy) for n, m in many.items() if m != 1
+            ]
+            raise_faults("this plan has no way back", others)
 
     @property
     def start(self) -> End:

@@ -5,7 +5,8 @@ Reads the registry through `optimizers/`; states no exponent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from dataclasses import replace
 from math import isclose
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..errors import Fault, raise_faults
 from ..optimizers.carry import carry_states, renamed
 from ..optimizers.named import NamedGroup
 from ..optimizers.read import read_live, settings_of
-from ..optimizers.settings import cannot_be_exact, factors_of, same_setting, scale_setting
+from ..optimizers.settings import cannot_be_exact, factors_of, same_setting, scaled
 from ..plans.direction import Direction
 from ..plans.fits import planned_parameters
 from ..plans.plan import Plan
@@ -42,44 +43,28 @@ def prepare_states(
     notes: list[str] = []
     for optimizer in run.optimizers:
         rule, kind = rule_for(type(optimizer), rules=rules), type(optimizer).__name__
-        of_model = {names[id(p)]: p for g in optimizer.param_groups for p in g["params"] if id(p) in names}
-        faults += refused_on_shards(
-            type(optimizer), of_model, {**optimizer.defaults, **optimizer.param_groups[0]}
-        )
-        groups: list[NamedGroup] = []
-        for position, group in enumerate(optimizer.param_groups):
-            where = f"{kind}, group {position}"
-            members = [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]
-            if len(members) < len(group["params"]):
+        own = {names[id(p)]: p for g in optimizer.param_groups for p in g["params"] if id(p) in names}
+        faults += refused_on_shards(type(optimizer), own, {**optimizer.defaults, **optimizer.param_groups[0]})
+        idle = {name for name, parameter in own.items() if not parameter.requires_grad}
+        continued: list[NamedGroup] = []
+        for position, members in enumerate(optimizer.param_groups):
+            known = tuple(names[id(parameter)] for parameter in members["params"] if id(parameter) in names)
+            group = NamedGroup(known, settings_of(members), rule, position)
+            if len(known) < len(members["params"]):
                 remedy = "build the optimizer from the parameters of the model that is loaded"
-                faults.append(Fault(where, "it holds parameters that do not belong to the model", remedy))
-                continue
-            continued: list[str] = []
-            for name in members:
-                faults += _not_in_units(optimizer, rule, group, name, since, where)
-                faults += cannot_be_exact(rule, group, name, plan[name])
-                if not source.states or not plan[name].sources:
-                    continue
-                if name in source.states:
-                    faults += _foreign(optimizer, rule, source.settings.get(name, {}), name)
-                    continued.append(name)
-                elif name not in source.settings and of_model[name].requires_grad:
-                    # Where it has settings, the base's optimizer held it too, and never had a gradient for it.
-                    what = "the source has optimizer state, and none for this tensor"
-                    remedy = "leave it out of the optimizers, or load a run without them"
-                    faults.append(Fault(name, what, remedy))
-            groups.append(NamedGroup(tuple(continued), settings_of(group), rule, position))
-            notes += _differences(optimizer, rule, group, members, source, plan, where)
+                what = "it holds parameters that do not belong to the model"
+                faults.append(Fault(f"{kind}, group {position}", what, remedy))
+            faults += _unfit(optimizer, group, idle, source, plan, since)
+            notes += _differences(optimizer, group, source, plan)
+            continued.append(replace(group, names=tuple(name for name in known if name in source.states)))
+        found = {name: _with_numbers(source.states[name], source) for g in continued for name in g.names}
+        carried, more = carry_states(continued, found, direction, idle)
+        faults += more
         state: State = {}
-        found = {name: _with_numbers(source.states[name], source) for g in groups for name in g.names}
-        idle = {name for name in found if not of_model[name].requires_grad}
-        carried, problems = carry_states(groups, found, direction, idle)
-        faults += problems
-        for named in groups:
-            for name in named.names:
-                parameter, own = of_model[name], named.settings
-                made, more, problems = state_fillings(kind, parameter, name, carried[name], own, source)
-                state[parameter], fillings, faults = made, fillings + more, faults + problems
+        for group in continued:
+            for name in group.names:
+                filled = state_fillings(kind, own[name], name, carried[name], group.settings, source)
+                state[own[name]], fillings, faults = filled[0], fillings + filled[1], faults + filled[2]
         if not state:
             notes.append(f"{kind} starts without state: the source has none")
             kept = (value for state in optimizer.state.values() for value in state.values())
@@ -116,21 +101,38 @@ def live_states(
     return states, settings
 
 
-def _not_in_units(
-    optimizer: Optimizer, rule: OptimizerRule, group: Mapping[str, Any], name: str, since: Plan, where: str
+def _unfit(
+    optimizer: Optimizer, group: NamedGroup, idle: Set[str], source: AnySource, plan: Plan, since: Plan
 ) -> list[Fault]:
+    """Tensors of a group that are not stepped in their units, cannot be exact, or find no state of their own kind."""
+    faults: list[Fault] = []
+    for name in group.names:
+        faults += _not_in_units(optimizer, group, name, since)
+        faults += cannot_be_exact(group.rule, group.settings, name, plan[name])
+        if name in source.states:
+            faults += _foreign(optimizer, group.rule, source.settings.get(name, {}), name)
+        elif source.states and plan[name].sources and name not in source.settings and name not in idle:
+            # Where it has settings, the base's optimizer held it too, and never had a gradient for it.
+            what = "the source has optimizer state, and none for this tensor"
+            faults.append(Fault(name, what, "leave it out of the optimizers, or load a run without them"))
+    return faults
+
+
+def _not_in_units(optimizer: Optimizer, group: NamedGroup, name: str, since: Plan) -> list[Fault]:
     """An optimizer whose rates are not those of its tensors would train another run."""
-    expected = float(factors_of(rule, group, since[name])["lr"])
-    attached = units_of(optimizer)
-    if attached is None:
-        found = float(group.get("lr_factor", 1.0))
+    units, kind = units_of(optimizer), type(optimizer).__name__
+    expected = float(factors_of(group.rule, group.settings, since[name])["lr"])
+    if units is None:
+        found = float(group.settings.get("lr_factor", 1.0))
     else:
-        found = float(factors_of(rule, group, attached[name])["lr"]) if name in attached.tensors else 1.0
+        found = (
+            float(factors_of(group.rule, group.settings, units[name])["lr"]) if name in units.tensors else 1.0
+        )
     if isclose(expected, found, rel_tol=1e-6):
         return []
     what = f"the learning rate of {name} has a factor of {found:g}, its units ask for {expected:g}"
-    remedy = f"build it from mu.param_groups(model, since, {type(optimizer).__name__}, …), or use mu.step_in_units_"
-    return [Fault(where, what, remedy)]
+    remedy = f"build it from mu.param_groups(model, since, {kind}, …), or use mu.step_in_units_"
+    return [Fault(f"{kind}, group {group.origin}", what, remedy)]
 
 
 def _foreign(
@@ -148,31 +150,21 @@ def _foreign(
     return [Fault(name, what, "give it to the kind of optimizer that it was trained with")]
 
 
-def _differences(
-    optimizer: Optimizer,
-    rule: OptimizerRule,
-    group: Mapping[str, Any],
-    names: list[str],
-    source: AnySource,
-    plan: Plan,
-    where: str,
-) -> list[str]:
-    """Settings that differ from the source's, told and left as they are; rates are the schedule's business."""
+def _differences(optimizer: Optimizer, group: NamedGroup, source: AnySource, plan: Plan) -> list[str]:
+    """Settings that differ from the source's, noted and left as they are; rates follow the run's schedule."""
     stock = units_of(optimizer) is not None
-    if not names or (stock and source.since is not None):
+    if not group.names or (stock and source.since is not None):
         return []
-    told = source.settings.get(names[0], {})
-    factors = factors_of(rule, group, plan[names[0]])
-    found = []
-    for key in sorted(rule.constants):
-        if told.get(key) is None or key not in group:
-            continue
-        wanted = told[key] if stock or key not in factors else scale_setting(told[key], factors[key])
-        if not same_setting(wanted, group[key]):
-            found.append(
-                f"{where}: {key} is {group[key]} here; the source's run is continued exactly with {wanted}"
-            )
-    return found
+    here, there = group.settings, source.settings.get(group.names[0], {})
+    compared = [key for key in sorted(group.rule.constants) if there.get(key) is not None and key in here]
+    factors = {} if stock else factors_of(group.rule, here, plan[group.names[0]])
+    wanted = scaled({key: there[key] for key in compared}, factors)
+    where = f"{type(optimizer).__name__}, group {group.origin}"
+    return [
+        f"{where}: {key} is {here[key]} here; the source's run is continued exactly with {wanted[key]}"
+        for key in compared
+        if not same_setting(wanted[key], here[key])
+    ]
 
 
 def _distinct(faults: list[Fault]) -> list[Fault]:

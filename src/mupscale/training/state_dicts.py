@@ -145,11 +145,11 @@ def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any
             "the state has no groups with names, expected what widen_optimizer_state_dict returned; pass that"
         )
     strangers = [n for group in told for n in group["param_names"] if n not in parameters]
-    remedy = "pass the model at the end to which the state was carried"
-    raise_faults(
-        "this state does not belong to the model",
-        [Fault(n, "the model has no such parameter", remedy) for n in strangers],
+    what, remedy = (
+        "the model has no such parameter",
+        "pass the model at the end to which the state was carried",
     )
+    raise_faults("this state does not belong to the model", [Fault(n, what, remedy) for n in strangers])
     for group in told:
         settings = {k: v for k, v in group.items() if k not in ("params", "param_names")}
         groups.append({**settings, "params": [(n, parameters[n]) for n in group["param_names"]]})

@@ -196,15 +196,10 @@ def _rate(optimizer: Optimizer) -> float:
     rates = {float(g["lr"]) / float(g.get("lr_factor", 1.0)) for g in optimizer.param_groups}
     low, high = min(rates), max(rates)
     if high - low > 1e-6 * high:
-        raise_faults(
-            "lr= replaces one learning rate, and this optimizer has several",
-            [
-                Fault(
-                    type(optimizer).__name__,
-                    f"reference rates {sorted(rates)}",
-                    "leave lr=None and scale the groups yourself",
-                )
-            ],
+        claim = "lr= replaces one learning rate, and this optimizer has several"
+        remedy = "leave lr=None and scale the groups yourself"
+        raise MupscaleError(
+            claim, [Fault(type(optimizer).__name__, f"reference rates {sorted(rates)}", remedy)]
         )
     if low == 0:
         raise MupscaleError(

@@ -117,13 +117,8 @@ def carry(
         check_since(run)
     faults = refuse_absolute(run.schedulers)
     if run.optimizers and any(not t.sources for t in direction.plan.tensors.values()):
-        faults.append(
-            Fault(
-                "optimizers",
-                "the plan has new tensors, which belong to no group",
-                "widen without optimizers and add the new tensors yourself",
-            )
-        )
+        what = "the plan has new tensors, which belong to no group"
+        faults.append(Fault("optimizers", what, "widen without optimizers and add the new tensors yourself"))
     raise_faults("this run cannot be widened exactly", faults)
     model = fill_(built, run.model, direction)
     optimizers, groups = [], {}
@@ -138,13 +133,9 @@ def carry(
     for scheduler in run.schedulers:
         owner = getattr(scheduler, "optimizer", None) or scheduler._schedulers[0].optimizer
         if id(owner) not in groups:
-            faults.append(
-                Fault(
-                    type(scheduler).__name__,
-                    "it drives an optimizer that is not part of the run",
-                    "put that optimizer into Run(optimizers=[...]), or leave the scheduler out",
-                )
-            )
+            what = "it drives an optimizer that is not part of the run"
+            remedy = "put that optimizer into Run(optimizers=[...]), or leave the scheduler out"
+            faults.append(Fault(type(scheduler).__name__, what, remedy))
             continue
         schedulers.append(carry_scheduler(scheduler, *groups[id(owner)]))
         driven.add(id(owner))
