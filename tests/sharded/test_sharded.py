@@ -389,7 +389,7 @@ def test_one_process_is_a_job_of_one_rank(tmp_path):
 def test_constants_that_differ_from_the_source_s_are_told(form, key, tmp_path):
     """Every constant that the row of the optimizer states is compared; equal ones are the control."""
     since, rmsprop = plan(4, 2), torch.optim.RMSprop
-    settings = {"lr": 1e-2, "alpha": 0.9, "eps": 1e-6, "weight_decay": 0.1}
+    settings: dict[str, Any] = {"lr": 1e-2, "alpha": 0.9, "eps": 1e-6, "weight_decay": 0.1}
     base = Net(4)
     optimizer = rmsprop(mu.param_groups(base, identity_plan(base), rmsprop, **settings))
     base(torch.ones(2, 3)).sum().backward()
@@ -404,5 +404,5 @@ def test_constants_that_differ_from_the_source_s_are_told(form, key, tmp_path):
         run = mu.Run(wide, rmsprop(mu.param_groups(wide, since, rmsprop, **other)))
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            mu.load_wide(run, source, since)
+            mu.load_wide(source, run, plan=since)
         assert any(f": {key} is " in str(w.message) for w in told) is (factor != 1.0)
