@@ -30,7 +30,7 @@ from mupscale.jobs.job_check import sound_job
 from mupscale.jobs.worker import run_job
 
 DIRECTORIES, JOBS = 2000, 300
-PATIENCE = 20
+PATIENCE = 20  # processor seconds per case; a case that waits instead of computing has 15 times as long
 """Seconds a case may take before it counts as a hang, on a machine that is busy with other work."""
 MEMORY = 1 << 30
 
@@ -438,7 +438,8 @@ class HangError(BaseException):
 
 def outcome(action: Callable[[], None]) -> str:
     """ "done", "refused", or what went wrong."""
-    signal.alarm(PATIENCE)
+    signal.setitimer(signal.ITIMER_PROF, PATIENCE)
+    signal.setitimer(signal.ITIMER_REAL, 15 * PATIENCE)
     try:
         action()
     except mu.MupscaleError as error:
@@ -447,7 +448,8 @@ def outcome(action: Callable[[], None]) -> str:
     except BaseException as error:
         return f"{type(error).__name__}: {ascii(str(error))[:200]}"
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
     return "done"
 
 
@@ -464,6 +466,7 @@ def read_and_run(raw: bytes, out: Path) -> None:
 
 def hostile_run(folder: Path, seed: int = 0) -> dict[str, Any]:
     """All cases; what happened, by kind, and the memory it took."""
+    signal.signal(signal.SIGPROF, hang)
     signal.signal(signal.SIGALRM, hang)
     torch.set_num_threads(1)
     draw = random.Random(seed)
@@ -501,17 +504,22 @@ def hostile_run(folder: Path, seed: int = 0) -> dict[str, Any]:
     return told
 
 
-def test_hostile_input_ends_in_a_refusal_or_does_no_harm(tmp_path):
-    code = (
-        "import json, sys; from pathlib import Path; from tests.files.test_hostile import hostile_run\n"
-        "print(json.dumps(hostile_run(Path(sys.argv[1]))))\n"
-    )
+def in_process(code: str, *arguments: str) -> Any:
+    """What a program prints as JSON: signals and memory belong to a whole process."""
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, env=environment, check=True
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, env=environment, check=True
     )
-    told = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_hostile_input_ends_in_a_refusal_or_does_no_harm(tmp_path):
+    told = in_process(
+        "import json, sys; from pathlib import Path; from tests.files.test_hostile import hostile_run\n"
+        "print(json.dumps(hostile_run(Path(sys.argv[1]))))\n",
+        str(tmp_path),
+    )
     assert told["bad"] == []
     assert told["escaped"] == []
     assert told["memory"] < MEMORY
@@ -520,6 +528,20 @@ def test_hostile_input_ends_in_a_refusal_or_does_no_harm(tmp_path):
     assert sum(n for name, n in outcomes.items() if name.endswith("refused")) > 1500
     assert outcomes["links done"] > 10, "control: what is harmless is done"
     assert outcomes["job done"] > 5
+
+
+def test_a_case_that_computes_or_waits_for_ever_is_ended():
+    """Control of the patience above, by processor time and by the clock."""
+    found = in_process(
+        "import json, signal, time, tests.files.test_hostile as h\n"
+        "for number in (signal.SIGPROF, signal.SIGALRM): signal.signal(number, h.hang)\n"
+        "h.PATIENCE = 0.2\n"
+        "def compute():\n"
+        "    while True: pass\n"
+        "for_ever = [compute, lambda: time.sleep(1000), lambda: None]\n"
+        "print(json.dumps([h.outcome(action) for action in for_ever]))\n"
+    )
+    assert found == ["HangError: ''", "HangError: ''", "done"]
 
 
 def test_the_unmutated_directory_is_widened_and_a_mutated_one_is_not(tmp_path):
