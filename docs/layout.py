@@ -13,6 +13,7 @@ FOLDERS = {
     "benchmarks": "Every number in the docs, printed by a script with a bound.",
     "docs": "The pages of the site, and the scripts that print those which come from data.",
     "examples": "Whole programs to start from, each with its control.",
+    "harness": "What tests and benchmarks share: small models, data, comparisons, launched ranks.",
     "reproduce": "The paper's experiments on real data, made with the library.",
     "src": "The package.",
     "tests": "Claims, each with its control, in the folder of the room they test.",

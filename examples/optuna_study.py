@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import mupscale as mu
-from mupscale.tuning.settings import Settings
+from mupscale.tuning import Settings
 
 torch.set_num_threads(1)
 STEPS, SMALL, LARGE, K = 150, 100, 200, 2  # below 100 units the best point still moves with the width
@@ -43,11 +43,11 @@ def train(run: mu.Run, steps: int, report: Callable[[int, torch.Tensor], None]) 
 
 storage = optuna.storages.InMemoryStorage()
 with tempfile.TemporaryDirectory() as folder:
-    settings = Settings(
+    chosen = Settings(
         width=SMALL, k=K, steps=STEPS, reference=LARGE, lrs=[2e-3, 8e-3], noises=[0, 0.2], factors=[1, 2],
         extend=0, halving=False,
     )  # fmt: skip
-    recipe = mu.tune(sys.modules[__name__], settings, storage=storage, folder=folder)
+    recipe = mu.tune(sys.modules[__name__], chosen, storage=storage, folder=folder)
 trials = optuna.load_study(study_name="mupscale", storage=storage).trials
 print(f"{len(trials)} trials; learning rate {recipe.base_lr:g} for bases, {recipe.lr:g} after growth")
 print(f"at width {SMALL} to {K * SMALL}: loss {recipe.loss:.4f}, without noise {recipe.control:.4f}")

@@ -20,6 +20,7 @@ if _typing.TYPE_CHECKING:
     from . import plans as plans
     from . import rules as rules
     from . import trainers as trainers
+    from . import tuning as tuning
     from .errors import MupscaleError as MupscaleError
     from .plans.infer import infer_plan as infer_plan
     from .plans.infer import plan_between as plan_between
@@ -97,5 +98,5 @@ __getattr__ = _exported(
         "tune": ("tuning.tune", "tune"),
         "MupscaleError": ("errors", ""),
     },
-    namespaces=("diagnostics", "plans", "rules", "trainers"),
+    namespaces=("diagnostics", "plans", "rules", "trainers", "tuning"),
 )

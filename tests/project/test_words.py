@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 WORDS = [word for word, _ in json.loads((ROOT / "docs" / "argument_words.json").read_text("utf-8"))["words"]]
 MIRRORED = {"narrow": {"base": "wide", "wide": "base"}}
 """The way back of widen: its two ends trade places."""
-NAMESPACES = (mu, mu.diagnostics, mu.plans, mu.rules, mu.trainers)
+NAMESPACES = (mu, mu.diagnostics, mu.plans, mu.rules, mu.trainers, mu.tuning)
 
 
 def callables() -> Iterator[tuple[str, Callable[..., Any]]]:

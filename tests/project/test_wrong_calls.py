@@ -299,7 +299,7 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
     ),
     "a loss as a number": (
         lambda: upscale(loss=0.1),
-        lambda: upscale(loss=lambda model: model(torch.ones(1, 3)).sum()),
+        lambda: upscale(loss=lambda model: 10 + model(torch.ones(1, 3)).sum()),
         ("loss", "it is 0.1", "(model)"),
     ),
     "noise for a tensor that is not there": (lambda: sizes(typo=0.1), sizes, ("typo", "leave it out")),

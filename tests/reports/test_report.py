@@ -54,9 +54,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real study with runs that diverge and runs that are stopped, made by the command with its report."""
     place = tmp_path_factory.mktemp("tuned")
     (place / "proxy.py").write_text(PROXY)
-    arguments = (
-        "--width 6 -k 2 --steps 16 --lrs 0.004,0.008 --noises 0.1,1000 --factors 0.5,1 --extend 0 --quiet"
-    )
+    arguments = "--width 6 -k 2 --steps 16 --lrs 0.004,0.008 --scheme sigma --noises 0.1,1000 --factors 0.5,1 --extend 0 --quiet"
     given = ["tune", str(place / "proxy.py"), *arguments.split(), "--folder", str(place / "study")]
     assert main(given) == 0
     return place
@@ -420,9 +418,7 @@ def test_tuning_without_matplotlib_says_one_line_and_succeeds(tuned, monkeypatch
     for name in [n for n in sys.modules if n.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    arguments = (
-        "--width 6 -k 2 --steps 16 --lrs 0.004,0.008 --noises 0.1,1000 --factors 0.5,1 --extend 0 --quiet"
-    )
+    arguments = "--width 6 -k 2 --steps 16 --lrs 0.004,0.008 --scheme sigma --noises 0.1,1000 --factors 0.5,1 --extend 0 --quiet"
     given = ["tune", str(tuned / "proxy.py"), *arguments.split(), "--folder", str(tuned / "study")]
     assert main(given) == 0
     assert "pip install 'mupscale[plot]'" in capsys.readouterr().out.splitlines()[-1]

@@ -1,1 +1,13 @@
-"""Tune small, apply large: what it costs and when it pays."""
+"""Tune small, apply large: what it costs and when it pays. Also the namespace of what a study takes."""
+
+import typing as _typing
+
+from ..lazy import exported as _exported
+
+if _typing.TYPE_CHECKING:
+    from .proxy import Proxy as Proxy
+    from .settings import Settings as Settings
+
+_NAMES = {"Settings": ("tuning.settings", "tune"), "Proxy": ("tuning.proxy", "tune")}
+__all__ = [*_NAMES]
+__getattr__ = _exported(__name__, _NAMES)
