@@ -20,39 +20,21 @@ if TYPE_CHECKING:
     from .training.symmetry import noise_report as noise_report
     from .training.symmetry import symmetry as symmetry
 
-__all__ = [
-    "Certificate",
-    "Coordinates",
-    "Fault",
-    "NoiseReport",
-    "clip_grad_norm_",
-    "clip_grad_value_",
-    "coordinate_check",
-    "grad_norm",
-    "noise_report",
-    "reference_lr",
-    "report",
-    "resolve_noise",
-    "symmetry",
-    "verify_sharded",
-]
-
-__getattr__ = exported(
-    __name__,
-    {
-        "Certificate": ("proofs.certificate", ""),
-        "verify_sharded": ("sharded.verify", ""),
-        "symmetry": ("training.symmetry", ""),
-        "noise_report": ("training.symmetry", ""),
-        "NoiseReport": ("training.symmetry", ""),
-        "resolve_noise": ("training.noises", ""),
-        "coordinate_check": ("training.coordinates", ""),
-        "Coordinates": ("training.coordinates", ""),
-        "grad_norm": ("training.clip", ""),
-        "clip_grad_norm_": ("training.clip", ""),
-        "clip_grad_value_": ("training.clip", ""),
-        "reference_lr": ("training.groups", ""),
-        "report": ("reports.report", "tune"),
-        "Fault": ("errors", ""),
-    },
-)
+_NAMES = {
+    "Certificate": ("proofs.certificate", ""),
+    "verify_sharded": ("sharded.verify", ""),
+    "symmetry": ("training.symmetry", ""),
+    "noise_report": ("training.symmetry", ""),
+    "NoiseReport": ("training.symmetry", ""),
+    "resolve_noise": ("training.noises", ""),
+    "coordinate_check": ("training.coordinates", ""),
+    "Coordinates": ("training.coordinates", ""),
+    "grad_norm": ("training.clip", ""),
+    "clip_grad_norm_": ("training.clip", ""),
+    "clip_grad_value_": ("training.clip", ""),
+    "reference_lr": ("training.groups", ""),
+    "report": ("reports.report", "tune"),
+    "Fault": ("errors", ""),
+}
+__all__ = [*_NAMES]
+__getattr__ = exported(__name__, _NAMES)

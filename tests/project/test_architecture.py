@@ -146,15 +146,8 @@ def cycle(graph: dict[Name, list[Name]]) -> list[Name]:
     return next((found for name in graph if (found := walk(name, []))), [])
 
 
-KNOTS = {frozenset({("tensors", "expand"), ("tensors", "noise"), ("tensors", "collapse")})}
-"""Modules that import each other and are one idea in several files."""
-
-
 def test_no_modules_import_each_other():
     graph = {name_of(path): [t for t in imports(path) if t != name_of(path)] for path in FILES}
-    for knot in KNOTS:
-        for name in knot:
-            graph[name] = [target for target in graph[name] if target not in knot]
     assert not cycle(graph)
 
 

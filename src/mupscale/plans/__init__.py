@@ -9,26 +9,19 @@ from ..lazy import exported
 
 if TYPE_CHECKING:
     from ..families.plan import family_plan as family_plan
-    from .build import build as on_meta
+    from .build import build as _build
     from .identity import gradient_identity as gradient_identity
     from .plan import Edit as Edit
     from .tensor_plan import TensorPlan as TensorPlan
 
-__all__ = [
-    "Edit",
-    "TensorPlan",
-    "family_plan",
-    "gradient_identity",
-    "on_meta",
-]
+    on_meta = _build
 
-__getattr__ = exported(
-    __name__,
-    {
-        "TensorPlan": ("plans.tensor_plan", ""),
-        "Edit": ("plans.plan", ""),
-        "gradient_identity": ("plans.identity", ""),
-        "family_plan": ("families.plan", "hf"),
-        "on_meta": ("plans.build:build", ""),
-    },
-)
+_NAMES = {
+    "TensorPlan": ("plans.tensor_plan", ""),
+    "Edit": ("plans.plan", ""),
+    "gradient_identity": ("plans.identity", ""),
+    "family_plan": ("families.plan", "hf"),
+    "on_meta": ("plans.build:build", ""),
+}
+__all__ = [*_NAMES]
+__getattr__ = exported(__name__, _NAMES)

@@ -24,41 +24,22 @@ if TYPE_CHECKING:
     from .units import Units as Units
     from .units import W as W
 
-__all__ = [
-    "Axis",
-    "Change",
-    "Decay",
-    "FILL",
-    "Factor",
-    "G",
-    "NEUTRAL",
-    "OptimizerRule",
-    "Scale",
-    "State",
-    "Units",
-    "W",
-    "check_optimizer",
-    "register_optimizer",
-    "rule_for",
-]
-
-__getattr__ = exported(
-    __name__,
-    {
-        "W": ("rules.units", ""),
-        "G": ("rules.units", ""),
-        "FILL": ("rules.units", ""),
-        "NEUTRAL": ("rules.units", ""),
-        "Units": ("rules.units", ""),
-        "Change": ("rules.units", ""),
-        "Scale": ("rules.scale", ""),
-        "Axis": ("rules.axes", ""),
-        "Factor": ("rules.products", ""),
-        "OptimizerRule": ("rules.optimizer_rule", ""),
-        "State": ("rules.optimizer_rule", ""),
-        "Decay": ("rules.optimizer_rule", ""),
-        "register_optimizer": ("rules.optimizers", ""),
-        "rule_for": ("rules.optimizers", ""),
-        "check_optimizer": ("training.check_optimizer", ""),
-    },
-)
+_NAMES = {
+    "W": ("rules.units", ""),
+    "G": ("rules.units", ""),
+    "FILL": ("rules.units", ""),
+    "NEUTRAL": ("rules.units", ""),
+    "Units": ("rules.units", ""),
+    "Change": ("rules.units", ""),
+    "Scale": ("rules.scale", ""),
+    "Axis": ("rules.axes", ""),
+    "Factor": ("rules.products", ""),
+    "OptimizerRule": ("rules.optimizer_rule", ""),
+    "State": ("rules.optimizer_rule", ""),
+    "Decay": ("rules.optimizer_rule", ""),
+    "register_optimizer": ("rules.optimizers", ""),
+    "rule_for": ("rules.optimizers", ""),
+    "check_optimizer": ("training.check_optimizer", ""),
+}
+__all__ = [*_NAMES]
+__getattr__ = exported(__name__, _NAMES)

@@ -14,27 +14,15 @@ if TYPE_CHECKING:
     from .torchtitan import GrowingCheckpointManager as GrowingCheckpointManager
     from .torchtitan import titan_plan as titan_plan
 
-__all__ = [
-    "GrowingCheckpointManager",
-    "HuggingFaceCallback",
-    "LightningCallback",
-    "groups_for",
-    "narrow_optimizer_state_dict",
-    "narrow_state_dict",
-    "titan_plan",
-    "widen_lightning_checkpoint",
-]
-
-__getattr__ = exported(
-    __name__,
-    {
-        "HuggingFaceCallback": ("trainers.huggingface", "hf"),
-        "LightningCallback": ("trainers.lightning", "lightning"),
-        "GrowingCheckpointManager": ("trainers.torchtitan", ""),
-        "titan_plan": ("trainers.torchtitan", ""),
-        "widen_lightning_checkpoint": ("trainers.lightning_file", ""),
-        "groups_for": ("training.state_dicts", ""),
-        "narrow_state_dict": ("training.state_dicts", ""),
-        "narrow_optimizer_state_dict": ("training.state_dicts", ""),
-    },
-)
+_NAMES = {
+    "HuggingFaceCallback": ("trainers.huggingface", "hf"),
+    "LightningCallback": ("trainers.lightning", "lightning"),
+    "GrowingCheckpointManager": ("trainers.torchtitan", ""),
+    "titan_plan": ("trainers.torchtitan", ""),
+    "widen_lightning_checkpoint": ("trainers.lightning_file", ""),
+    "groups_for": ("training.state_dicts", ""),
+    "narrow_state_dict": ("training.state_dicts", ""),
+    "narrow_optimizer_state_dict": ("training.state_dicts", ""),
+}
+__all__ = [*_NAMES]
+__getattr__ = exported(__name__, _NAMES)
