@@ -37,7 +37,7 @@ from mupscale.files.directory import Directory, read_directory
 from mupscale.jobs.job import Job
 from mupscale.jobs.journal import read_journals
 from mupscale.jobs.partial import partial
-from mupscale.jobs.units import Units
+from mupscale.jobs.work_units import WorkUnits
 from mupscale.jobs.worker import run_job, run_worker
 
 MODEL = Llama(hidden=128, ffn=352, heads=8, kv_heads=2, layers=4, vocabulary=500)
@@ -113,7 +113,7 @@ def kill_once(job: Job, mode: str, seconds: float, want: dict[str, bytes], tally
     os.killpg(processes[0], signal.SIGKILL)
     wait(processes)
     tally.kills += 1
-    folder, units = partial(job.out), Units(job)
+    folder, units = partial(job.out), WorkUnits(job)
     done = 0
     if folder.exists():
         names = {file.name for file in folder.iterdir()}
@@ -196,7 +196,7 @@ def main() -> int:
             want = contents(job.out)
             shutil.rmtree(job.out)
         size = sum(map(len, want.values()))
-        print(f"{len(Units(job))} units, {size / 1e6:.1f} MB, undisturbed: ", end="")
+        print(f"{len(WorkUnits(job))} units, {size / 1e6:.1f} MB, undisturbed: ", end="")
         print(", ".join(f"{mode} {seconds:.2f} s" for mode, seconds in usual.items()), flush=True)
         for number in range(arguments.kills):
             mode = list(MODES)[number % len(MODES)]

@@ -31,7 +31,7 @@ from harness.llama_files import Llama, job_for, peak_mib, write_directory
 from mupscale.jobs.job import Job
 from mupscale.jobs.journal import read_journals
 from mupscale.jobs.partial import partial
-from mupscale.jobs.units import Block, Units
+from mupscale.jobs.work_units import Block, WorkUnits
 from mupscale.jobs.worker import run_worker
 
 LLAMA_70B = Llama(hidden=8192, ffn=28672, heads=64, kv_heads=8, layers=80, vocabulary=128256)
@@ -47,7 +47,7 @@ def on_disk(folder: Path) -> int:
 
 def matches(job: Job, unit: int) -> bool:
     """Whether the first entries of a unit, as written, are the noise of zeros."""
-    block = Units(job)[unit]
+    block = WorkUnits(job)[unit]
     assert isinstance(block, Block)
     target, noise = block.move.target, block.move.making.noise
     corner = [1] * (len(block.shape) - 1) + [min(64, block.shape[-1])]
@@ -99,7 +99,7 @@ def main() -> int:
         plan = LLAMA_70B.plan(K)
         job = job_for(plan, directory, folder / "wide", LLAMA_70B.noise(plan))
         job = Job.from_json(job.to_json().encode())  # as a worker on another machine reads it
-        units = Units(job)
+        units = WorkUnits(job)
         share = list(units.share(arguments.worker, arguments.workers))
         planning = time.process_time() - started
         size = sum(units[unit].bytes for unit in share if unit < units.blocks)

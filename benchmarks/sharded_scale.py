@@ -42,7 +42,7 @@ from harness.llama_files import Llama, Shapes, peak_mib
 from mupscale.files.places import OutFile, torch_dtype
 from mupscale.files.torch_file import Room, lay_out
 from mupscale.sharded import fill
-from mupscale.tensors.parts import held, local_of
+from mupscale.tensors.parts import local_of, local_rectangle
 
 LLAMA_70B = Llama(hidden=8192, ffn=28672, heads=64, kv_heads=8, layers=80, vocabulary=128256)
 SMALL = Llama(hidden=1024, ffn=2816, heads=8, kv_heads=8, layers=2, vocabulary=32000)
@@ -129,7 +129,7 @@ def one_rank(base: Path, sizes: Llama, world: int) -> dict[str, float]:
     ended = time.perf_counter()
     tensors = [*run.model.parameters(), *(v for s in optimizer.state.values() for v in s.values())]
     shards = sum(local_of(tensor).nbytes for tensor in tensors)
-    wide = sum(held(p).numel for p in run.model.parameters())
+    wide = sum(local_rectangle(p).numel for p in run.model.parameters())
     return {
         "planning": first[0] - worked,
         "seconds": ended - started,

@@ -35,7 +35,7 @@ multiplied by s^a r^b. This page is printed from the registry.
 
 TAIL = """
 A setting or state that is not listed has no units and is copied; one that the registry does not know is refused.
-*fill* is the share of a tensor that is not zero padding.
+*filled* is the share of a tensor that is not zero padding.
 
 ## A third-party optimizer
 
@@ -124,9 +124,9 @@ USUALLY = """
 Where nothing is added, all is inferred: which axes grow, what sums over them, heads and groups, fused projections, tied
 readouts (1/k goes into the last norm), embeddings that the model multiplies by a root of its width, (1 + w) gains.
 
-## Knobs
+## Widths
 
-`-k 2` turns all of them; `-k hidden=2,ffn=4` one by one. The usual fields of each:
+`-k 2` multiplies all of them, `-k hidden=2,ffn=4` one by one. The usual fields of each:
 """
 
 

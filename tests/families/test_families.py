@@ -1,4 +1,4 @@
-"""Stock model types grown from their configurations: knobs, small copies, lifted plans, proofs, refusals."""
+"""Stock model types grown from their configurations: widths, small copies, lifted plans, proofs, refusals."""
 
 import json
 from fractions import Fraction
@@ -12,7 +12,7 @@ from mupscale.families.configs import edits, growing_fields, grown, parse_multip
 from mupscale.families.lift import Tensors, lift
 from mupscale.families.rows import ROWS
 from mupscale.families.symbols import evaluate, layout, power, symbols
-from mupscale.plans.outputs import copies_of
+from mupscale.plans.outputs import are_copies
 
 pytest.importorskip("transformers")
 
@@ -51,7 +51,7 @@ def tied() -> FamilyPlan:
     return family_plan({**LLAMA, "tie_word_embeddings": True}, 2)
 
 
-# Knobs
+# Widths
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_multipliers_that_make_no_sense_are_refused(text):
         parse_multipliers(text)
 
 
-def test_knobs_multiply_their_fields_and_no_others():
+def test_widths_multiply_their_fields_and_no_others():
     wide = as_data(grown(config_from(LLAMA), parse_multipliers("hidden=2,heads=4,kv_heads=4,ffn=3")))
     assert (wide["hidden_size"], wide["num_attention_heads"], wide["intermediate_size"]) == (128, 32, 336)
     assert (wide["head_dim"], wide["num_hidden_layers"], wide["vocab_size"]) == (8, 5, 300)
@@ -110,11 +110,11 @@ def test_every_text_of_the_registry_can_be_read():
 
 @pytest.mark.parametrize("raw", [LLAMA_70B, GPT2, {"model_type": "bert"}], ids=lambda raw: raw["model_type"])
 def test_a_small_copy_is_made_of_the_same_blocks(raw):
-    config, knobs = config_from(raw), {"every": 2}
+    config, by_width = config_from(raw), {"every": 2}
     cls = model_class(config)
-    full = growth(shapes(config, cls), shapes(grown(config, knobs), cls))
-    small = shrunk(config, knobs, cls, full)
-    assert growth(shapes(small, cls), shapes(grown(small, knobs), cls)) == full
+    full = growth(shapes(config, cls), shapes(grown(config, by_width), cls))
+    small = shrunk(config, by_width, cls, full)
+    assert growth(shapes(small, cls), shapes(grown(small, by_width), cls)) == full
     before, after = symbols(as_data(config)), symbols(as_data(small))
     assert (before["D"], before["G"]) == (after["D"], after["G"])
     assert sum(p.numel() for p in on_meta(small, cls).parameters()) < 2_000_000
@@ -128,8 +128,8 @@ def test_a_small_copy_keeps_every_kind_of_layer():
     }
     config = config_from(raw)
     cls = model_class(config)
-    knobs = {"every": 2}
-    small = shrunk(config, knobs, cls, growth(shapes(config, cls), shapes(grown(config, knobs), cls)))
+    by_width = {"every": 2}
+    small = shrunk(config, by_width, cls, growth(shapes(config, cls), shapes(grown(config, by_width), cls)))
     assert (
         set(as_data(small)["layer_types"])
         == set(as_data(config)["layer_types"])
@@ -336,10 +336,10 @@ def test_a_process_that_takes_too_long_is_stopped():
 def test_copies_are_recognised_in_any_order_and_wrong_factors_are_not():
     x = torch.randn(4, 6, dtype=torch.float64)
     mixed = x.repeat(1, 3)[:, torch.randperm(18)]
-    assert copies_of(x, mixed, set())
-    assert not copies_of(x, mixed * 0.5, set())
-    assert copies_of(x, mixed * 0.5, {0.5})
-    assert not copies_of(x, torch.randn(4, 18, dtype=torch.float64), {0.5})
+    assert are_copies(x, mixed, set())
+    assert not are_copies(x, mixed * 0.5, set())
+    assert are_copies(x, mixed * 0.5, {0.5})
+    assert not are_copies(x, torch.randn(4, 18, dtype=torch.float64), {0.5})
 
 
 CASES = {case.name: case for case in EXACT}

@@ -25,7 +25,7 @@ from mupscale.files.inert import read_head, read_metadata
 from mupscale.files.opcodes import check_memo
 from mupscale.jobs.blocks import Reader, read_rectangle_
 from mupscale.plans.fits import identity_plan
-from mupscale.sharded.noise import told
+from mupscale.sharded.noise import noise_identity
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -363,7 +363,11 @@ def test_noise_that_was_resolved_for_something_else_is_refused(saved):
 
 def test_equal_noise_is_told_alike():
     a, b = ({"x": 0.1, "y": 0.2}, {"y": 0.2, "x": 0.1})
-    assert told(mu.MupNoise(a)) == told(mu.MupNoise(b)) != told(mu.MupNoise({"x": 0.1, "y": 0.3}))
+    assert (
+        noise_identity(mu.MupNoise(a))
+        == noise_identity(mu.MupNoise(b))
+        != noise_identity(mu.MupNoise({"x": 0.1, "y": 0.3}))
+    )
 
 
 class Scaled(nn.Module):

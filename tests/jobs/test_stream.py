@@ -29,8 +29,8 @@ from mupscale.jobs.job import Job, Move, Text
 from mupscale.jobs.journal import Journal, read_journals
 from mupscale.jobs.partial import finish, partial, prepare
 from mupscale.jobs.progress import Progress
-from mupscale.jobs.units import Block, Stretch, Units
 from mupscale.jobs.verify_bytes import check_bytes
+from mupscale.jobs.work_units import Block, Stretch, WorkUnits
 from mupscale.jobs.worker import run_job, run_worker
 from mupscale.tensors.expand import expand
 from mupscale.tensors.making import Making
@@ -194,7 +194,7 @@ def test_units_cover_the_output_once_and_shares_cover_the_units():
         Place("f", 0, "F32", (40, 30)),
     )
     job = Job(Path("b"), Path("o"), (), (directory_job,) * 3, (), block_bytes=100)
-    units = Units(job)
+    units = WorkUnits(job)
     seen = torch.zeros(3, 40, 30)
     for number in range(units.blocks):
         block = units[number]
@@ -272,7 +272,7 @@ def test_every_shape_of_move_gives_the_kernels_bits(tmp_path, case):
     assert_bitwise(load_file(job.out / "model.safetensors")["wide"], want, case)
     assert check_bytes(job) == []
     if want.numel() * 4 > 1024:
-        assert Units(job).blocks > 1
+        assert WorkUnits(job).blocks > 1
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_memory_is_bounded_where_copies_lie_far_apart(tmp_path):
         tmp_path / "base", ["out: 1x2 * 4000", "50"], [torch.randn(4000, 50)], block_bytes=5000 * 4
     )
     with Reader(job.base) as reader:
-        maker, units = MoveMaker(reader), Units(job)
+        maker, units = MoveMaker(reader), WorkUnits(job)
         for number in range(units.blocks):
             block = units[number]
             assert isinstance(block, Block)
@@ -391,7 +391,7 @@ def assert_not_loadable(folder: Path) -> None:
 def test_a_run_that_dies_is_resumed_and_does_not_start_over(base, tmp_path, dying):
     run_job(job_in(base, tmp_path / "want"))
     job = job_in(base, tmp_path / "wide")
-    blocks = Units(job).blocks
+    blocks = WorkUnits(job).blocks
     written = 0
     for count in (0, 3, 20, 40):
         dying[0] = count
@@ -417,7 +417,7 @@ def test_other_numbers_of_workers_may_go_on(base, tmp_path, dying):
     with pytest.raises(KilledError):
         run_worker(job, 0, 2)
     dying[0] = 10**6
-    left = 10**6 - Units(job).blocks
+    left = 10**6 - WorkUnits(job).blocks
     run_worker(job, 2, 3)
     run_job(job)
     assert dying[0] > left, "what others did counted"
@@ -488,7 +488,7 @@ def test_two_finishers_at_once_are_harmless(base, tmp_path):
     run_job(job_in(base, tmp_path / "want"))
     for attempt in range(5):
         job = job_in(base, tmp_path / f"wide{attempt}")
-        units = Units(job)
+        units = WorkUnits(job)
         run_worker(job, 0, 2)
         prepare(job)
         _leave_all_but_finishing(job, units)
@@ -509,7 +509,7 @@ def test_two_finishers_at_once_are_harmless(base, tmp_path):
         assert bytes_in(job.out) == bytes_in(tmp_path / "want")
 
 
-def _leave_all_but_finishing(job: Job, units: Units) -> None:
+def _leave_all_but_finishing(job: Job, units: WorkUnits) -> None:
     """Do what is left of a job, without its finish."""
     done = read_journals(partial(job.out), len(units))
     todo = [unit for unit in range(len(units)) if not done.units[unit]]
@@ -676,11 +676,11 @@ def test_jobs_are_json_and_equal_after_reading(base, tmp_path):
 
 
 def test_digests_do_not_depend_on_blocks(monkeypatch, base, tmp_path):
-    from mupscale.jobs import units as units_module
+    from mupscale.jobs import work_units as units_module
 
     monkeypatch.setattr(units_module, "DIGEST_BYTES", 1000)
     job = job_in(base, tmp_path / "wide")
-    units = Units(job)
+    units = WorkUnits(job)
     parts = [
         unit for unit in (units[n] for n in range(units.blocks, len(units))) if isinstance(unit, Stretch)
     ]
@@ -732,7 +732,7 @@ def test_finish_needs_no_lock(monkeypatch, base, tmp_path):
     monkeypatch.setattr("fcntl.flock", none)
     job = job_in(base, tmp_path / "wide")
     run_job(job)
-    finish(job, Units(job), read_journals(partial(job.out), len(Units(job))))
+    finish(job, WorkUnits(job), read_journals(partial(job.out), len(WorkUnits(job))))
     assert check_bytes(job) == []
 
 

@@ -184,7 +184,7 @@ def test_modules_are_small_and_say_what_they_know(path):
 def units_imported(text: str) -> set[str]:
     """The units that a file imports, of those that only the table of rules may use."""
     nodes = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom))
-    return {alias.name for node in nodes for alias in node.names} & {"W", "G", "FILL"}
+    return {alias.name for node in nodes for alias in node.names} & {"W", "G", "FILLED"}
 
 
 def powers_in(text: str) -> set[str]:

@@ -20,9 +20,9 @@ import mupscale as mu
 from harness.launched import folder, launch
 from mupscale.plans.fits import identity_plan
 from mupscale.sharded import fill
-from mupscale.sharded.live import Layout, is_aligned, messages
+from mupscale.sharded.live import Sharding, is_aligned, messages
 from mupscale.sharded.memory import reshard_
-from mupscale.tensors.parts import held, local_of
+from mupscale.tensors.parts import local_of, local_rectangle
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -302,13 +302,13 @@ def test_messages_are_those_of_the_boundaries_that_moved():
     """10 rows on 4 ranks lie as 3, 3, 3, 1; their copies as 5, 5, 5, 5."""
     from torch.distributed.tensor import Shard
 
-    base, wide = (Layout((n,), (4,), (0, 1, 2, 3), (Shard(0),)) for n in (10, 20))
+    base, wide = (Sharding((n,), (4,), (0, 1, 2, 3), (Shard(0),)) for n in (10, 20))
     axes = (mu.rules.Axis.parse("out: 10x2"),)
     assert not is_aligned(base, wide, axes)
     assert [len(messages(base, wide, axes, rank)[1]) for rank in range(4)] == [0, 1, 1, 1]
     sent = [(r, p.start, p.shape) for rank in range(4) for r, p in messages(base, wide, axes, rank)[0]]
     assert sent == [(1, (2,), (1,)), (2, (5,), (1,)), (3, (7,), (2,))]
-    even = [Layout((n,), (4,), (0, 1, 2, 3), (Shard(0),)) for n in (12, 24)]
+    even = [Sharding((n,), (4,), (0, 1, 2, 3), (Shard(0),)) for n in (12, 24)]
     assert is_aligned(*even, (mu.rules.Axis.parse("out: 12x2"),))
 
 
@@ -381,7 +381,7 @@ def test_one_process_is_a_job_of_one_rank(tmp_path):
     wide: Any = mu.load_wide(tmp_path / "base", mu.plans.on_meta(lambda: Net(8)), plan=plan(4, 2)).model
     x = torch.randn(3, 3)
     assert torch.allclose(wide(x), model(x), atol=1e-6)
-    assert held(wide.middle.weight).shape == (8, 8)
+    assert local_rectangle(wide.middle.weight).shape == (8, 8)
 
 
 @pytest.mark.parametrize("key", ["alpha", "eps", "weight_decay"])

@@ -16,7 +16,7 @@ from harness.strategies import axes, making
 from mupscale.tensors import expand as kernel
 from mupscale.tensors.collapse import collapse
 from mupscale.tensors.expand import expand, expand_
-from mupscale.tensors.reference import expand_reference
+from mupscale.tensors.oracle import expand_slowly
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 INTEGERS = [torch.int64, torch.int32, torch.uint8, torch.bool]
@@ -57,7 +57,7 @@ def test_any_slice_of_the_fast_kernel_has_the_bits_of_the_slow_twin(cases):
     dtype = cases.draw(st.sampled_from(FLOATS + INTEGERS))
     scale = mu.rules.Scale.of("1" if dtype in INTEGERS else cases.draw(st.sampled_from(SCALES)))
     base = filled(growth, dtype, cases.draw(st.integers(0, 99)), strided=cases.draw(st.booleans()))
-    want = expand_reference(base, growth, scale)
+    want = expand_slowly(base, growth, scale)
     assert_bitwise(expand(base, making(growth, scale)), want, "the whole tensor")
 
     where = cases.draw(rectangles(growth))
@@ -79,9 +79,9 @@ def test_the_slow_twin_is_not_blind():
     growth = [mu.rules.Axis.parse("out: 2x2 * 3"), mu.rules.Axis.parse("in: 4x3+1")]
     base = filled(growth, torch.float32, 0)
     found = expand(base, making(growth, "1/3"))
-    assert torch.equal(found, expand_reference(base, growth, mu.rules.Scale.of("1/3")))
+    assert torch.equal(found, expand_slowly(base, growth, mu.rules.Scale.of("1/3")))
     for axis, scale in (("out: 2x2 * 3", "1/2"), ("out: 6x2", "1/3"), ("out: 1x2 * 6", "1/3")):
-        other = expand_reference(base, [mu.rules.Axis.parse(axis), growth[1]], mu.rules.Scale.of(scale))
+        other = expand_slowly(base, [mu.rules.Axis.parse(axis), growth[1]], mu.rules.Scale.of(scale))
         assert not torch.equal(found, other)
 
 
@@ -93,7 +93,7 @@ def test_the_result_may_be_any_view(cases):
     room = torch.full([2 * a.wide + 1 for a in growth], -7.0)
     view = room[tuple(slice(1, None, 2) for _ in growth)]
     expand_(view, base, making(growth, "1/3"))
-    assert_bitwise(view.contiguous(), expand_reference(base, growth, mu.rules.Scale.of("1/3")))
+    assert_bitwise(view.contiguous(), expand_slowly(base, growth, mu.rules.Scale.of("1/3")))
     assert int((room == -7).sum()) == room.numel() - view.numel(), "nothing beside it is touched"
 
 
@@ -104,7 +104,7 @@ def test_the_result_may_be_any_view(cases):
 def test_block_size_and_threads_do_not_matter(monkeypatch, layout, dtype):
     growth = [mu.rules.Axis.parse(layout), mu.rules.Axis.parse("in: 5x3"), mu.rules.Axis.fixed(2)]
     base, scale = filled(growth, dtype, 1), mu.rules.Scale.of("1/3")
-    want = expand_reference(base, growth, scale)
+    want = expand_slowly(base, growth, scale)
     before = torch.get_num_threads()
     try:
         for threads, block in product((1, 2), (1, 100, 4096, 1 << 30)):

@@ -23,8 +23,8 @@ from mupscale.tensors.copies import copies_of
 from mupscale.tensors.expand import expand, expand_
 from mupscale.tensors.making import Join, Making
 from mupscale.tensors.noise import TensorNoise
+from mupscale.tensors.oracle import expand_slowly, join_slowly
 from mupscale.tensors.philox import Stream
-from mupscale.tensors.reference import expand_reference, join_reference
 
 
 @examples(60)
@@ -39,7 +39,7 @@ def test_sources_are_joined_as_the_slow_twin_joins_them(cases: Any):
         if not stacked:
             own[dim] = cases.draw(st.integers(0, 3))
         sources.append(torch.randn(own, generator=torch.Generator().manual_seed(number)))
-    want = join_reference(sources, dim, stacked)
+    want = join_slowly(sources, dim, stacked)
     fixed = [mu.rules.Axis.fixed(n) for n in want.shape]
     assert_bitwise(making(fixed, join=Join(dim, stacked)).source(sources), want)
 
@@ -48,10 +48,10 @@ def test_the_slow_twin_of_joining_is_not_blind():
     """Control: another order, another dimension and the other way of joining are seen."""
     one, two = torch.arange(4.0).view(2, 2), torch.arange(4.0, 8.0).view(2, 2)
     found = making([mu.rules.Axis.fixed(4), mu.rules.Axis.fixed(2)], join=Join(0)).source([one, two])
-    assert torch.equal(found, join_reference([one, two], 0, False))
-    assert not torch.equal(found, join_reference([two, one], 0, False))
-    assert found.shape != join_reference([one, two], 1, False).shape
-    assert found.shape != join_reference([one, two], 0, True).shape
+    assert torch.equal(found, join_slowly([one, two], 0, False))
+    assert not torch.equal(found, join_slowly([two, one], 0, False))
+    assert found.shape != join_slowly([one, two], 1, False).shape
+    assert found.shape != join_slowly([one, two], 0, True).shape
 
 
 @examples(60)
@@ -91,7 +91,7 @@ def test_a_move_joins_its_sources_in_files_as_in_memory(tmp_path: Path, stacked:
     job = make_job(base, tmp_path / "wide", files, [move], block_bytes=1024)
     assert Job.from_json(job.to_json().encode()).moves == (move,)
     run_job(job)
-    want = expand_reference(join_reference(sources, 1, stacked), grown, made.scale)
+    want = expand_slowly(join_slowly(sources, 1, stacked), grown, made.scale)
     assert_bitwise(load_file(job.out / "model.safetensors")["w0"], want)
     assert_bitwise(expand(made.source(sources), made), want)
     other = Move("w0", Making(grown, made.scale, join=Join(1, not stacked)), places, moves[0].target)

@@ -12,7 +12,7 @@ import torch
 from ..files.places import item_size
 from ..jobs.blocks import MoveMaker, Reader
 from ..jobs.job import Job, Move
-from ..jobs.units import Block, block_shape
+from ..jobs.work_units import Block, block_shape
 
 ADVISE = 0.1
 """The share of lost entries from which a user is told."""

@@ -19,11 +19,11 @@ from .symbols import evaluate, explicit_head_size, power, symbols
 Path = tuple[str, ...]
 Multipliers = Mapping[str, int]
 EVERY = "every"
-KNOBS = tuple(USUAL)
+WIDTHS = tuple(USUAL)
 
 
 def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
-    """What `-k` says: one number for every width, or a number a knob; a knob that is not named stays.
+    """What `-k` says: one number for every width, or a number a width; a width that is not named stays.
 
     >>> parse_multipliers("2"), parse_multipliers("hidden=2,heads=2,ffn=4")
     ({'every': 2}, {'hidden': 2, 'heads': 2, 'ffn': 4})
@@ -31,69 +31,69 @@ def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
     {'every': 2, 'kv_heads': 1}
     """
     if isinstance(text, Mapping):
-        pairs = [(str(knob), str(k)) for knob, k in text.items()]
+        pairs = [(str(width), str(k)) for width, k in text.items()]
     else:
         parts = [part.strip() for part in str(text).split(",")]
         pairs = [
-            (knob.strip(), k.strip()) if eq else (EVERY, knob)
-            for knob, eq, k in (p.partition("=") for p in parts)
+            (width.strip(), k.strip()) if eq else (EVERY, width)
+            for width, eq, k in (p.partition("=") for p in parts)
         ]
     found: dict[str, int] = {}
     faults = []
-    for knob, k in pairs:
-        if knob not in (EVERY, *KNOBS):
-            what = f"no such knob, expected one of {', '.join(KNOBS)}"
-            faults.append(Fault(knob or "(nothing)", what, "write -k 2, or -k hidden=2,heads=2,ffn=4"))
-        elif knob in found:
-            faults.append(Fault(_said(knob), "given twice, expected once", "keep one of the two"))
+    for width, k in pairs:
+        if width not in (EVERY, *WIDTHS):
+            what = f"no such width, expected one of {', '.join(WIDTHS)}"
+            faults.append(Fault(width or "(nothing)", what, "write -k 2, or -k hidden=2,heads=2,ffn=4"))
+        elif width in found:
+            faults.append(Fault(_said(width), "given twice, expected once", "keep one of the two"))
         elif not re.fullmatch(r"[1-9]\d{0,3}", k):
             what = f"{k!r}, expected a whole number from 1 to 9999: copies come whole"
-            faults.append(Fault(_said(knob), what, "write 2, 3, …"))
+            faults.append(Fault(_said(width), what, "write 2, 3, …"))
         else:
-            found[knob] = int(k)
+            found[width] = int(k)
     raise_faults("the multipliers cannot be read", faults)
     return found
 
 
-def _said(knob: str) -> str:
-    """A knob as the user wrote it; that a lone number turns every knob is a word of ours."""
-    return "-k" if knob == EVERY else knob
+def _said(width: str) -> str:
+    """A width as the user wrote it; that a lone number turns every width is a word of ours."""
+    return "-k" if width == EVERY else width
 
 
-def multiplier(multipliers: Multipliers, knob: str) -> int:
-    return multipliers.get(knob, multipliers.get(EVERY, 1))
+def multiplier(multipliers: Multipliers, width: str) -> int:
+    return multipliers.get(width, multipliers.get(EVERY, 1))
 
 
-def parts(data: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+def nested_configs(data: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """A configuration and those nested in it, each with its path."""
     yield path, data
     for key, value in data.items():
         if isinstance(value, Mapping) and "model_type" in value:
-            yield from parts(value, (*path, key))
+            yield from nested_configs(value, (*path, key))
 
 
 def growing_fields(data: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Knob -> the fields of one configuration (without those nested in it) that it multiplies.
+    """Width -> the fields of one configuration (without those nested in it) that it multiplies.
 
     >>> growing_fields({"model_type": "llama", "hidden_size": 64, "num_key_value_heads": None})
     {'hidden': ['hidden_size']}
     """
     row = row_for(str(data.get("model_type")))
     found = {}
-    for knob, names in (row.grows or USUAL).items():
+    for width, names in (row.grows or USUAL).items():
         fields = [n for n in names if n not in row.keeps and _whole(data.get(n))]
         if fields:
-            found[knob] = fields
+            found[width] = fields
     return found
 
 
 def edits(data: Mapping[str, Any], multipliers: Multipliers) -> dict[Path, Any]:
     """Every field that changes, by path, with its new value."""
     changed: dict[Path, Any] = {}
-    for path, part in parts(data):
+    for path, part in nested_configs(data):
         row = row_for(str(part.get("model_type")))
-        for knob, fields in growing_fields(part).items():
-            k = multiplier(multipliers, knob)
+        for width, fields in growing_fields(part).items():
+            k = multiplier(multipliers, width)
             for name in fields:
                 if k != 1:
                     changed[(*path, name)] = _times(part[name], k)
@@ -116,7 +116,7 @@ def with_edits(data: Mapping[str, Any], changed: Mapping[Path, Any]) -> dict[str
 
 
 def grown(config: Config, multipliers: Multipliers) -> Config:
-    """The wide configuration, or a refusal that names every knob that cannot be turned like this."""
+    """The wide configuration, or a refusal that names every width that cannot be turned like this."""
     data = as_data(config)
     check_growth(data, multipliers)
     return config_from(with_edits(data, edits(data, multipliers)))
@@ -125,15 +125,15 @@ def grown(config: Config, multipliers: Multipliers) -> Config:
 def check_growth(data: Mapping[str, Any], multipliers: Multipliers) -> None:
     """Raise unless the multipliers fit what the configuration has and what is known to be exact."""
     faults: list[Fault] = []
-    have = {knob for _, part in parts(data) for knob in growing_fields(part)}
+    have = {width for _, part in nested_configs(data) for width in growing_fields(part)}
     faults += [
         Fault(
-            knob,
+            width,
             f"this configuration has no such width; it has {', '.join(sorted(have)) or 'none'}",
-            f"leave {knob} out",
+            f"leave {width} out",
         )
-        for knob, k in multipliers.items()
-        if knob != EVERY and knob not in have and k != 1
+        for width, k in multipliers.items()
+        if width != EVERY and width not in have and k != 1
     ]
     if not edits(data, multipliers) and not faults:
         faults.append(
@@ -143,7 +143,7 @@ def check_growth(data: Mapping[str, Any], multipliers: Multipliers) -> None:
                 "write -k 2, or a number above 1 for one of them" if have else "",
             )
         )
-    for path, part in parts(data):
+    for path, part in nested_configs(data):
         row = row_for(str(part.get("model_type")))
         where = ".".join((*path, str(part.get("model_type"))))
         faults += [
@@ -158,7 +158,7 @@ def check_growth(data: Mapping[str, Any], multipliers: Multipliers) -> None:
 def _together(part: Mapping[str, Any], multipliers: Multipliers, free: bool) -> Iterator[tuple[str, str]]:
     names = symbols(part)
     fields = growing_fields(part)
-    k = {knob: multiplier(multipliers, knob) if knob in fields else 1 for knob in KNOBS}
+    k = {width: multiplier(multipliers, width) if width in fields else 1 for width in WIDTHS}
     if "H" not in names or free:
         return
     if "E" in names and "heads" in fields and not explicit_head_size(part) and k["hidden"] != k["heads"]:

@@ -40,12 +40,12 @@ def start_of(config: Config, export: str | None) -> Config:
     return config_from({**data, "tie_word_embeddings": False})
 
 
-def wide_of(start: Config, knobs: Multipliers, export: str | None, cls: Any) -> tuple[Config, Any]:
+def wide_of(start: Config, by_width: Multipliers, export: str | None, cls: Any) -> tuple[Config, Any]:
     """The wide configuration and its class."""
-    wide = grown(start, knobs)
+    wide = grown(start, by_width)
     if export != "granite":
         return wide, cls
-    made = config_from(granite(as_data(start), as_data(wide), multiplier(knobs, "hidden")))
+    made = config_from(granite(as_data(start), as_data(wide), multiplier(by_width, "hidden")))
     return made, model_class(made, "GraniteForCausalLM")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import MupscaleError
 from ..plans.identity import Loss
-from .configs import parts
+from .configs import nested_configs
 from .models import Config, as_data, quiet
 
 _BATCH, _LENGTH = 3, 11
@@ -33,7 +33,7 @@ def batches(model: nn.Module, config: Config, seed: int = 0) -> Iterator[Batch]:
     data = as_data(config)
     generator = torch.Generator().manual_seed(seed)
     merged: dict[str, Any] = {}
-    for _, part in reversed(list(parts(data))):
+    for _, part in reversed(list(nested_configs(data))):
         merged.update({k: v for k, v in part.items() if v is not None})
     words = _words(data, merged)
     ids = words[torch.randint(len(words), (_BATCH, _LENGTH), generator=generator)]
@@ -57,13 +57,13 @@ def _words(data: Mapping[str, Any], merged: Mapping[str, Any]) -> Tensor:
     """Ordinary words: no padding, no marks for images or ends."""
     sizes = [
         v
-        for _, p in parts(data)
+        for _, p in nested_configs(data)
         for k, v in p.items()
         if k in ("vocab_size", "n_vocab", "decoder_vocab_size") and type(v) is int
     ]
     special = {
         v
-        for _, p in parts(data)
+        for _, p in nested_configs(data)
         for k, v in p.items()
         if k.endswith(("token_id", "token_index")) and type(v) is int
     }

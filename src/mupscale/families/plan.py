@@ -24,7 +24,7 @@ from ..plans.names import named_tensors, pattern_of
 from ..plans.plan import Plan
 from ..rules.axes import Layout
 from ..tensors.expand import expand
-from .configs import Multipliers, edits, multiplier, parse_multipliers, parts, with_edits
+from .configs import Multipliers, edits, multiplier, nested_configs, parse_multipliers, with_edits
 from .export import start_of, untied, wide_of
 from .lift import Tensors, lift
 from .losses import NoBatchError, batch_for, loss_for
@@ -61,26 +61,26 @@ def family_plan(
     """
     started = time.monotonic()
     raw = read_config(config)
-    knobs = parse_multipliers(multipliers)
+    by_width = parse_multipliers(multipliers)
     with needs("family_plan", "hf"):
         base = config_from(raw)
     cls = model_class(base, architecture)
     start = start_of(base, export)
-    wide, wide_cls = wide_of(start, knobs, export, cls)
+    wide, wide_cls = wide_of(start, by_width, export, cls)
     wide_model = on_meta(wide, wide_cls)
     base_end, wide_end = Tensors.of(on_meta(start, cls)), Tensors.of(wide_model)
     goal = growth(base_end.shapes, wide_end.shapes)
     try:
-        small = shrunk(start, knobs, cls, goal)
-        found = search_small(small, knobs, cls, export)
+        small = shrunk(start, by_width, cls, goal)
+        found = search_small(small, by_width, cls, export)
     except NoBatchError:  # a model may build at sizes at which it does not run
-        small = shrunk(start, knobs, cls, goal, gently=True)
-        found = search_small(small, knobs, cls, export)
-    layouts = declared_layouts(as_data(start), knobs, list(wide_end.shapes))
+        small = shrunk(start, by_width, cls, goal, gently=True)
+        found = search_small(small, by_width, cls, export)
+    layouts = declared_layouts(as_data(start), by_width, list(wide_end.shapes))
     plan = lift(found.plan, base_end, wide_end, layouts)
     if export == "untie":
         plan = untied(plan, Tensors.of(on_meta(base, cls)).ties)
-    types = {str(part.get("model_type")) for _, part in parts(as_data(base))}
+    types = {str(part.get("model_type")) for _, part in nested_configs(as_data(base))}
     evidence = Evidence(
         "row" if types & ROWS.keys() else "search",
         found.trials,
@@ -93,9 +93,9 @@ def family_plan(
         base.model_type,
         cls.__name__,
         wide_cls.__name__,
-        knobs,
+        by_width,
         raw,
-        _wide_data(raw, base, wide, knobs, export),
+        _wide_data(raw, base, wide, by_width, export),
         plan,
         evidence,
         as_data(small),
@@ -109,18 +109,18 @@ def family_plan(
 
 
 def _wide_data(
-    raw: Mapping[str, Any], base: Config, wide: Config, knobs: Multipliers, export: str | None
+    raw: Mapping[str, Any], base: Config, wide: Config, by_width: Multipliers, export: str | None
 ) -> dict[str, Any]:
     """What the wide config.json holds: the base's own words with what grows, or Granite's."""
     if export == "granite":
         return {key: value for key, value in as_data(wide).items() if value is not None and key[0] != "_"}
-    changed = edits(as_data(base), knobs)
+    changed = edits(as_data(base), by_width)
     if export == "untie":
         changed[("tie_word_embeddings",)] = False
     written = with_edits(raw, changed)
     # A field that is left out may be derived from one that grew (a head size, say), so it is spelled out.
-    goal = dict(parts(as_data(wide)))
-    for path, part in parts(as_data(config_from(written))):
+    goal = dict(nested_configs(as_data(wide)))
+    for path, part in nested_configs(as_data(config_from(written))):
         derived = {
             (*path, key): goal[path][key]
             for key, value in part.items()
@@ -130,9 +130,9 @@ def _wide_data(
     return written
 
 
-def search_small(small: Config, knobs: Multipliers, cls: Any, export: str | None = None) -> Found:
+def search_small(small: Config, by_width: Multipliers, cls: Any, export: str | None = None) -> Found:
     """The exact plan of the small copy, and what it took to find it."""
-    wide, wide_cls = wide_of(small, knobs, export, cls)
+    wide, wide_cls = wide_of(small, by_width, export, cls)
     makers = {"base": lambda: factory(cls)(small), "wide": lambda: factory(wide_cls)(wide)}
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -140,14 +140,14 @@ def search_small(small: Config, knobs: Multipliers, cls: Any, export: str | None
     with lifted_casts():
         loss = loss_for(base_model, wide_model, batch_for(base_model, small))
     names = [name for name, _, _ in named_tensors(base_model)]
-    row, k = row_for(small.model_type), multiplier(knobs, "hidden")
+    row, k = row_for(small.model_type), multiplier(by_width, "hidden")
     found = find_plan(
         makers["base"],
         makers["wide"],
         loss,
         Declared(
             roles=_present({**_TOKEN_ROLES, **row.roles}, names),
-            layouts=declared_layouts(as_data(small), knobs, names),
+            layouts=declared_layouts(as_data(small), by_width, names),
             folds={p: power(f, k) for p, f in _present(row.folds, names).items()},
         ),
     )
@@ -157,12 +157,12 @@ def search_small(small: Config, knobs: Multipliers, cls: Any, export: str | None
 
 
 def declared_layouts(
-    data: Mapping[str, Any], knobs: Multipliers, names: list[str]
+    data: Mapping[str, Any], by_width: Multipliers, names: list[str]
 ) -> dict[str, dict[int, Layout]]:
     """The layouts that rows of the registry give on one configuration, by tensor name."""
     found: dict[str, dict[int, Layout]] = {}
-    for _, part in parts(data):
-        k = multiplier(knobs, "heads")
+    for _, part in nested_configs(data):
+        k = multiplier(by_width, "heads")
         for pattern, axes in row_for(str(part.get("model_type"))).layouts.items():
             for name in (n for n in names if fnmatchcase(n, pattern)):
                 chosen = {d: layout(text, symbols(part), k) for d, text in axes.items()}

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Knob = str
+Width = str
 
 
 @dataclass(frozen=True)
 class Row:
     """One model type. Patterns are shell patterns of tensor names; texts are read by `symbols.py`."""
 
-    grows: Mapping[Knob, tuple[str, ...]] | None = None
-    """Knob -> fields of the configuration; None for the usual names."""
+    grows: Mapping[Width, tuple[str, ...]] | None = None
+    """Width -> fields of the configuration; None for the usual names."""
     layouts: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
     folds: Mapping[str, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Row:
     """Fields that a small copy may divide by one number although blocks change, because `layouts` gives them all."""
 
 
-USUAL: Mapping[Knob, tuple[str, ...]] = {
+USUAL: Mapping[Width, tuple[str, ...]] = {
     "hidden": (
         "hidden_size", "d_model", "n_embd", "dim", "embed_dim", "hidden_sizes", "embed_dims", "embedding_size",
         "word_embed_proj_dim", "encoder_hidden_size", "decoder_hidden_size", "neck_hidden_sizes", "emb_dim",

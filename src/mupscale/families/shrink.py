@@ -29,7 +29,7 @@ from typing import Any
 
 from ..errors import MupscaleError
 from ..plans.names import named_tensors, pattern_of
-from .configs import Multipliers, Path, growing_fields, grown, parts, with_edits
+from .configs import Multipliers, Path, growing_fields, grown, nested_configs, with_edits
 from .models import Config, as_data, config_from, on_meta
 from .rows import row_for
 from .symbols import explicit_head_size, symbols
@@ -145,7 +145,7 @@ def _kinds(data: Mapping[str, Any]) -> set[tuple[Any, ...]]:
     (False, True)
     """
     found = set()
-    for path, part in parts(data):
+    for path, part in nested_configs(data):
         layers = {v for k, v in part.items() if _LAYERS.match(k) and type(v) is int}
         for key, value in part.items():
             if (
@@ -163,11 +163,11 @@ def _steps(data: Mapping[str, Any], gently: bool) -> Iterator[list[Any]]:
     Functions see the configuration as earlier steps left it: a list with one entry per layer has been cut by
     then.
     """
-    for path, _ in parts(data):
+    for path, _ in nested_configs(data):
         # Two layers are a first and a last one. More are for patterns of layer types, none of which may be
         # lost: ModernBERT's every 3rd, SmolLM3's 4th, Gemma 3's 6th and Jamba's 8th layer is of another type.
         yield [_fewer_layers(path, count) for count in (2, 3, 4, 6, 8, 12)]
-    for path, part in parts(data):
+    for path, part in nested_configs(data):
         yield [_fewer_words(path, words) for words in _WORD_COUNTS]
         for key, value in part.items():
             # Test batches have 11 tokens, and some audio inputs 40 frames.
@@ -176,7 +176,7 @@ def _steps(data: Mapping[str, Any], gently: bool) -> Iterator[list[Any]]:
             if _EXPERTS.match(key) and type(value) is int and value > 4:
                 chosen = max((v for k, v in part.items() if _CHOSEN.search(k) and type(v) is int), default=1)
                 yield [{(*path, key): n} for n in (4, 8, 16, 32) if n > chosen]
-    for path, part in parts(data):
+    for path, part in nested_configs(data):
         yield from _narrower(path, part, gently)
         if not gently:
             yield from _smaller_image(path, part)
@@ -222,7 +222,7 @@ def _fewer_words(path: Path, words: int) -> Any:
         if not changed:
             return {}
         last = words - 1  # each token gets an id of its own
-        for where, other in parts(data):
+        for where, other in nested_configs(data):
             for key, value in other.items():
                 if _TOKEN.search(key) and type(value) is int and value >= words:
                     changed[(*where, key)] = last
@@ -259,7 +259,7 @@ def _narrower(path: Path, part: Mapping[str, Any], gently: bool) -> Iterator[lis
             if factor % f == 0 and min(part[n] for n in row.divides) // f >= least
         ]
         yield [few | {(*path, n): part[n] // f for n in row.divides} for f in divisors]
-    heads, kv, stream = (fields.get(knob, []) for knob in ("heads", "kv_heads", "hidden"))
+    heads, kv, stream = (fields.get(width, []) for width in ("heads", "kv_heads", "hidden"))
     listed = any(isinstance(part[n], list) for n in (*heads, *kv, *stream))
     product = names.get("H", 0) * names.get("D", 0)
     tied = bool(heads) and (not explicit_head_size(part) or (gently and product == names.get("E")))

@@ -24,7 +24,7 @@ from ..files.strict import open_regular, printable
 from ..tensors.expand import compute_dtype, expand_
 from ..tensors.making import Making
 from .job import Move, window
-from .units import Block
+from .work_units import Block
 
 _MOST_OPEN = 64  # files; far below the 1024 descriptors that a process usually has, for several threads
 _SMALL = 1 << 16  # entries; reading so few too many costs less than splitting a block

@@ -24,7 +24,7 @@ from ..files.strict import open_regular, os_errors, raise_few, read_regular
 from .blocks import Reader
 from .job import BLOCK_BYTES, BaseFile, Carried, Job, Move, Text
 from .job_check import check_job
-from .units import DIGEST_BYTES, Stretch
+from .work_units import DIGEST_BYTES, Stretch
 
 _END = 1 << 20  # bytes at either end, compared before work starts; the whole file is fingerprinted later
 _READ = 4 << 20  # bytes read at a time

@@ -23,7 +23,7 @@ from .identity import about_text, published, read_carried, whole_digest
 from .job import Job, differences
 from .job_check import ABOUT, CONFIG, JOB, PARTIAL
 from .journal import Done
-from .units import Units
+from .work_units import WorkUnits
 
 _WORKING_JOB, _READY = "job.json", "ready"
 _LONGEST_JOB = 1 << 30  # bytes; bounds what a damaged or foreign file can fill memory with
@@ -71,7 +71,7 @@ def prepare(job: Job) -> bool:
     return False
 
 
-def finish(job: Job, units: Units, done: Done) -> None:
+def finish(job: Job, units: WorkUnits, done: Done) -> None:
     """Give everything its name once all units are done, and the directory its own."""
     folder = partial(job.out)
     with _locked(folder), os_errors(folder):
@@ -112,7 +112,7 @@ def _publish(job: Job, folder: Path) -> None:
     _sync(job.out.parent)
 
 
-def _digests(job: Job, units: Units, done: Done) -> dict[str, str]:
+def _digests(job: Job, units: WorkUnits, done: Done) -> dict[str, str]:
     found: dict[str, str] = {}
     unit = units.blocks
     for file, count in zip(job.sources, units.stretches, strict=True):

@@ -22,7 +22,7 @@ from .blocks import MoveMaker, Reader, raw_bytes
 from .identity import about_text, check_base, digest_stretch, published, whole_digest
 from .job import Job
 from .job_check import ABOUT, JOB, check_job, sound_job
-from .units import Block, Stretch, Units
+from .work_units import Block, Stretch, WorkUnits
 from .worker import Report
 
 _LONGEST = 1 << 30  # bytes; bounds what a damaged or foreign file can fill memory with
@@ -46,7 +46,7 @@ def check_bytes(
         check_base(job)
     except MupscaleError as error:
         return list(error.faults) or [Fault(JOB, error.claim)]
-    units = Units(job)
+    units = WorkUnits(job)
     with Reader(job.base) as reader, Reader(job.out) as wide:
         faults = [*_sizes(job), *_chunks(job, wide), *_blocks(units, reader, wide, report)]
         digests = _digests(job, units, reader)
@@ -83,7 +83,7 @@ def _chunks(job: Job, wide: Reader) -> Iterator[Fault]:
                 yield Fault(file.name, f"its header or other fixed bytes differ, first at byte {offset + at}")
 
 
-def _blocks(units: Units, base: Reader, wide: Reader, report: Report | None) -> Iterator[Fault]:
+def _blocks(units: WorkUnits, base: Reader, wide: Reader, report: Report | None) -> Iterator[Fault]:
     """One fault for every tensor that differs anywhere."""
     maker, done = MoveMaker(base), 0
     first: dict[str, str] = {}
@@ -124,7 +124,7 @@ def _was_read(wide: Reader, file: str, offset: int, into: memoryview) -> bool:
     return True
 
 
-def _digests(job: Job, units: Units, base: Reader) -> dict[str, str]:
+def _digests(job: Job, units: WorkUnits, base: Reader) -> dict[str, str]:
     parts: dict[str, list[str]] = {file.name: [] for file in job.sources}
     for number in range(units.blocks, len(units)):
         stretch = units[number]

@@ -25,7 +25,7 @@ from .job import Job
 from .job_check import PARTIAL, check_job
 from .journal import Done, Journal, read_journals
 from .partial import finish, is_finished, partial, prepare, write_all
-from .units import Block, Units
+from .work_units import Block, WorkUnits
 
 Report = Callable[[int, int], None]
 """Called with the bytes written so far and the bytes to be written."""
@@ -53,7 +53,7 @@ def run_worker(
     check_job(job)
     if threads < 1:
         raise MupscaleError(f"{threads} threads cannot do anything; use 1 or more")
-    units = Units(job)
+    units = WorkUnits(job)
     share = list(units.share(worker, workers))
     with _finished_by_another(job):
         if is_finished(job):
@@ -91,7 +91,7 @@ def check_space(job: Job, needed: int) -> None:
 class _Count:
     """Bytes of a share that are done, told to whoever wants to know."""
 
-    def __init__(self, units: Units, share: list[int], done: Done, report: Report | None) -> None:
+    def __init__(self, units: WorkUnits, share: list[int], done: Done, report: Report | None) -> None:
         sizes = [(unit, units[unit].bytes) for unit in share if unit < units.blocks]
         self.total = sum(size for _, size in sizes)
         self.left = sum(size for unit, size in sizes if not done.units[unit])
@@ -136,7 +136,7 @@ def _in_threads(count: int, todo: list[int], work: Callable[[Iterator[int]], Non
         torch.set_num_threads(before)
 
 
-def _do(job: Job, units: Units, todo: Iterator[int], keeper: _Keeper, count: _Count) -> None:
+def _do(job: Job, units: WorkUnits, todo: Iterator[int], keeper: _Keeper, count: _Count) -> None:
     with Reader(job.base) as reader, _Writer(partial(job.out)) as writer:
         maker = MoveMaker(reader)
         for number in todo:

@@ -101,7 +101,7 @@ def state_making(rule: OptimizerRule, key: str, entry: TensorPlan) -> Making | N
     if known.mean_over is not None:
         averaged = axes[known.mean_over]
         axes[known.mean_over] = Axis.fixed(1)
-        scale = scale * Scale.of(averaged.fill)
+        scale = scale * Scale.of(averaged.filled)
     return Making(tuple(axes), scale)
 
 

@@ -20,7 +20,7 @@ from ..errors import MupscaleError, raise_faults
 from ..tensors.differences import Difference, difference, relative, whole
 from ..tensors.expand import expand_
 from ..tensors.making import Making
-from ..tensors.parts import held, is_sharded, local_of
+from ..tensors.parts import is_sharded, local_of, local_rectangle
 from .fits import check_end
 from .names import named_tensors
 from .plan import Plan, TensorPlan
@@ -57,7 +57,7 @@ def expected_gradient(entry: TensorPlan, base: Mapping[str, Tensor], like: Tenso
 def _expected(entry: TensorPlan, base: Mapping[str, Tensor], like: Tensor, making: Making) -> Tensor:
     # Gathering a sharded base tensor is collective, so it comes before the question what this rank holds.
     gathered = {name: _gathered(base[name]) for name in entry.sources}
-    part, local = held(like), local_of(like)
+    part, local = local_rectangle(like), local_of(like)
     want = torch.empty(part.shape, dtype=local.dtype, device=local.device)
     if part.numel:
         expand_(want, entry.source(gathered), making, out_start=part.start)

@@ -76,16 +76,16 @@ def first_difference(base: Sequence[Seen], wide: Sequence[Seen], folds: set[floa
     for i, (a, b) in enumerate(zip(base, wide, strict=False)):
         if a.path != b.path:
             return i, a.path
-        if a.value is not None and b.value is not None and not copies_of(a.value, b.value, folds):
+        if a.value is not None and b.value is not None and not are_copies(a.value, b.value, folds):
             return i, a.path
     return min(len(base), len(wide)), ""
 
 
-def copies_of(base: Tensor, wide: Tensor, folds: set[float]) -> bool:
+def are_copies(base: Tensor, wide: Tensor, folds: set[float]) -> bool:
     """True when `wide` holds the channels of `base`, each equally often, times 1 or a fold; True if unclear.
 
     >>> x = torch.randn(5, 3)
-    >>> copies_of(x, x[:, [2, 0, 1, 2, 1, 0]], set()), copies_of(x, x.repeat(1, 2) * 2, set())
+    >>> are_copies(x, x[:, [2, 0, 1, 2, 1, 0]], set()), are_copies(x, x.repeat(1, 2) * 2, set())
     (True, False)
     """
     if base.dim() != wide.dim():

@@ -1,14 +1,14 @@
 """What zero padding requires of normalisation layers.
 
-Zeros lower a mean square by the fill, the share of units that are not zero. RMSNorm absorbs that: with eps
-and the mean square both multiplied by the fill, the norm divides by sqrt(fill) too little, and sqrt(fill) in
-the gain makes up for it. From 4 units to 6 the fill is 2/3:
+Zeros lower a mean square by `filled`, the share of units that are not zero. RMSNorm absorbs that: with eps
+and the mean square both multiplied by it, the norm divides by sqrt(filled) too little, and sqrt(filled) in
+the gain makes up for it. From 4 units to 6 filled is 2/3:
 
 >>> import torch
->>> x, fill = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64), 2 / 3
->>> base, wide = nn.RMSNorm(4, eps=0.1).double(), nn.RMSNorm(6, eps=0.1 * fill).double()
+>>> x, filled = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64), 2 / 3
+>>> base, wide = nn.RMSNorm(4, eps=0.1).double(), nn.RMSNorm(6, eps=0.1 * filled).double()
 >>> with torch.no_grad():
-...     _ = wide.weight.mul_(fill**0.5)
+...     _ = wide.weight.mul_(filled**0.5)
 >>> padded = torch.cat([x, x.new_zeros(2)])
 >>> torch.allclose(wide(padded)[:4], base(x), rtol=1e-12)
 True
@@ -68,14 +68,14 @@ def pad_norms(
             faults.append(
                 Fault(
                     name,
-                    "RMSNorm without a gain on a padded axis: nothing absorbs the fill",
+                    "RMSNorm without a gain on a padded axis: nothing absorbs the share of zeros",
                     "use elementwise_affine=True, or a whole multiple",
                 )
             )
         else:
-            fill = Scale.of(tensors[gain].change.fill)
-            folded[gain] = replace(tensors[gain], fold=tensors[gain].fold * fill ** Fraction(1, 2))
-            edits.append(Edit(f"{name}.eps" if name else "eps", module.eps, fill))
+            filled = Scale.of(tensors[gain].change.filled)
+            folded[gain] = replace(tensors[gain], fold=tensors[gain].fold * filled ** Fraction(1, 2))
+            edits.append(Edit(f"{name}.eps" if name else "eps", module.eps, filled))
     return folded, edits, faults
 
 

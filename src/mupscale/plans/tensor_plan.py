@@ -59,7 +59,7 @@ class TensorPlan:
                 if axis.role == "in":
                     s = s / Scale.of(axis.k)
         c = prod((axis.k for axis in self.axes), start=self.spread)
-        return Change(s, c, prod((axis.fill for axis in self.axes), start=Fraction(1)))
+        return Change(s, c, prod((axis.filled for axis in self.axes), start=Fraction(1)))
 
     @property
     def join(self) -> Join | None:

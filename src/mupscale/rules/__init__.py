@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .optimizers import rule_for as rule_for
     from .products import Factor as Factor
     from .scale import Scale as Scale
-    from .units import FILL as FILL
+    from .units import FILLED as FILLED
     from .units import NEUTRAL as NEUTRAL
     from .units import Change as Change
     from .units import G as G
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "W": ("rules.units", ""),
     "G": ("rules.units", ""),
-    "FILL": ("rules.units", ""),
+    "FILLED": ("rules.units", ""),
     "NEUTRAL": ("rules.units", ""),
     "Units": ("rules.units", ""),
     "Change": ("rules.units", ""),

@@ -149,7 +149,7 @@ class Axis:
         return prod((f.k for f in self.segments[0]), start=Fraction(1))
 
     @property
-    def fill(self) -> Fraction:
+    def filled(self) -> Fraction:
         """The share of wide indices that are not padding."""
         return Fraction(self.k * self.base) / self.wide if self.wide else Fraction(1)
 

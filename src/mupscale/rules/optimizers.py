@@ -23,7 +23,7 @@ from .optimizer_rule import State as State
 from .optimizer_rule import decay_factor as decay_factor
 from .optimizer_rule import lr_factor as lr_factor
 from .scale import Scale
-from .units import FILL, NEUTRAL, G, W
+from .units import FILLED, NEUTRAL, G, W
 
 HALF = Fraction(1, 2)
 
@@ -159,8 +159,8 @@ RULES: dict[str, OptimizerRule] = {
     ),
     "torch.optim.SparseAdam": OptimizerRule(lr=W, hyper={"eps": G}, state=_ADAM, neutral={"betas"}),
     "torch.optim.Adafactor": OptimizerRule(
-        lr=FILL**-HALF,
-        hyper={"eps": (G, W * FILL**HALF), "d": FILL**HALF},
+        lr=FILLED**-HALF,
+        hyper={"eps": (G, W * FILLED**HALF), "d": FILLED**HALF},
         decay=Decay.DECOUPLED,
         state={
             "row_var": State(G**2, mean_over=-1),

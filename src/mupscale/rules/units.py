@@ -17,9 +17,9 @@ from .scale import Scale
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """The units of a quantity: powers of the weight, of the gradient, and of the fill.
+    """The units of a quantity: powers of the weight, of the gradient, and of the filled share.
 
-    The fill is the share of a tensor that is not zero padding. Only quantities that average over a
+    `filled` is the share of a tensor that is not zero padding. Only quantities that average over a
     whole tensor (Adafactor's) depend on it.
 
     >>> str(W / G), str((W / G) ** Fraction(1, 2)), str(G**2)
@@ -28,19 +28,19 @@ class Units:
 
     weight: Fraction = Fraction(0)
     gradient: Fraction = Fraction(0)
-    fill: Fraction = Fraction(0)
+    filled: Fraction = Fraction(0)
 
     def __mul__(self, other: Units) -> Units:
-        return Units(self.weight + other.weight, self.gradient + other.gradient, self.fill + other.fill)
+        return Units(self.weight + other.weight, self.gradient + other.gradient, self.filled + other.filled)
 
     def __truediv__(self, other: Units) -> Units:
         return self * other**-1
 
     def __pow__(self, power: int | Fraction) -> Units:
-        return Units(self.weight * power, self.gradient * power, self.fill * power)
+        return Units(self.weight * power, self.gradient * power, self.filled * power)
 
     def __str__(self) -> str:
-        named = (("W", self.weight), ("G", self.gradient), ("fill", self.fill))
+        named = (("W", self.weight), ("G", self.gradient), ("filled", self.filled))
         parts = [name if power == 1 else f"{name}^{power}" for name, power in named if power]
         return " ".join(parts) or "1"
 
@@ -51,13 +51,13 @@ W = Units(weight=Fraction(1))
 """The units of a weight, and of Adam's learning rate: multiplied by s."""
 G = Units(gradient=Fraction(1))
 """The units of a gradient, a first moment, Adam's eps: multiplied by r."""
-FILL = Units(fill=Fraction(1))
+FILLED = Units(filled=Fraction(1))
 """The share of a tensor that is not zero padding; Adafactor's means have it in their units."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of units of one tensor: s, c, fill, and r which follows from s r c = 1.
+    """The change of units of one tensor: s, c, filled, and r which follows from s r c = 1.
 
     >>> change = Change(s=Scale.of("1/2"), c=Fraction(6))      # k_in = 2, k_out = 3
     >>> str(change.r), str(change.factor(W / G))
@@ -66,7 +66,7 @@ class Change:
 
     s: Scale = NO_CHANGE
     c: Fraction = Fraction(1)
-    fill: Fraction = Fraction(1)
+    filled: Fraction = Fraction(1)
 
     @property
     def r(self) -> Scale:
@@ -74,7 +74,7 @@ class Change:
         return (self.s * Scale.of(self.c)) ** -1
 
     def factor(self, units: Units) -> Scale:
-        """What a quantity with these units is multiplied by: s^a r^b fill^f."""
+        """What a quantity with these units is multiplied by: s^a r^b filled^f."""
         return _factor(self, units)
 
     def norm_weight(self, p: int | Fraction = 2) -> Scale:
@@ -92,5 +92,5 @@ class Change:
 
 @lru_cache(maxsize=4096)
 def _factor(change: Change, units: Units) -> Scale:
-    fill = Scale.of(change.fill) ** units.fill
-    return change.s**units.weight * change.r**units.gradient * fill
+    filled = Scale.of(change.filled) ** units.filled
+    return change.s**units.weight * change.r**units.gradient * filled

@@ -15,25 +15,25 @@ import torch.distributed as dist
 
 from ..errors import MupscaleError
 
-Group = dist.ProcessGroup | None
+Ranks = dist.ProcessGroup | None
 _MESSAGE = 1 << 13  # bytes of an error that other ranks see; a broadcast has a fixed size
 
 
-class Meeting:
+class AllOrNone:
     """A stretch of work that succeeds on every rank or fails on every rank, with the same message.
 
     All ranks must have the same `identity`. Leaving costs one collective; so does every `check` on the way,
     which is needed only before a rank would wait for another.
 
-    >>> with Meeting() as meeting:
-    ...     meeting.identity = "the same everywhere"
+    >>> with AllOrNone() as together:
+    ...     together.identity = "the same everywhere"
     """
 
-    def __init__(self, group: Group = None) -> None:
+    def __init__(self, group: Ranks = None) -> None:
         self.identity = ""
         self._group, self._over = group, False
 
-    def __enter__(self) -> Meeting:
+    def __enter__(self) -> AllOrNone:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
@@ -54,7 +54,7 @@ class Meeting:
             raise
 
 
-def settle(failure: Exception | None, identity: str, group: Group = None) -> None:
+def settle(failure: Exception | None, identity: str, group: Ranks = None) -> None:
     """Return when no rank brings a failure and all bring the same identity; raise on every rank otherwise."""
     if not several(group):
         if failure is not None:
@@ -63,10 +63,10 @@ def settle(failure: Exception | None, identity: str, group: Group = None) -> Non
     rank, world, device = dist.get_rank(group), dist.get_world_size(group), device_of(group)
     digest = hashlib.blake2b(identity.encode(), digest_size=7).digest()
     number = int.from_bytes(digest, "little")
-    told = torch.tensor([world if failure is None else rank, number, -number], device=device)
+    report = torch.tensor([world if failure is None else rank, number, -number], device=device)
     with _peers():
-        dist.all_reduce(told, dist.ReduceOp.MIN, group=group)
-    first, low, high = told.tolist()
+        dist.all_reduce(report, dist.ReduceOp.MIN, group=group)
+    first, low, high = report.tolist()
     if first < world:
         message = _from_rank(first, str(failure) if failure is not None else "", device, group)
         if failure is not None and (rank == first or str(failure).startswith(message)):
@@ -79,24 +79,24 @@ def settle(failure: Exception | None, identity: str, group: Group = None) -> Non
         )
 
 
-def several(group: Group = None) -> bool:
+def several(group: Ranks = None) -> bool:
     """Whether there is anyone to agree with."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
-def is_first(group: Group = None) -> bool:
+def is_first(group: Ranks = None) -> bool:
     """Whether this rank speaks for all of them."""
     return not several(group) or dist.get_rank(group) == 0
 
 
-def device_of(group: Group = None) -> torch.device:
+def device_of(group: Ranks = None) -> torch.device:
     """Where a group's collectives take their tensors from."""
     if "gloo" in str(dist.get_backend_config(group)) or not torch.accelerator.is_available():
         return torch.device("cpu")
     return torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
-def sum_over_ranks(values: torch.Tensor, group: Group = None) -> torch.Tensor:
+def sum_over_ranks(values: torch.Tensor, group: Ranks = None) -> torch.Tensor:
     """The sum of every rank's vector."""
     if not several(group):
         return values
@@ -106,14 +106,14 @@ def sum_over_ranks(values: torch.Tensor, group: Group = None) -> torch.Tensor:
     return moved.to(values.device)
 
 
-def _from_rank(rank: int, text: str, device: torch.device, group: Group) -> str:
+def _from_rank(rank: int, text: str, device: torch.device, group: Ranks) -> str:
     raw = text.encode()[:_MESSAGE]
-    letter = torch.zeros(_MESSAGE, dtype=torch.uint8)
-    letter[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
-    letter = letter.to(device)
+    buffer = torch.zeros(_MESSAGE, dtype=torch.uint8)
+    buffer[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
+    buffer = buffer.to(device)
     with _peers():
-        dist.broadcast(letter, group=group, group_src=rank)
-    return bytes(letter.cpu().tolist()).rstrip(b"\0").decode(errors="ignore")
+        dist.broadcast(buffer, group=group, group_src=rank)
+    return bytes(buffer.cpu().tolist()).rstrip(b"\0").decode(errors="ignore")
 
 
 @contextmanager

@@ -18,10 +18,10 @@ from torch import Tensor
 from ..errors import Fault
 from ..jobs.blocks import BlockMaker, StoredBase
 from ..jobs.job import BLOCK_BYTES
-from ..jobs.units import block_shape
+from ..jobs.work_units import block_shape
 from ..optimizers.named import Moment
 from ..tensors.making import Making
-from ..tensors.parts import Rectangle, held, is_sharded, local_of
+from ..tensors.parts import Rectangle, is_sharded, local_of, local_rectangle
 from .source import AnySource
 
 
@@ -69,7 +69,7 @@ class Filler:
     def fill_(self, filling: Filling) -> None:
         """Fill this rank's part of a tensor from what the source holds."""
         making, stored, wide = filling.making, filling.stored, filling.wide
-        local, part = local_of(wide.detach()), held(wide)
+        local, part = local_of(wide.detach()), local_rectangle(wide)
         base = None
         if stored is not None:
             dtype, shape = self._source.kind_of(stored)

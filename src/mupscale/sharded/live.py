@@ -19,7 +19,7 @@ from ..errors import MupscaleError
 from ..plans.plan import Plan
 from ..rules.axes import Axis
 from ..tensors.making import Making
-from ..tensors.parts import Rectangle, held, held_by, is_sharded, local_of
+from ..tensors.parts import Rectangle, is_sharded, local_of, local_rectangle, rank_rectangle
 from .agreement import device_of
 
 Message = tuple[int, Rectangle]
@@ -27,7 +27,7 @@ Message = tuple[int, Rectangle]
 
 
 @dataclass(frozen=True)
-class Layout:
+class Sharding:
     """How a tensor is cut over ranks."""
 
     shape: tuple[int, ...]
@@ -36,12 +36,12 @@ class Layout:
     placements: tuple[Any, ...] = ()
 
     @staticmethod
-    def of(tensor: Tensor) -> Layout:
+    def of(tensor: Tensor) -> Sharding:
         if not is_sharded(tensor):
-            return Layout(tuple(tensor.shape))
+            return Sharding(tuple(tensor.shape))
         sharded: Any = tensor
         mesh = sharded.device_mesh
-        return Layout(
+        return Sharding(
             tuple(tensor.shape), tuple(mesh.shape), tuple(mesh.mesh.flatten().tolist()), sharded.placements
         )
 
@@ -61,7 +61,7 @@ class Layout:
     def held_by(self, rank: int) -> Rectangle:
         if not self.ranks:
             return Rectangle((0,) * len(self.shape), self.shape)
-        return held_by(self.shape, self.mesh, self.placements, self.coordinate(rank))
+        return rank_rectangle(self.shape, self.mesh, self.placements, self.coordinate(rank))
 
     def replica(self, rank: int) -> tuple[int, ...]:
         """Which copy of the tensor a rank holds a part of."""
@@ -78,7 +78,9 @@ def cover(axes: Sequence[Axis], part: Rectangle) -> Rectangle:
 
 
 @lru_cache(maxsize=4096)
-def needs(base: Layout, wide: Layout, axes: tuple[Axis, ...]) -> Mapping[int, tuple[Rectangle, Rectangle]]:
+def held_and_wanted(
+    base: Sharding, wide: Sharding, axes: tuple[Axis, ...]
+) -> Mapping[int, tuple[Rectangle, Rectangle]]:
     """For every rank what it holds of the base tensor and what it needs; equal layers share one answer."""
     if wide.ranks and set(wide.ranks) != set(base.ranks):
         raise MupscaleError(
@@ -89,10 +91,10 @@ def needs(base: Layout, wide: Layout, axes: tuple[Axis, ...]) -> Mapping[int, tu
 
 @lru_cache(maxsize=4096)
 def messages(
-    base: Layout, wide: Layout, axes: tuple[Axis, ...], me: int
+    base: Sharding, wide: Sharding, axes: tuple[Axis, ...], me: int
 ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """What this rank sends, and what it receives."""
-    everyone, mine = needs(base, wide, axes), base.replica(me)
+    everyone, mine = held_and_wanted(base, wide, axes), base.replica(me)
     owned, wanted = everyone[me]
     sends, receives = [], []
     for rank, (theirs, want) in everyone.items():
@@ -105,9 +107,12 @@ def messages(
 
 
 @lru_cache(maxsize=4096)
-def is_aligned(base: Layout, wide: Layout, axes: tuple[Axis, ...]) -> bool:
+def is_aligned(base: Sharding, wide: Sharding, axes: tuple[Axis, ...]) -> bool:
     """Whether every rank holds all it needs."""
-    return all(not want.numel or owned.meet(want) == want for owned, want in needs(base, wide, axes).values())
+    return all(
+        not want.numel or owned.meet(want) == want
+        for owned, want in held_and_wanted(base, wide, axes).values()
+    )
 
 
 @dataclass
@@ -143,7 +148,7 @@ class LiveSource:
         return local_of(stored).detach().cpu().clone()
 
     def aligned(self, stored: Tensor, making: Making, wide: Tensor) -> bool:
-        return not is_sharded(stored) or is_aligned(Layout.of(stored), Layout.of(wide), making.axes)
+        return not is_sharded(stored) or is_aligned(Sharding.of(stored), Sharding.of(wide), making.axes)
 
     def hold(self, stored: Tensor, making: Making, wide: Tensor) -> None:
         """Fetch what this rank needs of a base tensor, and give others what they need."""
@@ -151,9 +156,9 @@ class LiveSource:
         if not is_sharded(stored):
             self._buffer, self._origin = local.cpu().contiguous(), (0,) * local.dim()
             return
-        layouts, me = (Layout.of(stored), Layout.of(wide)), dist.get_rank()
-        sends, receives = messages(*layouts, making.axes, me)
-        own, wanted = held(stored), cover(making.axes, held(wide))
+        shardings, me = (Sharding.of(stored), Sharding.of(wide)), dist.get_rank()
+        sends, receives = messages(*shardings, making.axes, me)
+        own, wanted = local_rectangle(stored), cover(making.axes, local_rectangle(wide))
         self._buffer, self._origin = torch.empty(wanted.shape, dtype=local.dtype), wanted.start
         mine = own.meet(wanted)
         if mine.numel:

@@ -27,13 +27,13 @@ from ..runs.run import Run
 from ..training.noises import Noise, NoisePlan
 from ..training.widen import edit_
 from ..version import __version__
-from .agreement import Group, Meeting, is_first
+from .agreement import AllOrNone, Ranks, is_first
 from .dcp_source import dcp_source
 from .directory_source import directory_source
 from .fill import Filler, Filling
 from .live import LiveSource
 from .memory import give_memory_, home_of, poison_, recompute_buffers_, reshard_
-from .noise import shared_noise, told
+from .noise import noise_identity, shared_noise
 from .source import AnySource
 from .states import live_states, prepare_states
 
@@ -48,7 +48,7 @@ def load_wide(
     since: Plan | None = None,
     init: Callable[[nn.Module], Any] | None = None,
     device: torch.device | str | None = None,
-    group: Group = None,
+    group: Ranks = None,
     prefix: str | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
@@ -78,10 +78,10 @@ def load_wide(
     reshard_(target.model)
     loader = _Loader(target, chosen, rules, init, torch.device(device) if device is not None else None)
     try:
-        with Meeting(group) as meeting:
+        with AllOrNone(group) as together:
             opened = _open(base, chosen, family, target, prefix, rules)
             try:
-                return loader.load(opened, noise, seed, since, meeting, group)
+                return loader.load(opened, noise, seed, since, together, group)
             finally:
                 opened.close()
     except BaseException:
@@ -110,13 +110,15 @@ class _Loader:
         noise: Noise | NoisePlan | None,
         seed: int,
         since_base: Plan | None,
-        meeting: Meeting,
-        group: Group,
+        together: AllOrNone,
+        group: Ranks,
     ) -> Run:
         run, plan = self._run, self._plan
         early = since_base if since_base is not None else source.since
         since = plan if early is None else early.then(plan)
-        meeting.identity = f"{source.identity}, plan {since.hash}, noise {told(noise)}, seed {seed}"
+        together.identity = (
+            f"{source.identity}, plan {since.hash}, noise {noise_identity(noise)}, seed {seed}"
+        )
         if run.ema is not None:
             what = "load_wide fills one model at a time"
             remedy = "load the average with a call of its own: load_wide(base, ema, plan=plan, noise=noise, prefix=…)"
@@ -124,12 +126,12 @@ class _Loader:
         check_end(plan, run.model, "wide")
         direction = Direction(plan)
         self._make_room(source)
-        resolved = shared_noise(noise, plan, source, seed, early, meeting, group)
+        resolved = shared_noise(noise, plan, source, seed, early, together, group)
         fillings = self._weights(source, resolved)
         states, moments, notes = prepare_states(run, source, plan, since, self._rules)
         fillings += moments
         if not all(source.aligned(f.stored, f.making, f.wide) for f in fillings if f.stored is not None):
-            meeting.check()  # ranks are going to wait for each other's slices
+            together.check()  # ranks are going to wait for each other's slices
         filler = Filler(source)
         with torch.no_grad():
             filler.fill_all_(fillings)

@@ -20,7 +20,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..jobs.blocks import StoredBase
 from ..plans.plan import Plan
 from ..training.noises import Noise, NoisePlan, SignalNoise, norms_of, resolve_noise
-from .agreement import Group, Meeting, several, sum_over_ranks
+from .agreement import AllOrNone, Ranks, several, sum_over_ranks
 from .source import AnySource
 
 Wanted = tuple[str, bool]
@@ -32,8 +32,8 @@ def shared_noise(
     source: AnySource,
     seed: int,
     since: Plan | None,
-    meeting: Meeting,
-    group: Group,
+    together: AllOrNone,
+    group: Ranks,
 ) -> NoisePlan | None:
     """Noise resolved alike on every rank. Signal-normalised noise costs two more collectives."""
     if noise is None:
@@ -50,11 +50,11 @@ def shared_noise(
         return torch.ones(wanted[name, stacked]) if stacked else torch.ones(())
 
     resolve_noise(note, noise, plan=plan, seed=seed, since=since)
-    norms = _measured(wanted, plan, source, meeting, group)
+    norms = _measured(wanted, plan, source, together, group)
     return resolve_noise(lambda name, stacked: norms[name, stacked], noise, plan=plan, seed=seed, since=since)
 
 
-def told(noise: Noise | NoisePlan | None) -> str:
+def noise_identity(noise: Noise | NoisePlan | None) -> str:
     """Noise as a text that is the same for equal noise."""
     if noise is None:
         return "none"
@@ -73,10 +73,10 @@ def _check_plan(noise: NoisePlan, plan: Plan, seed: int) -> None:
 
 
 def _measured(
-    wanted: dict[Wanted, int], plan: Plan, source: AnySource, meeting: Meeting, group: Group
+    wanted: dict[Wanted, int], plan: Plan, source: AnySource, together: AllOrNone, group: Ranks
 ) -> dict[Wanted, Tensor]:
     if several(group):
-        meeting.check()
+        together.check()
     rank, world = (dist.get_rank(group), dist.get_world_size(group)) if several(group) else (0, 1)
     owners = _owners([prod(plan[name].base_shape) for name, _ in wanted], world)
     values = torch.zeros(sum(wanted.values()), dtype=torch.float64)
@@ -102,7 +102,7 @@ def _measured(
     if failure is not None:
         raise failure
     if bool(values.isnan().any()):
-        meeting.check()  # the rank that failed says why
+        together.check()  # the rank that failed says why
         raise MupscaleError("a norm of the base is not a number; its weights are not finite")
     parts = torch.split(values, list(wanted.values()))
     return {key: part if key[1] else part[0] for key, part in zip(wanted, parts, strict=True)}

@@ -60,11 +60,11 @@ def local_of(tensor: Tensor) -> Tensor:
     return local
 
 
-def held(tensor: Tensor) -> Rectangle:
+def local_rectangle(tensor: Tensor) -> Rectangle:
     """The rectangle of a tensor that this process holds.
 
     >>> import torch
-    >>> held(torch.ones(3, 4))
+    >>> local_rectangle(torch.ones(3, 4))
     Rectangle(start=(0, 0), shape=(3, 4))
     """
     if not is_sharded(tensor):
@@ -73,7 +73,9 @@ def held(tensor: Tensor) -> Rectangle:
     coordinate = sharded.device_mesh.get_coordinate()
     if coordinate is None:
         return Rectangle((0,) * tensor.dim(), (0,) * tensor.dim())
-    found = held_by(tuple(tensor.shape), tuple(sharded.device_mesh.shape), sharded.placements, coordinate)
+    found = rank_rectangle(
+        tuple(tensor.shape), tuple(sharded.device_mesh.shape), sharded.placements, coordinate
+    )
     local = tuple(sharded._local_tensor.shape)
     if found.shape != local and not 0 == found.numel == prod(local):
         raise MupscaleError(
@@ -83,7 +85,7 @@ def held(tensor: Tensor) -> Rectangle:
     return found
 
 
-def held_by(
+def rank_rectangle(
     shape: tuple[int, ...], mesh: tuple[int, ...], placements: Sequence[Any], coordinate: Sequence[int]
 ) -> Rectangle:
     """The rectangle that the rank at a mesh coordinate holds of a tensor of `shape`.

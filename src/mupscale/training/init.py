@@ -26,7 +26,7 @@ from ..plans.plan import Plan, TensorPlan
 from ..rules.sizes import noise_size
 from ..runs.run import Since, since_of
 from ..tensors.noise import rectangle
-from ..tensors.parts import held, is_sharded, local_of
+from ..tensors.parts import is_sharded, local_of, local_rectangle
 from ..tensors.philox import Stream, normals, uniforms
 
 _UNIFORM_BELOW = -0.9  # excess kurtosis: -1.2 for a uniform, 0 for a normal, about -0.3 for a cut normal
@@ -128,7 +128,7 @@ def _draw(shape: Shape, entry: TensorPlan, stream: Stream, tensor: Tensor) -> Te
     if shape.std == 0:
         return torch.full_like(like, (shape.mean + entry.shift) * fold - entry.shift)
     size = shape.std * float(noise_size(entry.axes, entry.fold))
-    part, draw = held(tensor), uniforms if shape.uniform else normals
+    part, draw = local_rectangle(tensor), uniforms if shape.uniform else normals
     z = rectangle(stream, entry.wide_shape, part.start, part.shape, like.device, draw)
     if shape.uniform:
         z = (z * 2 - 1) * sqrt(3)

@@ -73,7 +73,7 @@ def _reach(axis: Axis) -> int:
     return max(reaches)
 
 
-class Units:
+class WorkUnits:
     """Every unit of a job: blocks first, in the order of the moves, then stretches of base files.
 
     Finding a worker's share costs a binary search, however many workers there are.

@@ -15,7 +15,7 @@ from ..rules.axes import Axis
 from ..rules.scale import ONE, Scale
 
 
-def expand_reference(base: Tensor, axes: Sequence[Axis], scale: Scale = ONE) -> Tensor:
+def expand_slowly(base: Tensor, axes: Sequence[Axis], scale: Scale = ONE) -> Tensor:
     """W'[i, j, …] = s · W[source(i), source(j), …], and zero where an index is padding."""
     out = torch.zeros([axis.wide for axis in axes], dtype=base.dtype)
     ratio = scale.fraction
@@ -32,7 +32,7 @@ def expand_reference(base: Tensor, axes: Sequence[Axis], scale: Scale = ONE) -> 
     return out
 
 
-def join_reference(sources: Sequence[Tensor], dim: int, stacked: bool) -> Tensor:
+def join_slowly(sources: Sequence[Tensor], dim: int, stacked: bool) -> Tensor:
     """Entry i of dimension `dim` comes from source i when stacked, else from the source in which i lies."""
     sizes = [1 if stacked else source.shape[dim] for source in sources]
     owners = [(source, at) for source, size in zip(sources, sizes, strict=True) for at in range(size)]
