@@ -65,7 +65,7 @@ def plan_in_process(
             tail = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
             raise MupscaleError(
                 f"the planning process ended with code {done.returncode} and no answer",
-                [Fault("its last words", " / ".join(tail) or "none", _remedy(done.returncode))],
+                [Fault("last lines of its stderr", " / ".join(tail) or "none", _remedy(done.returncode))],
             )
         found = json.loads(answer.read_text(encoding="utf-8"))
     if "claim" in found:

@@ -1,4 +1,4 @@
-"""Real optimizer steps on the small copy: a run widened in mid-training goes on as the base does.
+"""Real optimizer steps on the small copy: a run widened in mid-training continues as the base does.
 
 The plan that is proved is the one for the full model, brought back to the size of the copy. Beside it runs the
 control, the same weights with learning rates and eps left as they were; if that went on alike, nothing was shown.

@@ -1,6 +1,6 @@
 """The result of planning a family, as a frozen value with JSON: what is written into a checkpoint's provenance.
 
-Knows nothing about transformers, so that whoever acts on a plan need not import it.
+Knows nothing about transformers, so that code that acts on a plan need not import it.
 """
 
 from __future__ import annotations

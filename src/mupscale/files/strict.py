@@ -1,4 +1,4 @@
-"""What strangers' files may say: JSON without surprises, names that stay in their folder, regular files only.
+"""Strict parsing of untrusted files: JSON without surprises, names that stay in their folder, regular files only.
 
 Knows: how to read text that may be broken or hostile so that the only outcome beside a value is a
 `MupscaleError`. Knows nothing of what the text means.

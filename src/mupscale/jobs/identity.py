@@ -1,4 +1,4 @@
-"""Who the base is: digests of its files, cheap ones before the work and whole ones spread over it.
+"""Fingerprints of the base's files: cheap ones before the work starts, whole ones spread over it.
 
 The ends of a file (a safetensors header, a zip's directory) are digested when a job is made and again by every
 worker; the whole of it in stretches, by the workers, once. Knows nothing of tensors.
@@ -99,7 +99,7 @@ def check_base(job: Job) -> dict[str, str]:
 def check_stamps(before: dict[str, set[str]], now: dict[str, str]) -> None:
     """Raise when a base file has changed since any worker began to read it."""
     raise_few(
-        "the base changed while the job ran, so what was written may be of two kinds",
+        "the base changed while the job ran, so the output may mix two versions of the base",
         [
             Fault(
                 name,

@@ -1,7 +1,7 @@
-"""What has been done, on disk: one append-only file a worker, every line with its own check.
+"""What has been done, on disk: one append-only file per worker, every line with its own check.
 
 A line counts only if it is whole, so a journal that was torn by a crash is shorter, never wrong. Units of all
-journals count, whoever wrote them. Knows nothing of what a unit is.
+journals count, no matter which worker wrote them. Knows nothing of what a unit is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Done:
     """Everything the journals of a job say."""
 
     units: bytearray
-    """One byte a unit: 1 when it is done."""
+    """One byte per unit: 1 when it is done."""
     digests: dict[int, str] = field(default_factory=dict)
     """Unit number -> digest, for units that are digests."""
     stamps: dict[str, set[str]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""How far a job is, told to a person: a bar on a terminal, a line now and then elsewhere.
+"""Progress of a job: a bar on a terminal, a periodic log line elsewhere.
 
 Knows: bytes, seconds and the width of a terminal. Knows nothing of what is being written.
 """

@@ -89,7 +89,7 @@ def check_space(job: Job, needed: int) -> None:
 
 
 class _Count:
-    """Bytes of a share that are done, told to whoever wants to know."""
+    """Counts the finished bytes of a share and reports them."""
 
     def __init__(self, units: WorkUnits, share: list[int], done: Done, report: Report | None) -> None:
         sizes = [(unit, units[unit].bytes) for unit in share if unit < units.blocks]

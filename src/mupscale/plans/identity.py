@@ -95,7 +95,7 @@ def _refuse_value(value: Any, parameters: list[Tensor]) -> None:
     if not isinstance(value, Tensor) or value.numel() != 1:
         found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
         raise MupscaleError(
-            f"loss(model) returned {found}, expected a tensor of one number; return its mean, say"
+            f"loss(model) returned {found}, expected a tensor of one number; for example, return its mean"
         )
     if not parameters or not value.requires_grad:
         raise MupscaleError(

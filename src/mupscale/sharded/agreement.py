@@ -1,4 +1,4 @@
-"""All ranks go on, or none: one all-reduce of three numbers that every rank reaches, whatever happened to it.
+"""All ranks continue, or none: one all-reduce of three numbers that every rank reaches, whatever happened to it.
 
 Knows: process groups and failures. Does not know what was being done.
 """
@@ -71,7 +71,7 @@ def settle(failure: Exception | None, identity: str, group: Ranks = None) -> Non
         message = _from_rank(first, str(failure) if failure is not None else "", device, group)
         if failure is not None and (rank == first or str(failure).startswith(message)):
             raise failure
-        raise MupscaleError(message or f"rank {first} failed without a word")
+        raise MupscaleError(message or f"rank {first} failed without an error message")
     if low != -high:
         raise MupscaleError(
             "the ranks were not given the same plan, noise, seed and source, so what they hold does not fit together; "
