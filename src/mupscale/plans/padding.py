@@ -68,7 +68,7 @@ def pad_norms(
             faults.append(
                 Fault(
                     name,
-                    "RMSNorm without a gain on a padded axis: nothing absorbs the share of zeros",
+                    "RMSNorm without a gain on a padded axis: nothing absorbs the share that is not zeros",
                     "use elementwise_affine=True, or a whole multiple",
                 )
             )
