@@ -1,9 +1,9 @@
-"""Train small with FSDP2, save, start wide, load the narrow checkpoint into the wide shards, go on.
+"""Train small with FSDP2, save, start wide, load the narrow checkpoint into the wide shards, continue.
 
     torchrun --nproc-per-node 2 examples/fsdp2.py
 
 Runs on CPUs (gloo). Prints the base's next losses beside those of the wide run without noise, which are the same, and
-with noise, which frees the new width.
+with noise, which lets the new width be used.
 """
 
 import tempfile
@@ -30,7 +30,7 @@ def make(n: int) -> nn.Module:
 
 
 def sharded(n: int, since: mu.Plan) -> mu.Run:
-    model = mu.plans.on_meta(lambda: make(n))  # parameters on the meta device: nobody holds a full tensor
+    model = mu.plans.on_meta(lambda: make(n))  # parameters on the meta device: no rank holds a full tensor
     for part in (model[1], model[2], model):
         fully_shard(part)
     groups = mu.param_groups(model, since, torch.optim.AdamW, lr=3e-3, weight_decay=0.1)

@@ -1,9 +1,9 @@
-"""A small GPT of one's own, trained on the bytes of this file, grown twice as wide in the middle of its run.
+"""Your own small GPT, trained on the bytes of this file, grown twice as wide in the middle of its run.
 
     python examples/gpt.py
 
-The model knows nothing of growth. Shapes do not tell how attention heads lie in the fused projection, so `infer_plan`
-gets a loss and keeps the layout under which every gradient is right. The control copies one projection unit by unit.
+The model has no code for growth. Shapes do not determine the layout of attention heads in the fused projection, so
+`plan_between` gets a loss and keeps the layout under which every gradient is right. The control copies one projection unit by unit.
 """
 
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""The stock Trainer of transformers trains a Llama, its checkpoint is grown, and the Trainer goes on from it.
+"""The stock Trainer of transformers trains a Llama, its checkpoint is grown, and the Trainer continues from it.
 
     python examples/huggingface_trainer.py
 
 `mupscale widen` takes the directory that the Trainer left at step 10: weights, optimizer state, schedule. One callback
-is all that the wide run needs to go on with the base's losses. The control is the same run without the callback.
+is all that the wide run needs to continue with the base's losses. The control is the same run without the callback.
 """
 
 import subprocess

@@ -1,4 +1,4 @@
-"""Lightning trains a module, its checkpoint is grown, and `trainer.fit(ckpt_path=...)` goes on from it.
+"""Lightning trains a module, its checkpoint is grown, and `trainer.fit(ckpt_path=...)` continues from it.
 
     python examples/lightning_trainer.py
 

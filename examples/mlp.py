@@ -1,9 +1,9 @@
-"""An MLP is trained, grown four times wider in the middle of its run, and goes on.
+"""An MLP is trained, grown four times wider in the middle of its run, and continues.
 
     python examples/mlp.py
 
-Model and optimizer state become those of the wide run. Without noise its losses are the base's; with noise it leaves
-them behind. The control has the same wide weights and moments under the base's own settings.
+Model and optimizer state become those of the wide run. Without noise its losses are the base's; with noise they
+fall below the base's. The control has the same wide weights and moments under the base's own settings.
 """
 
 import torch

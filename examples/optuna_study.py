@@ -1,10 +1,10 @@
-"""Noise and learning rate are tuned on a small pair in an Optuna storage of one's own, and applied to a larger one.
+"""Noise and learning rate are tuned on a small pair in your own Optuna storage, and applied to a larger one.
 
     python examples/optuna_study.py
 
 `mu.tune` takes a module or file with `build` and `train`, here this file itself. Any storage of Optuna's will do: give
 PostgreSQL's address and start it on many machines (`mupscale tune` is the same as a command). The recipe is then
-applied at twice the width; the control grows without noise and goes on as the base does.
+applied at twice the width; the control grows without noise and continues as the base does.
 """
 
 import sys
@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 STEPS, SMALL, LARGE, K = 150, 100, 200, 2  # below 100 units the best point still moves with the width
 X = torch.randn(2048, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.sin(2 * X[:, :1] * X[:, 1:2]) + torch.cos(3 * X[:, 2:3])
-batch = 64  # remembered by the recipe
+batch = 64  # stored in the recipe
 
 
 def build(width: int) -> nn.Module:

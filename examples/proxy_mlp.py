@@ -3,7 +3,7 @@
     mupscale tune examples/proxy_mlp.py --width 128 -k 2 --steps 400
 
 `build` and `train` are all that is needed; the rest says with what. The batch is a function of the step, so a worker
-that takes over goes on with the same data.
+that takes over continues with the same data.
 """
 
 from collections.abc import Callable

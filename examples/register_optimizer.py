@@ -70,7 +70,7 @@ except mu.MupscaleError as error:
 else:
     raise SystemExit("the wrong row was not caught")
 
-# The right row, proved; then a run that goes on.
+# The right row, proved; then a run that continues.
 mu.rules.register_optimizer(Lion, mu.rules.OptimizerRule(lr=mu.rules.W, **row))
 print(f"the right row: off by {mu.rules.check_optimizer(lion):.1e} after 12 steps")
 wide = mu.widen(base, lambda: make(64))
