@@ -1,8 +1,8 @@
-"""Write the pages that are printed from data: `python docs/generate.py`.
+"""Write the pages that are generated from data: `python docs/generate.py`.
 
 Optimizers and families come from the registries, benchmarks from docs/benchmarks.json, the source layout from the
-docstrings of the package. A test compares pages and data, so they cannot disagree. `python docs/generate.py --benchmarks covertype limits` runs those scripts and keeps their last
-lines; a script that fails keeps nothing.
+docstrings of the package. A test compares the pages with the data. `python docs/generate.py --benchmarks covertype limits`
+runs those scripts and records their last lines. Nothing is recorded for a script that fails.
 """
 
 import argparse
@@ -27,19 +27,24 @@ from mupscale.rules.units import NEUTRAL, G, Units, W  # noqa: E402
 
 HEAD = """# Which optimizers
 
-Widening multiplies a tensor's weights by s and its gradients by r, with s r c = 1. A quantity with units W^a G^b is
-multiplied by s^a r^b. This page is printed from the registry.
+Widening multiplies the weights of a tensor by s and its gradients by r, with s r c = 1. A quantity with units W^a G^b is
+multiplied by s^a r^b. See [How it works](how_it_works.md).
+
+This page is generated from the registry.
+
+## Supported optimizers
 
 | optimizer | learning rate | weight decay | other settings | state |
 |---|---|---|---|---|"""
 
 TAIL = """
-A setting or state that is not listed has no units and is copied; one that the registry does not know is refused.
-*filled* is the share of a tensor that is not zero padding.
+- A setting or state that the registry knows and this table omits has no units. It is copied.
+- A setting or state that the registry does not know is refused.
+- *filled* is the share of a tensor that is not zero padding.
 
-## A third-party optimizer
+## Add a third-party optimizer
 
-State its units and prove them on real steps:
+Register the units of the optimizer. `check_optimizer` then proves them on real training steps:
 
 ```python
 import torch
@@ -59,7 +64,7 @@ mu.rules.register_optimizer(SignSGD, mu.rules.OptimizerRule(lr=mu.rules.W, decay
 print(mu.rules.check_optimizer(lambda params: SignSGD(params, lr=0.1, weight_decay=0.5)))
 ```
 
-A wrong row is caught:
+Wrong units are detected:
 
 ```python
 mu.rules.register_optimizer(SignSGD, mu.rules.OptimizerRule(lr=mu.rules.W / mu.rules.G, decay=mu.rules.Decay.DECOUPLED))
@@ -71,7 +76,7 @@ else:
     raise SystemExit("the wrong units were not caught")
 ```
 
-## Refused
+## Refused optimizers
 """
 
 
@@ -108,12 +113,16 @@ def optimizers() -> str:
 
 FAMILIES = """# Which models
 
-A plan for a Hugging Face checkpoint is found on a small copy of its own configuration and proved there before any work
-starts: the gradient identity on every tensor, five AdamW steps with state carried over, in float64. So a type need not
-be listed to be grown, and being listed does not exempt it from the proof. The registry holds only what two
-configurations and the search cannot tell.
+The plan for a Hugging Face checkpoint is found on a small copy of its own configuration. It is proved there, in float64, before
+any work starts:
 
-This page is printed from the registry and from the configurations of `benchmarks/families.py`.
+- the gradient identity holds on every tensor,
+- five AdamW steps with carried-over optimizer state agree.
+
+A model type does not have to be in the registry to be grown. A type in the registry is proved in the same way. The registry
+contains only what cannot be found from two configurations and the search.
+
+This page is generated from the registry and from the configurations that `benchmarks/families.py` measures.
 
 ## Measured at 2 and 3 times the width
 
@@ -121,27 +130,33 @@ This page is printed from the registry and from the configurations of `benchmark
 |---|---|---|---|"""
 
 USUALLY = """
-Where nothing is added, all is inferred: which axes grow, what sums over them, heads and groups, fused projections, tied
-readouts (1/k goes into the last norm), embeddings that the model multiplies by a root of its width, (1 + w) gains.
+"nothing" means that everything is inferred:
 
-## Widths
+- which axes grow, and which layers sum over them,
+- heads, groups and fused projections,
+- tied readouts (1/k goes into the last norm),
+- embeddings that the model multiplies by a root of its width,
+- (1 + w) gains.
 
-`-k 2` multiplies all of them, `-k hidden=2,ffn=4` one by one. The usual fields of each:
+## Sizes that can grow
+
+`-k 2` multiplies all sizes by 2. `-k hidden=2,ffn=4` sets them one by one. These are the usual configuration fields of each
+size:
 """
 
 
 def special(entry: Row) -> str:
-    """What a row says, in a few words."""
-    said = []
+    """A short description of a row."""
+    parts = []
     if entry.grows is not None:
-        said.append("grows " + ", ".join(f for fields in entry.grows.values() for f in fields))
+        parts.append("grows " + ", ".join(f for fields in entry.grows.values() for f in fields))
     if entry.layouts:
-        said.append("layouts of " + ", ".join(f"`{p}`" for p in entry.layouts))
-    said += [f"`{p}` absorbs {f}" for p, f in entry.folds.items()]
-    said += [f"{name} x {f}" for name, f in entry.config.items()]
+        parts.append("layouts of " + ", ".join(f"`{p}`" for p in entry.layouts))
+    parts += [f"`{p}` absorbs {f}" for p, f in entry.folds.items()]
+    parts += [f"{name} x {f}" for name, f in entry.config.items()]
     if entry.head_size_grows:
-        said.append("head size grows, heads stay")
-    return "; ".join(said) or "nothing"
+        parts.append("head size grows, heads stay")
+    return "; ".join(parts) or "nothing"
 
 
 def measured(case: Case) -> str:
@@ -157,17 +172,22 @@ def families() -> str:
     found = json.loads(DATA.read_text(encoding="utf-8"))
     counts = Counter(str(entry["verdict"]) for entry in found.values())
     exact = sorted(name for name, entry in found.items() if entry["verdict"] == "exact")
-    told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    verdicts = "\n".join(f"| {verdict} | {count} |" for verdict, count in sorted(counts.items()))
     net = [
-        "\n## The wide net\n",
-        "`python benchmarks/families.py --wide` takes model types of transformers at their default configuration: shrunk,",
-        "searched, proved with five AdamW steps. Most types so far are well-known ones that were chosen, some came in random",
-        f"order, and the search was improved while it ran, so this is no held-out rate. {len(found)} types: {told}.",
-        f"Accepted plans that failed their proof: {counts['BROKEN']}. Reasons stand in `benchmarks/families_wide.md`. Exact there:",
-        f"{', '.join(exact) or 'none'}.",
+        "\n## Other model types, tried in bulk\n",
+        "`python benchmarks/families.py --wide` takes model types of transformers at their default configuration. It shrinks each",
+        "one, searches for a plan and proves it with five AdamW steps.\n",
+        f"| verdict | types, of {len(found)} |\n|---|---|\n{verdicts}\n",
+        f"Accepted plans that failed their proof: {counts['BROKEN']}. The reasons are listed in `benchmarks/families_wide.md`.\n",
+        "These counts are not a held-out success rate. Most types so far are well known and were chosen; some were taken in random",
+        "order. The search was improved while the list was made.\n",
+        f"Exact: {', '.join(exact) or 'none'}.",
     ]
     return (
-        "\n".join([FAMILIES, *map(measured, EXACT), USUALLY, *knobs, "\n## Refused\n", *refused, *net]) + "\n"
+        "\n".join(
+            [FAMILIES, *map(measured, EXACT), USUALLY, *knobs, "\n## Refused model types\n", *refused, *net]
+        )
+        + "\n"
     )
 
 
@@ -178,27 +198,39 @@ hide: [toc]
 
 # Benchmarks
 
-What the README and these pages say in numbers is printed by a script of the repository's `benchmarks/`, or names its source. Each prints its figures as its last
-line, the control beside them, and exits with 1 when its own bound fails, with 2 when data are missing. Times and memory
-are ratios against something measured in the same run.
+Every number in the README and on these pages is printed by a script in `benchmarks/`, or has a source. Each script prints its
+figures and its control in its last line. Times and memory are ratios to something measured in the same run.
 
-The lines below are the last that were recorded, on two shared cores without a GPU. **CI** marks what runs with every
-change, most of it shortened by `--quick`; **tests** names the tests that show the same with every change, often with fewer
-steps or seeds, and **nightly** what runs once a day; the rest is run by hand. `covertype` and `real_models` need data that are not on
-GitHub, so the workflow there leaves them out. `python docs/generate.py --benchmarks NAME …` runs scripts and records their lines.
+| exit status | meaning |
+|---|---|
+| 0 | every bound holds |
+| 1 | a bound of the script fails |
+| 2 | data are missing |
+
+The table shows the last recorded line of each script, on two shared cores without a GPU.
+
+| mark | meaning |
+|---|---|
+| **CI** | runs with every change, in most cases shortened by `--quick` |
+| **tests** | these tests show the same with every change, often with fewer steps or seeds |
+| **nightly** | runs once per day |
+| no mark | run by hand |
+
+`covertype` and `real_models` need data that are not on GitHub, so the workflow there leaves them out.
+`python docs/generate.py --benchmarks NAME …` runs scripts and records their lines.
 
 | script | what it shows | bound | last line |
 |---|---|---|---|"""
 
 
 def claim(script: Path) -> str:
-    """The first sentence of a script's docstring, which says what it shows."""
-    told = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
-    return told.partition("\n")[0]
+    """The first line of a script's docstring, which says what it shows."""
+    docstring = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n")[0]
 
 
 def unbroken(text: str) -> str:
-    """The same text with hyphens at which a browser does not break 1e-6 into two lines."""
+    """The text with non-breaking hyphens, so that a browser does not break 1e-6 into two lines."""
     return text.replace("-", "\N{NON-BREAKING HYPHEN}")
 
 
@@ -223,7 +255,7 @@ def benchmarks() -> str:
 
 
 def record(names: list[str]) -> None:
-    """Run benchmarks, one after the other, and keep their last lines."""
+    """Run benchmarks one after the other and record their last lines."""
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     unknown = [name for name in names if name not in results]
     if unknown:
@@ -251,7 +283,11 @@ PAGES = {
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
-        "--benchmarks", nargs="+", default=[], metavar="NAME", help="run these and keep their lines"
+        "--benchmarks",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="run these scripts and record their last lines",
     )
     record(parser.parse_args().benchmarks)
     for name, make in PAGES.items():

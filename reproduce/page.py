@@ -1,6 +1,6 @@
-"""Figures and tables of docs/reproduction.md, from the stored results. What is missing is said to be missing.
+"""Figures and tables of docs/reproduction.md, from the stored results. Missing runs are listed as missing.
 
-The text of the page is written by hand; what stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is made here.
+The text of the page is written by hand. The parts between `<!-- begin NAME -->` and `<!-- end NAME -->` are generated here.
 
     python -m reproduce.page
 """
@@ -46,14 +46,14 @@ def experiments() -> Iterator[Experiment]:
 
 
 def write_figures(chosen: Iterable[Experiment], folder: Path) -> list[Path]:
-    """Draw what the stored results allow; the files that were written."""
+    """Draw the figures for which results are stored; return the files that were written."""
     written = []
     for experiment in chosen:
         name = experiment.setting.name
         written += [*_draw_curves(experiment, folder), *_draw_sweep(experiment, folder)]
         known = books(experiment)
         if known is not None:
-            rows = {LABELS[method]: told.speedups for method, told in known.entries.items()}
+            rows = {LABELS[method]: entry.speedups for method, entry in known.entries.items()}
             rows["ours, whole grid"] = known.grid.speedups
             path = folder / f"reproduce_{name}_ledger.png"
             draw_ledger(f"{name}: FLOPs to the final loss of the run from scratch", rows, ACCOUNTS, path)
@@ -89,12 +89,12 @@ def _draw_sweep(experiment: Experiment, folder: Path) -> Iterator[Path]:
 
 
 def section(experiment: Experiment, known: Books | None, figures: Path) -> str:
-    """What the page says about one experiment."""
+    """The generated part of the page about one experiment."""
     setting, scale = experiment.setting, experiment.scale
     lines = [NOT_RUN, "```bash", f"python -m reproduce.{experiment.name}", "```", ""]
     if known is None:
-        return "\n".join([*lines, "The results are missing: the command has not been run to its end."])
-    lines += [f"{known.hours:.1f} hours by the clock on one shared core, tuning included.", ""]
+        return "\n".join([*lines, "No results yet: the command has not been run to its end."])
+    lines += [f"Time: {known.hours:.1f} hours (wall clock, one shared core, tuning included).", ""]
     lines += [
         *_missing(experiment),
         *_pictures(setting.name, figures),
@@ -104,17 +104,22 @@ def section(experiment: Experiment, known: Books | None, figures: Path) -> str:
     recipe = experiment.known_recipe()
     if recipe is not None:
         lines += [
-            f"Sweep 1 found the learning rate {recipe.base_lr:.4g}; sweep 2 {recipe.lr:.4g} after growth with noise "
-            f"{best_noise(recipe):.3g}, all at width {setting.reference}. {' '.join(_sentences(recipe.remarks))}".strip(),
+            f"What tuning found, written at width {setting.reference}:",
+            "",
+            "| sweep 1: learning rate | sweep 2: learning rate after growth | sweep 2: noise |",
+            "|---|---|---|",
+            f"| {recipe.base_lr:.4g} | {recipe.lr:.4g} | {best_noise(recipe):.3g} |",
             "",
         ]
+        lines += [*_sentences(recipe.remarks), ""] if recipe.remarks else []
     lines.append(
-        "* At equal steps ours ends below the run from scratch on {} of {} seeds".format(*known.below)
+        "* Seeds on which ours ends below the run from scratch at equal steps: {} of {}".format(*known.below)
     )
     for bar, ratio in known.pays.items():
-        what = "at no n/n0" if ratio is None else f"from n/n0 = {ratio:.1f}"
+        what = "no n/n0" if ratio is None else f"{ratio:.1f}"
         lines.append(
-            f"* {bar:g} times cheaper with base and tuning charged: {what} (here {scale.base / scale.proxy:g})"
+            f"* Smallest n/n0 for a speedup of {bar:g} with base and tuning charged: {what} "
+            f"(here {scale.base / scale.proxy:g})"
         )
     return "\n".join(lines)
 
@@ -124,13 +129,25 @@ def _sentences(remarks: Sequence[str]) -> list[str]:
 
 
 def _missing(experiment: Experiment) -> list[str]:
-    told = [f"* {LABELS[name]}: cannot be applied, {why}" for name, why in experiment.refused().items()]
+    """Methods that cannot be applied, and a table of the runs that have not been made."""
+    lines = [f"* {LABELS[name]} cannot be applied: {why}" for name, why in experiment.refused().items()]
+    lines += [""] if lines else []
+    rows = []
     for name in ("base", "scratch", *experiment.methods()):
-        wanted = [job for job in experiment.jobs() if job.method == name]
-        there = len(curves_of(experiment, name))
-        if there < len(wanted):
-            told.append(f"* {LABELS[name]}: {there} of {len(wanted)} runs are there")
-    return [*told, ""] if told else []
+        planned = sum(job.method == name for job in experiment.jobs())
+        done = len(curves_of(experiment, name))
+        if done < planned:
+            rows.append(f"| {LABELS[name]} | {done} | {planned} |")
+    if rows:
+        lines += [
+            "Incomplete methods:",
+            "",
+            "| method | runs done | runs planned |",
+            "|---|---|---|",
+            *rows,
+            "",
+        ]
+    return lines
 
 
 def _pictures(name: str, figures: Path) -> list[str]:
@@ -138,11 +155,11 @@ def _pictures(name: str, figures: Path) -> list[str]:
     for file, text in (
         (
             "curves",
-            "loss and held-out figures of base, run from scratch and ours, with the range of the seeds",
+            "training and held-out curves of the base, the run from scratch and ours, with the range of the seeds",
         ),
         ("sweep", "sweep 2: learning rate and noise, and the curves at the best rate"),
-        ("peers", "every method against the FLOPs of the run from scratch"),
-        ("ledger", "speedups on four accounts"),
+        ("peers", "loss of every method against the FLOPs of the run from scratch"),
+        ("ledger", "speedup of every method on four accounts"),
     ):
         if (figures / f"reproduce_{name}_{file}.png").is_file():
             lines += [f"![{name}: {text}](figures/reproduce_{name}_{file}.png)", ""]
@@ -152,42 +169,38 @@ def _pictures(name: str, figures: Path) -> list[str]:
 def _finals(known: Books) -> list[str]:
     keys = list(next(iter(known.finals.values())))
     lines = [
-        "| at the end | " + " | ".join(PANELS[key] for key in keys) + " |",
+        "| final values | " + " | ".join(PANELS[key] for key in keys) + " |",
         "|---" * (1 + len(keys)) + "|",
     ]
     lines += [
-        f"| {LABELS[name]} | " + " | ".join(_span(told[key]) for key in keys) + " |"
-        for name, told in known.finals.items()
+        f"| {LABELS[name]} | " + " | ".join(_span(values[key]) for key in keys) + " |"
+        for name, values in known.finals.items()
     ]
     return [*lines, ""]
 
 
 def _ledger(experiment: Experiment, known: Books) -> list[str]:
     peers = [len(curves_of(experiment, name)) for name in experiment.methods() if name != "ours"]
-    seeds = f"ours: {_count(known.below[1])}" + (f", peers: up to {_count(max(peers))}" if any(peers) else "")
+    seeds = f"ours {known.below[1]}" + (f", peers up to {max(peers)}" if any(peers) else "")
     lines = [
-        f"FLOPs until the training loss is that of the run from scratch at its end, {known.target:.4g}, as a speedup "
-        f"({seeds}; the last tenth of the run from scratch took off {100 * known.falling:.1f} %):",
+        f"Speedup in FLOPs until the training loss reaches {known.target:.4g}, the final loss of the run from scratch. "
+        f"Seeds: {seeds}. In its last tenth the run from scratch fell by {100 * known.falling:.1f} % of that loss.",
         "",
         "| | " + " | ".join(ACCOUNTS) + " |",
         "|---" * (1 + len(ACCOUNTS)) + "|",
     ]
     rows = {
-        **{LABELS[name]: told for name, told in known.entries.items()},
+        **{LABELS[name]: entry for name, entry in known.entries.items()},
         "ours, whole grid charged": known.grid,
     }
     lines += [
-        f"| {name} | " + " | ".join(cell(told, a) for a in ACCOUNTS) + " |" for name, told in rows.items()
+        f"| {name} | " + " | ".join(cell(entry, a) for a in ACCOUNTS) + " |" for name, entry in rows.items()
     ]
     return [*lines, ""]
 
 
-def _count(seeds: int) -> str:
-    return f"{seeds} seed{'s' if seeds > 1 else ''}"
-
-
-def _span(told: Range) -> str:
-    mean, low, high = told
+def _span(values: Range) -> str:
+    mean, low, high = values
     if mean != mean:
         return "diverged"
     return f"{mean:.4g}" if low == high else f"{mean:.4g} ({low:.4g}–{high:.4g})"
@@ -208,7 +221,7 @@ def filled(text: str, parts: dict[str, str]) -> str:
 
 
 def summary(found: Sequence[tuple[Experiment, Books | None]]) -> str:
-    """The table of speedups of ours in all experiments."""
+    """The table with the speedups of ours in all experiments."""
     lines = [
         "| | " + " | ".join(ACCOUNTS) + " | both charged, whole grid |",
         "|---" * (2 + len(ACCOUNTS)) + "|",
@@ -223,7 +236,7 @@ def summary(found: Sequence[tuple[Experiment, Books | None]]) -> str:
 
 
 def write_page(page: Path = PAGE, figures: Path = FIGURES) -> None:
-    """Put the tables of what is stored into the page."""
+    """Replace the generated parts of the page by those of the stored results."""
     found = [(experiment, books(experiment)) for experiment in experiments()]
     parts = {experiment.setting.name: section(experiment, known, figures) for experiment, known in found}
     page.write_text(

@@ -259,7 +259,7 @@ METHODS: Mapping[str, Method] = {
     for method in (
         Method("scratch", "from scratch", from_scratch),
         Method("our_rate", "from scratch, our rate", scratch_at_our_rate, "main", control=True),
-        Method("continue", "the base goes on", lambda start: start.base),
+        Method("continue", "the base continues", lambda start: start.base),
         Method("ours", "ours", ours, "main"),
         Method("net2wider", "Net2WiderNet", net2wider, refuses=_over_units),
         Method("tiling", "tiling (HyperCloning)", tiling),

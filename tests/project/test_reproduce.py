@@ -306,7 +306,7 @@ def test_an_experiment_is_run_once_and_told_on_a_page(tmp_path):
 
     experiment = made()
     assert books(experiment) is None
-    assert "missing" in page.section(experiment, None, tmp_path)
+    assert "No results yet" in page.section(experiment, None, tmp_path)
     jobs = experiment.jobs()
     assert {job.method for job in jobs} == {"base", "scratch", "ours", "continue", "tiling", "paper_code"}
     for job in jobs[:-1]:
@@ -331,7 +331,7 @@ def test_an_experiment_is_run_once_and_told_on_a_page(tmp_path):
     drawn = {path.name for path in page.write_figures([again], tmp_path / "figures")}
     assert drawn == {f"reproduce_toy_adamw_{what}.png" for what in ("curves", "peers", "sweep", "ledger")}
     text = page.section(again, known, tmp_path / "figures")
-    assert "the paper's code: 0 of 1 runs are there" in text
+    assert "| the paper's code | 0 | 1 |" in text
     assert "| tiling (HyperCloning) |" in text
     assert text.count("](figures/") == 4
     row = json.loads(before.splitlines()[-1])
