@@ -113,7 +113,7 @@ def job_of(directory: Directory, out: Path, about: Mapping[str, Any], block_byte
     plan, noise = plan_and_noise(directory.path, about)
     stored = plan_without(plan, about["not_stored"])
     told = about["spelling"]
-    parts = {name: Part.from_json(part) for name, part in told["parts"].items()}
+    parts = {name: Part.of_json(part) for name, part in told["parts"].items()}
     spelling = Spelling(parts, told["prefix"], tuple(told["ignored"]))
     files, moves, index = weight_moves(stored, directory, noise, request.dtype, request.shard_bytes, spelling)
     texts = [
@@ -140,7 +140,7 @@ def job_of(directory: Directory, out: Path, about: Mapping[str, Any], block_byte
 
 def plan_and_noise(base: Path, about: Mapping[str, Any]) -> tuple[Plan, NoisePlan | None]:
     """The plan and the resolved noise of a record."""
-    plan = Plan.from_json(json.dumps(about["plan"]))
+    plan = Plan.of_json(about["plan"])
     if plan.hash != about["plan_hash"]:
         raise MupscaleError("the record's plan does not have the hash that stands beside it")
     if about["noise"] is None:

@@ -6,7 +6,6 @@ Exit status 0 only if every level asked for holds.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +124,7 @@ def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Faul
         for name, old, new in changes(want, about["config"])
     ]
     if family.plan.hash != about["plan_hash"]:
-        old = Plan.from_json(json.dumps(about["plan"]))
+        old = Plan.of_json(about["plan"])
         odd = [
             name
             for name in {*old.tensors, *family.plan.tensors}

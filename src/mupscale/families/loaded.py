@@ -149,7 +149,7 @@ def _compare(request: Mapping[str, Any]) -> dict[str, Any]:
     from ..tensors.differences import loss_gap
     from .losses import batch_for, loss_for
 
-    plan = Plan.from_json(json.dumps(request["plan"]))
+    plan = Plan.of_json(request["plan"])
     base, config = _load(request["base"], torch.float64, request["classes"][0])
     wide, _ = _load(request["wide"], torch.float64, request["classes"][1])
     with lifted_casts():

@@ -70,7 +70,7 @@ def plan_in_process(
         found = json.loads(answer.read_text(encoding="utf-8"))
     if "claim" in found:
         raise MupscaleError(found["claim"], [Fault(*fault) for fault in found["faults"]])
-    return FamilyPlan.from_json(json.dumps(found))
+    return FamilyPlan.of_json(found)
 
 
 def _remedy(code: int) -> str:

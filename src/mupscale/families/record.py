@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..errors import MupscaleError
+from ..files.strict import refuse_malformed
 from ..plans.plan import Plan
 
 FORMAT = "mupscale family plan 1"
@@ -32,7 +33,7 @@ class Part:
         return [self.tensor, [list(cell) for cell in self.cells], list(self.dropped)]
 
     @staticmethod
-    def from_json(entry: list[Any]) -> Part:
+    def of_json(entry: list[Any]) -> Part:
         tensor, cells, dropped = entry
         return Part(str(tensor), tuple((int(i), int(n)) for i, n in cells), tuple(map(int, dropped)))
 
@@ -120,20 +121,23 @@ class FamilyPlan:
 
     @staticmethod
     def from_json(text: str) -> FamilyPlan:
-        try:
-            entry = json.loads(text)
+        with refuse_malformed("this is not a family plan"):
+            return FamilyPlan.of_json(json.loads(text))
+
+    @staticmethod
+    def of_json(values: Mapping[str, Any]) -> FamilyPlan:
+        with refuse_malformed("this is not a family plan"):
+            entry = dict(values)
             if entry.pop("format") != FORMAT:
                 raise MupscaleError(f"this is not a {FORMAT!r}")
             return FamilyPlan(
                 **{
                     **entry,
-                    "plan": Plan.from_json(json.dumps(entry["plan"])),
+                    "plan": Plan.of_json(entry["plan"]),
                     "evidence": Evidence(**entry["evidence"]),
                     "not_stored": tuple(entry["not_stored"]),
-                    "stored": {name: Part.from_json(part) for name, part in entry["stored"].items()},
+                    "stored": {name: Part.of_json(part) for name, part in entry["stored"].items()},
                     "ignored": tuple(entry["ignored"]),
                     "notes": tuple(entry["notes"]),
                 }
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise MupscaleError(f"this is not a family plan: {type(error).__name__}: {error}") from None

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import Fault, MupscaleError
 
@@ -23,6 +23,15 @@ _LONGEST_UNICODE = 25_000_000  # a text beyond ASCII takes four times its size i
 MOST_OBJECTS = 300_000  # a header has one per tensor
 _ITEMS_EACH = 14  # per object allowed
 _DIGITS = 20  # as many as 2^64 has
+_KINDS = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
+T = TypeVar("T", str, int, float, bool, list[Any], dict[str, Any])
 _SHOWN = 20  # faults of one error; a damaged file may have one per tensor
 
 
@@ -127,6 +136,33 @@ def raise_few(claim: str, faults: Iterable[Fault]) -> None:
         collected = [*collected[:_SHOWN], Fault("…", f"and {more} more")]
     if collected:
         raise MupscaleError(claim, collected)
+
+
+@contextmanager
+def refuse_malformed(claim: str) -> Iterator[None]:
+    """Turn what reading plain values of another shape raises into one `MupscaleError`.
+
+    >>> with refuse_malformed("this is not a record"):
+    ...     {}["seed"]
+    Traceback (most recent call last):
+    mupscale.errors.MupscaleError: this is not a record; KeyError: 'seed'
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise MupscaleError(f"{claim}; {type(error).__name__}: {printable(str(error))}") from None
+
+
+def expected(kind: type[T], value: Any, name: str) -> T:
+    """The value of a field, if it is of this kind; otherwise an error that names field, expected and found.
+
+    >>> expected(int, "3", "seed")
+    Traceback (most recent call last):
+    mupscale.errors.MupscaleError: seed is '3', expected a whole number
+    """
+    if type(value) is kind or (kind is float and type(value) is int):
+        return kind(value)  # type: ignore[call-arg]
+    raise MupscaleError(f"{name} is {printable(repr(value))}, expected {_KINDS[kind]}")
 
 
 @contextmanager

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, MupscaleError
 from ..files.places import OutFile, Place
-from ..files.strict import parse_json, printable
+from ..files.strict import parse_json, printable, refuse_malformed
 from ..rules.axes import Axis
 from ..rules.scale import Scale
 from ..tensors.making import Join, Making
@@ -141,9 +141,13 @@ class Job:
 
     @staticmethod
     def from_json(raw: bytes) -> Job:
-        """Read what `to_json` wrote. Whether the job is sound is another question: see `job_check.sound_job`."""
-        entry = parse_json(raw, "the job", objects=_MOST_OBJECTS)
-        try:
+        """The job that `to_json` wrote. Whether it is sound is another question: see `job_check.sound_job`."""
+        return Job.of_json(parse_json(raw, "the job", objects=_MOST_OBJECTS))
+
+    @staticmethod
+    def of_json(entry: Mapping[str, Any]) -> Job:
+        """The job that `as_json` gave; anything else is refused."""
+        with refuse_malformed("this is not a job"):
             if entry["format"] != FORMAT:
                 raise MupscaleError(f"expected a {FORMAT!r}, found {printable(entry['format'])}")
             return Job(
@@ -166,10 +170,6 @@ class Job:
                 block_bytes=_whole(entry["block_bytes"]),
                 about=dict(entry["about"]),
             )
-        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-            raise MupscaleError(
-                f"this is not a job: {type(error).__name__}: {printable(str(error))}"
-            ) from None
 
 
 def differences(old: Any, new: Any, where: str = "") -> Iterator[Fault]:

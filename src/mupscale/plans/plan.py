@@ -17,6 +17,7 @@ from math import prod
 from typing import Any, Literal
 
 from ..errors import Fault, MupscaleError, raise_faults
+from ..files.strict import refuse_malformed
 from ..rules.axes import Axis
 from ..rules.scale import Exact, Scale
 from .explain import explain, table
@@ -26,6 +27,7 @@ from .tensor_plan import Kind as Kind
 from .tensor_plan import TensorPlan as TensorPlan
 
 FORMAT = "mupscale plan 1"
+_MALFORMED = "this is not a plan, expected what to_json wrote"
 Exactness = Literal["dynamic", "static"]
 
 
@@ -194,20 +196,22 @@ class Plan:
     @staticmethod
     def from_json(text: str) -> Plan:
         """The plan that `to_json` wrote; anything else is refused."""
-        try:
-            entry = json.loads(text)
-            if entry["format"] != FORMAT:
-                raise MupscaleError(f"this is not a plan: format {entry['format']!r}, expected {FORMAT!r}")
+        with refuse_malformed(_MALFORMED):
+            return Plan.of_json(json.loads(text))
+
+    @staticmethod
+    def of_json(values: Mapping[str, Any]) -> Plan:
+        """The plan that `as_json` gave; anything else is refused."""
+        with refuse_malformed(_MALFORMED):
+            if values["format"] != FORMAT:
+                raise MupscaleError(f"this is not a plan: format {values['format']!r}, expected {FORMAT!r}")
             return Plan(
-                tensors={name: TensorPlan.from_json(t) for name, t in entry["tensors"].items()},
-                ties=entry["ties"],
-                edits=tuple(Edit(path, old, Scale.of(scale)) for path, old, scale in entry["edits"]),
-                exact=entry["exact"],
-                needs=frozenset(entry["needs"]),
+                tensors={name: TensorPlan.of_json(t) for name, t in values["tensors"].items()},
+                ties=dict(values["ties"]),
+                edits=tuple(Edit(path, old, Scale.of(scale)) for path, old, scale in values["edits"]),
+                exact=values["exact"],
+                needs=frozenset(values["needs"]),
             )
-        except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise MupscaleError(f"this is not a plan, expected what to_json wrote; {reason}") from None
 
     @cached_property
     def hash(self) -> str:

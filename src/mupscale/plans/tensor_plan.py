@@ -145,7 +145,7 @@ class TensorPlan:
         return entry
 
     @staticmethod
-    def from_json(entry: Mapping[str, Any]) -> TensorPlan:
+    def of_json(entry: Mapping[str, Any]) -> TensorPlan:
         """What `as_json` wrote; s and c stand in it for readers and are held against the axes."""
         plan = TensorPlan(
             sources=tuple(entry["sources"]),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, MupscaleError, raise_faults
+from ..files.strict import refuse_malformed
 from ..optimizers.settings import same_setting
 from ..plans.plan import Plan, TensorPlan
 from ..rules.axes import Axis
@@ -21,6 +22,7 @@ from ..rules.optimizers import qualified_name
 from .noises import MupNoise, Noise, PairedNoise
 
 FORMAT = "mupscale recipe 1"
+_MALFORMED = "this is not a recipe, expected what to_json wrote"
 NO_SCHEDULE = "none"
 """What stands for a constant learning rate where a schedule is named; None is for not known."""
 FEW_UNITS = 100
@@ -104,8 +106,11 @@ class Recipe:
 
     def to_json(self) -> str:
         """The recipe as JSON text, which `from_json` reads back."""
-        told = {"format": FORMAT, **asdict(self)}
-        return json.dumps(told, indent=1, sort_keys=True, allow_nan=False) + "\n"
+        return json.dumps(self.as_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+    def as_json(self) -> dict[str, Any]:
+        """The recipe as plain values, as they stand in its JSON."""
+        return {"format": FORMAT, **asdict(self)}
 
     def save(self, path: str | Path) -> None:
         """Write the recipe to a file, which `read` reads back."""
@@ -114,30 +119,33 @@ class Recipe:
     @staticmethod
     def from_json(text: str) -> Recipe:
         """The recipe that `to_json` wrote; anything else is refused."""
-        try:
-            told = json.loads(text)
-            if told.pop("format") != FORMAT:
+        with refuse_malformed(_MALFORMED):
+            return Recipe.of_json(json.loads(text))
+
+    @staticmethod
+    def of_json(values: Mapping[str, Any]) -> Recipe:
+        """The recipe that `as_json` gave; anything else is refused."""
+        with refuse_malformed(_MALFORMED):
+            entry = dict(values)
+            if entry.pop("format") != FORMAT:
                 raise MupscaleError(f"this is not a recipe, expected format {FORMAT!r}")
-            unknown = sorted(set(told) - {f.name for f in fields(Recipe)})
+            unknown = sorted(set(entry) - {f.name for f in fields(Recipe)})
             if unknown:
                 raise MupscaleError(
                     f"this is not a recipe: it says {', '.join(unknown)}, which recipes do not have"
                 )
-            told["tensors"] = {
+            entry["tensors"] = {
                 str(name): TensorGrowth(
                     tuple(map(int, t["reference"])), tuple(map(str, t["axes"])), str(t["fold"])
                 )
-                for name, t in told["tensors"].items()
+                for name, t in entry["tensors"].items()
             }
-            told["sigma"] = _sigma(told["sigma"])
-            told["tried"], told["remarks"] = tuple(told["tried"]), tuple(told["remarks"])
-            made = Recipe(**told)
+            entry["sigma"] = _sigma(entry["sigma"])
+            entry["tried"], entry["remarks"] = tuple(entry["tried"]), tuple(entry["remarks"])
+            made = Recipe(**entry)
             if not (isfinite(made.lr) and made.lr > 0):
                 raise MupscaleError(f"this is not a recipe: lr = {made.lr}, expected a finite number above 0")
             return made
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise MupscaleError(f"this is not a recipe, expected what to_json wrote; {reason}") from None
 
     @staticmethod
     def read(path: str | Path) -> Recipe:
