@@ -109,7 +109,7 @@ def minimums() -> dict[str, str]:
     """The oldest versions that are supported, as the package's own metadata states them.
 
     >>> minimums()["torch"]
-    '2.7'
+    '2.9'
     """
     try:
         stated = requires("mupscale") or []

@@ -23,14 +23,6 @@ _LONGEST_UNICODE = 25_000_000  # a text beyond ASCII takes four times its size i
 MOST_OBJECTS = 300_000  # a header has one per tensor
 _ITEMS_EACH = 14  # per object allowed
 _DIGITS = 20  # as many as 2^64 has
-_KINDS = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-    dict: "an object",
-}
 T = TypeVar("T", str, int, float, bool, list[Any], dict[str, Any])
 _SHOWN = 20  # faults of one error; a damaged file may have one per tensor
 
@@ -151,18 +143,6 @@ def refuse_malformed(claim: str) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise MupscaleError(f"{claim}; {type(error).__name__}: {printable(str(error))}") from None
-
-
-def expected(kind: type[T], value: Any, name: str) -> T:
-    """The value of a field, if it is of this kind; otherwise an error that names field, expected and found.
-
-    >>> expected(int, "3", "seed")
-    Traceback (most recent call last):
-    mupscale.errors.MupscaleError: seed is '3', expected a whole number
-    """
-    if type(value) is kind or (kind is float and type(value) is int):
-        return kind(value)  # type: ignore[call-arg]
-    raise MupscaleError(f"{name} is {printable(repr(value))}, expected {_KINDS[kind]}")
 
 
 @contextmanager
