@@ -130,6 +130,20 @@ class Recurrent(nn.Module):
         return self.head(self.cell(x)[0])
 
 
+class Cell(nn.Module):
+    """A recurrent cell that the model itself steps over a sequence."""
+
+    def __init__(self, kind: type, n: int):
+        super().__init__()
+        self.stem, self.cell, self.head = nn.Linear(3, n), kind(n, n), nn.Linear(n, 2)
+
+    def forward(self, x):
+        state = None
+        for column in self.stem(x).tanh().unbind(1):
+            state = self.cell(column, state)
+        return self.head(state[0] if isinstance(state, tuple) else state)
+
+
 def projected(n: int) -> Any:
     return Recurrent(nn.LSTM, n, proj_size=n // 2)
 
@@ -212,6 +226,9 @@ CASES: dict[str, Case] = {
     "LSTM with projection": Case(projected, 4, 12, SEQUENCES, "cell.weight_hr_l0"),
     "GRU": Case(partial(Recurrent, nn.GRU, num_layers=2), 4, 12, SEQUENCES, "cell.weight_hh_l1"),
     "RNN": Case(partial(Recurrent, nn.RNN), 4, 12, SEQUENCES, "cell.weight_hh_l0"),
+    "LSTMCell": Case(partial(Cell, nn.LSTMCell), 4, 12, SEQUENCES, "cell.weight_hh"),
+    "GRUCell": Case(partial(Cell, nn.GRUCell), 4, 12, SEQUENCES, "cell.weight_ih"),
+    "RNNCell": Case(partial(Cell, nn.RNNCell), 4, 12, SEQUENCES, "cell.bias_hh"),
     "raw, searched": Case(Raw, 4, 12, SEQUENCES, "token", search=True),
     "raw, declared": Case(Raw, 4, 12, SEQUENCES, "readout", {"roles": ROLES}),
     "raw LayerScale": Case(Raw, 4, 8, SEQUENCES, "scale", {"roles": ROLES}),
@@ -281,10 +298,11 @@ def test_layouts_that_neighbours_share_are_never_wrong_in_silence(name):
         mu.plan_between(case.make, case.base, case.wide)
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell])
 def test_gates_are_padded_each_or_refused(kind):
     """The rows of a cell are gate after gate: zeros at the very end would shift every gate but the first."""
-    case = Case(partial(Recurrent, kind), 4, 6, SEQUENCES, "cell.weight_hh_l0", {"pad": True})
+    around = Cell if issubclass(kind, nn.modules.rnn.RNNCellBase) else Recurrent
+    case = Case(partial(around, kind), 4, 6, SEQUENCES, "", {"pad": True})
     try:
         plan = inferred(case)
     except mu.MupscaleError:

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.rnn import RNNBase
+from torch.nn.modules.rnn import RNNBase, RNNCellBase
 
 from ..errors import Fault
 from ..rules.axes import Axis, Factor, Role
@@ -70,6 +70,8 @@ def facts(
         return Facts({1: "out"})
     if isinstance(base, RNNBase) and isinstance(wide, RNNBase):
         return _recurrent(base, wide, leaf, pad)
+    if isinstance(base, RNNCellBase) and isinstance(wide, RNNCellBase):
+        return _cell(base, wide, leaf, pad)
     if isinstance(base, (*KNOWN_NORMS, nn.PReLU)):
         return Facts(dict.fromkeys(range(dims), "out"))
     if type(base).__name__ == "Conv1D" and hasattr(base, "nf"):  # transformers' GPT-2 layer, (in, out)
@@ -119,8 +121,20 @@ def _recurrent(base: RNNBase, wide: RNNBase, leaf: str, pad: bool) -> Facts:
     return Facts(_OUT_IN, layouts)
 
 
+def _cell(base: RNNCellBase, wide: RNNCellBase, leaf: str, pad: bool) -> Facts:
+    """Rows are one part per gate, as in the layers: LSTMCell(3, 4) has weight_hh of shape (4 gates * 4, 4)."""
+    hidden = grow(base.hidden_size, wide.hidden_size, pad)
+    rows = (Factor(base.weight_hh.shape[0] // base.hidden_size), hidden)
+    if leaf.startswith("bias"):
+        return Facts({0: "out"}, {0: rows})
+    return Facts(_OUT_IN, {0: rows, 1: (hidden,)} if leaf == "weight_hh" else {0: rows})
+
+
 def recurrent_output(base: nn.Module, wide: nn.Module, pad: bool) -> Axis | None:
-    """What a recurrent layer writes: its hidden units, once a direction."""
+    """What a recurrent layer or cell writes: its hidden units, in a layer once per direction."""
+    if isinstance(base, RNNCellBase) and isinstance(wide, RNNCellBase):
+        axis = Axis.of((grow(base.hidden_size, wide.hidden_size, pad),), role="out")
+        return axis if axis.grows else None
     if not isinstance(base, RNNBase) or not isinstance(wide, RNNBase):
         return None
     output = grow(base.proj_size or base.hidden_size, wide.proj_size or wide.hidden_size, pad)
