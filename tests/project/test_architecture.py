@@ -226,7 +226,7 @@ ALLOWED_POWERS = {
     "a fact about one type of module, in the table of modules": [
         "modules.py: Scale.of(size.k) ** Fraction(-1, 4)",  # torch divides logits by the root of the head size
         "modules.py: heads.fold**-1",
-        "padding.py: fill ** Fraction(1, 2)",  # RMSNorm takes its mean over padding too
+        "padding.py: filled ** Fraction(1, 2)",  # RMSNorm takes its mean over padding too
     ],
     "a fold that is proposed or compared; the gradient identity decides": [
         "folds.py: k**-1",
