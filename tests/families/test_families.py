@@ -345,25 +345,26 @@ def test_copies_are_recognised_in_any_order_and_wrong_factors_are_not():
 CASES = {case.name: case for case in EXACT}
 
 
-@pytest.mark.parametrize(
-    "name", ["GPT-NeoX", "BERT", "Gemma 2", "Phi-3 grouped", "GPT-OSS", "Mamba 2", "T5 tied", "BLOOM"]
-)
+# Name of a configuration -> a tensor of it, how its first axis grows, and its weight scale s at k = 2.
+EXPECTED = {
+    "GPT-NeoX": ("gpt_neox.layers.1.attention.query_key_value.weight", "out: 4x2 * 24", "1/2"),
+    "BERT": ("bert.encoder.layer.0.attention.output.dense.weight", "out: 32x2", "1/2"),
+    "Gemma 2": ("model.norm.weight", "out: 32x2", "2^(-1/2)"),
+    "Phi-3 grouped": ("model.layers.1.self_attn.qkv_proj.weight", "out: 2x2 * 16 | 4x2 * 8", "1/2"),
+    "GPT-OSS": ("model.layers.1.self_attn.sinks", "out: 2x2 * 2", "1"),
+    "Mamba 2": ("backbone.layers.0.mixer.A_log", "out: 2x2 * 4", "1"),
+    "T5 tied": ("decoder.final_layer_norm.weight", "out: 32x2", "2^(-1/2)"),
+    "BLOOM": ("transformer.h.1.self_attention.query_key_value.weight", "out: 96x2", "2^(-5/4)"),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
 def test_layouts_and_folds_that_shapes_do_not_show_are_found(name):
     case = CASES[name]
     family = family_plan(
         {"model_type": case.model_type, "architectures": [case.architecture], **case.fields}, 2
     )
-    expected = {
-        "GPT-NeoX": ("gpt_neox.layers.1.attention.query_key_value.weight", "out: 4x2 * 24", "1/2"),
-        "BERT": ("bert.encoder.layer.0.attention.output.dense.weight", "out: 32x2", "1/2"),
-        "Gemma 2": ("model.norm.weight", "out: 32x2", "2^(-1/2)"),
-        "Phi-3 grouped": ("model.layers.1.self_attn.qkv_proj.weight", "out: 2x2 * 16 | 4x2 * 8", "1/2"),
-        "GPT-OSS": ("model.layers.1.self_attn.sinks", "out: 2x2 * 2", "1"),
-        "Mamba 2": ("backbone.layers.0.mixer.A_log", "out: 2x2 * 4", "1"),
-        "T5 tied": ("decoder.final_layer_norm.weight", "out: 32x2", "2^(-1/2)"),
-        "BLOOM": ("transformer.h.1.self_attention.query_key_value.weight", "out: 96x2", "2^(-5/4)"),
-    }
-    tensor, axis, s = expected[name]
+    tensor, axis, s = EXPECTED[name]
     assert str(family.plan[tensor].axes[0]) == axis
     assert str(family.plan[tensor].change.s) == s
     assert family.evidence.worst_gradient < 1e-10
