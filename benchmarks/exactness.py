@@ -186,8 +186,8 @@ def print_pairs(pairs: Sequence[Pair], stock: Sequence[Pair]) -> None:
 def print_controls(controls: Sequence[Control]) -> None:
     print(f"\nthe same with one factor left at 1 ({CONTROL_STEPS} steps)\n")
     for name in dict.fromkeys(c.setup for c in controls):
-        effects = (f"{c.key} {c.effect:.0e}" for c in controls if c.setup == name)
-        print(f"{name:20}  " + "   ".join(effects))
+        shown = (f"{c.key} {c.effect:.0e}" for c in controls if c.setup == name)
+        print(f"{name:20}  " + "   ".join(shown))
     print("\nexcused, because the factor has no effect by nature\n")
     for (setup, key), reason in EXCUSES.items():
         effects = [c.effect for c in controls if (c.setup, c.key) == (setup, key)]
