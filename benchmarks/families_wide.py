@@ -31,8 +31,9 @@ def attempt(model_type: str, k: int = 2) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     from mupscale.errors import MupscaleError
-    from mupscale.families.configs import check_growth, parse_multipliers
+    from mupscale.families.configs import check_growth
     from mupscale.families.models import as_data, config_from, model_class, on_meta
+    from mupscale.families.multipliers import parse_multipliers
     from mupscale.families.plan import family_plan
     from mupscale.families.prove import prove
 

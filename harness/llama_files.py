@@ -14,7 +14,8 @@ from typing import IO
 import torch
 
 import mupscale as mu
-from mupscale.checkpoints.shards import SHARD_BYTES, weight_moves
+from mupscale.checkpoints.request import SHARD_BYTES
+from mupscale.checkpoints.shards import weight_moves
 from mupscale.files.directory import Directory, read_directory
 from mupscale.files.headers import header_bytes
 from mupscale.files.places import item_size, torch_dtype

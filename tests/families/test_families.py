@@ -8,8 +8,9 @@ import torch
 
 import mupscale as mu
 from harness.family_configs import EXACT, INEXACT
-from mupscale.families.configs import edits, growing_fields, grown, parse_multipliers
+from mupscale.families.configs import edits, growing_fields, grown
 from mupscale.families.lift import Tensors, lift
+from mupscale.families.multipliers import parse_multipliers
 from mupscale.families.rows import ROWS
 from mupscale.families.symbols import evaluate, layout, power, symbols
 from mupscale.plans.outputs import are_copies

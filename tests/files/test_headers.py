@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from harness.profiles import examples
 from harness.refusals import refusal
 from mupscale.files.directory import read_directory
+from mupscale.files.floats import FLOATS, TORCH_NAMES
 from mupscale.files.headers import header_bytes, parse_header, read_header
-from mupscale.files.places import RANK, dtype_name, runs, torch_dtype
+from mupscale.files.places import KNOWN, RANK, dtype_name, runs, torch_dtype
 from mupscale.files.strict import parse_json
 
 Tensors = dict[str, torch.Tensor]
@@ -283,3 +284,13 @@ def test_an_index_must_agree_with_its_files(tmp_path):
     refusal(lambda: read_directory(path), b)
     (path / b).unlink()
     refusal(lambda: read_directory(path), b, "No such file")
+
+
+def test_every_name_that_torch_has_for_a_float_is_known():
+    """And float8, which holds no weights here, is the control: it has a name in safetensors and none in the table."""
+    dtypes = {
+        name: getattr(torch, name) for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)
+    }
+    known = {name: dtype_name(dtype) for name, dtype in dtypes.items() if dtype in KNOWN}
+    assert {name: known[name] for name in known if known[name] in FLOATS} == TORCH_NAMES
+    assert known["float8_e5m2"] not in FLOATS

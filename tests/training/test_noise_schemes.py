@@ -14,8 +14,9 @@ import mupscale as mu
 from harness.closeness import EXACT, assert_bitwise, assert_close, difference
 from harness.draws import data, seeded
 from harness.refusals import refusal
+from mupscale.rules.schemes import SCHEMES
 from mupscale.tensors.noise import TensorNoise
-from mupscale.training.noises import reference_size
+from mupscale.training.noises import CLASSES, reference_size
 
 T = 0.2
 
@@ -243,3 +244,7 @@ def test_copies_of_weights_get_the_same_noise_and_moments_none(dtype: torch.dtyp
             for key in ("exp_avg", "exp_avg_sq"):
                 want = exact.optimizers[0].state[other][key]
                 assert_bitwise(wide.optimizers[0].state[p][key], want, f"{name} {key}")
+
+
+def test_every_scheme_has_a_class():
+    assert list(CLASSES) == list(SCHEMES)

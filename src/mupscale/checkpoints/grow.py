@@ -23,7 +23,7 @@ from ..files.places import OutFile, torch_dtype
 from ..jobs.identity import make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..plans.plan import Plan
-from ..training.noises import SCHEMES, Noise, NoisePlan, resolve_noise, restore_noise
+from ..training.noises import CLASSES, Noise, NoisePlan, resolve_noise, restore_noise
 from ..training.recipe import Recipe
 from ..version import __version__
 from .about import FORMAT, card, factors, read_about, read_plans
@@ -86,7 +86,7 @@ def _asked(request: Request, plan: Plan, early: Plan | None) -> tuple[Noise, dic
     if request.recipe is None:
         assert request.noise is not None
         scheme, value = request.noise
-        return SCHEMES[scheme].noise(value), {scheme: value}
+        return CLASSES[scheme](value), {scheme: value}
     recipe = Recipe.from_json(request.recipe)
     recipe.check(plan, early, [] if request.optimizer is None else [request.optimizer])
     return recipe.noise, {"lr": recipe.lr, "recipe": f"proxy of width {recipe.width}"}

@@ -1,6 +1,6 @@
 """What a user asks for, as a value: together with the base it decides every byte of the result.
 
-Knows how requests are written on a command line and in a record. Acts on nothing.
+Knows how requests are written on a command line and in a record. Acts on nothing and needs no torch.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from ..errors import MupscaleError
-from ..files.places import FLOATS, dtype_name
+from ..files.floats import FLOATS, TORCH_NAMES
+from ..rules.schemes import SCHEMES
 from ..rules.sizes import DEFAULT_T, LARGEST_T
-from ..training.noises import SCHEMES
-from .shards import SHARD_BYTES
+
+SHARD_BYTES = 5_000_000_000  # the largest file that transformers 4 writes by default
+DEFAULT_NOISE = f"t={DEFAULT_T}"
+"""What to write where no noise was tuned."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,12 @@ def parse_noise(text: str) -> tuple[str, float]:
     if scheme not in SCHEMES or not 0 <= value < float("inf"):
         *most, last = (f"{name}=…" for name in SCHEMES)
         raise MupscaleError(
-            f"--noise {text}: expected {', '.join(most)} or {last} with a size of zero or more, such as t={DEFAULT_T}"
+            f"--noise {text}: expected {', '.join(most)} or {last} with a size of zero or more, such as {DEFAULT_NOISE}"
         )
     if scheme == "t" and value > LARGEST_T:
         raise MupscaleError(
             f"--noise {text}: noise above {LARGEST_T:g} times the norm of a weight leaves nothing of the weight; expected t "
-            f"up to {LARGEST_T:g}, such as t={DEFAULT_T}"
+            f"up to {LARGEST_T:g}, such as {DEFAULT_NOISE}"
         )
     return scheme, value
 
@@ -84,10 +85,7 @@ def parse_dtype(text: str) -> str:
     >>> parse_dtype("bfloat16"), parse_dtype("F32")
     ('BF16', 'F32')
     """
-    found = text.upper() if text.upper() in FLOATS else None
-    dtype = getattr(torch, text, None)
-    if found is None and isinstance(dtype, torch.dtype) and dtype.is_floating_point:
-        found = dtype_name(dtype)
-    if found not in FLOATS:
+    found = text.upper() if text.upper() in FLOATS else TORCH_NAMES.get(text)
+    if found is None:
         raise MupscaleError(f"--dtype {text}: expected float32, bfloat16, float16 or float64")
     return found

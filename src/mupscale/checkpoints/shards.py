@@ -17,16 +17,17 @@ from math import prod
 from ..errors import Fault, MupscaleError
 from ..families.record import Part
 from ..files.directory import SINGLE, Directory
+from ..files.floats import FLOATS
 from ..files.headers import header_bytes, parse_header
-from ..files.places import FLOATS, OutFile, Place, item_size
+from ..files.places import OutFile, Place, item_size
 from ..files.strict import printable, raise_few
 from ..jobs.blocks import Reader
 from ..jobs.job import Move, window
 from ..plans.plan import Plan, TensorPlan
 from ..tensors.making import Making
 from ..training.noises import NoisePlan
+from .request import SHARD_BYTES
 
-SHARD_BYTES = 5_000_000_000  # the largest file that transformers 4 writes by default
 _COMPARED = 4 << 20  # bytes compared at a time
 
 

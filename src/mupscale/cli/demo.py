@@ -9,53 +9,20 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import MupscaleError
 from ..runs.run import Run
 from ..tensors.differences import curve_gap, loss_gap
 from ..training.widen import widen
-from .verb import add_verb
 
 BASE, K = 16, 4
 EXACT, DIFFERENT = 1e-12, 1e-3
 Curve = list[float]
 
 
-def add_to(verbs: Any) -> None:
-    verb = add_verb(
-        verbs,
-        "demo",
-        "show an MLP that continues at four times the width, equal to the last digit, and a control that does not",
-        examples=("", "--steps 500 --plot demo.svg"),
-    )
-    verb.add_argument(
-        "--steps", type=int, default=200, metavar="T", help="steps after widening (default: %(default)s)"
-    )
-    verb.add_argument(
-        "--plot",
-        type=Path,
-        default=Path("mupscale-demo.png"),
-        metavar="FILE",
-        help="where to write the figure (default: %(default)s)",
-    )
-    verb.set_defaults(run=run)
-
-
 def run(chosen: argparse.Namespace) -> int:
-    if chosen.steps < 1:
-        raise MupscaleError(f"--steps {chosen.steps}: expected a whole number, 1 or more")
-    if not chosen.plot.absolute().parent.is_dir() or chosen.plot.suffix.lower() not in (
-        ".png",
-        ".pdf",
-        ".svg",
-    ):
-        raise MupscaleError(
-            f"--plot {chosen.plot}: expected a .png, .pdf or .svg file in a folder that exists"
-        )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # matrices this small only lose time to threads
     try:

@@ -1,6 +1,7 @@
 """`mupscale doctor`: what this installation has, what it lacks, and whether widening is exact on this machine.
 
-Reads versions without importing the packages, so it is quick and a broken package cannot break it.
+Reads versions without importing the packages, so a broken package cannot break it; only torch is imported, for the
+test of the machine.
 """
 
 from __future__ import annotations
@@ -15,14 +16,10 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..errors import MupscaleError
 from ..extras import EXTRAS
-from ..tensors.differences import curve_gap
 from ..text import columns, size
 from ..version import __version__
-from .demo import DIFFERENT, EXACT, train
 from .verb import add_verb
 
 CORE = ("torch", "numpy", "safetensors")
@@ -46,6 +43,8 @@ def add_to(verbs: Any) -> None:
 def run(chosen: argparse.Namespace) -> int:
     if not chosen.disk.is_dir():
         raise MupscaleError(f"--disk {chosen.disk}: expected a folder that exists")
+    from .demo import DIFFERENT, EXACT
+
     least = minimums()
     print(columns([*_machine(chosen.disk), *_core(least)], indent=0) + "\n")
     print(columns([("extra", "has", "enables"), *(_extra(name, least) for name in EXTRAS)], indent=0) + "\n")
@@ -65,6 +64,8 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _machine(disk: Path) -> list[tuple[str, str]]:
+    import torch
+
     threads = os.environ.get("OMP_NUM_THREADS")
     limit = f", OMP_NUM_THREADS={threads}" if threads else ""
     cuda = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA device"
@@ -133,6 +134,11 @@ def is_older(found: str | None, least: str | None) -> bool:
 
 def _measured() -> tuple[float, float]:
     """The largest relative difference of a loss from the base's: widened, and with the base's settings left unchanged."""
+    import torch
+
+    from ..tensors.differences import curve_gap
+    from .demo import train
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -7,13 +7,32 @@ import os
 import sys
 from collections.abc import Sequence
 
+from ..checkpoints.request import DEFAULT_NOISE
 from ..errors import MupscaleError
 from ..version import __version__
-from . import check, cost, demo, doctor, plan, report, tune, widen
-from .next_steps import DEFAULT_NOISE
+from . import (
+    check_options,
+    cost_options,
+    demo_options,
+    doctor,
+    plan_options,
+    report,
+    tune_options,
+    widen_options,
+)
 from .verb import Parser
 
-VERBS = (plan, widen, check, tune, report, cost, demo, doctor)
+VERBS = (
+    plan_options,
+    widen_options,
+    check_options,
+    tune_options,
+    report,
+    cost_options,
+    demo_options,
+    doctor,
+)
+"""In the order of the help. None of them imports torch before its `run` has accepted the options."""
 _RESUMED = ("widen", "upscale", "tune")
 _INTERRUPTED, _UNREAD = 130, 141  # a shell's exit status for a command ended by SIGINT or SIGPIPE
 _MORE = f"""\

@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.request import DEFAULT_NOISE
 from ..checkpoints.trainer_state import OPTIMIZER
 from ..jobs.job import Job
-from ..rules.sizes import DEFAULT_T
-
-DEFAULT_NOISE = f"t={DEFAULT_T}"
-"""What to write where no noise was tuned."""
 
 
 def next_steps(base: Path, out: Path, job: Job) -> str:

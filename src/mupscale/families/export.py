@@ -11,8 +11,9 @@ from typing import Any
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.plan import Plan
-from .configs import Multipliers, grown, multiplier
+from .configs import grown
 from .models import Config, as_data, config_from, model_class
+from .multipliers import Multipliers, multiplier
 from .symbols import symbols
 
 EXPORTS = ("granite", "untie")

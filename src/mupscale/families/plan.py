@@ -24,11 +24,12 @@ from ..plans.names import named_tensors, pattern_of
 from ..plans.plan import Plan
 from ..rules.axes import Layout
 from ..tensors.expand import expand
-from .configs import Multipliers, edits, multiplier, nested_configs, parse_multipliers, with_edits
+from .configs import edits, nested_configs, with_edits
 from .export import start_of, untied, wide_of
 from .lift import Tensors, lift
 from .losses import NoBatchError, batch_for, loss_for
 from .models import Config, as_data, config_from, factory, model_class, not_stored, on_meta, read_config
+from .multipliers import Multipliers, multiplier, parse_multipliers
 from .record import Evidence, FamilyPlan
 from .rows import ROWS, row_for
 from .shrink import count, growth, shrunk

@@ -29,8 +29,9 @@ from typing import Any
 
 from ..errors import MupscaleError
 from ..plans.names import named_tensors, pattern_of
-from .configs import Multipliers, Path, growing_fields, grown, nested_configs, with_edits
+from .configs import Path, growing_fields, grown, nested_configs, with_edits
 from .models import Config, as_data, config_from, on_meta
+from .multipliers import Multipliers
 from .rows import row_for
 from .symbols import explicit_head_size, symbols
 

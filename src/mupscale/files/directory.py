@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, MupscaleError
+from .floats import FLOATS
 from .headers import read_header
-from .places import FLOATS, Place
+from .places import Place
 from .strict import name_fault, os_errors, parse_json, printable, raise_few, read_regular, text_fault
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

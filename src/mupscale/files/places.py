@@ -35,7 +35,6 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 RANK = {name: rank for rank, name in enumerate(_DTYPES)}
 """The order in which safetensors sorts dtypes; files hold the last of them first."""
-FLOATS = ("F16", "BF16", "F32", "F64")
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 KNOWN = frozenset(_NAMES)
 """The dtypes of torch that have a name here."""

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from ..errors import Fault, MupscaleError
-from ..files.places import FLOATS, Place, item_size
+from ..files.floats import FLOATS
+from ..files.places import Place, item_size
 from ..files.strict import name_fault, printable, raise_few
 from .job import Job, Move, window
 

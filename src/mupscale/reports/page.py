@@ -11,7 +11,7 @@ from math import inf
 
 from matplotlib.figure import Figure
 
-from ..training.noises import SCHEMES
+from ..rules.schemes import SCHEMES
 from .bars import Bars
 from .html import folded, notes, page, pair, picture, table, tag
 from .known import Known, Sweep, Tried

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from math import inf, prod
+from math import prod
 from typing import Any
 
 import torch
@@ -80,6 +80,8 @@ class PairedNoise:
 
 
 Noise = MupNoise | SignalNoise | PairedNoise
+CLASSES: Mapping[str, Callable[[float], Noise]] = {"t": SignalNoise, "sigma": MupNoise, "paired": PairedNoise}
+"""The class of every scheme in `rules/schemes.py`, by its name."""
 EXAMPLES = f"MupNoise(0.1), SignalNoise({DEFAULT_T}) or PairedNoise(1.0)"
 """The three schemes as messages show them."""
 
@@ -305,39 +307,3 @@ def _signal(t: float, entry: TensorPlan, measure: Callable[[bool], Tensor], size
 def _rounded(sigma: float) -> float:
     """Seven digits: as many as all threads and machines agree on when they measure the same tensor."""
     return float(f"{sigma:.7g}")
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """One way to give the size of noise: its name in files and on the command line, its class, and its words."""
-
-    name: str
-    noise: Callable[[float], Noise]
-    label: str
-    """How a report labels the axis of sizes."""
-    size: str
-    """What the size is, in help texts."""
-    largest: float = inf
-    """The largest size that is accepted."""
-
-
-SCHEMES: Mapping[str, Scheme] = {
-    scheme.name: scheme
-    for scheme in (
-        Scheme(
-            "t",
-            SignalNoise,
-            "noise t, of each weight's spectral norm",
-            "relative to each weight's spectral norm",
-            LARGEST_T,
-        ),
-        Scheme("sigma", MupNoise, "noise σ̄, at the reference", "σ̄ itself"),
-        Scheme(
-            "paired",
-            PairedNoise,
-            "paired noise σ̄, at the reference",
-            "σ̄ of noise that sums to zero over copies",
-        ),
-    )
-}
-"""Every noise scheme by name; the first is the default."""

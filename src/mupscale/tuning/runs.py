@@ -22,7 +22,7 @@ from ..plans.plan import Plan
 from ..runs.run import Run
 from ..training.groups import param_groups, set_lr_
 from ..training.init import init_
-from ..training.noises import SCHEMES, Noise
+from ..training.noises import CLASSES, Noise
 from ..training.upscale import replace_run, upscale
 from .checkpoint import restore_, seed_
 from .grid import Point
@@ -108,7 +108,7 @@ class Runs:
 
     def noise(self, point: Point) -> Noise:
         """The noise of a point; of a point of the base, none."""
-        return SCHEMES[self.settings.scheme].noise(point.noise or 0.0)
+        return CLASSES[self.settings.scheme](point.noise or 0.0)
 
     def _with_optimizer(self, model: nn.Module, since: Plan | None, lr: float) -> Run:
         if self.proxy.device is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import shown, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
-from ..training.noises import SCHEMES
+from ..rules.schemes import SCHEMES
 from .grid import Point, points_of
 from .halving import Agenda, Ladder, Results, grid_agenda, sampled_agenda
 from .tpe import propose

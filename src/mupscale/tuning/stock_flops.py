@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..families.configs import EVERY, grown
+from ..families.configs import grown
 from ..families.models import Config, as_data, config_from, model_class, on_meta, quiet, read_config
+from ..families.multipliers import EVERY
 from ..families.symbols import symbols
 from .flops import Step, count, quadratic, transformer_flops
 

@@ -1,0 +1,47 @@
+"""Options of `mupscale check`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .verb import add_verb
+
+
+def add_to(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "check",
+        "prove that a directory is the result of growing a base",
+        "Level by level: bytes (every file, bit for bit, noise drawn again), layout (the plan found again and "
+        "proved on a small copy, with optimizer steps), model (outputs and gradients of the real weights).",
+        examples=("./base ./wide", "./base ./wide --bytes --model"),
+    )
+    verb.add_argument("base", type=Path, help="the directory that was grown")
+    verb.add_argument("wide", type=Path, help="the directory that growing it produced")
+    verb.add_argument(
+        "--bytes",
+        dest="levels",
+        action="append_const",
+        const="bytes",
+        help="check bytes only (default: both)",
+    )
+    verb.add_argument(
+        "--layout",
+        dest="levels",
+        action="append_const",
+        const="layout",
+        help="check the layout only (default: both)",
+    )
+    verb.add_argument(
+        "--model", action="store_true", help="also load both models and compare outputs and gradients"
+    )
+    verb.add_argument("--quiet", action="store_true", help="print no progress")
+    verb.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    from . import check
+
+    return check.run(chosen)

@@ -1,0 +1,62 @@
+"""Options of `mupscale plan`, and those that every verb that plans shares with it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..errors import MupscaleError
+from ..families.multipliers import parse_multipliers
+from .verb import add_verb
+
+
+def add_to(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "plan",
+        "show what would grow, its size and its cost",
+        "The layout is found and proved on a small copy; nothing is written.",
+        examples=("./base -k 2", "./base -k hidden=2,heads=2,ffn=4 --tensors"),
+    )
+    add_source(verb)
+    verb.add_argument("--tensors", action="store_true", help="list every kind of tensor with its axes")
+    verb.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the whole plan to a file (default: to none)"
+    )
+    verb.set_defaults(run=run)
+
+
+def add_source(verb: argparse.ArgumentParser) -> None:
+    """The arguments that decide a plan, for every verb that makes one."""
+    verb.add_argument("base", type=Path, help="a Hugging Face directory with safetensors")
+    verb.add_argument(
+        "-k",
+        dest="multipliers",
+        required=True,
+        metavar="K",
+        help="how many times wider, in whole numbers: 2 for every width, or hidden=2,heads=2,ffn=4,kv_heads=1; a width "
+        "that is not named stays",
+    )
+    verb.add_argument(
+        "--export",
+        choices=("granite", "untie"),
+        help="granite: a Llama-like model as Granite, with its multiplier in the configuration; "
+        "untie: give the readout a tensor of its own (the output stays, the training does not) (default: the base's own "
+        "class)",
+    )
+    verb.add_argument(
+        "--architecture",
+        metavar="CLASS",
+        help="the class of transformers, as LlamaForCausalLM (default: the one that config.json names, or the usual one of "
+        "its model_type)",
+    )
+
+
+def run(chosen: argparse.Namespace) -> int:
+    parse_multipliers(chosen.multipliers)
+    if chosen.json is not None and (chosen.json.is_dir() or not chosen.json.absolute().parent.is_dir()):
+        raise MupscaleError(f"--json {chosen.json}: expected the name of a file in a folder that exists")
+    from . import plan
+
+    return plan.run(chosen)

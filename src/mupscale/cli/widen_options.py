@@ -1,0 +1,150 @@
+"""Options of `mupscale widen` and `mupscale upscale`, and the request that they make."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.request import DEFAULT_NOISE, SHARD_BYTES, Request, parse_dtype, parse_noise
+from ..errors import MupscaleError
+from ..families.multipliers import parse_multipliers
+from .plan_options import add_source
+from .verb import add_verb
+
+
+def add_to(verbs: Any) -> None:
+    exact = "write a wider checkpoint that trains exactly like the base and cannot use its width yet"
+    grown = "write a wider checkpoint with noise, so that it can use its new width"
+    kept = ("./base ./wide -k 2", "./base ./wide -k 2 --dry-run")
+    noisy = (f"./base ./wide -k 2 --noise {DEFAULT_NOISE}", "./base ./wide -k 2 --recipe tuning/recipe.json")
+    more = "Streamed, with the optimizer state of a Trainer; run the same command again to resume."
+    frees = "mupscale upscale adds the noise that lets it use its new width."
+    for name, text, about, examples in (
+        ("widen", exact, f"{frees} {more}", kept),
+        ("upscale", grown, more, noisy),
+    ):
+        verb = add_verb(verbs, name, text, about, examples=examples)
+        add_source(verb)
+        verb.add_argument("out", type=Path, help="the directory to write")
+        if name == "upscale":
+            verb.add_argument(
+                "--noise",
+                metavar="SIZE",
+                help="sigma=… (one reference constant for all tensors), t=… (relative to each weight's spectral norm) or "
+                "paired=… (zero-sum over copies: the output does not move); without a tuned value start from "
+                f"{DEFAULT_NOISE}",
+            )
+            verb.add_argument(
+                "--recipe",
+                type=Path,
+                metavar="FILE",
+                help="noise as mupscale tune found it, instead of --noise",
+            )
+            verb.add_argument(
+                "--seed", type=int, default=0, metavar="N", help="seed of the noise (default: 0)"
+            )
+            verb.add_argument(
+                "--batch",
+                type=Path,
+                metavar="FILE",
+                help="inputs (safetensors or JSON, by argument name): print the loss before and after noise, and warn of a jump (default: none)",
+            )
+        _add_writing(verb)
+        verb.set_defaults(run=run, noise=None, recipe=None, seed=0, batch=None, verb_name=name)
+
+
+def _add_writing(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--dtype", metavar="TYPE", help="dtype of the weights: float32, bfloat16, … (default: as stored)"
+    )
+    verb.add_argument(
+        "--no-state", action="store_true", help="do not carry the optimizer state stored with the weights"
+    )
+    verb.add_argument(
+        "--optimizer",
+        metavar="CLASS",
+        help="class of the optimizer that wrote that state, such as torch.optim.AdamW (default: read from the file)",
+    )
+    verb.add_argument(
+        "--shard-size",
+        type=_bytes,
+        default=SHARD_BYTES,
+        metavar="SIZE",
+        help="bytes of the largest file, as 500MB (default: 5GB)",
+    )
+    verb.add_argument(
+        "--workers",
+        type=int,
+        default=min(2, os.cpu_count() or 1),
+        metavar="N",
+        help="writer threads, about 20 MiB of memory each (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--worker", metavar="I/N", help="do only share I (from 0) of N, for job arrays (default: all)"
+    )
+    verb.add_argument("--dry-run", action="store_true", help="plan and check everything, write nothing")
+    verb.add_argument("--quiet", action="store_true", help="print no progress")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    request, share = _request(chosen), _share(chosen.worker)
+    from . import widen
+
+    return widen.run(chosen, request, share)
+
+
+def _request(chosen: argparse.Namespace) -> Request:
+    parse_multipliers(chosen.multipliers)
+    if chosen.noise is not None and chosen.recipe is not None:
+        raise MupscaleError("--recipe sets the noise: give --noise or --recipe, not both")
+    if chosen.verb_name == "upscale" and chosen.noise is None and chosen.recipe is None:
+        raise MupscaleError(
+            "upscale needs a noise size: --noise sigma=… | t=… | paired=…, or --recipe FILE\n"
+            f"  a size tuned on a proxy transfers; without one, start with --noise {DEFAULT_NOISE} (docs/continue.md shows why)\n"
+            "  for the exact map without noise: mupscale widen"
+        )
+    if chosen.workers < 1:
+        raise MupscaleError(f"--workers {chosen.workers}: expected a whole number, 1 or more")
+    return Request(
+        multipliers=chosen.multipliers,
+        noise=None if chosen.noise is None else parse_noise(chosen.noise),
+        seed=chosen.seed,
+        dtype=None if chosen.dtype is None else parse_dtype(chosen.dtype),
+        shard_bytes=chosen.shard_size,
+        export=chosen.export,
+        state=not chosen.no_state,
+        optimizer=chosen.optimizer,
+        recipe=None if chosen.recipe is None else _recipe(chosen.recipe),
+    )
+
+
+def _recipe(path: Path) -> str:
+    """A recipe as a request stores it: without the points that were tried."""
+    from ..training.recipe import Recipe
+
+    return replace(Recipe.read(path), tried=()).to_json()
+
+
+def _share(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if found is None or not int(found[1]) < int(found[2]):
+        raise MupscaleError(f"--worker {text}: expected I/N with I from 0 to N-1, such as 0/8")
+    return int(found[1]), int(found[2])
+
+
+def _bytes(text: str) -> int:
+    """Bytes from a text.
+
+    >>> _bytes("5GB"), _bytes("200MB")
+    (5000000000, 200000000)
+    """
+    found = re.fullmatch(r"(\d+)\s*([kMGT]?)B?", text)
+    if found is None or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 5GB or 500MB")
+    return int(found[1]) * int(1000 ** " kMGT".index(found[2] or " "))

@@ -1,0 +1,42 @@
+"""The noise schemes by name: what their sizes mean, in words, and the largest size that is accepted.
+
+The command line and the settings of a study need the names before torch is imported; `training/noises.py` has the
+class of each scheme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+
+from .sizes import LARGEST_T
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way to give the size of noise: its name in files and on the command line, and its words."""
+
+    name: str
+    label: str
+    """How a report labels the axis of sizes."""
+    size: str
+    """What the size is, in help texts."""
+    largest: float = inf
+    """The largest size that is accepted."""
+
+
+SCHEMES: Mapping[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        Scheme(
+            "t",
+            "noise t, of each weight's spectral norm",
+            "relative to each weight's spectral norm",
+            LARGEST_T,
+        ),
+        Scheme("sigma", "noise σ̄, at the reference", "σ̄ itself"),
+        Scheme("paired", "paired noise σ̄, at the reference", "σ̄ of noise that sums to zero over copies"),
+    )
+}
+"""Every noise scheme by name; the first is the default."""
