@@ -24,6 +24,7 @@ def exported(
     """The `__getattr__` of a namespace: a name of the table comes from its module below the package.
 
     "module:other" exports what the module calls `other`. `namespaces` are subpackages that attribute access imports.
+    The namespace also gets a `__dir__` with all of these names, for completion in editors and shells.
 
     >>> look = exported("mupscale.rules", {"Axis": ("rules.axes", "")})
     >>> look("Axis").__module__
@@ -42,6 +43,8 @@ def exported(
         setattr(sys.modules[namespace], name, found)
         return found
 
+    there = vars(sys.modules[namespace])
+    there.setdefault("__dir__", lambda: sorted({*there, *table, *namespaces}))
     return look
 
 

@@ -130,6 +130,8 @@ class Identity:
     untested: tuple[str, ...]
     ratios: dict[str, float]
     """The least-squares factor between the found gradient and the expected one: 1 when they agree."""
+    rounding: tuple[str, ...] = ()
+    """Of the untested, those whose gradient is rounding: an optimizer may turn it into steps that differ."""
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -159,6 +161,7 @@ def compare_gradients(
     measured = merged(gather(mine))
     largest = max((d.size / float(plan[n].change.r) for n, d in measured.items()), default=0.0) or 1.0
     errors: dict[str, float] = {}
+    rounding: list[str] = []
     for name, apart in measured.items():
         unit = largest * float(plan[name].change.r) if plan[name].sources else largest
         silent = apart.size <= SILENT * unit
@@ -167,8 +170,9 @@ def compare_gradients(
         # Where the wide gradient is not zero, it is tested, and fails.
         if silent and plan[name].sources and errors[name] <= GRADIENT_TOLERANCE:
             untested.append(name)
+            rounding += [name] if apart.size or apart.gap else []
     ratios = {name: apart.ratio for name, apart in measured.items() if plan[name].sources}
-    return Identity(errors, tuple(untested), ratios)
+    return Identity(errors, tuple(untested), ratios, tuple(rounding))
 
 
 def _gradient_difference(found: Tensor | None, sources: list[Tensor | None], entry: TensorPlan) -> Difference:

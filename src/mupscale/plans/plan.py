@@ -224,7 +224,7 @@ class Plan:
         """What happens to one tensor, in words and numbers."""
         found = resolve(name, self)
         if found is None:
-            raise MupscaleError(f"the plan has no tensor {name!r}; list(plan) names them")
+            raise MupscaleError(f"the plan has no tensor {name!r}; plan.names lists them")
         return explain(found, self.ties.get(found, found), self[found])
 
     def __str__(self) -> str:

@@ -26,7 +26,9 @@ class TensorProof:
     weight: float
     """The same distance of W' from s · dup(W), the largest over all steps."""
     silent: bool
-    """True when its gradient is zero or rounding, so that neither number tests it."""
+    """True when its gradient is zero or rounding, so that it does not test the gradient scale."""
+    rounding: bool = False
+    """True when its gradient is rounding. Some optimizers turn rounding into steps, so its weight is not tested."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ class Certificate:
     @property
     def worst(self) -> float:
         """The largest relative error of a loss, a gradient or a weight that was tested."""
-        tested = [t for t in self.tensors if not t.silent]
-        errors = [*(t.gradient or 0.0 for t in tested), *(t.weight for t in tested)]
+        gradients = [t.gradient or 0.0 for t in self.tensors if not t.silent]
+        errors = [*gradients, *(t.weight for t in self.tensors if not t.rounding)]
         return max([curve_gap(self.base_losses, self.wide_losses), *(e if e == e else inf for e in errors)])
 
     def raise_if_broken(self) -> Certificate:

@@ -152,7 +152,7 @@ def _weight_failure(trial: Trial, i: int, gather: Gather) -> Failure | None:
     for name, measured in merged(gather(mine)).items():
         error = measured.relative()
         trial.weights[name] = max(trial.weights.get(name, 0.0), error)
-        if worst is None and not error <= trial.tolerance and name not in trial.identity.untested:
+        if worst is None and not error <= trial.tolerance and name not in trial.identity.rounding:
             worst = Failure(i, name, f"its weight is {error:.1e} away from s · dup(W) after the step", "")
     return worst
 
@@ -178,6 +178,7 @@ def certificate_of(trial: Trial, failure: Failure | None, dtype: torch.dtype, me
             identity.errors.get(name),
             trial.weights.get(name, 0.0),
             name in identity.untested,
+            name in identity.rounding,
         )
         for name, entry in trial.plan.tensors.items()
         if entry.kind == "parameter"

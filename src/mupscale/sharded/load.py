@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..arguments import wrong_kind
 from ..errors import Fault, MupscaleError, raise_faults
 from ..families.record import FamilyPlan
 from ..files.dcp import METADATA
@@ -23,7 +24,7 @@ from ..plans.fits import check_end
 from ..plans.names import named_tensors, strip_wrappers, unwrap
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
-from ..runs.run import Run
+from ..runs.run import Run, Since, since_of
 from ..training.noises import Noise, NoisePlan
 from ..training.widen import edit_
 from ..version import __version__
@@ -45,7 +46,7 @@ def load_wide(
     plan: Plan | FamilyPlan,
     noise: Noise | NoisePlan | None = None,
     seed: int = 0,
-    since: Plan | None = None,
+    since: Since | None = None,
     init: Callable[[nn.Module], Any] | None = None,
     device: torch.device | str | None = None,
     group: Ranks = None,
@@ -61,7 +62,8 @@ def load_wide(
 
     Parameters on the meta device are given memory and stay the objects they are. Buffers that are in no
     checkpoint must have been computed (`on_meta` does) or be computed by `init(model)`. `prefix` names the set of
-    tensors when a checkpoint holds several. On any error every rank raises the same, and the model is all NaN.
+    tensors when a checkpoint holds several. On any error every rank raises the same, and a model that was being loaded is
+    all NaN; arguments that do not fit are refused before anything is touched.
 
     >>> import tempfile, mupscale as mu, torch.distributed.checkpoint as dcp
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
@@ -75,20 +77,40 @@ def load_wide(
     family = plan if isinstance(plan, FamilyPlan) else None
     chosen: Plan = plan.plan if isinstance(plan, FamilyPlan) else plan
     target = wide if isinstance(wide, Run) else Run(wide)
-    reshard_(target.model)
+    checked = False
     loader = _Loader(target, chosen, rules, init, torch.device(device) if device is not None else None)
     try:
         with AllOrNone(group) as together:
+            early = _checked(base, target, chosen, since)
+            checked = True
+            reshard_(target.model)
             opened = _open(base, chosen, family, target, prefix, rules)
             try:
-                return loader.load(opened, noise, seed, since, together, group)
+                return loader.load(opened, noise, seed, early, together, group)
             finally:
                 opened.close()
     except BaseException:
-        poison_(target.model)
-        for optimizer in target.optimizers:
-            optimizer.state.clear()
+        if checked:
+            poison_(target.model)
+            for optimizer in target.optimizers:
+                optimizer.state.clear()
         raise
+
+
+def _checked(base: str | Path | Run, wide: Run, plan: Plan, since: Since | None) -> Plan | None:
+    """The plan from the reference to the base; raises unless both ends fit the plan, before a model is touched."""
+    remedy = (
+        "write load_wide(base, wide, plan=…): first the base's directory or mu.Run(base), then what is filled"
+    )
+    faults = wrong_kind("base", base, (str, Path, Run), remedy)
+    faults += wrong_kind("plan", plan, Plan, "write plan=infer_plan(base, wide), or a family's plan")
+    raise_faults("load_wide cannot use what it was given", faults)
+    if isinstance(base, Run):
+        check_end(plan, base.model, "base")
+    check_end(plan, wide.model, "wide")
+    if since is None or isinstance(since, Plan):
+        return since
+    return since_of(since, base.model) if isinstance(base, Run) else since_of(since, since.model)
 
 
 class _Loader:

@@ -236,9 +236,10 @@ def set_lr_(optimizer: Optimizer, lr: float | Tensor) -> None:
             group["lr"].fill_(float(value))
         else:
             group["lr"] = value
-        # torch's schedulers start at initial_lr where a group has one, whatever its lr is. A scheduler that drives the
-        # optimizer already has its own copy (base_lrs).
-        if "initial_lr" in group:
+        # torch's schedulers start at initial_lr where a group has one, whatever its lr is. Most schedulers that drive the
+        # optimizer already have their own copy (base_lrs). OneCycleLR reads initial_lr at every step and marks its groups
+        # with max_lr, so theirs is left alone.
+        if "initial_lr" in group and "max_lr" not in group:
             group["initial_lr"] = float(value)
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from decimal import Decimal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..arguments import shown
+from ..errors import MupscaleError
 from ..plans.identity import Loss
 from .noises import Noise, SignalNoise
 
@@ -32,10 +34,17 @@ def measured(loss: Loss, model: nn.Module, seed: int = 0) -> float:
         model.eval()
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(seed)
-            return float(loss(model))
+            value = loss(model)
     finally:
         for module, training in modes:
             module.training = training
+    given: object = value
+    if not isinstance(given, (int, float)) and not (isinstance(given, Tensor) and given.numel() == 1):
+        found = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else shown(given)
+        raise MupscaleError(
+            f"loss(model) returned {found}, expected one number; return the mean over the batch"
+        )
+    return float(value)
 
 
 def is_jump(before: float, after: float) -> bool:
