@@ -123,7 +123,7 @@ WRONG = {
     "plan file -k 2": ["file: Not a directory", "save_pretrained"],
     "plan empty -k 2": ["(2 faults)", "model.safetensors", "config.json", "save_pretrained"],
     "plan untyped -k 2": ["model_type", "None, expected", 'write "model_type"'],
-    "plan cut -k 2": ["no safetensors at all: 100 bytes", "download it again"],
+    "plan cut -k 2": ["not a safetensors file: 100 bytes", "download it again"],
     "plan base -k 0": ["-k", "'0', expected a whole number from 1", "write 2"],
     "plan base -k 1.5": ["'1.5', expected a whole number"],
     "plan base -k two": ["'two', expected a whole number"],
@@ -319,5 +319,5 @@ def test_a_jump_of_the_batch_is_warned_of(losses, noise, text, monkeypatch):
     told = widen._losses(chosen).splitlines()
     assert told[0] == f"loss of x.json: {losses[0]:.6f} before noise (the base's), {losses[1]:.6f} after"
     assert len(told) == (2 if text else 1), "the last one is the control: a rise that is no jump"
-    assert told[-1].startswith("warning: noise takes the loss from") == bool(text)
+    assert told[-1].startswith("warning: noise raises the loss from") == bool(text)
     assert text in told[-1]

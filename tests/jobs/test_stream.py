@@ -657,7 +657,7 @@ def test_check_bytes_sees_what_is_missing_longer_or_not_ours(base, tmp_path):
     assert check_bytes(job) == [], "control: a note of the user's is no fault"
     other = job_in(base, tmp_path / "wide", MODEL.noise(PLAN, seed=1))
     assert any("lm_head" in fault.where for fault in check_bytes(other)), "control: another seed is seen"
-    refusal(lambda: _raise(check_bytes(tmp_path / "wide")), "say which base")
+    refusal(lambda: _raise(check_bytes(tmp_path / "wide")), "is not known; pass the base")
 
 
 def _raise(faults: list[mu.diagnostics.Fault]) -> None:

@@ -87,7 +87,7 @@ MODELS: dict[str, Any] = {
     "tie without a loss": (
         two(Tied),
         "tied readout",
-        "1/k must go somewhere",
+        "a tensor must absorb 1/k",
         'folds={"<last norm>.*"',
         "loss=",
     ),

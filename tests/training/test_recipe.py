@@ -237,7 +237,7 @@ def test_other_constants_are_named_in_one_warning():
 
 def test_noise_or_lr_beside_a_recipe_are_refused_and_so_is_neither():
     for extra in ({"noise": mu.MupNoise(0.1)}, {"lr": 1e-3}):
-        with pytest.raises(mu.MupscaleError, match="a recipe says noise and lr"):
+        with pytest.raises(mu.MupscaleError, match="a recipe sets noise and lr"):
             mu.upscale(run_at(WIDTH, WIDTH), lambda: make(2 * WIDTH), recipe=recipe_for(), **extra)
     with pytest.raises(mu.MupscaleError, match="needs its noise"):
         mu.upscale(make(WIDTH), lambda: make(2 * WIDTH))

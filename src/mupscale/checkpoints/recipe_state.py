@@ -36,7 +36,7 @@ def notes_on(recipe: Recipe, directory: Directory, named: str | None = None) -> 
         if found and recipe.optimizer not in found:
             what = f"it is the state of {' or '.join(found)}, the recipe was tuned with {recipe.optimizer}"
             remedy = "tune a proxy with the optimizer of this run; if it was another after all, --optimizer"
-            raise MupscaleError("this recipe does not hold here", [Fault(OPTIMIZER, what, remedy)])
+            raise MupscaleError("this recipe does not apply to this run", [Fault(OPTIMIZER, what, remedy)])
         if len(found) != 1:
             fits = f"fits {' and '.join(found)}" if found else "fits no optimizer in the registry"
             told.append(_untold(recipe, f"what {OPTIMIZER} keeps {fits}"))

@@ -71,14 +71,14 @@ def with_edits(data: Mapping[str, Any], changed: Mapping[Path, Any]) -> dict[str
 
 
 def grown(config: Config, multipliers: Multipliers) -> Config:
-    """The wide configuration, or a refusal that names every width that cannot be turned like this."""
+    """The wide configuration; raises an error that names every width that cannot grow like this."""
     data = as_data(config)
     check_growth(data, multipliers)
     return config_from(with_edits(data, edits(data, multipliers)))
 
 
 def check_growth(data: Mapping[str, Any], multipliers: Multipliers) -> None:
-    """Raise unless the multipliers fit what the configuration has and what is known to be exact."""
+    """Raise unless the configuration has these widths and their growth is known to be exact."""
     faults: list[Fault] = []
     have = {width for _, part in nested_configs(data) for width in growing_fields(part)}
     faults += [

@@ -1,6 +1,6 @@
-"""Into which class a checkpoint grows: its own with folds (the default), Granite's, or its own untied.
+"""The class of the wide checkpoint: the base's own with folds (the default), Granite's, or its own untied.
 
-Granite shows the multipliers in its configuration; untying keeps the outputs and loses the training.
+Granite has the multipliers in its configuration. Untying keeps the outputs exact, but not the training.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def untied(plan: Plan, ties: Mapping[str, str]) -> Plan:
 
 
 def granite(base: Mapping[str, Any], wide: Mapping[str, Any], k: int) -> dict[str, Any]:
-    """The Granite configuration that holds a grown Llama-like model, or why none does."""
+    """The Granite configuration of a grown Llama-like model; raises with reasons if there is none."""
     names = symbols(base)
     kind = base.get("model_type")
     faults = []

@@ -1,7 +1,7 @@
 """From the plan of a small copy to the plan of the full model.
 
-A full tensor takes the plan of the small tensor with the same name, numbers apart. Blocks keep their size, their
-number follows the full model; what is not a whole number of blocks is a fault, and nothing is guessed.
+A full tensor takes the plan of the small tensor with the same name up to numbers. Blocks keep their size; their
+number follows from the full model. A size that is not a whole number of blocks is a fault.
 
 The copy of Llama 70B in shrink.py has q_proj rows "2x2 * 1024": 2 blocks of 8 heads of 128 rows. The full
 model has 8,192 rows, hence 8 blocks. Its stream of 48 channels, "48x2", becomes "8192x2":
@@ -116,7 +116,7 @@ def _axis(axis: Axis, base: int, wide: int, declared: Any = None) -> Axis:
 
 
 def _structure(plan: TensorPlan) -> tuple[Any, ...]:
-    """Everything in a tensor's plan except the number of outer units."""
+    """Everything in a tensor's plan except the number of its outer units."""
     axes = tuple(
         (axis.role, tuple((s[0].k, s[0].pad, s[1:]) for s in axis.segments) if axis.grows else None)
         for axis in plan.axes
@@ -155,7 +155,9 @@ class _Twins:
         place = _place(name, self._last["full"])
         alike = [c for c in candidates if _place(c, self._last["small"]) == place]
         if len({_structure(self._small.tensors[c]) for c in alike}) != 1:
-            raise MupscaleError("layers of the small copy treat it differently, and none stands for this one")
+            raise MupscaleError(
+                "layers of the small copy treat it differently, and none corresponds to this one"
+            )
         return self._small.tensors[alike[0]]
 
 
@@ -167,10 +169,10 @@ def _last_numbers(names: list[str]) -> dict[str, int]:
     """
     last: dict[str, int] = {}
     for name in names:
-        words = name.split(".")
-        for i, word in enumerate(words):
+        parts = name.split(".")
+        for i, word in enumerate(parts):
             if word.isdigit():
-                prefix = pattern_of(".".join(words[:i]))
+                prefix = pattern_of(".".join(parts[:i]))
                 last[prefix] = max(last.get(prefix, 0), int(word))
     return last
 
@@ -181,7 +183,7 @@ def _place(name: str, last: Mapping[str, int]) -> tuple[bool, ...]:
     >>> _place("h.11.mlp.0.weight", {"h": 11, "h.*.mlp": 2})
     (True, False)
     """
-    words = name.split(".")
+    parts = name.split(".")
     return tuple(
-        int(word) == last[pattern_of(".".join(words[:i]))] for i, word in enumerate(words) if word.isdigit()
+        int(word) == last[pattern_of(".".join(parts[:i]))] for i, word in enumerate(parts) if word.isdigit()
     )

@@ -1,7 +1,7 @@
-"""Real weights in memory, in a process of its own: the loss of a batch, and base held against wide.
+"""Load real weights in a separate process: the loss of a batch, and the comparison of base and wide.
 
-Needs room for whole models, says how much before it starts, and refuses when there is not enough. Everything else
-in this room works on small copies.
+Needs memory for whole models. It is estimated before the start, and the call is refused if there is not enough.
+Everything else in this room works on small copies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def free_memory() -> int:
 
 
 def check_memory(needed: float, what: str) -> None:
-    """Raise unless so many bytes, and a little more, are free."""
+    """Raise unless this many bytes, and a margin for activations and libraries, are free."""
     free = free_memory()
     if needed * _ROOM > free:
         raise MupscaleError(
@@ -70,7 +70,7 @@ def _ask(request: Mapping[str, Any]) -> dict[str, Any]:
     )
     lines = done.stdout.decode(errors="replace").splitlines()
     if done.returncode or not lines:
-        tail = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no words"]
+        tail = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
         raise MupscaleError(f"the process that loads the model ended with code {done.returncode}: {tail[0]}")
     found: dict[str, Any] = json.loads(lines[-1])
     if "claim" in found:
@@ -86,8 +86,8 @@ def read_batch(path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(str(path)))
-        told = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): torch.tensor(value) for name, value in told.items()}
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): torch.tensor(value) for name, value in values.items()}
     except Exception as error:  # readers and tensor() fail in many ways, and all mean this
         raise MupscaleError(
             f"{path}: expected inputs by argument name, as safetensors or as JSON such as "
@@ -100,16 +100,16 @@ def _load(directory: str, dtype: Any, architecture: str | None = None) -> Any:
 
     config = config_from(read_config(directory))
     with quiet():
-        model, told = model_class(config, architecture).from_pretrained(
+        model, info = model_class(config, architecture).from_pretrained(
             directory, dtype=dtype, output_loading_info=True, attn_implementation="eager"
         )
     wrong = {
-        key: sorted(map(str, names)) for key, names in told.items() if names and key != "unexpected_keys"
+        key: sorted(map(str, names)) for key, names in info.items() if names and key != "unexpected_keys"
     }
-    if wrong or told.get("unexpected_keys"):
-        odd = wrong or {"unexpected_keys": sorted(map(str, told["unexpected_keys"]))}
-        said = "; ".join(f"{key}: {', '.join(names[:4])}" for key, names in odd.items())
-        raise MupscaleError(f"{directory} does not load cleanly: {said}")
+    if wrong or info.get("unexpected_keys"):
+        odd = wrong or {"unexpected_keys": sorted(map(str, info["unexpected_keys"]))}
+        lines = "; ".join(f"{key}: {', '.join(names[:4])}" for key, names in odd.items())
+        raise MupscaleError(f"{directory} does not load cleanly: {lines}")
     return model.eval(), config
 
 
@@ -125,9 +125,9 @@ def _losses(request: Mapping[str, Any]) -> dict[str, Any]:
         accepted = inspect.signature(model.forward).parameters
         unknown = [name for name in inputs if name not in accepted]
         if unknown:
-            told = ", ".join(unknown)
+            names = ", ".join(unknown)
             raise MupscaleError(
-                f"the batch has {told}, which {type(model).__name__} does not take; leave that out"
+                f"the batch has {names}, which {type(model).__name__} does not take; leave it out"
             )
         if "labels" in accepted and "labels" not in inputs and "input_ids" in inputs:
             inputs["labels"] = inputs["input_ids"]

@@ -1,7 +1,7 @@
 """A batch and a loss for any transformers model, from the signature of its forward pass.
 
 The loss is a fixed smooth function of every floating output. Outputs that grow with the width enter through
-averages of nonlinear functions over the growing axis, which copies leave alone wherever they lie.
+averages of nonlinear functions over the growing axis. Copies do not change such averages, in any layout.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def batches(model: nn.Module, config: Config, seed: int = 0) -> Iterator[Batch]:
 
 
 def _words(data: Mapping[str, Any], merged: Mapping[str, Any]) -> Tensor:
-    """Ordinary words: no padding, no marks for images or ends."""
+    """Ids of ordinary tokens: no padding, no image tokens, no end tokens."""
     sizes = [
         v
         for _, p in nested_configs(data)
@@ -113,7 +113,7 @@ def _features(merged: Mapping[str, Any], generator: torch.Generator) -> Iterator
 
 
 def find_batch(model: nn.Module, config: Config) -> tuple[Batch, int]:
-    """A batch that the model accepts and which of the options it is, or one error with what the model said."""
+    """A batch that the model accepts and its option number; raises one error with the model's own message."""
     first: Exception | None = None
     for which, batch in enumerate(batches(model, config)):
         try:
@@ -129,7 +129,7 @@ def find_batch(model: nn.Module, config: Config) -> tuple[Batch, int]:
 
 
 def batch_for(model: nn.Module, config: Config) -> Batch:
-    """A batch that the model accepts, or one error with what it said to the likeliest."""
+    """A batch that the model accepts; raises one error with the model's message about the likeliest batch."""
     return find_batch(model, config)[0]
 
 
@@ -144,7 +144,7 @@ def _cast(batch: Batch, model: nn.Module) -> Batch:
 
 
 def tensors_in(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every floating tensor with a gradient to give, by where it lies in the output; caches are left out."""
+    """Every floating tensor with a gradient, by its place in the output; caches are left out."""
     if isinstance(output, Tensor):
         if output.is_floating_point():
             yield path, output

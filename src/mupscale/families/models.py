@@ -1,7 +1,7 @@
-"""Stock transformers models from configurations: which class, how it is built, what it is fed with.
+"""Stock transformers models from configurations: their class, how they are built, and their tensors.
 
 Knows how to get a class by name, a model on the meta device or with random weights, and its tensors by name.
-Never runs code that comes with a checkpoint, and never reaches for the network.
+Never runs code that comes with a checkpoint, and never uses the network.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read_config(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:
 
 
 def config_from(raw: Mapping[str, Any]) -> Config:
-    """The stock configuration object of plain data, or a refusal that says what is missing."""
+    """The stock configuration object of plain data; raises an error that says what is missing."""
     from transformers import CONFIG_MAPPING
 
     kind = raw.get("model_type")
@@ -87,7 +87,7 @@ def config_from(raw: Mapping[str, Any]) -> Config:
 
 
 def _no_type(kind: Any, remote: bool, known: list[str]) -> str:
-    what = f"model_type {kind!r} is no type of this version of transformers"
+    what = f"model_type {kind!r} is not a type of this version of transformers"
     if remote:
         what += " (auto_map names code that comes with the checkpoint, which is never run)"
     if not isinstance(kind, str):
@@ -139,7 +139,7 @@ def model_class(config: Config, architecture: str | None = None) -> Any:
         )
     cls = getattr(transformers, named, None)
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise MupscaleError(f"{named} is no model class of this version of transformers; name one that is")
+        raise MupscaleError(f"{named} is not a model class of this version of transformers; name one that is")
     expected = getattr(cls, "config_class", None)
     if expected is not None and not isinstance(config, expected):
         what = f"{named} is built from {expected.__name__}, found {type(config).__name__}"
@@ -149,7 +149,7 @@ def model_class(config: Config, architecture: str | None = None) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Model code may warn; here only its result and its errors matter."""
+    """Silence the warnings of model code; only its result and its errors matter here."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -163,9 +163,9 @@ def quiet() -> Iterator[None]:
 
 
 def construct(config: Config, cls: Any) -> nn.Module:
-    """A model of the stock class, on whatever device is in force, ties made and weights left as memory holds them.
+    """A model of the stock class on the current default device, with tied and uninitialised weights.
 
-    Its failure is one readable error.
+    If it cannot be built, one readable error is raised.
     """
     from transformers.initialization import no_init_weights
 
@@ -185,7 +185,7 @@ def construct(config: Config, cls: Any) -> nn.Module:
 
 
 def on_meta(config: Config, cls: Any) -> nn.Module:
-    """The model without any memory, whatever its size."""
+    """The model on the meta device, which takes no memory at any size."""
     with quiet(), torch.device("meta"):
         return construct(config, cls)
 

@@ -48,12 +48,12 @@ def family_plan(
     architecture: str | None = None,
     export: str | None = None,
 ) -> FamilyPlan:
-    """The plan that grows a checkpoint of this configuration, exact on a small copy, or a refusal with reasons.
+    """The plan that grows a checkpoint of this configuration, tested on a small copy; raises with reasons if none is exact.
 
     `config` is the content of a config.json, or a directory that has one; `multipliers` is what
     `parse_multipliers` reads. `export="granite"` grows Llama-like models into Granite, whose configuration shows
-    the multipliers; `export="untie"` gives the readout a tensor of its own, and its plan is static: the outputs
-    are the base's, the training is not.
+    the multipliers. `export="untie"` gives the readout a separate tensor. Its plan is static: the outputs equal the
+    base's, but the training does not.
 
     >>> sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4}
     >>> config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97, **sizes}
@@ -112,14 +112,14 @@ def family_plan(
 def _wide_data(
     raw: Mapping[str, Any], base: Config, wide: Config, by_width: Multipliers, export: str | None
 ) -> dict[str, Any]:
-    """What the wide config.json holds: the base's own words with what grows, or Granite's."""
+    """The content of the wide config.json: the base's fields with those that grow replaced, or Granite's fields."""
     if export == "granite":
         return {key: value for key, value in as_data(wide).items() if value is not None and key[0] != "_"}
     changed = edits(as_data(base), by_width)
     if export == "untie":
         changed[("tie_word_embeddings",)] = False
     written = with_edits(raw, changed)
-    # A field that is left out may be derived from one that grew (a head size, say), so it is spelled out.
+    # A field that is left out (for example a head size) may be derived from one that grew, so it is written.
     goal = dict(nested_configs(as_data(wide)))
     for path, part in nested_configs(as_data(config_from(written))):
         derived = {
@@ -132,7 +132,7 @@ def _wide_data(
 
 
 def search_small(small: Config, by_width: Multipliers, cls: Any, export: str | None = None) -> Found:
-    """The exact plan of the small copy, and what it took to find it."""
+    """The exact plan of the small copy, and the statistics of the search."""
     wide, wide_cls = wide_of(small, by_width, export, cls)
     makers = {"base": lambda: factory(cls)(small), "wide": lambda: factory(wide_cls)(wide)}
     with torch.random.fork_rng():
@@ -172,12 +172,12 @@ def declared_layouts(
 
 
 def _present(patterns: Mapping[str, str], names: list[str]) -> dict[str, str]:
-    """A row serves all classes of its type, so patterns that this class has no tensor for are left out."""
+    """A row applies to all classes of its type, so patterns without a tensor in this class are left out."""
     return {p: v for p, v in patterns.items() if any(fnmatchcase(n, p) for n in names)}
 
 
 def _refuse_recomputed(plan: Plan, base: Any, wide: Any) -> None:
-    """What no checkpoint stores is what the wide model computes; that must be what the plan says."""
+    """Raise unless tensors that no checkpoint stores, because the model computes them, are those of the plan."""
     missing = set(not_stored(wide))
     tensors = {n: t for n, _, t in named_tensors(base)}
     faults = []
@@ -195,7 +195,7 @@ def _refuse_recomputed(plan: Plan, base: Any, wide: Any) -> None:
 
 
 def _refuse_unreached(found: Found) -> None:
-    """What no gradient reaches is not tested by it; tokens that only pretraining uses are known to be read."""
+    """Raise if growing tensors got no gradient, since they were not tested; mask tokens are the known exception."""
     names = [n for n in found.unreached if found.plan[n].grows and not n.endswith(_TOKENS)]
     raise_faults(
         "parts of this model were not reached by any batch that is known for it",

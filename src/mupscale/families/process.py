@@ -1,4 +1,4 @@
-"""Plan in a process of its own: model code is heavy, may crash or hang, and a writer must not import it.
+"""Plan in a separate process: model code is heavy, may crash or hang, and a writer must not import it.
 
 The child reads one JSON request and writes one JSON answer; a refusal comes back as the same error, with all its
 faults. No network, no code from checkpoints.
@@ -36,7 +36,7 @@ def plan_in_process(
     steps: int = 5,
     timeout: float = 600.0,
 ) -> FamilyPlan:
-    """What `family_plan` and `prove` give, from a fresh process; `steps=0` plans without optimizer steps."""
+    """The result of `family_plan` and `prove` from a new process; `steps=0` plans without optimizer steps."""
     request = {
         "config": dict(config) if isinstance(config, Mapping) else str(config),
         "multipliers": dict(multipliers) if isinstance(multipliers, Mapping) else str(multipliers),

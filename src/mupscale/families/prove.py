@@ -1,7 +1,8 @@
 """Real optimizer steps on the small copy: a run widened in mid-training continues as the base does.
 
-The plan that is proved is the one for the full model, brought back to the size of the copy. Beside it runs the
-control, the same weights with learning rates and eps left as they were; if that went on alike, nothing was shown.
+The plan that is proved is the one for the full model, brought back to the size of the copy. A control runs next to
+it, with the same weights and unscaled learning rates and eps; if it continued like the base, the steps would prove
+nothing.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def _adamw(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
 
 
 def _control(run: Run, copied: Copy, step: Any, exact: tuple[float, ...]) -> float:
-    """How far the losses come apart with the right weights and the base's own learning rates and eps."""
+    """How far the losses deviate with the right weights and unscaled learning rates and eps."""
     with lifted_casts():
         model = cast_(widen(Run(run.model), copied.wide, plan=copied.plan).model, torch.float64)
         naive = Run(model, _adamw(model, copied.plan))

@@ -61,7 +61,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class FamilyPlan:
-    """A plan for a stock checkpoint: what every tensor becomes, and what config.json must say afterwards.
+    """A plan for a stock checkpoint: the growth of every tensor, and the config.json of the result.
 
     >>> from ..plans.plan import Plan
     >>> evidence = Evidence("search", 1, 1e-15, 0.0, 10, 0.1)
@@ -89,9 +89,9 @@ class FamilyPlan:
     stored: Mapping[str, Part] = field(default_factory=dict)
     """Stored name -> part of a tensor, for tensors that a checkpoint does not hold as they are."""
     prefix: str = ""
-    """What a checkpoint of the model without its head leaves off in front of names."""
+    """The prefix that names lack in a checkpoint of the model without its head."""
     ignored: tuple[str, ...] = ()
-    """Patterns of names that a checkpoint may still hold and no model reads."""
+    """Patterns of names that a checkpoint may hold although no model reads them."""
 
     def with_evidence(self, **changes: Any) -> FamilyPlan:
         return replace(self, evidence=replace(self.evidence, **changes))

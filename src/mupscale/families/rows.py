@@ -1,8 +1,8 @@
-"""The registry of model types, as data: what two configurations and a search cannot tell by themselves.
+"""The registry of model types, as data: facts that a search on two models cannot find.
 
 A row is needed where fields have unusual names, where a layout has unequal parts, where a multiplier lives in the
 configuration, or where growth is known not to be exact. Everything else (roles, heads, folds for tied readouts)
-is found by the search of `plans/` and proved on a small copy, so most families need no row at all.
+is found by the search of `plans/` and proved on a small copy, so most families need no row.
 """
 
 from __future__ import annotations

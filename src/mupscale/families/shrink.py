@@ -1,9 +1,9 @@
 """A small copy of a configuration, made of the same blocks.
 
 The inside of a block stays: head size, query heads per key head, state and kernel sizes. The number of
-blocks, layers, words, positions and experts shrinks. A step is taken only if the model still builds and its
-tensors have the same names (numbers apart) and grow along the same dimensions; so what is found on the copy
-can be lifted.
+blocks, layers, tokens, positions and experts shrinks. A step is taken only if the model still builds and its
+tensors have the same names (up to numbers) and grow along the same dimensions, so that the plan of the copy can
+be lifted.
 
 Llama 70B, doubled, becomes a copy of 0.5 M parameters:
 
@@ -57,7 +57,7 @@ _CHOSEN = re.compile(r"(per_tok|top_?k$|moe_k)")
 _TOKEN = re.compile(r"(token_ids?|token_index|_idx)$")
 # Sizes of the copy, chosen by hand and tried in this order until a model builds. 44 and 56 come first because
 # they equal no other size of a usual copy, so its shapes show which width an axis has; the rest are for
-# models that ask for a multiple of something. The counts of words are odd, so they are no multiple of a
+# models that require a multiple of some number. Vocabulary sizes are odd, so they are not a multiple of a
 # width.
 _FFN = (44, 40, 48, 64, 96)
 _STREAM = (56, 48, 64, 96, 128)
@@ -184,7 +184,7 @@ def _steps(data: Mapping[str, Any], gently: bool) -> Iterator[list[Any]]:
 
 
 def _fewer_layers(path: Path, layers: int) -> Any:
-    """The option of at most so many layers, lists with one entry per layer included.
+    """The option of at most `layers` layers; lists with one entry per layer are cut too.
 
     >>> _fewer_layers((), 2)({"num_hidden_layers": 4, "layer_types": ["a", "b", "a", "b"]})
     {('num_hidden_layers',): 2, ('layer_types',): ['a', 'b']}
@@ -207,7 +207,7 @@ def _fewer_layers(path: Path, layers: int) -> Any:
 
 
 def _fewer_words(path: Path, words: int) -> Any:
-    """The option of so many words, with the ids of special tokens moved to the end of the vocabulary.
+    """The option of a vocabulary of `words` tokens; ids of special tokens move to its end.
 
     >>> _fewer_words((), 131)({"vocab_size": 50257, "bos_token_id": 50256, "pad_token_id": 0})
     {('vocab_size',): 131, ('bos_token_id',): 130}
@@ -222,7 +222,7 @@ def _fewer_words(path: Path, words: int) -> Any:
         }
         if not changed:
             return {}
-        last = words - 1  # each token gets an id of its own
+        last = words - 1  # each special token gets a different id
         for where, other in nested_configs(data):
             for key, value in other.items():
                 if _TOKEN.search(key) and type(value) is int and value >= words:

@@ -1,7 +1,7 @@
-"""How a checkpoint spells a model's tensors: under other names, experts apart, gate and up apart.
+"""How a checkpoint stores a model's tensors: under other names, experts separately, gate and up separately.
 
-Found by saving a small copy in which every entry is its own number, so nothing about the converters of transformers
-is assumed. A stored tensor must be a rectangle of one model tensor, in the same order; anything else is refused.
+Found by saving a small copy in which every entry is a different number, so nothing about the converters of
+transformers is assumed. A stored tensor must be a rectangle of one model tensor, in the same order; anything else is refused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def stored_parts(small: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dic
 
 
 def ignored_names(model: nn.Module, computed: Sequence[str]) -> tuple[str, ...]:
-    """Patterns of stored names that stock classes skip when they load: what a model computes for itself today."""
+    """Patterns of stored names that stock classes skip when they load, because the model now computes them."""
     found = [rf"(^|\.){re.escape(name)}$" for name in computed]
     for module in model.modules():
         found += getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
@@ -59,7 +59,7 @@ def _is_plain(name: str, part: Part) -> bool:
 
 
 def _saved(model: nn.Module) -> tuple[dict[str, Part], list[Fault]]:
-    """Save a model whose entries are numbered through, and read back where the numbers went."""
+    """Save a model with numbered entries, and find where the numbers are stored."""
     from safetensors.torch import load_file
 
     model = model.double()
@@ -83,7 +83,10 @@ def _saved(model: nn.Module) -> tuple[dict[str, Part], list[Fault]]:
             part = _part(values, ranges)
             if part is None:
                 faults.append(
-                    Fault(name, "what is stored under this name is no rectangle of one tensor of the model")
+                    Fault(
+                        name,
+                        "the tensor stored under this name is not a rectangle of one tensor of the model",
+                    )
                 )
             else:
                 parts[name] = part

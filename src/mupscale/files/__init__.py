@@ -1,1 +1,1 @@
-"""Bytes on disk: where tensors lie in a file or a directory, and what of it may be trusted. Moves nothing."""
+"""Bytes on disk: where tensors lie in a file or a directory, read strictly. Moves nothing."""

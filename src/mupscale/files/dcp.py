@@ -47,16 +47,16 @@ class ChunkedTensor:
 
 @dataclass(frozen=True)
 class DcpDirectory:
-    """What lies in a directory that `torch.distributed.checkpoint` wrote, under the names it has there."""
+    """The content of a directory that `torch.distributed.checkpoint` wrote, under its own names."""
 
     path: Path
     tensors: Mapping[str, ChunkedTensor]
     values: Mapping[str, tuple[str, int, int]]
-    """Everything that is no tensor: file, offset and length of its archive."""
+    """Everything that is not a tensor: file, offset and length of its archive."""
 
 
 def read_dcp(path: Path | str) -> DcpDirectory:
-    """Everything about a directory that its `.metadata` tells, or one error with all faults."""
+    """Read the `.metadata` of a directory; raises one error with all faults."""
     path = Path(path)
     raw = read_regular(path / METADATA, _LONGEST)
     metadata = read_metadata(raw, printable(str(path / METADATA)))
@@ -116,7 +116,9 @@ def _bytes_of(name: str, info: Any, faults: list[Fault]) -> tuple[str, int, int]
     file, offset, length = str(info.relative_path), int(info.offset), int(info.length)
     if not _inside(file):
         faults.append(
-            Fault(printable(name), f"it points to {printable(file)}, which is no file inside the directory")
+            Fault(
+                printable(name), f"it points to {printable(file)}, which is not a file inside the directory"
+            )
         )
     if offset < 0 or length < 0:
         faults.append(Fault(printable(name), f"it lies at byte {offset} and has {length} bytes"))
@@ -136,7 +138,7 @@ def _inside(file: str) -> bool:
 
 
 def _dtype(dtype: Any) -> str:
-    """The name of a dtype, also of one that nothing can be made from: a tensor that nobody needs may have it."""
+    """The name of a dtype, even of one that cannot be widened: a tensor that the plan does not need may have it."""
     return dtype_name(dtype) if dtype in KNOWN else f"{dtype}"
 
 

@@ -1,6 +1,6 @@
 """A chunk of a tensor in a `torch.distributed.checkpoint` file: an archive whose entries are read in place.
 
-So a slice costs the bytes of the slice, not those of the chunk. Knows: the archive. Runs no pickle.
+Reading a slice costs the bytes of the slice, not those of the chunk. Knows: the archive. Runs no pickle.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def chunk_place(directory: Path, chunk: Chunk, dtype: str) -> Place:
 
 
 def read_value(directory: Path, where: tuple[str, int, int]) -> Any:
-    """A plain value (a number, a string, a list of them) that was saved beside the tensors.
+    """A plain value (a number, a string, a list of them) that was saved with the tensors.
 
     Read with torch's `weights_only` allow-list.
     """
@@ -84,7 +84,7 @@ def read_value(directory: Path, where: tuple[str, int, int]) -> Any:
 
 
 class _Region(io.RawIOBase):
-    """A stretch of a file, as a file."""
+    """A byte range of a file, as a file object."""
 
     def __init__(self, file: io.BufferedReader, offset: int, length: int) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def _archive(region: _Region, where: str) -> tuple[bytes, dict[str, tuple[int, i
                     start = record.header_offset + _LOCAL_HEADER.size + header[-2] + header[-1]
                     found[name.removeprefix("data/")] = (start, record.file_size)
     except _DAMAGED as error:
-        raise MupscaleError(f"{where} is no archive of torch.save: {printable(str(error))}") from None
+        raise MupscaleError(f"{where} is not an archive of torch.save: {printable(str(error))}") from None
     return head, found
 
 

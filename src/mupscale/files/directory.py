@@ -1,7 +1,7 @@
 """A Hugging Face directory: its config, where every tensor lies, and which other files belong to it.
 
-Reads JSON and headers only: no weight is loaded, no pickle is opened. What cannot be widened as it is
-(pickled, quantised, adapters, code of its own) is refused with what to do first. Knows no model family.
+Reads JSON and headers only: no weight is loaded, no pickle is opened. Checkpoints that cannot be widened as they
+are (pickled, quantised, adapters, custom code) are refused with what to do first. Knows no model family.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _MOST_FILES = 100_000  # bounds the listing of a folder that is not a checkpoint
 
 @dataclass(frozen=True)
 class Directory:
-    """What lies in a model's directory. Names are those of files directly inside it."""
+    """The content of a model's directory. Names are those of files directly inside it."""
 
     path: Path
     config: dict[str, Any]
@@ -65,13 +65,13 @@ class Directory:
     carried: tuple[str, ...]
     """Tokenizer, generation config and the like: a wider model uses the same."""
     trainer: tuple[str, ...]
-    """What a Trainer run left beside the weights; nothing here opens it."""
+    """Files that a Trainer run saved with the weights; nothing here opens them."""
     skipped: tuple[str, ...]
     """Files and folders that are neither read nor carried."""
 
 
 def read_directory(path: Path | str) -> Directory:
-    """Everything about a checkpoint that can be known without reading a weight, or one error with all faults."""
+    """Read everything about a checkpoint except its weights; raises one error with all faults."""
     path = Path(path)
     names = _names(path)
     claim = f"{printable(str(path))} cannot be widened as it is"
@@ -181,7 +181,7 @@ def _is_stock(model_type: str) -> bool:
 
 
 def _sharded(path: Path) -> dict[str, Place]:
-    """The tensors of all shards, which must be those the index names, where it names them."""
+    """The tensors of all shards. If there is an index, it must name the same tensors in the same files."""
     index = parse_json(read_regular(path / INDEX), INDEX)
     where = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(where, dict) or not where:

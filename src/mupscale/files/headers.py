@@ -1,8 +1,7 @@
 """Safetensors headers, read strictly and written as `save_file` writes them.
 
 A file is `length (8 bytes) | JSON, padded with spaces | data`, so every offset follows from names, dtypes and
-shapes, and a header can stand in a file before any data does. Knows nothing of directories or of what tensors
-mean; reads no data.
+shapes, and a header can be written before any data. Does not know directories or what tensors mean; reads no data.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _MOST_DIMS = 64  # numpy's limit
 
 @dataclass(frozen=True)
 class Header:
-    """What a safetensors file says about itself, checked against its size."""
+    """The header of a safetensors file, checked against the size of the file."""
 
     tensors: dict[str, Place]
     metadata: dict[str, str]
@@ -60,7 +59,7 @@ def header_bytes(
 
 
 def read_header(path: Path | str) -> Header:
-    """The header of a safetensors file; whatever is wrong with it is one `MupscaleError`."""
+    """Read the header of a safetensors file; every fault raises `MupscaleError`."""
     path = Path(path)
     where = f"the safetensors file {printable(path.name)}"
     descriptor = open_regular(path)
@@ -70,7 +69,7 @@ def read_header(path: Path | str) -> Header:
             length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
             if size < 8 or length > size - 8:
                 raise MupscaleError(
-                    f"{where} is truncated, or no safetensors at all: {size} bytes, and its first 8 call for "
+                    f"{where} is truncated, or not a safetensors file: {size} bytes, and its first 8 call for "
                     f"{8 + length}; copy or download it again"
                 )
             if length > LONGEST_TEXT:

@@ -21,12 +21,12 @@ from .strict import printable
 
 
 def read_metadata(raw: bytes, where: str) -> Any:
-    """The record behind `.metadata`, with the attributes torch gives it."""
+    """Read a `.metadata` pickle as a record with the attributes that torch gives it."""
     return _unpickled(raw, _METADATA_NAMES, where)
 
 
 def read_head(raw: bytes, where: str) -> Any:
-    """What the pickle of a torch.save archive says of its tensor: a `Head` where it holds one plain tensor."""
+    """Read the pickle of a torch.save archive: a `Head` if it holds one plain tensor."""
     return _unpickled(raw, _TENSOR_NAMES, where, tensor=True)
 
 
@@ -61,7 +61,7 @@ class _Properties(Record):
 
 
 class _Call:
-    """A function that a pickle may call and not change."""
+    """A function that a pickle may call but not modify."""
 
     __slots__ = ("_function",)
 
@@ -72,11 +72,11 @@ class _Call:
         return self._function(*arguments)
 
     def __setstate__(self, state: Any) -> None:
-        raise MupscaleError("it changes what it has no business with")
+        raise MupscaleError("it modifies a function")
 
 
 def _only(kind: type, value: Any) -> Any:
-    """A value of one plain type: making a text of anything else may take for ever."""
+    """A value of one plain type. Other types are not formatted in messages, because that may take forever."""
     if type(value) is not kind:
         raise MupscaleError(f"a {kind.__name__} is expected, found a {type(value).__name__}")
     return value
@@ -88,7 +88,7 @@ def _record(kind: str) -> type[Record]:
 
 @dataclass(frozen=True)
 class Head:
-    """What the head of a torch.save archive says of its tensor."""
+    """Dtype, shape, strides and storage of the tensor in a torch.save archive."""
 
     storage: str
     dtype: str

@@ -18,7 +18,7 @@ _DIGITS = 20  # of an index in text: no 64-bit number has more
 
 
 def check_memo(raw: bytes) -> None:
-    """Raise where a memo index is above the number of opcodes, or an argument ends behind the pickle.
+    """Raise if a memo index is above the number of opcodes, or an argument ends behind the pickle.
 
     >>> import pickle
     >>> check_memo(pickle.dumps([["a"], {"b": 1.5}]))
@@ -46,7 +46,7 @@ def check_memo(raw: bytes) -> None:
 
 
 def _after(raw: bytes, start: int, code: int) -> int:
-    """Where an argument ends that is lines of text, or bytes behind their own count; behind `raw` if it does not."""
+    """The end of an argument that is lines of text, or bytes after their count; behind `raw` if it is cut off."""
     opcode = _OPCODES.get(code)
     if opcode is None or opcode.arg is None:
         raise MupscaleError(f"{code} is not an opcode")
@@ -68,7 +68,7 @@ def _index(code: int, argument: bytes) -> int:
 
 
 def _fixed(code: int) -> int:
-    """Bytes of the argument of an opcode; below zero where it takes a look, or where there is no such opcode."""
+    """Bytes of the argument of an opcode; negative if its size must be read, or if the opcode does not exist."""
     opcode = _OPCODES.get(code)
     if opcode is None:
         return -1

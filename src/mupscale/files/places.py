@@ -1,4 +1,4 @@
-"""Where a tensor lies: a file, a byte offset, a dtype and a shape; and how a rectangle of it lies in runs.
+"""Where a tensor lies: a file, a byte offset, a dtype and a shape; and the contiguous runs of a rectangle of it.
 
 Knows: the dtypes of safetensors with their sizes, and arithmetic of offsets. Opens nothing.
 """
@@ -52,7 +52,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """What safetensors calls a dtype."""
+    """The safetensors name of a dtype."""
     if dtype not in _NAMES:
         raise MupscaleError(f"safetensors has no {dtype}")
     return _NAMES[dtype]
@@ -69,7 +69,7 @@ def item_size(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor in a file: row-major from `offset` bytes on.
+    """A tensor in a file, row-major, starting at byte `offset`.
 
     >>> Place("model.safetensors", 80, "F32", (2, 3)).end
     104

@@ -1,7 +1,7 @@
 """Strict parsing of untrusted files: JSON without surprises, names that stay in their folder, regular files only.
 
-Knows: how to read text that may be broken or hostile so that the only outcome beside a value is a
-`MupscaleError`. Knows nothing of what the text means.
+Knows: how to read text that may be broken or hostile, so that the only outcome other than a value is a
+`MupscaleError`. Does not know what the text means.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _SHOWN = 20  # faults of one error; a damaged file may have one per tensor
 
 
 def parse_json(raw: bytes, where: str, *, infinity: bool = False, objects: int = MOST_OBJECTS) -> Any:
-    """The value of a JSON text, or one error that says what is wrong with it.
+    """Parse a JSON text; raises an error that says what is wrong with it.
 
-    Refused beside broken syntax: double keys, NaN (and infinity unless allowed), numbers beyond 20 digits,
-    deep nesting, and more items than any checkpoint has.
+    In addition to broken syntax it refuses duplicate keys, NaN (and infinity unless allowed), numbers beyond 20
+    digits, deep nesting, and more items than any checkpoint has.
 
     >>> parse_json(b'{"a": [1, 2.5]}', "demo")
     {'a': [1, 2.5]}
@@ -115,13 +115,13 @@ def text_fault(text: Any) -> str | None:
 
 
 def printable(name: object) -> str:
-    """A stranger's text as it may stand in a message: printable and short."""
+    """Untrusted text for a message, made printable and short."""
     text = name if isinstance(name, str) else repr(name)
     return _short(text)[:120]
 
 
 def raise_few(claim: str, faults: Iterable[Fault]) -> None:
-    """Raise one error with the first faults and the number of the others; return when there are none."""
+    """Raise one error with the first faults and the number of the others; return if there are none."""
     collected = list(faults)
     if len(collected) > _SHOWN:
         more = len(collected) - _SHOWN
@@ -132,7 +132,7 @@ def raise_few(claim: str, faults: Iterable[Fault]) -> None:
 
 @contextmanager
 def refuse_malformed(claim: str) -> Iterator[None]:
-    """Turn what reading plain values of another shape raises into one `MupscaleError`.
+    """Turn the exceptions of reading malformed plain values into one `MupscaleError`.
 
     >>> with refuse_malformed("this is not a record"):
     ...     {}["seed"]
@@ -147,7 +147,7 @@ def refuse_malformed(claim: str) -> Iterator[None]:
 
 @contextmanager
 def os_errors(where: Path | str) -> Iterator[None]:
-    """Turn what the operating system says about a file into a `MupscaleError`."""
+    """Turn errors of the operating system about a file into a `MupscaleError`."""
     try:
         yield
     except OSError as error:
@@ -157,7 +157,7 @@ def os_errors(where: Path | str) -> Iterator[None]:
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor for reading a regular file; pipes and devices, which could block for ever, are refused."""
+    """Open a regular file for reading; pipes and devices, which could block forever, are refused."""
     with os_errors(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -167,7 +167,7 @@ def open_regular(path: Path) -> int:
 
 
 def read_regular(path: Path, longest: int = LONGEST_TEXT) -> bytes:
-    """The bytes of a regular file that is not longer than a text may be."""
+    """Read a regular file of at most `longest` bytes."""
     descriptor = open_regular(path)
     with os_errors(path), open(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size

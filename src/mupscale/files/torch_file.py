@@ -1,8 +1,8 @@
-"""torch.save files without their tensors: where the bytes of each lie, and a file with room for them.
+"""torch.save files without their tensors: where the bytes of each lie, and new files with room for them.
 
-Reading loads no tensor and executes no pickle beyond torch's `weights_only` allow-list; writing gives the
-bytes around the tensors and the place of each. So state of any size can be streamed. Checksums of the room left
-are zero, as after `torch.serialization.set_crc32_options(False)`: torch.load does not look at them.
+Reading loads no tensor and executes no pickle beyond torch's `weights_only` allow-list. Writing returns the bytes
+around the tensors and the place of each, so state of any size can be streamed. Checksums of the reserved room
+are zero, as after `torch.serialization.set_crc32_options(False)`: torch.load does not check them.
 Knows: the archive. Does not know: optimizers, plans.
 """
 
@@ -31,14 +31,14 @@ _LONGEST_PICKLE = 1 << 28  # bytes; the pickle of an optimizer with a million te
 
 @dataclass(frozen=True)
 class Room:
-    """A tensor to be: space for it is left in a file."""
+    """A tensor that is not written yet: space in a file is reserved for it."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 def read_tree(path: Path | str) -> Any:
-    """What a torch.save file holds, with a `Place` for every tensor; no tensor is read.
+    """The content of a torch.save file, with a `Place` for every tensor; no tensor is read.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ def read_tree(path: Path | str) -> Any:
 
 
 def read_tensor(folder: Path | str, place: Place) -> Tensor:
-    """One tensor of a file, in memory of its own."""
+    """Read one tensor of a file into new memory."""
     path = Path(folder) / place.file
     with os_errors(path), open(open_regular(path), "rb") as file:
         file.seek(place.offset)
@@ -77,7 +77,7 @@ def read_tensor(folder: Path | str, place: Place) -> Tensor:
 def lay_out(name: str, tree: Any) -> tuple[OutFile, Any]:
     """The torch.save file of a tree in which every `Room` is a tensor whose bytes are still to be written.
 
-    Returns the file, with every byte that is no tensor's, and the tree with a `Place` for every room.
+    Returns the file, with all bytes except those of tensors, and the tree with a `Place` for every room.
 
     >>> file, tree = lay_out("x.pt", {"a": Room("F32", (1000, 1000))})
     >>> file.size > tree["a"].bytes == 4_000_000, sum(len(data) for _, data in file.chunks) < 3000
@@ -155,7 +155,7 @@ def map_leaves(tree: Any, where: str, kind: type, change: Callable[[str, Any], A
 
 
 def _check_archive(path: Path) -> int:
-    """The size of an archive in which offsets mean bytes: records stored as they are, little end first."""
+    """The size of an archive whose tensors can be read in place: uncompressed and little-endian."""
     with os_errors(path), open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         try:
@@ -167,7 +167,7 @@ def _check_archive(path: Path) -> int:
                 big = any(archive.read(r) != b"little" for r in orders)
         except Exception as error:  # damaged archives raise many kinds
             raise MupscaleError(
-                f"{printable(str(path))} is no archive of torch.save: {printable(str(error))}; {_AGAIN}"
+                f"{printable(str(path))} is not an archive of torch.save: {printable(str(error))}; {_AGAIN}"
             ) from None
     if packed or big or long:
         why = (
@@ -178,7 +178,7 @@ def _check_archive(path: Path) -> int:
 
 
 class _Sheet(io.RawIOBase):
-    """A file in which torch.save writes everything but tensors; it steps over those, and the holes cost nothing."""
+    """A file object to which torch.save writes everything except tensors; skipped bytes take no memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class _Sheet(io.RawIOBase):
         return self.size
 
     def joined(self) -> Iterator[tuple[int, bytes]]:
-        """The bytes in order, neighbours as one."""
+        """The written bytes in order, adjacent chunks joined."""
         start, data = 0, bytearray()
         for at, piece in self._chunks:
             if at != start + len(data):

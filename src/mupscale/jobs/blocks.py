@@ -1,7 +1,7 @@
-"""One block of a wide tensor from the bytes of the base: read what covers it, expand, round once.
+"""One block of a wide tensor from the bytes of the base: read the covering range, expand, round once.
 
 The writer and the check both make their blocks here, so a check is a second run of the same function. Memory
-is a few buffers that are used again. Knows nothing of journals or of where the block goes.
+is a few buffers that are reused. Does not know journals, or where the block is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .job import Move, window
 from .work_units import Block
 
 _MOST_OPEN = 64  # files; far below the 1024 descriptors that a process usually has, for several threads
-_SMALL = 1 << 16  # entries; reading so few too many costs less than splitting a block
+_SMALL = 1 << 16  # entries; reading this many in excess costs less than splitting a block
 _NOISY = 1 << 19  # entries that get their noise at a time
 
 
@@ -58,7 +58,7 @@ class Reader:
         return self._open[file]
 
     def read_(self, file: str, offset: int, into: memoryview) -> None:
-        """Fill `into` from `offset` on."""
+        """Fill `into` with the bytes of the file that start at `offset`."""
         done = 0
         while done < len(into):
             try:
@@ -88,7 +88,7 @@ class StoredBase:
 
 
 def stored_base(move: Move, reader: Reader) -> StoredBase | None:
-    """What a move reads, its sources joined; None for a new tensor."""
+    """The base tensor of a move, its sources joined; None for a new tensor."""
     if not move.sources:
         return None
     start, shape = window(move.making.base_shape, move.cells)
@@ -97,7 +97,7 @@ def stored_base(move: Move, reader: Reader) -> StoredBase | None:
 
 
 class BlockMaker:
-    """Makes any rectangle of a wide tensor, in memory that is used again."""
+    """Makes any rectangle of a wide tensor, in memory that is reused."""
 
     def __init__(self) -> None:
         self._rooms: dict[str, Tensor] = {}
@@ -149,7 +149,7 @@ class BlockMaker:
             out.copy_(exact)
 
     def _split_(self, out: Tensor, making: Making, base: StoredBase, start: list[int]) -> bool:
-        """Fill piece by piece where a few rows on both sides of a seam would read everything between."""
+        """Fill piece by piece if a few rows on both sides of a seam would read everything between them."""
         for dim, axis in enumerate(making.axes):
             pieces = list(axis.pieces(start[dim], start[dim] + out.shape[dim]))
             if len(pieces) > 1:
@@ -211,7 +211,7 @@ def read_rectangle_(
 
 
 def _parts(out: Tensor, making: Making, start: list[int]) -> Iterator[tuple[Tensor, list[int]]]:
-    """A block in one piece, or, since noise takes several times the room of what it is added to, in small ones."""
+    """A block in one piece, or in small pieces if it gets noise, which takes several times the memory of the block."""
     noise = making.noise
     cuttable = [] if noise is None else [d for d, n in enumerate(out.shape) if n > 1 and d != noise.paired]
     if not cuttable or out.numel() <= _NOISY:

@@ -1,7 +1,7 @@
-"""Fingerprints of the base's files: cheap ones before the work starts, whole ones spread over it.
+"""Fingerprints of the base's files: cheap ones before the work starts, complete ones spread over the workers.
 
 The ends of a file (a safetensors header, a zip's directory) are digested when a job is made and again by every
-worker; the whole of it in stretches, by the workers, once. Knows nothing of tensors.
+worker. The complete file is digested once, in stretches, by the workers. Knows nothing of tensors.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def base_file(folder: Path, name: str) -> BaseFile:
 
 
 def check_base(job: Job) -> dict[str, str]:
-    """Raise unless the base's files are those the job was made for; the size and time of change of each."""
+    """Raise unless the base's files are those the job was made for; returns size and modification time of each."""
     faults, stamps = [], {}
     for file in job.sources:
         try:
@@ -97,7 +97,7 @@ def check_base(job: Job) -> dict[str, str]:
 
 
 def check_stamps(before: dict[str, set[str]], now: dict[str, str]) -> None:
-    """Raise when a base file has changed since any worker began to read it."""
+    """Raise if a base file has changed since any worker began to read it."""
     raise_few(
         "the base changed while the job ran, so the output may mix two versions of the base",
         [
@@ -115,8 +115,9 @@ def check_stamps(before: dict[str, set[str]], now: dict[str, str]) -> None:
 def digest_stretch(reader: Reader, name: str, stretch: Stretch) -> str:
     """The fingerprint of one stretch of a base file, several times as fast as a cryptographic one.
 
-    Every MiB becomes the sum, modulo 2^64, of its 32-bit words times fixed odd numbers, and the sums are digested: one
-    changed word always shows, any other change but for about one chance in 2^32. It tells accidents, not forgery.
+    Every MiB becomes the sum, modulo 2^64, of its 32-bit words times fixed odd numbers, and the sums are digested. A
+    single changed word is always detected; any other change is missed with a probability of about 2^-32. It detects
+    accidents, not forgery.
     """
     digest, room = hashlib.blake2b(digest_size=32), np.empty(-(-min(_READ, stretch.bytes) // 8), np.uint64)
     raw = memoryview(room.view(np.uint8))  # type: ignore[arg-type]
@@ -156,7 +157,7 @@ def published(job: Job) -> str:
 
 
 def about_text(job: Job, digests: dict[str, str]) -> str:
-    """What `mupscale.json` says: the job's own account, the digest of the job and of every base file."""
+    """The text of `mupscale.json`: the job's `about`, the digest of the job and of every base file."""
     files = {file.name: {"size": file.size, "digest": digests[file.name]} for file in job.sources}
     base = job.about.get("base")
     known = base if isinstance(base, dict) else {}
@@ -169,7 +170,7 @@ def about_text(job: Job, digests: dict[str, str]) -> str:
 
 
 def read_carried(folder: Path, name: str) -> bytes:
-    """A file that is carried over; one that does not fit in memory is no tokenizer."""
+    """Read a file that is carried over, such as a tokenizer; files above 1 GiB are refused."""
     return read_regular(folder / name, _LARGEST_CARRIED)
 
 

@@ -104,7 +104,7 @@ class BaseFile:
 
 @dataclass(frozen=True)
 class Job:
-    """All of it. `about` becomes `mupscale.json`, with a digest of every base file added at the end."""
+    """A complete job. `about` becomes `mupscale.json`, with a digest of every base file added at the end."""
 
     base: Path
     out: Path
@@ -141,7 +141,7 @@ class Job:
 
     @staticmethod
     def from_json(raw: bytes) -> Job:
-        """The job that `to_json` wrote. Whether it is sound is another question: see `job_check.sound_job`."""
+        """The job that `to_json` wrote. It is not checked further here: see `job_check.sound_job`."""
         return Job.of_json(parse_json(raw, "the job", objects=_MOST_OBJECTS))
 
     @staticmethod
@@ -214,7 +214,7 @@ def _place(entry: Any) -> Place:
 
 
 def _scale(text: str) -> Scale:
-    if len(text) > 40:  # a long number could take for ever to factorise
+    if len(text) > 40:  # factorising a long number could take forever
         raise ValueError(f"scale {printable(text)} is too long")
     digits = max((len(part) for part in text.replace("/", " ").replace("^", " ").split()), default=0)
     if digits > 12:

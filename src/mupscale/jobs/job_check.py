@@ -30,7 +30,7 @@ def sound_job(raw: bytes) -> Job:
 
 
 def check_job(job: Job) -> None:
-    """Raise one error with all that is wrong with a job; a sound one writes nothing outside its output."""
+    """Raise one error with all faults of a job. A sound job writes nothing outside its output."""
     faults = [*_names(job), *_block(job)]
     outputs = {file.name: file.size for file in job.files}
     inputs = {file.name: file.size for file in job.sources}
@@ -88,7 +88,7 @@ def _place(place: Place, size: int) -> str | None:
 
 
 def _kernel(move: Move) -> Iterator[str]:
-    """What the kernel would refuse, found before work starts."""
+    """Faults that the kernel would refuse, found before work starts."""
     if move.cells:
         odd = list(_cells(move))
         yield from odd
@@ -124,7 +124,7 @@ def _cells(move: Move) -> Iterator[str]:
         return
     for axis, (which, count) in zip(axes, move.cells, strict=True):
         if not which < count or axis.base % count or axis.wide % count:
-            yield f"cell {which} of {count} is no part of axis {axis}"
+            yield f"cell {which} of {count} is not a part of axis {axis}"
             continue
         size, room = axis.wide // count, axis.base // count
         low, high = axis.cover(which * size, (which + 1) * size)

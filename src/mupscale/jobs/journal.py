@@ -1,7 +1,7 @@
-"""What has been done, on disk: one append-only file per worker, every line with its own check.
+"""The record of finished units on disk: one append-only file per worker, every line with its own checksum.
 
-A line counts only if it is whole, so a journal that was torn by a crash is shorter, never wrong. Units of all
-journals count, no matter which worker wrote them. Knows nothing of what a unit is.
+A line counts only if it is complete, so a crash can only shorten a journal, never make it wrong. Units of all
+journals count, no matter which worker wrote them. Does not know what a unit is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Done:
 
 
 class Journal:
-    """The journal of one worker, with a name of its own, so that no two processes write one file."""
+    """The journal of one worker, with a unique file name, so that no two processes write to one file."""
 
     def __init__(self, folder: Path, worker: int, workers: int) -> None:
         self.path = folder / f"journal-{worker:05d}-of-{workers:05d}-{secrets.token_hex(4)}.log"
@@ -44,7 +44,7 @@ class Journal:
             self._descriptor = os.open(self.path, flags, 0o644)
 
     def units(self, units: Iterable[int]) -> None:
-        """Say that units are done; returns when the disk has it."""
+        """Record that units are done; returns after the record is synced to disk."""
         self._append([f"u {first} {last}" for first, last in _ranges(sorted(units))])
 
     def digests(self, digests: dict[int, str]) -> None:

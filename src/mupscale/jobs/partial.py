@@ -1,7 +1,7 @@
-"""The output while it is being written: `<out>.partial`, which becomes `<out>` in one step when all is there.
+"""The output while it is being written: `<out>.partial`, which is renamed to `<out>` when it is complete.
 
-Until then it holds no config and no weight file under its own name, so nothing can load it as a model. Every
-step may be repeated or be done by two processes at once. Knows nothing of how bytes are made.
+Until then it holds no config and no weight file under its final name, so nothing can load it as a model. Every
+step may be repeated or be done by two processes at once. Does not know how bytes are made.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def working_job(out: Path) -> Path:
 
 
 def prepare(job: Job) -> bool:
-    """Make the partial directory with its empty files, or find it; True when the whole job is already done."""
+    """Make the partial directory with its empty files if it does not exist; True if the job is already done."""
     folder = partial(job.out)
     if _is_complete(job.out, job):
         return True
@@ -55,7 +55,7 @@ def prepare(job: Job) -> bool:
         with suppress(FileExistsError):
             folder.mkdir()
         if folder.is_symlink() or not folder.is_dir():
-            raise MupscaleError(f"{folder} is not a directory of our own; remove it")
+            raise MupscaleError(f"{folder} is not a directory that mupscale made; remove it")
     with _locked(folder), os_errors(folder):
         if _is_complete(job.out, job):  # finished by another process while this one waited
             return True
@@ -72,7 +72,7 @@ def prepare(job: Job) -> bool:
 
 
 def finish(job: Job, units: WorkUnits, done: Done) -> None:
-    """Give everything its name once all units are done, and the directory its own."""
+    """Once all units are done, give the files their final names, then the directory."""
     folder = partial(job.out)
     with _locked(folder), os_errors(folder):
         if not folder.exists() and _is_complete(job.out, job):
@@ -97,12 +97,12 @@ def finish(job: Job, units: WorkUnits, done: Done) -> None:
 
 
 def is_finished(job: Job) -> bool:
-    """Whether the output is there, under its own name, and of this job."""
+    """Whether the output exists under its final name and belongs to this job."""
     return not partial(job.out).exists() and _is_complete(job.out, job)
 
 
 def _publish(job: Job, folder: Path) -> None:
-    """The last step: what only workers need goes, and the directory gets its name."""
+    """The last step: remove the files that only workers need, and rename the directory."""
     kept = {entry.name for part in (job.files, job.carried, job.texts) for entry in part}
     for path in folder.iterdir():
         if path.name not in kept | {ABOUT, JOB}:
@@ -153,7 +153,7 @@ def _claim(job: Job, folder: Path) -> None:
 
 
 def _identity(entry: Any) -> Any:
-    """A job without its paths, which may be written in many ways; through JSON, so that equal is equal."""
+    """A job without its paths, which can be spelled in several ways, as JSON values, so that jobs can be compared."""
     if not isinstance(entry, dict):
         return entry
     kept = {key: value for key, value in entry.items() if key not in ("base", "out")}
@@ -178,7 +178,7 @@ def write_all(descriptor: int, raw: memoryview, offset: int) -> None:
 
 
 def _write(path: Path, raw: bytes) -> None:
-    """A whole file at once: nobody sees half of it."""
+    """Write a file atomically: readers see all of it or nothing."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:

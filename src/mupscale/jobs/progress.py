@@ -41,7 +41,7 @@ class Progress:
             self._show("\r" if self._terminal else "", "" if self._terminal else "\n")
 
     def close(self) -> None:
-        """Show the end, and leave the cursor on a line of its own."""
+        """Show the final state, and leave the cursor on a new line."""
         if self._first is not None:
             self._show("\r" if self._terminal else "", "\n")
 
@@ -74,7 +74,7 @@ class Progress:
 
 @contextmanager
 def shown_progress(what: str, quiet: bool = False) -> Iterator[Callable[[int, int], None] | None]:
-    """A report to hand to a job, shown on standard error until the block ends; None when nobody wants it."""
+    """A progress callback for a job, shown on standard error until the block ends; None if it is turned off."""
     if quiet:
         yield None
         return

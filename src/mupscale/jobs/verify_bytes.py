@@ -1,7 +1,7 @@
-"""The bytes of a finished directory, compared with what its job and its base say they must be.
+"""Compare the bytes of a finished directory with those that its job and its base determine.
 
-Every block is made again, noise included, and compared bit for bit, in the memory of a few blocks. Knows
-nothing of models: that the right thing was computed is for other checks to show.
+Every block is made again, noise included, and compared bit for bit, in the memory of a few blocks. Does not know
+models: whether the job itself is right is shown by other checks.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _LOADED = ("*.safetensors", "*.bin", "*.index.json", "adapter_*", "*.py", "*.pt"
 def check_bytes(
     job: Job | Path | str, base: Path | str | None = None, report: Report | None = None
 ) -> list[Fault]:
-    """Everything that differs between a finished output and its job; nothing when every bit is right.
+    """A fault per difference between a finished output and its job; none if every bit is right.
 
-    Give the job, or the directory and the base it was made from: the directory holds its job.
+    Pass the job, or the directory and the base it was made from: the directory holds its job.
     """
     try:
         if not isinstance(job, Job):
@@ -54,9 +54,9 @@ def check_bytes(
 
 
 def read_job(out: Path, base: Path | str | None) -> Job:
-    """The job a finished directory was written by, to be held against a base."""
+    """The job that wrote a finished directory, to be compared with a base."""
     if base is None:
-        raise MupscaleError(f"say which base {printable(str(out))} was made from")
+        raise MupscaleError(f"the base of {printable(str(out))} is not known; pass the base it was made from")
     stored = sound_job(read_regular(out / JOB, _LONGEST))
     return replace(stored, base=Path(os.path.abspath(base)), out=Path(os.path.abspath(out)))
 
@@ -84,7 +84,7 @@ def _chunks(job: Job, wide: Reader) -> Iterator[Fault]:
 
 
 def _blocks(units: WorkUnits, base: Reader, wide: Reader, report: Report | None) -> Iterator[Fault]:
-    """One fault for every tensor that differs anywhere."""
+    """One fault per tensor that differs."""
     maker, done = MoveMaker(base), 0
     first: dict[str, str] = {}
     for number in range(units.blocks):
@@ -156,7 +156,7 @@ def _small_files(job: Job, digests: dict[str, str]) -> Iterator[Fault]:
 
 
 def _surplus(job: Job) -> Iterator[Fault]:
-    """Files that nobody ordered and that a loader would pick up."""
+    """Files that the job did not write and that a loader would read."""
     own = {entry.name for part in (job.files, job.carried, job.texts) for entry in part}
     try:
         names = sorted(os.listdir(job.out))

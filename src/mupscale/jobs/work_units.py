@@ -1,4 +1,4 @@
-"""How a job is cut into units of work, and which worker does which.
+"""The units of work of a job, and which worker does which of them.
 
 A unit is a rectangle of one wide tensor of about `block_bytes`, or one stretch of a base file to be digested.
 Both are numbered, so that "done" is a set of numbers. Knows nothing of disks.
@@ -46,10 +46,10 @@ class Stretch:
 
 
 def block_shape(making: Making, whole: Sequence[int], item_bytes: int, block_bytes: int) -> tuple[int, ...]:
-    """The largest rectangle of whole inner dimensions of `whole`, a part of the wide tensor, that a block holds.
+    """The shape of the largest block: whole inner dimensions of `whole`, a part of the wide tensor.
 
     Outer dimensions are cut first, so that a block is one run of bytes. Paired noise needs all copies of an
-    entry at once: where they lie too far apart for one block, their dimension is left whole and others are cut.
+    entry at once: if they lie too far apart for one block, their dimension is left whole and others are cut.
     """
     shape = list(whole)
     paired = making.noise.paired if making.noise is not None else None

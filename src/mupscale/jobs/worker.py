@@ -1,7 +1,7 @@
 """A whole job or one worker's share of it: units in, bytes at fixed offsets out, in memory that does not grow with the model.
 
 Every unit is independent and may be done twice, so any worker may do any unit, be killed, and start again.
-What a unit's bytes are is `blocks.py`'s business; when the output becomes visible, `partial.py`'s.
+`blocks.py` makes the bytes of a unit; `partial.py` decides when the output becomes visible.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run_worker(
     """
     check_job(job)
     if threads < 1:
-        raise MupscaleError(f"{threads} threads cannot do anything; use 1 or more")
+        raise MupscaleError(f"threads={threads}, expected 1 or more; write threads=1")
     units = WorkUnits(job)
     share = list(units.share(worker, workers))
     with _finished_by_another(job):
@@ -79,7 +79,7 @@ def run_worker(
 
 
 def check_space(job: Job, needed: int) -> None:
-    """Raise unless the disk of the output has room for so many more bytes."""
+    """Raise unless the disk of the output has room for this many more bytes."""
     with _disk_errors(job):
         free = _free(job)
     if free < needed:
@@ -106,9 +106,9 @@ class _Count:
 
 
 def _in_threads(count: int, todo: list[int], work: Callable[[Iterator[int]], None]) -> None:
-    """Let threads take units from one list, in order; the first failure, or an interrupt, ends them all.
+    """Threads take units from one list, in order; the first failure, or an interrupt, ends them all.
 
-    Everything that takes time (reading, the kernel, writing, digests) leaves the interpreter to others.
+    Everything that takes time (reading, the kernel, writing, digests) releases the interpreter lock.
     """
     if count == 1:
         work(iter(todo))
@@ -150,7 +150,7 @@ def _do(job: Job, units: WorkUnits, todo: Iterator[int], keeper: _Keeper, count:
 
 
 class _Writer:
-    """Output files, opened as they are needed; a few at a time."""
+    """Output files, opened when they are needed, a few at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -179,9 +179,9 @@ class _Writer:
 
 
 class _Keeper(Thread):
-    """Brings written blocks to the disk and then into the journal, while the next blocks are made.
+    """Syncs written blocks to disk and then records them in the journal, while the next blocks are made.
 
-    A unit is in the journal only after its bytes are on the disk, so what the journal says survives a crash.
+    A unit is in the journal only after its bytes are on disk, so the journal stays true after a crash.
     """
 
     def __init__(self, folder: Path, journal: Journal) -> None:
@@ -252,7 +252,7 @@ class _Keeper(Thread):
 
 @contextmanager
 def _finished_by_another(job: Job) -> Iterator[None]:
-    """When another process finishes the job, this one's files vanish under it; then there is nothing to do."""
+    """Ignore files that vanish because another process finished the job; then nothing is left to do."""
     try:
         yield
     except MupscaleError:

@@ -1,1 +1,1 @@
-"""An optimizer as named data: read from wherever it lies, carried to other units in one place, written anywhere."""
+"""An optimizer as named data: read from objects or state dicts, carried to other units in one place, written back."""

@@ -28,10 +28,10 @@ from .settings import by_factors, cannot_be_exact, scale_setting, scaled
 def carry_optimizer(
     start: NamedOptimizer, direction: Direction, *, split: bool = True
 ) -> tuple[NamedOptimizer, list[Fault]]:
-    """An optimizer at the other end, its state tensors a `Moment` each, and what could not be carried.
+    """An optimizer at the other end of the plan, with a `Moment` per state tensor, and faults for the rest.
 
-    With `split`, each group holds tensors with equal factors, and its settings are scaled by them. Without, groups and
-    settings stay what they were, for a checkpoint whose trainer steps in units (`training/stepping.py`).
+    With `split`, each group holds tensors with equal factors, and its settings are scaled by them. Without it, groups
+    and settings are unchanged, for a checkpoint whose trainer steps in units (`training/stepping.py`).
     """
     there = renamed(start, direction)
     groups = carry_groups(there.groups, direction) if split else there.groups
@@ -55,8 +55,8 @@ def renamed(start: NamedOptimizer, direction: Direction) -> NamedOptimizer:
 def carry_groups(groups: Iterable[NamedGroup], direction: Direction) -> tuple[NamedGroup, ...]:
     """Groups with names at the end, split so that each holds tensors with equal factors, and scaled by them.
 
-    One group of AdamW with a matrix that doubles both ways and its bias becomes two: lr / 2 for the one, lr for the
-    other.
+    One group of AdamW with a matrix whose two dimensions double and its bias becomes two groups: lr / 2 for the matrix,
+    lr for the bias.
     """
     carried: list[NamedGroup] = []
     for origin, group in enumerate(groups):

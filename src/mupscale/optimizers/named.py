@@ -32,22 +32,22 @@ class NamedGroup:
 class NamedOptimizer:
     """Groups and state of one optimizer.
 
-    A value of the state is a plain number, a tensor, what stands for a tensor that lies elsewhere and has a shape
+    A value of the state is a plain number, a tensor, a placeholder with a shape for a tensor that lies elsewhere
     (a place in a file, a slice on other ranks), or a `Moment`.
     """
 
     label: str
-    """What messages call it: its class, or the file it was read from."""
+    """Its name in messages: its class, or the file it was read from."""
     groups: tuple[NamedGroup, ...]
     state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Tensor name -> state key -> value; a tensor that has no state yet is absent."""
     idle: Set[str] = frozenset()
-    """Tensors in its groups that do not train: nothing has to stay exact for them, so nothing is refused."""
+    """Tensors in its groups that do not train. Their settings are not used, so they cause no faults."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A state tensor that is not made yet: what stands for it at the start, and how the one at the end is made."""
+    """A state tensor that is not made yet: its source at the start of the plan, and how to make it at the end."""
 
     source: Any
     """A tensor, or anything else with a shape, such as the place of a tensor in a file."""

@@ -1,6 +1,6 @@
 """Optimizers read as named data: live ones, and state dicts keyed by name or by position.
 
-Every reader returns the named optimizer together with what of it has no name or no units. Does not know: files.
+Every reader returns the named optimizer, and faults for entries without a name or without units. Does not know: files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCHEDULED = frozenset({"max_lr", "min_lr", "swa_lr", "base_momentum", "max_mome
 
 
 def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What an optimizer reads from a group: without parameters, and without what torch's schedulers note there."""
+    """The settings of a group: without its parameters, and without the keys that torch's schedulers add."""
     return _without(group, _SCHEDULED | _MEMBERS)
 
 
@@ -39,7 +39,7 @@ def _without(group: Mapping[str, Any], keys: frozenset[str]) -> dict[str, Any]:
 def read_live(
     optimizer: Optimizer, model: nn.Module, direction: Direction, rule: OptimizerRule
 ) -> tuple[NamedOptimizer, list[Fault]]:
-    """An optimizer of the model at the start of the walk; raises where it holds parameters of another."""
+    """Read an optimizer of the model at the start of `direction`; raises if it holds parameters of another model."""
     where = type(optimizer).__name__
     names: dict[int, str] = {}
     for name, kind, tensor in named_tensors(model):
@@ -74,7 +74,7 @@ def read_state_dict(
     rule: OptimizerRule,
     names: Sequence[str] | None = None,
 ) -> tuple[NamedOptimizer, list[Fault]]:
-    """A state dict at the start of the walk, keyed by name, or by position with names in its groups or in `names`."""
+    """Read a state dict that is keyed by name, or by position with names in its groups or in `names`."""
     if not ("param_groups" in state and "state" in state):
         raise MupscaleError(
             "an optimizer state dict has the keys 'state' and 'param_groups', found others; write "
@@ -91,7 +91,7 @@ def read_state_dict(
     accepted = inspect.signature(optimizer.__init__).parameters  # type: ignore[misc]
     own = {key for group in groups for key in group.settings if key in accepted}
     found = {spelled[key]: value for key, value in state["state"].items()}
-    # A parameter without state beside others that have some never trained.
+    # A parameter without state has never trained if other parameters have state.
     idle = set(spelled.values()) - found.keys() if found else frozenset[str]()
     named = NamedOptimizer(optimizer.__name__, groups, found, idle)
     return named, unknown_settings(groups, own, named.label)
@@ -131,7 +131,7 @@ def _spelled(state: Mapping[str, Any], direction: Direction, names: Sequence[str
 
 
 def parts(tree: Any, where: str) -> tuple[Groups, States]:
-    """Groups and state of an optimizer's state dict, whose form is checked and nothing else."""
+    """Groups and state of an optimizer's state dict. Only its form is checked."""
     groups = tree.get("param_groups") if isinstance(tree, dict) else None
     state = tree.get("state") if isinstance(tree, dict) else None
     if not (

@@ -1,7 +1,7 @@
 """Schedulers carried to a wide optimizer: those that multiply learning rates, and no others.
 
-A scheduler that knows an absolute learning rate (a floor, a peak) cannot be scaled from outside and is
-refused with what to use instead.
+A scheduler with an absolute learning rate (a floor, a peak) cannot be scaled from outside. It is refused, with a
+replacement in the message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REMEDY = "use a LambdaLR that returns the ratio to the initial learning rate"
 
 
 def absolute(scheduler: Any) -> str | None:
-    """Why a scheduler is not a plain multiplication, or None when it is."""
+    """Why a scheduler does not just multiply learning rates, or None if it does."""
     name = type(scheduler).__name__
     if name in _ABSOLUTE:
         return _ABSOLUTE[name]
@@ -48,7 +48,7 @@ def absolute(scheduler: Any) -> str | None:
 
 
 def refuse_absolute(schedulers: tuple[Any, ...]) -> list[Fault]:
-    """A fault for every scheduler that is not a plain multiplication."""
+    """A fault for every scheduler that does not just multiply learning rates."""
     reasons = [(type(scheduler).__name__, absolute(scheduler)) for scheduler in schedulers]
     what = "so it cannot follow groups whose rates scale differently"
     return [Fault(name, f"{reason}, {what}", _REMEDY) for name, reason in reasons if reason]

@@ -1,4 +1,4 @@
-"""The settings of a group in other units, and how two of them are compared.
+"""The settings of a group in other units, and the comparison of two settings.
 
 Reads the registry; states no exponent. Settings that cannot be exact are returned as faults.
 """
@@ -39,7 +39,7 @@ def factors_of(rule: OptimizerRule, settings: Mapping[str, Any], entry: TensorPl
 def by_factors(
     group: NamedGroup, entries: Iterable[tuple[str, TensorPlan]]
 ) -> list[tuple[Factors, list[str]]]:
-    """Tensors of a group that have the same factors, together; in the order in which they first appear."""
+    """Tensors of a group, grouped by equal factors, in the order of their first appearance."""
     found: dict[tuple[tuple[str, Any], ...], list[str]] = {}
     for name, entry in entries:
         factors = factors_of(group.rule, group.settings, entry)
@@ -48,7 +48,7 @@ def by_factors(
 
 
 def scaled(settings: Mapping[str, Any], factors: Factors, back: bool = False) -> dict[str, Any]:
-    """Settings multiplied by their factors, or divided on the way back; those without a factor as they are."""
+    """Settings multiplied by their factors, or divided when narrowing. Settings without a factor are unchanged."""
     return {
         key: scale_setting(value, factors[key], back) if key in factors else value
         for key, value in settings.items()
@@ -63,7 +63,7 @@ def in_units(
 
 
 def scale_setting(value: Any, scale: Scale | tuple[Scale, ...], back: bool = False) -> Any:
-    """A hyperparameter in new units; a tensor is replaced, never changed."""
+    """A hyperparameter in new units. A tensor is not modified; a new one is returned."""
     if isinstance(scale, tuple):
         pairs = zip(value, scale, strict=True)
         return tuple(None if v is None else scale_setting(v, s, back) for v, s in pairs)
@@ -74,7 +74,7 @@ def scale_setting(value: Any, scale: Scale | tuple[Scale, ...], back: bool = Fal
 
 
 def same_setting(one: Any, other: Any) -> bool:
-    """Whether two settings are one value, up to the rounding of a change of units.
+    """Whether two settings are equal up to the rounding of a change of units.
 
     >>> same_setting((0.9, 1e-3 * 3), [0.9, 3e-3]), same_setting(1e-8, 1e-7), same_setting(True, None)
     (True, False, False)
@@ -89,7 +89,7 @@ def same_setting(one: Any, other: Any) -> bool:
 def cannot_be_exact(
     rule: OptimizerRule, settings: Mapping[str, Any], name: str, entry: TensorPlan
 ) -> list[Fault]:
-    """Settings that no factor carries to this tensor: eps of zero beside pads, decay of a folded (1 + w) gain."""
+    """Settings that no factor makes exact for this tensor: eps = 0 with padding, decay of a folded (1 + w) gain."""
     faults = []
     eps, decay, gain = (
         settings.get("eps"),

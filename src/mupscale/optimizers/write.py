@@ -56,7 +56,7 @@ def write_state_dict(named: NamedOptimizer, by_name: bool) -> dict[str, Any]:
 def write_positions(
     named: NamedOptimizer, groups: Sequence[Mapping[str, Any]], order: Names
 ) -> dict[str, Any]:
-    """A trainer's state dict with its groups as they were, and other members in this order."""
+    """A trainer's state dict with the settings of its groups unchanged, and its parameters in this order."""
     names = [name for of in order for name in of]
     kept, first = [], 0
     for group, of in zip(groups, order, strict=True):

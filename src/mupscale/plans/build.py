@@ -1,8 +1,7 @@
-"""Build a model without paying for its weights.
+"""Build a model without allocating its weights.
 
-Parameters go to the meta device the moment they are registered, so their initialisation costs nothing;
-buffers are computed for real, because rotary tables and masks are the model's own work. The caller's
-random state is left as it was.
+Parameters move to the meta device as soon as they are registered, so their initialisation costs nothing. Buffers
+are computed, because no checkpoint holds rotary tables and masks. The caller's random state is not changed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a user states about a plan by name pattern, put into a draft.
+"""Declarations of the user by name pattern, applied to a draft.
 
-A declaration wins over everything inferred; one that matches no tensor is a fault.
+A declaration overrides everything inferred; one that matches no tensor is a fault.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LayoutSpec = Layout | Mapping[int, Layout]
 
 @dataclass(frozen=True)
 class Declared:
-    """What the user states by name pattern; it wins over everything inferred."""
+    """Declarations of the user by name pattern; they override everything inferred."""
 
     roles: Mapping[str, RoleSpec] = field(default_factory=dict)
     layouts: Mapping[str, LayoutSpec] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Declared:
     plus_one: Sequence[str] = ()
 
     def faults(self) -> list[Fault]:
-        """Declarations that are not of their kind, and folds that are not exact."""
+        """Faults for declarations of the wrong type, and for folds that are not exact."""
         found = wrong_list("plus_one", self.plus_one)
         forms = {"roles": '"out"', "layouts": "8", "folds": '"1/2"'}
         for option, form in forms.items():
@@ -44,7 +44,7 @@ class Declared:
 
 
 def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
-    """The draft with everything that was declared, and the declarations that fit nothing."""
+    """The draft with all declarations applied, and faults for those that match nothing."""
     faults: list[Fault] = []
     names = [*made.entries, *made.ties]
 

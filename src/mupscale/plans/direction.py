@@ -34,12 +34,12 @@ class Noises(Protocol):
 
 @dataclass(frozen=True)
 class Direction:
-    """A plan to be walked from base to wide, or back."""
+    """A plan and the direction in which it is applied: from base to wide, or back."""
 
     plan: Plan
     back: bool = False
     noise: Noises | None = None
-    """Added to every weight and every copy of one, and to nothing else."""
+    """Noise that is added to every weight and to every copy of it (averages, master weights)."""
 
     def __post_init__(self) -> None:
         expect_plan(self.plan)
@@ -68,14 +68,14 @@ class Direction:
         return {source: tuple(names) for source, names in self.plan.sources.items()}
 
     def planned(self, end_name: str) -> tuple[str, TensorPlan]:
-        """The planned (wide) name and entry behind a name at the end of the walk."""
+        """The planned (wide) name and the entry of a name at the end."""
         name = self.plan.planned(end_name)
         if self.back:
             name = self.plan.sources[name][0]
         return name, self.plan[name]
 
     def origin(self, end_name: str) -> str:
-        """The name at the start of the tensor whose state, group and mode the one at the end takes over."""
+        """The name at the start of the tensor from which `end_name` takes its state, group and mode."""
         name, entry = self.planned(end_name)
         return name if self.back else entry.sources[0]
 
@@ -86,7 +86,7 @@ class Direction:
         return self.made(source[name] if self.back else entry.source(source), entry.making(noise))
 
     def made(self, value: Tensor, making: Making) -> Tensor:
-        """A tensor at the end of the walk, in new memory, from the one at its start."""
+        """A tensor at the end, in new memory, from the one at the start."""
         with torch.no_grad():
             return collapse(value.detach(), making) if self.back else expand(value.detach(), making)
 

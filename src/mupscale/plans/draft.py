@@ -54,7 +54,7 @@ class Entry:
         return [d for d, (a, b) in enumerate(zip(self.base_shape, self.wide_shape, strict=True)) if a != b]
 
     def plan(self, pad: bool) -> TensorPlan:
-        """The frozen entry; raises where a layout does not fit the two sizes."""
+        """The frozen entry; raises if a layout does not fit the two sizes."""
         axes = []
         for dim, (a, b) in enumerate(zip(self.base_shape, self.wide_shape, strict=True)):
             role = (self.roles or {}).get(dim) if a != b else None
@@ -189,7 +189,7 @@ def _entry(
     owners: tuple[dict[str, nn.Module], ...],
     pad: bool,
 ) -> tuple[Entry, list[Fault]]:
-    """One tensor with what its module says about it, and what stands against growing it."""
+    """One tensor with the roles that its module gives it, and the reasons why it cannot grow."""
     source, tensor = tensors
     path, _, leaf = name.rpartition(".")
     pair = (owners[0][path], owners[1][path])
@@ -224,7 +224,7 @@ def _entry(
 
 
 def _growing_buffer(entry: Entry, source: torch.Tensor) -> tuple[Entry, list[Fault]]:
-    """A growing buffer is copied, like running statistics; integers may be ids, of which copies mean nothing."""
+    """A growing buffer is copied, like running statistics. Integers are refused: they may be ids, not quantities."""
     if source.is_floating_point() or source.is_complex():
         return replace(entry, roles=dict.fromkeys(entry.growing, "out")), []
     return replace(entry, roles=dict.fromkeys(entry.growing, "out")), [

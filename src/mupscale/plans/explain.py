@@ -1,6 +1,6 @@
-"""Tensors of a plan in words: one of them explained, or all of them as a table.
+"""Describe the tensors of a plan: one of them in detail, or all of them as a table.
 
-Reads units and registry rows; states no rule of its own.
+Reads units and registry rows; defines no rule.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def kind_of(tensor: TensorPlan) -> str:
 
 
 def explain(name: str, planned: str, tensor: TensorPlan) -> str:
-    """One tensor in words and numbers: its axes, s, c, r, its noise, and what optimizers need.
+    """Describe one tensor: its axes, s, c, r, its noise, and the factors of optimizer settings.
 
-    `planned` is the name that the plan has for it: another one than `name` where it is tied.
+    `planned` is its name in the plan, which differs from `name` if the tensor is tied.
     """
     change = tensor.change
     lines = [f"{name}: {kind_of(tensor)}, {shape(tensor.base_shape)} -> {shape(tensor.wide_shape)}"]
@@ -70,7 +70,7 @@ def _optimizers(tensor: TensorPlan) -> list[str]:
 
 
 def shape(sizes: tuple[int, ...]) -> str:
-    """Sizes as a table shows them.
+    """Format sizes for a table.
 
     >>> shape((4, 3)), shape(())
     ('4x3', 'scalar')
@@ -79,7 +79,7 @@ def shape(sizes: tuple[int, ...]) -> str:
 
 
 def table(tensors: Mapping[str, TensorPlan]) -> list[str]:
-    """The lines of a table with one row for every kind of tensor; equal layers share a row."""
+    """The lines of a table with one row per kind of tensor; equal layers share a row."""
     rows: dict[tuple[str, ...], int] = {}
     for name, tensor in tensors.items():
         row = (

@@ -28,7 +28,7 @@ def expect_plan(plan: object, model: object = None) -> None:
 
 
 def planned_parameters(model: nn.Module, plan: Plan, end: End) -> dict[int, str]:
-    """The id of every parameter that the plan knows at one end -> its name there, of tied names the planned one.
+    """The id of every parameter that the plan knows at one end -> its planned name there.
 
     >>> layer, other = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
     >>> plan = Plan.identity([("1.weight", "parameter", (2, 2))])
@@ -99,7 +99,7 @@ def check_shapes(plan: Plan, shapes: Mapping[str, tuple[int, ...]], end: End, co
 
 
 def check_ties(plan: Plan, tensors: Mapping[str, Tensor]) -> None:
-    """Raise when a tie of the plan is torn, or when tensors are tied that the plan takes for two."""
+    """Raise if tensors that are tied in the plan are separate in the model, or the reverse."""
     faults = []
     for alias, name in plan.ties.items():
         a, b = tensors.get(alias), tensors.get(name)

@@ -1,7 +1,7 @@
 """Models in float64 to test hypotheses on: cast inputs, lifted casts, real memory for meta parameters.
 
-Many models compute norms and softmax in float32 whatever their weights; a test of exactness would then end at
-1e-7. Inside `lifted_casts` a request for float32 gives float64.
+Many models compute norms and softmax in float32 for weights of any dtype, which would limit a test of exactness to
+1e-7. Inside `lifted_casts` a cast to float32 gives float64.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..errors import MupscaleError
 
 
 class lifted_casts(TorchFunctionMode):  # noqa: N801 - a context manager, used like a function
-    """Casts to float32 on the way through a float64 model stay in float64.
+    """Inside this context, casts to float32 in a float64 model stay in float64.
 
     >>> with lifted_casts():
     ...     torch.ones(1, dtype=torch.float64).float().dtype

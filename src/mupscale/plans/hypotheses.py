@@ -51,7 +51,7 @@ class Setting:
     """One value of a knob: what it changes in which tensors, by name."""
 
     says: str
-    """The hypothesis in words."""
+    """A description of the hypothesis."""
     roles: Mapping[str, Mapping[int, Role]] = field(default_factory=dict)
     layouts: Mapping[str, Mapping[int, Layout]] = field(default_factory=dict)
     folds: Mapping[str, Scale] = field(default_factory=dict)

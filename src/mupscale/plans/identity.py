@@ -1,7 +1,7 @@
 """The gradient identity: r · dup(G) on the image, zero off it, zero on new tensors.
 
-Equal outputs are not enough: a wrong layout can give equal logits and unequal training. This test sees
-it. Works on live modules of any size; tolerances are float64's.
+Equal outputs are not enough: a wrong layout can give equal logits and unequal training. This test detects
+it. Works on live modules of any size; tolerances are those of float64.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .plan import Plan, TensorPlan
 
 Loss = Callable[[nn.Module], Tensor]
 Gather = Callable[[Any], list[Any]]
-"""What every rank has to say, in the order of ranks and the same on every rank."""
+"""Collects the values of all ranks, in the order of ranks, on every rank."""
 
 GRADIENT_TOLERANCE = 1e-9
 """In float64. The worst of 99 exact stock model types, five AdamW steps included, is 1.5e-11."""
@@ -35,7 +35,7 @@ SILENT = 1e-13  # a gradient this far below the model's largest is rounding, not
 
 
 def alone(mine: Any) -> list[Any]:
-    """The gathering of a process that compares by itself: the case of one rank."""
+    """The gathering of a single process: the case of one rank."""
     return [mine]
 
 
@@ -81,7 +81,7 @@ def load_wide_(wide: nn.Module, base: nn.Module, plan: Plan) -> None:
 
 @contextmanager
 def keeping_buffers(model: nn.Module) -> Iterator[None]:
-    """A measurement must not move running statistics: buffers are put back afterwards."""
+    """Restore buffers after the block, because a measurement must not change running statistics."""
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield
@@ -124,7 +124,7 @@ def gradients(model: nn.Module, loss: Loss, seed: int = 0) -> tuple[Tensor, dict
 
 @dataclass(frozen=True)
 class Identity:
-    """The gradient identity measured: an error for every tensor, and the tensors it could not test."""
+    """A measurement of the gradient identity: an error per tensor, and the tensors that it could not test."""
 
     errors: dict[str, float]
     untested: tuple[str, ...]
@@ -176,7 +176,7 @@ def compare_gradients(
 
 
 def _gradient_difference(found: Tensor | None, sources: list[Tensor | None], entry: TensorPlan) -> Difference:
-    """An absent gradient counts as zero; where only some of several sources have one, nothing can be compared."""
+    """An absent gradient counts as zero; if only some of several sources have one, nothing can be compared."""
     known = {name: g for name, g in zip(entry.sources, sources, strict=True) if g is not None}
     if 0 < len(known) < len(sources):
         return Difference(gap=inf, size=1.0)

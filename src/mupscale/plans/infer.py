@@ -1,8 +1,8 @@
 """Infer a plan from two models: what grows, and, given a loss, how it is laid out.
 
-Without a loss only what modules say for themselves is used, and everything else must be declared. With
-a loss, a short list of hypotheses is tried on the two models in float64 and the gradient identity
-decides; a plan that passes is exact for these models, and one that does not is never returned.
+Without a loss, only the types of modules and the declarations are used. With a loss, a short list of hypotheses is
+tried on the two models in float64, and the gradient identity decides. A plan that passes is exact for these models;
+one that does not pass is never returned.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .readers import reading_faults
 from .search import Found as Found
 from .search import search
 
-# Modules without parameters that read channels in an order of their own: neighbours (local response), blocks
+# Modules without parameters that read channels in a special order: neighbours (local response), blocks
 # (shuffles, GLU halves) or all together (softmax). Plain copies are wrong for some of them, and shapes do not
 # show for which.
 _MIXES_CHANNELS = (
@@ -52,7 +52,7 @@ def infer_plan(
     """The plan from `base` to `wide`, each a module or a function without arguments that builds one.
 
     Axes that differ in size grow. `roles`, `layouts`, `folds` and `plus_one` declare what cannot be
-    inferred, by name pattern. `pad=True` allows sizes that are no whole multiple: k·n + p with zeros.
+    inferred, by name pattern. `pad=True` allows sizes that are not a whole multiple: k·n + p with p zeros.
     With `loss(model)`, layouts that shapes leave open are decided by the gradient identity.
 
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -113,7 +113,7 @@ def find_plan(base: Make, wide: Make, loss: Loss, declared: Declared, pad: bool 
 def _opened(
     base: Make, wide: Make, declared: Declared, pad: bool
 ) -> tuple[Draft, tuple[nn.Module, nn.Module]]:
-    """The draft with everything that modules and the user say, and the two models it was made from."""
+    """The draft with the roles of modules and all declarations, and the two models it was made from."""
     faults: list[Fault] = []
     sides: tuple[tuple[str, Any], ...] = (("base", base), ("wide", wide))
     for word, given in sides:
@@ -139,7 +139,7 @@ def _built(given: Make, seed: int) -> nn.Module:
 
 
 def _undecided(made: Draft) -> list[Fault]:
-    """Everything that shapes leave open, with the line to write."""
+    """Faults for everything that shapes leave open, each with the declaration to write."""
     hint = "or pass loss=, and the gradient identity decides"
     faults = []
     for name in dict.fromkeys(pattern_of(entry.name) for entry in made.open):
@@ -158,7 +158,7 @@ def _undecided(made: Draft) -> list[Fault]:
         faults.append(
             Fault(
                 f"{name} = {reader}",
-                "a tied readout sums over the width, and its input use does not: 1/k must go somewhere",
+                "a tied readout sums over the width, and its input use does not: a tensor must absorb 1/k",
                 f'declare folds={{"<last norm>.*": "{inverse}"}}, or folds={{"{name}": 1}} if the model divides by its width, {hint}',
             )
         )

@@ -1,4 +1,4 @@
-"""What torch's own modules say about their tensors: which dimension is summed over, and what cannot grow.
+"""The roles of tensors in torch's own modules: which dimension is summed over, and what cannot grow.
 
 The table of roles is data. A module that is not listed has no known role: its parameters are declared
 by the user or decided by the gradient identity, never guessed.
@@ -29,13 +29,13 @@ KNOWN_NORMS = (
     nn.GroupNorm,
     nn.modules.batchnorm._NormBase,
 )
-# Activations with f(0) != 0, and a softmax, over which zeros count: zeros do not stay zeros behind them.
+# Activations with f(0) != 0, and softmax, in which zeros count: padding does not stay zero after them.
 _ZERO_ELSEWHERE = (nn.Sigmoid, nn.Softplus, nn.LogSigmoid, nn.Softmax, nn.LogSoftmax, nn.Hardsigmoid)
 
 
 @dataclass
 class Facts:
-    """What a module says about one of its tensors."""
+    """The roles and the layout that a module gives one of its tensors."""
 
     roles: Roles | None
     layouts: dict[int, tuple[Factor, ...]] = field(default_factory=dict)
@@ -105,7 +105,7 @@ def grouped_reading(base: nn.Module, wide: nn.Module, pad: bool) -> Axis | None:
 
 
 def _recurrent(base: RNNBase, wide: RNNBase, leaf: str, pad: bool) -> Facts:
-    """Rows are one part a gate; layers after the first read both directions."""
+    """Rows have one part per gate; layers after the first read both directions."""
     gates = Factor({"LSTM": 4, "GRU": 3}.get(base.mode, 1))
     hidden = grow(base.hidden_size, wide.hidden_size, pad)
     if leaf.startswith("bias"):
@@ -131,7 +131,7 @@ def _cell(base: RNNCellBase, wide: RNNCellBase, leaf: str, pad: bool) -> Facts:
 
 
 def recurrent_output(base: nn.Module, wide: nn.Module, pad: bool) -> Axis | None:
-    """What a recurrent layer or cell writes: its hidden units, in a layer once per direction."""
+    """The layout that a recurrent layer or cell writes: its hidden units, in a layer once per direction."""
     if isinstance(base, RNNCellBase) and isinstance(wide, RNNCellBase):
         axis = Axis.of((grow(base.hidden_size, wide.hidden_size, pad),), role="out")
         return axis if axis.grows else None

@@ -1,4 +1,4 @@
-"""Tensor names as the plan knows them, whatever wraps the model.
+"""Tensor names as the plan has them, without the prefixes of wrappers.
 
 Knows: the prefixes that compile, DDP, FSDP, checkpoint and averaging wrappers put into names.
 """

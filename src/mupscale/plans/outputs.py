@@ -1,4 +1,4 @@
-"""Watch the outputs of all modules, to see where a wide model first stops being made of copies.
+"""Record the outputs of all modules, to find the first that does not consist of copies of the base's output.
 
 Layouts are not known here: two outputs agree when the wide one's channels are, in some order, the base's
 channels with equal numbers of copies.
@@ -46,7 +46,7 @@ def watched(model: nn.Module) -> Iterator[list[Seen]]:
 
 
 def outputs_of(model: nn.Module, go: Callable[[], Any]) -> dict[str, Tensor]:
-    """What every module returned first while `go` ran, by module name, "" for the model.
+    """The first output of every module while `go` ran, by module name; "" is the model.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
     >>> list(outputs_of(model, lambda: model(torch.ones(1, 2))))
@@ -72,7 +72,7 @@ def _first(output: Any) -> Tensor | None:
 
 
 def first_difference(base: Sequence[Seen], wide: Sequence[Seen], folds: set[float]) -> tuple[int, str]:
-    """How many outputs agree before the first that does not, and whose it is; "" when all modules inside agree."""
+    """How many outputs agree before the first that does not, and the module of that one; "" if all submodules agree."""
     for i, (a, b) in enumerate(zip(base, wide, strict=False)):
         if a.path != b.path:
             return i, a.path

@@ -1,8 +1,8 @@
 """What zero padding requires of normalisation layers.
 
-Zeros lower a mean square by `filled`, the share of units that are not zero. RMSNorm absorbs that: with eps
-and the mean square both multiplied by it, the norm divides by sqrt(filled) too little, and sqrt(filled) in
-the gain makes up for it. From 4 units to 6 filled is 2/3:
+Zeros multiply a mean square by `filled`, the share of units that are not zero. RMSNorm can absorb this: if eps is
+multiplied by it too, the norm's divisor is smaller by sqrt(filled), and a factor of sqrt(filled) in the gain
+compensates. From 4 units to 6, filled is 2/3:
 
 >>> import torch
 >>> x, filled = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64), 2 / 3
@@ -45,7 +45,7 @@ def pad_norms(
         n, goal = sizes[0], sizes[1]
         name = strip_wrappers(f"{path}.").rstrip(".")
         gain = f"{name}.weight" if name else "weight"
-        # Without a gain there is no axis that says whether it is padded, so the sizes decide.
+        # Without a gain no axis shows whether it is padded, so the sizes decide.
         if not (tensors[gain].padded if gain in tensors else goal % n):
             continue
         if not isinstance(module, nn.RMSNorm):

@@ -1,8 +1,8 @@
 """The plan: for every tensor of the wide model, where it comes from and how its units change.
 
-A frozen value keyed by the wide name, with JSON, a hash and exact composition; what it says of one tensor is in
-`tensor_plan.py`. It is pure: nothing here looks at a model or moves a tensor. `infer.py` makes plans, `training/`
-and `checkpoints/` act on them.
+A frozen value keyed by the wide name, with JSON, a hash and exact composition. The entry of one tensor is in
+`tensor_plan.py`. Nothing here reads a model or moves a tensor: `infer.py` makes plans, `training/` and
+`checkpoints/` apply them.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Plan:
     edits: tuple[Edit, ...] = ()
     exact: Exactness = "dynamic"
     needs: frozenset[str] = field(default=frozenset(), compare=False)
-    """What the plan relies on and cannot see, in words: a remark, no part of its identity."""
+    """Assumptions that the plan cannot check, as text. They are remarks and not part of its identity."""
 
     def planned(self, name: str) -> str:
-        """The name under which a tensor is planned: of a tied one the first, of any other its own."""
+        """The name under which a tensor is planned: the first name of a tied tensor, otherwise `name` itself."""
         return self.ties.get(name, name)
 
     def __getitem__(self, name: str) -> TensorPlan:
@@ -109,14 +109,14 @@ class Plan:
         return replace(self, tensors={**self.tensors, **changes})
 
     def matching(self, pattern: str) -> list[str]:
-        """Planned names that match a shell pattern; a tied name means the tensor behind it."""
+        """Planned names that match a shell pattern; a tied name stands for its planned name."""
         found = [self.planned(n) for n in self.names if n == pattern or fnmatchcase(n, pattern)]
         if not found:
             raise MupscaleError(f"no tensor of the plan matches {pattern!r}; plan.names lists them")
         return list(dict.fromkeys(found))
 
     def fold(self, pattern: str, factor: Exact) -> Plan:
-        """Let the matching tensors absorb a constant; lr, eps, decay and state follow.
+        """Make the matching tensors absorb a constant; lr, eps, decay and state follow.
 
         This is the paper's symmetry: a multiplier θ taken out of the model's code is a fold of θ here.
         """
@@ -129,7 +129,7 @@ class Plan:
         )
 
     def rename(self, names: Mapping[str, str] | Callable[[str], str]) -> Plan:
-        """The same plan for a framework that calls the tensors differently, at both ends."""
+        """The same plan with other tensor names at both ends, for a framework that names them differently."""
         new = names if callable(names) else lambda name: names.get(name, name)
         tensors = {
             new(name): replace(tensor, sources=tuple(map(new, tensor.sources)))
@@ -141,7 +141,7 @@ class Plan:
             raise MupscaleError(
                 "the name map gives two tensors the same name",
                 [
-                    Fault(name, f"becomes {new(name)!r}", "map every tensor to a name of its own")
+                    Fault(name, f"becomes {new(name)!r}", "map every tensor to a different name")
                     for name in double
                 ],
             )
@@ -183,7 +183,7 @@ class Plan:
         return json.dumps(self.as_json(), indent=1, sort_keys=True)
 
     def as_json(self) -> dict[str, Any]:
-        """The plan as plain values, as they stand in its JSON."""
+        """The plan as plain values, in the form of its JSON."""
         return {
             "format": FORMAT,
             "tensors": {name: tensor.as_json() for name, tensor in self.tensors.items()},
@@ -215,13 +215,13 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """The identity of the plan: equal plans, however made, have equal hashes."""
+        """The identity of the plan: equal plans have equal hashes."""
         identity = {key: value for key, value in self.as_json().items() if key != "needs"}
         text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def explain(self, name: str) -> str:
-        """What happens to one tensor, in words and numbers."""
+        """A description of how one tensor grows."""
         found = resolve(name, self)
         if found is None:
             raise MupscaleError(f"the plan has no tensor {name!r}; plan.names lists them")

@@ -1,8 +1,8 @@
-"""Is every axis that is read also written by some tensor, in the same layout?
+"""Check that every axis that a tensor reads is also written by some tensor in the same layout.
 
 A flattened image, a concatenation or a grouped convolution reads entries in an order that shapes do not
-show. Where no tensor writes an axis of the size and layout that another one reads, the layout is open: it
-is declared, or the gradient identity decides among the layouts that the writers suggest.
+show. If no tensor writes an axis of the size and layout that another one reads, the layout is open: it must
+be declared, or the gradient identity decides among the layouts that the writers suggest.
 
 Four channels of 3 x 3 pixels, flattened, are 36 units: channel 0's nine pixels, channel 1's nine pixels, and
 so on. Copying each unit would put copies of a pixel next to each other, but the wide convolution writes

@@ -74,16 +74,16 @@ class _Outcome:
     where: tuple[str, ...]
     """Module or tensor names (as patterns) at fault."""
     says: tuple[int, float, str]
-    """Smaller is nearer: what failed (0 a gradient, 1 the loss, 2 building a plan), by how much, in words."""
+    """Smaller is nearer: what failed (0 a gradient, 1 the loss, 2 building a plan), by how much, and a description."""
     plan: Plan | None = None
     identity: Identity | None = None
     gap: float = 0.0
 
 
 def search(made: Draft, base: nn.Module, wide: nn.Module, loss: Loss) -> Found:
-    """The first plan that is exact for these two models, or a refusal that says how near the search came.
+    """The first plan that is exact for these two models; if none is found, the error shows the nearest hypothesis.
 
-    Nothing says whether the vector below is a gain or a readout. "out" is tried first and fails; "in" is
+    Shapes do not show whether the vector below is a gain or a readout. "out" is tried first and fails; "in" is
     exact:
 
     >>> import torch
@@ -233,7 +233,7 @@ class _Search:
 
 
 def _near(choice: Choice, scope: Sequence[int], knobs: Sequence[Knob]) -> Iterator[Choice]:
-    """The present choice, then those that differ from it in one knob of the scope, in two, up to `FLIPS`.
+    """The current choice, then those that differ from it in one knob of the scope, in two, up to `FLIPS`.
 
     >>> knobs: list[Knob] = [[..., ...], [..., ...], [..., ...]]  # three knobs of two settings
     >>> list(_near((0, 1, 0), [0, 1], knobs))

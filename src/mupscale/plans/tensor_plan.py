@@ -1,6 +1,6 @@
 """How one wide tensor is made from the base's: axes, fold, sources, and the units that follow.
 
-A frozen value, one entry of a `Plan`. Knows JSON and composition of one tensor; knows no names but its sources'.
+A frozen value, one entry of a `Plan`. Knows JSON and composition of one tensor, and the names of its sources only.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class TensorPlan:
 
     @staticmethod
     def of_json(entry: Mapping[str, Any]) -> TensorPlan:
-        """What `as_json` wrote; s and c stand in it for readers and are held against the axes."""
+        """The entry that `as_json` wrote. Its s and c are for readers, and must agree with the axes."""
         plan = TensorPlan(
             sources=tuple(entry["sources"]),
             axes=tuple(Axis.parse(text) for text in entry["axes"]),

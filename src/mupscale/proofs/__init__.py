@@ -1,1 +1,1 @@
-"""Does it hold? Two models or two runs are compared, and a certificate says what was measured. Widens nothing."""
+"""Comparisons of two models or two runs, and the certificate of what was measured. Widens nothing."""

@@ -1,6 +1,6 @@
-"""The certificate: what was measured, whether it holds, and what is to blame when it does not.
+"""The certificate: what was measured, whether it holds, and the likely cause if it does not.
 
-A table for people, JSON for machines. Measures nothing itself; `compare.py` fills it in.
+It prints as a table and is saved as JSON. It measures nothing itself; `compare.py` fills it in.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Certificate:
     base_losses: tuple[float, ...]
     wide_losses: tuple[float, ...]
     moved: float
-    """How far the base's weights moved, relative to their size: a run that stands still proves nothing."""
+    """How far the base's weights moved, relative to their size. Steps that change nothing would prove nothing."""
     tolerance: float
     dtype: str
     plan_hash: str

@@ -45,11 +45,11 @@ class Unequal(NamedTuple):
 
 
 Settings = Callable[[Trial], Unequal | None]
-"""Finds the first setting that differs. The caller brings it: this room does not know the units of settings."""
+"""Finds the first setting that differs. The caller passes it, because this room does not know the units of settings."""
 
 
 def tolerance_of(dtype: torch.dtype, asked: float | None) -> float:
-    """The tolerance that was asked for, or the one of a dtype."""
+    """The given tolerance, or the default of a dtype."""
     return asked if asked is not None else TOLERANCE.get(dtype, _OTHER_TOLERANCE)
 
 
@@ -99,7 +99,7 @@ def compare_steps(
 
 
 def _nothing_tested(trial: Trial) -> Failure | None:
-    """A certificate needs something that could have failed."""
+    """A failure if nothing was tested: a certificate needs a check that could have failed."""
     assert trial.identity is not None
     if set(trial.identity.errors) - set(trial.identity.untested):
         return None

@@ -1,7 +1,7 @@
 """Why a wide run deviates: the first module or tensor that differs, and the usual suspect behind it.
 
-`diagnose` works on a fresh pair of copies after `verify` has seen a deviation; `suspect` has nothing but what was
-measured, because sharded runs are not copied. The verdict never depends on this file; only the explanation does.
+`diagnose` works on a fresh pair of copies after `verify` has seen a deviation. `suspect` uses only what was measured,
+because sharded runs are not copied. The verdict never depends on this file; only the explanation does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..tensors.making import Making
 from .certificate import Failure
 from .trial import Step, Trial, run_step
 
-DROPOUT = "dropout: masks are drawn for every copy by itself; set p = 0, or compare in eval mode"
+DROPOUT = "dropout: a separate mask is drawn for every copy; set p = 0, or compare in eval mode"
 CLIPPING = "plain clipping: a gradient norm depends on the width, so all gradients are off by one factor; clip with mupscale.clip_(optimizer, plan, model, max_norm=…)"
 ATTENTION = "the attention scale: the head size grows and 1/sqrt(head size) does not cancel its copies; use 1/head size, or fold k^(-1/4) into q and k"
 LAYOUT = "a wrong layout: its copies are not where the plan says; infer the plan with loss="

@@ -1,4 +1,4 @@
-"""A base and a wide run side by side: what has been seen of them, and how a step is watched.
+"""A base and a wide run side by side: what was measured so far, and how a step is observed.
 
 Shared by `compare.py`, which judges, and `diagnose.py`, which explains.
 """
@@ -24,7 +24,7 @@ Step = Callable[[Run, int], Any]
 
 @dataclass
 class Trial:
-    """A base and a wide run side by side, and what has been seen of them."""
+    """A base and a wide run side by side, and what was measured so far."""
 
     base: Run
     wide: Run
@@ -37,7 +37,7 @@ class Trial:
 
 
 def run_step(run: Run, step: Step, i: int) -> tuple[float, dict[str, Tensor | None]]:
-    """One step of the caller's, under a fixed seed, and the gradients its optimizers were given."""
+    """Call the caller's step function once under a fixed seed, and record the gradients that its optimizers got."""
     grads: dict[str, Tensor | None] = {}
     names = parameter_names(run.model)
 

@@ -98,7 +98,7 @@ class OptimizerRule:
         return faults
 
     def decay_kind(self, group: Group) -> Decay | None:
-        """How this group's `weight_decay` is applied, its own flag heard."""
+        """How this group's `weight_decay` is applied; `decoupled_flag` in the group overrides the row."""
         if self.decoupled_flag is not None and group.get(self.decoupled_flag):
             return Decay.DECOUPLED
         return self.decay

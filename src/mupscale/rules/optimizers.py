@@ -241,7 +241,9 @@ def rule_for(
     table = RULES if rules is None else rules
     name = qualified_name(optimizer_class)
     if name in table:
-        raise_faults("rules= holds what is not a row", wrong_kind(name, table[name], OptimizerRule, _ROW))
+        raise_faults(
+            f"rules[{name!r}] is not an OptimizerRule", wrong_kind(name, table[name], OptimizerRule, _ROW)
+        )
         return table[name]
     for refused, reason in REFUSED.items():
         if name == refused or (refused.endswith(".") and name.startswith(refused)):

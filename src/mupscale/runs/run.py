@@ -37,7 +37,7 @@ class Run:
     since: Plan | None
     """The plan from the reference to this model; None when the model is its own reference."""
     provenance: Mapping[str, Any]
-    """What made this run: plan, seed, noise, versions; plain values, to be saved beside the weights."""
+    """How this run was made: plan, seed, noise, versions. Plain values, to be saved with the weights."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Run:
             "since": since,
             "provenance": dict(provenance or {}),
         }
-        faults = wrong_kind("model", model, nn.Module, "hand over the module that is trained")
+        faults = wrong_kind("model", model, nn.Module, "pass the module that is trained")
         for i, optimizer in enumerate(_several(optimizers)):
             faults += wrong_kind(f"optimizers[{i}]", optimizer, Optimizer, "write optimizers=[optimizer, …]")
         for name, given in (("plan", plan), ("since", since)):
@@ -109,7 +109,7 @@ def since_of(since: Since, model: nn.Module) -> Plan:
 
 
 def model_of(since: Since, model: nn.Module | None, call: str) -> nn.Module:
-    """The model that a function acts on through its optimizer: the run's, or the one given with a plan."""
+    """The model that an optimizer trains: the run's, or the one given with a plan."""
     if isinstance(since, Run):
         if model is not None and model is not since.model:
             raise MupscaleError(f"model= is not the model of the run; write {call}(…, run) without model=")

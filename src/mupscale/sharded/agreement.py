@@ -1,4 +1,4 @@
-"""All ranks continue, or none: one all-reduce of three numbers that every rank reaches, whatever happened to it.
+"""All ranks continue, or none: one all-reduce of three numbers that every rank reaches, even after a failure.
 
 Knows: process groups and failures. Does not know what was being done.
 """
@@ -20,9 +20,9 @@ _MESSAGE = 1 << 13  # bytes of an error that other ranks see; a broadcast has a 
 
 
 class AllOrNone:
-    """A stretch of work that succeeds on every rank or fails on every rank, with the same message.
+    """A block of work that succeeds on every rank or fails on every rank, with the same message.
 
-    All ranks must have the same `identity`. Leaving costs one collective; so does every `check` on the way,
+    All ranks must have the same `identity`. Leaving the block costs one collective. So does every `check` inside it,
     which is needed only before a rank would wait for another.
 
     >>> with AllOrNone() as together:
@@ -38,7 +38,7 @@ class AllOrNone:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if self._over or (error is not None and not isinstance(error, Exception)):
-            return  # all have heard of it; or this rank is being stopped, which the others will notice
+            return  # all ranks know this error already; or this rank is being stopped, which the others will notice
         try:
             self.check(error)
         except Exception as raised:
@@ -46,7 +46,7 @@ class AllOrNone:
                 raise raised from None
 
     def check(self, failure: Exception | None = None) -> None:
-        """Return when all ranks are well."""
+        """Return if no rank has failed; otherwise raise on every rank."""
         try:
             settle(failure, self.identity, self._group)
         except Exception:
@@ -55,7 +55,7 @@ class AllOrNone:
 
 
 def settle(failure: Exception | None, identity: str, group: Ranks = None) -> None:
-    """Return when no rank brings a failure and all bring the same identity; raise on every rank otherwise."""
+    """Return if no rank has failed and all have the same identity; otherwise raise on every rank."""
     if not several(group):
         if failure is not None:
             raise failure
@@ -74,23 +74,23 @@ def settle(failure: Exception | None, identity: str, group: Ranks = None) -> Non
         raise MupscaleError(message or f"rank {first} failed without an error message")
     if low != -high:
         raise MupscaleError(
-            "the ranks were not given the same plan, noise, seed and source, so what they hold does not fit together; "
+            "the ranks were not given the same plan, noise, seed and source, so their shards do not fit together; "
             f"give every rank the same (rank {rank} has {identity})"
         )
 
 
 def several(group: Ranks = None) -> bool:
-    """Whether there is anyone to agree with."""
+    """Whether there are other ranks."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
 def is_first(group: Ranks = None) -> bool:
-    """Whether this rank speaks for all of them."""
+    """Whether this rank writes and logs for all ranks."""
     return not several(group) or dist.get_rank(group) == 0
 
 
 def device_of(group: Ranks = None) -> torch.device:
-    """Where a group's collectives take their tensors from."""
+    """The device of the tensors in a group's collectives."""
     if "gloo" in str(dist.get_backend_config(group)) or not torch.accelerator.is_available():
         return torch.device("cpu")
     return torch.accelerator.current_accelerator() or torch.device("cpu")
@@ -118,12 +118,12 @@ def _from_rank(rank: int, text: str, device: torch.device, group: Ranks) -> str:
 
 @contextmanager
 def _peers() -> Iterator[None]:
-    """A rank that died, or never came, is an error like any other."""
+    """Turn torch's error about a rank that died or never started into a MupscaleError."""
     try:
         yield
     except RuntimeError as error:  # torch's own errors of process groups derive from it
-        said = (str(error).strip().splitlines() or ["no reason given"])[0]
+        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
         raise MupscaleError(
-            f"another rank stopped, or did not come, before all had agreed ({said[:200]}); nothing that was loaded "
-            "may be used: start the job again"
+            f"another rank stopped or never started before all ranks had agreed ({reason[:200]}); nothing that was "
+            "loaded may be used: start the job again"
         ) from error

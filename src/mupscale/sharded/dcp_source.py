@@ -1,7 +1,7 @@
-"""A `torch.distributed.checkpoint` directory as a source: whose names are whose, whatever they are nested in.
+"""A `torch.distributed.checkpoint` directory as a source: which of its keys belong to which planned tensor.
 
-Trainers save `{"model": …, "optim": …}` or the model's names at the top; both are found, and two that both fit
-(a model and its average) are refused until one is named.
+Trainers save `{"model": …, "optim": …}` or the model's names at the top level; both are found. If two sets of
+tensors fit (a model and its average), they are refused until `prefix` names one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..rules.optimizers import RULES, OptimizerRule
 from ..tensors.parts import Rectangle
 from .source import Source, Stored
 
-_NAMED = "save it with torch's get_optimizer_state_dict, which names parameters, or spell the plan alike with plan.rename"
+_NAMED = "save it with torch's get_optimizer_state_dict, which names parameters, or give the plan the same names with plan.rename"
 
 
 def dcp_source(
@@ -34,7 +34,7 @@ def dcp_source(
     state: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Source:
-    """The tensors of a checkpoint that the plan's base end names; with `state`, optimizer state where there is some."""
+    """The tensors of a checkpoint that the base end of the plan names; with `state`, also its optimizer state."""
     directory = read_dcp(path)
     keys = {strip_wrappers(key): key for key in directory.tensors}
     chosen = (
@@ -104,7 +104,7 @@ def _present(source: str, plan: Plan, prefix: str, keys: Mapping[str, str]) -> s
 
 
 def _prefix(plan: Plan, keys: Mapping[str, str], where: str) -> str:
-    """What stands before the model's names in the checkpoint."""
+    """The prefix of the model's names in the checkpoint."""
     wanted = [s for e in plan.tensors.values() if e.kind == "parameter" for s in e.sources]
     if not wanted:
         return ""
@@ -121,15 +121,16 @@ def _prefix(plan: Plan, keys: Mapping[str, str], where: str) -> str:
         raise MupscaleError(f"{where} is not the base of this plan", [fault])
     fitting = sorted(p for p, count in counts.items() if count == best)
     if len(fitting) > 1:
-        told = " and ".join(repr(printable(p)) for p in fitting)
+        prefixes = " and ".join(repr(printable(p)) for p in fitting)
         raise MupscaleError(
-            f"{where} holds several sets of tensors that fit, under {told}; write prefix={fitting[0]!r}, say"
+            f"{where} holds several sets of tensors that fit, under {prefixes}; write prefix={fitting[0]!r}, for example"
         )
     return fitting[0]
 
 
 def _left_over(plan: Plan, prefix: str, keys: Mapping[str, str], used: set[str]) -> list[Fault]:
-    """Tensors of the model that nothing is made from. With no prefix, only below the plan's own first names."""
+    """Tensors of the checkpoint's model that the plan does not use. Without a prefix, only those whose first name
+    part is in the plan."""
     sources = {s for e in plan.tensors.values() for s in e.sources} | set(plan.ties)
     tops = {source.partition(".")[0] for source in sources}
     what = "the checkpoint has this tensor, and no tensor of the plan is made from it"
@@ -158,7 +159,7 @@ def _optimizer(
     constants = {key for rule in rules.values() for key in rule.constants}
     found: dict[str, dict[str, str]] = {}
     roots: dict[str, set[str]] = {}
-    strangers: list[str] = []
+    unknown: list[str] = []
     for key in (*directory.tensors, *directory.values):
         whole = strip_wrappers(key)
         path, _, leaf = whole.rpartition(".")
@@ -170,21 +171,19 @@ def _optimizer(
             found.setdefault(name, {})[leaf] = key
             roots.setdefault(root, set()).add(name)
         elif options and leaf in leaves and whole not in {prefix + name for name in wide}:
-            strangers.append(key)
-    faults = [
-        Fault(printable(key), "optimizer state of no parameter of the plan", _NAMED) for key in strangers
-    ]
+            unknown.append(key)
+    faults = [Fault(printable(key), "optimizer state of no parameter of the plan", _NAMED) for key in unknown]
     twice = {name for a, b in combinations(roots.values(), 2) for name in a & b}
-    told = ", ".join(f"{printable(root)}state" for root in sorted(roots))
+    places = ", ".join(f"{printable(root)}state" for root in sorted(roots))
     faults += [
-        Fault(printable(name), f"it has state in more than one of {told}", "save one")
+        Fault(printable(name), f"it has state in more than one of {places}", "save one")
         for name in sorted(twice)
     ]
-    raise_few(f"the optimizer state of {printable(str(directory.path))} cannot be told", faults)
+    raise_few(f"the optimizer state of {printable(str(directory.path))} is ambiguous", faults)
     groups: dict[str, dict[str, Any]] = {}
     for root in roots:
         groups |= _groups(directory, f"{root}param_groups.", wide, constants)
-    settings = {end: told for name, told in groups.items() for end in wide[name]}
+    settings = {end: values for name, values in groups.items() for end in wide[name]}
     sources = {spelled: names for spelled, names in wide.items() if spelled in found}
     states = {
         end: _joined_state(directory, plan, end, found, prefix) for ends in sources.values() for end in ends
@@ -195,7 +194,7 @@ def _optimizer(
 def _joined_state(
     directory: DcpDirectory, plan: Plan, end: str, found: Mapping[str, Mapping[str, str]], prefix: str
 ) -> dict[str, Any]:
-    """The state of one wide tensor; that of several sources is concatenated as they are."""
+    """The state of one wide tensor. The states of several sources are concatenated in the same way as the sources."""
     entry = plan[end]
     spelled = [
         next((n for name in _names(source, plan) for n in (name, prefix + name) if n in found), None)
@@ -241,7 +240,7 @@ def _stored_or_value(directory: DcpDirectory, key: str) -> Any:
 def _groups(
     directory: DcpDirectory, root: str, names: Iterable[str], constants: Set[str]
 ) -> dict[str, dict[str, Any]]:
-    """For every parameter the settings of its group: a value where it matters to exactness, else the key alone."""
+    """The settings of every parameter's group: values if exactness depends on them, otherwise only the keys."""
     values = {strip_wrappers(key): where for key, where in directory.values.items() if key.startswith(root)}
     members: dict[str, str] = {}
     for key, where in values.items():

@@ -1,6 +1,6 @@
 """A Hugging Face directory as a source: true slices of its safetensors, and of the state a Trainer left.
 
-Positions in `optimizer.pt` are told from the model's own order, so state is carried only with a family plan.
+Positions in `optimizer.pt` follow the order of the model's parameters, so state is carried only with a family plan.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _trainer(
     if OPTIMIZER not in directory.trainer:
         return {}, {}
     if family is None:
-        what = "it names parameters by position, and a plan alone does not tell the order"
+        what = "it names parameters by position, and a plan alone does not determine their order"
         remedy = "pass mu.plans.family_plan(directory, k) as the plan, or a run without optimizers"
         raise MupscaleError("the optimizer state cannot be read", [Fault(OPTIMIZER, what, remedy)])
     from ..families.models import config_from, model_class, on_meta

@@ -1,7 +1,7 @@
 """The shards of a wide run, filled block by block from a source: the kernel and the bits of every other path.
 
-Beside the shards themselves a rank holds one block and the base slice behind it. Knows: one rank. Talks to nobody
-(a live source does, when it is told to hold a tensor).
+In addition to its shards a rank holds one block and the base slice that it is made from. Knows: one rank.
+Communicates with no other rank (a live source does, when it holds a tensor).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Filling:
 
     making: Making
     stored: Any
-    """What stands for its base tensor in the source; None for a new tensor."""
+    """The source's handle of its base tensor; None for a new tensor."""
     wide: Tensor
 
 
@@ -44,13 +44,13 @@ class Filler:
 
     @property
     def room_bytes(self) -> int:
-        """Memory beside the shards, in bytes."""
+        """Memory in addition to the shards, in bytes."""
         return self._maker.room_bytes
 
     def fill_all_(self, fillings: Iterable[Filling]) -> None:
         """Fill this rank's part of every tensor.
 
-        A rank that fails goes on giving others what they wait for, and raises when all have been served.
+        A rank that fails continues to send other ranks the slices they wait for, and raises after the last one.
         """
         failure: Exception | None = None
         for filling in fillings:
@@ -87,9 +87,9 @@ def state_fillings(
     settings: Mapping[str, Any],
     source: AnySource,
 ) -> tuple[dict[str, Any], list[Filling], list[Fault]]:
-    """The optimizer state of one parameter, still empty, what will fill it, and what has no place on its ranks.
+    """The empty optimizer state of one parameter, the targets that will be filled, and faults for what does not fit.
 
-    `carried` is its state in new units. Moments have the placement of their parameter; numbers are there already.
+    `carried` is its state in new units. Moments have the placement of their parameter; numbers are set already.
     """
     state: dict[str, Any] = {}
     fillings: list[Filling] = []
@@ -101,7 +101,7 @@ def state_fillings(
         shape = value.making.wide_shape
         if is_sharded(parameter) and shape != parameter.shape:
             what = f"its state {key!r} has shape {shape}, which has no placement on the parameter's mesh"
-            faults.append(Fault(name, what, f"{label} cannot go on with sharded parameters"))
+            faults.append(Fault(name, what, f"{label} cannot continue with sharded parameters"))
             continue
         state[key] = _like(parameter, shape, source.kind_of(value.source)[0])
         fillings.append(Filling(value.making, value.source, state[key]))
@@ -109,7 +109,7 @@ def state_fillings(
 
 
 def _counter(key: str, value: Any, parameter: Tensor, settings: Mapping[str, Any]) -> Any:
-    """A number where torch's own optimizers keep it: beside the parameter for fused and capturable ones."""
+    """A number on the device where torch's optimizers keep it: the parameter's for fused and capturable ones."""
     if isinstance(value, Tensor) and key == "step" and (settings.get("fused") or settings.get("capturable")):
         return value.to(local_of(parameter).device)
     return value

@@ -1,7 +1,7 @@
-"""A running base as a source: every rank fetches the slices it lacks from the ranks that hold them, and no others.
+"""A running base as a source: every rank receives only the slices that it lacks, from the ranks that hold them.
 
-Who sends what to whom follows from shapes, placements and the plan alone, so no rank asks. Where the boundaries
-of base and wide shards align, nothing is sent. Ranks that hold replicas keep to their own replica.
+All transfers follow from shapes, placements and the plan, so no requests are sent. Where the boundaries of base and
+wide shards align, nothing is sent. Ranks in a replica receive from ranks of the same replica.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def cover(axes: Sequence[Axis], part: Rectangle) -> Rectangle:
 def held_and_wanted(
     base: Sharding, wide: Sharding, axes: tuple[Axis, ...]
 ) -> Mapping[int, tuple[Rectangle, Rectangle]]:
-    """For every rank what it holds of the base tensor and what it needs; equal layers share one answer."""
+    """The parts of the base tensor that every rank holds and needs; equal layers share one cached result."""
     if wide.ranks and set(wide.ranks) != set(base.ranks):
         raise MupscaleError(
             "base and wide model are sharded over different ranks; load from a checkpoint instead"
@@ -151,7 +151,7 @@ class LiveSource:
         return not is_sharded(stored) or is_aligned(Sharding.of(stored), Sharding.of(wide), making.axes)
 
     def hold(self, stored: Tensor, making: Making, wide: Tensor) -> None:
-        """Fetch what this rank needs of a base tensor, and give others what they need."""
+        """Receive the slices of a base tensor that this rank needs, and send others the slices they need."""
         local = local_of(stored).detach()
         if not is_sharded(stored):
             self._buffer, self._origin = local.cpu().contiguous(), (0,) * local.dim()

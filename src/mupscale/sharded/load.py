@@ -1,7 +1,7 @@
-"""A narrow checkpoint, or a running base, straight into the shards of a wide job, optimizer state included.
+"""Load a narrow checkpoint, or a running base, directly into the shards of a wide job, with optimizer state.
 
-No wide checkpoint is written and no rank holds a full tensor. Ranks do not talk while data moves from files;
-at the end one collective tells whether all of them succeeded, and if not, nothing that was loaded can be used.
+No wide checkpoint is written and no rank holds a full tensor. Ranks do not communicate while they read files;
+at the end one collective shows whether all of them succeeded. If not, nothing that was loaded can be used.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def load_wide(
     """Fill the run `wide` from `base`, each rank its own shards, and return it with its provenance.
 
     `base` is a directory of torch.distributed.checkpoint, a Hugging Face directory, or the base run itself,
-    live on the same ranks. `plan` leads from the base to the wide model; `since`, from the reference to the
-    base where the base is not its own. Optimizers of the wide run must be in units (`param_groups` or
-    `step_in_units_`) and get their state where the base has it; their settings and schedulers stay as they are.
+    live on the same ranks. `plan` leads from the base to the wide model, `since` from the reference to the base;
+    without it the base is its own reference. Optimizers of the wide run must be in units (`param_groups` or
+    `step_in_units_`) and get their state if the base has it; their settings and schedulers are not changed.
 
-    Parameters on the meta device are given memory and stay the objects they are. Buffers that are in no
-    checkpoint must have been computed (`on_meta` does) or be computed by `init(model)`. `prefix` names the set of
-    tensors when a checkpoint holds several. On any error every rank raises the same, and a model that was being loaded is
-    all NaN; arguments that do not fit are refused before anything is touched.
+    Parameters on the meta device get memory and remain the same objects. Buffers that are in no checkpoint must
+    have been computed (`on_meta` does this) or be computed by `init(model)`. `prefix` names the set of tensors if
+    a checkpoint holds several. On any error every rank raises the same error, and a model
+    whose loading had begun is filled with NaN; arguments that do not fit are refused before anything is touched.
 
     >>> import tempfile, mupscale as mu, torch.distributed.checkpoint as dcp
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
@@ -114,7 +114,7 @@ def _checked(base: str | Path | Run, wide: Run, plan: Plan, since: Since | None)
 
 
 class _Loader:
-    """One load, as far as this rank is concerned."""
+    """The part of one load that this rank does."""
 
     def __init__(
         self,
@@ -143,7 +143,9 @@ class _Loader:
         )
         if run.ema is not None:
             what = "load_wide fills one model at a time"
-            remedy = "load the average with a call of its own: load_wide(base, ema, plan=plan, noise=noise, prefix=…)"
+            remedy = (
+                "load the average in a separate call: load_wide(base, ema, plan=plan, noise=noise, prefix=…)"
+            )
             raise MupscaleError("the average was not loaded", [Fault("ema", what, remedy)])
         check_end(plan, run.model, "wide")
         direction = Direction(plan)
@@ -195,7 +197,7 @@ class _Loader:
         empty = [name for name, buffer in buffers if strip_wrappers(name) in missing and buffer.is_meta]
         give_memory_(model, self._device or home_of(model))
         faults = recompute_buffers_(unwrap(model), empty, self._init)
-        raise_faults("the wide model has buffers that nobody has computed", faults)
+        raise_faults("the wide model has buffers that were never computed", faults)
 
     def _weights(self, source: AnySource, noise: NoisePlan | None) -> list[Filling]:
         seen: set[int] = set()

@@ -1,7 +1,7 @@
-"""Memory for a model that was built on the meta device, and poison for one whose loading failed.
+"""Memory for a model that was built on the meta device, and NaN for one whose loading failed.
 
-Parameters stay the objects they are, so optimizers that were built from them stay theirs. Buffers that the
-model computes for itself are its own work: they are there already, or `init` computes them, or they are refused.
+Parameters remain the same objects, so optimizers that were built from them stay valid. Buffers that the model
+computes itself are either present already, or computed by `init`, or refused.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def home_of(model: nn.Module) -> torch.device:
 
 
 def give_memory_(model: nn.Module, device: torch.device) -> None:
-    """Give every parameter and buffer on the meta device memory, with whatever it happens to hold."""
+    """Give every parameter and buffer on the meta device uninitialised memory."""
     if not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         return
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
-        # `_apply` and not assignment: FSDP2 follows its parameters there.
+        # `_apply` instead of assignment, because FSDP2 updates its own records of parameters in it.
         model._apply(  # type: ignore[no-untyped-call]
             lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
         )
@@ -44,16 +44,16 @@ def give_memory_(model: nn.Module, device: torch.device) -> None:
 
 
 def reshard_(model: nn.Module) -> None:
-    """Let FSDP2 drop gathered copies, which are not the parameters that are trained."""
+    """Make FSDP2 drop gathered copies, which are not the parameters that are trained."""
     for module in model.modules():
         if callable(reshard := getattr(module, "reshard", None)):
             reshard()
 
 
 def poison_(model: nn.Module) -> None:
-    """Fill a model with NaN, so that nobody can mistake what is half loaded for a trained one.
+    """Fill a model with NaN, so that a partly loaded model cannot be mistaken for a trained one.
 
-    Taking its memory away would not do: FSDP2 gathers parameters on the meta device without complaint.
+    Moving it to the meta device is not enough: FSDP2 gathers parameters on the meta device without an error.
     """
     reshard_(model)
     with torch.no_grad():
@@ -65,7 +65,7 @@ def poison_(model: nn.Module) -> None:
 def recompute_buffers_(
     model: nn.Module, empty: Iterable[str], init: Callable[[nn.Module], Any] | None
 ) -> list[Fault]:
-    """Let the model compute the buffers that had no memory and are in no checkpoint; what it left alone is a fault."""
+    """Compute the buffers that had no memory and are in no checkpoint; a fault for each that stays uncomputed."""
     names = set(empty)
     before = {name: (b, b._version) for name, b in model.named_buffers() if name in names}
     if init is not None:
@@ -75,8 +75,8 @@ def recompute_buffers_(
     return [
         Fault(
             name,
-            "a buffer that is in no checkpoint and was built on the meta device, so nobody has computed it",
-            "build with mu.plans.on_meta(make), which computes buffers, or pass init= with what computes it",
+            "a buffer that is in no checkpoint and was built on the meta device, so it was never computed",
+            "build with mu.plans.on_meta(make), which computes buffers, or pass init=, a function that computes it",
         )
         for name, (buffer, version) in before.items()
         if after[name] is buffer and buffer._version == version

@@ -1,6 +1,6 @@
-"""Noise for a job on many ranks: sizes are the same everywhere, norms are measured once and shared.
+"""Noise for a job on many ranks: sizes are the same on all ranks, norms are measured once and shared.
 
-Each base tensor is measured by one rank, by the arithmetic of every other path, so σ̄ has the same bits.
+Each base tensor is measured by one rank with the same arithmetic as in one process, so σ̄ has the same bits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def shared_noise(
     together: AllOrNone,
     group: Ranks,
 ) -> NoisePlan | None:
-    """Noise resolved alike on every rank. Signal-normalised noise costs two more collectives."""
+    """Resolve noise to the same values on every rank. Signal-normalised noise costs two more collectives."""
     if noise is None:
         return None
     if isinstance(noise, NoisePlan):
@@ -109,7 +109,7 @@ def _measured(
 
 
 def _in_place(name: str, plan: Plan, source: AnySource, stacked: bool) -> Tensor:
-    """The norms of a base tensor, read in stretches of rows."""
+    """The norms of a base tensor, read a few rows at a time."""
     stored = source.weights[name]
     dtype, shape = source.kind_of(stored)
     base = StoredBase(dtype, (0,) * len(shape), shape, partial(source.read, stored))
@@ -117,7 +117,7 @@ def _in_place(name: str, plan: Plan, source: AnySource, stacked: bool) -> Tensor
 
 
 def _owners(sizes: Sequence[int], world: int) -> list[int]:
-    """Which rank measures which tensor: the largest first, each to the rank with least to do."""
+    """Which rank measures which tensor: the largest first, each assigned to the rank with the least work."""
     load, owners = [0] * world, [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         owners[index] = load.index(min(load))

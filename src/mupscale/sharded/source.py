@@ -1,6 +1,6 @@
-"""What a wide job is loaded from: base tensors by planned name, and a way to read any rectangle of one.
+"""The source of a wide job: base tensors by planned name, any rectangle of which can be read.
 
-Knows: rectangles in files. Does not know which directory they came from, or what is made of them.
+Knows: rectangles in files. Does not know which directory they came from, or what they are used for.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Stored:
 
 
 class AnySource(Protocol):
-    """Base tensors by the name of the wide tensor they make; what stands for one is the source's own affair."""
+    """Handles of base tensors by the name of the wide tensor made from them. Each source has its own handle type."""
 
     identity: str
-    """What all ranks must have in common."""
+    """A text that must be equal on all ranks."""
     weights: Mapping[str, Any]
     states: Mapping[str, Mapping[str, Any]]
-    """Optimizer state by name and key: what stands for a tensor, or a plain number."""
+    """Optimizer state by name and key: the handle of a tensor, or a plain number."""
     settings: Mapping[str, Mapping[str, Any]]
     """The base's optimizer settings by name, as far as they are known."""
     since: Plan | None
@@ -75,11 +75,11 @@ class AnySource(Protocol):
         ...
 
     def hold(self, stored: Any, making: Making, wide: Tensor) -> None:
-        """Fetch what this rank needs, and give others what they need."""
+        """Receive the slices that this rank needs, and send others the slices they need."""
         ...
 
     def whole(self, stored: Any) -> Tensor | None:
-        """All of a base tensor where that takes every rank; None where any rank can read it alone."""
+        """The whole base tensor if reading it is collective; None if any rank can read it alone."""
         ...
 
     def read(self, stored: Any, lows: list[int], room: Tensor) -> None:

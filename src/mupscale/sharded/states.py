@@ -1,4 +1,4 @@
-"""Optimizers of a wide job: are they in units, does the source's state belong to them, and what becomes of it.
+"""Optimizers of a wide job: whether they are in units, whether the source's state fits them, and the state they get.
 
 Reads the registry through `optimizers/`; states no exponent.
 """
@@ -34,7 +34,7 @@ State = dict[Any, dict[str, Any]]
 def prepare_states(
     run: Run, source: AnySource, plan: Plan, since: Plan, rules: Mapping[str, OptimizerRule] | None
 ) -> tuple[list[State], list[Filling], list[str]]:
-    """Empty state for every optimizer, what will fill it, and remarks; all that does not fit is one error."""
+    """Empty state for every optimizer, the targets that will be filled, and remarks; all faults are one error."""
     names = planned_parameters(run.model, plan, "wide")
     direction = Direction(plan)
     states: list[State] = []
@@ -72,7 +72,7 @@ def prepare_states(
                 what = "it made its state when it was built, on the meta device, and the source has none to fill it"
                 faults.append(Fault(kind, what, "load the model alone, then build the optimizer from it"))
         states.append(state)
-    raise_faults("the optimizers of the wide run cannot go on from this source", _distinct(faults))
+    raise_faults("the optimizers of the wide run cannot continue from this source", _distinct(faults))
     return states, fillings, list(dict.fromkeys(notes))
 
 
@@ -92,7 +92,7 @@ def live_states(
     states: dict[str, dict[str, Any]] = {}
     settings: dict[str, Mapping[str, Any]] = {}
     for optimizer in base.optimizers:
-        # What has no units is refused where the wide optimizer is, which may be another.
+        # Entries without units are refused later, for the wide optimizer, which may be of another class.
         named, _ = read_live(optimizer, base.model, direction, rule_for(type(optimizer), rules=rules))
         there = renamed(named, direction)
         for group in there.groups:
@@ -104,7 +104,7 @@ def live_states(
 def _unfit(
     optimizer: Optimizer, group: NamedGroup, idle: Set[str], source: AnySource, plan: Plan, since: Plan
 ) -> list[Fault]:
-    """Tensors of a group that are not stepped in their units, cannot be exact, or find no state of their own kind."""
+    """Faults for tensors of a group that are not stepped in their units, cannot be exact, or have no matching state."""
     faults: list[Fault] = []
     for name in group.names:
         faults += _not_in_units(optimizer, group, name, since)
@@ -112,14 +112,14 @@ def _unfit(
         if name in source.states:
             faults += _foreign(optimizer, group.rule, source.settings.get(name, {}), name)
         elif source.states and plan[name].sources and name not in source.settings and name not in idle:
-            # Where it has settings, the base's optimizer held it too, and never had a gradient for it.
+            # If it has settings, the base's optimizer held it too, but it never had a gradient.
             what = "the source has optimizer state, and none for this tensor"
             faults.append(Fault(name, what, "leave it out of the optimizers, or load a run without them"))
     return faults
 
 
 def _not_in_units(optimizer: Optimizer, group: NamedGroup, name: str, since: Plan) -> list[Fault]:
-    """An optimizer whose rates are not those of its tensors would train another run."""
+    """A fault if the learning rates of a group are not in the units of its tensors."""
     units, kind = units_of(optimizer), type(optimizer).__name__
     expected = float(factors_of(group.rule, group.settings, since[name])["lr"])
     if units is None:
@@ -138,7 +138,7 @@ def _not_in_units(optimizer: Optimizer, group: NamedGroup, name: str, since: Pla
 def _foreign(
     optimizer: Optimizer, rule: OptimizerRule, settings: Mapping[str, Any], name: str
 ) -> list[Fault]:
-    """Settings that some other optimizer has tell whose state it is."""
+    """A fault if the source's settings show that the state belongs to another optimizer class."""
     strange = [
         key
         for key in settings
@@ -151,7 +151,7 @@ def _foreign(
 
 
 def _differences(optimizer: Optimizer, group: NamedGroup, source: AnySource, plan: Plan) -> list[str]:
-    """Settings that differ from the source's, noted and left as they are; rates follow the run's schedule."""
+    """Remarks about settings that differ from the source's. They are not changed; rates follow the run's schedule."""
     stock = units_of(optimizer) is not None
     if not group.names or (stock and source.since is not None):
         return []

@@ -1,9 +1,9 @@
 """Measure whether a sharded wide run continues a sharded base run, on the ranks where both live.
 
-Nothing is copied to one place: both runs take real steps, one base tensor at a time is gathered and held against
-the wide shard of every rank, and all ranks come to the same certificate. Afterwards both runs stand where they
-stood; until then a copy of their shards is kept in host memory. The cause of a deviation is the usual suspect:
-finding more needs copies, and models that fit on one device.
+Both runs take real steps on their ranks. One base tensor at a time is gathered and compared with the wide shard of
+every rank, and all ranks return the same certificate. Afterwards both runs are restored from a copy of their shards
+in host memory. The reported cause of a deviation is the most likely one: finding it for certain needs copies of
+models that fit on one device.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def verify_sharded(
     group: dist.ProcessGroup | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Certificate:
-    """The certificate that `wide`, just loaded with zero noise, continues `base`; the same on every rank.
+    """Measure whether `wide`, just loaded without noise, continues `base`; every rank returns the same certificate.
 
-    `step(run, i)` takes one optimizer step on the i-th batch of this rank and returns the loss; it is called
-    with the same i and the same random seed for both runs. All ranks of `group` call this together.
+    `step(run, i)` takes one optimizer step on the i-th batch of this rank and returns the loss. It is called
+    with the same i and the same random seed for both runs. All ranks of `group` must call this function.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
@@ -90,17 +90,17 @@ def verify_sharded(
 
 
 def _everywhere(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    """What every rank has to say, in the order of ranks and the same on every rank."""
+    """The values of all ranks, in the order of ranks."""
     if not (dist.is_available() and dist.is_initialized()):
         return [mine]
-    said: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(said, mine, group=group)
-    return said
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, mine, group=group)
+    return values
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """Where a run stood: its weights by name, what this rank holds of them, in host memory."""
+    """This rank's part of a run's weights before the steps, by name, in host memory."""
 
     weights: Mapping[str, Tensor]
     bytes: int
@@ -108,7 +108,7 @@ class _Kept:
 
 @contextmanager
 def _standing(run: Run) -> Iterator[_Kept]:
-    """Let a run walk, and put it back where it stood: shards, gradients, state, settings, schedules."""
+    """Restore a run after the block: shards, gradients, state, settings, schedules."""
     reshard_(run.model)
     named = {name: t for name, _, t in named_tensors(run.model)}
     averages: Any = run.ema if run.ema is not None else {}

@@ -31,7 +31,7 @@ VARIABLE = "MUPSCALE_KERNEL"
 
 # Numbers that the portable code draws while numba would load and compile, about half a second.
 _REPAID = 1 << 24
-_LANES = 256  # counters at a time: their words stay in the first-level cache, beside the table in the second
+_LANES = 256  # counters at a time: their words stay in the first-level cache, the table in the second
 
 _M0, _M1 = np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
 _W0, _W1 = np.uint64(WEYL[0]), np.uint64(WEYL[1])

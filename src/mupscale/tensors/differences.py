@@ -16,8 +16,8 @@ from torch import Tensor
 FLOOR = 1e-6
 """The smallest size, in its unit, that a difference is divided by.
 
-A number far below the terms it was computed from is mostly their rounding: a loss that is zero by nature is
-1e-16 in float64, and has no relative error. With this floor the rounding of such a number stays below 1e-9, the
+A number far below the terms it was computed from is mostly their rounding: a loss that is exactly zero in theory is
+1e-16 in float64, and has no meaningful relative error. With this floor the rounding of such a number stays below 1e-9, the
 tolerance of float64, while a wrong factor on anything above 1e-15 is still above it.
 """
 

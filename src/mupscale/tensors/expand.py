@@ -21,7 +21,7 @@ from .making import Making
 from .noise import TensorNoise
 
 _BLOCK = 1 << 25  # bytes written at a time: threads seldom wait for each other, and caches still help
-# Bytes of float32 that get their noise at a time: what a 16-bit result needs beside it.
+# Bytes of float32 that get their noise at a time: the extra memory of a 16-bit result.
 _NOISY_BLOCK = 1 << 23
 
 
@@ -201,6 +201,6 @@ def _cuts(
         if stop > axis.wide or not inside:
             raise MupscaleError(
                 f"dimension {dim}: wide entries {out_at[dim]}..{stop} of {axis.wide} read base entries {low}..{high}, "
-                f"found {base_at[dim]}..{base_at[dim] + base.shape[dim]} of {axis.base}; hand over what Axis.cover says"
+                f"found {base_at[dim]}..{base_at[dim] + base.shape[dim]} of {axis.base}; pass the range that Axis.cover returns"
             )
     return cuts

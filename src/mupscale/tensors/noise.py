@@ -1,8 +1,8 @@
 """Noise for any slice of a wide tensor, the same bits however the tensor is cut.
 
 Element i of the wide tensor, in row-major order, gets σ · z_i with z from the tensor's own stream. Paired noise
-is made zero-sum over the copies along one dimension, so that a layer's output does not move at all. Knows how a
-rectangle falls into runs of elements; how a run is drawn is known to `philox.py` and, compiled, to `compiled.py`.
+is made zero-sum over the copies along one dimension, so that it does not change a layer's output. Knows how a
+rectangle is divided into runs of elements; `philox.py` and, compiled, `compiled.py` draw a run.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _runs(
     strides = [prod(whole[d + 1 :]) for d in range(len(whole))]
     inner = max(0, len(whole) - 1)
     while inner and shape[inner] == whole[inner]:
-        inner -= 1  # dimensions after `inner` are taken whole, so a run goes on through them
+        inner -= 1  # dimensions after `inner` are taken whole, so a run continues through them
     inner = max(inner, least)
     starts = torch.zeros(1, dtype=torch.int64, device=device)
     for d in range(inner):

@@ -1,7 +1,7 @@
 """Which rectangle of a tensor this process holds: all of it, or the shard of a DTensor.
 
-Knows: how FSDP2 and tensor parallelism cut a tensor over a device mesh, for any rank and without asking it.
-Moves nothing and talks to nobody.
+Knows: how FSDP2 and tensor parallelism cut a tensor over a device mesh, for any rank, without communication.
+Moves nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Rectangle:
         return prod(self.shape)
 
     def meet(self, other: Rectangle) -> Rectangle:
-        """What lies in both; nothing has the shape 0."""
+        """The intersection of two rectangles; an empty one has a size of 0."""
         low = [max(a, b) for a, b in zip(self.start, other.start, strict=True)]
         ends = zip(self.start, self.shape, other.start, other.shape, strict=True)
         high = [min(a + n, b + m) for a, n, b, m in ends]
@@ -49,7 +49,7 @@ class Rectangle:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor; does not import what nobody has imported."""
+    """Whether a tensor is a DTensor; does not import torch.distributed.tensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 

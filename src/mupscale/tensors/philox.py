@@ -91,7 +91,7 @@ def quantiles(device: str = "cpu") -> Tensor:
 
 
 def normals(stream: Stream, starts: Tensor, length: int) -> Tensor:
-    """Standard normal float32 numbers for runs of elements, one run a row."""
+    """Standard normal float32 numbers for runs of elements, one run per row."""
     bits = uniform_bits(stream, starts, length)
     words, table = bits.flatten(), quantiles(str(starts.device))
     z = table.index_select(0, words & 0xFFFF).add_(table.index_select(0, words >> 16))

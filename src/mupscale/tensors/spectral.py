@@ -1,8 +1,8 @@
 """Spectral norms: of a tensor, by power iteration, and of Gaussian noise, by its known limit.
 
 A convolution is the matrix (out, in·kh·kw); stacked experts are measured one by one. A tensor may lie in memory or
-be read in blocks of rows: the blocks are the same, and so is the norm. All is done in float64, so that threads and
-machines, which add up in other orders, agree to far more digits than anybody keeps. Knows nothing about files.
+be read in blocks of rows: the blocks are the same, and so is the norm. Everything is computed in float64, so that
+threads and machines, which add in different orders, agree to far more digits than are kept. Knows nothing about files.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _read(read_rows: ReadRows, cuts: Iterable[tuple[int, int]]) -> Iterator[Tens
 
 
 def _power_iteration(blocks: Callable[[], Iterable[Tensor]], v: Tensor, steps: int) -> Tensor:
-    """The norm of the matrix whose blocks of rows `blocks()` goes through, each once a step, in order."""
+    """The norm of the matrix whose blocks of rows `blocks()` yields in order, each once per step."""
     size = torch.zeros((), dtype=torch.float64)
     for _ in range(steps):
         v = v / torch.linalg.vector_norm(v).clamp_min(1e-300)

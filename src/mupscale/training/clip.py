@@ -1,8 +1,8 @@
 """Gradient clipping that is the same at every width.
 
 A plain norm depends on the width, because copies add up: sum |G'|² is r/s times sum |G|². Weighted by s/r it
-is the norm at the reference, whatever the width, and clipping by it keeps a widened run exact. Sharded
-gradients are measured where they lie; one number goes around, and every rank clips by the same factor.
+is the norm at the reference for every width, and clipping by it keeps a widened run exact. Sharded gradients
+are measured on their ranks; one number is reduced over the ranks, and all of them clip by the same factor.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ..runs.run import Run, Since, model_of, since_of
 from ..tensors.parts import is_sharded, local_of
 
 Named = list[tuple[str, Tensor]]
-_NO_BOUND = "gradients cannot be clipped by what was given"
+_NO_BOUND = "gradients cannot be clipped by this bound"
 
 
 def grad_norm(model: nn.Module, since: Since, *, p: float = 2.0) -> Tensor:
-    """The gradient norm that the model would show at its reference: equal curves at every width.
+    """The gradient norm in the units of the reference, which is comparable across widths.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
@@ -81,7 +81,7 @@ def clip_grad_value_(model: nn.Module, since: Since, *, max_value: float) -> Non
 
 @dataclass
 class Clip:
-    """Clipping before every step, as a pre-hook; several optimizers of one model share one, so that their norm is one norm."""
+    """A pre-hook that clips before every step. All optimizers of a model share it, so that there is one norm."""
 
     plan: Plan
     names: dict[int, str]
@@ -115,8 +115,9 @@ def clip_(
 ) -> list[RemovableHandle]:
     """Clip before every optimizer step, by a norm or a value written at the reference.
 
-    `since` is the run that the optimizers train, or, with `model`, the plan from the reference to it. A pre-hook: it sees the gradients that are stepped, so it works with gradient accumulation and inside
-    other people's trainers. Turn their own clipping off. `widen` and `upscale` carry it along.
+    `since` is the run that the optimizers train, or, with `model`, the plan from the reference to it. Clipping happens in
+    a step pre-hook, so it works with gradient accumulation and inside trainers, whose own clipping must be turned off.
+    `widen` and `upscale` carry it to the wide optimizers.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
@@ -159,18 +160,18 @@ def _parameters(model: nn.Module, since: Since) -> tuple[Named, Plan]:
     plan = since_of(since, model)
     named = [(name, t) for name, kind, t in named_tensors(model) if kind == "parameter"]
     remedy = "pass the run of this model, or the plan from the reference to it"
-    strangers = [name for name, _ in named if name not in plan]
+    unknown = [name for name, _ in named if name not in plan]
     raise_faults(
-        "the plan is not of this model", [Fault(n, "it is not in the plan", remedy) for n in strangers]
+        "the plan is not of this model", [Fault(n, "it is not in the plan", remedy) for n in unknown]
     )
     return named, plan
 
 
 def _wrong_bound(where: str, bound: object) -> list[Fault]:
-    """A fault unless a bound is absent, a tensor, or a number, which may be infinite: then it only measures."""
+    """A fault unless a bound is absent, a tensor, or a number. An infinite bound measures without clipping."""
     if bound is None or isinstance(bound, Tensor):
         return []
-    return wrong_number(where, bound, f"write {where}=1.0, say", infinite=True)
+    return wrong_number(where, bound, f"write {where}=1.0, for example", infinite=True)
 
 
 def _wrong_power(p: object) -> list[Fault]:
@@ -190,7 +191,7 @@ def _with_grad(named: Iterable[tuple[str, Tensor]], plan: Plan) -> list[tuple[st
 
 
 def _summed(grad: Any) -> Tensor:
-    """The gradient without partial sums, which a norm or a clamp of each part would get wrong."""
+    """The gradient with its partial sums reduced: the norm or clamp of a partial sum would be wrong."""
     from torch.distributed.tensor import Replicate
 
     if not any(placement.is_partial() for placement in grad.placements):
@@ -224,10 +225,10 @@ def _size(name: str, grad: Tensor, plan: Plan, p: float, dtype: torch.dtype | No
 
 
 class _Meshes:
-    """The device meshes of some parameters, and for each the outer one whose ranks contain its own.
+    """The device meshes of some parameters, each mapped to the outer mesh whose ranks contain its own.
 
-    A model that was sharded as a whole has one outer mesh: what tensor parallelism has left alone lies on a
-    part of it, with a replica on every other part.
+    A model that was sharded as a whole has one outer mesh: tensors without tensor parallelism lie on a part of
+    it, with a replica on every other part.
     """
 
     def __init__(self, parameters: Iterable[Any]) -> None:
@@ -250,17 +251,19 @@ class _Meshes:
 
 
 def _sharded_norm(grads: Named, plan: Plan, p: float, meshes: _Meshes) -> Tensor:
-    """The norm over all ranks, on every rank the same bits: an entry counts once, however many ranks hold it.
+    """The norm over all ranks, with the same bits on every rank. Replicated entries count once.
 
-    Each rank adds the powers of what it holds, divided by the number of ranks that hold the same, and one
-    number goes around for every outer mesh.
+    Each rank sums the powers of its local entries, divided by the number of ranks that hold the same entries, and
+    one number per outer mesh is reduced.
     """
     sums = [torch.zeros((), dtype=torch.float64, device=mesh.device_type) for mesh in meshes.outer]
     dtype = torch.float32
     for name, grad in grads:
         dtype = torch.promote_types(dtype, grad.dtype)
         at, holders = meshes.place(grad)
-        wider = torch.promote_types(torch.float32, grad.dtype)  # 16-bit norms of parts are no part of a norm
+        wider = torch.promote_types(
+            torch.float32, grad.dtype
+        )  # partial norms in 16 bits would be too coarse to add
         size = _size(name, grad, plan, p, wider).to(sums[at])
         sums[at] = torch.maximum(sums[at], size) if p == inf else sums[at] + size**p / holders
     reduced = [_over_ranks(part, mesh, p) for part, mesh in zip(sums, meshes.outer, strict=True)]
@@ -270,12 +273,12 @@ def _sharded_norm(grads: Named, plan: Plan, p: float, meshes: _Meshes) -> Tensor
 
 
 def _over_ranks(part: Tensor, mesh: Any, p: float) -> Tensor:
-    """The sum, or the largest, of every rank's number; not a number if any is not, which a maximum may overlook."""
-    told = torch.stack([part.nan_to_num(nan=inf), part.isnan().to(part)]) if p == inf else part
+    """The sum or the maximum of all ranks' numbers; nan if any is nan, which a maximum alone may miss."""
+    values = torch.stack([part.nan_to_num(nan=inf), part.isnan().to(part)]) if p == inf else part
     everyone = mesh.size() == dist.get_world_size()
     for group in (None,) if everyone else mesh.get_all_groups():
-        dist.all_reduce(told, dist.ReduceOp.MAX if p == inf else dist.ReduceOp.SUM, group=group)
-    return torch.where(told[1] > 0, nan, told[0]) if p == inf else told
+        dist.all_reduce(values, dist.ReduceOp.MAX if p == inf else dist.ReduceOp.SUM, group=group)
+    return torch.where(values[1] > 0, nan, values[0]) if p == inf else values
 
 
 def _clip_norm(named: Named, plan: Plan, max_norm: float, p: float) -> Tensor:

@@ -1,8 +1,8 @@
 """The coordinate check: do activations move by the same amount at every width?
 
 For each width a fresh run takes a few steps; the change of every module's output on a fixed batch is
-measured, and its slope against width on a log-log scale is 0 under μP. It sees rates and sizes that are wrong
-by a power of the width; what it cannot see (eps, decay), the certificate does.
+measured, and its slope against width on a log-log scale is 0 under μP. It detects rates and sizes that are wrong
+by a power of the width. It does not detect errors of eps or decay; the certificate does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Probe = Callable[[nn.Module], Any]
 
 @dataclass(frozen=True)
 class Coordinates:
-    """The measured changes, by module, one number for every width.
+    """The measured changes by module, one number per width.
 
     >>> Coordinates((64, 128, 256), {"readout": (0.5, 0.25, 0.125)}).slopes
     {'readout': -1.0}
@@ -111,7 +111,7 @@ def coordinate_check(
     faults += wrong_whole("seeds", seeds, least=1)
     if len(set(widths)) < 2:
         what = f"they are {list(widths)}, expected two or more: a slope needs them"
-        faults.append(Fault("widths", what, "write widths=(64, 128, 256), say"))
+        faults.append(Fault("widths", what, "write widths=(64, 128, 256), for example"))
     raise_faults("coordinates cannot be checked", faults)
     changes: dict[str, list[float]] = {}
     for width in widths:

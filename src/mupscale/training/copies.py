@@ -1,4 +1,4 @@
-"""Copies of a run to be measured on: they share nothing with it, and are refused where they would train otherwise."""
+"""Independent copies of a run to measure on. A run whose copy would train differently is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .widen import carry
 
 
 def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | None = None) -> Run:
-    """A copy of a run that shares nothing with it, in another dtype; clipping and stepping in units included."""
+    """A copy of a run in another dtype that shares no memory with it, including `clip_` and `step_in_units_`."""
     inner = unwrap(run.model)
     with warnings.catch_warnings():
         # `carry` warns of step hooks that it leaves behind. `refuse_hooks` admits one kind, attached again below.
@@ -57,9 +57,9 @@ def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | Non
 
 
 def refuse_hooks(run: Run, *, units: bool) -> None:
-    """Hooks cannot be copied with what they hold, and leaving them out would certify another training.
+    """Raise if the run has hooks: they cannot be copied, and a copy without them would train differently.
 
-    `units` says whether an optimizer under `step_in_units_` is admitted: copied it can be, widened it cannot.
+    `units` says whether optimizers with `step_in_units_` are accepted: they can be copied, but not widened.
     """
     faults = []
     for optimizer in run.optimizers:

@@ -41,11 +41,11 @@ def param_groups(
     rules: Mapping[str, OptimizerRule] | None = None,
     **constants: Any,
 ) -> list[dict[str, Any]]:
-    """The fewest groups in which every tensor of `model` has its own units of the reference constants.
+    """Parameter groups of `model` in which the reference constants are scaled to the units of every tensor.
 
     `since` is the run of this model, or the plan from the reference to it. `constants` (lr, eps, weight_decay, …)
-    are written at the reference; those not given are the optimizer's defaults, and are scaled all the same.
-    `parameters` picks some, for several optimizers.
+    are written at the reference. Constants that are not given take the optimizer's defaults and are scaled too.
+    `parameters` selects some of the parameters, for several optimizers. Tensors with equal settings share a group.
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
@@ -77,10 +77,11 @@ def param_groups(
     if "lr" not in settings:
         faults.append(Fault("lr", f"{optimizer_class.__name__} has no default learning rate", "pass lr="))
     elif not isinstance(settings["lr"], Tensor):
-        faults += wrong_number("lr", settings["lr"], "write lr=1e-3, say")
+        faults += wrong_number("lr", settings["lr"], "write lr=1e-3, for example")
     texts = [key for key in ("weight_decay", *rule.hyper) if isinstance(settings.get(key), str)]
     faults += [
-        Fault(key, f"it is {settings[key]!r}, expected a number", f"write {key}=0.1, say") for key in texts
+        Fault(key, f"it is {settings[key]!r}, expected a number", f"write {key}=0.1, for example")
+        for key in texts
     ]
     named = _chosen(model, plan, parameters)
     unused = [p for p in no_decay if not any(fnmatchcase(name, p) for name in named)]
@@ -124,7 +125,7 @@ def param_groups(
 
 
 def expect_class(optimizer: object) -> list[Fault]:
-    """A fault unless this is a class of optimizers: its name alone does not tell its defaults."""
+    """A fault unless this is an optimizer class. A name is not enough, because the class holds the defaults."""
     if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
         return []
     what = f"it is {shown(optimizer)}, expected a class of optimizers"
@@ -134,10 +135,10 @@ def expect_class(optimizer: object) -> list[Fault]:
 def refused_on_shards(
     optimizer: type[Optimizer], named: Mapping[str, Tensor], settings: Mapping[str, Any]
 ) -> list[Fault]:
-    """What torch cannot step on sharded tensors, said before a first step stops halfway.
+    """Faults for optimizers that torch cannot step on sharded tensors, so that the first step does not stop halfway.
 
-    The others with dense gradients step DTensors as they step plain tensors. So does Muon, on whole matrices,
-    if no dimension is cut over more ranks than it is long.
+    Other optimizers with dense gradients step DTensors as they step plain tensors. So does Muon, on whole matrices,
+    if no dimension is sharded over more ranks than it has entries.
     """
     sharded: dict[str, Any] = {name: t for name, t in named.items() if is_sharded(t)}
     kind = qualified_name(optimizer)
@@ -168,7 +169,7 @@ def refused_on_shards(
 
 
 def _plain(value: Any) -> Any:
-    """A setting as something that can be compared: 0 and 0.0 are one value."""
+    """A setting in a form that can be compared: 0 and 0.0 are equal."""
     return float(value) if isinstance(value, (int, float)) else repr(value)
 
 
@@ -201,8 +202,8 @@ def _chosen(model: nn.Module, plan: Plan, parameters: Chosen) -> dict[str, nn.Pa
     pairs = list(parameters)
     if any(not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) for pair in pairs):
         raise MupscaleError(
-            "parameters= holds what is no pair of a name and a parameter; write model.named_parameters(), or a "
-            "function of (name, parameter) that picks"
+            "parameters= must yield (name, parameter) pairs; write model.named_parameters(), or a function of "
+            "(name, parameter) that returns whether to take it"
         )
     wanted = [(plan.planned(known), name) for name, _ in pairs if (known := resolve(name, plan) or name)]
     faults = [
@@ -215,9 +216,9 @@ def _chosen(model: nn.Module, plan: Plan, parameters: Chosen) -> dict[str, nn.Pa
 
 
 def set_lr_(optimizer: Optimizer, lr: float | Tensor) -> None:
-    """Set the reference learning rate: every group gets it times its own factor.
+    """Set the reference learning rate: every group gets this rate times its own factor.
 
-    A scheduler that is built afterwards starts at this rate, also where an earlier one has left its `initial_lr`.
+    A scheduler that is built afterwards starts at this rate, even if an earlier scheduler left its `initial_lr`.
 
     >>> import torch, mupscale as mu
     >>> plan, model = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(4, 4)
@@ -227,7 +228,8 @@ def set_lr_(optimizer: Optimizer, lr: float | Tensor) -> None:
     [0.1, 0.2]
     """
     faults = _wrong_optimizer(optimizer)
-    faults += [] if isinstance(lr, Tensor) else wrong_number("lr", lr, "write set_lr_(optimizer, 1e-3), say")
+    if not isinstance(lr, Tensor):
+        faults += wrong_number("lr", lr, "write set_lr_(optimizer, 1e-3), for example")
     raise_faults("no learning rate can be set", faults)
     factors = [_factor(group) for group in optimizer.param_groups]
     for group, factor in zip(optimizer.param_groups, factors, strict=True):
@@ -244,16 +246,16 @@ def set_lr_(optimizer: Optimizer, lr: float | Tensor) -> None:
 
 
 def reference_lr(optimizer: Optimizer) -> float:
-    """The reference learning rate behind all groups; raises when they do not agree.
+    """The reference learning rate of all groups; raises if the groups do not agree.
 
-    Schedulers that write one absolute rate into every group are the usual reason.
+    The usual reason for a disagreement is a scheduler that writes one absolute rate into every group.
 
     >>> import torch, mupscale as mu
     >>> plan, model = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(4, 4)
     >>> reference_lr(torch.optim.AdamW(param_groups(model, plan, torch.optim.AdamW, lr=0.1)))
     0.1
     """
-    raise_faults("there is no learning rate to read", _wrong_optimizer(optimizer))
+    raise_faults("the learning rate cannot be read", _wrong_optimizer(optimizer))
     rates = [float(group["lr"]) / _factor(group) for group in optimizer.param_groups]
     spread = max(rates) - min(rates)
     if spread > 1e-6 * max(abs(rate) for rate in rates):

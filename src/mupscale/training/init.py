@@ -1,6 +1,6 @@
 """Initialise a model at any width from its sizes at the reference.
 
-Every tensor is drawn anew from the counter-based generator, so the result depends on (seed, name, index) and
+Every tensor is drawn from the counter-based generator, so the result depends on (seed, name, index) and
 not on sharding. Its size is std(reference) · q, with q from `rules/sizes.py`; at the reference, where q = 1, the
 distribution is the model's own: normal stays normal, uniform stays uniform, constants stay constants.
 """
@@ -43,9 +43,9 @@ class Shape:
 
     @staticmethod
     def measured(tensor: Tensor) -> Shape:
-        """Constants have std 0; a distribution that is neither constant nor centred keeps its mean and is refused later.
+        """Measure a tensor. Constants have std 0; a tensor that is neither constant nor centred is refused later.
 
-        A sharded tensor is gathered, so that its size has the bits it has in one process.
+        A sharded tensor is gathered, so that its size has the same bits as in one process.
         """
         whole: Tensor = tensor.detach()
         if is_sharded(whole):
@@ -68,13 +68,14 @@ def init_(
     std: nn.Module | Mapping[str, float | None] | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """Draw every parameter of `model` anew with the size μP gives it, and return the model.
+    """Initialise every parameter of `model` in place with the size that μP gives it, and return the model.
 
-    `since` is the run of `model`, or the plan from the reference to it. `std` is the model freshly built at the reference, whose tensors
-    are measured, or a size by name pattern; without it `model` itself is measured, which is right only at the
-    reference. Constants (gains of one, biases of zero) keep their value, times a fold; tied tensors are drawn
-    once; a (1 + w) gain keeps (1 + w) times its fold. A pattern with None leaves tensors as they were built.
-    In a sharded model every rank draws what it holds, to the same bits; a reference must be the same on all.
+    `since` is the run of `model`, or the plan from the reference to it. `std` is either the model freshly built at the
+    reference, whose tensors are measured, or a mapping from name patterns to sizes. Without it `model` itself is
+    measured, which is right only at the reference. A pattern with None leaves its tensors as they were built.
+    Constants (gains of one, biases of zero) keep their value, times a fold; a (1 + w) gain keeps (1 + w) times its
+    fold; tied tensors are drawn once. In a sharded model every rank draws its shards, with the same bits as in one
+    process; the reference model must be the same on all ranks.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Linear(n, n, bias=False)
@@ -105,7 +106,7 @@ def init_(
 
 
 def _wrong_std(std: object) -> list[Fault]:
-    """Faults unless sizes are those of a model, or numbers by name pattern."""
+    """Faults unless `std` is a model with weights, or a mapping from name patterns to numbers."""
     if std is None:
         return []
     if isinstance(std, nn.Module):
@@ -123,7 +124,7 @@ def _wrong_std(std: object) -> list[Fault]:
 
 
 def _draw(shape: Shape, entry: TensorPlan, stream: Stream, tensor: Tensor) -> Tensor:
-    """The values of what this process holds of a tensor."""
+    """The values of this process's part of a tensor."""
     fold, like = float(entry.fold), local_of(tensor)
     if shape.std == 0:
         return torch.full_like(like, (shape.mean + entry.shift) * fold - entry.shift)
@@ -136,12 +137,12 @@ def _draw(shape: Shape, entry: TensorPlan, stream: Stream, tensor: Tensor) -> Te
 
 
 def _agree(tensors: Iterable[Any], shapes: Mapping[str, Shape | None]) -> None:
-    """Raise on every rank of a sharded model unless all have been given the same sizes."""
+    """Raise on every rank of a sharded model unless all ranks have the same sizes."""
     differ = False
     for mesh in dict.fromkeys(t.device_mesh for t in tensors if is_sharded(t)):
         digest = int.from_bytes(blake2b(repr(sorted(shapes.items())).encode(), digest_size=7).digest(), "big")
         ends = torch.tensor([digest, -digest], device=mesh.device_type)
-        for group in mesh.get_all_groups():  # all of them before anybody raises, or the others would wait
+        for group in mesh.get_all_groups():  # all groups before any rank raises, or other ranks would hang
             dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
         differ |= int(ends[0]) != -int(ends[1])
     if differ:
@@ -179,7 +180,7 @@ def _shapes(
                 Fault(
                     name,
                     f"neither constant nor centred (mean {measured.mean:.3g}, size {measured.std:.3g})",
-                    f'say what it is: std={{"{name}": None}} leaves it as built',
+                    f'give its size, or leave it as built with std={{"{name}": None}}',
                 )
             )
         elif built is None and entry.grows and measured.std:

@@ -1,6 +1,6 @@
-"""How much of what a base has learned its noise destroys: the loss before and after, and when to warn.
+"""The increase of the loss due to noise, and when to warn about it.
 
-Knows two losses and a size of noise. Does not know where they come from.
+Works with two losses and a noise size only, wherever they were measured.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def measured(loss: Loss, model: nn.Module, seed: int = 0) -> float:
 
 
 def is_jump(before: float, after: float) -> bool:
-    """Whether noise took the loss further than a default that leaves the model usable; not a number counts.
+    """Whether noise raised the loss by more than is usual for a model that stays usable; nan counts as a jump.
 
     >>> is_jump(1.70, 4.50), is_jump(2.060, 2.152), is_jump(1.0, float("nan"))
     (True, False, True)
@@ -68,10 +68,10 @@ def smaller(size: float) -> float:
 
 
 def jump_message(before: float, after: float, remedy: str) -> str:
-    """What to say of a jump."""
+    """The warning about a jump."""
     return (
-        f"noise takes the loss from {before:.6g} to {after:.6g}: much of what the base had learned is lost; {remedy}, unless "
-        "the training ahead is long enough to learn it again"
+        f"noise raises the loss from {before:.6g} to {after:.6g}: much of what the base had learned is lost; {remedy}, "
+        "unless the training ahead is long enough to learn it again"
     )
 
 

@@ -29,13 +29,13 @@ from ..tensors.spectral import gaussian_norm, spectral_norms
 
 Sigma = float | tuple[float, ...]
 Measure = Callable[[str, bool], Tensor]
-"""The spectral norm of what a wide tensor is made from, or of every matrix along dimension 0 when True; of a
-vector, its length."""
+"""Spectral norm of the source of a wide tensor, or of every matrix along dimension 0 if the flag is True. The norm of
+a vector is its length."""
 
 
 @dataclass(frozen=True)
 class MupNoise:
-    """The paper's Algorithm 2: one σ̄ for all tensors, or one for each by name.
+    """The paper's Algorithm 2: one σ̄ for all tensors, or one per tensor by name.
 
     >>> MupNoise(0.3).sigma
     0.3
@@ -88,7 +88,7 @@ EXAMPLES = f"MupNoise(0.1), SignalNoise({DEFAULT_T}) or PairedNoise(1.0)"
 
 @dataclass(frozen=True)
 class NoisePlan:
-    """Noise resolved: σ̄ and absolute size of every tensor. From here on it is plain, and it transfers."""
+    """Resolved noise: σ̄ and absolute size per tensor. σ̄ is written at the reference, so it transfers across widths."""
 
     sigmas: Mapping[str, Sigma]
     stds: Mapping[str, Sigma]
@@ -124,8 +124,8 @@ def resolve_noise(
 ) -> NoisePlan:
     """Fix σ̄ and the absolute size for every tensor of the wide model.
 
-    `plan` leads from the base to the wide model; `since`, from the reference to the base (by default the base
-    is its own reference). `base` holds the base's tensors, or measures them where they lie.
+    `plan` leads from the base to the wide model, `since` from the reference to the base (by default the base
+    is its own reference). `base` is a mapping of the base's tensors, or a function that measures their norms.
 
     >>> from mupscale.rules import Axis
     >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 2x4"), Axis.parse("in: 2x4")))})
@@ -155,18 +155,18 @@ def resolve_noise(
 
 
 def _noisy(noise: Noise, plan: Plan) -> list[tuple[str, TensorPlan]]:
-    """The tensors that a scheme may give noise: weights with a source, and vectors where they are asked for."""
+    """The tensors to which a scheme may add noise: weights with a source, and vectors if the scheme includes them."""
     weights = [(n, t) for n, t in plan.tensors.items() if t.kind == "parameter" and t.sources]
     return [(name, entry) for name, entry in weights if len(entry.axes) > 1 or noise.vectors]
 
 
 def _pairing(entry: TensorPlan) -> int | None:
-    """The dimension along which paired noise sums to zero: the first that is summed over and has copies."""
+    """The dimension along which paired noise sums to zero: the first `in` dimension that has copies."""
     return next((d for d, axis in enumerate(entry.axes) if axis.role == "in" and axis.k > 1), None)
 
 
 def wrong_noise(noise: object) -> list[Fault]:
-    """Faults unless this is noise of one of the three schemes, and its sizes are sizes.
+    """Faults unless this is one of the three noise schemes and its sizes are valid numbers.
 
     >>> [fault.remedy for fault in wrong_noise(0.1)]
     ['write MupNoise(0.1), SignalNoise(0.05) or PairedNoise(1.0)']
@@ -176,7 +176,7 @@ def wrong_noise(noise: object) -> list[Fault]:
     if isinstance(noise, SignalNoise):
         return wrong_number("t", noise.t, f"write SignalNoise({DEFAULT_T})") or _above_the_weight(noise.t)
     if not isinstance(noise.sigma, Mapping):
-        return wrong_number("sigma", noise.sigma, f"write {type(noise).__name__}(0.1), say")
+        return wrong_number("sigma", noise.sigma, f"write {type(noise).__name__}(0.1), for example")
     faults = []
     for name, sigma in noise.sigma.items():
         sizes = sigma if isinstance(sigma, tuple) else (sigma,)
@@ -186,7 +186,7 @@ def wrong_noise(noise: object) -> list[Fault]:
 
 
 def _above_the_weight(t: float) -> list[Fault]:
-    """A fault where the noise is larger than what it is added to."""
+    """A fault if the noise is larger than the weight it is added to."""
     if t <= LARGEST_T:
         return []
     what = (
@@ -196,7 +196,7 @@ def _above_the_weight(t: float) -> list[Fault]:
 
 
 def _unknown(noise: Noise, plan: Plan, base: Mapping[str, Tensor] | Measure, seed: int) -> list[Fault]:
-    """What noise says, or needs to know, about tensors that are not there."""
+    """Faults for tensors that the noise names or needs and that are missing."""
     faults = wrong_whole("seed", seed)
     noisy = dict(_noisy(noise, plan))
     if isinstance(noise, SignalNoise):
@@ -225,14 +225,14 @@ def _unknown(noise: Noise, plan: Plan, base: Mapping[str, Tensor] | Measure, see
 
 
 def _seed(seed: int, since: Plan | None) -> int:
-    """A run that grows again draws other numbers for the same seed: noise that is added twice is not independent."""
+    """A run that grows again draws other numbers for the same seed, so that its two noises are independent."""
     if since is None:
         return seed
     text = f"{seed} after {since.hash}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def restore_noise(told: Mapping[str, Any], plan: Plan, since: Plan | None = None) -> NoisePlan:
+def restore_noise(record: Mapping[str, Any], plan: Plan, since: Plan | None = None) -> NoisePlan:
     """The noise that `NoisePlan.as_json` recorded, for the same plan and reference: the same bits.
 
     >>> from mupscale.rules import Axis
@@ -244,7 +244,7 @@ def restore_noise(told: Mapping[str, Any], plan: Plan, since: Plan | None = None
     try:
         sigmas: dict[str, Sigma] = {
             name: tuple(map(float, value)) if isinstance(value, (list, tuple)) else float(value)
-            for name, value in told["sigmas"].items()
+            for name, value in record["sigmas"].items()
         }
         unknown = [name for name in sigmas if name not in plan.tensors]
         if unknown:
@@ -252,8 +252,8 @@ def restore_noise(told: Mapping[str, Any], plan: Plan, since: Plan | None = None
                 f"the record has noise for {unknown[0]}, which the plan does not have; use the plan it was made for"
             )
         stds = {name: _std(sigma, reference_size(name, plan, since)) for name, sigma in sigmas.items()}
-        paired = {str(name): int(dim) for name, dim in told["paired"].items()}
-        return NoisePlan(sigmas, stds, paired, tuple(told["without"]), int(told["seed"]))
+        paired = {str(name): int(dim) for name, dim in record["paired"].items()}
+        return NoisePlan(sigmas, stds, paired, tuple(record["without"]), int(record["seed"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise MupscaleError(f"this is not a record of noise, expected what as_json gave; {reason}") from None
@@ -282,7 +282,7 @@ def _given(sigma: Sigma) -> Sigma:
 
 
 def is_stacked(entry: TensorPlan) -> bool:
-    """Whether a tensor is a stack of matrices (experts), each with a size of its own."""
+    """Whether a tensor is a stack of matrices (experts), each with its own noise size."""
     return len(entry.axes) == 3 and [axis.grows for axis in entry.axes] == [False, True, True]
 
 
@@ -305,5 +305,5 @@ def _signal(t: float, entry: TensorPlan, measure: Callable[[bool], Tensor], size
 
 
 def _rounded(sigma: float) -> float:
-    """Seven digits: as many as all threads and machines agree on when they measure the same tensor."""
+    """Round to seven digits, on which all thread counts and machines agree when they measure the same tensor."""
     return float(f"{sigma:.7g}")

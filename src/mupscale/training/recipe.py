@@ -1,7 +1,7 @@
 """The recipe: what tuning on a small pair found, as a value that larger runs apply, convert exactly or refuse.
 
-Knows which constants stand at which reference, and what another run must share with the proxy for them to hold.
-Knows nothing of how they were found.
+Knows at which reference the constants are written, and what another run must share with the proxy for them to apply.
+Does not know how they were found.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .noises import MupNoise, Noise, PairedNoise
 FORMAT = "mupscale recipe 1"
 _MALFORMED = "this is not a recipe, expected what to_json wrote"
 NO_SCHEDULE = "none"
-"""What stands for a constant learning rate where a schedule is named; None is for not known."""
+"""The name of the schedule of a constant learning rate. None means that the schedule is not known."""
 FEW_UNITS = 100
 """Below about this many units a proxy is too narrow for its optimum to be that of wide models."""
 
@@ -67,7 +67,7 @@ class Recipe:
     """σ̄ of the noise, one for all tensors or one for each."""
     k: int
     tensors: Mapping[str, TensorGrowth]
-    """What the proxy was: names tell its depth, shapes its reference, axes its growth."""
+    """The tensors of the proxy: their names show its depth, their shapes its reference, their axes its growth."""
     paired: bool = False
     units: int = 0
     """The fewest units that grew in the proxy base."""
@@ -83,7 +83,7 @@ class Recipe:
     seed: int = 0
     loss: float | None = None
     control: float | None = None
-    """The loss of the best point without noise: what just going on would have given."""
+    """The loss of the best point without noise."""
     tried: Sequence[Mapping[str, Any]] = field(default=())
     cost: Mapping[str, Any] = field(default_factory=dict)
     remarks: Sequence[str] = field(default=())
@@ -99,7 +99,7 @@ class Recipe:
         return PairedNoise(self.sigma) if self.paired else MupNoise(self.sigma)
 
     def summary(self) -> dict[str, Any]:
-        """What a grown run remembers of its recipe: everything but the tensors and what was tried."""
+        """The part of the recipe that a grown run keeps: everything except the tensors and the trials."""
         return {
             f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("tensors", "tried", "sigma")
         }
@@ -109,7 +109,7 @@ class Recipe:
         return json.dumps(self.as_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     def as_json(self) -> dict[str, Any]:
-        """The recipe as plain values, as they stand in its JSON."""
+        """The recipe as plain values, in the form of its JSON."""
         return {"format": FORMAT, **asdict(self)}
 
     def save(self, path: str | Path) -> None:
@@ -158,23 +158,23 @@ class Recipe:
             raise MupscaleError(f"{path}: {error}") from None
 
     def check(self, plan: Plan, reference: Plan | None, optimizers: Iterable[object] = ()) -> None:
-        """Raise unless the recipe holds for growth by `plan` of a base that `reference` leads to."""
-        raise_faults("this recipe does not hold here", self._faults(plan, reference, optimizers))
+        """Raise unless the recipe applies to growth by `plan` of the base at the wide end of `reference`."""
+        raise_faults("this recipe does not apply to this run", self._faults(plan, reference, optimizers))
 
     def _faults(self, plan: Plan, reference: Plan | None, optimizers: Iterable[object]) -> list[Fault]:
         faults = []
         for optimizer in optimizers:
             name = optimizer if isinstance(optimizer, str) else qualified_name(type(optimizer))
             if name != self.optimizer:
-                what = f"tuned with {self.optimizer}, and its constants mean nothing to another"
+                what = f"the recipe was tuned with {self.optimizer}, whose constants do not apply to other optimizers"
                 faults.append(Fault(name, what, "tune a proxy with the optimizer of this run"))
         here = TensorGrowth.all_of(plan, reference)
         missing, new = [n for n in self.tensors if n not in here], [n for n in here if n not in self.tensors]
         if missing or new:
-            told = f"{len(missing)} tensors of the proxy are missing here, {len(new)} are new"
+            counts = f"{len(missing)} tensors of the proxy are missing here, {len(new)} are new"
             named = ", ".join([*missing[:2], *new[:2]])
             remedy = "tune a proxy of the same depth and parts, narrower only"
-            return [*faults, Fault(named, f"{told}: another depth, or another model", remedy)]
+            return [*faults, Fault(named, f"{counts}: another depth, or another model", remedy)]
         for name, grown in here.items():
             proxy = self.tensors[name]
             if (proxy.axes, proxy.fold) != (grown.axes, grown.fold):
@@ -190,10 +190,10 @@ class Recipe:
         return faults
 
     def since(self, plan: Plan) -> Plan | None:
-        """The plan from this recipe's reference to the base of `plan`, from shapes; None where they do not tell it.
+        """The plan from this recipe's reference to the base of `plan`, from shapes; None if they do not determine it.
 
-        They do not where a tensor absorbs a constant, is made of several, is padded, is laid out in blocks, or is a
-        buffer that grows, and where constants of the model's code grow: then the user gives the reference.
+        Shapes are not enough if a tensor absorbs a constant, is made of several tensors, is padded, is laid out in
+        blocks, or is a buffer that grows, or if constants of the model's code grow. Then the user gives the reference.
 
         >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 8x2"),))})
         >>> recipe = Recipe("torch.optim.SGD", {"lr": 0.1}, 0.1, k=2, tensors={"w": TensorGrowth((4,), ("out x2",))})
@@ -203,9 +203,9 @@ class Recipe:
         """
         tensors: dict[str, TensorPlan] = {}
         for name, entry in plan.tensors.items():
-            told = self.tensors.get(name)
-            known = not entry.grows if entry.kind == "buffer" else told is not None
-            shape = entry.base_shape if told is None else told.reference
+            proxy = self.tensors.get(name)
+            known = not entry.grows if entry.kind == "buffer" else proxy is not None
+            shape = entry.base_shape if proxy is None else proxy.reference
             single = entry.sources == (name,) and entry.fold.is_one and entry.spread == 1 and not entry.padded
             plain = all(len(axis.segments) == len(axis.segments[0]) == 1 for axis in entry.axes if axis.grows)
             if not (known and single and plain and len(shape) == len(entry.axes)) or plan.edits:
@@ -218,36 +218,37 @@ class Recipe:
         return replace(plan, tensors=tensors)
 
     def other_constants(self, groups: Iterable[Mapping[str, Any]]) -> list[str]:
-        """Which constants beside the learning rate are others in these groups, which are written at the reference.
+        """Constants, other than the learning rate, whose values in `groups` differ from the recipe's.
 
-        Groups without decay beside others with it are usual, and no difference.
+        The groups are written at the reference. A group without weight decay next to groups with it is usual (biases,
+        gains) and does not count as a difference.
 
         >>> recipe = Recipe("torch.optim.AdamW", {"lr": 0.1, "eps": 1e-8, "weight_decay": 0.1}, 0.1, k=2, tensors={})
         >>> recipe.other_constants([{"eps": 1e-8, "weight_decay": 0.1}, {"eps": 1e-6, "weight_decay": 0.0}])
         ['eps is 1e-06 here, 1e-08 in the recipe']
         """
         known = list(groups)
-        told = []
+        lines = []
         for key, tuned in self.constants.items():
             here = [group[key] for group in known if key in group]
             if key == "weight_decay":
                 here = [value for value in here if value] or here
             others = list(dict.fromkeys(_text(value) for value in here if not same_setting(value, tuned)))
             if others and key != "lr":
-                told.append(f"{key} is {' and '.join(others)} here, {_text(tuned)} in the recipe")
-        return told
+                lines.append(f"{key} is {' and '.join(others)} here, {_text(tuned)} in the recipe")
+        return lines
 
     def differences(
         self, *, steps: int | None = None, batch: int | None = None, schedule: str | None = None
     ) -> list[str]:
-        """What is allowed and may cost: a narrow proxy, another number of steps, batch or schedule, where known.
+        """Differences from the proxy that are allowed but may cost accuracy: few units, other steps, batch or schedule.
 
         >>> Recipe("torch.optim.SGD", {"lr": 0.1}, 0.1, k=2, tensors={}, units=128, batch=64).differences(batch=512)
         ['the recipe was tuned with batch 64, this run has 512: the best learning rate may differ']
         """
-        told = []
+        lines = []
         if 0 < self.units < FEW_UNITS:
-            told.append(
+            lines.append(
                 f"the recipe comes from a proxy of {self.units} units; below about {FEW_UNITS} the best point still moves with "
                 "width"
             )
@@ -257,10 +258,10 @@ class Recipe:
             ("schedule", self.schedule, schedule),
         ):
             if proxy is not None and ours is not None and proxy != ours:
-                told.append(
+                lines.append(
                     f"the recipe was tuned with {what} {proxy}, this run has {ours}: the best learning rate may differ"
                 )
-        return told
+        return lines
 
 
 def _growth(grown: TensorGrowth) -> str:
@@ -274,7 +275,7 @@ def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _sigma(told: Any) -> float | dict[str, Any]:
-    if not isinstance(told, Mapping):
-        return float(told)
-    return {str(n): tuple(map(float, v)) if isinstance(v, list) else float(v) for n, v in told.items()}
+def _sigma(value: Any) -> float | dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return float(value)
+    return {str(n): tuple(map(float, v)) if isinstance(v, list) else float(v) for n, v in value.items()}

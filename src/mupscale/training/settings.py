@@ -1,7 +1,7 @@
 """Hyperparameters of a wide run compared with the base's in new units.
 
-Compared is what a step uses: an optimizer under `step_in_units_` keeps the reference's settings in its groups and
-steps each tensor with its own, which are those that count.
+The settings that a step uses are compared. An optimizer with `step_in_units_` keeps the reference settings in its
+groups but steps each tensor with scaled ones, and these are the ones that count.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..rules.optimizers import OptimizerRule, rule_for
 from .stepping import units_of
 
 _BOOKKEEPING = ("initial_lr", "lr_factor")
-"""Written for schedulers and for `set_lr_`; no step reads them, so a group without them trains alike."""
+"""Keys that only schedulers and `set_lr_` use. No step reads them, so a group without them trains the same way."""
 
 
 def settings_comparer(rules: Mapping[str, OptimizerRule] | None) -> Settings:
-    """What finds the first setting of a trial's wide run that is not the base's in new units."""
+    """A function that finds the first setting of a trial's wide run that is not the base's in new units."""
 
     def unequal(trial: Trial) -> Unequal | None:
         direction = Direction(trial.plan)
@@ -52,7 +52,7 @@ def _first_unequal(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str |
 
 
 def _is_number(value: Any) -> bool:
-    """True for a setting that has a size, in one part or in several; flags choose how a step is computed."""
+    """True for a number or a sequence of numbers; other settings are flags that choose how a step is computed."""
     parts = value if isinstance(value, (tuple, list)) else (value,)
     return any(isinstance(part, (int, float, Tensor)) and not isinstance(part, bool) for part in parts)
 

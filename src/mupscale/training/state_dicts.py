@@ -1,7 +1,7 @@
-"""The same maps for people with their own loop: state dict in, state dict out.
+"""Widen and narrow the state dicts of models and optimizers, for training loops without a `Run`.
 
-Optimizer state dicts may be keyed by name (as torch.distributed.checkpoint keys them) or by position,
-in which case the groups must carry `param_names` or the names must be given.
+Optimizer state dicts may be keyed by name (as torch.distributed.checkpoint keys them) or by position.
+In the second case the groups must have `param_names`, or the names must be given.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .groups import expect_class
 
 
 def widen_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
-    """A model's state dict at the wide end; keys keep their spelling, ties stay tied.
+    """Widen a model's state dict. Keys keep their spelling, and tied tensors stay tied.
 
     >>> from mupscale import plan_between
     >>> plan = plan_between(lambda n: nn.Linear(n, n), 2, 4)
@@ -36,7 +36,7 @@ def widen_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tenso
 
 
 def narrow_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
-    """The way back of `widen_state_dict`: the average of the copies.
+    """Narrow a model's state dict by averaging copies: the inverse of `widen_state_dict`.
 
     >>> from mupscale import plan_between
     >>> plan, state = plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(2, 2).state_dict()
@@ -54,7 +54,7 @@ def carry_tensors(
     others = wrong_kind("state", state, Mapping, remedy)
     for name, value in state.items() if not others else ():
         others += wrong_kind(name, value, Tensor, "leave it out and carry it yourself")
-    raise_faults("a state dict of tensors can be carried, and nothing else", others)
+    raise_faults("only a state dict of tensors can be widened or narrowed", others)
     tensors, plan = dict(state), direction.plan
     check_shapes(plan, {n: tuple(t.shape) for n, t in tensors.items()}, direction.start, complete=False)
     known = {*direction.reached, *plan.ties}
@@ -88,10 +88,10 @@ def widen_optimizer_state_dict(
     names: Sequence[str] | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> dict[str, Any]:
-    """An optimizer's state dict at the wide end, its groups split where their factors differ.
+    """Widen an optimizer's state dict. Groups are split where the factors of their tensors differ.
 
-    `names` gives the parameters' names in the order of the groups when the state dict has none. Load the
-    result into `optimizer(groups_for(model, result))`.
+    `names` gives the parameters' names in the order of the groups if the state dict has none. Load the
+    result into `optimizer_class(groups_for(model, result))`.
 
     >>> import torch
     >>> from mupscale import plan_between
@@ -112,7 +112,7 @@ def narrow_optimizer_state_dict(
     names: Sequence[str] | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> dict[str, Any]:
-    """The way back of `widen_optimizer_state_dict`.
+    """Narrow an optimizer's state dict: the inverse of `widen_optimizer_state_dict`.
 
     >>> import torch
     >>> from mupscale import plan_between
@@ -139,18 +139,18 @@ def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any
     """
     parameters = {name: t for name, kind, t in named_tensors(model) if kind == "parameter"}
     groups = []
-    told = state.get("param_groups", [{}]) if isinstance(state, Mapping) else [{}]
-    if not all("param_names" in group for group in told):
+    saved = state.get("param_groups", [{}]) if isinstance(state, Mapping) else [{}]
+    if not all("param_names" in group for group in saved):
         raise MupscaleError(
             "the state has no groups with names, expected what widen_optimizer_state_dict returned; pass that"
         )
-    strangers = [n for group in told for n in group["param_names"] if n not in parameters]
+    unknown = [n for group in saved for n in group["param_names"] if n not in parameters]
     what, remedy = (
         "the model has no such parameter",
-        "pass the model at the end to which the state was carried",
+        "pass the model that the state was widened or narrowed for",
     )
-    raise_faults("this state does not belong to the model", [Fault(n, what, remedy) for n in strangers])
-    for group in told:
+    raise_faults("this state does not belong to the model", [Fault(n, what, remedy) for n in unknown])
+    for group in saved:
         settings = {k: v for k, v in group.items() if k not in ("params", "param_names")}
         groups.append({**settings, "params": [(n, parameters[n]) for n in group["param_names"]]})
     return groups

@@ -1,8 +1,8 @@
 """An optimizer whose groups hold the reference constants, stepped in the units of each tensor.
 
-For the duration of a step the groups are split and lr, eps and decay scaled; before and after it they are
-what their owner made. So schedulers, logs and saved state see one learning rate, written at the reference,
-and any scheduler will do, one that knows absolute rates too. State belongs to parameters and is not touched.
+For the duration of a step the groups are split and lr, eps and decay are scaled; before and after the step they
+are unchanged. So schedulers, logs and saved state see one learning rate, written at the reference, and every
+scheduler works, even one with absolute rates. State belongs to parameters and is not changed.
 Knows: live optimizers. Does not know: trainers, checkpoints.
 """
 
@@ -42,7 +42,7 @@ class _Share:
 
 
 class InUnits:
-    """What `step_in_units_` attached to an optimizer; `remove` takes it off again."""
+    """The handle that `step_in_units_` returns; `remove` detaches it from the optimizer."""
 
     def __init__(self, optimizer: Optimizer, plan: Plan, model: nn.Module, rule: OptimizerRule) -> None:
         self.plan = plan
@@ -121,11 +121,11 @@ class InUnits:
         if written:
             raise MupscaleError(
                 f"{type(optimizer).__name__} wrote {', '.join(sorted(written))} into its groups while it stepped; "
-                "what an optimizer keeps in groups instead of state cannot be followed; build it from param_groups"
+                "values that an optimizer keeps in its groups cannot be scaled; build it from param_groups"
             )
 
     def _pause(self, optimizer: Optimizer) -> None:
-        """State that is saved from inside a step, by a closure or after an error, has the owner's groups."""
+        """Restore the original groups in a state dict that is saved inside a step, by a closure or after an error."""
         if self._stock is not None:
             optimizer.param_groups, self._paused = self._stock, True
 
@@ -145,10 +145,10 @@ def step_in_units_(
     model: nn.Module | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> InUnits:
-    """Let every step of `optimizer` use the units of each tensor, while its groups keep the reference's.
+    """Make every step of `optimizer` use the units of each tensor, while its groups keep the reference constants.
 
-    `since` is the run that the optimizer trains, or, with `model`, the plan from the reference to it. The groups
-    hold the constants of the reference. Gradients are clipped by `clip_`.
+    `since` is the run that the optimizer trains, or, with `model`, the plan from the reference to it. To clip
+    gradients, use `clip_`.
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
@@ -167,7 +167,8 @@ def step_in_units_(
     check_end(plan, target, "wide")
     if units_of(optimizer) is not None:
         raise MupscaleError(
-            "this optimizer is stepped in units already; call remove() on what was returned then"
+            "this optimizer is stepped in units already; to attach it anew, first call remove() on the handle that "
+            "step_in_units_ returned"
         )
     where = type(optimizer).__name__
     groups = [NamedGroup((), settings_of(group), rule) for group in optimizer.param_groups]
@@ -177,7 +178,7 @@ def step_in_units_(
 
 
 def units_of(optimizer: Optimizer) -> Plan | None:
-    """The plan by which `step_in_units_` steps an optimizer, or None where it is not attached."""
+    """The plan by which `step_in_units_` steps an optimizer, or None if it is not attached."""
     owners = [getattr(hook, "__self__", None) for hook in optimizer._optimizer_step_pre_hooks.values()]
     return next((owner.plan for owner in owners if isinstance(owner, InUnits)), None)
 

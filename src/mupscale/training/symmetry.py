@@ -1,6 +1,6 @@
-"""Is the new width used? How far copies have moved apart, and what noise did to a model.
+"""Whether the new width is used: how far copies have moved apart, and what noise did to a model.
 
-The meter reads 0 while copies are equal: the model is then the base in a wider shape, whatever it costs.
+`symmetry` is 0 while all copies are equal. The model then computes the same function as the base, at a higher cost.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .noises import Sigma, restore_noise
 
 
 def symmetry(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, float]:
-    """For every tensor with copies, the share of its norm that lies between them: 0 is equal, 1 is unrelated.
+    """For every tensor with copies, the share of its norm that differs between them: 0 is equal, 1 is unrelated.
 
-    `plan` is the plan that made the copies, by default the one by which the run was widened.
+    `plan` is the plan that made the copies. The default is the plan by which the run was widened.
 
     >>> import mupscale as mu
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -53,14 +53,14 @@ def symmetry(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, fl
 
 @dataclass(frozen=True)
 class NoiseRow:
-    """Noise as asked for and as it arrived in one tensor."""
+    """The requested noise of one tensor, and the noise it actually received."""
 
     name: str
     sigma: Sigma
     share: float
     """Size of the noise over size of the widened weight."""
     lost: float
-    """Size of what rounding to the tensor's dtype did to the noise, over the size of the noise."""
+    """Size of the error from rounding the noise to the tensor's dtype, over the size of the noise."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,14 @@ class NoiseReport:
             lines.append(f"loss: {self.loss_before:.6g} before noise, {self.loss_after:.6g} after")
         if any(row.lost > 0.1 for row in self.rows):
             lines.append(
-                "rounding eats more than a tenth of some noise: keep float32 master weights, or use larger noise"
+                "rounding removes more than 10 % of the noise in some tensors: keep float32 master weights, or use "
+                "larger noise"
             )
         return "\n".join(lines)
 
 
 def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseReport:
-    """What the noise of an upscaled run did: its size beside the weights, rounding, the loss before and after.
+    """What the noise of an upscaled run did: its size relative to the weights, rounding, the loss before and after.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))

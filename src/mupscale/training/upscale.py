@@ -1,6 +1,6 @@
-"""Upscale: the exact map plus noise, and the learning rate to go on with. Steps 1 to 3 of the method, in one call.
+"""Upscale: the exact map plus noise, and the learning rate to continue with. Steps 1 to 3 of the method, in one call.
 
-Weights and every copy of them get the same noise, moments none. The result remembers how it was made.
+Weights and every copy of them get the same noise, moments none. The provenance of the result records how it was made.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def upscale(
 ) -> Run:
     """Widen `base`, add noise, and set the learning rate: a run that can use its new width.
 
-    `lr` is the reference learning rate after growth; None keeps the base's. Noise sizes count from the run's
-    reference, which is the base itself unless the run says otherwise, and repeated growth keeps the first.
-    `recipe` gives noise and learning rate as tuning found them, and is refused where it does not hold.
-    `loss`, a function of a model, measures the base and the wide model on a batch: both numbers go into the provenance,
-    and a jump is warned of.
+    `lr` is the reference learning rate after growth; None keeps the base's. Noise sizes are written at the run's
+    reference. It is the base itself unless the run has `since=`, and repeated growth keeps the first reference.
+    `recipe` gives noise and learning rate as tuning found them, and is refused if it does not apply to this run.
+    `loss`, a function of a model, measures the base and the wide model on a batch. Both numbers are saved in the
+    provenance, and a large increase causes a warning.
 
     >>> from mupscale import MupNoise
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -67,7 +67,7 @@ def upscale(
     check_since(start)
     if recipe is not None:
         if noise is not None or lr is not None:
-            raise MupscaleError("a recipe says noise and lr; leave noise= and lr= out, or the recipe")
+            raise MupscaleError("a recipe sets noise and lr; leave out noise= and lr=, or the recipe")
         start = at_recipe(recipe, start, chosen, rules)
         noise, lr = recipe.noise, recipe.lr if start.optimizers else None
     if noise is None:
@@ -107,9 +107,9 @@ def upscale(
 def _unusable(
     run: Run, noise: Noise | None, lr: float | None, recipe: Recipe | None, seed: int, loss: Loss | None
 ) -> list[Fault]:
-    """What of the arguments of `upscale` is not of its kind, and weights without numbers."""
+    """Faults for arguments of `upscale` of the wrong type, and for weights on the meta device."""
     faults = [*([] if noise is None else wrong_noise(noise)), *wrong_whole("seed", seed)]
-    faults += [] if lr is None else wrong_number("lr", lr, "write lr=1e-3, say, or leave it out")
+    faults += [] if lr is None else wrong_number("lr", lr, "write lr=1e-3, for example, or leave it out")
     faults += [] if recipe is None else wrong_kind("recipe", recipe, Recipe, "write recipe=Recipe.read(path)")
     faults += [] if loss is None else wrong_function("loss", loss, "model")
     empty = [name for name, kind, t in named_tensors(run.model) if kind == "parameter" and t.is_meta]
@@ -118,7 +118,7 @@ def _unusable(
 
 
 def _losses(loss: Loss, base: nn.Module, wide: nn.Module, noise: Noise, seed: int) -> dict[str, Any]:
-    """The loss before and after noise, for the provenance; warns where it jumps."""
+    """The loss before and after noise, for the provenance; warns if it jumps."""
     before, after = (measured(loss, model, seed) for model in (base, wide))
     if is_jump(before, after):
         warnings.warn(jump_message(before, after, less_of(noise)), stacklevel=3)
@@ -126,11 +126,11 @@ def _losses(loss: Loss, base: nn.Module, wide: nn.Module, noise: Noise, seed: in
 
 
 def at_recipe(recipe: Recipe, run: Run, plan: Plan, rules: Mapping[str, OptimizerRule] | None = None) -> Run:
-    """The run written at the recipe's reference; raises where the recipe does not hold, warns of what may cost.
+    """The run written at the recipe's reference; raises if the recipe does not apply, warns of allowed differences.
 
-    A run that says another reference is the same run at the recipe's if its parameter groups were made there: the
-    factors that they keep are those from the recipe's reference to each tensor. Otherwise its learning rates stand in
-    other proportions than those that were tuned, which no single one can mend, and the recipe is refused.
+    A run with another reference can be rewritten if its parameter groups were made at the recipe's reference: then
+    their factors lead from that reference to each tensor. Otherwise its learning rates have other proportions than
+    the tuned ones, which no single learning rate can correct, and the recipe is refused.
     """
     since = recipe.since(plan)
     if since is not None and run.optimizers:
@@ -142,18 +142,18 @@ def at_recipe(recipe: Recipe, run: Run, plan: Plan, rules: Mapping[str, Optimize
     recipe.check(plan, run.since, run.optimizers)
     _check_rates(run, rules)
     schedules = {type(scheduler).__name__ for scheduler in run.schedulers}
-    # A run without a schedule may be given one after it has grown: that is not known, and not none.
-    told = recipe.differences(schedule="+".join(sorted(schedules)) or None)
+    # A run without a scheduler may get one after it has grown, so its schedule is not known (None), not constant.
+    lines = recipe.differences(schedule="+".join(sorted(schedules)) or None)
     others = recipe.other_constants(settings_at(since_of(run, run.model), run, rules))
     if others:
-        told.append(f"other constants than the recipe was tuned with: {'; '.join(others)}")
-    for line in told:
+        lines.append(f"other constants than the recipe was tuned with: {'; '.join(others)}")
+    for line in lines:
         warnings.warn(line, stacklevel=3)
     return run
 
 
 def _check_rates(run: Run, rules: Mapping[str, OptimizerRule] | None) -> None:
-    """Raise when rates do not stand in the proportions that μP gives them at the run's reference."""
+    """Raise unless learning rates have the proportions that μP gives them at the run's reference."""
     if all(
         isclose(s["lr_factor"], 1.0, rel_tol=1e-9) for s in settings_at(since_of(run, run.model), run, rules)
     ):
@@ -163,7 +163,7 @@ def _check_rates(run: Run, rules: Mapping[str, OptimizerRule] | None) -> None:
         "train the base with mu.param_groups(model, since, …); for a base that was trained without "
         "μP, tune the proxy with reference= the base's width, and leave since= out of the run"
     )
-    raise_faults("this recipe does not hold here", [Fault("param_groups", what, remedy)])
+    raise_faults("this recipe does not apply to this run", [Fault("param_groups", what, remedy)])
 
 
 def settings_at(
@@ -186,13 +186,13 @@ def replace_run(run: Run, **changes: Any) -> Run:
 
 
 def _at_zero(optimizers: tuple[Optimizer, ...]) -> bool:
-    """Whether a schedule has brought every rate to zero, in groups that know their units: then lr is set, not scaled."""
+    """Whether a schedule has brought every rate to zero in groups with an lr_factor. Then lr is set, not scaled."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     return bool(groups) and all("lr_factor" in group and float(group["lr"]) == 0 for group in groups)
 
 
 def _rate(optimizer: Optimizer) -> float:
-    """The one reference rate of an optimizer, which a new one replaces."""
+    """The reference learning rate of an optimizer; raises if it has several or if it is zero."""
     rates = {float(g["lr"]) / float(g.get("lr_factor", 1.0)) for g in optimizer.param_groups}
     low, high = min(rates), max(rates)
     if high - low > 1e-6 * high:
@@ -209,7 +209,7 @@ def _rate(optimizer: Optimizer) -> float:
 
 
 def scale_lr_(optimizer: Optimizer, schedulers: tuple[Any, ...], ratio: float) -> None:
-    """Multiply every rate of an optimizer, and what its schedulers remember of them."""
+    """Multiply every rate of an optimizer, and the rates that its schedulers have stored."""
     for group in optimizer.param_groups:
         for key in ("lr", "initial_lr"):
             if isinstance(group.get(key), Tensor):

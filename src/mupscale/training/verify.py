@@ -1,7 +1,7 @@
-"""The door `verify`: copy a base run, widen it, and let `proofs` compare the two.
+"""`mu.verify`: copy a base run, widen the copy, and compare the two with `proofs`.
 
-Everything happens on copies, in float64 unless asked otherwise, with the caller's own step function;
-the run itself, its data loader state apart, is left as it was.
+Everything happens on copies, in float64 by default, with the caller's own step function. The run itself is not
+changed, except for the state of its data loader.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def verify(
     tolerance: float | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Certificate:
-    """The certificate that `wide` (a factory, or a run to be checked as it is) continues `base`.
+    """Measure whether `wide` (a factory, or a run to be checked as it is) continues `base`; returns the certificate.
 
-    `step(run, i)` takes one optimizer step on the i-th batch and returns the loss; it is called on copies,
-    with the same random seed for both. Without a step, `loss(model)` tests the gradient identity alone.
+    `step(run, i)` takes one optimizer step on the i-th batch and returns the loss. It is called on copies of both runs
+    with the same random seed. Without a step, `loss(model)` tests only the gradient identity.
 
     >>> import torch
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
@@ -124,7 +124,8 @@ def _unusable(
         *wrong_whole("steps", steps, least=1),
         *wrong_kind("dtype", dtype, torch.dtype, "write torch.float64"),
     ]
-    faults += [] if tolerance is None else wrong_number("tolerance", tolerance, "write tolerance=1e-9, say")
+    if tolerance is not None:
+        faults += wrong_number("tolerance", tolerance, "write tolerance=1e-9, for example")
     if step is not None and not run.optimizers:
         remedy = "write Run(model, optimizer), or pass loss= in place of step="
         faults.append(Fault("optimizers", "the run has none, so no step can be taken", remedy))
@@ -132,7 +133,7 @@ def _unusable(
 
 
 def memory(run: Run, plan: Plan, dtype: torch.dtype) -> int:
-    """Bytes that two copies need at their peak: weights, gradients and their record, state, one comparison."""
+    """Peak memory of two copies in bytes: weights, gradients, recorded gradients, optimizer state, one comparison."""
     state = 0
     for optimizer in run.optimizers:
         state += sum(v.numel() for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor))

@@ -1,7 +1,7 @@
 """Widen a run, or narrow it back: weights, buffers, averages, optimizers, schedulers, in one call.
 
-The result shares no memory with what it came from, is the same for the same inputs however often it is
-called, and costs no throw-away initialisation of the wide model.
+The result shares no memory with the input, is deterministic, and the wide model is built without initialising
+weights that would be overwritten.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def widen(
     plan: Plan | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
-    """The run that continues `base` exactly, at the width of `wide`, a factory or a module.
+    """Widen a run: the result continues `base` exactly, at the width of `wide`, a factory or a module.
 
-    Without a plan one is inferred from the two models; a model whose layout shapes cannot tell needs
+    Without `plan`, a plan is inferred from the shapes of the two models. If shapes do not determine the layout, pass
     `plan=infer_plan(base, wide, loss=...)`. Tensors keep the base's dtype and device.
 
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -64,7 +64,7 @@ def narrow(
     plan: Plan | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
-    """The way back: every base entry is the average of its copies. Undoes `widen`.
+    """Narrow a run: every entry is the average of its copies. Undoes `widen`.
 
     >>> base = nn.Linear(4, 4)
     >>> plan = infer_plan(base, nn.Linear(8, 8))
@@ -80,7 +80,7 @@ def narrow(
 
 
 def chosen_plan(run: Run, built: nn.Module, plan: Plan | None) -> Plan:
-    """The plan that was given, or the one that the shapes of the two models tell."""
+    """The given plan, or the one inferred from the shapes of the two models."""
     if plan is None:
         return infer_plan(run.model, built)
     expect_plan(plan)
@@ -88,7 +88,7 @@ def chosen_plan(run: Run, built: nn.Module, plan: Plan | None) -> Plan:
 
 
 def check_since(run: Run) -> None:
-    """Raise unless the plan since the reference, where the run has one, leads to its model."""
+    """Raise if the run has `since` and it does not end at the shapes of its model."""
     if run.since is None:
         return
     try:
@@ -160,10 +160,10 @@ def carry(
 
 
 def _forget_initial_rates(optimizers: list[Optimizer]) -> None:
-    """Drop the rate from which a schedule started that is not carried: a new scheduler would start there again.
+    """Drop `initial_lr` of a schedule that is not carried, so that a new scheduler does not start from it.
 
-    torch's schedulers take `initial_lr` where a group has one and the group's `lr` where it has none. Setting it to
-    `lr` instead would let a scheduler that is built with last_epoch=n start at a rate that has decayed, in silence.
+    torch's schedulers start from `initial_lr` if a group has it, otherwise from the group's `lr`. Setting it to `lr`
+    would let a scheduler that is built with last_epoch=n silently start from a rate that has already decayed.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -204,7 +204,7 @@ def _carry_clips(
 
 
 def fill_(model: nn.Module, source: nn.Module, direction: Direction) -> nn.Module:
-    """Give a freshly built model its tensors, modes and constants; the model itself is returned."""
+    """Put tensors, modes and constants into a freshly built model, and return it."""
     inner = unwrap(model)
     tensors = {name: t for name, _, t in named_tensors(source)}
     done: dict[int, Tensor] = {}
@@ -252,8 +252,8 @@ def _copy_modes(model: nn.Module, source: nn.Module) -> None:
 
 
 def edit_(model: nn.Module, direction: Direction) -> None:
-    """Set the constants of the plan, whatever the factory knows of them."""
-    # Of a module and what wraps it, the module itself comes last.
+    """Set the constants of the plan in the model's modules, even if the factory set other values."""
+    # If a module is wrapped, the module itself comes last.
     modules = {strip_wrappers(f"{name}."): module for name, module in model.named_modules()}
     for edit in direction.plan.edits:
         path, _, leaf = edit.path.rpartition(".")
