@@ -280,11 +280,11 @@ def test_the_search_refuses_them_without_the_registry_too(name, monkeypatch):
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
-        ({}, "no type of this version"),
+        ({}, "not a type of this version"),
         ({"model_type": "none", "auto_map": {"AutoModel": "code.Model"}}, "never run"),
-        ({"model_type": ["llama"]}, "no type of this version"),
+        ({"model_type": ["llama"]}, "not a type of this version"),
         ({**LLAMA, "quantization_config": {"bits": 4}}, "quantised"),
-        ({**LLAMA, "architectures": ["os"]}, "no model class"),
+        ({**LLAMA, "architectures": ["os"]}, "not a model class"),
         ({**LLAMA, "architectures": ["GPT2LMHeadModel"]}, "built from"),
         ({**LLAMA, "hidden_size": "wide"}, "refuses this configuration"),
     ],

@@ -106,7 +106,7 @@ def test_paths_stay_inside_the_directory(tmp_path, saved):
     raw = (path / METADATA).read_bytes()
     name = b"__0_0.distcp"
     (path / METADATA).write_bytes(raw.replace(name, b"../../../../x"[: len(name)]))
-    refusal(lambda: read_dcp(path), "no file inside the directory")
+    refusal(lambda: read_dcp(path), "not a file inside the directory")
 
 
 @pytest.mark.parametrize("seed", range(3))

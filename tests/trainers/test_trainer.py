@@ -328,7 +328,7 @@ def test_a_pickle_is_never_executed(setting, tmp_path):
     torch.save({"state": {}, "param_groups": [Evil(marker)]}, tmp_path / "optimizer.pt")
     refused(setting, tmp_path, "holds more than tensors and plain values")
     (tmp_path / "optimizer.pt").write_bytes(pickle.dumps(Evil(marker)))
-    refused(setting, tmp_path, "no archive of torch.save")
+    refused(setting, tmp_path, "not an archive of torch.save")
     assert not marker.exists()
 
 
