@@ -163,7 +163,7 @@ def _refused_config(config: Mapping[str, Any]) -> list[Fault]:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or text_fault(model_type) is not None:
         what = f"{printable(model_type)}, expected the name of a type of transformers"
-        faults.append(Fault(f"{CONFIG}: model_type", what, 'write for example "model_type": "llama"'))
+        faults.append(Fault(f"{CONFIG}: model_type", what, 'write "model_type": "llama", for example'))
     elif config.get("auto_map") is not None and not _is_stock(model_type):
         what = f"{printable(model_type)!r} is defined by code that comes with the checkpoint"
         remedy = "only classes of transformers itself are widened; convert the checkpoint to one of them"
