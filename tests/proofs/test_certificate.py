@@ -38,3 +38,38 @@ def test_a_certificate_that_contradicts_itself_is_refused(certificate):
 def test_a_silent_tensor_does_not_count(certificate):
     first = replace(certificate.tensors[0], gradient=1.0, silent=True)
     assert replace(certificate, tensors=(first, *certificate.tensors[1:])).holds
+
+
+class Gated(nn.Module):
+    """A branch behind a ReLU that never opens: its gradient is exactly zero, and only its state moves it."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.gated, self.last = nn.Linear(3, width), nn.Linear(width, width), nn.Linear(width, 1)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        return self.last(hidden + torch.relu(self.gated(hidden) - 1e6))
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_a_weight_without_gradient_that_moves_otherwise_is_a_failure(spoiled):
+    """Control: with the state that was carried, the certificate holds."""
+
+    def step(run, i):
+        run.optimizer.zero_grad()
+        loss = (run.model(X.to(run.model.first.weight)) - 1).square().mean()
+        loss.backward()
+        run.optimizer.step()
+        return loss
+
+    base = Gated(4)
+    run = mu.Run(base, torch.optim.SGD(base.parameters(), lr=0.1, momentum=0.9))
+    step(run, 0)
+    wide = mu.widen(run, lambda: Gated(8))
+    if spoiled:
+        weight = wide.model.get_parameter("gated.weight")
+        wide.optimizer.state[weight]["momentum_buffer"] = torch.ones_like(weight)
+    found = mu.verify(run, wide, step=step, steps=3)
+    assert found.holds is not spoiled
+    assert (found.failure.where if found.failure else None) == ("gated.weight" if spoiled else None)

@@ -406,3 +406,25 @@ def test_constants_that_differ_from_the_source_s_are_told(form, key, tmp_path):
             warnings.simplefilter("always")
             mu.load_wide(source, run, plan=since)
         assert any(f": {key} is " in str(w.message) for w in told) is (factor != 1.0)
+
+
+def test_arguments_that_do_not_fit_are_refused_before_a_model_is_touched():
+    """Control: a load that fails after it has begun leaves NaN."""
+    base, wide = Net(4), Net(8)
+    before = [parameter.detach().clone() for parameter in base.parameters()]
+    for wrong in (
+        lambda: mu.load_wide(mu.Run(wide), mu.Run(base), plan=plan(4, 2)),
+        lambda: mu.load_wide(wide, base, plan=plan(4, 2)),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(mu.MupscaleError):
+            wrong()
+        assert all(torch.equal(a, b) for a, b in zip(before, base.parameters(), strict=True))
+    with pytest.raises(mu.MupscaleError):
+        mu.load_wide("no/such/directory", wide, plan=plan(4, 2))
+    assert all(parameter.isnan().all() for parameter in wide.parameters())
+
+
+def test_since_may_be_the_run_of_the_base():
+    base = Net(4)
+    wide = mu.load_wide(mu.Run(base), Net(8), plan=plan(4, 2), since=mu.Run(base))
+    assert wide.since == plan(4, 2)

@@ -303,3 +303,31 @@ def test_a_scheduler_that_is_carried_keeps_the_rate_it_started_from():
     assert mu.diagnostics.reference_lr(stock) == pytest.approx(1e-2), (
         "control: torch itself starts a new one at the old rate"
     )
+
+
+def test_a_running_one_cycle_keeps_its_own_start_when_the_rate_is_set():
+    """OneCycleLR reads initial_lr at every step. Control: without the scheduler's mark it would follow the new rate."""
+    model = nn.Linear(4, 4)
+    plan = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
+    optimizer = torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, lr=1e-2))
+    rates = [group["lr"] for group in optimizer.param_groups]
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=rates, total_steps=100)
+    start = [group["initial_lr"] for group in optimizer.param_groups]
+    mu.set_lr_(optimizer, 0.1)
+    assert [group["initial_lr"] for group in optimizer.param_groups] == start
+    optimizer.step()
+    scheduler.step()
+    assert all(group["lr"] <= rate for group, rate in zip(optimizer.param_groups, rates, strict=True))
+    for group in optimizer.param_groups:
+        del group["max_lr"]
+    mu.set_lr_(optimizer, 0.1)
+    assert [group["initial_lr"] for group in optimizer.param_groups] != start
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [(lambda model: model(torch.ones(2, 4)), r"a tensor of shape \(2, "), (lambda model: None, "None")],
+)
+def test_a_loss_that_is_not_one_number_is_refused(loss, found):
+    with pytest.raises(mu.MupscaleError, match=f"returned {found}"):
+        mu.upscale(nn.Linear(4, 4), lambda: nn.Linear(4, 4), mu.MupNoise(0.1), loss=loss)
