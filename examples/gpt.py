@@ -53,8 +53,7 @@ def loss_at(model: nn.Module, step: int = 0) -> Tensor:
 
 def train_step(run: mu.Run, step: int) -> float:
     run.model.zero_grad()
-    loss = loss_at(run.model, step)
-    loss.backward()
+    (loss := loss_at(run.model, step)).backward()
     run.optimizer.step()
     return float(loss.detach())
 
@@ -69,9 +68,8 @@ noisy = mu.upscale(base, lambda: GPT(64), mu.SignalNoise(0.05), plan=plan, seed=
 control = mu.widen(base, lambda: GPT(64), plan=plan).model
 narrow = model.blocks[0].qkv.weight.detach()
 control.blocks[0].qkv.weight.data = narrow.repeat_interleave(2, 0).repeat_interleave(2, 1) / 2
-right, wrong = (
-    mu.plans.gradient_identity(model, m, plan=plan, loss=loss_at).worst[1] for m in (wide.model, control)
-)
+identity = mu.plans.gradient_identity
+right, wrong = (identity(model, m, plan=plan, loss=loss_at).worst[1] for m in (wide.model, control))
 curves = [[train_step(run, step) for step in range(GROW, END)] for run in (base, wide, noisy)]
 print("step     width 32    width 64   with noise")
 for i in range(0, END - GROW, 5):

@@ -586,7 +586,7 @@ def test_a_full_or_closed_disk_is_said_with_the_figure(base, tmp_path, monkeypat
         refusal(lambda: run_job(job_in(base, tmp_path / "other")), "No space left")
     run_job(job)
     assert check_bytes(job) == []
-    refusal(lambda: run_job(job, workers=0), "0 threads")
+    refusal(lambda: run_job(job, workers=0), "threads=0")
     refusal(lambda: run_worker(job_in(base, tmp_path / "third"), 3, 3), "worker 3 of 3")
 
 
