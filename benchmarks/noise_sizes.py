@@ -105,7 +105,7 @@ def measure(name: str, width: int, seed: int, steps: int) -> Moves:
     plan = family.plan(width, 2 * width)
     tensors = dict(base.model.named_parameters())
     noise = mu.diagnostics.resolve_noise(tensors, mu.MupNoise(SIGMA), plan=plan, seed=seed, since=base.since)
-    wide = mu.widen(base.model, lambda: family.make(2 * width), plan=plan).model
+    wide = mu.widen(base.model, lambda: family.make(2 * width), plan=plan, unproved=True).model
     batch = family.batch(HELD_OUT)[0]
     right: dict[str, float] = {}
     wrong: dict[str, float] = {}

@@ -199,7 +199,7 @@ def compare(
     steps: int = STEPS,
 ) -> Row:
     """Grow a base, through a checkpoint or live, and train on; `wrong` leaves units out of one place."""
-    plan = mu.plan_between(Net, BASE, WIDE)
+    plan = mu.plan_between(Net, BASE, WIDE, example_inputs=(torch.arange(TOKENS),))
     with precise_muon():
         base = base_run(layout, kind, dtype)
         wide = wide_run(base if checkpoint is None else save(base, checkpoint), plan, layout, kind, dtype)
@@ -223,7 +223,7 @@ def collectives_per_clip() -> int:
     """How many collectives one clipping of the wide run takes, over all its tensors."""
     from torch.distributed.tensor.debug import CommDebugMode
 
-    plan = mu.plan_between(Net, BASE, WIDE)
+    plan = mu.plan_between(Net, BASE, WIDE, example_inputs=(torch.arange(TOKENS),))
     counts: list[int] = []
     for layout in LAYOUTS[dist.get_world_size()]:
         run = mu.Run(shard(Net(WIDE), layout))

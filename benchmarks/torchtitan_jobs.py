@@ -223,7 +223,9 @@ def checkpoint_config(job: Job, folder: Path, setup: Setup) -> Any:
     if job.k == 1:
         return titan("components.checkpointer").CheckpointManager.Config(**settings)
     reference = None if job.base == 1 else spec(setup)
-    return _manager(job.spoil).Config(**settings, base=spec(setup, job.base), reference=reference)
+    return _manager(job.spoil).Config(
+        **settings, base=spec(setup, job.base), reference=reference, small=(spec(setup), spec(setup, 2))
+    )
 
 
 def _manager(spoil: str) -> Any:

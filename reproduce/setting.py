@@ -144,7 +144,6 @@ def _flops(setting: Setting, width: int) -> int:
 
 @cache
 def _plan(setting: Setting, narrow: int, wide: int) -> mu.Plan:
-    if setting.declare is not None:
-        return mu.plan_between(setting.build, narrow, wide, **setting.declare(narrow, wide))
+    declared = {} if setting.declare is None else setting.declare(narrow, wide)
     prove = None if setting.shapes_tell else (lambda model: setting.loss(model, 0, 0))
-    return mu.plan_between(setting.build, narrow, wide, loss=prove)
+    return mu.plan_between(setting.build, narrow, wide, loss=prove, **declared)

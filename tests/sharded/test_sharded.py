@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 
 def plan(n: int, k: int) -> mu.Plan:
-    return mu.plan_between(Net, n, k * n)
+    return mu.plan_between(Net, n, k * n, example_inputs=(torch.ones(2, 3),))
 
 
 def adamw(model: nn.Module, since: mu.Plan) -> torch.optim.AdamW:

@@ -18,7 +18,8 @@ from torch.nn import functional as F
 import mupscale as mu
 from benchmarks import torchtitan_resume as bench
 from mupscale.trainers import torchtitan
-from mupscale.trainers.torchtitan import Growing, titan_plan
+from mupscale.trainers.titan_layouts import titan_plan
+from mupscale.trainers.torchtitan import Growing
 
 SIZE, TOKENS = 4, 11
 needs_torchtitan = pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan is not installed")
@@ -115,10 +116,24 @@ def test_a_layout_by_heads_is_another_plan():
     base = Config(**unfused).build().double()
     errors = []
     for plan in (right, wrong):
-        grown: Any = mu.widen(base, wide(**unfused).build, plan=plan).model
+        grown: Any = mu.widen(base, wide(**unfused).build, plan=plan, unproved=True).model
         errors.append(mu.plans.gradient_identity(base, grown, plan=plan, loss=loss).worst[1])
     assert errors[0] < 1e-12
     assert errors[1] > 1e-2
+
+
+def test_a_small_pair_proves_a_plan_and_refuses_a_wrong_declaration():
+    pair = (Config(), wide())
+    assert titan_plan(wide(2), wide(4)).proof == "none"
+    assert titan_plan(wide(2), wide(4), small=pair).proof == "copy"
+    with pytest.raises(mu.MupscaleError, match="no exact plan"):
+        titan_plan(wide(2), wide(4), small=pair, layouts={"attention.wo.weight": {0: 1, 1: 1}})
+
+
+def test_a_manager_without_a_proof_is_refused_unless_it_is_asked_to_go_without():
+    with pytest.raises(mu.MupscaleError, match="nothing has proved this plan"):
+        made(small=None)
+    assert not made(small=None, unproved=True)[0].plan.proved
 
 
 def test_heads_that_change_size_or_grouping_are_refused():
@@ -159,7 +174,14 @@ def made(**changes: Any) -> tuple[Any, Any, list[float]]:
         parallel_dims=SimpleNamespace(pp_enabled=changes.get("stages", 1) > 1),
         metrics_processor=SimpleNamespace(log=lambda step, mean, most, norm, **_: norms.append(norm)),
     )
-    usual = {"enable": True, "base": SimpleNamespace(model=Config()), "reference": None, "declared": {}}
+    usual: dict[str, Any] = {
+        "enable": True,
+        "base": SimpleNamespace(model=Config()),
+        "reference": None,
+        "declared": {},
+        "unproved": False,
+    }
+    usual["small"] = (SimpleNamespace(model=Config()), SimpleNamespace(model=wide()))
     config = SimpleNamespace(**{**usual, "initial_load_path": "/narrow", **changes})
     states = {"train_state": trainer}
     return Manager(config, model_parts=[model], optimizers=[optimizer], states=states), trainer, norms

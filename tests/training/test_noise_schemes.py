@@ -30,8 +30,8 @@ def top(matrix: Tensor) -> float:
 def grown(base: nn.Module, make_wide: Any, noise: Any, plan: mu.Plan | None = None, seed: int = 0) -> Any:
     """What noise alone did: the wide tensors, and the same without noise."""
     plan = plan or mu.infer_plan(base, make_wide())
-    wide = mu.upscale(base, make_wide, noise, plan=plan, seed=seed)
-    exact = mu.widen(base, make_wide, plan=plan)
+    wide = mu.upscale(base, make_wide, noise, plan=plan, unproved=True, seed=seed)
+    exact = mu.widen(base, make_wide, plan=plan, unproved=True)
     weights = {name: t.detach() for name, t in exact.model.named_parameters()}
     deltas = {name: t.detach() - weights[name] for name, t in wide.model.named_parameters()}
     return wide, weights, deltas

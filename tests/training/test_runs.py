@@ -71,7 +71,7 @@ def new_run(
 
 
 def widen(run: mu.Run) -> Any:
-    return mu.widen(run, make_wide, plan=plan())
+    return mu.widen(run, make_wide, plan=plan(), unproved=True)
 
 
 def test_everything_at_once_continues_and_a_run_with_one_forgotten_factor_does_not():
@@ -161,9 +161,9 @@ def test_an_average_of_the_weights_is_carried_like_the_weights(kind):
     train(run, loss, 2)
     if kind in ("ema", "swa"):
         ema.update_parameters(run.model)
-    wide: Any = mu.widen(mu.Run(run.model, run.optimizers, ema=ema), make_wide, plan=plan())
+    wide: Any = mu.widen(mu.Run(run.model, run.optimizers, ema=ema), make_wide, plan=plan(), unproved=True)
     if kind == "dict":
-        expected = mu.widen_state_dict(ema, plan())
+        expected = mu.widen_state_dict(ema, plan(), unproved=True)
         assert wide.ema.keys() == expected.keys()
         assert all(torch.equal(wide.ema[key], expected[key]) for key in expected)
         return
@@ -220,7 +220,7 @@ def test_nothing_is_shared_with_the_base_and_the_base_is_left_alone(size):
     before = [t.detach().clone() for t in everything(run)]
     chosen = mu.plan_between(lambda s: Net(*s), SMALL, size, folds={"norm.*": Fraction(SMALL[0], size[0])})
     random = torch.random.get_rng_state()
-    wide, again = (mu.widen(run, lambda: Net(*size), plan=chosen) for _ in range(2))
+    wide, again = (mu.widen(run, lambda: Net(*size), plan=chosen, unproved=True) for _ in range(2))
     assert_bitwise(torch.random.get_rng_state(), random, "global random state")
     for kept, now in zip(before, everything(run), strict=True):
         assert_bitwise(now, kept, "the base")
@@ -239,7 +239,7 @@ def test_the_wide_model_is_never_initialised():
             devices.append(self.weight.device.type)
             super().reset_parameters()
 
-    wide = mu.widen(nn.Linear(4, 4), lambda: Watched(8, 8))
+    wide = mu.widen(nn.Linear(4, 4), lambda: Watched(8, 8), unproved=True)
     assert devices == ["meta"]
     assert wide.model.weight.device.type == "cpu"
     Watched(8, 8)

@@ -112,7 +112,10 @@ def test_growing_twice_continues_the_first_wide_run():
     assert drift(first, second, loss, 10, output) <= EXACT
     assert drift(run, at_once, loss, 10, output) <= EXACT
     again = mu.widen(
-        mu.Run(first.model), lambda: mlp(16), plan=mu.plan_between(mlp, 8, 16).fold("3.weight", 2)
+        mu.Run(first.model),
+        lambda: mlp(16),
+        plan=mu.plan_between(mlp, 8, 16).fold("3.weight", 2),
+        unproved=True,
     )
     assert drift(mu.Run(first.model), mu.Run(again.model), loss, 1, output) > 1e-6, "control"
 
@@ -171,7 +174,7 @@ def exact_or_refused(make: Callable[[int], Any], fresh: bool) -> bool:
     base = seeded(make, 4)
     try:
         plan = mu.plan_between(make, 4, 8) if fresh else mu.infer_plan(base, seeded(make, 8, seed=1))
-        wide = mu.widen(base, lambda: make(8), plan=plan)
+        wide = mu.widen(base, lambda: make(8), plan=plan, unproved=True)
     except mu.MupscaleError as error:
         return "buffer" in str(error)
     return difference(output(wide.model), output(base)) <= EXACT

@@ -75,10 +75,10 @@ def test_every_optimizer_steps_as_with_groups_in_units(setup):
     base = fresh()
     optimizer = setup.optimizer(base.parameters(), **settings)
     train(base, optimizer, setup.warm)
-    oracle = mu.widen(mu.Run(base, optimizer), lambda: Net(WIDE), plan=PLAN)
+    oracle = mu.widen(mu.Run(base, optimizer), lambda: Net(WIDE), plan=PLAN, unproved=True)
     oracle.optimizers[0].load_state_dict(oracle.optimizers[0].state_dict())  # torch casts what it loads
 
-    twin = mu.widen(base, lambda: Net(WIDE), plan=PLAN).model
+    twin = mu.widen(base, lambda: Net(WIDE), plan=PLAN, unproved=True).model
     stock = setup.optimizer(twin.parameters(), **settings)
     stock.load_state_dict(kept(optimizer))
     mu.step_in_units_(stock, PLAN, model=twin)
@@ -106,8 +106,8 @@ def test_without_units_the_steps_differ():
     base = fresh()
     optimizer = optim.AdamW(base.parameters(), lr=1e-2)
     train(base, optimizer)
-    oracle = mu.widen(mu.Run(base, optimizer), lambda: Net(WIDE), plan=PLAN)
-    plain = mu.widen(base, lambda: Net(WIDE), plan=PLAN).model
+    oracle = mu.widen(mu.Run(base, optimizer), lambda: Net(WIDE), plan=PLAN, unproved=True)
+    plain = mu.widen(base, lambda: Net(WIDE), plan=PLAN, unproved=True).model
     stock = optim.AdamW(plain.parameters(), lr=1e-2)
     stock.load_state_dict(kept(optimizer))
     train(oracle.model, oracle.optimizers[0], 1)
@@ -128,7 +128,7 @@ SCHEDULERS: dict[str, Any] = {
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers_that_know_absolute_rates_go_on(name):
     """They see one rate, the reference's; base and wide stay the same run."""
-    base, wide = fresh(), mu.widen(fresh(), lambda: Net(WIDE), plan=PLAN).model
+    base, wide = fresh(), mu.widen(fresh(), lambda: Net(WIDE), plan=PLAN, unproved=True).model
     optimizers = [optim.AdamW(m.parameters(), lr=1e-2, eps=1e-3) for m in (base, wide)]
     mu.step_in_units_(optimizers[1], PLAN, model=wide)
     schedulers = [SCHEDULERS[name](o) for o in optimizers]

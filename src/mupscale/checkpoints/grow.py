@@ -158,6 +158,7 @@ def plan_without(plan: Plan, names: Iterable[str]) -> Plan:
         plan.edits,
         plan.exact,
         plan.needs,
+        plan.proof,
     )
 
 

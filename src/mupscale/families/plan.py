@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path as File
 from typing import Any
@@ -81,6 +82,7 @@ def family_plan(
     plan = lift(found.plan, base_end, wide_end, layouts)
     if export == "untie":
         plan = untied(plan, Tensors.of(on_meta(base, cls)).ties)
+    plan = replace(plan, proof="copy")
     types = {str(part.get("model_type")) for _, part in nested_configs(as_data(base))}
     evidence = Evidence(
         "row" if types & ROWS.keys() else "search",

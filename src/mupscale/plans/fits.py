@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -25,6 +26,22 @@ def expect_plan(plan: object, model: object = None) -> None:
     if model is not None:
         faults += wrong_kind("model", model, nn.Module, "hand over the module, whose tensors have names")
     raise_faults("a plan and a model are needed here", faults)
+
+
+def expect_proved(plan: Plan, unproved: bool) -> None:
+    """Raise unless the plan was proved, or the caller goes without a proof.
+
+    >>> expect_proved(Plan({}), unproved=True)
+    >>> expect_proved(Plan({}, proof="loss"), unproved=False)
+    """
+    if plan.proved or unproved:
+        return
+    what = "it follows from shapes, and shapes do not show what the model's code does with them"
+    remedy = (
+        "make it with infer_plan(base, wide, loss=…) or example_inputs=…, or write unproved=True to go without "
+        "a proof"
+    )
+    raise_faults("nothing has proved this plan", [Fault("plan", what, remedy)])
 
 
 def planned_parameters(model: nn.Module, plan: Plan, end: End) -> dict[int, str]:
@@ -140,4 +157,4 @@ def identity_plan(model: nn.Module) -> Plan:
             continue
         first[id(tensor)] = name
         shapes.append((name, kind, tuple(tensor.shape)))
-    return Plan(Plan.identity(shapes).tensors, ties)  # type: ignore[arg-type]
+    return replace(Plan.identity(shapes), ties=ties)  # type: ignore[arg-type]

@@ -1,20 +1,21 @@
 """Infer a plan from two models: what grows, and, given a loss, how it is laid out.
 
-Without a loss, only the types of modules and the declarations are used. With a loss, a short list of hypotheses is
-tried on the two models in float64, and the gradient identity decides. A plan that passes is exact for these models;
-one that does not pass is never returned.
+Without a loss, only the types of modules and the declarations are used, and the plan says whether these decide it
+(`Plan.proof`). With a loss or example inputs, a short list of hypotheses is tried on the two models in float64, and the
+gradient identity decides. A plan that passes is exact for these models; one that does not pass is never returned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..arguments import shown, wrong_function
-from ..errors import Fault, raise_faults
+from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.scale import Exact, Scale
 from .build import Make, build
 from .declare import Declared, LayoutSpec, RoleSpec, declare
@@ -22,9 +23,11 @@ from .draft import Draft, draft
 from .float64 import lifted_casts, prepare
 from .hypotheses import copies, layout_knobs
 from .identity import Loss
+from .known import why_undecided
 from .modules import KNOWN_NORMS, maps_zero_elsewhere
 from .names import pattern_of
 from .plan import Plan
+from .projection import ExampleInputs, Projection, refuse_unreached
 from .readers import reading_faults
 from .search import Found as Found
 from .search import search
@@ -43,6 +46,7 @@ def infer_plan(
     wide: Make,
     *,
     loss: Loss | None = None,
+    example_inputs: ExampleInputs | None = None,
     roles: Mapping[str, RoleSpec] | None = None,
     layouts: Mapping[str, LayoutSpec] | None = None,
     folds: Mapping[str, Exact] | None = None,
@@ -53,7 +57,10 @@ def infer_plan(
 
     Axes that differ in size grow. `roles`, `layouts`, `folds` and `plus_one` declare what cannot be
     inferred, by name pattern. `pad=True` allows sizes that are not a whole multiple: k·n + p with p zeros.
-    With `loss(model)`, layouts that shapes leave open are decided by the gradient identity.
+    With `loss(model)`, a function that returns one number for a batch, the plan is measured: layouts that shapes
+    leave open are decided by the gradient identity, and the result is exact for these models. `example_inputs`, a tuple
+    or a dict for `forward`, does the same for a projection of the outputs. Without either, `plan.proved` says whether
+    torch's own modules decide the plan; code of one's own needs a measurement.
 
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> plan = infer_plan(base, lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
@@ -62,11 +69,13 @@ def infer_plan(
     """
     declared = Declared(roles or {}, layouts or {}, folds or {}, plus_one)
     raise_faults("these declarations cannot be read", declared.faults())
-    if loss is not None:
-        return find_plan(base, wide, loss, declared, pad).plan
+    measure = loss_of(loss, example_inputs)
+    if measure is not None:
+        return find_plan(base, wide, measure, declared, pad).plan
     made, _ = _opened(base, wide, declared, pad)
     raise_faults("a plan needs more than the shapes of these two models", _undecided(made))
-    return made.plan()
+    plan = made.plan()
+    return replace(plan, proof="none" if why_undecided(*made.models, plan) else "modules")
 
 
 def plan_between(
@@ -75,6 +84,7 @@ def plan_between(
     wide: Any,
     *,
     loss: Loss | None = None,
+    example_inputs: ExampleInputs | None = None,
     roles: Mapping[str, RoleSpec] | None = None,
     layouts: Mapping[str, LayoutSpec] | None = None,
     folds: Mapping[str, Exact] | None = None,
@@ -92,12 +102,22 @@ def plan_between(
         lambda: make(base),
         lambda: make(wide),
         loss=loss,
+        example_inputs=example_inputs,
         roles=roles,
         layouts=layouts,
         folds=folds,
         plus_one=plus_one,
         pad=pad,
     )
+
+
+def loss_of(loss: Loss | None, example_inputs: ExampleInputs | None) -> Loss | None:
+    """What a plan is measured with: the loss, or a projection of the outputs on the example inputs; None for neither."""
+    if loss is not None and example_inputs is not None:
+        raise MupscaleError(
+            "loss= and example_inputs= are two ways to measure a plan; leave one out: loss= shows more"
+        )
+    return loss if example_inputs is None else Projection(example_inputs)
 
 
 def find_plan(base: Make, wide: Make, loss: Loss, declared: Declared, pad: bool = False) -> Found:
@@ -107,7 +127,17 @@ def find_plan(base: Make, wide: Make, loss: Loss, declared: Declared, pad: bool 
         with torch.random.fork_rng():
             models = (base(), models[1])
     with lifted_casts():
-        return search(made, *prepare(*models), loss)
+        found = search(made, *prepare(*models), loss)
+    return replace(found, plan=proved_by(found.plan, loss, found.unreached))
+
+
+def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...]) -> Plan:
+    """The plan after its gradients were measured; raises if example inputs leave a growing tensor out."""
+    growing = {name for entry in plan.tensors.values() if entry.grows for name in entry.sources}
+    if isinstance(loss, Projection):
+        refuse_unreached(unreached, growing)
+        return replace(plan, proof="outputs")
+    return replace(plan, proof="loss")
 
 
 def _opened(

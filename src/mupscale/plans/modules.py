@@ -30,7 +30,9 @@ KNOWN_NORMS = (
     nn.modules.batchnorm._NormBase,
 )
 # Activations with f(0) != 0, and softmax, in which zeros count: padding does not stay zero after them.
-_ZERO_ELSEWHERE = (nn.Sigmoid, nn.Softplus, nn.LogSigmoid, nn.Softmax, nn.LogSoftmax, nn.Hardsigmoid)
+_ZERO_ELSEWHERE = (
+    nn.Sigmoid, nn.Softplus, nn.LogSigmoid, nn.Softmax, nn.LogSoftmax, nn.Hardsigmoid, nn.Threshold, nn.AlphaDropout,
+)  # fmt: skip
 
 
 @dataclass

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..files.strict import refuse_malformed
@@ -29,6 +29,10 @@ from .tensor_plan import TensorPlan as TensorPlan
 FORMAT = "mupscale plan 1"
 _MALFORMED = "this is not a plan, expected what to_json wrote"
 Exactness = Literal["dynamic", "static"]
+Proof = Literal["none", "copy", "outputs", "modules", "loss"]
+"""How a plan was proved, the weakest first: not at all, on a small copy of the model's type, by the gradients of a
+projection of the outputs, by torch's own modules in containers whose forward is known, by the gradients of a loss."""
+_PROOFS: tuple[Proof, ...] = get_args(Proof)
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,14 @@ class Plan:
     exact: Exactness = "dynamic"
     needs: frozenset[str] = field(default=frozenset(), compare=False)
     """Assumptions that the plan cannot check, as text. They are remarks and not part of its identity."""
+    proof: Proof = field(default="none", compare=False)
+    """What showed that the plan is exact for the models' code. It says how the plan was made, not what it does, so it is
+    not part of its identity."""
+
+    @property
+    def proved(self) -> bool:
+        """True when the plan is known to be exact for the code of its models, and not for their shapes alone."""
+        return self.proof != "none"
 
     def planned(self, name: str) -> str:
         """The name under which a tensor is planned: the first name of a tied tensor, otherwise `name` itself."""
@@ -105,8 +117,8 @@ class Plan:
         return sum(prod(t.base_shape if end == "base" else t.wide_shape) for t in planned)
 
     def with_tensors(self, changes: Mapping[str, TensorPlan]) -> Plan:
-        """The plan with some tensors replaced or added."""
-        return replace(self, tensors={**self.tensors, **changes})
+        """The plan with some tensors replaced or added. Nothing has proved the result."""
+        return replace(self, tensors={**self.tensors, **changes}, proof="none")
 
     def matching(self, pattern: str) -> list[str]:
         """Planned names that match a shell pattern; a tied name stands for its planned name."""
@@ -166,7 +178,8 @@ class Plan:
             edits[edit.path] = replace(early, scale=early.scale * edit.scale) if early else edit
         exact: Exactness = "dynamic" if self.exact == other.exact == "dynamic" else "static"
         in_order = tuple(edits[path] for path in sorted(edits))
-        return Plan(tensors, ties, in_order, exact, self.needs | other.needs)
+        proof = min(self.proof, other.proof, key=_PROOFS.index)
+        return Plan(tensors, ties, in_order, exact, self.needs | other.needs, proof)
 
     def _composed(self, late: TensorPlan) -> TensorPlan:
         if not late.sources:
@@ -191,6 +204,7 @@ class Plan:
             "edits": [[edit.path, edit.old, str(edit.scale)] for edit in self.edits],
             "exact": self.exact,
             "needs": sorted(self.needs),
+            "proof": self.proof,
         }
 
     @staticmethod
@@ -211,12 +225,13 @@ class Plan:
                 edits=tuple(Edit(path, old, Scale.of(scale)) for path, old, scale in values["edits"]),
                 exact=values["exact"],
                 needs=frozenset(values["needs"]),
+                proof=_PROOFS[_PROOFS.index(values["proof"])],
             )
 
     @cached_property
     def hash(self) -> str:
         """The identity of the plan: equal plans have equal hashes."""
-        identity = {key: value for key, value in self.as_json().items() if key != "needs"}
+        identity = {key: value for key, value in self.as_json().items() if key not in ("needs", "proof")}
         text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -232,7 +247,7 @@ class Plan:
         lines += [f"tied: {alias} = {name}" for alias, name in self.ties.items()]
         lines += [f"edit: {edit.path} {edit.old} -> {edit.new}" for edit in self.edits]
         lines += [f"needs: {need}" for need in sorted(self.needs)]
-        lines.append(f"exact: {self.exact}   hash: {self.hash[:16]}")
+        lines.append(f"exact: {self.exact}   proof: {self.proof}   hash: {self.hash[:16]}")
         return "\n".join(lines)
 
     @staticmethod
@@ -242,7 +257,8 @@ class Plan:
             {
                 name: TensorPlan((name,), tuple(map(Axis.fixed, shape)), kind=kind)
                 for name, kind, shape in shapes
-            }
+            },
+            proof="modules",
         )
 
 

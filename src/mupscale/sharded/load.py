@@ -20,7 +20,7 @@ from ..families.record import FamilyPlan
 from ..files.dcp import METADATA
 from ..files.directory import CONFIG
 from ..plans.direction import Direction
-from ..plans.fits import check_end
+from ..plans.fits import check_end, expect_proved
 from ..plans.names import named_tensors, strip_wrappers, unwrap
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
@@ -51,6 +51,7 @@ def load_wide(
     device: torch.device | str | None = None,
     group: Ranks = None,
     prefix: str | None = None,
+    unproved: bool = False,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
     """Fill the run `wide` from `base`, each rank its own shards, and return it with its provenance.
@@ -62,7 +63,7 @@ def load_wide(
 
     Parameters on the meta device get memory and remain the same objects. Buffers that are in no checkpoint must
     have been computed (`on_meta` does this) or be computed by `init(model)`. `prefix` names the set of tensors if
-    a checkpoint holds several. On any error every rank raises the same error, and a model
+    a checkpoint holds several. A plan that was not proved is refused unless `unproved=True`. On any error every rank raises the same error, and a model
     whose loading had begun is filled with NaN; arguments that do not fit are refused before anything is touched.
 
     >>> import tempfile, mupscale as mu, torch.distributed.checkpoint as dcp
@@ -81,7 +82,7 @@ def load_wide(
     loader = _Loader(target, chosen, rules, init, torch.device(device) if device is not None else None)
     try:
         with AllOrNone(group) as together:
-            early = _checked(base, target, chosen, since)
+            early = _checked(base, target, chosen, since, unproved)
             checked = True
             reshard_(target.model)
             opened = _open(base, chosen, family, target, prefix, rules)
@@ -97,7 +98,9 @@ def load_wide(
         raise
 
 
-def _checked(base: str | Path | Run, wide: Run, plan: Plan, since: Since | None) -> Plan | None:
+def _checked(
+    base: str | Path | Run, wide: Run, plan: Plan, since: Since | None, unproved: bool
+) -> Plan | None:
     """The plan from the reference to the base; raises unless both ends fit the plan, before a model is touched."""
     remedy = (
         "write load_wide(base, wide, plan=…): first the base's directory or mu.Run(base), then what is filled"
@@ -105,6 +108,7 @@ def _checked(base: str | Path | Run, wide: Run, plan: Plan, since: Since | None)
     faults = wrong_kind("base", base, (str, Path, Run), remedy)
     faults += wrong_kind("plan", plan, Plan, "write plan=infer_plan(base, wide), or a family's plan")
     raise_faults("load_wide cannot use what it was given", faults)
+    expect_proved(plan, unproved)
     if isinstance(base, Run):
         check_end(plan, base.model, "base")
     check_end(plan, wide.model, "wide")
@@ -169,6 +173,7 @@ class _Loader:
             "version": __version__,
             "torch": str(torch.__version__),
             "plan": plan.hash,
+            "proof": {"by": plan.proof},
             "reference": early.hash if early is not None else "the base itself",
             "noise": None if resolved is None else {"kind": type(noise).__name__, **resolved.as_json()},
             "seed": seed if resolved is None else resolved.seed,

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from .huggingface import HuggingFaceCallback as HuggingFaceCallback
     from .lightning import LightningCallback as LightningCallback
     from .lightning_file import widen_lightning_checkpoint as widen_lightning_checkpoint
+    from .titan_layouts import titan_plan as titan_plan
     from .torchtitan import GrowingCheckpointManager as GrowingCheckpointManager
-    from .torchtitan import titan_plan as titan_plan
 
 _NAMES = {
     "HuggingFaceCallback": ("trainers.huggingface", "hf"),
     "LightningCallback": ("trainers.lightning", "lightning"),
     "GrowingCheckpointManager": ("trainers.torchtitan", ""),
-    "titan_plan": ("trainers.torchtitan", ""),
+    "titan_plan": ("trainers.titan_layouts", ""),
     "widen_lightning_checkpoint": ("trainers.lightning_file", ""),
     "groups_for": ("training.state_dicts", ""),
     "narrow_state_dict": ("training.state_dicts", ""),

@@ -38,13 +38,15 @@ def widen_lightning_checkpoint(
     optimizer_classes: Sequence[str | None] | None = None,
     prefix: str = "model.",
     names: Sequence[Names] | None = None,
+    unproved: bool = False,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> None:
     """Write the checkpoint from which `trainer.fit(wide_model, ckpt_path=out)` goes on.
 
     `prefix` is what the LightningModule puts before the plan's names. An optimizer is told from what it keeps, unless
     named in `optimizer_classes`. One made from `self.parameters()`, or from named parameters, needs nothing more; for others
-    `names` holds, for every optimizer, its parameters' names group by group.
+    `names` holds, for every optimizer, its parameters' names group by group. A plan that was not proved is refused
+    unless `unproved=True`.
 
     >>> import tempfile, mupscale as mu
     >>> plan, base = mu.plan_between(lambda n: torch.nn.Linear(n, n), 2, 4), torch.nn.Linear(2, 2)
@@ -66,7 +68,7 @@ def widen_lightning_checkpoint(
     whole = plan.rename(lambda name: prefix + name)
     raise_few(f"{printable(str(path))} cannot be widened", _unknown_tensors(checkpoint))
     weights = checkpoint[_WEIGHTS]
-    wide = {**checkpoint, _WEIGHTS: widen_state_dict(weights, whole), _STATES: []}
+    wide = {**checkpoint, _WEIGHTS: widen_state_dict(weights, whole, unproved=unproved), _STATES: []}
     for i, state in enumerate(checkpoint[_STATES]):
         own = named_parameters(weights, whole) if names is None else names[i]
         rule = (

@@ -9,9 +9,7 @@ imported when it is first needed, and not before. Written for torchtitan 0.3; do
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import field, make_dataclass, replace
-from fractions import Fraction
 from importlib import import_module
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,77 +20,16 @@ from torch.utils.hooks import RemovableHandle
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..lazy import lazy_subclass
-from ..plans.declare import LayoutSpec, RoleSpec
-from ..plans.infer import infer_plan
 from ..plans.plan import Plan
-from ..rules.scale import Exact
 from ..runs.run import Run
 from ..sharded.load import load_wide
 from ..training.clip import Clip, clip_
 from ..training.stepping import step_in_units_
 from .going_on import KEY
+from .titan_layouts import titan_plan
 
 _TRAINER = "train_state"
 """The name under which torchtitan's Trainer saves itself."""
-
-
-def titan_plan(
-    base: Any,
-    wide: Any,
-    *,
-    roles: Mapping[str, RoleSpec] | None = None,
-    layouts: Mapping[str, LayoutSpec] | None = None,
-    folds: Mapping[str, Exact] | None = None,
-) -> Plan:
-    """The plan between two model configs of torchtitan, made on the meta device: heads grow, their size and grouping stay.
-
-    Layouts are read off the attention modules, for models of any size; what cannot be read off is refused until it is
-    declared, as for `infer_plan`, whose `loss=` proves a layout where the models are small enough to run.
-
-    >>> from types import SimpleNamespace
-    >>> make = lambda n: nn.Sequential(nn.Embedding(9, n), nn.RMSNorm(n), nn.Linear(n, 9))
-    >>> config = lambda n: SimpleNamespace(dim=n, build=lambda: make(n))
-    >>> str(titan_plan(config(4), config(8))["2.weight"].change.s)
-    '1/2'
-    """
-    with torch.device("meta"):
-        narrow, broad = base.build(), wide.build()
-    found, faults = _layouts(narrow, broad)
-    raise_faults("these two configs cannot be planned", faults)
-    tied = (
-        {"norm.weight": Fraction(base.dim, wide.dim)} if getattr(wide, "enable_weight_tying", False) else {}
-    )
-    return infer_plan(
-        narrow, broad, roles=roles, layouts={**found, **(layouts or {})}, folds={**tied, **(folds or {})}
-    )
-
-
-def _layouts(narrow: nn.Module, broad: nn.Module) -> tuple[dict[str, dict[int, int]], list[Fault]]:
-    """Block sizes of everything that holds heads, as torchtitan's attention reads it."""
-    others = dict(broad.named_modules())
-    layouts: dict[str, dict[int, int]] = {}
-    faults: list[Fault] = []
-    for path, module in narrow.named_modules():
-        other: Any = others.get(path)
-        if not hasattr(module, "qkv_linear") or not hasattr(module, "n_kv_heads") or other is None:
-            continue
-        heads: Any = module
-        size, group = heads.head_dim, heads.n_heads // heads.n_kv_heads
-        if (size, group) != (other.head_dim, other.n_heads // other.n_kv_heads):
-            what = (
-                f"heads of size {size} in groups of {group} at the base, {other.head_dim} in groups of "
-                f"{other.n_heads // other.n_kv_heads} in the wide config"
-            )
-            faults.append(Fault(path, what, "keep both, and multiply n_heads and n_kv_heads by one factor"))
-        blocks = {"wqkv": (group + 2) * size, "wq": group * size, "wk": size, "wv": size}
-        for name, tensor in heads.named_parameters():
-            part = name.removeprefix("qkv_linear.").partition(".")[0]
-            own = {0: 1, 1: group * size} if part == "wo" else {0: blocks.get(part, 1), 1: 1}
-            wide_shape = other.get_parameter(name).shape
-            grown = [d for d, n in enumerate(tensor.shape) if n != wide_shape[d]]
-            if part in (*blocks, "wo") and grown:
-                layouts[f"{path}.{name}"] = {d: own[d] for d in grown}
-    return layouts, faults
 
 
 class Growing:
@@ -100,7 +37,8 @@ class Growing:
 
     `Config` adds to torchtitan's own: `base`, the ModelSpec of the narrow run; `noise` and `seed` as for `upscale`;
     `reference`, the ModelSpec at which the constants were written where the base was itself grown; `declared`, further
-    declarations for `titan_plan`. Every step uses each tensor's own learning rate, eps and decay, and `max_norm` clips
+    declarations for `titan_plan`; `small`, two small ModelSpecs that prove the plan, without which it is refused unless
+    `unproved`. Every step uses each tensor's own learning rate, eps and decay, and `max_norm` clips
     by the norm that is the same at every width. Rates, schedules and what is saved stay written at the reference.
 
     >>> hasattr(Growing, "dcp_load")                          # beyond torchtitan's own: it grows what it loads
@@ -127,10 +65,18 @@ class Growing:
         for spec in (config.base, config.reference):
             if spec is not None:
                 spec.model.update_from_config(config=trainer.config)
-        self.plan = titan_plan(config.base.model, trainer.model_config, **config.declared)
+        small = None if config.small is None else tuple(spec.model for spec in config.small)
+        self.plan = titan_plan(config.base.model, trainer.model_config, small=small, **config.declared)
+        if not self.plan.proved and not config.unproved:
+            what = "the layouts were read off the attention modules, and nothing has measured them"
+            remedy = (
+                "give small=(narrow, wide), two ModelSpecs of the same kind that are small enough to run, or "
+                "unproved=True to go without a proof"
+            )
+            raise_faults("nothing has proved this plan", [Fault("checkpoint.small", what, remedy)])
         self.early: Plan | None = None
         if config.reference is not None:
-            self.early = titan_plan(config.reference.model, config.base.model, **config.declared)
+            self.early = titan_plan(config.reference.model, config.base.model, small=small, **config.declared)
         self.since = self.plan if self.early is None else self.early.then(self.plan)
         self._optimizers = list(optimizers)
         self.units = [
@@ -158,6 +104,7 @@ class Growing:
             noise=self._grown.noise,
             seed=self._grown.seed,
             since=self.early,
+            unproved=self._grown.unproved,
         )
         for scheduler in self.states["lr_scheduler"]:
             # torchtitan leaves the rate of the next step in the saved groups, which are the base's.
@@ -271,6 +218,8 @@ def _config(stock: Any) -> dict[str, Any]:
         ("reference", hidden, field(default=None)),
         ("noise", hidden, field(default=None)),
         ("declared", hidden, field(default_factory=dict)),
+        ("small", hidden, field(default=None)),
+        ("unproved", bool, field(default=False)),
         ("seed", int, field(default=0)),
     ]
     config = make_dataclass("Config", fields, bases=(stock.Config,), kw_only=True, slots=True)

@@ -17,22 +17,26 @@ from ..optimizers.carry import carry_optimizer, made
 from ..optimizers.read import read_state_dict
 from ..optimizers.write import write_state_dict
 from ..plans.direction import Direction
-from ..plans.fits import check_shapes, check_ties
+from ..plans.fits import check_shapes, check_ties, expect_proved
 from ..plans.names import named_tensors, resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
 from .groups import expect_class
 
 
-def widen_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
+def widen_state_dict(state: Mapping[str, Tensor], plan: Plan, *, unproved: bool = False) -> dict[str, Tensor]:
     """Widen a model's state dict. Keys keep their spelling, and tied tensors stay tied.
+
+    A plan that was not proved is refused unless `unproved=True`.
 
     >>> from mupscale import plan_between
     >>> plan = plan_between(lambda n: nn.Linear(n, n), 2, 4)
     >>> widen_state_dict(nn.Linear(2, 2).state_dict(), plan)["weight"].shape
     torch.Size([4, 4])
     """
-    return carry_tensors(state, Direction(plan))
+    direction = Direction(plan)
+    expect_proved(plan, unproved)
+    return carry_tensors(state, direction)
 
 
 def narrow_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
@@ -86,12 +90,13 @@ def widen_optimizer_state_dict(
     optimizer_class: type,
     *,
     names: Sequence[str] | None = None,
+    unproved: bool = False,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> dict[str, Any]:
     """Widen an optimizer's state dict. Groups are split where the factors of their tensors differ.
 
-    `names` gives the parameters' names in the order of the groups if the state dict has none. Load the
-    result into `optimizer_class(groups_for(model, result))`.
+    `names` gives the parameters' names in the order of the groups if the state dict has none. A plan that was not
+    proved is refused unless `unproved=True`. Load the result into `optimizer_class(groups_for(model, result))`.
 
     >>> import torch
     >>> from mupscale import plan_between
@@ -101,7 +106,9 @@ def widen_optimizer_state_dict(
     >>> [(group["param_names"], group["lr"]) for group in wide["param_groups"]]
     [(['weight'], 0.05), (['bias'], 0.1)]
     """
-    return _carry(state, Direction(plan), optimizer_class, names, rules)
+    direction = Direction(plan)
+    expect_proved(plan, unproved)
+    return _carry(state, direction, optimizer_class, names, rules)
 
 
 def narrow_optimizer_state_dict(

@@ -21,8 +21,10 @@ from ..optimizers.settings import in_units
 from ..plans.build import Make, build
 from ..plans.direction import Direction
 from ..plans.identity import Loss
+from ..plans.infer import loss_of
 from ..plans.names import named_tensors, parameter_names, resolve
 from ..plans.plan import Plan
+from ..plans.projection import ExampleInputs
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.run import Run, since_of
 from ..version import __version__
@@ -30,7 +32,7 @@ from .groups import set_lr_
 from .jump import is_jump, jump_message, less_of, measured
 from .noises import EXAMPLES, Noise, resolve_noise, wrong_noise
 from .recipe import Recipe, TensorGrowth
-from .widen import carry, check_since, chosen_plan
+from .widen import carry, check_since, proved_plan
 
 
 def upscale(
@@ -39,10 +41,12 @@ def upscale(
     noise: Noise | None = None,
     *,
     loss: Loss | None = None,
+    example_inputs: ExampleInputs | None = None,
     plan: Plan | None = None,
     lr: float | None = None,
     recipe: Recipe | None = None,
     seed: int = 0,
+    unproved: bool = False,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
     """Widen `base`, add noise, and set the learning rate: a run that can use its new width.
@@ -50,8 +54,9 @@ def upscale(
     `lr` is the reference learning rate after growth; None keeps the base's. Noise sizes are written at the run's
     reference. It is the base itself unless the run has `since=`, and repeated growth keeps the first reference.
     `recipe` gives noise and learning rate as tuning found them, and is refused if it does not apply to this run.
-    `loss`, a function of a model, measures the base and the wide model on a batch. Both numbers are saved in the
-    provenance, and a large increase causes a warning.
+    `loss(model)`, your loss on one batch, proves that growing is exact before noise is added, as for `widen`, and
+    measures what the noise costs: both losses are saved in the provenance, and a large increase causes a warning.
+    `example_inputs`, `plan` and `unproved` are as for `widen`.
 
     >>> from mupscale import MupNoise
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -63,7 +68,7 @@ def upscale(
     start = base if isinstance(base, Run) else Run(base)
     raise_faults("upscale cannot use what it was given", _unusable(start, noise, lr, recipe, seed, loss))
     built = build(wide)
-    chosen = chosen_plan(start, built, plan)
+    chosen, proof = proved_plan(start.model, wide, built, plan, loss_of(loss, example_inputs), unproved)
     check_since(start)
     if recipe is not None:
         if noise is not None or lr is not None:
@@ -93,6 +98,7 @@ def upscale(
         "version": __version__,
         "torch": str(torch.__version__),
         "plan": chosen.hash,
+        "proof": proof,
         "reference": start.since.hash if start.since is not None else "the base itself",
         "noise": {"kind": type(noise).__name__, **resolved.as_json()},
         "seed": seed,

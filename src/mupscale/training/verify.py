@@ -91,7 +91,7 @@ def verify(
         grown = (
             clone(wide, dtype, rules)
             if isinstance(wide, Run)
-            else widen(copied, wide, plan=chosen, rules=rules)
+            else widen(copied, wide, plan=chosen, unproved=True, rules=rules)
         )
         for model in (copied.model, grown.model):
             cast_inputs(model, dtype)

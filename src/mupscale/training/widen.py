@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,13 +25,16 @@ from ..optimizers.write import write_live
 from ..plans.build import Make, build
 from ..plans.direction import Direction
 from ..plans.fits import check_end, check_ties, expect_plan, identity_plan
-from ..plans.infer import infer_plan
+from ..plans.identity import Loss
+from ..plans.infer import infer_plan, loss_of
 from ..plans.names import named_tensors, resolve, strip_wrappers, unwrap
 from ..plans.plan import Plan
+from ..plans.projection import ExampleInputs
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.run import Run
 from ..tensors.parts import is_sharded
 from .clip import Clip, clip_
+from .prove import measured_plan, refuse_unproved
 from .state_dicts import carry_tensors
 
 
@@ -38,13 +42,18 @@ def widen(
     base: Run | nn.Module,
     wide: Make,
     *,
+    loss: Loss | None = None,
+    example_inputs: ExampleInputs | None = None,
     plan: Plan | None = None,
+    unproved: bool = False,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
     """Widen a run: the result continues `base` exactly, at the width of `wide`, a factory or a module.
 
-    Without `plan`, a plan is inferred from the shapes of the two models. If shapes do not determine the layout, pass
-    `plan=infer_plan(base, wide, loss=...)`. Tensors keep the base's dtype and device.
+    A plan is found and measured with `loss(model)`, your loss on one batch, or with `example_inputs`, a tuple or a dict
+    for `forward`; a given `plan` is measured. Neither is needed for a plan that was proved before, or if torch's own
+    modules decide it. Otherwise the run is refused, or widened without a proof if `unproved=True`, which its provenance
+    records. Tensors keep the base's dtype and device.
 
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> wide = widen(Run(base), lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
@@ -54,7 +63,9 @@ def widen(
     """
     start = base if isinstance(base, Run) else Run(base)
     built = build(wide)
-    return carry(start, built, wide, Direction(chosen_plan(start, built, plan)), rules)
+    chosen, proof = proved_plan(start.model, wide, built, plan, loss_of(loss, example_inputs), unproved)
+    grown = carry(start, built, wide, Direction(chosen), rules)
+    return replace(grown, provenance={**grown.provenance, "proof": proof})
 
 
 def narrow(
@@ -79,12 +90,17 @@ def narrow(
     return carry(start, build(base), base, Direction(chosen, back=True), rules)
 
 
-def chosen_plan(run: Run, built: nn.Module, plan: Plan | None) -> Plan:
-    """The given plan, or the one inferred from the shapes of the two models."""
-    if plan is None:
-        return infer_plan(run.model, built)
-    expect_plan(plan)
-    return plan
+def proved_plan(
+    base: nn.Module, wide: Make, built: nn.Module, plan: Plan | None, loss: Loss | None, unproved: bool
+) -> tuple[Plan, dict[str, Any]]:
+    """The plan to grow by, and the record of what proved it; raises if nothing does."""
+    if plan is not None:
+        expect_plan(plan)
+    if loss is None or unproved:
+        chosen = plan if plan is not None else infer_plan(base, built)
+        refuse_unproved(base, built, chosen, unproved)
+        return chosen, {"by": chosen.proof}
+    return measured_plan(base, built, plan, loss, lambda found: fill_(build(wide), base, Direction(found)))
 
 
 def check_since(run: Run) -> None:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..arguments import wrong_kind
-from ..errors import MupscaleError, raise_faults
+from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.infer import plan_between
 from ..plans.plan import Plan
 from ..runs.run import Run
@@ -61,7 +61,14 @@ class Runs:
         return self.plan if self.reference is None else self.reference.then(self.plan)
 
     def _plan(self, narrow: int, wide: int) -> Plan:
-        return plan_between(self.proxy.build, narrow, wide, loss=self.proxy.loss)
+        plan = plan_between(self.proxy.build, narrow, wide, loss=self.proxy.loss)
+        if not plan.proved:
+            what = "build(width) returns a model with code of its own, and shapes do not show that it grows exactly"
+            remedy = "write def loss(model): …, which returns the loss of one batch as a tensor"
+            raise_faults(
+                "the proxy needs a loss to prove that it grows exactly", [Fault("loss", what, remedy)]
+            )
+        return plan
 
     def base(self, lr: float) -> Run:
         """The proxy base before its first step."""

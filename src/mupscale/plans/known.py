@@ -1,0 +1,225 @@
+"""Which plans are decided by torch's own modules: what runs in containers whose forward is known.
+
+The shapes of a `Linear` do not show what a forward of one's own does with its output: it may be cut into heads, summed,
+or divided by a root of the width. An `nn.Sequential` does nothing of that kind. Here the growing features are followed
+through such a container, from module to module, and compared with the axes of the plan:
+
+    Conv2d(1, n, 3)     writes channels     4x2             (4 channels, each twice)
+    Flatten()           9 pixels a channel  4x2 · 9
+    Linear(9n, 2)       reads               4x2 · 9         as the plan has it: decided
+
+Anything else, a class with a forward of its own among it, is not decided here, and needs a measurement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.rnn import RNNBase, RNNCellBase
+
+from ..rules.axes import Axis, Factor
+from .modules import maps_zero_elsewhere
+from .plan import Plan
+
+# Functions of one entry, and modules that change nothing about the order of features.
+_ENTRYWISE: tuple[type[nn.Module], ...] = (
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh,
+    nn.Sigmoid, nn.LogSigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Hardshrink, nn.Softplus, nn.Softshrink,
+    nn.Softsign, nn.Tanhshrink, nn.Threshold, nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout,
+)  # fmt: skip
+# Modules that treat every channel alike; the channels are dimension 1.
+_PER_CHANNEL: tuple[type[nn.Module], ...] = (
+    nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
+    nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.ZeroPad1d, nn.ZeroPad2d, nn.ReflectionPad1d, nn.ReflectionPad2d,
+)  # fmt: skip
+# Modules whose roles are known (see modules.py), for a model that is one of them.
+_WHOLE = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.PReLU,
+          nn.MultiheadAttention, _ConvNd, _NormBase, RNNBase, RNNCellBase)  # fmt: skip
+
+Place = Literal["anywhere", "last", "channels", "flattened"]
+
+
+@dataclass(frozen=True)
+class _Features:
+    """The axis that grows in an activation, and the dimension it is; none while nothing grows."""
+
+    axis: Axis | None = None
+    place: Place = "anywhere"
+
+
+class _UnknownError(Exception):
+    """A module whose use of the growing features is not known; the message says which, and why."""
+
+
+def why_undecided(base: nn.Module, wide: nn.Module, plan: Plan) -> str | None:
+    """The first reason why modules alone do not decide a plan, or None if they do.
+
+    >>> from mupscale.plans.draft import draft
+    >>> def reason(make: Callable[[int], nn.Module]) -> str | None:
+    ...     return why_undecided(make(4), make(8), draft(make(4), make(8), False, None)[0].plan())
+    >>> reason(lambda n: nn.Sequential(nn.Linear(3, n), nn.ReLU(), nn.Linear(n, 2)))
+    >>> reason(lambda n: nn.Sequential(nn.Linear(3, n), nn.Softmax(-1), nn.Linear(n, 2)))
+    'what Softmax (1) does with a growing axis is not known'
+    """
+    try:
+        _same_modules(base, wide)
+        if type(base) in _exact(_WHOLE) and not _hooked(base):
+            return None
+        _through(base, "", _Features(), plan)
+    except _UnknownError as reason:
+        return str(reason)
+    return None
+
+
+def _same_modules(base: nn.Module, wide: nn.Module) -> None:
+    """Raise unless both models consist of the same modules."""
+    others = dict(wide.named_modules())
+    for path, module in base.named_modules():
+        if type(others.pop(path, None)) is not type(module):
+            raise _UnknownError(f"the wide model has another module in the place of {_named(module, path)}")
+    for path, module in others.items():
+        raise _UnknownError(f"the base has no module in the place of {_named(module, path)}")
+
+
+def _exact(kinds: tuple[type[nn.Module], ...]) -> set[type[nn.Module]]:
+    """These classes of torch and their subclasses in torch; a subclass of a user may have any forward."""
+    found: set[type[nn.Module]] = set()
+    todo = list(kinds)
+    while todo:
+        kind = todo.pop()
+        if kind.__module__.startswith("torch.nn.modules."):
+            found.add(kind)
+            todo += kind.__subclasses__()
+    return found
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def _named(module: nn.Module, path: str) -> str:
+    return f"{type(module).__name__} ({path})" if path else type(module).__name__
+
+
+def _through(module: nn.Module, path: str, features: _Features, plan: Plan) -> _Features:
+    """The features behind a module; raises where they are not known."""
+    kind = type(module)
+    if _hooked(module):
+        raise _UnknownError(f"{_named(module, path)} has hooks, which are code")
+    if kind is nn.Sequential:
+        for name, child in module.named_children():
+            features = _through(child, f"{path}.{name}" if path else name, features, plan)
+        return features
+    if kind in _ENTRYWISE:
+        if features.axis is not None and features.axis.padded and maps_zero_elsewhere(module):
+            raise _UnknownError(
+                f"{_named(module, path)} turns the zeros of a padded axis into something else"
+            )
+        return features
+    if kind in (nn.TransformerEncoder, nn.TransformerEncoderLayer):
+        return _encoder(module, path, features, plan)
+    if kind is nn.Flatten and features.axis is None:
+        return features
+    if (
+        isinstance(module, nn.Flatten)
+        and kind is nn.Flatten
+        and [module.start_dim, module.end_dim] == [1, -1]
+    ):
+        return _Features(features.axis, "flattened" if features.place == "channels" else "last")
+    if kind in _PER_CHANNEL:
+        return _at(features, "channels", module, path)
+    if kind is nn.Linear:
+        return _layer(module, path, features, plan, "last")
+    if kind in _exact((_ConvNd,)) and module.groups == 1:
+        return _layer(module, path, features, plan, "channels")
+    if kind is nn.Embedding and features.axis is None:
+        return _Features(_grown(plan, f"{path}.weight" if path else "weight", 1), "last")
+    if kind in _exact((_NormBase, nn.GroupNorm)):
+        # A BatchNorm1d behind a Linear has its features in dimension 1, which is the last one.
+        last = features.place == "last" and kind in (nn.BatchNorm1d, nn.SyncBatchNorm)
+        return _norm(module, path, features, plan, "last" if last else "channels")
+    if kind in (nn.LayerNorm, nn.RMSNorm) and len(module.normalized_shape) == 1:  # type: ignore[arg-type]
+        return _norm(module, path, features, plan, "last")
+    if not any(True for _ in module.parameters()) or kind.__module__.startswith("torch.nn.modules."):
+        raise _UnknownError(f"what {_named(module, path)} does with a growing axis is not known")
+    raise _UnknownError(
+        f"{_named(module, path)} has a forward of its own, and shapes do not show what it does"
+    )
+
+
+def _at(features: _Features, place: Place, module: nn.Module, path: str) -> _Features:
+    """The features, if they are where a module expects them."""
+    if features.axis is not None and features.place != place:
+        raise _UnknownError(f"{_named(module, path)} is applied along a growing axis that it does not name")
+    return features
+
+
+def _grown(plan: Plan, name: str, dim: int) -> Axis | None:
+    axis = plan[name].axes[dim]
+    return axis if axis.grows else None
+
+
+def _layer(module: nn.Module, path: str, features: _Features, plan: Plan, place: Place) -> _Features:
+    """A linear layer or a convolution: it reads the features that came, in the layout of the plan, and writes others."""
+    name = f"{path}.weight" if path else "weight"
+    inward, outward = (1, 0) if not getattr(module, "transposed", False) else (0, 1)
+    reads = _grown(plan, name, inward)
+    came = features.axis
+    if came is not None and features.place == "flattened" and place == "last" and reads is not None:
+        times, rest = divmod(reads.base, came.base)
+        if rest == 0 and len(came.segments) == 1:
+            came = Axis.of((*came.segments[0], Factor(times)), role="in")
+        features = _Features(came, "last")
+    _at(features, place, module, path)
+    first = came is None and features.place == "anywhere"
+    if not first and (came.segments if came else None) != (reads.segments if reads else None):
+        raise _UnknownError(f"the order in which {_named(module, path)} reads a growing axis is not known")
+    writes = _grown(plan, name, outward)
+    bias = f"{path}.bias" if path else "bias"
+    if bias in plan and plan[bias].axes[0].segments != plan[name].axes[outward].segments:
+        raise _UnknownError(f"bias and weight of {_named(module, path)} have different layouts")
+    return _Features(writes, place)
+
+
+def _norm(module: nn.Module, path: str, features: _Features, plan: Plan, place: Place) -> _Features:
+    _at(features, place, module, path)
+    for name, _ in (*module.named_parameters(), *module.named_buffers()):
+        entry = plan[f"{path}.{name}" if path else name]
+        grown = entry.axes[0] if entry.axes and entry.axes[0].grows else None
+        came = features.axis
+        if entry.axes and (grown.segments if grown else None) != (came.segments if came else None):
+            if came is None and features.place == "anywhere":
+                continue
+            raise _UnknownError(f"{_named(module, path)} has another layout than the features that reach it")
+    return features
+
+
+def _encoder(module: nn.Module, path: str, features: _Features, plan: Plan) -> _Features:
+    """torch's own transformer encoder, or one of its layers: plain features in, the same features out."""
+    _at(features, "last", module, path)
+    for name, child in module.named_modules():
+        inner = f"{path}.{name}" if path and name else path or name
+        if child is not module and type(child).__module__.split(".")[:3] != ["torch", "nn", "modules"]:
+            raise _UnknownError(
+                f"{_named(child, inner)} has a forward of its own, and shapes do not show what it does"
+            )
+        if _hooked(child):
+            raise _UnknownError(f"{_named(child, inner)} has hooks, which are code")
+        if type(child) is nn.TransformerEncoderLayer:
+            if child.activation_relu_or_gelu == 0:
+                raise _UnknownError(f"the activation of {_named(child, inner)} is a function of one's own")
+            ends = [_grown(plan, f"{inner}.{leaf}.weight" if inner else f"{leaf}.weight", dim)
+                    for leaf, dim in (("linear1", 1), ("linear2", 0), ("self_attn.out_proj", 0), ("norm1", 0))]  # fmt: skip
+            middle = [_grown(plan, f"{inner}.{leaf}.weight" if inner else f"{leaf}.weight", dim)
+                      for leaf, dim in (("linear1", 0), ("linear2", 1))]  # fmt: skip
+            came = features.axis if features.place != "anywhere" else ends[0]
+            for group in ([came, *ends], middle):
+                if len({axis.segments if axis else None for axis in group}) > 1:
+                    raise _UnknownError(f"the layouts inside {_named(child, inner)} differ")
+            features = _Features(came, "last")
+    return features

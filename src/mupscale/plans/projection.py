@@ -1,0 +1,116 @@
+"""A loss from example inputs: a fixed random projection of everything that a model returns.
+
+For a model of which only inputs are at hand. Its gradients reach every tensor that the outputs depend on, so they test
+the forward; the loss that the model is trained with is not tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..arguments import shown
+from ..errors import Fault, MupscaleError, raise_faults
+from .names import pattern_of, strip_wrappers
+
+ExampleInputs = tuple[Any, ...] | Mapping[str, Any]
+"""What forward is called with: a tuple of positional arguments, or a mapping of named ones."""
+
+
+class Projection:
+    """`loss(model)` of example inputs: the sum of every floating output times fixed random numbers.
+
+    The first model that is measured fixes the shapes of the outputs; a model whose outputs have other shapes is refused.
+
+    >>> loss = Projection((torch.ones(2, 3),))
+    >>> loss(nn.Linear(3, 4)).shape
+    torch.Size([])
+    >>> loss(nn.Linear(3, 8))
+    Traceback (most recent call last):
+        ...
+    mupscale.errors.MupscaleError: the outputs of the two models have different shapes (1 fault)
+    <BLANKLINE>
+      output 0
+        (2, 4) in the base, (2, 8) in the wide model: an axis of the output grows, so outputs do not show what is trained
+        pass loss=, a function of the model that returns one number
+    """
+
+    def __init__(self, inputs: ExampleInputs) -> None:
+        if not isinstance(inputs, (tuple, Mapping)):
+            raise MupscaleError(
+                f"example_inputs is {shown(inputs)}, expected a tuple of the arguments of forward, or a dict of named "
+                "ones; write example_inputs=(x,)"
+            )
+        self.inputs = inputs
+        self.shapes: list[tuple[int, ...]] | None = None
+
+    def __call__(self, model: nn.Module) -> Tensor:
+        out = model(**self.inputs) if isinstance(self.inputs, Mapping) else model(*self.inputs)
+        found = [tensor for tensor in _tensors(out) if tensor.is_floating_point() or tensor.is_complex()]
+        if not found:
+            raise MupscaleError(
+                f"forward returned {shown(out)}, which holds no floating tensor; pass loss=, a function of the model"
+            )
+        shapes = [tuple(tensor.shape) for tensor in found]
+        if self.shapes is None:
+            self.shapes = shapes
+        raise_faults("the outputs of the two models have different shapes", _different(self.shapes, shapes))
+        generator = torch.Generator().manual_seed(0)
+        total: Tensor | None = None
+        for tensor in found:
+            real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            weights = torch.randn(real.shape, generator=generator, dtype=torch.float64)
+            # Divided by the root of their number, so that the sum is about as large as one entry.
+            weights = weights.to(real.device, real.dtype) / sqrt(max(1, real.numel()))
+            part = (real * weights).sum()
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+
+def _different(base: list[tuple[int, ...]], wide: list[tuple[int, ...]]) -> list[Fault]:
+    remedy = "pass loss=, a function of the model that returns one number"
+    if len(base) != len(wide):
+        what = f"{len(base)} tensors in the base, {len(wide)} in the wide model"
+        return [Fault("outputs", what, remedy)]
+    return [
+        Fault(
+            f"output {i}",
+            f"{a} in the base, {b} in the wide model: an axis of the output grows, so outputs do not show what is trained",
+            remedy,
+        )
+        for i, (a, b) in enumerate(zip(base, wide, strict=True))
+        if a != b
+    ]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor in what forward returned, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            yield from _tensors(getattr(value, name))
+
+
+def refuse_unreached(unreached: tuple[str, ...], growing: set[str]) -> None:
+    """Raise if a growing tensor gets no gradient from the outputs: then they do not test it."""
+    names = [name for name in unreached if strip_wrappers(name) in growing]
+    what = "it grows and the outputs give it no gradient, so nothing tests it"
+    raise_faults(
+        "example inputs do not reach every tensor",
+        [
+            Fault(pattern, what, "pass loss=, the loss that it is trained with")
+            for pattern in dict.fromkeys(map(pattern_of, names))
+        ],
+    )

@@ -1,0 +1,114 @@
+"""Plans for torchtitan's models: layouts read off their attention modules, and measured on a small pair of configs.
+
+Reads configs and modules by their attributes, and imports nothing of torchtitan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import Fault, raise_faults
+from ..plans.declare import LayoutSpec, RoleSpec
+from ..plans.infer import infer_plan
+from ..plans.plan import Plan
+from ..plans.projection import ExampleInputs
+from ..rules.scale import Exact
+
+
+def titan_plan(
+    base: Any,
+    wide: Any,
+    *,
+    small: tuple[Any, Any] | None = None,
+    roles: Mapping[str, RoleSpec] | None = None,
+    layouts: Mapping[str, LayoutSpec] | None = None,
+    folds: Mapping[str, Exact] | None = None,
+) -> Plan:
+    """The plan between two model configs of torchtitan, made on the meta device: heads grow, their size and grouping stay.
+
+    Layouts are read off the attention modules, for models of any size; what cannot be read off is refused until it is
+    declared, as for `infer_plan`. `small`, a narrow and a wide config of the same kind of model, small enough to run,
+    proves what was read off: the same declarations are measured on them.
+
+    >>> from types import SimpleNamespace
+    >>> make = lambda n: nn.Sequential(nn.Embedding(9, n), nn.RMSNorm(n), nn.Linear(n, 9))
+    >>> config = lambda n: SimpleNamespace(dim=n, build=lambda: make(n))
+    >>> str(titan_plan(config(4), config(8))["2.weight"].change.s)
+    '1/2'
+    """
+    with torch.device("meta"):
+        models = base.build(), wide.build()
+    declared = {"roles": roles, "layouts": layouts, "folds": folds}
+    plan = _read_off(base, wide, models, declared)
+    if small is None:
+        return plan
+    copies = _initialised(small[0]), _initialised(small[1])
+    words = dict(copies[0].named_parameters())["tok_embeddings.weight"].shape[0]
+    tokens = torch.arange(32).view(2, 16) * 7 % words
+    _read_off(*small, copies, declared, example_inputs=(tokens,))
+    return replace(plan, proof="copy")
+
+
+def _initialised(config: Any) -> nn.Module:
+    """A model of a config on the CPU, with weights."""
+    model: Any = config.build()
+    if hasattr(model, "init_weights"):
+        with torch.no_grad():
+            model.init_weights()
+    return model  # type: ignore[no-any-return]
+
+
+def _read_off(
+    base: Any,
+    wide: Any,
+    models: tuple[nn.Module, nn.Module],
+    declared: Mapping[str, Any],
+    example_inputs: ExampleInputs | None = None,
+) -> Plan:
+    """The plan that attention modules and declarations give, measured if there are example inputs."""
+    found, faults = _layouts(*models)
+    raise_faults("these two configs cannot be planned", faults)
+    tied = (
+        {"norm.weight": Fraction(base.dim, wide.dim)} if getattr(wide, "enable_weight_tying", False) else {}
+    )
+    return infer_plan(
+        *models,
+        example_inputs=example_inputs,
+        roles=declared["roles"],
+        layouts={**found, **(declared["layouts"] or {})},
+        folds={**tied, **(declared["folds"] or {})},
+    )
+
+
+def _layouts(narrow: nn.Module, broad: nn.Module) -> tuple[dict[str, dict[int, int]], list[Fault]]:
+    """Block sizes of everything that holds heads, as torchtitan's attention reads it."""
+    others = dict(broad.named_modules())
+    layouts: dict[str, dict[int, int]] = {}
+    faults: list[Fault] = []
+    for path, module in narrow.named_modules():
+        other: Any = others.get(path)
+        if not hasattr(module, "qkv_linear") or not hasattr(module, "n_kv_heads") or other is None:
+            continue
+        heads: Any = module
+        size, group = heads.head_dim, heads.n_heads // heads.n_kv_heads
+        if (size, group) != (other.head_dim, other.n_heads // other.n_kv_heads):
+            what = (
+                f"heads of size {size} in groups of {group} at the base, {other.head_dim} in groups of "
+                f"{other.n_heads // other.n_kv_heads} in the wide config"
+            )
+            faults.append(Fault(path, what, "keep both, and multiply n_heads and n_kv_heads by one factor"))
+        blocks = {"wqkv": (group + 2) * size, "wq": group * size, "wk": size, "wv": size}
+        for name, tensor in heads.named_parameters():
+            part = name.removeprefix("qkv_linear.").partition(".")[0]
+            own = {0: 1, 1: group * size} if part == "wo" else {0: blocks.get(part, 1), 1: 1}
+            wide_shape = other.get_parameter(name).shape
+            grown = [d for d, n in enumerate(tensor.shape) if n != wide_shape[d]]
+            if part in (*blocks, "wo") and grown:
+                layouts[f"{path}.{name}"] = {d: own[d] for d in grown}
+    return layouts, faults

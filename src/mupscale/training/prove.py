@@ -1,0 +1,135 @@
+"""Prove a plan on the models at hand, before anything is grown by it.
+
+The gradient identity is measured on a base and a wide model that holds its copies. Small models are measured on copies
+in float64, at weights moved away from any zeros. Large ones are measured as they are, in their own dtype, so that no
+second copy of the base is made.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.declare import Declared
+from ..plans.float64 import lifted_casts, prepare
+from ..plans.identity import Loss, load_wide_
+from ..plans.infer import find_plan, infer_plan, proved_by
+from ..plans.known import why_undecided
+from ..plans.names import named_tensors, unwrap
+from ..plans.plan import Plan
+from ..proofs.certificate import Certificate
+from ..proofs.compare import certificate_of, compare_losses, tolerance_of
+from ..proofs.diagnose import diagnose
+from ..proofs.trial import Trial
+from ..runs.run import Run
+
+FLOAT64_BYTES = 2**28
+"""Base and wide model of together up to 256 MiB in float64, 33 million numbers, are copied and measured in float64, in
+seconds. Above it a copy would cost more memory than the run itself has."""
+
+_LOG = logging.getLogger("mupscale")
+
+
+def measured_plan(
+    base: nn.Module,
+    built: nn.Module,
+    plan: Plan | None,
+    loss: Loss,
+    filled: Callable[[Plan], nn.Module],
+) -> tuple[Plan, dict[str, Any]]:
+    """The given plan after it was measured, or the one that a search finds, and the record of the measurement.
+
+    `built` is the wide model without weights; `filled(plan)` builds one that holds the base's copies.
+    """
+    small = _float64_bytes(base, built) <= FLOAT64_BYTES
+    chosen = plan
+    if plan is None and not small:
+        try:
+            chosen = infer_plan(base, built)
+        except MupscaleError as error:
+            _LOG.info("shapes do not decide the plan (%s); searching on copies in float64", error.claim)
+    if chosen is not None:
+        measured = (
+            _in_float64(base, built, chosen, loss) if small else _as_they_are(base, chosen, loss, filled)
+        )
+        if measured.holds or plan is not None:
+            measured.raise_if_broken()
+            unreached = tuple(row.name for row in measured.tensors if row.gradient is None)
+            proved = proved_by(chosen, loss, unreached)
+            return proved, _record(proved, measured.dtype, measured.worst, 1)
+        _LOG.info("the plan that shapes suggest is not exact (%s); searching", measured.failure)
+    found = find_plan(base, built, loss, Declared())
+    return found.plan, _record(found.plan, "float64", max(found.worst, found.gap), found.trials)
+
+
+def refuse_unproved(base: nn.Module, built: nn.Module, plan: Plan, unproved: bool) -> None:
+    """Raise unless the plan was proved or the caller goes without a proof; the error shows the argument to add."""
+    if plan.proved or unproved:
+        return
+    model = unwrap(base)
+    reason = why_undecided(model, unwrap(built), plan) or "the plan was not measured"
+    remedy = (
+        f"add example_inputs=({_arguments(model)}), one batch as forward takes it, or loss=lambda model: …, the loss of "
+        "one batch; unproved=True grows without a proof, and the result says so"
+    )
+    raise_faults("nothing has proved that this plan is exact", [Fault(type(model).__name__, reason, remedy)])
+
+
+def _arguments(model: nn.Module) -> str:
+    """The arguments that forward needs, as they stand in a tuple.
+
+    >>> class Model(nn.Module):
+    ...     def forward(self, ids, mask, cache=None):
+    ...         return ids
+    >>> _arguments(Model()), _arguments(nn.ReLU())
+    ('ids, mask', 'input,')
+    """
+    try:
+        known = list(inspect.signature(model.forward).parameters.values())
+    except (TypeError, ValueError):
+        return "x,"
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [p for p in known if p.kind in plain]
+    # A forward whose arguments are all optional, as transformers', still needs its first one.
+    names = [p.name for p in positional if p.default is inspect.Parameter.empty] or [
+        p.name for p in positional[:1]
+    ]
+    return f"{names[0]}," if len(names) == 1 else ", ".join(names or ["x,"])
+
+
+def _float64_bytes(base: nn.Module, built: nn.Module) -> int:
+    return 8 * sum(prod(tensor.shape) for model in (base, built) for _, _, tensor in named_tensors(model))
+
+
+def _in_float64(base: nn.Module, built: nn.Module, plan: Plan, loss: Loss) -> Certificate:
+    narrow, wide = prepare(unwrap(base), unwrap(built))
+    with lifted_casts():
+        load_wide_(wide, narrow, plan)
+        return _measured(
+            Trial(Run(narrow), Run(wide), plan, tolerance_of(torch.float64, None)), loss, torch.float64
+        )
+
+
+def _as_they_are(base: nn.Module, plan: Plan, loss: Loss, filled: Callable[[Plan], nn.Module]) -> Certificate:
+    dtypes = {t.dtype for _, kind, t in named_tensors(base) if kind == "parameter" and t.is_floating_point()}
+    # The coarsest dtype limits what can be seen.
+    dtype = max(dtypes, key=lambda d: torch.finfo(d).eps, default=torch.float32)
+    return _measured(Trial(Run(base), Run(filled(plan)), plan, tolerance_of(dtype, None)), loss, dtype)
+
+
+def _measured(trial: Trial, loss: Loss, dtype: torch.dtype) -> Certificate:
+    failure = compare_losses(trial, loss)
+    if failure is not None and not failure.cause:
+        failure = diagnose(trial, None, loss, failure)
+    return certificate_of(trial, failure, dtype, 0)
+
+
+def _record(plan: Plan, dtype: str, worst: float, trials: int) -> dict[str, Any]:
+    return {"by": plan.proof, "dtype": dtype, "worst": worst, "trials": trials}

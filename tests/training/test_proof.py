@@ -1,0 +1,127 @@
+"""Growing proves itself: with a loss or example inputs, in float64 copies or in the models' own dtype."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import mupscale as mu
+from harness.refusals import refusal
+from mupscale.training import prove
+
+TOKENS, LENGTH = 11, 6
+TEXT = torch.arange(4 * LENGTH).view(4, LENGTH) * 5 % TOKENS
+
+
+class Attention(nn.Module):
+    """One block of attention; the number of heads is fixed unless `heads` says otherwise."""
+
+    def __init__(self, width: int, size: int | None = None, scale: float | None = None) -> None:
+        super().__init__()
+        self.size = size or width // 2
+        self.heads = width // self.size
+        self.scale = scale
+        self.embed = nn.Embedding(TOKENS, width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
+        self.readout = nn.Linear(width, TOKENS)
+
+    def forward(self, ids: Tensor) -> Any:
+        x = self.embed(ids)
+        q, k, v = (part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        return self.readout(x + self.proj(mixed.transpose(1, 2).flatten(2)))
+
+
+def loss(model: nn.Module) -> Tensor:
+    return F.cross_entropy(model(TEXT).flatten(0, 1), (3 * TEXT % TOKENS).flatten())
+
+
+def more_heads(width: int) -> nn.Module:
+    torch.manual_seed(0)
+    return Attention(width, size=4)
+
+
+def in_own_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prove, "FLOAT64_BYTES", 0)
+
+
+def test_a_searched_plan_is_recorded_with_its_trials():
+    wide = mu.upscale(more_heads(8), lambda: more_heads(16), mu.MupNoise(0.0), loss=loss)
+    proof = wide.provenance["proof"]
+    assert (proof["by"], proof["dtype"]) == ("loss", "float64")
+    assert proof["worst"] < 1e-12
+    assert wide.plan is not None
+    assert wide.plan.proof == "loss"
+    assert mu.Plan.from_json(wide.plan.to_json()).proof == "loss"
+
+
+def test_going_without_a_proof_is_recorded():
+    base = nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1), nn.Linear(4, 1))
+    plan = mu.infer_plan(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)),
+                         nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))).fold("0.weight", 1)  # fmt: skip
+    make = lambda: nn.Sequential(nn.Linear(3, 8), nn.Softmax(-1), nn.Linear(8, 1))  # noqa: E731
+    refusal(lambda: mu.widen(base, make, plan=plan), "nothing has proved")
+    assert mu.widen(base, make, plan=plan, unproved=True).provenance["proof"] == {"by": "none"}
+    refusal(lambda: mu.widen_state_dict(base.state_dict(), plan), "nothing has proved", "unproved=True")
+    assert mu.widen_state_dict(base.state_dict(), plan, unproved=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_large_models_are_measured_as_they_are(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    in_own_dtype(monkeypatch)
+    plan = mu.plan_between(more_heads, 8, 16, loss=loss)
+    wide = mu.widen(more_heads(8).to(dtype), lambda: more_heads(16), plan=plan, loss=loss)
+    assert wide.provenance["proof"]["dtype"] == str(dtype).removeprefix("torch.")
+    spoiled = plan.fold("proj.weight", "101/100")
+    refusal(
+        lambda: mu.widen(more_heads(8).to(dtype), lambda: more_heads(16), plan=spoiled, loss=loss),
+        "does not continue",
+    )
+
+
+def test_the_proof_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
+    in_own_dtype(monkeypatch)
+    base = more_heads(8)
+    plan = mu.plan_between(more_heads, 8, 16, loss=loss)
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    wide = mu.upscale(base, lambda: more_heads(16), mu.MupNoise(0.1), plan=plan, loss=loss)
+    plain = mu.upscale(base, lambda: more_heads(16), mu.MupNoise(0.1), plan=plan)
+    assert all(torch.equal(before[name], tensor) for name, tensor in base.state_dict().items())
+    assert all(p.grad is None for model in (base, wide.model) for p in model.parameters())
+    for (name, one), two in zip(
+        wide.model.state_dict().items(), plain.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, two), f"{name}: a proof does not change what is returned"
+
+
+def test_example_inputs_that_reach_not_every_tensor_are_refused():
+    class Unused(nn.Sequential):
+        def __init__(self, n: int) -> None:
+            super().__init__(nn.Linear(3, n), nn.Linear(n, 2))
+            self.other = nn.Linear(3, n)
+
+        def forward(self, x: Tensor) -> Any:
+            return self[1](self[0](x).relu())
+
+    refusal(
+        lambda: mu.widen(Unused(4), lambda: Unused(8), example_inputs=(torch.ones(2, 3),)),
+        "other.weight",
+        "no gradient",
+    )
+    refusal(
+        lambda: mu.widen(nn.Linear(3, 4), lambda: nn.Linear(3, 8), example_inputs=(torch.ones(2, 3),)),
+        "output 0",
+        "grows",
+    )
+
+
+def test_a_loss_that_is_not_a_number_says_so():
+    refusal(
+        lambda: mu.widen(more_heads(8), lambda: more_heads(16), loss=lambda model: model(TEXT) * math.nan),
+        "loss",
+    )
