@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import MupscaleError
+from .callers import calling_module
 from .copied import copied, rebind_
 
 _WIDER: dict[Any, Any] = {
@@ -84,7 +85,7 @@ class lifted_casts(TorchFunctionMode):  # noqa: N801 - a context manager, used l
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
-        if sys._getframe(1).f_globals.get("__name__", "").startswith(_OWN_DTYPES):
+        if calling_module().startswith(_OWN_DTYPES):
             return func(*args, **named)
         if func in _LIFTED:
             return _LIFTED[func](args[0])

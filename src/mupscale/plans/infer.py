@@ -8,6 +8,7 @@ one that does not pass is never returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ..rules.scale import Exact, Scale
 from .build import Make, build
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .draft import Draft, draft
+from .dropout import without_dropout
 from .float64 import lifted_casts, prepare
 from .hypotheses import copies, layout_knobs
 from .identity import Loss
@@ -107,7 +109,10 @@ def find_plan(base: Make, wide: Make, loss: Loss, declared: Declared, pad: bool 
         with torch.random.fork_rng():
             models = (base(), models[1])
     with lifted_casts():
-        return search(made, *prepare(*models), loss)
+        pair = prepare(*models)
+        with without_dropout(*pair) as observed:
+            found = search(made, *pair, loss)
+    return replace(found, plan=replace(found.plan, needs=found.plan.needs | observed.needs))
 
 
 def _opened(
