@@ -257,6 +257,7 @@ ALLOWED_POWERS = {
     "random weights and losses of a proof, the same at both widths": [
         "losses.py: max(view.numel(), 1) ** 0.5",
         "models.py: max(fan, 1) ** 0.5",
+        "projection.py: sqrt(max(1, real.numel()))",
     ],
     "costs, grids and drawings, which scale no tensor": [
         "flops.py: 2**stage",

@@ -132,13 +132,42 @@ def test_plain_clipping_is_named():
     assert certificate.failure is not None
     assert certificate.failure.where == "all tensors"
     assert "plain clipping" in certificate.failure.cause
-    assert check(adamw(mlp(8)), lambda: mlp(16), step=lambda run, i: step(run, i, clip=1e6)).holds
 
 
-def test_dropout_is_named():
-    failure = check(adamw(mlp(8, 0.5)), lambda: mlp(16, 0.5)).failure
+@pytest.mark.parametrize("clip", ["norm", "value"])
+def test_plain_clipping_is_named_before_it_acts(clip):
+    def clipped(bound):
+        def clipping(run, i):
+            run.optimizer.zero_grad()
+            loss = F.mse_loss(run.model(X), Y)
+            loss.backward()
+            if clip == "norm":
+                nn.utils.clip_grad_norm_(run.model.parameters(), bound)
+            elif bound < float("inf"):
+                nn.utils.clip_grad_value_(run.model.parameters(), bound)
+            run.optimizer.step()
+            return loss
+
+        return check(adamw(mlp(8)), lambda: mlp(16), step=clipping, steps=2)
+
+    failure = clipped(1e6).failure
     assert failure is not None
-    assert "dropout" in failure.cause
+    assert f"clip_grad_{clip}_, which did not act" in failure.what
+    assert "plain clipping" in failure.cause
+    assert clipped(float("inf")).holds, "control: a norm that is only measured clips nothing"
+
+
+def test_the_clipping_of_this_package_is_no_plain_clipping():
+    run = adamw(mlp(8))
+    mu.clip_(run.optimizers, run, max_norm=0.01)
+    assert check(run, lambda: mlp(16)).holds
+
+
+def test_dropout_is_off_and_the_certificate_says_so():
+    certificate = check(adamw(mlp(8, 0.5)), lambda: mlp(16, 0.5))
+    assert certificate.holds
+    assert "dropout was off (2)" in str(certificate)
+    assert not check(adamw(mlp(8)), lambda: mlp(16)).remarks
 
 
 def test_an_unscaled_eps_is_named_with_its_tensor():
@@ -212,9 +241,10 @@ def test_a_missing_readout_multiplier_is_named():
 
 
 def test_a_broken_certificate_raises_with_step_place_and_cause():
-    certificate = check(adamw(mlp(8, 0.5)), lambda: mlp(16, 0.5))
+    certificate = check(adamw(mlp(8)), lambda: mlp(16), step=lambda run, i: step(run, i, clip=0.01))
     with pytest.raises(
-        mu.MupscaleError, match=r"does not continue the base run(.|\n)*step 0(.|\n)*likely cause: dropout"
+        mu.MupscaleError,
+        match=r"does not continue the base run(.|\n)*step 0(.|\n)*likely cause: plain clipping",
     ):
         certificate.raise_if_broken()
 

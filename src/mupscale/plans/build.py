@@ -6,7 +6,6 @@ are computed, because no checkpoint holds rotary tables and masks. The caller's 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -16,6 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from ..arguments import shown, wrong_function
 from ..errors import MupscaleError, raise_faults
+from .copied import copied
 
 Make = Callable[[], nn.Module] | nn.Module
 """A function without arguments that builds a model, or the model itself."""
@@ -31,7 +31,7 @@ def build(make: Make, seed: int | None = None) -> nn.Module:
     device(type='meta')
     """
     if isinstance(make, nn.Module):
-        return copy.deepcopy(make)
+        return copied(make)
     raise_faults("a model cannot be built", wrong_function("make", make))
     known: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
@@ -68,4 +68,4 @@ def build(make: Make, seed: int | None = None) -> nn.Module:
         raise MupscaleError(
             "the model has lazy modules, whose sizes are not known; return a model that has seen a batch"
         )
-    return copy.deepcopy(model) if any(not p.is_meta for p in model.parameters()) else model
+    return copied(model) if any(not p.is_meta for p in model.parameters()) else model

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -132,6 +132,8 @@ class Identity:
     """The least-squares factor between the found gradient and the expected one: 1 when they agree."""
     rounding: tuple[str, ...] = ()
     """Of the untested, those whose gradient is rounding: an optimizer may turn it into steps that differ."""
+    spreads: Mapping[str, float] = field(default_factory=dict)
+    """The root mean square of the difference of the found gradient from the expected one, relative to the latter's."""
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -172,7 +174,8 @@ def compare_gradients(
             untested.append(name)
             rounding += [name] if apart.size or apart.gap else []
     ratios = {name: apart.ratio for name, apart in measured.items() if plan[name].sources}
-    return Identity(errors, tuple(untested), ratios, tuple(rounding))
+    spreads = {name: apart.spread for name, apart in measured.items()}
+    return Identity(errors, tuple(untested), ratios, tuple(rounding), spreads)
 
 
 def _gradient_difference(found: Tensor | None, sources: list[Tensor | None], entry: TensorPlan) -> Difference:

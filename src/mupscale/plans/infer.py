@@ -20,6 +20,7 @@ from ..rules.scale import Exact, Scale
 from .build import Make, build
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .draft import Draft, draft
+from .dropout import without_dropout
 from .float64 import lifted_casts, prepare
 from .hypotheses import copies, layout_knobs
 from .identity import Loss
@@ -127,8 +128,11 @@ def find_plan(base: Make, wide: Make, loss: Loss, declared: Declared, pad: bool 
         with torch.random.fork_rng():
             models = (base(), models[1])
     with lifted_casts():
-        found = search(made, *prepare(*models), loss)
-    return replace(found, plan=proved_by(found.plan, loss, found.unreached))
+        pair = prepare(*models)
+        with without_dropout(*pair) as observed:
+            found = search(made, *pair, loss)
+    plan = replace(found.plan, needs=found.plan.needs | observed.needs)
+    return replace(found, plan=proved_by(plan, loss, found.unreached))
 
 
 def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...]) -> Plan:

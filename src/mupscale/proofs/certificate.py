@@ -29,6 +29,18 @@ class TensorProof:
     """True when its gradient is zero or rounding, so that it does not test the gradient scale."""
     rounding: bool = False
     """True when its gradient is rounding. Some optimizers turn rounding into steps, so its weight is not tested."""
+    gradient_rounding: float = 0.0
+    """The distance of the gradient that rounding alone explains; 0 where this was not measured."""
+    weight_rounding: float = 0.0
+    """The same for the weight."""
+    sight: float | None = None
+    """The smallest deviation of a factor from 1 that its gradient would have shown; None where this was not measured."""
+
+    @property
+    def errors(self) -> tuple[tuple[float, float], ...]:
+        """The errors that were tested, each with what rounding alone explains."""
+        gradient = () if self.silent else ((self.gradient or 0.0, self.gradient_rounding),)
+        return (*gradient, *(() if self.rounding else ((self.weight, self.weight_rounding),)))
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,10 @@ class Certificate:
     plan_hash: str
     memory: int
     failure: Failure | None
+    loss_rounding: float = 0.0
+    """The relative difference of a loss that rounding alone explains; 0 where this was not measured."""
+    remarks: tuple[str, ...] = ()
+    """What the certificate does not cover, and under which conditions it was measured."""
 
     def __post_init__(self) -> None:
         if self.holds and not self.worst <= self.tolerance:
@@ -79,10 +95,36 @@ class Certificate:
 
     @property
     def worst(self) -> float:
-        """The largest relative error of a loss, a gradient or a weight that was tested."""
-        gradients = [t.gradient or 0.0 for t in self.tensors if not t.silent]
-        errors = [*gradients, *(t.weight for t in self.tensors if not t.rounding)]
-        return max([curve_gap(self.base_losses, self.wide_losses), *(e if e == e else inf for e in errors)])
+        """The largest relative error of a loss, a gradient or a weight that was tested and that rounding does not explain."""
+        return max(
+            (e if e == e else inf for e, own in self._errors if not self.tolerance < e <= own), default=0.0
+        )
+
+    @property
+    def _errors(self) -> list[tuple[float, float]]:
+        losses = (curve_gap(self.base_losses, self.wide_losses), self.loss_rounding)
+        return [losses, *(pair for tensor in self.tensors for pair in tensor.errors)]
+
+    def _explained(self) -> list[str]:
+        """Lines on what is above the tolerance and explained by rounding, and on what low precision can see."""
+        lines = []
+        if any(self.tolerance < e <= own for e, own in self._errors):
+            names = [t.name for t in self.tensors if any(self.tolerance < e <= own for e, own in t.errors)]
+            gap = curve_gap(self.base_losses, self.wide_losses)
+            loss = ["the loss"] if self.tolerance < gap <= self.loss_rounding else []
+            shown = ", ".join([*loss, *names[:3], *([f"{len(names) - 3} more"] if len(names) > 3 else [])])
+            lines.append(
+                f"rounding: {shown} differ by more than the tolerance, and so does the base from itself "
+                "when its weights move by one unit in the last place"
+            )
+        sights = {t.name: t.sight for t in self.tensors if t.sight is not None and not t.silent}
+        if sights and self.tolerance > 1e-3:
+            least, most = min(sights, key=lambda n: sights[n]), max(sights, key=lambda n: sights[n])
+            lines.append(
+                f"{self.dtype} shows a wrong factor on one tensor from {sights[least]:.1%} ({least}) "
+                f"to {sights[most]:.1%} ({most}); float64 shows smaller ones"
+            )
+        return lines
 
     def raise_if_broken(self) -> Certificate:
         """Return the certificate, or raise an error that names the first deviation."""
@@ -122,6 +164,7 @@ class Certificate:
             f"{verdict}: worst relative error {self.worst:.1e} over {steps} steps in {self.dtype} "
             f"(tolerance {self.tolerance:.0e}); the base moved by {self.moved:.1e}"
         )
+        lines += [*self._explained(), *self.remarks]
         if self.failure is not None:
             f = self.failure
             lines.append(f"first deviation: step {f.step}, {f.where}: {f.what}")

@@ -26,9 +26,9 @@ from ..plans.identity import (
 from ..plans.names import named_tensors
 from ..tensors.differences import Difference, difference, loss_gap
 from ..tensors.parts import local_of
+from .causes import BATCHES, STILL, settings_cause
 from .certificate import Certificate, Failure, TensorProof
-from .diagnose import STILL, settings_cause
-from .trial import Step, Trial, run_step
+from .trial import Step, Trial, other_batch, run_step
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Relative errors that count as equal: rounding grows with steps, a wrong factor shows at once."""
@@ -58,7 +58,12 @@ def compare_losses(trial: Trial, loss: Loss) -> Failure | None:
     (a, base_grads), (b, wide_grads) = (gradients(side.model, loss) for side in (trial.base, trial.wide))
     trial.losses.append((float(a), float(b)))
     trial.identity = compare_gradients(base_grads, wide_grads, trial.plan)
-    return _loss_failure(trial, 0) or _gradient_failure(trial, 0) or _nothing_tested(trial)
+    return (
+        _loss_failure(trial, 0)
+        or _gradient_failure(trial, 0)
+        or _factor_failure(trial, 0)
+        or _nothing_tested(trial)
+    )
 
 
 def compare_steps(
@@ -77,19 +82,24 @@ def compare_steps(
         before = {n: local_of(t.detach()).clone() for n, _, t in named_tensors(trial.base.model)}
     for i in range(steps):
         early = _settings_failure(settings(trial), i, changed=i > 0)
-        (a, base_grads), (b, wide_grads) = (run_step(side, step, i) for side in (trial.base, trial.wide))
+        a, b = run_step(trial.base, step, i), run_step(trial.wide, step, i, trial.disturb)
         late = _settings_failure(settings(trial), i, changed=True)
-        ranks = gather((a, b, early, late))
+        ranks = gather((a.loss, b.loss, early, late, other_batch(a.inputs, b.inputs)))
         trial.losses.append((fmean(rank[0] for rank in ranks), fmean(rank[1] for rank in ranks)))
         if trial.identity is None:
-            trial.identity = compare_gradients(base_grads, wide_grads, trial.plan, gather)
+            trial.identity = compare_gradients(a.grads, b.grads, trial.plan, gather)
         failure = (
             next((rank[2] for rank in ranks if rank[2] is not None), None)
             or _loss_failure(trial, i)
             or _gradient_failure(trial, i)
             or next((rank[3] for rank in ranks if rank[3] is not None), None)
             or _weight_failure(trial, i, gather)
+            or _factor_failure(trial, i)
         )
+        if failure is not None and any(rank[4] for rank in ranks):
+            return Failure(
+                i, "the batch", "the base and the wide model were called with other inputs", BATCHES
+            )
         if failure is not None:
             return failure
     trial.moved = _moved(trial, before, gather)
@@ -119,7 +129,7 @@ def _loss_failure(trial: Trial, i: int) -> Failure | None:
     if a != a and b != b:  # the step returns nothing; gradients and weights decide
         trial.losses[-1] = (0.0, 0.0)
         return None
-    if loss_gap(a, b) <= trial.tolerance:
+    if loss_gap(a, b) <= max(trial.tolerance, trial.rounding.loss(i)):
         return None
     return Failure(i, "loss", f"base {a:.12g}, wide {b:.12g}", "")
 
@@ -127,10 +137,22 @@ def _loss_failure(trial: Trial, i: int) -> Failure | None:
 def _gradient_failure(trial: Trial, i: int) -> Failure | None:
     assert trial.identity is not None
     tested = {n: e for n, e in trial.identity.errors.items() if n not in trial.identity.untested}
-    name = next((n for n, e in tested.items() if not e <= trial.tolerance), None)
+    allowed = {n: max(trial.tolerance, trial.rounding.gradient(trial.plan[n])) for n in tested}
+    name = next((n for n, e in tested.items() if not e <= allowed[n]), None)
     if name is None:
         return None
     return Failure(i, name, f"its gradient is {tested[name]:.1e} away from r · dup(G)", "")
+
+
+def _factor_failure(trial: Trial, i: int) -> Failure | None:
+    """A gradient that is off by one factor, which is seen below the rounding of its entries."""
+    assert trial.identity is not None
+    for name, ratio in trial.identity.ratios.items():
+        allowed = trial.rounding.factor(trial.plan[name])
+        if allowed is not None and name not in trial.identity.untested and not abs(ratio - 1) <= allowed:
+            what = f"its gradient is {ratio:.4g} times r · dup(G), where rounding explains {allowed:.1e}"
+            return Failure(i, name, what, "")
+    return None
 
 
 def _weight_failure(trial: Trial, i: int, gather: Gather) -> Failure | None:
@@ -141,20 +163,20 @@ def _weight_failure(trial: Trial, i: int, gather: Gather) -> Failure | None:
         entry = trial.plan[name]
         if (
             name in trial.plan.ties
-            or not tensor.is_floating_point()
+            or not (tensor.is_floating_point() or tensor.is_complex())
             or not entry.sources
             or entry.fill == "own"
         ):
             continue
         found = tensor.detach()
         mine[name] = difference(local_of(found), expected_weight(entry, base, found))
-    worst: Failure | None = None
-    for name, measured in merged(gather(mine)).items():
-        error = measured.relative()
-        trial.weights[name] = max(trial.weights.get(name, 0.0), error)
-        if worst is None and not error <= trial.tolerance and name not in trial.identity.rounding:
-            worst = Failure(i, name, f"its weight is {error:.1e} away from s · dup(W) after the step", "")
-    return worst
+    errors = {name: measured.relative() for name, measured in merged(gather(mine)).items()}
+    trial.weights.append(errors)
+    for name, error in errors.items():
+        allowed = max(trial.tolerance, trial.rounding.weight(trial.plan[name], i))
+        if not error <= allowed and name not in trial.identity.rounding:
+            return Failure(i, name, f"its weight is {error:.1e} away from s · dup(W) after the step", "")
+    return None
 
 
 def _moved(trial: Trial, before: Mapping[str, Tensor], gather: Gather) -> float:
@@ -167,18 +189,28 @@ def _moved(trial: Trial, before: Mapping[str, Tensor], gather: Gather) -> float:
     return max((m.relative() if m.size else m.gap for m in merged(gather(mine)).values()), default=0.0)
 
 
-def certificate_of(trial: Trial, failure: Failure | None, dtype: torch.dtype, memory: int) -> Certificate:
+def certificate_of(
+    trial: Trial,
+    failure: Failure | None,
+    dtype: torch.dtype,
+    memory: int,
+    remarks: tuple[str, ...] = (),
+) -> Certificate:
     """What a trial measured, as a certificate."""
-    identity = trial.identity or Identity({}, (), {})
+    identity, own = trial.identity or Identity({}, (), {}), trial.rounding
+    last = len(trial.weights) - 1
     rows = tuple(
         TensorProof(
             name,
             str(entry.change.s),
             str(entry.change.r),
             identity.errors.get(name),
-            trial.weights.get(name, 0.0),
+            max((step.get(name, 0.0) for step in trial.weights), default=0.0),
             name in identity.untested,
             name in identity.rounding,
+            own.gradient(entry),
+            own.weight(entry, last),
+            own.factor(entry),
         )
         for name, entry in trial.plan.tensors.items()
         if entry.kind == "parameter"
@@ -193,4 +225,6 @@ def certificate_of(trial: Trial, failure: Failure | None, dtype: torch.dtype, me
         trial.plan.hash,
         memory,
         failure,
+        own.loss(len(trial.losses) - 1),
+        remarks,
     )

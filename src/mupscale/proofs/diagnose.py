@@ -7,47 +7,54 @@ because sharded runs are not copied. The verdict never depends on this file; onl
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ..plans.identity import Loss, compare_gradients, gradients
+from ..plans.identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients
 from ..plans.outputs import outputs_of
 from ..rules.axes import Axis
-from ..tensors.differences import difference
+from ..tensors.differences import difference, loss_gap
 from ..tensors.expand import expand
 from ..tensors.making import Making
+from .attributes import attributes
+from .causes import (
+    ATTENTION,
+    CLIPPING,
+    DRAWS,
+    LAYOUT,
+    OPTIMIZER,
+    PENALTY,
+    RANDOM,
+    READOUT,
+    START,
+)  # fmt: skip
 from .certificate import Failure
-from .trial import Step, Trial, run_step
+from .observed import observed
+from .trial import Step, Trial, go, run_step
 
-DROPOUT = "dropout: a separate mask is drawn for every copy; set p = 0, or compare in eval mode"
-CLIPPING = "plain clipping: a gradient norm depends on the width, so all gradients are off by one factor; clip with mupscale.clip_(optimizer, plan, model, max_norm=…)"
-ATTENTION = "the attention scale: the head size grows and 1/sqrt(head size) does not cancel its copies; use 1/head size, or fold k^(-1/4) into q and k"
-LAYOUT = "a wrong layout: its copies are not where the plan says; infer the plan with loss="
-READOUT = "the readout: the output is off by one factor, so a multiplier of the model's code is missing in the plan; declare it in folds="
-SCHEDULER = "an absolute learning rate: a scheduler or the step function sets lr itself; multiply the group's own lr instead"
-STILL = "nothing was tested: a learning rate of zero, a loss that reaches no parameter, or everything frozen"
-OPTIMIZER = "the optimizer: gradients agree and weights do not, so a state or setting has other units than the registry says"
-START = (
-    "the wide run does not start from the base's weights: it was loaded from other weights or with noise, "
-    "or a constant of the model's code is missing in the plan"
-)
 _HEAD_SIZE = re.compile(r"head_?(dim|size)|dim_head|d_head|d_kv", re.IGNORECASE)
 _HEAD_COUNT = re.compile(r"(num|n)_?heads?$|^heads?$", re.IGNORECASE)
 
 
-def diagnose(trial: Trial, step: Step | None, loss: Loss | None, failure: Failure) -> Failure:
-    """The failure with its place and likely cause filled in."""
-    if failure.step == 0 and failure.where == "loss":
+def diagnose(fresh: Callable[[], Trial], step: Step | None, loss: Loss | None, failure: Failure) -> Failure:
+    """The failure with its place and likely cause filled in; `fresh` makes another pair of copies."""
+    trial = fresh()
+    if failure.step > 0 or not (failure.where == "loss" or "gradient" in failure.what):
+        return replace(failure, cause=OPTIMIZER)
+    if step is None and loss is not None and not _repeats(trial.base.model, loss):
+        return replace(failure, where="the loss itself", cause=DRAWS)
+    if (cause := attributes(fresh(), step, loss)) is not None:
+        return replace(failure, cause=cause)
+    if failure.where == "loss":
         return _forward(trial, step, loss, failure)
-    if failure.step == 0 and "gradient" in failure.what:
-        return _gradient(trial, step, loss, failure)
-    if _dropout(trial.wide.model):
-        return replace(failure, cause=DROPOUT)
-    return replace(failure, cause=OPTIMIZER)
+    return _gradient(trial, step, loss, failure)
+
+
+def _repeats(model: nn.Module, loss: Loss) -> bool:
+    """True if a loss gives the same value twice on one model under one seed."""
+    return loss_gap(*(float(gradients(model, loss)[0]) for _ in range(2))) <= GRADIENT_TOLERANCE
 
 
 def suspect(trial: Trial, failure: Failure) -> Failure:
@@ -62,42 +69,30 @@ def suspect(trial: Trial, failure: Failure) -> Failure:
     return replace(failure, cause=OPTIMIZER)
 
 
-def settings_cause(key: str, changed: bool) -> str:
-    """Why a hyperparameter of the wide run is not the base's in new units."""
-    if key == "lr" and changed:
-        return SCHEDULER
-    return f"unscaled {key}: the wide run's {key} is not the base's in new units; take the groups that widen returns"
-
-
-def _dropout(model: nn.Module) -> bool:
-    dropping = (m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
-    rates = [m.p for m in dropping if m.training]
-    attention = [m.dropout for m in model.modules() if isinstance(m, nn.MultiheadAttention) and m.training]
-    recurrent = [m.dropout for m in model.modules() if isinstance(m, nn.modules.rnn.RNNBase) and m.training]
-    return any(rate > 0 for rate in (*rates, *attention, *recurrent))
-
-
 def _forward(trial: Trial, step: Step | None, loss: Loss | None, failure: Failure) -> Failure:
-    outputs = [
-        outputs_of(side.model, lambda side=side: _go(side, step, loss))  # type: ignore[misc]
-        for side in (trial.base, trial.wide)
-    ]
+    outputs, draws = [], []
+    for side in (trial.base, trial.wide):
+        with observed() as seen:
+            outputs.append(outputs_of(side.model, lambda side=side: go(side, step, loss)))  # type: ignore[misc]
+        draws.append(seen.draws)
     where = _first_difference(trial, *outputs)
     failure = replace(failure, where=f"module {where}" if where else "the loss itself")
-    if _dropout(trial.wide.model):
-        return replace(failure, cause=DROPOUT)
+    if draws[0] != draws[1]:
+        return replace(failure, cause=RANDOM)
     if where and _head_size_grows(trial, where):
         return replace(failure, cause=ATTENTION)
     if (factor := _one_factor(outputs)) is not None:
         return replace(
             failure, what=f"{failure.what}; the output is {factor:.4g} times the base's", cause=READOUT
         )
+    if where is None and _outputs_agree(trial, outputs):
+        return replace(failure, cause=PENALTY)
     return replace(failure, cause=LAYOUT)
 
 
 def _gradient(trial: Trial, step: Step | None, loss: Loss | None, failure: Failure) -> Failure:
     if step is not None:
-        grads = [run_step(side, step, 0)[1] for side in (trial.base, trial.wide)]
+        grads = [run_step(side, step, 0).grads for side in (trial.base, trial.wide)]
     else:
         assert loss is not None
         grads = [gradients(side.model, loss)[1] for side in (trial.base, trial.wide)]
@@ -107,18 +102,7 @@ def _gradient(trial: Trial, step: Step | None, loss: Loss | None, failure: Failu
     if len(ratios) > 1 and spread <= 1e-6 * abs(ratios[0]) and abs(ratios[0] - 1) > 1e-6:
         what = f"every gradient is {ratios[0]:.6g} times what it should be"
         return replace(failure, where="all tensors", what=what, cause=CLIPPING)
-    if _dropout(trial.wide.model):
-        return replace(failure, cause=DROPOUT)
     return replace(failure, cause=LAYOUT)
-
-
-def _go(side: Any, step: Step | None, loss: Loss | None) -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        if step is not None:
-            step(side, 0)
-        elif loss is not None:
-            loss(side.model)
 
 
 def _first_difference(trial: Trial, base: Mapping[str, Tensor], wide: Mapping[str, Tensor]) -> str | None:
@@ -130,6 +114,13 @@ def _first_difference(trial: Trial, base: Mapping[str, Tensor], wide: Mapping[st
         if want is not None and not _equal(want, other, trial.tolerance):
             return name or "the model"
     return None
+
+
+def _outputs_agree(trial: Trial, outputs: Sequence[Mapping[str, Tensor]]) -> bool:
+    """True if the whole model gave an output and it is the base's."""
+    base, wide = (side.get("") for side in outputs)
+    same = base is not None and wide is not None and base.shape == wide.shape
+    return same and _equal(base, wide, trial.tolerance)  # type: ignore[arg-type]
 
 
 def _widened(trial: Trial, name: str, output: Tensor, shape: tuple[int, ...]) -> Tensor | None:

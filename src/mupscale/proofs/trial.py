@@ -5,21 +5,29 @@ Shared by `compare.py`, which judges, and `diagnose.py`, which explains.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..arguments import shown
 from ..errors import MupscaleError
-from ..plans.identity import Identity
+from ..plans.identity import Identity, Loss
 from ..plans.names import parameter_names
 from ..plans.plan import Plan
 from ..runs.run import Run
+from ..tensors.differences import difference
+from .rounding import Rounding
 
 Step = Callable[[Run, int], Any]
+_SAME_INPUT = 1e-2
+"""Inputs that a model computes from its weights differ by rounding; two batches differ by their own size."""
 
 
 @dataclass
@@ -32,24 +40,41 @@ class Trial:
     tolerance: float
     losses: list[tuple[float, float]] = field(default_factory=list)
     identity: Identity | None = None
-    weights: dict[str, float] = field(default_factory=dict)
+    weights: list[dict[str, float]] = field(default_factory=list)
+    """After every step, how far each wide weight is from the base's in new units."""
     moved: float = 0.0
+    rounding: Rounding = field(default_factory=Rounding)
+    """How far the base parts from itself by rounding, where this was measured."""
+    disturb: Callable[[Optimizer], None] | None = None
+    """Called with every optimizer of the wide run before it steps, after its gradients were recorded."""
 
 
-def run_step(run: Run, step: Step, i: int) -> tuple[float, dict[str, Tensor | None]]:
-    """Call the caller's step function once under a fixed seed, and record the gradients that its optimizers got."""
+@dataclass(frozen=True)
+class Taken:
+    """One step of a run as it was observed."""
+
+    loss: float
+    grads: dict[str, Tensor | None]
+    inputs: list[Tensor]
+    """The tensors that the model was first called with."""
+
+
+def run_step(run: Run, step: Step, i: int, disturb: Callable[[Optimizer], None] | None = None) -> Taken:
+    """Call the caller's step function once under a fixed seed; record gradients and the model's first inputs."""
     grads: dict[str, Tensor | None] = {}
     names = parameter_names(run.model)
 
-    def capture(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def capture(optimizer: Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
             for p in group["params"]:
                 g = p.grad
                 grads[names[id(p)]] = None if g is None else (g.to_dense() if g.is_sparse else g.clone())
+        if disturb is not None:
+            disturb(optimizer)
 
-    handles = [optimizer.register_step_pre_hook(capture) for optimizer in run.optimizers]
+    handles: list[Any] = [optimizer.register_step_pre_hook(capture) for optimizer in run.optimizers]
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), first_inputs(run.model) as inputs:
             torch.manual_seed(i)
             value = step(run, i)
     finally:
@@ -59,7 +84,55 @@ def run_step(run: Run, step: Step, i: int) -> tuple[float, dict[str, Tensor | No
         raise MupscaleError(
             "the step function did not step an optimizer of the run it was given; call run.optimizers[0].step() in it"
         )
-    return as_number(value), grads
+    return Taken(as_number(value), grads, inputs)
+
+
+def go(side: Run, step: Step | None, loss: Loss | None) -> float:
+    """Take the first step, or the loss, under a fixed seed, and return the loss."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return as_number(
+            step(side, 0) if step is not None else loss(side.model) if loss is not None else None
+        )
+
+
+@contextmanager
+def first_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
+    """The tensors of the first call of a model inside the block."""
+    seen: list[Tensor] = []
+
+    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+        handle.remove()
+        waiting = [args, kwargs]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, Tensor):
+                seen.append(value.detach().clone())
+            elif isinstance(value, Mapping):
+                waiting += value.values()
+            elif isinstance(value, (list, tuple)):
+                waiting += value
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def other_batch(base: Sequence[Tensor], wide: Sequence[Tensor]) -> bool:
+    """True if two models were called with inputs of the same shapes and other values."""
+    pairs = [(a, b) for a, b in zip(base, wide, strict=False) if a.shape == b.shape]
+    return any(difference(b, a).relative() > _SAME_INPUT for a, b in pairs)
+
+
+def with_batches(step: Callable[[Run, Any], Any], batches: Iterable[Any], steps: int) -> Step:
+    """A step of (run, i) from one of (run, batch): every batch is drawn once, and every call gets a copy of its own."""
+    with torch.random.fork_rng():
+        drawn = list(islice(batches, steps))
+    if len(drawn) < steps:
+        raise MupscaleError(f"batches has {len(drawn)} batches, expected {steps}; pass steps={len(drawn)}")
+    return lambda run, i: step(run, copy.deepcopy(drawn[i]))
 
 
 def as_number(loss: Any) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from math import inf, isfinite
 
+import torch
 from torch import Tensor
 
 FLOOR = 1e-6
@@ -20,6 +21,9 @@ A number far below the terms it was computed from is mostly their rounding: a lo
 1e-16 in float64, and has no meaningful relative error. With this floor the rounding of such a number stays below 1e-9, the
 tolerance of float64, while a wrong factor on anything above 1e-15 is still above it.
 """
+
+_CHUNK = 2**22
+"""Entries that are measured at once: their copies in float64 are 32 MB each, whatever the size of the tensor."""
 
 
 def relative(gap: float, size: float, unit: float = 1.0) -> float:
@@ -72,6 +76,13 @@ class Difference:
     """The inner product of what was found with what was expected."""
     norm: float = 0.0
     """The squared norm of what was expected."""
+    off: float = 0.0
+    """The squared norm of the difference."""
+
+    @property
+    def spread(self) -> float:
+        """The root mean square of the difference, relative to that of what was expected."""
+        return (self.off / self.norm) ** 0.5 if self.norm else 0.0
 
     @property
     def ratio(self) -> float:
@@ -93,20 +104,35 @@ def difference(found: Tensor, want: Tensor) -> Difference:
     """
     if not want.numel():
         return Difference()
-    gap = float((found - want).abs().max())
-    along, norm = float((found * want).sum()), float((want * want).sum())
-    return Difference(gap if gap == gap else inf, float(want.abs().max()), along, norm)
+    pairs = zip(found.reshape(-1).split(_CHUNK), want.reshape(-1).split(_CHUNK), strict=True)
+    return whole([_measured(a, b) for a, b in pairs])
+
+
+def _measured(found: Tensor, want: Tensor) -> Difference:
+    # Sums in 16 bits would be too coarse.
+    exact = torch.complex128 if want.is_complex() else torch.float64
+    a, b = found.to(exact), want.to(exact)
+    apart = a - b
+    gap = float(apart.abs().max())
+    return Difference(
+        gap if gap == gap else inf,
+        float(b.abs().max()),
+        float((a * b.conj()).sum().real),
+        float(b.abs().square().sum()),
+        float(apart.abs().square().sum()),
+    )
 
 
 def whole(parts: Sequence[Difference]) -> Difference:
     """The difference of a whole tensor from those of its parts.
 
     >>> whole([Difference(0.5, 2.0, 4.0, 4.0), Difference(0.0, 4.0, 16.0, 16.0)])
-    Difference(gap=0.5, size=4.0, along=20.0, norm=20.0)
+    Difference(gap=0.5, size=4.0, along=20.0, norm=20.0, off=0.0)
     """
     return Difference(
         max(p.gap for p in parts),
         max(p.size for p in parts),
         sum(p.along for p in parts),
         sum(p.norm for p in parts),
+        sum(p.off for p in parts),
     )

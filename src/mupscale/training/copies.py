@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Mapping
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Fault, raise_faults
+from ..plans.copied import copied
 from ..plans.direction import Direction
 from ..plans.fits import identity_plan
 from ..plans.float64 import cast_
@@ -27,15 +27,15 @@ def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | Non
     with warnings.catch_warnings():
         # `carry` warns of step hooks that it leaves behind. `refuse_hooks` admits one kind, attached again below.
         warnings.filterwarnings("ignore", message=".* step hooks of the base's optimizers")
-        copied = carry(
+        twin = carry(
             Run(inner, run.optimizers, run.schedulers, ema=None, steps=run.steps),
-            copy.deepcopy(inner),
-            lambda: copy.deepcopy(inner),
+            copied(inner),
+            lambda: copied(inner),
             Direction(identity_plan(inner)),
             rules,
         )
-    cast_(copied.model, dtype)
-    for optimizer, original in zip(copied.optimizers, run.optimizers, strict=True):
+    cast_(twin.model, dtype)
+    for optimizer, original in zip(twin.optimizers, run.optimizers, strict=True):
         for state in optimizer.state.values():
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.is_floating_point() and key != "step":
@@ -44,11 +44,11 @@ def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | Non
         if since is not None:
             for group in optimizer.param_groups:
                 group.pop("lr_factor", None)  # its settings are the reference's, without a factor
-            step_in_units_(optimizer, since, model=copied.model, rules=rules)
+            step_in_units_(optimizer, since, model=twin.model, rules=rules)
     return Run(
-        copied.model,
-        copied.optimizers,
-        copied.schedulers,
+        twin.model,
+        twin.optimizers,
+        twin.schedulers,
         ema=None,
         steps=run.steps,
         plan=run.plan,

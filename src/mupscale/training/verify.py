@@ -7,25 +7,32 @@ changed, except for the state of its data loader.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
+from ..arguments import shown, wrong_function, wrong_kind, wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import Make, build
+from ..plans.dropout import EVERY_COPY, without_dropout
 from ..plans.float64 import cast_inputs, lifted_casts
 from ..plans.identity import Loss
 from ..plans.infer import infer_plan
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
+from ..proofs.causes import CLIPPING
 from ..proofs.certificate import Certificate, Failure
 from ..proofs.compare import certificate_of, compare_losses, compare_steps, tolerance_of
 from ..proofs.diagnose import diagnose
-from ..proofs.trial import Step, Trial
+from ..proofs.observed import observed, written_settings
+from ..proofs.rounding import Rounding
+from ..proofs.trial import Step, Trial, with_batches
+from ..proofs.twin import rounding_of_loss, rounding_of_steps
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
 from .copies import clone, refuse_hooks
@@ -33,6 +40,9 @@ from .settings import settings_comparer
 from .widen import widen
 
 _LOG = logging.getLogger("mupscale")
+_COARSE = 1e-3
+"""Tolerances above this one are those of 16-bit types: a wrong factor of 1 % hides in the rounding of single entries, and
+only the factor over all entries of a tensor shows it."""
 
 
 def verify(
@@ -40,6 +50,7 @@ def verify(
     wide: Run | Make,
     *,
     step: Step | None = None,
+    batches: Iterable[Any] | None = None,
     loss: Loss | None = None,
     plan: Plan | None = None,
     steps: int = 10,
@@ -50,7 +61,8 @@ def verify(
     """Measure whether `wide` (a factory, or a run to be checked as it is) continues `base`; returns the certificate.
 
     `step(run, i)` takes one optimizer step on the i-th batch and returns the loss. It is called on copies of both runs
-    with the same random seed. Without a step, `loss(model)` tests only the gradient identity.
+    with the same random seed. With `batches`, a data loader for example, each batch is drawn once, and `step(run, batch)`
+    gets the same one for both runs. Without a step, `loss(model)` tests only the gradient identity. Dropout is off.
 
     >>> import torch
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
@@ -75,50 +87,133 @@ def verify(
             f"the base run has {len(start.optimizers)} optimizers, the wide run {len(wide.optimizers)}, expected as many: "
             "they are compared one by one; pass a factory as wide, or give both runs their optimizers"
         )
-    raise_faults("verify cannot use what it was given", _unusable(start, step, loss, steps, dtype, tolerance))
+    raise_faults(
+        "verify cannot use what it was given", _unusable(start, step, batches, loss, steps, dtype, tolerance)
+    )
     given = isinstance(wide, Run)
     for side in (start, wide) if isinstance(wide, Run) else (start,):
         refuse_hooks(side, units=given)
+    if step is not None and batches is not None:
+        step = with_batches(step, batches, steps)
     chosen = plan if plan is not None else wide.plan if isinstance(wide, Run) else None
+    # Built once, and outside the context in which new tensors are float64.
+    ahead = wide if isinstance(wide, Run) else build(wide)
     if chosen is None:
-        chosen = infer_plan(start.model, wide.model if isinstance(wide, Run) else build(wide))
+        chosen = infer_plan(start.model, ahead.model if isinstance(ahead, Run) else ahead)
     need = memory(start, chosen, dtype)
     _LOG.info("verify: two copies in %s, about %.2f GB", str(dtype).removeprefix("torch."), need / 1e9)
-    limit = tolerance_of(dtype, tolerance)
+    measuring = _Measuring(
+        start, ahead, chosen, step, loss, steps, dtype, tolerance_of(dtype, tolerance), rules
+    )
+    with lifted_casts() if dtype == torch.float64 else nullcontext():
+        trial, failure = measuring.run()
+    return certificate_of(trial, failure, dtype, need, measuring.remarks())
 
-    def trial() -> Trial:
-        copied = clone(start, dtype, rules)
+
+@dataclass
+class _Measuring:
+    """One call of `verify`: the copies it makes, and the order in which it measures and explains."""
+
+    base: Run
+    wide: Run | nn.Module
+    plan: Plan
+    step: Step | None
+    loss: Loss | None
+    steps: int
+    dtype: torch.dtype
+    tolerance: float
+    rules: Mapping[str, OptimizerRule] | None
+    dropout: dict[str, None] = field(default_factory=dict)
+
+    def run(self) -> tuple[Trial, Failure | None]:
+        """Compare; judge what deviates, and what low precision hides, by the base's own rounding; then explain."""
+        rounding = Rounding()
+        if self.tolerance > _COARSE:
+            rounding = self._rounding()
+        trial, failure = self._compare(rounding)
+        if failure is not None and not failure.cause and not rounding.losses:
+            trial, failure = self._compare(self._rounding())
+        if failure is not None and not failure.cause:
+            with self._without_dropout():
+                failure = diagnose(self._trial, self.step, self.loss, failure)
+        return trial, failure
+
+    def _compare(self, rounding: Rounding) -> tuple[Trial, Failure | None]:
+        trial = self._trial()
+        trial.rounding = rounding
+        with self._without_dropout(trial), observed() as seen:
+            if self.step is not None:
+                failure = compare_steps(trial, self.step, self.steps, settings_comparer(self.rules))
+            else:
+                assert self.loss is not None
+                failure = compare_losses(trial, self.loss)
+        widths = (not t.change.norm_weight().is_one for t in self.plan.tensors.values())
+        if failure is None and seen.clips is not None and any(widths):
+            what = f"the step calls torch.nn.utils.{seen.clips}, which did not act in these steps"
+            failure = Failure(len(trial.losses) - 1, "all tensors", what, CLIPPING)
+        return trial, failure
+
+    def _rounding(self) -> Rounding:
+        with self._without_dropout():
+            if self.step is not None:
+                return rounding_of_steps(self._copy, self.step, self.steps)
+            assert self.loss is not None
+            return rounding_of_loss(self._copy, self.loss)
+
+    def _copy(self) -> Run:
+        copied = clone(self.base, self.dtype, self.rules)
+        cast_inputs(copied.model, self.dtype)
+        return copied
+
+    def _trial(self) -> Trial:
+        copied = clone(self.base, self.dtype, self.rules)
         grown = (
-            clone(wide, dtype, rules)
-            if isinstance(wide, Run)
-            else widen(copied, wide, plan=chosen, unproved=True, rules=rules)
+            clone(self.wide, self.dtype, self.rules)
+            if isinstance(self.wide, Run)
+            else widen(copied, self.wide, plan=self.plan, unproved=True, rules=self.rules)
         )
         for model in (copied.model, grown.model):
-            cast_inputs(model, dtype)
-        return Trial(copied, grown, chosen, limit)
+            cast_inputs(model, self.dtype)
+        return Trial(copied, grown, self.plan, self.tolerance)
 
-    measured = trial()
-    with lifted_casts() if dtype == torch.float64 else nullcontext():
-        failure: Failure | None
-        if step is not None:
-            failure = compare_steps(measured, step, steps, settings_comparer(rules))
-        else:
-            assert loss is not None
-            failure = compare_losses(measured, loss)
-        if failure is not None and not failure.cause:
-            failure = diagnose(trial(), step, loss, failure)
-    return certificate_of(measured, failure, dtype, need)
+    @contextmanager
+    def _without_dropout(self, trial: Trial | None = None) -> Iterator[None]:
+        models = () if trial is None else (trial.base.model, trial.wide.model)
+        with without_dropout(*models) as off:
+            yield
+        if trial is not None:
+            self.dropout.update(dict.fromkeys(off.dropout))
+
+    def remarks(self) -> tuple[str, ...]:
+        """What the measured steps do not show."""
+        found = []
+        if self.dropout:
+            found.append(f"dropout was off ({', '.join(self.dropout)}): {EVERY_COPY}")
+        if self.step is not None and (keys := written_settings(self.step)):
+            found.append(
+                f"the step's code sets {', '.join(keys)} by name: a value that it sets after these steps was not tested"
+            )
+        return tuple(found)
 
 
 def _unusable(
     run: Run,
     step: Step | None,
+    batches: Iterable[Any] | None,
     loss: Loss | None,
     steps: int,
     dtype: torch.dtype,
     tolerance: float | None,
 ) -> list[Fault]:
-    faults = [] if step is None else wrong_function("step", step, "run", "i")
+    faults = [] if step is None else wrong_function("step", step, "run", "i" if batches is None else "batch")
+    if batches is not None and step is None:
+        faults.append(Fault("batches", "it is given without step=", "write step=lambda run, batch: …"))
+    if batches is not None and not isinstance(batches, Iterable):
+        faults.append(
+            Fault(
+                "batches", f"it is {shown(batches)}, expected a data loader or a list", "write batches=loader"
+            )
+        )
     faults += [] if loss is None else wrong_function("loss", loss, "model")
     faults += [
         *wrong_whole("steps", steps, least=1),

@@ -23,6 +23,7 @@ from ..optimizers.read import read_live
 from ..optimizers.schedulers import carry_scheduler, refuse_absolute
 from ..optimizers.write import write_live
 from ..plans.build import Make, build
+from ..plans.copied import rebind_
 from ..plans.direction import Direction
 from ..plans.fits import check_end, check_ties, expect_plan, identity_plan
 from ..plans.identity import Loss
@@ -245,6 +246,7 @@ def fill_(model: nn.Module, source: nn.Module, direction: Direction) -> nn.Modul
             if id(empty) in done:
                 # Not through the dicts: recurrent layers keep a list of their weights up to date here.
                 setattr(module, leaf, done[id(empty)])
+    rebind_(inner, done)
     _copy_modes(inner, unwrap(source))
     edit_(inner, direction)
     return model

@@ -1,0 +1,169 @@
+"""Copies of a model that share nothing with it, functions that it holds included.
+
+`copy.deepcopy` keeps functions as they are. A model with `self.mlpf = lambda x: m.c_proj(m.c_fc(x))` would, when
+copied, still compute with the modules of the original and leave gradients there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import CellType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MupscaleError
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of a model whose functions, partial functions and bound methods use the copied modules and tensors.
+
+    >>> class Doubled(nn.Linear):
+    ...     def __init__(self) -> None:
+    ...         super().__init__(2, 2)
+    ...         self.twice = lambda: 2 * self.weight
+    >>> twin = copied(Doubled())
+    >>> bool((twin.twice() == 2 * twin.weight).all())
+    True
+    """
+    memo: dict[int, Any] = {}
+    kept: list[Any] = []  # what memo maps by id must stay alive
+    for value in _held(model):
+        if isinstance(value, Tensor) and value.grad_fn is not None:
+            memo[id(value)] = value.detach().clone()  # a value kept from a forward, which deepcopy refuses
+        elif isinstance(value, torch.Generator):
+            memo[id(value)] = value.clone_state()
+        else:
+            continue
+        kept.append(value)
+    try:
+        twin = copy.deepcopy(model, memo)
+    except (TypeError, RuntimeError) as error:
+        raise MupscaleError(
+            f"this model cannot be copied: {error}; keep locks, streams and open files outside the model"
+        ) from error
+    _Binder(memo, twins=True).modules_(twin)
+    return twin
+
+
+def rebind_(model: nn.Module, replaced: Mapping[int, Any]) -> None:
+    """Let the functions of a model use new objects in place of old ones, given by the ids of the old."""
+    if replaced:
+        _Binder(dict(replaced), twins=False).modules_(model)
+
+
+def _held(model: nn.Module) -> Iterator[Any]:
+    """Every attribute of every module, and what lists, tuples and dicts among them hold."""
+    for module in model.modules():
+        waiting = list(vars(module).values())
+        while waiting:
+            value = waiting.pop()
+            if type(value) in (list, tuple):
+                waiting += value
+            elif isinstance(value, dict):
+                waiting += value.values()
+            else:
+                yield value
+
+
+class _Binder:
+    """Replaces modules and tensors inside functions. `memo` maps the ids of old objects to the new ones.
+
+    A function that holds none of them stays as it is. `twins` says that modules and tensors outside the model are
+    copied too, as deepcopy would.
+    """
+
+    def __init__(self, memo: dict[int, Any], *, twins: bool) -> None:
+        self.memo, self.twins = memo, twins
+        self.new = {id(value) for value in memo.values()}
+        self.cells: dict[int, tuple[CellType, CellType]] = {}
+
+    def modules_(self, model: nn.Module) -> None:
+        for module in model.modules():
+            for name, value in list(vars(module).items()):
+                if isinstance(value, dict):
+                    self._dict_(value)
+                elif (bound := self.bound(value)) is not value:
+                    vars(module)[name] = bound
+
+    def _dict_(self, values: dict[Any, Any]) -> None:
+        for key, value in list(values.items()):
+            if not isinstance(value, (nn.Module, Tensor)) and (bound := self.bound(value)) is not value:
+                values[key] = bound
+
+    def bound(self, value: Any) -> Any:
+        """The value with new objects in it, or the value itself if it holds none."""
+        if id(value) in self.memo:
+            return self.memo[id(value)]
+        if isinstance(value, (nn.Module, Tensor)):
+            fresh = self.twins and id(value) not in self.new
+            return copy.deepcopy(value, self.memo) if fresh else value
+        if isinstance(value, FunctionType):
+            return self._function(value) if self._reaches(value, set()) else value
+        if isinstance(value, MethodType):
+            owner, method = self.bound(value.__self__), self.bound(value.__func__)
+            same = owner is value.__self__ and method is value.__func__
+            return value if same else MethodType(method, owner)
+        if isinstance(value, partial):
+            inner, args, named = self.bound(value.func), self.bound(value.args), self.bound(value.keywords)
+            same = inner is value.func and args is value.args and named is value.keywords
+            return value if same else partial(inner, *args, **named)
+        if type(value) in (list, tuple):
+            parts = [self.bound(part) for part in value]
+            return value if all(a is b for a, b in zip(parts, value, strict=True)) else type(value)(parts)
+        if type(value) is dict:
+            found = {key: self.bound(part) for key, part in value.items()}
+            return value if all(found[key] is value[key] for key in value) else found
+        return value
+
+    def _function(self, old: FunctionType) -> FunctionType:
+        cells = tuple(self._cell(cell) for cell in old.__closure__ or ())
+        new = FunctionType(old.__code__, old.__globals__, old.__name__, None, cells or None)
+        self.memo[id(old)] = new  # before its cells are filled: a function may hold itself
+        self.new.add(id(new))
+        new.__defaults__, new.__kwdefaults__ = self.bound(old.__defaults__), self.bound(old.__kwdefaults__)
+        new.__qualname__, new.__doc__ = old.__qualname__, old.__doc__
+        new.__dict__.update(old.__dict__)
+        for cell in old.__closure__ or ():
+            self._fill(cell)
+        return new
+
+    def _cell(self, cell: CellType) -> CellType:
+        return self.cells.setdefault(id(cell), (cell, CellType()))[1]
+
+    def _fill(self, cell: CellType) -> None:
+        new = self._cell(cell)
+        if _is_empty(new) and not _is_empty(cell):
+            new.cell_contents = self.bound(cell.cell_contents)
+
+    def _reaches(self, value: Any, seen: set[int]) -> bool:
+        """True if a function holds an object that is to be replaced."""
+        if id(value) in seen or id(value) in self.new:
+            return False
+        seen.add(id(value))
+        if id(value) in self.memo:
+            return True
+        if isinstance(value, (nn.Module, Tensor)):
+            return self.twins
+        if isinstance(value, FunctionType):
+            inside = [c.cell_contents for c in value.__closure__ or () if not _is_empty(c)]
+            inside += [value.__defaults__, value.__kwdefaults__]
+        elif isinstance(value, MethodType):
+            inside = [value.__self__, value.__func__]
+        elif isinstance(value, partial):
+            inside = [value.func, value.args, value.keywords]
+        elif type(value) in (list, tuple):
+            inside = list(value)
+        else:
+            inside = list(value.values()) if type(value) is dict else []
+        return any(self._reaches(part, seen) for part in inside)
+
+
+def _is_empty(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is cell
+    except ValueError:  # a variable that was never set
+        return True

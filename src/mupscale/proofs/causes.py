@@ -1,0 +1,54 @@
+"""The usual causes of a deviation, as `verify` prints them, each with what to write."""
+
+from __future__ import annotations
+
+BATCHES = (
+    "different batches: the step draws its own batch, so that the base's call and the wide run's get two; write "
+    "verify(…, step=lambda run, batch: …, batches=loader), and each batch is drawn once for both"
+)
+DRAWS = (
+    "the loss is not a function of the model: two calls on one model under one seed differ, as when it draws a batch; "
+    "draw it before, and write loss=lambda model: f(model, batch)"
+)
+RANDOM = (
+    "random numbers whose shape grows with the width, so that each copy gets its own: dropout or noise written by hand; "
+    "set it to zero for the check"
+)
+DROPOUT = "dropout: a separate mask is drawn for every copy; set p = 0, or compare in eval mode"
+CLIPPING = (
+    "plain clipping: a gradient norm depends on the width, so that the bound acts at another size of the gradients; clip "
+    "with mupscale.clip_(optimizer, plan, model=model, max_norm=…)"
+)
+ATTENTION = (
+    "the attention scale: the head size grows and 1/sqrt(head size) does not cancel its copies; use 1/head size in the "
+    "model"
+)
+LAYOUT = "a wrong layout: its copies are not where the plan says"
+READOUT = "the readout: the output is off by one factor, so a multiplier of the model's code is missing in the plan; declare it in folds="
+PENALTY = (
+    "the loss depends on the width by itself: all outputs of the model agree and the loss does not, as with a sum over "
+    "the weights; use the optimizer's weight_decay, or weight every tensor's sum by its units"
+)
+SCHEDULER = "an absolute learning rate: a scheduler or the step function sets lr itself; multiply the group's own lr instead"
+STILL = "nothing was tested: a learning rate of zero, a loss that reaches no parameter, or everything frozen"
+OPTIMIZER = "the optimizer: gradients agree and weights do not, so a state or setting has other units than the registry says"
+START = (
+    "the wide run does not start from the base's weights: it was loaded from other weights or with noise, "
+    "or a constant of the model's code is missing in the plan"
+)
+
+
+def attribute_cause(told: str) -> str:
+    """Why two models compute differently although their weights correspond: something beside the weights."""
+    return f"{told}: it is no weight, so it is not carried; set it in the factory of the wide model"
+
+
+def settings_cause(key: str, changed: bool) -> str:
+    """Why a hyperparameter of the wide run is not the base's in new units."""
+    if key == "lr" and changed:
+        return SCHEDULER
+    if changed:
+        return (
+            f"an absolute {key}: the step function sets {key} itself; multiply the group's own {key} instead"
+        )
+    return f"unscaled {key}: the wide run's {key} is not the base's in new units; take the groups that widen returns"

@@ -1,0 +1,104 @@
+"""The twin of a base run: the same run with weights moved by one unit in the last place, trained beside it.
+
+The twin also measures optimizers that round by themselves, like Muon, whose orthogonalization is computed in bfloat16:
+the gradients that the twin hands to such an optimizer are moved by one unit in the last place of that dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+
+from ..plans.fits import identity_plan
+from ..plans.identity import Loss, compare_gradients, gradients
+from ..runs.run import Run
+from ..tensors.differences import loss_gap
+from .compare import compare_steps
+from .rounding import Rounding, disturb_, move_
+from .trial import Step, Trial
+
+
+def rounding_of_steps(clone: Callable[[], Run], step: Step, steps: int) -> Rounding:
+    """How far a base run parts from itself in these steps; `clone` makes a fresh copy of it."""
+    base, twin = clone(), clone()
+    move_(twin.model)
+    coarse = _Coarse(base.optimizers)
+    places = {id(optimizer): i for i, optimizer in enumerate(twin.optimizers)}
+
+    def disturb(optimizer: Optimizer) -> None:
+        disturb_(optimizer, coarse.eps.get(places[id(optimizer)], 0.0))
+
+    trial = Trial(base, twin, identity_plan(base.model), float("inf"), disturb=disturb)
+    with coarse:
+        compare_steps(trial, step, steps, lambda _: None)
+    losses = _up_to([{"": loss_gap(a, b)} for a, b in trial.losses])
+    assert trial.identity is not None
+    return Rounding([own[""] for own in losses], _up_to(trial.weights), trial.identity)
+
+
+def rounding_of_loss(clone: Callable[[], Run], loss: Loss) -> Rounding:
+    """How far the loss and the gradients of a base part from themselves."""
+    base, twin = clone(), clone()
+    move_(twin.model)
+    (a, grads), (b, moved) = gradients(base.model, loss), gradients(twin.model, loss)
+    identity = compare_gradients(grads, moved, identity_plan(base.model))
+    return Rounding([loss_gap(float(a), float(b))], [], identity)
+
+
+def _up_to(steps: list[dict[str, float]]) -> list[dict[str, float]]:
+    """The largest value up to each step: a difference may pass through zero."""
+    found: list[dict[str, float]] = []
+    for step in steps:
+        before = found[-1] if found else {}
+        found.append({name: max(value, before.get(name, 0.0)) for name, value in step.items()})
+    return found
+
+
+class _Coarse(TorchFunctionMode):
+    """Notes the coarsest dtype that each optimizer casts to while it steps, as its unit in the last place."""
+
+    def __init__(self, optimizers: tuple[Optimizer, ...]) -> None:
+        super().__init__()
+        self.eps: dict[int, float] = {}
+        self._stepping: int | None = None
+        self._optimizers = optimizers
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> _Coarse:
+        for i, optimizer in enumerate(self._optimizers):
+            before = optimizer.register_step_pre_hook(lambda *_, i=i: self._turn(i))
+            after = optimizer.register_step_post_hook(lambda *_: self._turn(None))
+            self._hooks.callback(before.remove)
+            self._hooks.callback(after.remove)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._hooks.close()
+
+    def _turn(self, stepping: int | None) -> None:
+        self._stepping = stepping
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if (
+            self._stepping is None
+            or not args
+            or not isinstance(args[0], Tensor)
+            or not isinstance(result, Tensor)
+        ):
+            return result
+        if result.is_floating_point() and args[0].is_floating_point() and result.dim() > 0:
+            before, eps = torch.finfo(args[0].dtype).eps, torch.finfo(result.dtype).eps
+            if eps > before:
+                self.eps[self._stepping] = max(eps, self.eps.get(self._stepping, 0.0))
+        return result
