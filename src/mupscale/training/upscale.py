@@ -28,6 +28,7 @@ from ..runs.run import Run, since_of
 from ..version import __version__
 from .groups import set_lr_
 from .jump import is_jump, jump_message, less_of, measured
+from .noise_places import exempt_of
 from .noises import EXAMPLES, Noise, resolve_noise, wrong_noise
 from .recipe import Recipe, TensorGrowth
 from .widen import carry, check_since, chosen_plan
@@ -73,7 +74,8 @@ def upscale(
     if noise is None:
         raise MupscaleError(f"upscale needs its noise; write noise={EXAMPLES}, or recipe=")
     tensors = {name: tensor for name, _, tensor in named_tensors(start.model)}
-    resolved = resolve_noise(tensors, noise, plan=chosen, seed=seed, since=start.since)
+    exempt = exempt_of(start.model, chosen, "base")
+    resolved = resolve_noise(tensors, noise, plan=chosen, seed=seed, since=start.since, exempt=exempt)
     ended = lr is not None and not start.schedulers and _at_zero(start.optimizers)
     rates = [] if lr is None or ended else [_rate(optimizer) for optimizer in start.optimizers]
     if lr is not None and not ended and (not rates or max(rates) - min(rates) > 1e-6 * max(rates)):
