@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 from torch import nn
@@ -91,7 +90,7 @@ def noisy_weights(plan: Plan, exempt: Exempt, *, vectors: bool) -> dict[str, Ten
         and must_part(entry)
         and name not in exempt.frozen
         and entry.trainable
-        and prod(entry.wide_shape)
+        and 0 not in entry.wide_shape
         and (vectors or not (name in exempt.gains or is_vector(entry)))
     }
 
