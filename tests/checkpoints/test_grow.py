@@ -83,6 +83,33 @@ def test_noise_moves_the_output_and_is_the_live_path_s_bit_for_bit(base, wide, n
     assert all(torch.equal(stored[name], named[name]) for name in stored)
 
 
+@pytest.mark.parametrize(
+    ("multipliers", "noisy"),
+    [("hidden=2,heads=2", {"embed_tokens", "q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "gate_proj", "down_proj"}),
+     ("ffn=2", {"up_proj", "gate_proj", "down_proj"})],
+)  # fmt: skip
+def test_streamed_noise_leaves_out_what_does_not_grow_and_the_padding_row(multipliers, noisy, tmp_path):
+    import mupscale as mu
+
+    base = save_llama(tmp_path / "base", pad_token_id=5)
+    for verb, more in (("widen", []), ("upscale", ["--noise", "t=0.2", "--seed", "3"])):
+        arguments = [verb, str(tmp_path / "base"), str(tmp_path / verb), "-k", multipliers, "--quiet", *more]
+        assert main(arguments) == 0
+    exact, stored = (load_file(tmp_path / verb / "model.safetensors") for verb in ("widen", "upscale"))
+    moved = {name for name in stored if not torch.equal(stored[name], exact[name])}
+    assert {name.split(".")[-2] for name in moved} == noisy
+    table = "model.embed_tokens.weight"
+    assert torch.equal(stored[table][5], exact[table][5])
+    assert torch.equal(stored[table][6], exact[table][6]) is (table not in moved), "control: another row"
+    config = transformers.LlamaConfig.from_pretrained(tmp_path / "upscale")
+    plan, _ = read_plans(tmp_path / "upscale")
+    live = mu.upscale(
+        base, lambda: transformers.LlamaForCausalLM(config), mu.SignalNoise(0.2), seed=3, plan=plan
+    )
+    named = dict(live.model.named_parameters())
+    assert all(torch.equal(stored[name], named[name]) for name in stored)
+
+
 def test_a_plan_comes_from_a_process_of_its_own(base):
     command = [sys.executable, "-m", "mupscale.cli.main", "plan", str(base), "-k", "2", "--tensors"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -382,13 +409,16 @@ def test_growing_again_draws_other_noise_for_the_same_seed(base, tmp_path):
         == 0
     )
     assert main(["upscale", str(first), str(second), "-k", "ffn=2", "--noise", "sigma=0.1", "--quiet"]) == 0
-    name = "model.layers.0.self_attn.q_proj.weight"
+    name = "model.layers.0.mlp.up_proj.weight"
     b, one, two = (load_file(folder / "model.safetensors")[name] for folder in (base, first, second))
-    plan, _ = read_plans(first)
+    plans = [read_plans(folder)[0] for folder in (first, second)]
     from mupscale.tensors.expand import expand
 
-    early = one - expand(b, plan[name].making())
-    late = two - one
+    early = one - expand(b, plans[0][name].making())
+    late = (two - expand(one, plans[1][name].making()))[
+        : len(early)
+    ]  # rows of the same length, so the same elements
+    assert float(early.abs().min()) > 0, "the tensor has noise"
     assert abs(float(torch.corrcoef(torch.stack([early.flatten(), late.flatten()]))[0, 1])) < 0.1
 
 

@@ -41,15 +41,14 @@ def new_run(named: bool = False, steps: int = 3) -> Any:
     return run
 
 
-def test_optimizers_built_from_named_parameters_keep_their_names():
-    wide = mu.widen(new_run(named=True), lambda: mlp(8), plan=mu.plan_between(mlp, 4, 8))
+@pytest.mark.parametrize("named", [False, True])
+def test_carried_optimizers_have_names_whether_the_base_s_had_them_or_not(named: bool):
+    wide = mu.widen(new_run(named=named), lambda: mlp(8), plan=mu.plan_between(mlp, 4, 8))
     by_name = dict(wide.model.named_parameters())
     names = [n for group in wide.optimizers[0].param_groups for n in group["param_names"]]
     assert sorted(names) == sorted(by_name)
     for group in wide.optimizers[0].param_groups:
         assert all(by_name[n] is p for n, p in zip(group["param_names"], group["params"], strict=True))
-    plain = mu.widen(new_run(), lambda: mlp(8), plan=mu.plan_between(mlp, 4, 8))
-    assert all("param_names" not in group for group in plain.optimizers[0].param_groups)
 
 
 def keyed_by_name(state: dict[str, Any], names: list[str]) -> dict[str, Any]:

@@ -98,8 +98,14 @@ def test_lr_is_refused_where_it_would_replace_several_rates_or_none():
     make = lambda: net(8)  # noqa: E731
     refusal(lambda: mu.upscale(mu.Run(model, several), make, SILENT, lr=0.3), "0.1", "0.2", "lr=None")
     assert mu.upscale(mu.Run(model, several), make, SILENT).optimizers, "control: without lr"
+    for group in several.param_groups:
+        group["initial_lr"], group["lr"] = group["lr"], 0.0
+    refusal(lambda: mu.upscale(mu.Run(model, several), make, SILENT, lr=0.3), "0.1", "0.2", "lr=None")
     still = torch.optim.SGD(model.parameters(), lr=0.0)
-    refusal(lambda: mu.upscale(mu.Run(model, still), make, SILENT, lr=0.3), "zero")
+    found = mu.upscale(mu.Run(model, still), make, SILENT, lr=0.3)
+    assert mu.diagnostics.reference_lr(found.optimizer) == pytest.approx(0.3), (
+        "control: one rate, at zero now"
+    )
 
 
 def test_lr_is_refused_when_two_optimizers_have_two_rates():

@@ -49,7 +49,9 @@ def record(directory: Directory, family: FamilyPlan, request: Request) -> dict[s
         stored = plan_without(plan, family.not_stored)
         moves = weight_moves(stored, directory, spelling=spelling)[1]
         measure = measured_in(directory.path, moves, planned_names(stored, directory, spelling))
-        resolved = resolve_noise(measure, asked, plan=plan, seed=request.seed, since=early)
+        resolved = resolve_noise(
+            measure, asked, plan=plan, seed=request.seed, since=early, exempt=family.exempt
+        )
         noise = {"kind": type(asked).__name__, "asked": told, **resolved.as_json()}
     return {
         "format": FORMAT,

@@ -25,6 +25,7 @@ from ..plans.names import named_tensors, pattern_of
 from ..plans.plan import Plan
 from ..rules.axes import Layout
 from ..tensors.expand import expand
+from ..training.noise_places import exempt_of
 from .configs import edits, nested_configs, with_edits
 from .export import start_of, untied, wide_of
 from .lift import Tensors, lift
@@ -108,6 +109,7 @@ def family_plan(
         stored_parts(factory(cls)(small), base_end.shapes),
         str(getattr(cls, "base_model_prefix", "")),
         ignored_names(wide_model, not_stored(wide_model)),
+        exempt_of(wide_model, plan, "wide"),
     )
 
 

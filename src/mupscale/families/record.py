@@ -13,6 +13,8 @@ from typing import Any
 from ..errors import MupscaleError
 from ..files.strict import refuse_malformed
 from ..plans.plan import Plan
+from ..training.noise_places import Exempt
+from ..training.noises import NOTHING
 
 FORMAT = "mupscale family plan 1"
 
@@ -92,6 +94,8 @@ class FamilyPlan:
     """The prefix that names lack in a checkpoint of the model without its head."""
     ignored: tuple[str, ...] = ()
     """Patterns of names that a checkpoint may hold although no model reads them."""
+    exempt: Exempt = NOTHING
+    """What gets no noise: gains of norms, padding rows."""
 
     def with_evidence(self, **changes: Any) -> FamilyPlan:
         return replace(self, evidence=replace(self.evidence, **changes))
@@ -114,6 +118,7 @@ class FamilyPlan:
             "ignored": list(self.ignored),
             "notes": list(self.notes),
             "export": self.export,
+            "exempt": self.exempt.as_json(),
         }
 
     def to_json(self) -> str:
@@ -139,5 +144,6 @@ class FamilyPlan:
                     "stored": {name: Part.of_json(part) for name, part in entry["stored"].items()},
                     "ignored": tuple(entry["ignored"]),
                     "notes": tuple(entry["notes"]),
+                    "exempt": Exempt.of_json(entry["exempt"]),
                 }
             )

@@ -52,6 +52,7 @@ class Move:
             "name": making.noise.stream.name,
             "std": making.noise.std,
             "paired": making.noise.paired,
+            **({} if making.noise.without_row is None else {"without_row": making.noise.without_row}),
         }
         join = making.join and {"stack" if making.join.stacked else "cat": making.join.dim}
         optional = {
@@ -230,9 +231,8 @@ def _noise(entry: Any) -> TensorNoise | None:
         return None
     std = entry["std"]
     sizes = tuple(map(float, std)) if isinstance(std, list) else float(std)
-    paired = entry["paired"]
-    stream = Stream(int(entry["seed"]), _text(entry["name"]))
-    return TensorNoise(stream, sizes, None if paired is None else _whole(paired))
+    paired, row = (None if n is None else _whole(n) for n in (entry["paired"], entry.get("without_row")))
+    return TensorNoise(Stream(int(entry["seed"]), _text(entry["name"])), sizes, paired, row)
 
 
 def _making(entry: Any) -> Making:

@@ -112,6 +112,8 @@ def _kernel(move: Move) -> Iterator[str]:
             noise.paired < len(making.axes) and making.axes[noise.paired].k > 1
         ):
             yield f"noise is paired along dimension {noise.paired}, which has no copies"
+        if noise.without_row is not None and not noise.without_row < prod(making.wide_shape[:1]):
+            yield f"row {noise.without_row} gets no noise, and there are {prod(making.wide_shape[:1])}"
         if isinstance(noise.std, tuple) and making.wide_shape[:1] != (len(noise.std),):
             yield f"{len(noise.std)} sizes of noise for {len(making.axes)} axes {list(map(str, making.axes[:1]))}"
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from types import MethodType
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_schedulers
 
-from ..errors import Fault
+from ..errors import Fault, MupscaleError
 from .named import NamedGroup
 
 _MULTIPLIES = {
@@ -54,6 +55,24 @@ def refuse_absolute(schedulers: tuple[Any, ...]) -> list[Fault]:
     return [Fault(name, f"{reason}, {what}", _REMEDY) for name, reason in reasons if reason]
 
 
+def _same_function(function: Any) -> Any:
+    """The function of a LambdaLR for the wide run: the same one, which reads what the base's reads.
+
+    A method belongs to an object outside the run, such as a trainer, and is not copied. An object that is called may
+    keep a count of its own, so it is copied.
+    """
+    if isinstance(function, MethodType):
+        return function
+    try:
+        return copy.deepcopy(function)
+    except TypeError as error:
+        what = f"{type(function).__name__}, the function of a LambdaLR, cannot be copied: {error}"
+        raise MupscaleError(
+            "this scheduler cannot be carried",
+            [Fault("LambdaLR", what, "write LambdaLR(optimizer, lambda step: function(step))")],
+        ) from error
+
+
 def carry_scheduler(scheduler: Any, optimizer: Optimizer, groups: Sequence[NamedGroup]) -> Any:
     """The same scheduler at the same step, on the wide optimizer."""
     new = copy.copy(scheduler)
@@ -66,7 +85,7 @@ def carry_scheduler(scheduler: Any, optimizer: Optimizer, groups: Sequence[Named
         elif key in ("base_lrs", "_last_lr"):
             setattr(new, key, [value[g.origin] * g.lr_factor for g in groups])
         elif isinstance(value, list) and len(value) == per_group and key == "lr_lambdas":
-            new.lr_lambdas = [copy.deepcopy(value[g.origin]) for g in groups]
+            new.lr_lambdas = [_same_function(value[g.origin]) for g in groups]
         else:
             setattr(new, key, copy.deepcopy(value))
     # torch counts steps only to warn about a first call out of order; this optimizer has been stepped.

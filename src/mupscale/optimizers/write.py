@@ -20,15 +20,16 @@ from .read import Names
 
 
 def write_live(named: NamedOptimizer, like: Optimizer, model: nn.Module) -> Optimizer:
-    """An optimizer of the parameters of `model`, of the class of `like` and with its defaults."""
+    """An optimizer of the parameters of `model`, of the class of `like` and with its defaults.
+
+    Its groups have names, so that its state dict can be loaded into an optimizer of another process.
+    """
     parameters = {n: t for n, k, t in named_tensors(model) if k == "parameter"}
     accepted = inspect.signature(type(like).__init__).parameters
     settings = {k: copy.deepcopy(v) for k, v in like.defaults.items() if k in accepted}
     built: list[dict[str, Any]] = []
     for group in named.groups:
-        with_names = "param_names" in like.param_groups[group.origin]
-        members = [(n, parameters[n]) if with_names else parameters[n] for n in group.names]
-        built.append({**group.settings, "params": members})
+        built.append({**group.settings, "params": [parameters[n] for n in group.names]})
     try:
         new = type(like)(built, **settings)
     except (TypeError, ValueError) as error:
@@ -36,6 +37,9 @@ def write_live(named: NamedOptimizer, like: Optimizer, model: nn.Module) -> Opti
             f"{type(like).__name__} could not be built again from its defaults: {error}; carry its state dict with "
             "widen_optimizer_state_dict instead"
         ) from error
+    for group, own in zip(named.groups, new.param_groups, strict=True):
+        # Set here and not given as pairs: a class that looks at its parameters before torch does expects tensors.
+        own["param_names"] = list(group.names)
     order = (name for group in named.groups for name in group.names)
     new.state.update({parameters[name]: named.state[name] for name in order if name in named.state})
     return new

@@ -25,6 +25,7 @@ from ..plans.names import named_tensors, strip_wrappers, unwrap
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run, Since, since_of
+from ..training.noise_places import exempt_of
 from ..training.noises import Noise, NoisePlan
 from ..training.widen import edit_
 from ..version import __version__
@@ -154,7 +155,8 @@ class _Loader:
         check_end(plan, run.model, "wide")
         direction = Direction(plan)
         self._make_room(source)
-        resolved = shared_noise(noise, plan, source, seed, early, together, group)
+        exempt = exempt_of(run.model, plan, "wide")
+        resolved = shared_noise(noise, plan, source, seed, early, together, group, exempt)
         fillings = self._weights(source, resolved)
         states, moments, notes = prepare_states(run, source, plan, since, self._rules)
         fillings += moments

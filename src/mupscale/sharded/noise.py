@@ -19,6 +19,7 @@ from ..checkpoints.norms import measured_by
 from ..errors import Fault, MupscaleError, raise_faults
 from ..jobs.blocks import StoredBase
 from ..plans.plan import Plan
+from ..training.noise_places import Exempt
 from ..training.noises import Noise, NoisePlan, SignalNoise, norms_of, resolve_noise
 from .agreement import AllOrNone, Ranks, several, sum_over_ranks
 from .source import AnySource
@@ -34,6 +35,7 @@ def shared_noise(
     since: Plan | None,
     together: AllOrNone,
     group: Ranks,
+    exempt: Exempt,
 ) -> NoisePlan | None:
     """Resolve noise to the same values on every rank. Signal-normalised noise costs two more collectives."""
     if noise is None:
@@ -42,16 +44,23 @@ def shared_noise(
         _check_plan(noise, plan, seed)
         return noise
     if not isinstance(noise, SignalNoise):
-        return resolve_noise({}, noise, plan=plan, seed=seed, since=since)
+        return resolve_noise({}, noise, plan=plan, seed=seed, since=since, exempt=exempt)
     wanted: dict[Wanted, int] = {}
 
     def note(name: str, stacked: bool) -> Tensor:
         wanted[name, stacked] = plan[name].base_shape[0] if stacked else 1
         return torch.ones(wanted[name, stacked]) if stacked else torch.ones(())
 
-    resolve_noise(note, noise, plan=plan, seed=seed, since=since)
+    resolve_noise(note, noise, plan=plan, seed=seed, since=since, exempt=exempt)
     norms = _measured(wanted, plan, source, together, group)
-    return resolve_noise(lambda name, stacked: norms[name, stacked], noise, plan=plan, seed=seed, since=since)
+    return resolve_noise(
+        lambda name, stacked: norms[name, stacked],
+        noise,
+        plan=plan,
+        seed=seed,
+        since=since,
+        exempt=exempt,
+    )
 
 
 def noise_identity(noise: Noise | NoisePlan | None) -> str:

@@ -25,12 +25,14 @@ _BLOCK = 1 << 16  # numbers drawn at a time: the integer temporaries stay in cac
 
 @dataclass(frozen=True)
 class TensorNoise:
-    """The noise of one tensor: its stream, its absolute size, and the dimension it is paired along."""
+    """The noise of one tensor: its stream, its absolute size, the dimension it is paired along, a row without."""
 
     stream: Stream
     std: float | tuple[float, ...]
     """One number, or one for every index of dimension 0 (stacked experts)."""
     paired: int | None = None
+    without_row: int | None = None
+    """An index of dimension 0 that gets no noise: the padding row of an embedding."""
 
     def slice(self, axes: Sequence[Axis], start: Sequence[int], shape: Sequence[int], like: Tensor) -> Tensor:
         """The noise of the rectangle at `start`, on the device of `like`, in float32 or its wider dtype."""
@@ -45,9 +47,19 @@ class TensorNoise:
             z = pair(z, copies - low, self.paired)
             z = z.narrow(self.paired, start[self.paired] - low, shape[self.paired])
         if isinstance(self.std, float):
-            return z * self.std
-        part = self.std[start[0] : start[0] + shape[0]]
-        return z * z.new_tensor(part).view(-1, *[1] * (z.dim() - 1))
+            z = z * self.std
+        else:
+            part = self.std[start[0] : start[0] + shape[0]]
+            z = z * z.new_tensor(part).view(-1, *[1] * (z.dim() - 1))
+        if (row := self._row(start, shape)) is not None:
+            z[row] = 0
+        return z
+
+    def _row(self, start: Sequence[int], shape: Sequence[int]) -> int | None:
+        """The row without noise as an index of the rectangle; None if it is not in it."""
+        if self.without_row is None or not start[0] <= self.without_row < start[0] + shape[0]:
+            return None
+        return self.without_row - start[0]
 
     def add_(self, out: Tensor, axes: Sequence[Axis], start: Sequence[int]) -> Tensor:
         """Add the noise of the rectangle at `start` to `out`, which holds it in float32 or wider, and return it.
@@ -57,6 +69,13 @@ class TensorNoise:
         >>> torch.equal(part, 1 + noise.slice(axes, [1, 0], [2, 9], part))
         True
         """
+        if (row := self._row(start, out.shape)) is not None:
+            # The row is not touched at all: adding 0 would turn -0.0 into 0.0.
+            self.add_(out[:row], axes, start)
+            self.add_(out[row + 1 :], axes, [start[0] + row + 1, *start[1:]])
+            return out
+        if out.numel() == 0:
+            return out
         plain = out.device.type == "cpu" and out.dtype == torch.float32 and out.is_contiguous()
         kernel = kernel_for(0) if plain and self.paired is None else None  # `rectangle` counts what is drawn
         if kernel is None:

@@ -2,14 +2,14 @@
 
 The absolute size is σ̄ · fold · q with q from `rules/sizes.py`; nothing here knows a power of the width.
 Noise is added after the division by k, to weights and to every copy of them (averages, master weights), and
-never to moments. One-dimensional tensors get none unless asked.
+never to moments. Which weights get noise is the rule of `noise_places.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from math import prod
@@ -26,7 +26,10 @@ from ..rules.sizes import DEFAULT_T, LARGEST_T, noise_size, size_of_ratios
 from ..tensors.noise import TensorNoise
 from ..tensors.philox import Stream
 from ..tensors.spectral import gaussian_norm, spectral_norms
+from .noise_places import Exempt, noisy_weights
 
+NOTHING = Exempt()
+"""A model of which nothing is known beyond its plan."""
 Sigma = float | tuple[float, ...]
 Measure = Callable[[str, bool], Tensor]
 """Spectral norm of the source of a wide tensor, or of every matrix along dimension 0 if the flag is True. The norm of
@@ -43,7 +46,7 @@ class MupNoise:
 
     sigma: float | Mapping[str, Sigma]
     vectors: bool = False
-    """Whether one-dimensional tensors (biases, gains) get noise too."""
+    """Whether biases and gains that grow get noise too."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +97,17 @@ class NoisePlan:
     stds: Mapping[str, Sigma]
     paired: Mapping[str, int] = field(default_factory=dict)
     without: tuple[str, ...] = ()
-    """Tensors that a scheme leaves without noise although they are not one-dimensional."""
+    """Tensors that grow and get no noise although they are no vectors: frozen ones, and what a scheme leaves out."""
     seed: int = 0
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """Embedding -> the row that gets no noise, its padding."""
 
     def tensor(self, name: str) -> TensorNoise | None:
         """The noise of one tensor, or None."""
         std = self.stds.get(name)
         if std is None or std == 0:
             return None
-        return TensorNoise(Stream(self.seed, name), std, self.paired.get(name))
+        return TensorNoise(Stream(self.seed, name), std, self.paired.get(name), self.rows.get(name))
 
     def as_json(self) -> dict[str, Any]:
         """What `restore_noise` needs to draw the same bits again."""
@@ -111,6 +116,7 @@ class NoisePlan:
             "sigmas": dict(self.sigmas),
             "paired": dict(self.paired),
             "without": list(self.without),
+            "rows": dict(self.rows),
         }
 
 
@@ -121,24 +127,30 @@ def resolve_noise(
     plan: Plan,
     seed: int = 0,
     since: Plan | None = None,
+    exempt: Exempt = NOTHING,
 ) -> NoisePlan:
-    """Fix σ̄ and the absolute size for every tensor of the wide model.
+    """Fix σ̄ and the absolute size for every tensor of the wide model that gets noise.
 
     `plan` leads from the base to the wide model, `since` from the reference to the base (by default the base
     is its own reference). `base` is a mapping of the base's tensors, or a function that measures their norms.
+    `exempt` is what the model itself leaves out: frozen weights, gains of norms, padding rows.
 
     >>> from mupscale.rules import Axis
     >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 2x4"), Axis.parse("in: 2x4")))})
     >>> resolve_noise({}, MupNoise(0.3), plan=plan).stds                 # σ̄ over the root of the growth
     {'w': 0.15}
     """
-    raise_faults("this noise cannot be added", wrong_noise(noise) or _unknown(noise, plan, base, seed))
+    raise_faults(
+        "this noise cannot be added", wrong_noise(noise) or _unknown(noise, plan, base, seed, exempt)
+    )
     measure = base if callable(base) else lambda name, stacked: norms_of(plan[name].source(base), stacked)
     sigmas: dict[str, Sigma] = {}
     stds: dict[str, Sigma] = {}
     paired: dict[str, int] = {}
-    without: list[str] = []
-    for name, entry in _noisy(noise, plan):
+    noisy = noisy_weights(plan, exempt, vectors=noise.vectors)
+    everything = noisy_weights(plan, replace(exempt, frozen=frozenset()), vectors=noise.vectors)
+    without = [name for name in everything if name not in noisy]
+    for name, entry in noisy.items():
         size = reference_size(name, plan, since)
         if isinstance(noise, PairedNoise):
             if (dim := _pairing(entry)) is None:
@@ -151,13 +163,8 @@ def resolve_noise(
             sigma = _given(noise.sigma[name] if isinstance(noise.sigma, Mapping) else noise.sigma)
         sigmas[name] = sigma
         stds[name] = _std(sigma, size)
-    return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, since))
-
-
-def _noisy(noise: Noise, plan: Plan) -> list[tuple[str, TensorPlan]]:
-    """The tensors to which a scheme may add noise: weights with a source, and vectors if the scheme includes them."""
-    weights = [(n, t) for n, t in plan.tensors.items() if t.kind == "parameter" and t.sources]
-    return [(name, entry) for name, entry in weights if len(entry.axes) > 1 or noise.vectors]
+    rows = {name: row for name, row in exempt.rows.items() if name in stds}
+    return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, since), rows)
 
 
 def _pairing(entry: TensorPlan) -> int | None:
@@ -195,10 +202,12 @@ def _above_the_weight(t: float) -> list[Fault]:
     return [Fault("t", what, f"write SignalNoise({DEFAULT_T}), or a number up to {LARGEST_T:g}")]
 
 
-def _unknown(noise: Noise, plan: Plan, base: Mapping[str, Tensor] | Measure, seed: int) -> list[Fault]:
+def _unknown(
+    noise: Noise, plan: Plan, base: Mapping[str, Tensor] | Measure, seed: int, exempt: Exempt
+) -> list[Fault]:
     """Faults for tensors that the noise names or needs and that are missing."""
     faults = wrong_whole("seed", seed)
-    noisy = dict(_noisy(noise, plan))
+    noisy = noisy_weights(plan, exempt, vectors=noise.vectors)
     if isinstance(noise, SignalNoise):
         known = {} if callable(base) else base
         needed = [] if callable(base) else [s for entry in noisy.values() for s in entry.sources]
@@ -253,7 +262,8 @@ def restore_noise(record: Mapping[str, Any], plan: Plan, since: Plan | None = No
             )
         stds = {name: _std(sigma, reference_size(name, plan, since)) for name, sigma in sigmas.items()}
         paired = {str(name): int(dim) for name, dim in record["paired"].items()}
-        return NoisePlan(sigmas, stds, paired, tuple(record["without"]), int(record["seed"]))
+        rows = {str(name): int(row) for name, row in record["rows"].items()}
+        return NoisePlan(sigmas, stds, paired, tuple(record["without"]), int(record["seed"]), rows)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise MupscaleError(f"this is not a record of noise, expected what as_json gave; {reason}") from None

@@ -132,7 +132,10 @@ def narrow_optimizer_state_dict(
 
 
 def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Parameter groups of `model` in the order and with the settings of a carried state dict.
+    """Parameter groups of `model` in the order and with the settings of a saved state dict, ready to load it.
+
+    `state` is the state dict of an optimizer that `widen`, `upscale` or `param_groups` made, or what
+    `widen_optimizer_state_dict` returned. Each of several optimizers gets the groups of its own state.
 
     >>> import torch
     >>> from mupscale import plan_between
@@ -149,7 +152,8 @@ def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any
     saved = state.get("param_groups", [{}]) if isinstance(state, Mapping) else [{}]
     if not all("param_names" in group for group in saved):
         raise MupscaleError(
-            "the state has no groups with names, expected what widen_optimizer_state_dict returned; pass that"
+            "the state has no groups with names, expected the state dict of an optimizer that widen, upscale or "
+            "param_groups made, or what widen_optimizer_state_dict returned; pass that"
         )
     unknown = [n for group in saved for n in group["param_names"] if n not in parameters]
     what, remedy = (

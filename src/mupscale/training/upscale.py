@@ -12,8 +12,7 @@ from math import isclose
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
 from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
@@ -28,9 +27,10 @@ from ..plans.projection import ExampleInputs
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.run import Run, since_of
 from ..version import __version__
-from .groups import set_lr_
 from .jump import is_jump, jump_message, less_of, measured
+from .noise_places import exempt_of
 from .noises import EXAMPLES, Noise, resolve_noise, wrong_noise
+from .rates import new_rates
 from .recipe import Recipe, TensorGrowth
 from .widen import carry, check_since, proved_plan
 
@@ -44,6 +44,7 @@ def upscale(
     example_inputs: ExampleInputs | None = None,
     plan: Plan | None = None,
     lr: float | None = None,
+    peak_lr: float | None = None,
     recipe: Recipe | None = None,
     seed: int = 0,
     unproved: bool = False,
@@ -51,8 +52,10 @@ def upscale(
 ) -> Run:
     """Widen `base`, add noise, and set the learning rate: a run that can use its new width.
 
-    `lr` is the reference learning rate after growth; None keeps the base's. Noise sizes are written at the run's
-    reference. It is the base itself unless the run has `since=`, and repeated growth keeps the first reference.
+    `lr` is the learning rate now, right after growth; None keeps the base's. `peak_lr` is the rate that a carried
+    schedule multiplies: with a schedule that stands at 0.6 of its peak, `lr=3e-3` and `peak_lr=5e-3` are the same.
+    Noise sizes and learning rates are written at the run's reference. It is the base itself unless the run has
+    `since=`, and repeated growth keeps the first reference.
     `recipe` gives noise and learning rate as tuning found them, and is refused if it does not apply to this run.
     `loss(model)`, your loss on one batch, proves that growing is exact before noise is added, as for `widen`, and
     measures what the noise costs: both losses are saved in the provenance, and a large increase causes a warning.
@@ -66,33 +69,27 @@ def upscale(
     True
     """
     start = base if isinstance(base, Run) else Run(base)
-    raise_faults("upscale cannot use what it was given", _unusable(start, noise, lr, recipe, seed, loss))
+    raise_faults(
+        "upscale cannot use what it was given", _unusable(start, noise, lr, peak_lr, recipe, seed, loss)
+    )
     built = build(wide)
     chosen, proof = proved_plan(start.model, wide, built, plan, loss_of(loss, example_inputs), unproved)
     check_since(start)
     if recipe is not None:
-        if noise is not None or lr is not None:
-            raise MupscaleError("a recipe sets noise and lr; leave out noise= and lr=, or the recipe")
+        if noise is not None or lr is not None or peak_lr is not None:
+            raise MupscaleError(
+                "a recipe sets noise and lr; leave out noise=, lr= and peak_lr=, or the recipe"
+            )
         start = at_recipe(recipe, start, chosen, rules)
         noise, lr = recipe.noise, recipe.lr if start.optimizers else None
     if noise is None:
         raise MupscaleError(f"upscale needs its noise; write noise={EXAMPLES}, or recipe=")
     tensors = {name: tensor for name, _, tensor in named_tensors(start.model)}
-    resolved = resolve_noise(tensors, noise, plan=chosen, seed=seed, since=start.since)
-    ended = lr is not None and not start.schedulers and _at_zero(start.optimizers)
-    rates = [] if lr is None or ended else [_rate(optimizer) for optimizer in start.optimizers]
-    if lr is not None and not ended and (not rates or max(rates) - min(rates) > 1e-6 * max(rates)):
-        raise MupscaleError(
-            f"lr= replaces one learning rate, and the optimizers of this run have {rates or 'none'}; leave lr=None, and "
-            "use set_lr_ on each"
-        )
+    exempt = exempt_of(start.model, chosen, "base")
+    resolved = resolve_noise(tensors, noise, plan=chosen, seed=seed, since=start.since, exempt=exempt)
+    set_rates_ = new_rates(start, lr, peak_lr)
     grown = carry(start, built, wide, Direction(chosen, noise=resolved), rules)
-    if lr is not None and ended:
-        for optimizer in grown.optimizers:
-            set_lr_(optimizer, lr)
-    elif lr is not None:
-        for optimizer, rate in zip(grown.optimizers, rates, strict=True):
-            scale_lr_(optimizer, grown.schedulers, lr / rate)
+    set_rates_(grown)
     losses = {} if loss is None else _losses(loss, start.model, grown.model, noise, seed)
     provenance = {
         "version": __version__,
@@ -103,6 +100,7 @@ def upscale(
         "noise": {"kind": type(noise).__name__, **resolved.as_json()},
         "seed": seed,
         "lr": lr,
+        **({} if peak_lr is None else {"peak_lr": peak_lr}),
         **({} if recipe is None else {"recipe": recipe.summary()}),
         **losses,
         "grown_from": dict(start.provenance),
@@ -111,11 +109,19 @@ def upscale(
 
 
 def _unusable(
-    run: Run, noise: Noise | None, lr: float | None, recipe: Recipe | None, seed: int, loss: Loss | None
+    run: Run,
+    noise: Noise | None,
+    lr: float | None,
+    peak_lr: float | None,
+    recipe: Recipe | None,
+    seed: int,
+    loss: Loss | None,
 ) -> list[Fault]:
     """Faults for arguments of `upscale` of the wrong type, and for weights on the meta device."""
     faults = [*([] if noise is None else wrong_noise(noise)), *wrong_whole("seed", seed)]
-    faults += [] if lr is None else wrong_number("lr", lr, "write lr=1e-3, for example, or leave it out")
+    for name, rate in (("lr", lr), ("peak_lr", peak_lr)):
+        remedy = f"write {name}=1e-3, for example, or leave it out"
+        faults += [] if rate is None else wrong_number(name, rate, remedy)
     faults += [] if recipe is None else wrong_kind("recipe", recipe, Recipe, "write recipe=Recipe.read(path)")
     faults += [] if loss is None else wrong_function("loss", loss, "model")
     empty = [name for name, kind, t in named_tensors(run.model) if kind == "parameter" and t.is_meta]
@@ -189,47 +195,3 @@ def settings_at(
 def replace_run(run: Run, **changes: Any) -> Run:
     """A run with some of its parts replaced."""
     return replace(run, **changes)
-
-
-def _at_zero(optimizers: tuple[Optimizer, ...]) -> bool:
-    """Whether a schedule has brought every rate to zero in groups with an lr_factor. Then lr is set, not scaled."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return bool(groups) and all("lr_factor" in group and float(group["lr"]) == 0 for group in groups)
-
-
-def _rate(optimizer: Optimizer) -> float:
-    """The reference learning rate of an optimizer; raises if it has several or if it is zero."""
-    rates = {float(g["lr"]) / float(g.get("lr_factor", 1.0)) for g in optimizer.param_groups}
-    low, high = min(rates), max(rates)
-    if high - low > 1e-6 * high:
-        claim = "lr= replaces one learning rate, and this optimizer has several"
-        remedy = "leave lr=None and scale the groups yourself"
-        raise MupscaleError(
-            claim, [Fault(type(optimizer).__name__, f"reference rates {sorted(rates)}", remedy)]
-        )
-    if low == 0:
-        raise MupscaleError(
-            "lr= replaces a learning rate that is zero now (a warm-up's first step?); set it after growth"
-        )
-    return low
-
-
-def scale_lr_(optimizer: Optimizer, schedulers: tuple[Any, ...], ratio: float) -> None:
-    """Multiply every rate of an optimizer, and the rates that its schedulers have stored."""
-    for group in optimizer.param_groups:
-        for key in ("lr", "initial_lr"):
-            if isinstance(group.get(key), Tensor):
-                group[key].mul_(ratio)
-            elif key in group:
-                group[key] = group[key] * ratio
-    for scheduler in schedulers:
-        if getattr(scheduler, "optimizer", None) is optimizer:
-            _scale_remembered_(scheduler, ratio)
-
-
-def _scale_remembered_(scheduler: Any, ratio: float) -> None:
-    for key in ("base_lrs", "_last_lr"):
-        if hasattr(scheduler, key):
-            setattr(scheduler, key, [rate * ratio for rate in getattr(scheduler, key)])
-    for inner in getattr(scheduler, "_schedulers", ()):
-        _scale_remembered_(inner, ratio)

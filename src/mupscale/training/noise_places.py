@@ -1,0 +1,116 @@
+"""Which weights get noise: one rule for live models, files and shards.
+
+Noise parts copies and wakes zeros, so it is added only to weights that have copies or zeros. Of those, it leaves out
+weights that are not trained, and the padding row of an embedding, because training would never correct it there.
+Gains and biases get none unless the scheme asks for `vectors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ..plans.fits import End
+from ..plans.modules import KNOWN_NORMS
+from ..plans.names import named_tensors, resolve, strip_wrappers, unwrap
+from ..plans.plan import Plan, TensorPlan
+
+
+@dataclass(frozen=True)
+class Exempt:
+    """What a model says about noise and a plan does not; names are those of the plan's wide tensors."""
+
+    frozen: frozenset[str] = frozenset()
+    """Weights with requires_grad=False. Files hold no such flag: there, only what the model's class freezes is known."""
+    gains: frozenset[str] = frozenset()
+    """Gains and biases of norms, which count as vectors whatever their shape: LayerNorm([C, H, W]) has three axes."""
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """Embedding -> its padding row, which gets no gradient."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"frozen": sorted(self.frozen), "gains": sorted(self.gains), "rows": dict(self.rows)}
+
+    @staticmethod
+    def of_json(entry: Mapping[str, Any]) -> Exempt:
+        rows = {str(name): int(row) for name, row in entry["rows"].items()}
+        return Exempt(frozenset(map(str, entry["frozen"])), frozenset(map(str, entry["gains"])), rows)
+
+
+def exempt_of(model: nn.Module, plan: Plan, end: End) -> Exempt:
+    """What the model at one end of the plan exempts from noise. At the wide end it is the model that will train.
+
+    >>> import mupscale as mu
+    >>> make = lambda n: nn.Sequential(nn.Embedding(5, n, padding_idx=0), nn.LayerNorm(n))
+    >>> exempt_of(make(4), mu.plan_between(make, 4, 8), "base").rows
+    {'0.weight': 0}
+    """
+    names = _wide_names(plan, end)
+    frozen: set[str] = set()
+    for name, kind, tensor in named_tensors(model):
+        if kind == "parameter" and not tensor.requires_grad:
+            frozen.update(names.get(resolve(name, names) or name, ()))
+    gains: set[str] = set()
+    rows: dict[str, int] = {}
+    for path, module in unwrap(model).named_modules():
+        prefix = strip_wrappers(f"{path}.") if path else ""
+        if isinstance(module, KNOWN_NORMS):
+            for leaf, _ in module.named_parameters(recurse=False):
+                gains.update(names.get(prefix + leaf, ()))
+        elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None:
+            rows |= dict.fromkeys(names.get(f"{prefix}weight", ()), int(module.padding_idx))
+    return Exempt(frozenset(frozen), frozenset(gains), rows)
+
+
+def _wide_names(plan: Plan, end: End) -> dict[str, list[str]]:
+    """Name at one end, ties included -> the wide tensors that it becomes or is."""
+    if end == "wide":
+        found = {name: [name] for name in plan.tensors}
+    else:
+        found = {source: list(names) for source, names in plan.sources.items()}
+    return found | {alias: found[name] for alias, name in plan.ties.items() if name in found}
+
+
+def noisy_weights(plan: Plan, exempt: Exempt, *, vectors: bool) -> dict[str, TensorPlan]:
+    """The weights that get noise, by name, in the order of the plan.
+
+    >>> from mupscale.rules import Axis
+    >>> grown, fixed = Axis.parse("out: 2x4"), Axis.fixed(2)
+    >>> plan = Plan({"w": TensorPlan(("w",), (grown, fixed)), "other": TensorPlan(("other",), (fixed, fixed))})
+    >>> list(noisy_weights(plan, Exempt(), vectors=False)), list(noisy_weights(plan, Exempt({"w"}), vectors=False))
+    (['w'], [])
+    """
+    return {
+        name: entry
+        for name, entry in plan.tensors.items()
+        if entry.kind == "parameter"
+        and entry.sources
+        and must_part(entry)
+        and name not in exempt.frozen
+        and entry.trainable
+        and 0 not in entry.wide_shape
+        and (vectors or not (name in exempt.gains or is_vector(entry)))
+    }
+
+
+def must_part(entry: TensorPlan) -> bool:
+    """Whether a weight has copies, along an axis or in other tensors, or zeros that only noise can wake."""
+    return entry.grows or entry.spread != 1
+
+
+def is_vector(entry: TensorPlan) -> bool:
+    """Whether a weight is a gain or a bias by its roles: one number per unit that it writes, and no sum over units.
+
+    A gain is a vector in any spelling, (C,) or (C, 1, 1). A readout of one number is summed over its units and is not
+    a vector, as a row of a matrix or by itself.
+
+    >>> from mupscale.rules import Axis
+    >>> one, out, summed = Axis.fixed(1), Axis.parse("out: 4x2"), Axis.parse("in: 4x2")
+    >>> [is_vector(TensorPlan(("w",), axes)) for axes in [(out,), (out, one, one), (one, summed), (summed,)]]
+    [True, True, False, False]
+    """
+    return all(axis.role == "out" if axis.grows else axis.wide == 1 for axis in entry.axes) or (
+        len(entry.axes) < 2 and not entry.grows
+    )

@@ -1,0 +1,173 @@
+"""The learning rate after growth: the rate now, the peak of a schedule, and schedules that have ended.
+
+`lr` replaces the rate at which the run stands, `peak_lr` the rate that its schedule multiplies. Both are written at
+the reference. A schedule that has ended at zero is refused, because it would hold every later rate at zero.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..runs.run import Run
+from .groups import set_lr_
+
+_AHEAD = 100
+"""Steps for which a LambdaLR is evaluated ahead. One that is constant for so long is taken to stay constant."""
+_SAME = 1e-6
+"""Rates of groups went through factors of the width in floating point, and may be tensors of float32."""
+_ZERO = 1e-9
+"""The share of its start at which a rate counts as zero. 1 - 0.1 * 10 and its like end at 1e-16, by rounding."""
+NEW_SCHEDULE = (
+    "run = dataclasses.replace(run, schedulers=()); wide = mu.upscale(run, make, noise, lr=1e-3); "
+    "scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(wide.optimizer, T_max=1000)"
+)
+"""How a run continues whose schedule has ended: without it, at a given rate, with a new schedule."""
+
+
+def new_rates(run: Run, lr: float | None, peak_lr: float | None) -> Callable[[Run], None]:
+    """A function that sets the rates of the grown run; raises if `lr` or `peak_lr` has no single meaning for `run`."""
+    _refuse(run, lr, peak_lr)
+    if peak_lr is not None:
+        peak = _one((_reference_rates(o, "initial_lr") for o in run.optimizers), "peak_lr")
+        return lambda grown: _scale_all_(grown, peak_lr / peak)
+    if lr is None:
+        _warn_of_constant(run.schedulers)
+        return lambda grown: None
+    if not run.optimizers or not all(map(_at_zero, run.optimizers)):
+        now = _one((_reference_rates(o, "lr") for o in run.optimizers), "lr")
+        return lambda grown: _scale_all_(grown, lr / now)
+    if run.schedulers:
+        what = "the rate is zero now and its schedule is going to raise it, so no factor turns it into lr"
+        raise MupscaleError("lr= cannot be the rate now", [Fault("lr", what, f"write peak_lr={lr:g}")])
+    _one((_reference_rates(o, "initial_lr") for o in run.optimizers), "lr")
+    return lambda grown: _set_all_(grown, lr)
+
+
+def _refuse(run: Run, lr: float | None, peak_lr: float | None) -> None:
+    """Raise if both rates are given, if the run has no schedule that has a peak, or if its schedule ended at zero."""
+    faults = []
+    if lr is not None and peak_lr is not None:
+        what = (
+            "lr is the rate now and peak_lr the rate that the schedule multiplies: one follows from the other"
+        )
+        faults.append(Fault("lr and peak_lr", what, "leave one of them out"))
+    driven = {id(_owner(scheduler)) for scheduler in run.schedulers}
+    if peak_lr is not None and not (run.optimizers and all(id(o) in driven for o in run.optimizers)):
+        what = "it is the peak of a schedule, and an optimizer of this run has no scheduler"
+        faults.append(Fault("peak_lr", what, "write lr= instead: the rate now"))
+    for scheduler in run.schedulers:
+        if _at_zero(_owner(scheduler)) and _has_run(scheduler):
+            what = "its schedule has ended at zero, and it would keep the rate of the wide run at zero"
+            faults.append(Fault(type(scheduler).__name__, what, f"write {NEW_SCHEDULE}"))
+    raise_faults("these learning rates cannot be continued", faults)
+
+
+def _warn_of_constant(schedulers: Iterable[Any]) -> None:
+    for scheduler in schedulers:
+        now, first = (_reference_rates(_owner(scheduler), key)[0] for key in ("lr", "initial_lr"))
+        if _ZERO * first < now < first * (1 - _SAME) and _is_constant(scheduler):
+            warnings.warn(
+                f"the schedule of {type(scheduler).__name__} has ended: the rate stays at {now / first:.3g} times its "
+                f"start. To continue with another one, write {NEW_SCHEDULE}",
+                stacklevel=4,
+            )
+
+
+def _owner(scheduler: Any) -> Optimizer:
+    owner: Optimizer = getattr(scheduler, "optimizer", None) or scheduler._schedulers[0].optimizer
+    return owner
+
+
+def _has_run(scheduler: Any) -> bool:
+    """Whether a schedule whose rate is zero has had other rates before. A warm-up that starts at zero has not."""
+    inner = getattr(scheduler, "_schedulers", ())
+    if inner:
+        return any(map(_has_run, inner))
+    if not hasattr(scheduler, "lr_lambdas"):
+        return bool(scheduler.last_epoch > 0)
+    return any(_multipliers(scheduler, 0, scheduler.last_epoch))
+
+
+def _is_constant(scheduler: Any) -> bool:
+    """Whether a scheduler will not change its rate any more, as far as can be seen."""
+    inner, now = getattr(scheduler, "_schedulers", ()), getattr(scheduler, "last_epoch", 0)
+    if inner and hasattr(scheduler, "_milestones"):  # SequentialLR
+        return bool(now >= scheduler._milestones[-1]) and _is_constant(inner[-1])
+    if inner:
+        return all(map(_is_constant, inner))
+    if hasattr(scheduler, "total_iters"):  # ConstantLR, LinearLR, PolynomialLR
+        return bool(now >= scheduler.total_iters)
+    if hasattr(scheduler, "milestones"):  # MultiStepLR
+        return all(step <= now for step in scheduler.milestones)
+    if hasattr(scheduler, "T_max"):  # CosineAnnealingLR: beyond its end torch lets it rise again
+        return bool(now >= scheduler.T_max)
+    if type(scheduler).__name__ == "LambdaLR":
+        ahead = _multipliers(scheduler, now, now + _AHEAD)
+        return bool(ahead) and len(set(ahead)) == 1
+    return False
+
+
+def _multipliers(scheduler: Any, first: int, last: int) -> list[float]:
+    """What the functions of a LambdaLR give from step `first` up to `last`, the latter not included."""
+    try:
+        return [float(f(i)) for f in scheduler.lr_lambdas for i in range(first, last)]
+    except Exception:  # the user's function, which may be a table that ends
+        return []
+
+
+def _reference_rates(optimizer: Optimizer, key: str) -> list[float]:
+    """The rates of an optimizer's groups at the reference; `initial_lr` falls back on `lr`."""
+    groups = optimizer.param_groups
+    return [float(g.get(key, g["lr"])) / float(g.get("lr_factor", 1.0)) for g in groups]
+
+
+def _one(rates: Iterable[list[float]], word: str) -> float:
+    """The rate that all groups of all optimizers share; raises if there are several, or no optimizer."""
+    found = sorted({rate for of in rates for rate in of})
+    if not found or found[-1] - found[0] > _SAME * found[-1]:
+        what = f"it replaces one learning rate, and the optimizers of this run have {found or 'none'}"
+        remedy = f"write {word}=None, and use set_lr_ on each optimizer, or scale the groups yourself"
+        raise MupscaleError(f"{word}= has no single meaning", [Fault(word, what, remedy)])
+    return found[0]
+
+
+def _at_zero(optimizer: Optimizer) -> bool:
+    rates = zip(*(_reference_rates(optimizer, key) for key in ("lr", "initial_lr")), strict=True)
+    return all(now <= _ZERO * first for now, first in rates)
+
+
+def _set_all_(run: Run, lr: float) -> None:
+    for optimizer in run.optimizers:
+        set_lr_(optimizer, lr)
+
+
+def _scale_all_(run: Run, ratio: float) -> None:
+    for optimizer in run.optimizers:
+        scale_lr_(optimizer, run.schedulers, ratio)
+
+
+def scale_lr_(optimizer: Optimizer, schedulers: tuple[Any, ...], ratio: float) -> None:
+    """Multiply every rate of an optimizer, and the rates that its schedulers have stored."""
+    for group in optimizer.param_groups:
+        for key in ("lr", "initial_lr"):
+            if isinstance(group.get(key), Tensor):
+                group[key].mul_(ratio)
+            elif key in group:
+                group[key] = group[key] * ratio
+    for scheduler in schedulers:
+        if _owner(scheduler) is optimizer:
+            _scale_remembered_(scheduler, ratio)
+
+
+def _scale_remembered_(scheduler: Any, ratio: float) -> None:
+    for key in ("base_lrs", "_last_lr"):
+        if hasattr(scheduler, key):
+            setattr(scheduler, key, [rate * ratio for rate in getattr(scheduler, key)])
+    for inner in getattr(scheduler, "_schedulers", ()):
+        _scale_remembered_(inner, ratio)
