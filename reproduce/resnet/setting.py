@@ -136,6 +136,7 @@ def setting(
         inputs=inputs,
         batch=BATCH,
         device=device,
+        shapes_tell=False,
     )
 
 

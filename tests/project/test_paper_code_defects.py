@@ -109,7 +109,7 @@ def test_03_eps_of_gpt2_is_not_scaled():
     gaps = []
     for rules in (None, without(torch.optim.AdamW, hyper={"eps": mu.rules.NEUTRAL})):
         base = tied_run()
-        wide = mu.widen(base, lambda: TiedModel(32), plan=tied_plan(32), rules=rules)
+        wide = mu.widen(base, lambda: TiedModel(32), plan=tied_plan(32), unproved=True, rules=rules)
         gaps.append(difference(train_on(wide, tokens()), train_on(base, tokens())))
     assert_exact(gaps[0])
     assert_broken(gaps[1])
@@ -121,7 +121,7 @@ def test_04_clipping_by_the_global_norm_breaks_the_equivalence():
     gaps = []
     for weighted in (True, False):
         base = tied_run()
-        wide = mu.widen(base, lambda: TiedModel(32), plan=(plan := tied_plan(32)))
+        wide = mu.widen(base, lambda: TiedModel(32), plan=(plan := tied_plan(32)), unproved=True)
         weights = {n: float(t.change.norm_weight()) if weighted else 1.0 for n, t in plan.tensors.items()}
         outputs = train_on(base, tokens(), weighted_clip(dict.fromkeys(weights, 1.0), limit))
         gaps.append(difference(train_on(wide, tokens(), weighted_clip(weights, limit)), outputs))
@@ -132,7 +132,7 @@ def test_04_clipping_by_the_global_norm_breaks_the_equivalence():
 def test_05_batch_norm_statistics_are_lost():
     """The spectral variant copies `.parameters()` only, so eval outputs are off by 53 at zero noise."""
     base = conv_run()
-    wide = mu.widen(base, lambda: ConvNet(12))
+    wide = mu.widen(base, lambda: ConvNet(12), unproved=True)
     x = images()[0][0]
     base.model.eval(), wide.model.eval()
     assert_exact(difference(wide.model(x), base.model(x)))
@@ -144,7 +144,7 @@ def test_05_batch_norm_statistics_are_lost():
 def test_05_batch_norm_trains_on_as_the_base():
     """Its statistics move on with training too; the published test looks at the first step only."""
     base = conv_run()
-    wide = mu.widen(base, lambda: ConvNet(12))
+    wide = mu.widen(base, lambda: ConvNet(12), unproved=True)
     assert_exact(difference(train_on(wide, images()), train_on(base, images())))
     for name in ("norm", "norm2"):
         small, large = base.model.get_submodule(name), wide.model.get_submodule(name)
@@ -167,7 +167,7 @@ def test_06_noise_on_batch_norm_gains_is_a_constant_shift():
     assert kind_of(planned) == "vector-like"
     assert noise_size(planned.axes, planned.fold) == Scale.of(1)
     base = conv_run()
-    wide = mu.widen(base, lambda: ConvNet(12))
+    wide = mu.widen(base, lambda: ConvNet(12), unproved=True)
     repeated = base.model.get_parameter("norm.weight").repeat_interleave(3)
     assert torch.equal(wide.model.get_parameter("norm.weight"), repeated)
 
@@ -324,7 +324,7 @@ def test_09_growing_the_number_of_heads_is_wrong(attention):
         with torch.no_grad():  # attention that is far from uniform, so that heads matter
             for name, parameter in base.model.named_parameters():
                 parameter.mul_(4.0 if name.startswith("attention") else 1.0)
-        wide = mu.widen(base, lambda: Attending(8, attention), plan=chosen)
+        wide = mu.widen(base, lambda: Attending(8, attention), plan=chosen, unproved=True)
         gaps.append(difference(train_on(wide, vectors()), train_on(base, vectors())))
     assert_exact(gaps[0])
     assert_broken(gaps[1])
@@ -545,7 +545,7 @@ def test_15_looking_at_a_model_moves_its_batch_norm_statistics():
     """`train()` runs all data, validation too, through the net in train mode before the first epoch."""
     loss = loss_on(images())
     assert not polluted(lambda model: mu.infer_plan(model, ConvNet(12), loss=loss))
-    assert not polluted(lambda model: mu.widen(model, lambda: ConvNet(12)))
+    assert not polluted(lambda model: mu.widen(model, lambda: ConvNet(12), unproved=True))
     assert not polluted(lambda model: mu.verify(model, lambda: ConvNet(12), loss=loss))
     assert not polluted(lambda model: mu.verify(optimized(model), lambda: ConvNet(12), step=one_step))
     assert polluted(loss), "control: a forward pass in train mode is seen"
@@ -557,7 +557,7 @@ def test_15_the_gradient_identity_moves_batch_norm_statistics():
     plan = mu.plan_between(ConvNet, 4, 12)
 
     def check(model: nn.Module) -> None:
-        wide = mu.widen(model, lambda: ConvNet(12), plan=plan).model
+        wide = mu.widen(model, lambda: ConvNet(12), plan=plan, unproved=True).model
         before = {n: t.clone() for n, t in tensors_of(wide).items()}
         assert mu.plans.gradient_identity(model, wide, plan=plan, loss=loss).worst[1] <= 1e-9
         assert_same_tensors(tensors_of(wide), before)

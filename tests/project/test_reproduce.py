@@ -72,7 +72,14 @@ def resnet_setting():
         return F.cross_entropy(model(images()), torch.arange(8))
 
     return Setting(
-        "toy_resnet", resnet.ResNet18, loss, lambda model: {}, torch.optim.SGD, 2, resnet.CONSTANTS
+        "toy_resnet",
+        resnet.ResNet18,
+        loss,
+        lambda model: {},
+        torch.optim.SGD,
+        2,
+        resnet.CONSTANTS,
+        shapes_tell=False,
     )
 
 
