@@ -22,7 +22,7 @@ from benchmarks.families_wide import DATA  # noqa: E402
 from docs.layout import layout  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
 from mupscale.families.rows import USUAL, Row, row_for  # noqa: E402
-from mupscale.rules.optimizers import REFUSED, RULES, Decay, OptimizerRule  # noqa: E402
+from mupscale.rules.optimizers import REFUSED, RULES, Decay, OptimizerRule, State  # noqa: E402
 from mupscale.rules.units import NEUTRAL, G, Units, W  # noqa: E402
 
 HEAD = """# Which optimizers
@@ -76,12 +76,20 @@ else:
     raise SystemExit("the wrong units were not caught")
 ```
 
+If a state is a copy of the weights (a master weight, an average), say so: `state={"master": State(W, copy=True)}`. `upscale`
+then adds the same noise to it as to the weight. Otherwise the next step would write a copy without noise over the weights.
+`check_optimizer` refuses a row that leaves this out.
+
 ## Refused optimizers
 """
 
 
 def spell(units: Units | tuple[Units, ...]) -> str:
     return f"({', '.join(map(str, units))})" if isinstance(units, tuple) else str(units)
+
+
+def _state(key: str, state: State) -> str:
+    return f"{key}: {state.units}{', a copy of the weights' if state.copy else ''}"
 
 
 def decay(rule: OptimizerRule) -> str:
@@ -100,7 +108,7 @@ def decay(rule: OptimizerRule) -> str:
 
 def row(name: str, rule: OptimizerRule) -> str:
     settings = ", ".join(f"{key}: {spell(units)}" for key, units in rule.hyper.items()) or "none"
-    states = ", ".join(f"{key}: {s.units}" for key, s in rule.state.items() if s.units != NEUTRAL) or "none"
+    states = ", ".join(_state(key, s) for key, s in rule.state.items() if s.units != NEUTRAL) or "none"
     lr = str(rule.lr) + (", over the change of its own shape factor" if rule.shape_factor else "")
     return f"| {name.removeprefix('torch.optim.')} | {lr} | {decay(rule)} | {settings} | {states} |"
 

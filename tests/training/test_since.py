@@ -1,5 +1,6 @@
 """`since` is the plan from the reference to a model; a run in its place cannot be the wrong one."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -104,3 +105,31 @@ def test_a_plan_knows_the_names_that_it_lists():
     assert "stranger" not in plan
     with pytest.raises(TypeError):
         list(plan)  # type: ignore[call-overload]
+
+
+def test_narrowing_goes_back_to_the_reference_of_the_middle_model():
+    run = mu.Run(seeded(net, 4), since=mu.plan_between(net, 2, 4))
+    middle = mu.widen(run, lambda: net(8))
+    wide = mu.widen(middle, lambda: net(16))
+    once = mu.narrow(wide, lambda: net(8))
+    assert (once.since, once.plan) == (middle.since, middle.plan)
+    assert once.since is not None
+    twice = mu.narrow(once, lambda: net(4))
+    assert (twice.since, twice.plan) == (run.since, None)
+    noise = mu.MupNoise(0.3)
+    stds = [mu.upscale(r, lambda: net(64), noise).provenance["noise"] for r in (middle, once)]
+    assert stds[0] == stds[1]
+    grown = [mu.upscale(r, lambda: net(64), noise).model for r in (middle, once)]
+    assert all(torch.equal(a, b) for a, b in zip(*(m.parameters() for m in grown), strict=True))
+    lost = mu.Run(once.model)
+    other = mu.upscale(lost, lambda: net(64), noise).model
+    assert not torch.equal(other[2].weight, grown[0][2].weight), "control: without the reference"
+
+
+def test_a_reference_that_is_lost_by_narrowing_is_warned_of():
+    plan, early = mu.plan_between(net, 4, 8), mu.plan_between(net, 2, 4)
+    run = mu.Run(seeded(net, 8), since=early.then(plan))
+    with pytest.warns(UserWarning, match="no reference"):
+        back = mu.narrow(run, lambda: net(4), plan=plan)
+    assert back.since is None
+    assert dataclasses.replace(back, since=early).since == early

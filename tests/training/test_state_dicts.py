@@ -10,6 +10,7 @@ from torch import nn
 import mupscale as mu
 from harness.closeness import EXACT, assert_bitwise, assert_same_model, difference
 from harness.draws import data, seeded
+from harness.refusals import refusal
 from harness.runs import drift, train
 
 
@@ -202,3 +203,76 @@ class Mean(nn.Module):
 @pytest.mark.parametrize("fresh", [True, False], ids=["two factories", "two live models"])
 def test_a_saved_constant_of_the_width_is_never_copied_in_silence(fresh):
     assert exact_or_refused(Mean, fresh)
+
+
+class Positions(nn.Module):
+    """A table that is computed from the width and is in no checkpoint."""
+
+    def __init__(self, n: int, persistent: bool = False) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(3, n), nn.Linear(n, 1)
+        self.register_buffer("table", torch.sin(torch.arange(1.0, n + 1)), persistent=persistent)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(torch.tanh(self.inner(x) + self.table))
+
+
+def test_a_growing_buffer_that_is_in_no_state_dict_is_warned_of_with_lines_that_work():
+    torch.manual_seed(0)
+    model, x = Positions(4), torch.randn(5, 3)
+    plan = mu.plan_between(Positions, 4, 8)
+    lines = r'named_buffers.*other\.get_buffer\("table"\)\.copy_\(result\["table"\]\)'
+    with pytest.warns(UserWarning, match=lines):
+        mu.widen_state_dict(model.state_dict(), plan)
+    state = {**model.state_dict(), **dict(model.named_buffers())}
+    result = mu.widen_state_dict(state, plan)
+    other = Positions(8)
+    other.load_state_dict(result, strict=False)
+    assert not torch.allclose(other(x), model(x)), "control: the wide model's own table"
+    other.get_buffer("table").copy_(result["table"])
+    assert torch.allclose(other(x), model(x), atol=1e-6)
+    stored, kept = Positions(4, True), Positions(8, True)
+    stored.load_state_dict(state)
+    kept.load_state_dict(mu.widen_state_dict(stored.state_dict(), plan))
+    assert torch.allclose(kept(x), model(x), atol=1e-6)
+
+
+def test_a_new_scheduler_starts_at_the_rate_of_the_state_dict_and_a_continued_one_at_its_peak():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.named_parameters(), lr=0.1)
+    falling = lambda step: 0.5**step  # noqa: E731
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, falling)
+    for _ in range(2):
+        optimizer.step()
+        scheduler.step()
+    plan, state = mu.plan_between(lambda n: nn.Linear(n, n), 4, 8), optimizer.state_dict()
+    wide = nn.Linear(8, 8)
+
+    def loaded(**options: bool) -> torch.optim.Optimizer:
+        carried = mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW, **options)
+        found = torch.optim.AdamW(mu.trainers.groups_for(wide, carried))
+        found.load_state_dict(carried)
+        return found
+
+    fresh, live = loaded(), mu.widen(mu.Run(model, optimizer), lambda: nn.Linear(8, 8)).optimizer
+    for found in (fresh, live):
+        torch.optim.lr_scheduler.LambdaLR(found, lambda step: 1.0)
+        assert mu.diagnostics.reference_lr(found) == pytest.approx(0.025), "the rate now"
+    continued = loaded(schedule=True)
+    torch.optim.lr_scheduler.LambdaLR(continued, falling, last_epoch=2)
+    assert mu.diagnostics.reference_lr(continued) == pytest.approx(0.1 * 0.5**3)
+    stale = loaded(schedule=True)
+    torch.optim.lr_scheduler.LambdaLR(stale, lambda step: 1.0)
+    assert mu.diagnostics.reference_lr(stale) == pytest.approx(0.1), "control: torch starts at initial_lr"
+
+
+def test_what_is_beside_groups_and_state_is_not_dropped_in_silence():
+    plan, state = mu.plan_between(lambda n: nn.Linear(n, n), 4, 8), adam_state()
+    refused = lambda: mu.widen_optimizer_state_dict({**state, "scale": 1.0}, plan, torch.optim.AdamW)  # noqa: E731
+    refusal(refused, "scale", "remove it")
+    assert mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW)["state"] == {}, "control"
+
+
+def adam_state() -> dict[str, Any]:
+    state: dict[str, Any] = torch.optim.AdamW(nn.Linear(4, 4).named_parameters()).state_dict()
+    return state

@@ -33,6 +33,10 @@ from mupscale.errors import MupscaleError
 from mupscale.plans.fits import check_end
 from mupscale.tensors.expand import expand
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:mask. buffers that grow and are not in the state dict:UserWarning"
+)
+
 
 class Survivor(TiedModel):
     """A tied readout, and a buffer of each kind that grows with the width."""

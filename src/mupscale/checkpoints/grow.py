@@ -125,7 +125,7 @@ def job_of(directory: Directory, out: Path, about: Mapping[str, Any], block_byte
     ]
     carried = list(directory.carried)
     if has_state(directory, request):
-        file, more = _state(directory, plan, about, request)
+        file, more = _state(directory, plan, about, request, noise)
         files, moves = (*files, file), (*moves, *more)
         carried += [name for name in directory.trainer if name != OPTIMIZER]
     return make_job(
@@ -165,7 +165,11 @@ def plan_without(plan: Plan, names: Iterable[str]) -> Plan:
 
 
 def _state(
-    directory: Directory, plan: Plan, about: Mapping[str, Any], request: Request
+    directory: Directory,
+    plan: Plan,
+    about: Mapping[str, Any],
+    request: Request,
+    noise: NoisePlan | None,
 ) -> tuple[OutFile, list[Move]]:
     from ..families.models import config_from, model_class, on_meta
 
@@ -176,7 +180,7 @@ def _state(
     ):
         made = config_from(config)
         ends.append(on_meta(made, model_class(made, name)))
-    return trainer_moves(directory.path, plan, *ends, optimizer=request.optimizer)
+    return trainer_moves(directory.path, plan, *ends, optimizer=request.optimizer, noise=noise)
 
 
 def wide_config(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:

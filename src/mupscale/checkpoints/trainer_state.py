@@ -23,7 +23,7 @@ from ..optimizers.carry import carry_optimizer
 from ..optimizers.named import Moment
 from ..optimizers.read import Groups, Names, parts, read_positions
 from ..optimizers.write import write_positions
-from ..plans.direction import Direction
+from ..plans.direction import Direction, Noises
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
 from .trainer_groups import CLAIM, LEAVE, told_by, trainer_orders
@@ -39,12 +39,14 @@ def trainer_moves(
     *,
     optimizer: str | None = None,
     names: Names | None = None,
+    noise: Noises | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> tuple[OutFile, list[Move]]:
     """The wide optimizer.pt as a file with its moves; `base` and `wide` may be on the meta device.
 
     The optimizer is told from what it keeps, unless named ("torch.optim.AdamW"). `names` gives the order of the
-    parameters, group by group, for runs whose groups were not made by the Trainer.
+    parameters, group by group, for runs whose groups were not made by the Trainer. `noise` is that of the weights, for
+    copies of them in the state.
     """
     folder = Path(base_dir)
     groups, state = parts(read_tree(folder / OPTIMIZER), OPTIMIZER)
@@ -53,7 +55,7 @@ def trainer_moves(
     order, wide_order = trainer_orders(groups, plan, base, wide, names)
     there = {k: {key: _read_number(folder, value) for key, value in s.items()} for k, s in state.items()}
     named, unread = read_positions(groups, there, order, rule, OPTIMIZER)
-    carried, uncarried = carry_optimizer(named, Direction(plan), split=False)
+    carried, uncarried = carry_optimizer(named, Direction(plan, noise=noise), split=False)
     raise_few(CLAIM, unread + uncarried)
     tree = write_positions(carried, groups, wide_order)
     rooms = {i: {key: _room(value) for key, value in s.items()} for i, s in tree["state"].items()}

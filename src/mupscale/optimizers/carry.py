@@ -21,6 +21,7 @@ from ..rules.optimizers import OptimizerRule
 from ..rules.scale import Scale
 from ..rules.units import Change
 from ..tensors.making import Making
+from ..tensors.noise import TensorNoise
 from .named import Moment, NamedGroup, NamedOptimizer
 from .settings import by_factors, cannot_be_exact, scale_setting, scaled
 
@@ -92,11 +93,18 @@ def carry_states(
     return carried, faults
 
 
-def state_making(rule: OptimizerRule, key: str, entry: TensorPlan) -> Making | None:
-    """How a state tensor of one parameter follows its units; None when the registry does not state them."""
+def state_making(
+    rule: OptimizerRule, key: str, entry: TensorPlan, noise: TensorNoise | None = None
+) -> Making | None:
+    """How a state tensor of one parameter follows its units; None when the registry does not state them.
+
+    A copy of the weight is made as the weight itself, with its noise. Moments get none.
+    """
     known = rule.state.get(key)
     if known is None:
         return None
+    if known.copy:
+        return entry.making(noise)
     axes, scale = list(entry.axes), entry.change.factor(known.units)
     if known.mean_over is not None:
         averaged = axes[known.mean_over]
@@ -116,8 +124,9 @@ def carry_state(
     if changes and refuse is not None and (reason := refuse(group.settings, state)):
         faults.append(Fault(planned, reason))
     carried: dict[str, Any] = {}
+    noise = direction.noise.tensor(planned) if direction.noise is not None else None
     for key, value in state.items():
-        making = state_making(group.rule, key, entry)
+        making = state_making(group.rule, key, entry, noise)
         if making is None:
             what = f"its state has {key!r}, whose units the registry does not state"
             faults.append(Fault(planned, what, "register the optimizer with this key in state="))

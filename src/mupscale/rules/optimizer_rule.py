@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..arguments import wrong_kind, wrong_list
-from ..errors import Fault, raise_faults
+from ..errors import Fault, MupscaleError, raise_faults
 from .scale import Scale
 from .units import NEUTRAL, Change, G, Units, W
 
@@ -37,6 +37,8 @@ class Decay(Enum):
 class State:
     """Units of one state tensor; `mean_over` names the dimension a factored moment averages away.
 
+    A state that is a copy of the weights says so: `State(W, copy=True)`.
+
     >>> from mupscale.rules import rule_for
     >>> str(rule_for("torch.optim.Adafactor").state["row_var"].units)
     'G^2'
@@ -44,6 +46,15 @@ class State:
 
     units: Units
     mean_over: int | None = None
+    copy: bool = False
+    """True for a copy of the weights: an average, a master weight. It is made as the weight is, with the same noise."""
+
+    def __post_init__(self) -> None:
+        if self.copy and (self.units != W or self.mean_over is not None):
+            what = f"a copy of the weights has the units of the weights, and these are {self.units}"
+            raise MupscaleError(
+                "this is not a row of units", [Fault("copy", what, "write State(W, copy=True)")]
+            )
 
 
 @dataclass(frozen=True)

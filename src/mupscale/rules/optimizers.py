@@ -148,7 +148,7 @@ RULES: dict[str, OptimizerRule] = {
         lr=W / G,
         hyper={"lambd": G / W},
         decay=Decay.COUPLED,
-        state={"eta": W / G, "mu": NEUTRAL, "ax": W},
+        state={"eta": W / G, "mu": NEUTRAL, "ax": State(W, copy=True)},
         neutral={"alpha", "t0"},
     ),
     "torch.optim.Rprop": OptimizerRule(

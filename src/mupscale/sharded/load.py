@@ -153,12 +153,12 @@ class _Loader:
             )
             raise MupscaleError("the average was not loaded", [Fault("ema", what, remedy)])
         check_end(plan, run.model, "wide")
-        direction = Direction(plan)
         self._make_room(source)
         exempt = exempt_of(run.model, plan, "wide")
         resolved = shared_noise(noise, plan, source, seed, early, together, group, exempt)
         fillings = self._weights(source, resolved)
-        states, moments, notes = prepare_states(run, source, plan, since, self._rules)
+        direction = Direction(plan, noise=resolved)
+        states, moments, notes = prepare_states(run, source, direction, since, self._rules)
         fillings += moments
         if not all(source.aligned(f.stored, f.making, f.wide) for f in fillings if f.stored is not None):
             together.check()  # ranks are going to wait for each other's slices

@@ -32,11 +32,15 @@ State = dict[Any, dict[str, Any]]
 
 
 def prepare_states(
-    run: Run, source: AnySource, plan: Plan, since: Plan, rules: Mapping[str, OptimizerRule] | None
+    run: Run,
+    source: AnySource,
+    direction: Direction,
+    since: Plan,
+    rules: Mapping[str, OptimizerRule] | None,
 ) -> tuple[list[State], list[Filling], list[str]]:
     """Empty state for every optimizer, the targets that will be filled, and remarks; all faults are one error."""
+    plan = direction.plan
     names = planned_parameters(run.model, plan, "wide")
-    direction = Direction(plan)
     states: list[State] = []
     fillings: list[Filling] = []
     faults: list[Fault] = []

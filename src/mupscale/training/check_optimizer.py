@@ -11,15 +11,16 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..arguments import wrong_function, wrong_kind
-from ..errors import MupscaleError, raise_faults
+from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.identity import expected_gradient, expected_weight
 from ..plans.plan import Plan, TensorPlan
 from ..rules.axes import Axis, Factor
-from ..rules.optimizers import OptimizerRule, qualified_name
+from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
+from ..rules.units import W
 from ..runs.run import Run
 from ..tensors.differences import difference
 from .widen import widen
@@ -64,9 +65,11 @@ def check_optimizer(
     def gradient() -> Any:
         return torch.randn(6, 4, dtype=torch.float64, generator=generator)
 
-    for _ in range(before):
+    for i in range(before):
         base.weight.grad = gradient()
         optimizer.step()
+        if i == 0:
+            _refuse_undeclared_copies(optimizer, base.weight, rule_for(type(optimizer), rules=rules))
     wide = widen(Run(base, optimizer), lambda: _Weight(12, 12), plan=plan, unproved=True, rules=rules)
     start, worst = base.weight.detach().clone(), 0.0
     for _ in range(steps):
@@ -88,3 +91,19 @@ def check_optimizer(
             "from the base's widening; check lr, decay, every hyperparameter and every state"
         )
     return worst
+
+
+def _refuse_undeclared_copies(optimizer: Optimizer, weight: Tensor, rule: OptimizerRule) -> None:
+    """Raise if a state in the units of the weight is nearer to it than to zero and its row does not call it a copy.
+
+    Exact growth does not show it: a copy without noise is exact, and then pulls the noise out of the weight again.
+    """
+    faults = []
+    for key, value in optimizer.state.get(weight, {}).items():
+        known = rule.state.get(key)
+        if known is None or known.copy or known.units != W or getattr(value, "shape", None) != weight.shape:
+            continue
+        if (value - weight).norm() < 0.5 * weight.norm():
+            what = f"its state {key!r} looks like a copy of the weights, which must get their noise"
+            faults.append(Fault(qualified_name(type(optimizer)), what, f"write {key!r}: State(W, copy=True)"))
+    raise_faults("the row of this optimizer is not complete", faults)

@@ -6,7 +6,9 @@ In the second case the groups must have `param_names`, or the names must be give
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,12 +16,13 @@ from torch import Tensor, nn
 from ..arguments import wrong_kind, wrong_list
 from ..errors import Fault, MupscaleError, raise_faults
 from ..optimizers.carry import carry_optimizer, made
+from ..optimizers.named import NamedGroup
 from ..optimizers.read import read_state_dict
 from ..optimizers.write import write_state_dict
 from ..plans.direction import Direction
 from ..plans.fits import check_shapes, check_ties, expect_proved
 from ..plans.names import named_tensors, resolve
-from ..plans.plan import Plan
+from ..plans.plan import Plan, TensorPlan
 from ..rules.optimizers import OptimizerRule, rule_for
 from .groups import expect_class
 
@@ -27,7 +30,9 @@ from .groups import expect_class
 def widen_state_dict(state: Mapping[str, Tensor], plan: Plan, *, unproved: bool = False) -> dict[str, Tensor]:
     """Widen a model's state dict. Keys keep their spelling, and tied tensors stay tied.
 
-    A plan that was not proved is refused unless `unproved=True`.
+    A buffer that grows and is not in the state dict (`persistent=False`) causes a warning, because the wide model
+    computes values of its own for it; pass it in `state` too. Buffers that the plan leaves to the wide model
+    (`fill="own"`) are not in the result. A plan that was not proved is refused unless `unproved=True`.
 
     >>> from mupscale import plan_between
     >>> plan = plan_between(lambda n: nn.Linear(n, n), 2, 4)
@@ -70,6 +75,7 @@ def carry_tensors(
         what, remedy = "the plan needs this tensor; it is missing", "pass all of model.state_dict()"
         faults = [Fault(name, what, remedy) for name, entry in lost if entry.kind == "parameter"]
         raise_faults("the state dict is not complete", faults)
+        _warn_of_missing([name for name, entry in lost if _needs_copies(entry)])
     done: dict[str, Tensor] = {}
     out: dict[str, Tensor] = {}
     for key in tensors:
@@ -84,19 +90,40 @@ def carry_tensors(
     return out
 
 
+def _needs_copies(entry: TensorPlan) -> bool:
+    """Whether a buffer of the other end must hold the values of this end, which its model would not compute."""
+    return entry.kind == "buffer" and entry.grows and entry.fill != "own"
+
+
+def _warn_of_missing(buffers: list[str]) -> None:
+    if buffers:
+        first = buffers[0]
+        warnings.warn(
+            f"{', '.join(buffers)}: buffers that grow and are not in the state dict (persistent=False?). The model at the "
+            "other end computes values of its own for them, not copies of these. To carry them, write state = "
+            "{**model.state_dict(), **dict(model.named_buffers())}, and after loading the result write "
+            f'other.get_buffer("{first}").copy_(result["{first}"]); or register them with persistent=True',
+            stacklevel=4,
+        )
+
+
 def widen_optimizer_state_dict(
     state: Mapping[str, Any],
     plan: Plan,
     optimizer_class: type,
     *,
     names: Sequence[str] | None = None,
+    schedule: bool = False,
     unproved: bool = False,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> dict[str, Any]:
     """Widen an optimizer's state dict. Groups are split where the factors of their tensors differ.
 
-    `names` gives the parameters' names in the order of the groups if the state dict has none. A plan that was not
-    proved is refused unless `unproved=True`. Load the result into `optimizer_class(groups_for(model, result))`.
+    `names` gives the parameters' names in the order of the groups if the state dict has none. Load the
+    result into `optimizer_class(groups_for(model, result))`. A new scheduler starts at the rate of the groups. With
+    `schedule=True` the groups keep the `initial_lr` of the base's schedule, in new units, for a scheduler that
+    continues it: `LambdaLR(optimizer, function, last_epoch=step)`. A plan that was not proved is refused unless
+    `unproved=True`.
 
     >>> import torch
     >>> from mupscale import plan_between
@@ -108,7 +135,7 @@ def widen_optimizer_state_dict(
     """
     direction = Direction(plan)
     expect_proved(plan, unproved)
-    return _carry(state, direction, optimizer_class, names, rules)
+    return _carry(state, direction, optimizer_class, names, schedule, rules)
 
 
 def narrow_optimizer_state_dict(
@@ -117,6 +144,7 @@ def narrow_optimizer_state_dict(
     optimizer_class: type,
     *,
     names: Sequence[str] | None = None,
+    schedule: bool = False,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> dict[str, Any]:
     """Narrow an optimizer's state dict: the inverse of `widen_optimizer_state_dict`.
@@ -128,7 +156,7 @@ def narrow_optimizer_state_dict(
     >>> narrow_optimizer_state_dict(state, plan, torch.optim.AdamW)["param_groups"][0]["lr"]
     0.1
     """
-    return _carry(state, Direction(plan, back=True), optimizer_class, names, rules)
+    return _carry(state, Direction(plan, back=True), optimizer_class, names, schedule, rules)
 
 
 def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -172,15 +200,26 @@ def _carry(
     direction: Direction,
     optimizer_class: type,
     names: Sequence[str] | None,
+    schedule: bool,
     rules: Mapping[str, OptimizerRule] | None,
 ) -> dict[str, Any]:
     faults = wrong_kind("state", state, Mapping, "write optimizer.state_dict()")
     faults += [*expect_class(optimizer_class), *([] if names is None else wrong_list("names", names))]
+    others = [key for key in state if key not in ("state", "param_groups")] if not faults else []
+    what, remedy = "its units are not known", "remove it from the state dict and carry it yourself"
+    faults += [Fault(str(key), what, remedy) for key in others if "param_groups" in state]
     raise_faults("this optimizer state cannot be carried", faults)
     named, unread = read_state_dict(
         state, direction, optimizer_class, rule_for(optimizer_class, rules=rules), names
     )
     carried, uncarried = carry_optimizer(named, direction)
     raise_faults("this optimizer state cannot be widened exactly", unread + uncarried)
+    if not schedule:
+        carried = replace(carried, groups=tuple(map(_at_its_rate, carried.groups)))
     by_name = any(isinstance(key, str) for group in state["param_groups"] for key in group["params"])
     return write_state_dict(made(carried, direction), by_name)
+
+
+def _at_its_rate(group: NamedGroup) -> NamedGroup:
+    """The group without the `initial_lr` of an earlier schedule, from which torch would start a new one."""
+    return replace(group, settings={k: v for k, v in group.settings.items() if k != "initial_lr"})

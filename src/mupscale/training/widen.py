@@ -161,7 +161,10 @@ def carry(
     ema = _carry_ema(run.ema, make, direction)
     if direction.back:
         _carry_clips(run.optimizers, optimizers, model, None, direction.plan)
-        return Run(model, optimizers, schedulers, ema=ema, steps=run.steps)
+        plan, early, before = _narrowed(run, direction.plan)
+        return Run(
+            model, optimizers, schedulers, plan=plan, since=early, ema=ema, steps=run.steps, before=before
+        )
     since = direction.plan if run.since is None else run.since.then(direction.plan)
     _carry_clips(run.optimizers, optimizers, model, direction.plan, None)
     return Run(
@@ -172,8 +175,25 @@ def carry(
         steps=run.steps,
         plan=direction.plan,
         since=since,
+        before=(*run.before, (run.plan, run.since)),
         provenance=run.provenance,
     )
+
+
+_Before = tuple[tuple[Plan | None, Plan | None], ...]
+
+
+def _narrowed(run: Run, undone: Plan) -> tuple[Plan | None, Plan | None, _Before]:
+    """`plan`, `since` and `before` of the run that this one was widened from by the plan that is undone."""
+    if run.before and run.plan == undone:
+        return *run.before[-1], run.before[:-1]
+    if run.since is not None and run.since != undone:
+        warnings.warn(
+            "the narrow run has no reference: this run does not know the one it was widened from. If there is one, "
+            "write run = dataclasses.replace(run, since=plan), with the plan from the reference to the narrow model",
+            stacklevel=4,
+        )
+    return None, None, ()
 
 
 def _forget_initial_rates(optimizers: list[Optimizer]) -> None:
