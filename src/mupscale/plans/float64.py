@@ -30,7 +30,6 @@ _WIDER: dict[Any, Any] = {
 }
 _LIFTED: dict[Any, Callable[[Tensor], Tensor]] = {
     torch.Tensor.float: torch.Tensor.double,
-    torch.Tensor.cfloat: torch.Tensor.cdouble,
 }
 _WHOLE = {torch.float64, torch.complex128}
 _OWN_DTYPES = ("torch.optim.", "torch.amp.")
@@ -68,11 +67,11 @@ class lifted_casts(TorchFunctionMode):  # noqa: N801 - a context manager, used l
         compiles = "torch._dynamo" in sys.modules
         self._stance = torch.compiler.set_stance("force_eager") if compiles else nullcontext()
         self._stance.__enter__()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._stance.__exit__(kind, error, trace)
         torch.set_default_dtype(self._default)
         if isinstance(error, (RuntimeError, ValueError)) and _DTYPE_ERROR.search(str(error)):

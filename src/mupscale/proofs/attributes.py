@@ -45,7 +45,7 @@ def _set_(base: nn.Module, wide: nn.Module, path: str) -> list[str]:
     told: list[str] = []
     ends = f"{path}." if path else ""
     for name, old in vars(base).items():
-        new = vars(wide).get(name)
+        new: Any = vars(wide).get(name)
         if name in _HOOKS:
             if len(old) > len(new):
                 told.append(

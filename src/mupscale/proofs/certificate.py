@@ -12,6 +12,7 @@ from math import inf
 from ..errors import Fault, MupscaleError
 from ..tensors.differences import curve_gap
 from ..text import columns
+from .rounding import COARSE
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Certificate:
                 "when its weights move by one unit in the last place"
             )
         sights = {t.name: t.sight for t in self.tensors if t.sight is not None and not t.silent}
-        if sights and self.tolerance > 1e-3:
+        if sights and self.tolerance > COARSE:
             least, most = min(sights, key=lambda n: sights[n]), max(sights, key=lambda n: sights[n])
             lines.append(
                 f"{self.dtype} shows a wrong factor on one tensor from {sights[least]:.1%} ({least}) "

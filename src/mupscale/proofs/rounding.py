@@ -26,12 +26,20 @@ from ..plans.tensor_plan import TensorPlan
 
 MULTIPLE = 64.0
 """A deviation of up to this multiple of the base's own is rounding. Sums of the wide run are longer and in another
-order, and the twin is a single draw. The largest multiple of an exact run is PLACEHOLDER."""
+order, and the twin is a single draw. Over 90 exact runs of small residual, mobile and attention networks (float64, float32
+and bfloat16, batches of 4 and 16, k of 2 and 3) the largest multiple is 10 in float32 and 42 in bfloat16."""
+COARSE = 1e-3
+"""Tolerances above this one are those of 16-bit types: a wrong factor of 1 % hides in the rounding of single entries, and
+only the factor over all entries of a tensor shows it."""
 _SIGMAS = 6.0
 """How many standard errors a factor must be away from 1 to count as wrong."""
 
 _NOISE = 0.25
 """A gradient whose entries round by more than this, relative to their size, has no factor to speak of."""
+
+_ENTRIES = 256
+"""A tensor of fewer entries is not judged by its factor: their rounding does not average out. In bfloat16 the factor
+of a bias of 4 entries was found up to 11 times as far off as its twins'."""
 
 
 @dataclass(frozen=True)
@@ -68,25 +76,41 @@ class Rounding:
         """
         known = [s for s in entry.sources if s in self.identity.spreads]
         spread = max((self.identity.spreads[s] for s in known), default=0.0)
-        if not known or len(known) < len(entry.sources) or spread > _NOISE:
+        entries = prod(entry.base_shape)
+        if not known or len(known) < len(entry.sources) or spread > _NOISE or entries < _ENTRIES:
             return None
         shared = max(abs(self.identity.ratios[s] - 1) for s in known)
-        return 2 * shared + _SIGMAS * spread / sqrt(max(prod(entry.base_shape), 1))
+        return 2 * shared + _SIGMAS * spread / sqrt(entries)
 
 
-def move_(model: nn.Module) -> None:
+def together(draws: Sequence[Rounding]) -> Rounding:
+    """The largest of what several twins measured."""
+    first, found = draws[0], [draw.identity for draw in draws]
+    ratios = {n: max((f.ratios[n] for f in found), key=lambda r: abs(r - 1)) for n in first.identity.ratios}
+    return Rounding(
+        [max(step) for step in zip(*(draw.losses for draw in draws), strict=True)],
+        [_largest(step) for step in zip(*(draw.weights for draw in draws), strict=True)],
+        Identity(_largest([f.errors for f in found]), (), ratios, (), _largest([f.spreads for f in found])),
+    )
+
+
+def _largest(draws: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: max(draw.get(name, 0.0) for draw in draws) for name in draws[0]}
+
+
+def move_(model: nn.Module, seed: int) -> None:
     """Move every weight by about one unit in the last place of its dtype, up or down at random."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             _move_(parameter, torch.finfo(parameter.dtype).eps, generator)
 
 
-def disturb_(optimizer: Optimizer, eps: float) -> None:
+def disturb_(optimizer: Optimizer, eps: float, seed: int) -> None:
     """Move the gradients that an optimizer is about to use by one unit in the last place of a coarser dtype."""
     if not eps:
         return
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for group in optimizer.param_groups:
             for parameter in group["params"]:

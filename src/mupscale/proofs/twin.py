@@ -20,19 +20,30 @@ from ..plans.identity import Loss, compare_gradients, gradients
 from ..runs.run import Run
 from ..tensors.differences import loss_gap
 from .compare import compare_steps
-from .rounding import Rounding, disturb_, move_
+from .rounding import Rounding, disturb_, move_, together
 from .trial import Step, Trial
+
+TWINS = 3
+"""One draw may miss what happens rarely, like an activation that rounds to the other side of zero."""
 
 
 def rounding_of_steps(clone: Callable[[], Run], step: Step, steps: int) -> Rounding:
     """How far a base run parts from itself in these steps; `clone` makes a fresh copy of it."""
-    base, twin = clone(), clone()
-    move_(twin.model)
+    return together([_steps(clone(), clone(), step, steps, seed) for seed in range(TWINS)])
+
+
+def rounding_of_loss(clone: Callable[[], Run], loss: Loss) -> Rounding:
+    """How far the loss and the gradients of a base part from themselves."""
+    return together([_loss(clone(), clone(), loss, seed) for seed in range(TWINS)])
+
+
+def _steps(base: Run, twin: Run, step: Step, steps: int, seed: int) -> Rounding:
+    move_(twin.model, seed)
     coarse = _Coarse(base.optimizers)
     places = {id(optimizer): i for i, optimizer in enumerate(twin.optimizers)}
 
     def disturb(optimizer: Optimizer) -> None:
-        disturb_(optimizer, coarse.eps.get(places[id(optimizer)], 0.0))
+        disturb_(optimizer, coarse.eps.get(places[id(optimizer)], 0.0), seed)
 
     trial = Trial(base, twin, identity_plan(base.model), float("inf"), disturb=disturb)
     with coarse:
@@ -42,10 +53,8 @@ def rounding_of_steps(clone: Callable[[], Run], step: Step, steps: int) -> Round
     return Rounding([own[""] for own in losses], _up_to(trial.weights), trial.identity)
 
 
-def rounding_of_loss(clone: Callable[[], Run], loss: Loss) -> Rounding:
-    """How far the loss and the gradients of a base part from themselves."""
-    base, twin = clone(), clone()
-    move_(twin.model)
+def _loss(base: Run, twin: Run, loss: Loss, seed: int) -> Rounding:
+    move_(twin.model, seed)
     (a, grads), (b, moved) = gradients(base.model, loss), gradients(twin.model, loss)
     identity = compare_gradients(grads, moved, identity_plan(base.model))
     return Rounding([loss_gap(float(a), float(b))], [], identity)
@@ -76,11 +85,11 @@ class _Coarse(TorchFunctionMode):
             after = optimizer.register_step_post_hook(lambda *_: self._turn(None))
             self._hooks.callback(before.remove)
             self._hooks.callback(after.remove)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._hooks.close()
 
     def _turn(self, stepping: int | None) -> None:

@@ -104,7 +104,7 @@ def difference(found: Tensor, want: Tensor) -> Difference:
     """
     if not want.numel():
         return Difference()
-    pairs = zip(found.reshape(-1).split(_CHUNK), want.reshape(-1).split(_CHUNK), strict=True)
+    pairs = zip(*(torch.split(t.reshape(-1), _CHUNK) for t in (found, want)), strict=True)
     return whole([_measured(a, b) for a, b in pairs])
 
 

@@ -30,7 +30,7 @@ from ..proofs.certificate import Certificate, Failure
 from ..proofs.compare import certificate_of, compare_losses, compare_steps, tolerance_of
 from ..proofs.diagnose import diagnose
 from ..proofs.observed import observed, written_settings
-from ..proofs.rounding import Rounding
+from ..proofs.rounding import COARSE, Rounding
 from ..proofs.trial import Step, Trial, with_batches
 from ..proofs.twin import rounding_of_loss, rounding_of_steps
 from ..rules.optimizers import OptimizerRule
@@ -40,9 +40,6 @@ from .settings import settings_comparer
 from .widen import widen
 
 _LOG = logging.getLogger("mupscale")
-_COARSE = 1e-3
-"""Tolerances above this one are those of 16-bit types: a wrong factor of 1 % hides in the rounding of single entries, and
-only the factor over all entries of a tensor shows it."""
 
 
 def verify(
@@ -127,9 +124,7 @@ class _Measuring:
 
     def run(self) -> tuple[Trial, Failure | None]:
         """Compare; judge what deviates, and what low precision hides, by the base's own rounding; then explain."""
-        rounding = Rounding()
-        if self.tolerance > _COARSE:
-            rounding = self._rounding()
+        rounding = self._rounding() if self.tolerance > COARSE else Rounding()
         trial, failure = self._compare(rounding)
         if failure is not None and not failure.cause and not rounding.losses:
             trial, failure = self._compare(self._rounding())
@@ -208,7 +203,7 @@ def _unusable(
     faults = [] if step is None else wrong_function("step", step, "run", "i" if batches is None else "batch")
     if batches is not None and step is None:
         faults.append(Fault("batches", "it is given without step=", "write step=lambda run, batch: …"))
-    if batches is not None and not isinstance(batches, Iterable):
+    if not isinstance(batches, Iterable | None):
         faults.append(
             Fault(
                 "batches", f"it is {shown(batches)}, expected a data loader or a list", "write batches=loader"
