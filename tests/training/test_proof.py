@@ -71,17 +71,18 @@ def test_going_without_a_proof_is_recorded():
     assert mu.widen_state_dict(base.state_dict(), plan, unproved=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_large_models_are_measured_as_they_are(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
     in_own_dtype(monkeypatch)
-    plan = mu.plan_between(more_heads, 8, 16, loss=loss)
-    wide = mu.widen(more_heads(8).to(dtype), lambda: more_heads(16), plan=plan, loss=loss)
+    plan = mu.plan_between(more_heads, 64, 128, loss=loss)
+    wide = mu.widen(more_heads(64).to(dtype), lambda: more_heads(128), plan=plan, loss=loss)
     assert wide.provenance["proof"]["dtype"] == str(dtype).removeprefix("torch.")
-    spoiled = plan.fold("proj.weight", "101/100")
-    refusal(
-        lambda: mu.widen(more_heads(8).to(dtype), lambda: more_heads(16), plan=spoiled, loss=loss),
-        "does not continue",
-    )
+    for name in ("proj.weight", "qkv.weight", "readout.weight", "embed.weight"):
+        spoiled = plan.fold(name, "101/100")
+        refusal(
+            lambda: mu.widen(more_heads(64).to(dtype), lambda: more_heads(128), plan=spoiled, loss=loss),  # noqa: B023
+            "does not continue",
+        )
 
 
 def test_the_proof_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -17,17 +19,21 @@ import torch
 from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.copied import copied
 from ..plans.declare import Declared
+from ..plans.dropout import without_dropout
 from ..plans.float64 import lifted_casts, prepare
 from ..plans.identity import Loss, load_wide_
 from ..plans.infer import find_plan, infer_plan, proved_by
 from ..plans.known import why_undecided
 from ..plans.names import named_tensors, unwrap
 from ..plans.plan import Plan
-from ..proofs.certificate import Certificate
+from ..proofs.certificate import Certificate, Failure
 from ..proofs.compare import certificate_of, compare_losses, tolerance_of
 from ..proofs.diagnose import diagnose
+from ..proofs.rounding import COARSE, Rounding
 from ..proofs.trial import Trial
+from ..proofs.twin import rounding_of_loss
 from ..runs.run import Run
 
 FLOAT64_BYTES = 2**28
@@ -56,13 +62,12 @@ def measured_plan(
         except MupscaleError as error:
             _LOG.info("shapes do not decide the plan (%s); searching on copies in float64", error.claim)
     if chosen is not None:
-        measured = (
-            _in_float64(base, built, chosen, loss) if small else _as_they_are(base, chosen, loss, filled)
-        )
+        pair = _Pair(base, built, chosen, loss, None if small else filled)
+        measured = pair.measure()
         if measured.holds or plan is not None:
             measured.raise_if_broken()
             unreached = tuple(row.name for row in measured.tensors if row.gradient is None)
-            proved = proved_by(chosen, loss, unreached)
+            proved = proved_by(replace(chosen, needs=chosen.needs | pair.needs), loss, unreached)
             return proved, _record(proved, measured.dtype, measured.worst, 1)
         _LOG.info("the plan that shapes suggest is not exact (%s); searching", measured.failure)
     found = find_plan(base, built, loss, Declared())
@@ -108,27 +113,67 @@ def _float64_bytes(base: nn.Module, built: nn.Module) -> int:
     return 8 * sum(prod(tensor.shape) for model in (base, built) for _, _, tensor in named_tensors(model))
 
 
-def _in_float64(base: nn.Module, built: nn.Module, plan: Plan, loss: Loss) -> Certificate:
-    narrow, wide = prepare(unwrap(base), unwrap(built))
-    with lifted_casts():
-        load_wide_(wide, narrow, plan)
-        return _measured(
-            Trial(Run(narrow), Run(wide), plan, tolerance_of(torch.float64, None)), loss, torch.float64
-        )
+@dataclass
+class _Pair:
+    """A base and a wide model that are measured: copies in float64, or, if `filled` is given, the models as they are."""
 
+    base: nn.Module
+    built: nn.Module
+    plan: Plan
+    loss: Loss
+    filled: Callable[[Plan], nn.Module] | None
+    needs: frozenset[str] = frozenset()
+    """What the measured plan assumes: that there is no dropout, where some was met."""
 
-def _as_they_are(base: nn.Module, plan: Plan, loss: Loss, filled: Callable[[Plan], nn.Module]) -> Certificate:
-    dtypes = {t.dtype for _, kind, t in named_tensors(base) if kind == "parameter" and t.is_floating_point()}
-    # The coarsest dtype limits what can be seen.
-    dtype = max(dtypes, key=lambda d: torch.finfo(d).eps, default=torch.float32)
-    return _measured(Trial(Run(base), Run(filled(plan)), plan, tolerance_of(dtype, None)), loss, dtype)
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that is measured in; of several, the coarsest, which limits what can be seen."""
+        own = {
+            t.dtype
+            for _, kind, t in named_tensors(self.base)
+            if kind == "parameter" and t.is_floating_point()
+        }
+        coarsest = max(own, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+        return torch.float64 if self.filled is None else coarsest
 
+    def measure(self) -> Certificate:
+        """Compare gradients; judge a deviation, and what low precision hides, by the base's own rounding."""
+        with lifted_casts() if self.filled is None else nullcontext():
+            trial = self._trial()
+            if trial.tolerance > COARSE:
+                trial.rounding = self._rounding()
+            failure = self._compare(trial)
+            if failure is not None and not failure.cause and not trial.rounding.losses:
+                trial = self._trial()
+                trial.rounding = self._rounding()
+                failure = self._compare(trial)
+            if failure is not None and not failure.cause:
+                with without_dropout():
+                    failure = diagnose(self._trial, None, self.loss, failure)
+        return certificate_of(trial, failure, self.dtype, 0)
 
-def _measured(trial: Trial, loss: Loss, dtype: torch.dtype) -> Certificate:
-    failure = compare_losses(trial, loss)
-    if failure is not None and not failure.cause:
-        failure = diagnose(trial, None, loss, failure)
-    return certificate_of(trial, failure, dtype, 0)
+    def _trial(self) -> Trial:
+        if self.filled is not None:
+            models = self.base, self.filled(self.plan)
+        else:
+            models = prepare(unwrap(self.base), unwrap(self.built))
+            load_wide_(models[1], models[0], self.plan)
+        return Trial(Run(models[0]), Run(models[1]), self.plan, tolerance_of(self.dtype, None))
+
+    def _compare(self, trial: Trial) -> Failure | None:
+        with without_dropout(trial.base.model, trial.wide.model) as off:
+            failure = compare_losses(trial, self.loss)
+        self.needs = off.needs
+        return failure
+
+    def _rounding(self) -> Rounding:
+        with without_dropout():
+            return rounding_of_loss(self._copy, self.loss)
+
+    def _copy(self) -> Run:
+        if self.filled is None:
+            return Run(prepare(unwrap(self.base), unwrap(self.built))[0])
+        return Run(copied(unwrap(self.base)))
 
 
 def _record(plan: Plan, dtype: str, worst: float, trials: int) -> dict[str, Any]:
