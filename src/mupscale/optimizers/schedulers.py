@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 from torch.optim import Optimizer
@@ -54,6 +56,17 @@ def refuse_absolute(schedulers: tuple[Any, ...]) -> list[Fault]:
     return [Fault(name, f"{reason}, {what}", _REMEDY) for name, reason in reasons if reason]
 
 
+def _function(factor: Any) -> Any:
+    """The function of a LambdaLR for another scheduler.
+
+    Functions and bound methods are shared: what a trainer's method reads belongs to the trainer. A callable object
+    with attributes is copied, as torch's own state_dict saves its attributes.
+    """
+    if isinstance(factor, (FunctionType, MethodType, BuiltinFunctionType, partial)):
+        return factor
+    return copy.deepcopy(factor)
+
+
 def carry_scheduler(scheduler: Any, optimizer: Optimizer, groups: Sequence[NamedGroup]) -> Any:
     """The same scheduler at the same step, on the wide optimizer."""
     new = copy.copy(scheduler)
@@ -66,7 +79,7 @@ def carry_scheduler(scheduler: Any, optimizer: Optimizer, groups: Sequence[Named
         elif key in ("base_lrs", "_last_lr"):
             setattr(new, key, [value[g.origin] * g.lr_factor for g in groups])
         elif isinstance(value, list) and len(value) == per_group and key == "lr_lambdas":
-            new.lr_lambdas = [copy.deepcopy(value[g.origin]) for g in groups]
+            new.lr_lambdas = [_function(value[g.origin]) for g in groups]
         else:
             setattr(new, key, copy.deepcopy(value))
     # torch counts steps only to warn about a first call out of order; this optimizer has been stepped.
