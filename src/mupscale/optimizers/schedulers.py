@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from types import MethodType
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 from torch.optim import Optimizer
@@ -56,12 +57,12 @@ def refuse_absolute(schedulers: tuple[Any, ...]) -> list[Fault]:
 
 
 def _same_function(function: Any) -> Any:
-    """The function of a LambdaLR for the wide run: the same one, which reads what the base's reads.
+    """The function of a LambdaLR for the wide run.
 
-    A method belongs to an object outside the run, such as a trainer, and is not copied. An object that is called may
-    keep a count of its own, so it is copied.
+    Functions and bound methods are shared: what a trainer's method reads belongs to the trainer. An object that is
+    called may keep a count of its own, so it is copied.
     """
-    if isinstance(function, MethodType):
+    if isinstance(function, (FunctionType, MethodType, BuiltinFunctionType, partial)):
         return function
     try:
         return copy.deepcopy(function)

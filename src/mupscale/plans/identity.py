@@ -31,6 +31,10 @@ Gather = Callable[[Any], list[Any]]
 
 GRADIENT_TOLERANCE = 1e-9
 """In float64. The worst of 99 exact stock model types, five AdamW steps included, is 1.5e-11."""
+DRAWS = (
+    "the loss is not a function of the model: two calls on one model under one seed differ, as when it draws a batch; "
+    "draw it before, and write loss=lambda model: f(model, batch)"
+)
 SILENT = 1e-13  # a gradient this far below the model's largest is rounding, not signal
 
 

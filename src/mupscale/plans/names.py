@@ -8,7 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterator
 
+import torch
 from torch import Tensor, nn
+
+from ..errors import MupscaleError
 
 # What torch.compile, FSDP1 and activation checkpointing insert into names.
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -28,12 +31,27 @@ def strip_wrappers(name: str) -> str:
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside DDP, averaging and compile wrappers, whose names the plan uses."""
     while True:
+        if isinstance(model, torch.jit.ScriptModule):
+            raise MupscaleError(
+                f"the model is a {type(model).__name__} of torch.jit, whose tensors cannot be replaced by larger ones; "
+                "widen the module that it was made from, and script the result"
+            )
         if type(model).__name__ in _OUTER and isinstance(model._modules.get("module"), nn.Module):
             model = model._modules["module"]  # type: ignore[assignment]
         elif isinstance(model._modules.get("_orig_mod"), nn.Module):
             model = model._modules["_orig_mod"]  # type: ignore[assignment]
         else:
             return model
+
+
+def averaged(ema: nn.Module, known: Container[str]) -> nn.Module:
+    """The module whose tensors have known names: an averaging wrapper of any class holds it as `module`."""
+    inner = unwrap(ema)
+    while list(inner._modules) == ["module"] and any(
+        name not in known for name, _, _ in named_tensors(inner)
+    ):
+        inner = unwrap(inner._modules["module"])  # type: ignore[arg-type]
+    return inner
 
 
 def resolve(name: str, known: Container[str]) -> str | None:

@@ -32,7 +32,7 @@ from .draft import Draft
 from .fits import check_duplicates
 from .folds import fold_knobs
 from .hypotheses import Knob, combinations_of, layout_knobs, paired_knobs, role_knobs
-from .identity import GRADIENT_TOLERANCE, Identity, Loss, compare_gradients, gradients, load_wide_
+from .identity import DRAWS, GRADIENT_TOLERANCE, Identity, Loss, compare_gradients, gradients, load_wide_
 from .names import pattern_of
 from .outputs import Seen, first_difference, watched
 from .plan import Plan
@@ -114,6 +114,8 @@ class _Search:
                 f"the loss of the base model is {float(self.value)}, expected a finite number; plans are found by "
                 "comparing losses, so check the batch"
             )
+        if not loss_gap(float(self.value), float(gradients(base, loss)[0])) <= GRADIENT_TOLERANCE:
+            raise MupscaleError(DRAWS)
         self.seen: list[Seen] = seen
         layouts = list(layout_knobs(made, everywhere=True))
         # Axes that a layout knob already varies are not asked about a second time by the readers.

@@ -6,15 +6,10 @@ BATCHES = (
     "different batches: the step draws its own batch, so that the base's call and the wide run's get two; write "
     "verify(…, step=lambda run, batch: …, batches=loader), and each batch is drawn once for both"
 )
-DRAWS = (
-    "the loss is not a function of the model: two calls on one model under one seed differ, as when it draws a batch; "
-    "draw it before, and write loss=lambda model: f(model, batch)"
-)
 RANDOM = (
     "random numbers whose shape grows with the width, so that each copy gets its own: dropout or noise written by hand; "
     "set it to zero for the check"
 )
-DROPOUT = "dropout: a separate mask is drawn for every copy; set p = 0, or compare in eval mode"
 CLIPPING = (
     "plain clipping: a gradient norm depends on the width, so that the bound acts at another size of the gradients; clip "
     "with mupscale.clip_(optimizer, plan, model=model, max_norm=…)"

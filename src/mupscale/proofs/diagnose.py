@@ -10,19 +10,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..plans.identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients
+from ..plans.identity import Loss, compare_gradients, gradients
 from ..plans.outputs import outputs_of
 from ..rules.axes import Axis
-from ..tensors.differences import difference, loss_gap
+from ..tensors.differences import difference
 from ..tensors.expand import expand
 from ..tensors.making import Making
 from .attributes import attributes
 from .causes import (
     ATTENTION,
     CLIPPING,
-    DRAWS,
     LAYOUT,
     OPTIMIZER,
     PENALTY,
@@ -43,18 +42,11 @@ def diagnose(fresh: Callable[[], Trial], step: Step | None, loss: Loss | None, f
     trial = fresh()
     if failure.step > 0 or not (failure.where == "loss" or "gradient" in failure.what):
         return replace(failure, cause=OPTIMIZER)
-    if step is None and loss is not None and not _repeats(trial.base.model, loss):
-        return replace(failure, where="the loss itself", cause=DRAWS)
     if (cause := attributes(fresh(), step, loss)) is not None:
         return replace(failure, cause=cause)
     if failure.where == "loss":
         return _forward(trial, step, loss, failure)
     return _gradient(trial, step, loss, failure)
-
-
-def _repeats(model: nn.Module, loss: Loss) -> bool:
-    """True if a loss gives the same value twice on one model under one seed."""
-    return loss_gap(*(float(gradients(model, loss)[0]) for _ in range(2))) <= GRADIENT_TOLERANCE
 
 
 def suspect(trial: Trial, failure: Failure) -> Failure:

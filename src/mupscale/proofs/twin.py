@@ -16,15 +16,30 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from ..plans.fits import identity_plan
-from ..plans.identity import Loss, compare_gradients, gradients
+from ..plans.identity import DRAWS, Loss, compare_gradients, gradients
 from ..runs.run import Run
 from ..tensors.differences import loss_gap
+from .causes import BATCHES
+from .certificate import Failure
 from .compare import compare_steps
 from .rounding import Rounding, disturb_, move_, together
-from .trial import Step, Trial
+from .trial import Step, Trial, go
 
 TWINS = 3
 """One draw may miss what happens rarely, like an activation that rounds to the other side of zero."""
+
+
+def unrepeated(
+    clone: Callable[[], Run], step: Step | None, loss: Loss | None, tolerance: float
+) -> Failure | None:
+    """A failure if two copies of the base part at once: they were given other data, so nothing can be compared."""
+    a, b = (go(clone(), step, loss) for _ in range(2))
+    if a != a or loss_gap(a, b) <= tolerance:
+        return None
+    what = f"two copies of the base under one seed give {a:.6g} and {b:.6g}"
+    if step is None:
+        return Failure(0, "the loss itself", what, DRAWS)
+    return Failure(0, "the batch", what, BATCHES)
 
 
 def rounding_of_steps(clone: Callable[[], Run], step: Step, steps: int) -> Rounding:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -19,20 +19,22 @@ from torch import Tensor, nn
 from ..arguments import shown, wrong_function, wrong_kind, wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import Make, build
+from ..plans.declare import Declared
 from ..plans.dropout import EVERY_COPY, without_dropout
 from ..plans.float64 import cast_inputs, lifted_casts
 from ..plans.identity import Loss
-from ..plans.infer import infer_plan
+from ..plans.infer import find_plan, infer_plan
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
-from ..proofs.causes import CLIPPING
+from ..proofs.causes import ATTENTION, CLIPPING, LAYOUT, READOUT
 from ..proofs.certificate import Certificate, Failure
 from ..proofs.compare import certificate_of, compare_losses, compare_steps, tolerance_of
 from ..proofs.diagnose import diagnose
 from ..proofs.observed import observed, written_settings
 from ..proofs.rounding import COARSE, Rounding
+from ..proofs.step_loss import loss_of
 from ..proofs.trial import Step, Trial, with_batches
-from ..proofs.twin import rounding_of_loss, rounding_of_steps
+from ..proofs.twin import rounding_of_loss, rounding_of_steps, unrepeated
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
 from .copies import clone, refuse_hooks
@@ -40,6 +42,8 @@ from .settings import settings_comparer
 from .widen import widen
 
 _LOG = logging.getLogger("mupscale")
+_SEARCHED = 2_000_000
+"""Entries of a wide model up to which a plan is searched for after a failure: up to 600 trials of a few milliseconds."""
 
 
 def verify(
@@ -124,14 +128,45 @@ class _Measuring:
 
     def run(self) -> tuple[Trial, Failure | None]:
         """Compare; judge what deviates, and what low precision hides, by the base's own rounding; then explain."""
-        rounding = self._rounding() if self.tolerance > COARSE else Rounding()
-        trial, failure = self._compare(rounding)
-        if failure is not None and not failure.cause and not rounding.losses:
+        with self._without_dropout():
+            coarse = self.tolerance > COARSE and self._unrepeated() is None
+        trial, failure = self._compare(self._rounding() if coarse else Rounding())
+        if failure is not None and not failure.cause and not coarse:
+            with self._without_dropout():
+                other = self._unrepeated()
+            if other is not None:
+                return trial, other
             trial, failure = self._compare(self._rounding())
         if failure is not None and not failure.cause:
             with self._without_dropout():
-                failure = diagnose(self._trial, self.step, self.loss, failure)
+                failure = self._searched(diagnose(self._trial, self.step, self.loss, failure))
         return trial, failure
+
+    def _unrepeated(self) -> Failure | None:
+        return unrepeated(self._copy, self.step, self.loss, self.tolerance)
+
+    def _searched(self, failure: Failure) -> Failure:
+        """A failure that another plan may cure, with what the search for one finds."""
+        wide = self.wide.model if isinstance(self.wide, Run) else self.wide
+        size = sum(prod(tensor.wide_shape) for tensor in self.plan.tensors.values())
+        if failure.cause not in (LAYOUT, ATTENTION, READOUT) or size > _SEARCHED:
+            return failure
+        loss = self.loss
+        if loss is None:
+            assert self.step is not None
+            loss = loss_of(self.step, len(self.base.optimizers))
+        call = "infer_plan(base, wide, loss=loss)"
+        try:
+            found = find_plan(self.base.model, wide, loss, Declared({}, {}, {}, ())).plan
+        except MupscaleError:
+            return replace(failure, cause=f"{failure.cause}; {call} finds no exact plan either")
+        others = [n for n, t in found.tensors.items() if n not in self.plan or t != self.plan[n]]
+        if not others:
+            return failure
+        named = ", ".join(f"{n} (s = {found[n].change.s})" for n in others[:3])
+        return replace(
+            failure, cause=f"{failure.cause}; {call} finds an exact plan, other in {named}: pass it as plan="
+        )
 
     def _compare(self, rounding: Rounding) -> tuple[Trial, Failure | None]:
         trial = self._trial()

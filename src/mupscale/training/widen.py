@@ -28,7 +28,7 @@ from ..plans.direction import Direction
 from ..plans.fits import check_end, check_ties, expect_plan, identity_plan
 from ..plans.identity import Loss
 from ..plans.infer import infer_plan, loss_of
-from ..plans.names import named_tensors, resolve, strip_wrappers, unwrap
+from ..plans.names import averaged, named_tensors, resolve, strip_wrappers, unwrap
 from ..plans.plan import Plan
 from ..plans.projection import ExampleInputs
 from ..rules.optimizers import OptimizerRule, rule_for
@@ -298,19 +298,26 @@ def edit_(model: nn.Module, direction: Direction) -> None:
         setattr(modules[f"{path}." if path else "."], leaf, edit.old if direction.back else edit.new)
 
 
+def _wrapped(outer: nn.Module, inner: nn.Module, filled: nn.Module) -> nn.Module:
+    """The wrappers around `inner`, with copies of their own buffers, around `filled`."""
+    if outer is inner or "module" not in outer._modules:
+        return filled
+    wrapper = copy.copy(outer)
+    held = outer._modules["module"]
+    assert held is not None
+    wrapper._modules = {**outer._modules, "module": _wrapped(held, inner, filled)}
+    wrapper._buffers = {k: None if b is None else b.detach().clone() for k, b in outer._buffers.items()}
+    wrapper._parameters = dict(outer._parameters)
+    return wrapper
+
+
 def _carry_ema(ema: nn.Module | Mapping[str, Tensor] | None, make: Make, direction: Direction) -> Any:
     if ema is None:
         return None
     if isinstance(ema, nn.Module):
-        check_end(direction.plan, ema, direction.start)
-        filled = fill_(build(make), ema, direction)
-        if unwrap(ema) is ema:
-            return filled
-        wrapper = copy.copy(ema)
-        wrapper._modules = {**ema._modules, "module": filled}
-        wrapper._buffers = {k: None if b is None else b.detach().clone() for k, b in ema._buffers.items()}
-        wrapper._parameters = dict(ema._parameters)
-        return wrapper
+        inner = averaged(ema, {*direction.reached, *direction.plan.ties})
+        check_end(direction.plan, inner, direction.start)
+        return _wrapped(ema, inner, fill_(build(make), inner, direction))
     if not isinstance(ema, Mapping):
         raise MupscaleError(
             f"ema is {shown(ema)}, expected a module (AveragedModel among them) or a mapping of names to tensors; "
