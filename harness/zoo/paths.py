@@ -1,0 +1,127 @@
+"""The calls by which a user grows a model of the zoo, each with zero noise: this file alone knows their arguments."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from inspect import signature
+from typing import Any
+
+import mupscale as mu
+from harness.zoo.entry import Entry, Exact
+
+Declarations = dict[str, dict[str, Any]]
+NOISE = mu.MupNoise(0.0)
+PROVES = "unproved" in signature(mu.upscale).parameters
+ROUNDS = 6
+"""How many refusals in a row are followed; each must add a declaration."""
+
+
+def plain(entry: Entry, run: mu.Run) -> mu.Run:
+    """The shortest call of the README."""
+    return mu.upscale(run, entry.grown, NOISE)
+
+
+def unproved(entry: Entry, run: mu.Run) -> mu.Run:
+    """The same with proofs switched off."""
+    return mu.upscale(run, entry.grown, NOISE, **({"unproved": True} if PROVES else {}))
+
+
+def with_loss(entry: Entry, run: mu.Run) -> mu.Run:
+    if PROVES:
+        return mu.upscale(run, entry.grown, NOISE, loss=entry.loss)
+    return mu.upscale(run, entry.grown, NOISE, plan=mu.infer_plan(run.model, entry.grown, loss=entry.loss))
+
+
+def with_inputs(entry: Entry, run: mu.Run) -> mu.Run:
+    options: dict[str, Any] = {"example_inputs": entry.examples}
+    return mu.upscale(run, entry.grown, NOISE, **options)
+
+
+def declared(entry: Entry, run: mu.Run, declarations: Mapping[str, Any], loss: bool) -> mu.Run:
+    """Growth by a plan with declarations, proved by the loss if one is asked for."""
+    options = {**declarations, "loss": entry.loss if loss else None}
+    plan = mu.infer_plan(run.model, entry.grown, **options)
+    return mu.upscale(run, entry.grown, NOISE, plan=plan)
+
+
+def known(entry: Entry, run: mu.Run, judgement: Exact) -> mu.Run:
+    """Growth by the plan that is stored with the entry."""
+    options = {**judgement.declarations, "loss": entry.loss if judgement.loss else None}
+    plan = mu.infer_plan(run.model, entry.grown, **options)
+    return mu.widen(run, entry.grown, plan=plan, **({"unproved": True} if PROVES else {}))
+
+
+def certified(entry: Entry, run: mu.Run, plan: mu.Plan, steps: int) -> bool:
+    """Whether verify says that the plan is exact."""
+    return mu.verify(run, entry.grown, step=entry.step, plan=plan, steps=steps).holds
+
+
+def follow(entry: Entry, run: mu.Run, refused: mu.MupscaleError, loss: bool) -> mu.Run | None:
+    """Write what a refusal tells to write, until it grows or refuses for good; None when it names no declaration."""
+    given: Declarations = {}
+    for _ in range(ROUNDS):
+        more = merged(given, declarations_of(refused))
+        if more == given:
+            break
+        given = more
+        try:
+            return declared(entry, run, given, loss)
+        except mu.MupscaleError as error:
+            refused = error
+    if given:
+        raise refused
+    return None
+
+
+_OPENING = re.compile(r"(roles|layouts|folds)=(?=\{)")
+
+
+def declarations_of(error: mu.MupscaleError) -> Declarations:
+    """The first declaration of every fault, with those that are to be passed beside it.
+
+    >>> from mupscale.errors import Fault
+    >>> line = 'declare layouts={"f.weight": {1: 4}}, roles={"g": "out"}, or folds={"h": "1/2"}'
+    >>> declarations_of(mu.MupscaleError("refused", [Fault("f.weight", "undecided", line)]))
+    {'layouts': {'f.weight': {1: 4}}, 'roles': {'g': 'out'}}
+    """
+    found: Declarations = {}
+    for text in (error.claim, *(fault.remedy for fault in error.faults)):
+        match = _OPENING.search(text)
+        while match is not None:
+            end = _closing(text, match.end())
+            try:
+                value = ast.literal_eval(text[match.end() : end])
+            except (SyntaxError, ValueError):
+                break
+            found = merged(found, {match[1]: value})
+            gap = re.match(r",?\s*(?:and\s+)?", text[end:])
+            match = _OPENING.match(text, end + (gap.end() if gap else 0))
+    return found
+
+
+def _closing(text: str, start: int) -> int:
+    """The place after the brace that closes the one at `start`."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return place + 1
+    return len(text)
+
+
+def merged(first: Mapping[str, Mapping[str, Any]], second: Mapping[str, Mapping[str, Any]]) -> Declarations:
+    """Both together; where they speak of the same axis of a tensor, the first holds."""
+    both = {word: dict(values) for word, values in first.items()}
+    for word, values in second.items():
+        mine = both.setdefault(word, {})
+        for name, value in values.items():
+            if isinstance(value, dict) and isinstance(mine.get(name), dict):
+                mine[name] = {**value, **mine[name]}
+            else:
+                mine.setdefault(name, value)
+    return both
+
+
+Grow = Callable[[Entry, mu.Run], mu.Run]
