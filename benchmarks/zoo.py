@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.zoo_measure import Line, measured
 from harness.zoo import ZOO
-from harness.zoo.entry import Entry, Impossible
+from harness.zoo.entry import Entry, Exact, Impossible
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "benchmarks" / "zoo.jsonl"
@@ -82,9 +82,7 @@ def summary(lines: Iterable[Line], entries: list[Entry]) -> dict[str, float]:
     """The numbers of the last line."""
     found = {line.name: line for line in lines}
     kinds = Counter(line.kind for line in found.values())
-    possible = [
-        e for e in entries if not isinstance(e.judgement, Impossible) and not e.dropout and e.available
-    ]
+    possible = [e for e in entries if not isinstance(e.judgement, Impossible) and e.available]
     reached = sum(any(o.kind == "exact" for o in found[e.name].paths.values()) for e in possible)
     return {
         "models": len(found),
@@ -121,9 +119,7 @@ def chosen_entries(options: argparse.Namespace) -> list[Entry]:
     if options.quick:
         entries = [e for e in entries if e.name in QUICK]
     if options.prove:
-        entries = [
-            e for e in entries if not isinstance(e.judgement, Impossible) and hasattr(e.judgement, "folds")
-        ]
+        entries = [e for e in entries if isinstance(e.judgement, Exact)]
     return entries
 
 

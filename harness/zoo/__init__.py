@@ -3,7 +3,11 @@
 Each file holds one kind of model. `ZOO` has all entries by name.
 """
 
-from harness.zoo import gates, plain
+from harness.zoo import attention, gates, norms, plain, recurrent, transformers, vision, weights
 from harness.zoo.entry import Entry
 
-ZOO: dict[str, Entry] = {entry.name: entry for kind in (plain, gates) for entry in kind.MODELS}
+ZOO: dict[str, Entry] = {
+    entry.name: entry
+    for kind in (plain, gates, attention, transformers, recurrent, norms, weights, vision)
+    for entry in kind.MODELS
+}

@@ -51,6 +51,9 @@ class Open:
     reason: str
 
 
+MASKED = Impossible("every copy draws its own dropout mask")
+
+
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     trained = [p for p in model.parameters() if p.requires_grad]
     return torch.optim.AdamW(trained, lr=3e-3, weight_decay=0.05)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
@@ -39,17 +39,19 @@ def with_inputs(entry: Entry, run: mu.Run) -> mu.Run:
     return mu.upscale(run, entry.grown, NOISE, **options)
 
 
-def declared(entry: Entry, run: mu.Run, declarations: Mapping[str, Any], loss: bool) -> mu.Run:
-    """Growth by a plan with declarations, proved by the loss if one is asked for."""
+def planned(
+    entry: Entry, run: mu.Run, declarations: Mapping[str, Any], loss: bool, fresh: bool = False
+) -> mu.Plan:
+    """A plan with declarations, proved by the loss if one is asked for; from new models if `fresh`, else from the run's."""
     options = {**declarations, "loss": entry.loss if loss else None}
-    plan = mu.infer_plan(run.model, entry.grown, **options)
-    return mu.upscale(run, entry.grown, NOISE, plan=plan)
+    if fresh:
+        return mu.plan_between(entry.make, entry.base, entry.wide, **options)
+    return mu.infer_plan(run.model, entry.grown, **options)
 
 
 def known(entry: Entry, run: mu.Run, judgement: Exact) -> mu.Run:
     """Growth by the plan that is stored with the entry."""
-    options = {**judgement.declarations, "loss": entry.loss if judgement.loss else None}
-    plan = mu.infer_plan(run.model, entry.grown, **options)
+    plan = planned(entry, run, judgement.declarations, judgement.loss, fresh=True)
     return mu.widen(run, entry.grown, plan=plan, **({"unproved": True} if PROVES else {}))
 
 
@@ -59,18 +61,21 @@ def certified(entry: Entry, run: mu.Run, plan: mu.Plan, steps: int) -> bool:
 
 
 def follow(entry: Entry, run: mu.Run, refused: mu.MupscaleError, loss: bool) -> mu.Run | None:
-    """Write what a refusal tells to write, until it grows or refuses for good; None when it names no declaration."""
+    """Write what a refusal tells to write, until it grows or refuses for good; None when it names nothing to write."""
     given: Declarations = {}
+    fresh = False
     for _ in range(ROUNDS):
         more = merged(given, declarations_of(refused))
-        if more == given:
+        newer = fresh or "plan_between(" in str(refused)
+        if more == given and newer == fresh:
             break
-        given = more
+        given, fresh = more, newer
         try:
-            return declared(entry, run, given, loss)
+            plan = planned(entry, run, given, loss, fresh)
+            return mu.upscale(run, entry.grown, NOISE, plan=plan)
         except mu.MupscaleError as error:
             refused = error
-    if given:
+    if given or fresh:
         raise refused
     return None
 
@@ -122,6 +127,3 @@ def merged(first: Mapping[str, Mapping[str, Any]], second: Mapping[str, Mapping[
             else:
                 mine.setdefault(name, value)
     return both
-
-
-Grow = Callable[[Entry, mu.Run], mu.Run]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from harness.data import INPUTS, OUTPUTS, regression
 from harness.models import CASES
 from harness.zoo.batches import copied
-from harness.zoo.entry import Entry, Impossible, Open, vector_model
+from harness.zoo.entry import MASKED, Entry, Impossible, Open, vector_model
 
 LAW = 0.01
 """The weight of the entropy of a policy."""
@@ -173,8 +173,8 @@ MODELS = (
     Entry("house_mlp", CASES["MLP"].make, (6, 8, 4), (12, 24, 20), regression, criterion=F.mse_loss),
     vector_model("mlp_gelu", between(gelu, linear, gelu)),
     vector_model("mlp_batchnorm", between(nn.BatchNorm1d, gelu), sizes=(8, 24)),
-    vector_model("mlp_dropout", between(gelu, lambda _: nn.Dropout(0.2)), dropout=True),
-    vector_model("functional_dropout", FunctionalDropout, dropout=True),
+    vector_model("mlp_dropout", between(gelu, lambda _: nn.Dropout(0.2)), MASKED, dropout=True),
+    vector_model("functional_dropout", FunctionalDropout, MASKED, dropout=True),
     vector_model("nerf_input_skip", InputSkip, Impossible(PARTLY)),
     vector_model("albert_repeated_layer", Repeated),
     vector_model("one_layer_twice", one_layer_twice),
