@@ -3,11 +3,26 @@
 Each file holds one kind of model. `ZOO` has all entries by name.
 """
 
-from harness.zoo import attention, gates, norms, plain, recurrent, transformers, vision, weights
+from harness.zoo import (
+    attention,
+    gates,
+    generative,
+    graphs,
+    huggingface,
+    norms,
+    plain,
+    recommenders,
+    recurrent,
+    retrieval,
+    transformers,
+    vision,
+    weights,
+)
 from harness.zoo.entry import Entry
 
-ZOO: dict[str, Entry] = {
-    entry.name: entry
-    for kind in (plain, gates, attention, transformers, recurrent, norms, weights, vision)
-    for entry in kind.MODELS
-}
+KINDS = (
+    plain, gates, norms, weights, attention, transformers, recurrent, vision, recommenders, retrieval, graphs, generative,
+    huggingface,
+)  # fmt: skip
+ZOO: dict[str, Entry] = {entry.name: entry for kind in KINDS for entry in kind.MODELS}
+assert len(ZOO) == sum(len(kind.MODELS) for kind in KINDS), "two models have one name"

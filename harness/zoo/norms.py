@@ -170,7 +170,7 @@ MODELS = (
     normed(
         "groupnorm_groups_grow",
         lambda w: nn.GroupNorm(w // 4, w),
-        Open("groups of copies would need blocks on both sides"),
+        Open("copies of whole groups would be exact, and a growing num_groups is refused"),
     ),
     normed("instancenorm_affine", lambda w: nn.InstanceNorm2d(w, affine=True)),
     normed("instancenorm_tracked", lambda w: nn.InstanceNorm2d(w, track_running_stats=True)),
@@ -179,7 +179,11 @@ MODELS = (
     normed("layernorm_over_maps", lambda w: nn.LayerNorm([w, 6, 6])),
     vector_model("rms_functional", FunctionalRMS),
     vector_model("layernorm_by_hand", HandNorm),
-    vector_model("layernorm_unbiased", HandNormUnbiased, Impossible("n - 1 does not grow like n")),
+    vector_model(
+        "layernorm_unbiased",
+        HandNormUnbiased,
+        Impossible("1/(n - 1) could be folded, the eps beside it cannot"),
+    ),
     vector_model("unit_length", UnitLength),
     vector_model("scalenorm_root_width", ScaleNorm),
     vector_model("width_in_forward", WidthInForward, Exact(folds={"out.weight": ROOT})),

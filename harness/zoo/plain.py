@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from harness.data import INPUTS, OUTPUTS, regression
 from harness.models import CASES
 from harness.zoo.batches import copied
-from harness.zoo.entry import MASKED, Entry, Impossible, Open, vector_model
+from harness.zoo.entry import MASKED, Entry, Exact, Impossible, vector_model
 
 LAW = 0.01
 """The weight of the entropy of a policy."""
@@ -190,7 +190,7 @@ MODELS = (
     vector_model(
         "hypernetwork_matrix",
         MadeMatrix,
-        Open("a made matrix needs copies on two axes of one output and 1/k on one of them"),
+        Exact(layouts={"maker.*": {0: [(4, 2), (4, 2)]}}, folds={"maker.*": "1/2"}),
         sizes=(4, 8),
     ),
     vector_model("siren", Siren, optimizer=adam_small),

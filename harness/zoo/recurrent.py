@@ -12,7 +12,7 @@ from harness.data import INPUTS, OUTPUTS, TOKENS, text
 from harness.models import CASES
 from harness.zoo.attention import tokens
 from harness.zoo.batches import generator, sequences
-from harness.zoo.entry import Entry, Impossible, vector_model
+from harness.zoo.entry import Entry, Exact, Impossible, vector_model
 
 SYMBOLS = 5
 
@@ -231,12 +231,12 @@ MODELS = (
     vector_model(
         "mamba_rank_grows",
         lambda w: Mamba(w, w // 4),
-        Impossible("one projection has the growing rank and the fixed states"),
+        Impossible("a growing rank beside fixed states would need two gradient scales in one tensor"),
         batch=sequences,
     ),
     vector_model("s4d_real", DiagonalStates, batch=sequences),
     vector_model("rwkv_time_mix", RWKV, batch=sequences),
-    tokens("lstm_tied_words", TiedWords, Impossible("the LSTM's output has no gain that could absorb 1/k")),
+    tokens("lstm_tied_words", TiedWords, Exact(folds={"embed.weight": "1/2", "lstm.weight_ih_l0": "2"})),
     tokens("seq2seq_bahdanau", lambda w: Seq2Seq(w, additive=True)),
     tokens(
         "seq2seq_luong",

@@ -14,7 +14,7 @@ from harness.data import CLASSES, INPUTS, LENGTH, OUTPUTS, TOKENS, regression, t
 from harness.models import CASES, LLAMA, LlamaSizes, rotate
 from harness.zoo.attention import DOWN, UP, joined, split, tokens
 from harness.zoo.batches import pictures, sequences
-from harness.zoo.entry import MASKED, Entry, Exact, Impossible, vector_model
+from harness.zoo.entry import MASKED, Entry, Exact, vector_model
 
 
 class Attention(nn.Module):
@@ -189,6 +189,8 @@ class Rotary(nn.Module):
         return self.head(x + self.o(joined(mixed)))
 
 
+ASLEEP = Exact(layouts={"[qk].weight": {0: [(4, 1), (2, 1, 2)]}}, folds={"[qk].weight": UP})
+"""The new frequencies of queries and keys are zero; the scale of a larger head is made up for."""
 FUSED = {"blocks.*.attn.qkv.*": DOWN, "blocks.*.attn.proj.weight": UP}
 """Values are fused with queries and keys, so the projection after them gives back what they lost."""
 
@@ -215,7 +217,7 @@ MODELS = (
     tokens("tutorial_sqrt_width", Tutorial),
     Entry("tutorial_dropout", lambda w: Tutorial(w, 0.1), 8, 16, text, MASKED, dropout=True),
     tokens("stock_encoder_decoder", Translator),
-    tokens("rotary_heads_fixed", Rotary, Impossible("rotary frequencies depend on the head size")),
+    tokens("rotary_heads_fixed", Rotary, ASLEEP),
     vector_model("cross_attention_bias_kv", CrossAttention, batch=sequences),
     vector_model("perceiver", lambda w: Latents(w, back=False), batch=sequences),
     vector_model("set_transformer", lambda w: Latents(w, back=True), batch=sequences),

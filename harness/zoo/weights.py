@@ -106,13 +106,13 @@ MODELS = (
         4,
         8,
         pictures(6),
-        Impossible("a standardised weight does not shrink by 1/k"),
+        Exact(folds={"b.*": "2", "out.weight": "1/2"}),
     ),
     vector_model("equalised_rate", equal_rates, Exact(folds={"[24].weight": ROOT})),
     vector_model(
         "softplus_weight",
         between(lambda w: PositiveWeight(w, w), gelu),
-        Impossible("softplus(W/k) is not softplus(W)/k"),
+        Impossible("softplus(W/k) is not softplus(W)/k, and a GELU lets no scale through"),
     ),
     vector_model("ternary_weight", between(lambda w: TernaryWeight(w, w), gelu)),
     vector_model("masked_float", between(lambda w: MaskedWeight(w, None), gelu)),
@@ -127,10 +127,12 @@ MODELS = (
     vector_model(
         "weight_norm",
         WeightNormed,
-        Open("the gain of a direction would take 1/k; parametrizations are refused"),
+        Open("the gain of every direction could take k^(-1/2), and parametrizations are refused"),
         batch=sequences,
     ),
     vector_model(
-        "spectral_norm", spectral, Impossible("the largest singular value of copies is k times the base's")
+        "spectral_norm",
+        spectral,
+        Open("biases could take k^(-1/2) through the ReLUs, and spectral_norm is refused"),
     ),
 )
