@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -236,6 +237,8 @@ def _work(name: str, mode: str, dtype: torch.dtype, out: Connection) -> None:
 
 def measured(name: str, mode: str, dtype: torch.dtype) -> Line:
     """The line of one model, measured in a process of its own: it can take no memory and no time from the next."""
+    if ZOO[name].needs:
+        import_module(ZOO[name].needs)  # before the fork, so that it is read once
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     worker = context.Process(target=_work, args=(name, mode, dtype, sender))
