@@ -7,7 +7,7 @@ modules, `F.dropout`, attention and recurrent layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from .callers import callers
 from .names import pattern_of, strip_wrappers
 
+NO_DROPOUT = "no dropout"
+"""How a need that is about dropout begins."""
 EVERY_COPY = "with dropout each copy draws its own mask, and training is equal only on average"
 
 _MASKS = {
@@ -58,8 +60,7 @@ class without_dropout(TorchFunctionMode):  # noqa: N801 - a context manager, use
     @property
     def needs(self) -> frozenset[str]:
         """What a plan that was measured in this context assumes, in the words of `Plan.needs`."""
-        patterns = ", ".join(dict.fromkeys(map(pattern_of, self.dropout)))
-        return frozenset({f"no dropout ({patterns}): {EVERY_COPY}"} if patterns else ())
+        return _needs(self.dropout)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -104,6 +105,26 @@ class without_dropout(TorchFunctionMode):  # noqa: N801 - a context manager, use
                 self._met[path if stock else f"a functional dropout in {path}"] = None
                 return
         self._met["a functional dropout outside the model"] = None
+
+
+def _needs(places: Iterable[str]) -> frozenset[str]:
+    patterns = ", ".join(dict.fromkeys(map(pattern_of, places)))
+    return frozenset({f"{NO_DROPOUT} ({patterns}): {EVERY_COPY}"} if patterns else ())
+
+
+def dropout_of_modules(model: nn.Module) -> frozenset[str]:
+    """The same as `without_dropout(...).needs` for torch's own modules, without running them.
+
+    >>> dropout_of_modules(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Dropout(0.0)))
+    frozenset({'no dropout (*): with dropout each copy draws its own mask, and training is equal only on average'})
+    """
+    found = []
+    for path, module in model.named_modules():
+        rate = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else 0.0
+        if isinstance(module, (nn.MultiheadAttention, nn.modules.rnn.RNNBase)):
+            rate = module.dropout
+        found += [path] if rate > 0 else []
+    return _needs(found)
 
 
 def _training(func: Callable[..., Any], args: Any, named: dict[str, Any]) -> bool:

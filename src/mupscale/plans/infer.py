@@ -20,14 +20,14 @@ from ..rules.scale import Exact, Scale
 from .build import Make, build
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .draft import Draft, draft
-from .dropout import without_dropout
+from .dropout import dropout_of_modules, without_dropout
 from .float64 import lifted_casts, prepare
 from .hypotheses import copies, layout_knobs
 from .identity import Loss
 from .known import why_undecided
 from .modules import KNOWN_NORMS, maps_zero_elsewhere
 from .names import pattern_of
-from .plan import Plan
+from .plan import Plan, Proof
 from .projection import ExampleInputs, Projection, refuse_unreached
 from .readers import reading_faults
 from .search import Found as Found
@@ -76,7 +76,8 @@ def infer_plan(
     made, _ = _opened(base, wide, declared, pad)
     raise_faults("a plan needs more than the shapes of these two models", _undecided(made))
     plan = made.plan()
-    return replace(plan, proof="none" if why_undecided(*made.models, plan) else "modules")
+    proof: Proof = "none" if why_undecided(*made.models, plan) else "modules"
+    return replace(plan, proof=proof, needs=plan.needs | dropout_of_modules(made.models[0]))
 
 
 def plan_between(

@@ -25,6 +25,7 @@ from ..optimizers.write import write_live
 from ..plans.build import Make, build
 from ..plans.copied import rebind_
 from ..plans.direction import Direction
+from ..plans.dropout import NO_DROPOUT
 from ..plans.fits import check_end, check_ties, expect_plan, identity_plan
 from ..plans.identity import Loss
 from ..plans.infer import infer_plan, loss_of
@@ -100,8 +101,14 @@ def proved_plan(
     if loss is None or unproved:
         chosen = plan if plan is not None else infer_plan(base, built)
         refuse_unproved(base, built, chosen, unproved)
-        return chosen, {"by": chosen.proof}
-    return measured_plan(base, built, plan, loss, lambda found: fill_(build(wide), base, Direction(found)))
+        record: dict[str, Any] = {"by": chosen.proof}
+    else:
+        chosen, record = measured_plan(
+            base, built, plan, loss, lambda found: fill_(build(wide), base, Direction(found))
+        )
+    for need in (need for need in chosen.needs if need.startswith(NO_DROPOUT)):
+        warnings.warn(f"the plan is exact for {need}", stacklevel=3)
+    return chosen, record
 
 
 def check_since(run: Run) -> None:
