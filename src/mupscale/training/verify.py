@@ -238,12 +238,10 @@ def _unusable(
     faults = [] if step is None else wrong_function("step", step, "run", "i" if batches is None else "batch")
     if batches is not None and step is None:
         faults.append(Fault("batches", "it is given without step=", "write step=lambda run, batch: …"))
-    if not isinstance(batches, Iterable | None):
-        faults.append(
-            Fault(
-                "batches", f"it is {shown(batches)}, expected a data loader or a list", "write batches=loader"
-            )
-        )
+    given: object = batches
+    if not isinstance(given, Iterable | None):
+        what = f"it is {shown(given)}, expected a data loader or a list"
+        faults.append(Fault("batches", what, "write batches=loader"))
     faults += [] if loss is None else wrong_function("loss", loss, "model")
     faults += [
         *wrong_whole("steps", steps, least=1),
