@@ -106,6 +106,29 @@ class WidthInBuffer(Twice):
         return torch.tanh(h) * self.scale
 
 
+class SummedBuffer(Twice):
+    """Fixed random weights that are read over their growing axis."""
+
+    def __init__(self, w: int) -> None:
+        super().__init__(w)
+        self.register_buffer("fixed", torch.randn(w, 6))
+        self.out = nn.Linear(6, OUTPUTS)
+
+    def between(self, h: Tensor) -> Any:
+        return torch.tanh(h @ self.fixed)
+
+
+class HiddenTable(Twice):
+    """A table that grows and is not saved."""
+
+    def __init__(self, w: int) -> None:
+        super().__init__(w)
+        self.register_buffer("table", torch.arange(1.0, w + 1).sin(), persistent=False)
+
+    def between(self, h: Tensor) -> Any:
+        return torch.tanh(h + self.table)
+
+
 class ChannelSoftmax(Twice):
     """A gate that is a softmax over all channels."""
 
@@ -188,6 +211,8 @@ MODELS = (
     vector_model("scalenorm_root_width", ScaleNorm),
     vector_model("width_in_forward", WidthInForward, Exact(folds={"out.weight": ROOT})),
     vector_model("width_in_buffer", WidthInBuffer, Exact(folds={"out.weight": ROOT})),
+    vector_model("buffer_summed_over", SummedBuffer, Exact(folds={"a.*": "1/2"})),
+    vector_model("buffer_not_saved", HiddenTable),
     vector_model("softmax_over_channels", ChannelSoftmax),
     vector_model(
         "summed_readout",
