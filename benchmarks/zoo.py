@@ -37,7 +37,14 @@ SHARE = 0.75
 CONTROL, QUICK_CONTROL = 30, 8
 """The least number of models that are silent without proofs, in the whole zoo and in its quick part."""
 MODELS = 150
-QUICK: tuple[str, ...] = ()
+QUICK = (
+    "gpt_heads_fixed", "single_head", "head_size_in_view", "qk_norm_heads_fixed", "gpt_tied_by_function",
+    "matrix_factorisation", "sasrec", "tutorial_sqrt_width", "unit_length", "softmax_over_channels", "dpr_dot_products",
+    "pixel_shuffle_function", "dcgan_linear_view", "buffer_summed_over", "mlp_dropout", "mlp_gelu", "house_resnet",
+    "house_llama", "stock_encoder_heads_fixed", "lstm_bidirectional", "unet", "mnist_example", "swiglu_fused",
+    "inception", "graphsage", "vit_heads_grow", "nerf_input_skip", "batchnorm_after_batchnorm",
+)  # fmt: skip
+"""Fast models of every kind for CI; more than half of them are silent without proofs."""
 
 
 def code_key() -> str:
@@ -110,7 +117,7 @@ def failures(numbers: dict[str, float], mode: str, quick: bool, whole: bool) -> 
     for word in ("silent", "remedy_wrong", "false_alarms"):
         if numbers[word]:
             yield f"{word}={numbers[word]}, expected 0"
-    if whole and numbers["share"] < SHARE:
+    if whole and not quick and numbers["share"] < SHARE:
         yield f"{numbers['share']} of the models that can be exact are, expected {SHARE}"
 
 

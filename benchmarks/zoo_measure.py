@@ -125,13 +125,13 @@ def attempted(grow: Callable[[], mu.Run | None]) -> Attempt:
                 tried.run = grow()
             tried.outcome.kind = "grown"
         except mu.MupscaleError as error:
-            tried.refusal, tried.outcome.said = error, " ".join(str(error).split())[:400]
+            tried.refusal, tried.outcome.said = error, " ".join(str(error).split())[:200]
         except TooSlowError:
             tried.outcome.kind = "slow"
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             tried.outcome.kind = "crashed"
-            tried.outcome.said = f"{type(error).__name__}: {error}"[:300] + f" ({last.name})"
+            tried.outcome.said = f"{type(error).__name__}: {error}"[:200] + f" ({last.name})"
     tried.outcome.seconds = round(time.process_time() - begun, 2)
     tried.warned = " ".join(str(w.message) for w in caught)
     return tried
@@ -219,7 +219,7 @@ def measure(entry: Entry, mode: str, dtype: torch.dtype) -> Line:
             line.holds = verdict[0]
         else:
             tried["verify"] = checked
-            line.holds = False if checked.outcome.kind == "refused" else None
+            line.holds = None if checked.outcome.kind == "slow" else False
     line.paths = {path: attempt.outcome for path, attempt in tried.items()}
     line.seconds = round(time.process_time() - begun, 2)
     return line

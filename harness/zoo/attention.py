@@ -16,7 +16,7 @@ DOWN, UP = "2^(-1/4)", "2^(1/4)"
 """The head size doubles and the scale is 1/sqrt(head size): queries and keys take 2^(-1/4) each."""
 
 
-def split(x: Tensor, heads: int) -> Tensor:
+def split(x: Any, heads: int) -> Any:
     """(batch, length, width) as (batch, heads, length, head size)."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
@@ -34,7 +34,7 @@ class Separate(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(w, w) for _ in range(4))
         self.readout = nn.Linear(w, TOKENS)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     def forward(self, tokens: Tensor) -> Any:
@@ -50,7 +50,7 @@ class NormedQueries(Separate):
         super().__init__(w, heads)
         self.q_norm, self.k_norm = nn.RMSNorm(w // heads), nn.RMSNorm(w // heads)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
         return super().attend(self.q_norm(q), self.k_norm(k), v)
 
 
@@ -61,7 +61,7 @@ class Cosine(Separate):
         super().__init__(w, heads)
         self.scale = nn.Parameter(torch.full((heads, 1, 1), 2.0))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
         scores = self.scale * F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
         return scores.softmax(-1) @ v
 
@@ -69,7 +69,7 @@ class Cosine(Separate):
 class Sigmoid(Separate):
     """A sigmoid in place of the softmax."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
         return (q @ k.mT * q.shape[-1] ** -0.5).sigmoid() @ v
 
 
@@ -80,7 +80,7 @@ class TalkingHeads(Separate):
         super().__init__(w, heads)
         self.mix = nn.Linear(heads, heads, bias=False)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
         scores = q @ k.mT * q.shape[-1] ** -0.5
         return self.mix(scores.permute(0, 2, 3, 1)).permute(0, 3, 1, 2).softmax(-1) @ v
 
@@ -92,7 +92,7 @@ class HeadBias(Separate):
         super().__init__(w, heads)
         self.bias = nn.Embedding(8, heads)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
         place = torch.arange(q.shape[-2])
         bias = self.bias((place[:, None] - place).clamp(min=0))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.permute(2, 0, 1))
@@ -104,7 +104,7 @@ class Alibi(Separate):
     def slopes(self) -> Tensor:
         return 2.0 ** (-8 * torch.arange(1, self.n_head + 1) / self.n_head)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
         place = torch.arange(q.shape[-2])
         distance = (place - place[:, None]).to(q.dtype)
         bias = self.slopes().to(q.dtype)[:, None, None] * distance.masked_fill(distance > 0, -1e9)

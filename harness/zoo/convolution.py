@@ -182,12 +182,9 @@ class InvertedResidual(Classifier):
             conv(4 * w, 4 * w, 3, groups=4 * w),
             conv(4 * w, w, 1),
         )
-        made = (
-            (nn.BatchNorm2d(4 * w), nn.BatchNorm2d(4 * w), nn.BatchNorm2d(w))
-            if norms
-            else (nn.Identity(),) * 3
+        self.norm1, self.norm2, self.norm3 = (
+            nn.BatchNorm2d(n) if norms else nn.Identity() for n in (4 * w, 4 * w, w)
         )
-        self.norm1, self.norm2, self.norm3 = made
 
     def features(self, x: Tensor) -> Any:
         y = F.relu6(self.norm2(self.depth(F.relu6(self.norm1(self.up(x))))))

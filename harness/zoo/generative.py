@@ -195,7 +195,8 @@ class DeepKernel(nn.Module):
 def likelihood(kernel: Tensor, wanted: Tensor) -> Tensor:
     root = torch.linalg.cholesky(kernel)
     solved = torch.cholesky_solve(wanted, root)
-    return 0.5 * (wanted * solved).sum() / len(kernel) + root.diagonal().log().mean()
+    fit: Tensor = 0.5 * (wanted * solved).sum() / len(kernel) + root.diagonal().log().mean()
+    return fit
 
 
 def own(model: nn.Module, batch: Batch) -> Tensor:

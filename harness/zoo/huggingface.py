@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from harness.zoo.batches import generator, pictures
 from harness.zoo.entry import Batch, Entry, Exact, Open
 
 WORDS, LONGEST = 64, 16
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-GPT2_NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+NO_DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+GPT2_NO_DROPOUT: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 def sentences(number: int) -> tuple[Tensor]:
@@ -39,8 +40,7 @@ def looking(model: nn.Module, batch: Batch) -> Tensor:
 
 def built(kind: str, head: str, **options: Any) -> nn.Module:
     """A model of a kind such as "Llama" with a head such as "ForCausalLM"."""
-    import transformers
-
+    transformers = import_module("transformers")
     transformers.logging.set_verbosity_error()
     config = getattr(transformers, f"{kind}Config")(**options)
     made: nn.Module = getattr(transformers, f"{kind}{head}")(config).to(torch.get_default_dtype())
@@ -114,13 +114,13 @@ def distilbert(w: int) -> nn.Module:
 def entry(name: str, make: Callable[[Any], nn.Module], *rest: Any, base: int = 16, **options: Any) -> Entry:
     given = {"batch": sentences, "objective": language, **options}
     batch = given.pop("batch")
-    return Entry(f"hf_{name}", make, base, 2 * base, batch, *rest, needs="transformers", **given)
+    return Entry(f"hf_{name}", make, base, 2 * base, batch, *rest, **{"needs": "transformers", **given})
 
 
 GPT2_FIXED = Exact(folds={"*.attn.c_attn.*": DOWN, "*.attn.c_proj.weight": UP})
 CLASSIFIES: dict[str, Any] = {"batch": judged}
 SEES: dict[str, Any] = {"batch": pictures(16, 4), "objective": looking}
-VIT = {"image_size": 16, "patch_size": 8, "num_labels": CLASSES, **NO_DROPOUT}
+VIT: dict[str, Any] = {"image_size": 16, "patch_size": 8, "num_labels": CLASSES, **NO_DROPOUT}
 MODELS = (
     entry("gpt2_heads_fixed", gpt2(2), GPT2_FIXED),
     entry("gpt2_heads_grow", gpt2()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from torch import nn
@@ -16,9 +17,7 @@ PATCHES = {"img_size": 16, "patch_size": 8}
 
 
 def made(name: str, **options: Any) -> nn.Module:
-    import timm
-
-    model: nn.Module = timm.create_model(name, num_classes=CLASSES, **options)
+    model: nn.Module = import_module("timm").create_model(name, num_classes=CLASSES, **options)
     return model
 
 
@@ -33,8 +32,7 @@ def staged(name: str) -> Callable[[int], nn.Module]:
 
 def decoder(heads: int | None, **options: Any) -> Callable[[int], nn.Module]:
     def make(w: int) -> nn.Module:
-        import x_transformers as xt
-
+        xt = import_module("x_transformers")
         layers = xt.Decoder(dim=w, depth=2, heads=heads or w // 4, attn_dim_head=4, **options)
         model: nn.Module = xt.TransformerWrapper(num_tokens=TOKENS, max_seq_len=LENGTH, attn_layers=layers)
         return model
@@ -42,12 +40,14 @@ def decoder(heads: int | None, **options: Any) -> Callable[[int], nn.Module]:
     return make
 
 
-def seen(name: str, make: Callable[[int], nn.Module], *rest: Any, size: int = 16) -> Entry:
-    return Entry(f"timm_{name}", make, 8, 16, pictures(size, 8), *rest, needs="timm")
+def seen(
+    name: str, make: Callable[[int], nn.Module], judgement: Exact | Open | None = None, size: int = 16
+) -> Entry:
+    return Entry(f"timm_{name}", make, 8, 16, pictures(size, 8), judgement or Exact(), needs="timm")
 
 
-def read(name: str, make: Callable[[int], nn.Module], *rest: Any) -> Entry:
-    return Entry(f"xt_{name}", make, 8, 16, text, *rest, needs="x_transformers")
+def read(name: str, make: Callable[[int], nn.Module], judgement: Open) -> Entry:
+    return Entry(f"xt_{name}", make, 8, 16, text, judgement, needs="x_transformers")
 
 
 FUSED = {"blocks.*.attn.qkv.*": DOWN, "blocks.*.attn.proj.weight": UP}

@@ -98,6 +98,8 @@ class WidthInForward(Twice):
 class WidthInBuffer(Twice):
     """The same constant in a buffer."""
 
+    scale: Tensor
+
     def __init__(self, w: int) -> None:
         super().__init__(w)
         self.register_buffer("scale", torch.tensor(w**-0.5))
@@ -108,6 +110,8 @@ class WidthInBuffer(Twice):
 
 class SummedBuffer(Twice):
     """Fixed random weights that are read over their growing axis."""
+
+    fixed: Tensor
 
     def __init__(self, w: int) -> None:
         super().__init__(w)
@@ -120,6 +124,8 @@ class SummedBuffer(Twice):
 
 class HiddenTable(Twice):
     """A table that grows and is not saved."""
+
+    table: Tensor
 
     def __init__(self, w: int) -> None:
         super().__init__(w)
@@ -177,6 +183,12 @@ class LocalResponse(nn.Module):
         return self.out(F.local_response_norm(10 * F.relu(self.a(x)), 3, alpha=1.0).mean((2, 3)))
 
 
+def norm_after_norm(w: int) -> nn.Module:
+    """A linear layer between two BatchNorms: the mean that the second one keeps is zero by nature."""
+    first, second = nn.Sequential(nn.Linear(INPUTS, w), nn.BatchNorm1d(w)), nn.Linear(w, 4 * w, bias=False)
+    return nn.Sequential(first, second, nn.BatchNorm1d(4 * w), nn.ReLU(), nn.Linear(4 * w, OUTPUTS))
+
+
 def frozen_norm(w: int) -> nn.Module:
     model = NormedPictures(w, nn.BatchNorm2d)
     model.norm.eval()
@@ -200,6 +212,7 @@ MODELS = (
     normed("batchnorm_cumulative", lambda w: nn.BatchNorm2d(w, momentum=None)),
     Entry("batchnorm_frozen", frozen_norm, 8, 16, pictures(6)),
     normed("layernorm_over_maps", lambda w: nn.LayerNorm([w, 6, 6])),
+    vector_model("batchnorm_after_batchnorm", norm_after_norm),
     vector_model("rms_functional", FunctionalRMS),
     vector_model("layernorm_by_hand", HandNorm),
     vector_model(

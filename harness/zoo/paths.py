@@ -14,6 +14,7 @@ from harness.zoo.entry import Entry, Exact
 Declarations = dict[str, dict[str, Any]]
 NOISE = mu.MupNoise(0.0)
 PROVES = "unproved" in signature(mu.upscale).parameters
+UNPROVED: dict[str, Any] = {"unproved": True} if PROVES else {}
 ROUNDS = 6
 """How many refusals in a row are followed; each must add a declaration."""
 
@@ -25,7 +26,7 @@ def plain(entry: Entry, run: mu.Run) -> mu.Run:
 
 def unproved(entry: Entry, run: mu.Run) -> mu.Run:
     """The same with proofs switched off."""
-    return mu.upscale(run, entry.grown, NOISE, **({"unproved": True} if PROVES else {}))
+    return mu.upscale(run, entry.grown, NOISE, **UNPROVED)
 
 
 def with_loss(entry: Entry, run: mu.Run) -> mu.Run:
@@ -52,7 +53,7 @@ def planned(
 def known(entry: Entry, run: mu.Run, judgement: Exact) -> mu.Run:
     """Growth by the plan that is stored with the entry."""
     plan = planned(entry, run, judgement.declarations, judgement.loss, fresh=True)
-    return mu.widen(run, entry.grown, plan=plan, **({"unproved": True} if PROVES else {}))
+    return mu.widen(run, entry.grown, plan=plan, **UNPROVED)
 
 
 def certified(entry: Entry, run: mu.Run, plan: mu.Plan, steps: int) -> bool:

@@ -178,9 +178,9 @@ class Seq2Seq(nn.Module):
         super().__init__()
         self.embed, self.out = nn.Embedding(TOKENS, w), nn.Linear(2 * w, TOKENS)
         self.encoder, self.decoder = nn.GRU(w, w, batch_first=True), nn.GRU(w, w, batch_first=True)
-        self.query, self.key, self.score = (
-            (nn.Linear(w, w), nn.Linear(w, w), nn.Linear(w, 1)) if additive else (None, None, None)
-        )
+        self.query = nn.Linear(w, w) if additive else None
+        self.key = nn.Linear(w, w) if additive else None
+        self.score = nn.Linear(w, 1) if additive else None
 
     def forward(self, x: Tensor) -> Any:
         k, h = self.encoder(self.embed(x))

@@ -19,6 +19,8 @@ from harness.zoo.entry import Entry, Exact, Impossible, Open
 class FusedCausal(nn.Module):
     """Attention of minGPT and nanoGPT: c_attn, c_proj, and the mask in a buffer."""
 
+    bias: Tensor
+
     def __init__(self, w: int, heads: int, bias: bool = True) -> None:
         super().__init__()
         self.n_head, self.n_embd = heads, w
@@ -28,7 +30,7 @@ class FusedCausal(nn.Module):
     def forward(self, x: Tensor) -> Any:
         q, k, v = (split(y, self.n_head) for y in self.c_attn(x).split(self.n_embd, 2))
         scores = q @ k.mT / math.sqrt(k.shape[-1])
-        return self.c_proj(joined(scores.masked_fill(self.bias == 0, -math.inf).softmax(-1) @ v))
+        return self.c_proj(joined(scores.masked_fill(self.bias.eq(0), -math.inf).softmax(-1) @ v))
 
 
 class MinBlock(nn.Module):
@@ -41,7 +43,11 @@ class MinBlock(nn.Module):
             {"c_fc": nn.Linear(w, 4 * w), "act": nn.GELU(), "c_proj": nn.Linear(4 * w, w)}
         )
         m = self.mlp
-        self.mlpf = lambda x: m["c_proj"](m["act"](m["c_fc"](x)))
+
+        def mlpf(x: Tensor) -> Any:
+            return m["c_proj"](m["act"](m["c_fc"](x)))
+
+        self.mlpf = mlpf
 
     def forward(self, x: Tensor) -> Any:
         x = x + self.attn(self.ln_1(x))
@@ -170,7 +176,7 @@ class Attentional(nn.Module):
 
 def rebuilt(name: str, make: Callable[[Any], nn.Module], batch: Any, *rest: Any, **options: Any) -> Entry:
     base, wide = options.pop("sizes", (8, 16))
-    return Entry(name, make, base, wide, batch, *rest, rebuilt=True, **options)
+    return Entry(name, make, base, wide, batch, *rest, **{"rebuilt": True, **options})
 
 
 FOLDS = {"h.*.attn.c_attn.*": DOWN, "h.*.attn.c_proj.weight": UP}

@@ -74,8 +74,8 @@ class ShuffleV2(Classifier):
 
     def features(self, x: Tensor) -> Any:
         still, moved = x.chunk(2, 1)
-        x = torch.cat([still, self.branch(moved)], 1)
-        return self.last(x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))
+        both: Any = torch.cat([still, self.branch(moved)], 1)
+        return self.last(both.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))
 
 
 class Fire(Classifier):
@@ -166,6 +166,8 @@ class Pooling(Classifier):
 class Swin(Classifier):
     """Attention in windows of 2 by 2, with a learned bias per head and place."""
 
+    relative_position_index: Tensor
+
     def __init__(self, w: int, heads: int) -> None:
         super().__init__(w)
         self.heads, self.norm, self.qkv, self.proj = (
@@ -225,7 +227,7 @@ PVT = Exact(folds={"q.*": DOWN, "kv.*": DOWN, "proj.weight": UP})
 MODELS = (
     vision("resnet_inner_width", Bottleneck, sizes=(4, 8)),
     vision("res2net_split", lambda w: Bottleneck(w, 3), sizes=(4, 8)),
-    vision("mobilenet_v2", lambda w: MobileV2(w, (w, 2 * w)), sizes=(4, 8)),
+    vision("mobilenet_v2", lambda w: MobileV2(w, (2 * w, 2 * w)), sizes=(4, 8)),
     vision(
         "mobilenet_v2_new_shortcut",
         lambda w: MobileV2(8, (w,)),

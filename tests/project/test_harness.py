@@ -54,7 +54,7 @@ def test_the_direction_test_sees_imports(planted):
     assert "tests" in imported(f"{text}\n{planted}\n") - MAY_IMPORT["benchmarks"]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "harness").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "harness").rglob("*.py")), ids=lambda path: path.stem)
 def test_a_file_of_the_harness_is_small_and_opens_with_what_it_holds(path):
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 300
