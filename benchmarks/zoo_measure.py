@@ -28,10 +28,10 @@ from harness.zoo.entry import Entry, Exact
 from harness.zoo.paths import PROVES, certified, follow, known, plain, unproved, with_inputs, with_loss
 
 WARM, STEPS, PROOF_STEPS = 3, 6, 6
-BOUNDS = {torch.float64: 1e-7, torch.float32: 1e-3}
+BOUNDS = {torch.float64: 1e-7, torch.float32: 1e-4}
 """The largest relative difference of losses that counts as the same training.
 
-Rounding stays below 1e-9 in float64 and reaches 1e-4 in float32 after Adam's first steps, which follow signs.
+Rounding stays below 1e-8 in float64 (T5 computes parts in float32) and below 1e-6 in float32.
 """
 SECONDS = 60
 """CPU time for one path: the slowest search that finds a plan takes a third of it."""

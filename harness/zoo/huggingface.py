@@ -146,8 +146,8 @@ MODELS = (
     entry("phi_heads_grow", shaped("Phi", "ForCausalLM", kv=True, resid_pdrop=0.0), base=32),
     entry("opt_heads_grow", opt),
     entry("mamba", mamba),
-    entry("t5_heads_grow", t5(None)),
-    entry("t5_width_alone", t5(2)),
+    entry("t5_heads_grow", t5(None), inputs=0),
+    entry("t5_width_alone", t5(2), inputs=0),
     entry(
         "bert_words_heads_fixed",
         shaped("Bert", "ForMaskedLM", 2, **NO_DROPOUT),
