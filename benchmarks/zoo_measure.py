@@ -25,7 +25,7 @@ import torch._dynamo
 import mupscale as mu
 from harness.zoo import ZOO
 from harness.zoo.entry import Entry, Exact
-from harness.zoo.paths import PROVES, certified, follow, known, plain, unproved, with_inputs, with_loss
+from harness.zoo.paths import certified, follow, known, plain, unproved, with_inputs, with_loss
 
 WARM, STEPS, PROOF_STEPS = 3, 6, 6
 BOUNDS = {torch.float64: 1e-7, torch.float32: 1e-4}
@@ -200,7 +200,7 @@ def measure(entry: Entry, mode: str, dtype: torch.dtype) -> Line:
     else:
         tried["plain"] = attempted(lambda: plain(entry, run))
         tried["loss"] = attempted(lambda: with_loss(entry, run))
-        if PROVES and entry.examples is not None:
+        if entry.examples is not None:
             tried["inputs"] = attempted(lambda: with_inputs(entry, run))
         for path in list(tried):
             refusal = tried[path].refusal

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from inspect import signature
 from typing import Any
 
 import mupscale as mu
@@ -13,8 +12,6 @@ from harness.zoo.entry import Entry, Exact
 
 Declarations = dict[str, dict[str, Any]]
 NOISE = mu.MupNoise(0.0)
-PROVES = "unproved" in signature(mu.upscale).parameters
-UNPROVED: dict[str, Any] = {"unproved": True} if PROVES else {}
 ROUNDS = 6
 """How many refusals in a row are followed; each must add a declaration."""
 
@@ -26,18 +23,15 @@ def plain(entry: Entry, run: mu.Run) -> mu.Run:
 
 def unproved(entry: Entry, run: mu.Run) -> mu.Run:
     """The same with proofs switched off."""
-    return mu.upscale(run, entry.grown, NOISE, **UNPROVED)
+    return mu.upscale(run, entry.grown, NOISE, unproved=True)
 
 
 def with_loss(entry: Entry, run: mu.Run) -> mu.Run:
-    if PROVES:
-        return mu.upscale(run, entry.grown, NOISE, loss=entry.loss)
-    return mu.upscale(run, entry.grown, NOISE, plan=mu.infer_plan(run.model, entry.grown, loss=entry.loss))
+    return mu.upscale(run, entry.grown, NOISE, loss=entry.loss)
 
 
 def with_inputs(entry: Entry, run: mu.Run) -> mu.Run:
-    options: dict[str, Any] = {"example_inputs": entry.examples}
-    return mu.upscale(run, entry.grown, NOISE, **options)
+    return mu.upscale(run, entry.grown, NOISE, example_inputs=entry.examples)
 
 
 def planned(
@@ -53,7 +47,7 @@ def planned(
 def known(entry: Entry, run: mu.Run, judgement: Exact) -> mu.Run:
     """Growth by the plan that is stored with the entry."""
     plan = planned(entry, run, judgement.declarations, judgement.loss, fresh=True)
-    return mu.widen(run, entry.grown, plan=plan, **UNPROVED)
+    return mu.widen(run, entry.grown, plan=plan, unproved=True)
 
 
 def certified(entry: Entry, run: mu.Run, plan: mu.Plan, steps: int) -> bool:

@@ -24,7 +24,7 @@ from harness.refusals import refusal
 from harness.runs import step
 from harness.toys import loss_on, trained_mlp, vectors, wide_mlp
 from harness.zoo import ZOO
-from harness.zoo.paths import NOISE, PROVES, declarations_of, plain
+from harness.zoo.paths import NOISE, declarations_of, plain
 from harness.zoo.transformers import GPT
 
 DTYPES = (torch.float64, torch.float32)
@@ -43,8 +43,6 @@ DROPOUT = ("mlp_dropout", "functional_dropout", "stock_encoder_dropout")
 DATA = Path(os.environ.get("MUPSCALE_DATA", Path(__file__).parents[3] / "shared" / "data"))
 TEXT = DATA / "text" / "openstax.jsonl.xz"
 CHARACTERS, LENGTH = 128, 32
-
-proofs = pytest.mark.skipif(not PROVES, reason="upscale does not ask for a proof yet")
 
 
 @pytest.fixture(params=DTYPES, ids=("float64", "float32"))
@@ -74,7 +72,6 @@ def unless_refused(grow: Callable[[], Any], word: str) -> Any:
     return None
 
 
-@proofs
 @pytest.mark.parametrize("name", SILENT)
 def test_what_shapes_cannot_show_is_refused_without_a_proof(name: str, dtype: torch.dtype):
     entry = ZOO[name]
@@ -82,7 +79,6 @@ def test_what_shapes_cannot_show_is_refused_without_a_proof(name: str, dtype: to
     refusal(lambda: plain(entry, run), "loss=")
 
 
-@proofs
 @pytest.mark.parametrize("name", SILENT)
 def test_with_a_proof_it_is_exact_or_refused(name: str, dtype: torch.dtype):
     line = measure(ZOO[name], "paths", dtype)
@@ -97,7 +93,6 @@ def test_without_proofs_it_trains_differently(name: str, float64: None):
     assert measure(ZOO[name], "control", torch.float64).kind == "silent"
 
 
-@proofs
 @pytest.mark.parametrize("name", REMEDIES)
 def test_a_declaration_that_a_refusal_prints_is_right(name: str, dtype: torch.dtype):
     line = measure(ZOO[name], "paths", dtype)
@@ -112,13 +107,11 @@ def test_what_a_refusal_prints_is_read(float64: None):
     assert declarations_of(error), error
 
 
-@proofs
 @pytest.mark.parametrize("name", DROPOUT)
 def test_dropout_is_refused_or_mentioned(name: str, float64: None):
     assert measure(ZOO[name], "paths", torch.float64).kind in ("refused", "dropout")
 
 
-@proofs
 @pytest.mark.parametrize(
     "declared", [{"roles": {"fixed": {0: "in"}}}, {"folds": {"fixed": "1/2"}}], ids=("roles", "folds")
 )
@@ -134,7 +127,6 @@ def test_a_declaration_for_a_buffer_is_followed_or_refused(declared: dict[str, A
     assert wide is None or gap(losses(entry, wide), losses(entry, run)) <= EXACT
 
 
-@proofs
 def test_a_buffer_that_is_not_saved_grows_with_state_dicts_too(float64: None):
     """`widen` copies it; a state dict does not hold it, so a state dict alone is refused."""
     entry = ZOO["buffer_not_saved"]
@@ -212,11 +204,10 @@ def test_a_gpt_with_fixed_heads_keeps_its_loss_on_real_text():
     plan = mu.infer_plan(model, lambda: make(128), loss=loss, folds=folds)
     proved = mu.upscale(run, lambda: make(128), NOISE, plan=plan)
     assert abs(held_out(proved.model) - before) <= 1e-5
-    if PROVES:
-        for given in (None, loss):
+    for given in (None, loss):
 
-            def grow(given: Any = given) -> mu.Run:
-                return mu.upscale(run, lambda: make(128), NOISE, loss=given)
+        def grow(given: Any = given) -> mu.Run:
+            return mu.upscale(run, lambda: make(128), NOISE, loss=given)
 
-            wide = unless_refused(grow, "loss")
-            assert wide is None or abs(held_out(wide.model) - before) <= 1e-5
+        wide = unless_refused(grow, "loss")
+        assert wide is None or abs(held_out(wide.model) - before) <= 1e-5

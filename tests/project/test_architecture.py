@@ -238,6 +238,10 @@ ALLOWED_POWERS = {
         'export.py: names["D"] ** -0.5',
         "symbols.py: Scale.of(k) ** Fraction(exponent)",
     ],
+    "how rounding averages out over the entries of a tensor": [
+        "differences.py: (self.off / self.norm) ** 0.5",
+        "rounding.py: sqrt(entries)",
+    ],
     "norms of copies and of Gaussian matrices": [
         "noise.py: sqrt(k / (k - 1))",  # what centring k copies takes from their variance
         "noises.py: float(entry.change.c) ** 0.5",  # the norm of dup(W) is √c times that of W

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..arguments import shown, wrong_function, wrong_kind, wrong_number, wrong_whole
+from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import Make, build
 from ..plans.declare import Declared
@@ -238,10 +238,8 @@ def _unusable(
     faults = [] if step is None else wrong_function("step", step, "run", "i" if batches is None else "batch")
     if batches is not None and step is None:
         faults.append(Fault("batches", "it is given without step=", "write step=lambda run, batch: …"))
-    given: object = batches
-    if not isinstance(given, Iterable | None):
-        what = f"it is {shown(given)}, expected a data loader or a list"
-        faults.append(Fault("batches", what, "write batches=loader"))
+    if batches is not None:
+        faults += wrong_kind("batches", batches, Iterable, "write batches=loader")
     faults += [] if loss is None else wrong_function("loss", loss, "model")
     faults += [
         *wrong_whole("steps", steps, least=1),
