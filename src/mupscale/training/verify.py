@@ -76,9 +76,8 @@ def verify(
             "they are compared one by one; pass a factory as wide, or give both runs their optimizers"
         )
     raise_faults("verify cannot use what it was given", _unusable(start, step, loss, steps, dtype, tolerance))
-    given = isinstance(wide, Run)
     for side in (start, wide) if isinstance(wide, Run) else (start,):
-        refuse_hooks(side, units=given)
+        refuse_hooks(side)
     chosen = plan if plan is not None else wide.plan if isinstance(wide, Run) else None
     if chosen is None:
         chosen = infer_plan(start.model, wide.model if isinstance(wide, Run) else build(wide))

@@ -32,6 +32,7 @@ from ..runs.run import Run
 from ..tensors.parts import is_sharded
 from .clip import Clip, clip_
 from .state_dicts import carry_tensors
+from .stepping import InUnits, step_in_units_, units_of
 
 
 def widen(
@@ -124,7 +125,8 @@ def carry(
     optimizers, groups = [], {}
     for optimizer in run.optimizers:
         named, unread = read_live(optimizer, run.model, direction, rule_for(type(optimizer), rules=rules))
-        carried, uncarried = carry_optimizer(named, direction)
+        # Groups that are stepped in units hold the constants of the reference, which growth does not change.
+        carried, uncarried = carry_optimizer(named, direction, split=units_of(optimizer) is None)
         faults += unread + uncarried
         new = write_live(made(carried, direction), optimizer, model)
         optimizers.append(new)
@@ -141,6 +143,7 @@ def carry(
         driven.add(id(owner))
     _forget_initial_rates([new for owner, (new, _) in groups.items() if owner not in driven])
     raise_faults("this run cannot be widened exactly", faults)
+    _carry_units(run, optimizers, model, direction, rules)
     ema = _carry_ema(run.ema, make, direction)
     if direction.back:
         _carry_clips(run.optimizers, optimizers, model, None, direction.plan)
@@ -190,6 +193,29 @@ def _forget_initial_rates(optimizers: list[Optimizer]) -> None:
             group.pop("initial_lr", None)
 
 
+def _carry_units(
+    run: Run,
+    optimizers: list[Optimizer],
+    model: nn.Module,
+    direction: Direction,
+    rules: Mapping[str, OptimizerRule] | None,
+) -> None:
+    """Step the new optimizers in units, from the reference from which the old ones are stepped in units."""
+    for old, new in zip(run.optimizers, optimizers, strict=True):
+        units = units_of(old)
+        if units is None:
+            continue
+        if not direction.back:
+            step_in_units_(new, units.then(direction.plan), model=model, rules=rules)
+        elif units == run.since and run.before and run.plan == direction.plan:
+            if (since := run.before[-1][1]) is not None:
+                step_in_units_(new, since, model=model, rules=rules)
+        elif units != direction.plan:
+            what = "it is stepped in units from a reference that is not known from the narrow model"
+            remedy = "call remove() on the handle of step_in_units_, and attach it again after narrowing"
+            raise_faults("this run cannot be narrowed", [Fault(type(old).__name__, what, remedy)])
+
+
 def _carry_clips(
     base: tuple[Optimizer, ...],
     wide: list[Optimizer],
@@ -199,11 +225,11 @@ def _carry_clips(
 ) -> None:
     """Attach width-invariant clipping to the new optimizers as it was to the old ones."""
     twins = dict(zip(map(id, base), wide, strict=True))
-    every = [h for o in base for h in o._optimizer_step_pre_hooks.values()]
+    pairs = [(o._optimizer_step_pre_hooks, o._optimizer_step_post_hooks) for o in base]
+    every = [hook for pair in pairs for hooks in pair for hook in hooks.values()]
     hooks = {id(hook): hook for hook in every if isinstance(hook, Clip)}
-    others = sum(not isinstance(h, Clip) for h in every) + sum(
-        len(o._optimizer_step_post_hooks) for o in base
-    )
+    owners = [getattr(hook, "__self__", hook) for hook in every]
+    others = sum(not isinstance(owner, (Clip, InUnits)) for owner in owners)
     if others:
         warnings.warn(
             f"{others} step hooks of the base's optimizers are not carried; register them on the wide run's",
