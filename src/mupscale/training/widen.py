@@ -23,16 +23,16 @@ from ..optimizers.schedulers import carry_scheduler, refuse_absolute
 from ..optimizers.write import write_live
 from ..plans.build import Make, build
 from ..plans.direction import Direction
-from ..plans.fits import check_end, check_ties, expect_plan, identity_plan
+from ..plans.fits import check_end, check_ties, expect_plan
 from ..plans.infer import infer_plan
 from ..plans.names import named_tensors, resolve, strip_wrappers, unwrap
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.run import Run
 from ..tensors.parts import is_sharded
-from .clip import Clip, clip_
+from .hooks import carry_clips_, carry_units_
 from .state_dicts import carry_tensors
-from .stepping import InUnits, step_in_units_, units_of
+from .stepping import units_of
 
 
 def widen(
@@ -143,16 +143,16 @@ def carry(
         driven.add(id(owner))
     _forget_initial_rates([new for owner, (new, _) in groups.items() if owner not in driven])
     raise_faults("this run cannot be widened exactly", faults)
-    _carry_units(run, optimizers, model, direction, rules)
+    carry_units_(run, optimizers, model, direction, rules)
     ema = _carry_ema(run.ema, make, direction)
     if direction.back:
-        _carry_clips(run.optimizers, optimizers, model, None, direction.plan)
+        carry_clips_(run.optimizers, optimizers, model, None, direction.plan)
         plan, early, before = _narrowed(run, direction.plan)
         return Run(
             model, optimizers, schedulers, plan=plan, since=early, ema=ema, steps=run.steps, before=before
         )
     since = direction.plan if run.since is None else run.since.then(direction.plan)
-    _carry_clips(run.optimizers, optimizers, model, direction.plan, None)
+    carry_clips_(run.optimizers, optimizers, model, direction.plan, None)
     return Run(
         model,
         optimizers,
@@ -191,62 +191,6 @@ def _forget_initial_rates(optimizers: list[Optimizer]) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group.pop("initial_lr", None)
-
-
-def _carry_units(
-    run: Run,
-    optimizers: list[Optimizer],
-    model: nn.Module,
-    direction: Direction,
-    rules: Mapping[str, OptimizerRule] | None,
-) -> None:
-    """Step the new optimizers in units, from the reference from which the old ones are stepped in units."""
-    for old, new in zip(run.optimizers, optimizers, strict=True):
-        units = units_of(old)
-        if units is None:
-            continue
-        if not direction.back:
-            step_in_units_(new, units.then(direction.plan), model=model, rules=rules)
-        elif units == run.since and run.before and run.plan == direction.plan:
-            if (since := run.before[-1][1]) is not None:
-                step_in_units_(new, since, model=model, rules=rules)
-        elif units != direction.plan:
-            what = "it is stepped in units from a reference that is not known from the narrow model"
-            remedy = "call remove() on the handle of step_in_units_, and attach it again after narrowing"
-            raise_faults("this run cannot be narrowed", [Fault(type(old).__name__, what, remedy)])
-
-
-def _carry_clips(
-    base: tuple[Optimizer, ...],
-    wide: list[Optimizer],
-    model: nn.Module,
-    onward: Plan | None,
-    undone: Plan | None,
-) -> None:
-    """Attach width-invariant clipping to the new optimizers as it was to the old ones."""
-    twins = dict(zip(map(id, base), wide, strict=True))
-    pairs = [(o._optimizer_step_pre_hooks, o._optimizer_step_post_hooks) for o in base]
-    every = [hook for pair in pairs for hooks in pair for hook in hooks.values()]
-    hooks = {id(hook): hook for hook in every if isinstance(hook, Clip)}
-    owners = [getattr(hook, "__self__", hook) for hook in every]
-    others = sum(not isinstance(owner, (Clip, InUnits)) for owner in owners)
-    if others:
-        warnings.warn(
-            f"{others} step hooks of the base's optimizers are not carried; register them on the wide run's",
-            stacklevel=4,
-        )
-    for hook in hooks.values():
-        several = [twins[id(o)] for o in hook.optimizers if id(o) in twins]
-        if onward is not None:
-            since = hook.plan.then(onward)
-        elif hook.plan == undone:
-            since = identity_plan(model)
-        else:
-            warnings.warn(
-                "clip_ counts from another reference than this base and is not carried back", stacklevel=4
-            )
-            continue
-        clip_(several, since, model=model, max_norm=hook.max_norm, max_value=hook.max_value, p=hook.p)
 
 
 def fill_(model: nn.Module, source: nn.Module, direction: Direction) -> nn.Module:
