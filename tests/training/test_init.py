@@ -186,3 +186,110 @@ def test_a_size_that_is_not_known_is_refused_and_so_is_a_pattern_that_matches_no
     refusal(lambda: mu.init_(net(64), plan, std=net(64)))
     given = {"*.weight": 0.1, "*.bias": 0.0, "typo.*": 1.0}
     refusal(lambda: mu.init_(net(128), plan, std=given), "typo")
+
+
+class Structured(nn.Module):
+    """What models build with care: a forget gate's bias, an identity, orthogonal matrices, a padding row, constants."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(40, n, padding_idx=3)
+        self.memory = nn.LSTM(8, n)
+        self.identity, self.turn = nn.Linear(n, n, bias=False), nn.Linear(n, n, bias=False)
+        self.plain = nn.Linear(n, n)
+        self.A_log = nn.Parameter(torch.log(torch.arange(1.0, 17)).repeat(n, 1))
+        self.waves = nn.Parameter(torch.sin(torch.arange(n * 5.0).view(n, 5)))
+        with torch.no_grad():
+            self.memory.bias_ih_l0[n : 2 * n] = 1.0
+            self.memory.bias_hh_l0.zero_()
+            self.memory.bias_hh_l0[n : 2 * n] = 1.0
+            nn.init.eye_(self.identity.weight)
+            nn.init.orthogonal_(self.turn.weight)
+
+
+ROLES: Any = {"A_log": {0: "out"}, "waves": {0: "out"}}
+FIXED = ("memory.bias_hh_l0", "identity.weight", "turn.weight", "A_log", "waves")
+
+
+@pytest.mark.parametrize("n", [32, 48, 96])
+def test_structure_stays_the_model_s_own_at_every_width(n: int):
+    plan = mu.plan_between(Structured, 32, n, roles=ROLES)
+    built, model = seeded(Structured, n), seeded(Structured, n)
+    state = torch.get_rng_state()
+    mu.init_(model, plan, std=lambda: Structured(32).double())
+    assert torch.equal(torch.get_rng_state(), state)
+    for name in FIXED:
+        assert_bitwise(model.get_parameter(name), built.get_parameter(name), name)
+    bias, old = model.memory.bias_ih_l0.detach(), built.memory.bias_ih_l0.detach()
+    assert (bias[n : 2 * n] == 1).all(), "the forget gate"
+    assert (bias[:n] != old[:n]).all(), "the other gates are drawn"
+    assert not model.table.weight[3].any(), "the padding row"
+    assert (model.table.weight[4] != built.table.weight[4]).all(), "control: another row"
+    reference = seeded(Structured, 32)
+    power = (n / 32) ** -0.5
+    assert_size(model.plain.weight, sizes(reference)["plain.weight"] * power, "plain.weight")
+    assert_size(model.memory.weight_hh_l0, sizes(reference)["memory.weight_hh_l0"] * power, "weight_hh")
+    rows = torch.arange(40) != 3
+    assert_size(model.table.weight[rows], 1.0, "the table without its padding row", 3.5)
+
+
+def test_one_model_shows_what_repeats_and_what_is_orthogonal():
+    plan = mu.plan_between(Structured, 32, 64, roles=ROLES)
+    reference = seeded(Structured, 32)
+    reference.memory.bias_ih_l0.data.zero_()
+    reference.memory.bias_ih_l0.data[32:64] = 1.0
+    built, model = seeded(Structured, 64), seeded(Structured, 64)
+    mu.init_(model, plan, std=reference)
+    for name in {*FIXED, "memory.bias_ih_l0"} - {"waves"}:
+        assert_bitwise(model.get_parameter(name), built.get_parameter(name), name)
+    assert not model.table.weight[3].any()
+    assert not torch.equal(model.waves, built.waves), (
+        "control: one build does not show that it is no random table"
+    )
+
+
+def test_at_the_reference_random_entries_are_drawn_from_the_model_s_own_distribution():
+    plan = mu.plan_between(Structured, 128, 128, roles=ROLES)
+    built, model = seeded(Structured, 128), seeded(Structured, 128)
+    mu.init_(model, plan, std=lambda: Structured(128).double())
+    for name in ("plain.weight", "memory.weight_ih_l0", "memory.weight_hh_l0"):
+        one, other = built.get_parameter(name), model.get_parameter(name)
+        assert not torch.equal(one, other), name
+        assert_size(other, sizes(built)[name], name, 1.8)
+        assert abs(kurtosis(other) - kurtosis(one)) <= 0.1, name
+
+
+def test_a_reference_and_tensors_left_as_built_go_together():
+    class Off(nn.Module):
+        def __init__(self, n: int) -> None:
+            super().__init__()
+            self.plain, self.dt_bias = nn.Linear(n, n), nn.Parameter(3 + torch.rand(n))
+
+    plan = mu.plan_between(Off, 64, 128, roles={"dt_bias": "out"})
+    reference = lambda: seeded(Off, 64)  # noqa: E731
+    line = 'std={"dt_bias": None, "*": make(reference)}'
+    refusal(lambda: mu.init_(seeded(Off, 128), plan, std=reference()), "neither constant nor centred", line)
+    model, built = seeded(Off, 128), seeded(Off, 128)
+    mu.init_(model, plan, std={"dt_bias": None, "*": reference()})
+    assert_bitwise(model.dt_bias, built.dt_bias, "left as built")
+    assert_size(model.plain.weight, sizes(reference())["plain.weight"] * 2**-0.5, "plain", 1.8)
+
+
+def test_structure_that_does_not_grow_with_its_axis_is_refused():
+    class Half(nn.Module):
+        def __init__(self, n: int) -> None:
+            super().__init__()
+            self.plain = nn.Linear(8, n)
+            with torch.no_grad():
+                self.plain.weight[0] = 1.0
+
+    plan = mu.plan_between(Half, 16, 32)
+    make = lambda: Half(16)  # noqa: E731
+    refusal(lambda: mu.init_(Half(32), plan, std=make), "plain.weight", "elsewhere", "None")
+    mu.init_(Half(32), plan, std={"plain.weight": None, "*": make})
+
+
+def test_sizes_by_name_leave_padding_rows_at_zero():
+    model = nn.Sequential(nn.Embedding(9, 16, padding_idx=4))
+    mu.init_(model, mu.plan_between(lambda n: nn.Sequential(nn.Embedding(9, n)), 8, 16), std={"*": 0.5})
+    assert model[0].weight.detach().abs().amax(1).bool().tolist() == [i != 4 for i in range(9)]

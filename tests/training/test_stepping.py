@@ -249,3 +249,54 @@ def test_an_optimizer_for_a_grown_model_has_its_units():
     assert found["hidden.weight"]["weight_decay"] == pytest.approx(0.3)
     assert found["first.weight"]["lr"] == 3e-2
     assert found["first.weight"]["eps"] == pytest.approx(1e-3 / 3)
+
+
+@pytest.mark.parametrize("setup", [s for s in DENSE if s.optimizer in (optim.AdamW, optim.SGD)], ids=str)
+def test_a_run_that_is_stepped_in_units_is_widened_exactly(setup: Any):
+    """Reference 4, base 12, wide 24: the wide run's losses are the base's, and its groups are unchanged."""
+    model = fresh(WIDE)
+    optimizer = setup.build(model)[0]
+    mu.step_in_units_(optimizer, PLAN, model=model)
+    train(model, optimizer)
+    run = mu.Run(model, optimizer, since=PLAN)
+    wide = mu.widen(run, lambda: Net(24))
+    assert [g["lr"] for g in wide.optimizer.param_groups] == [g["lr"] for g in optimizer.param_groups]
+    plain = mu.widen(run, lambda: Net(24))
+    next(iter(plain.optimizer._optimizer_step_pre_hooks.values())).__self__.remove()
+    back = mu.narrow(wide, lambda: Net(WIDE))
+    gaps = []
+    for _ in range(4):
+        for one in (run, wide, plain, back):
+            train(one.model, one.optimizer, 1)
+        want = run.model(X)
+        gaps.append([float((one.model(X) - want).detach().abs().max()) for one in (wide, plain, back)])
+    assert max(gap[0] for gap in gaps) <= 1e-12, "the wide run"
+    assert max(gap[2] for gap in gaps) <= 1e-12, "narrowed again"
+    assert max(gap[1] for gap in gaps) >= 1e-4, "control: without units"
+
+
+def test_a_run_that_is_stepped_in_units_passes_verify_and_takes_a_rate():
+    model, optimizer, _ = attached()
+    train(model, optimizer)
+    run = mu.Run(model, optimizer, since=PLAN)
+
+    def step(one: mu.Run, i: int) -> Any:
+        one.optimizer.zero_grad()
+        loss = (one.model(X) - X[:, :3]).square().mean()
+        loss.backward()
+        one.optimizer.step()
+        return loss
+
+    assert mu.verify(run, lambda: Net(24), step=step).holds
+    wide = mu.upscale(run, lambda: Net(24), mu.MupNoise(0.1), lr=5e-3)
+    assert [group["lr"] for group in wide.optimizer.param_groups] == [pytest.approx(5e-3)]
+
+
+def test_units_from_an_unknown_reference_are_not_narrowed():
+    model, optimizer, handle = attached()
+    late = mu.plan_between(Net, 6, WIDE)
+    run = mu.Run(model, optimizer, plan=late)
+    with pytest.raises(mu.MupscaleError, match=r"remove\(\)"):
+        mu.narrow(run, lambda: Net(6))
+    handle.remove()
+    assert mu.narrow(run, lambda: Net(6)).optimizer.param_groups

@@ -49,8 +49,13 @@ class State:
     copy: bool = False
     """True for a copy of the weights: an average, a master weight. It is made as the weight is, with the same noise."""
 
+    @property
+    def may_be_a_copy(self) -> bool:
+        """Whether it has the units of the weights, so that it can be a copy of them."""
+        return self.units == W and self.mean_over is None
+
     def __post_init__(self) -> None:
-        if self.copy and (self.units != W or self.mean_over is not None):
+        if self.copy and not self.may_be_a_copy:
             what = f"a copy of the weights has the units of the weights, and these are {self.units}"
             raise MupscaleError(
                 "this is not a row of units", [Fault("copy", what, "write State(W, copy=True)")]

@@ -20,7 +20,6 @@ from ..plans.identity import expected_gradient, expected_weight
 from ..plans.plan import Plan, TensorPlan
 from ..rules.axes import Axis, Factor
 from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
-from ..rules.units import W
 from ..runs.run import Run
 from ..tensors.differences import difference
 from .widen import widen
@@ -101,7 +100,12 @@ def _refuse_undeclared_copies(optimizer: Optimizer, weight: Tensor, rule: Optimi
     faults = []
     for key, value in optimizer.state.get(weight, {}).items():
         known = rule.state.get(key)
-        if known is None or known.copy or known.units != W or getattr(value, "shape", None) != weight.shape:
+        if (
+            known is None
+            or known.copy
+            or not known.may_be_a_copy
+            or getattr(value, "shape", None) != weight.shape
+        ):
             continue
         if (value - weight).norm() < 0.5 * weight.norm():
             what = f"its state {key!r} looks like a copy of the weights, which must get their noise"

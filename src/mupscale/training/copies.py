@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 import torch
@@ -17,34 +16,26 @@ from ..plans.names import named_tensors, unwrap
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
 from .clip import Clip
-from .stepping import InUnits, step_in_units_, units_of
+from .stepping import InUnits
 from .widen import carry
 
 
 def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | None = None) -> Run:
     """A copy of a run in another dtype that shares no memory with it, including `clip_` and `step_in_units_`."""
     inner = unwrap(run.model)
-    with warnings.catch_warnings():
-        # `carry` warns of step hooks that it leaves behind. `refuse_hooks` admits one kind, attached again below.
-        warnings.filterwarnings("ignore", message=".* step hooks of the base's optimizers")
-        twin = carry(
-            Run(inner, run.optimizers, run.schedulers, ema=None, steps=run.steps),
-            copied(inner),
-            lambda: copied(inner),
-            Direction(identity_plan(inner)),
-            rules,
-        )
+    twin = carry(
+        Run(inner, run.optimizers, run.schedulers, ema=None, steps=run.steps),
+        copied(inner),
+        lambda: copied(inner),
+        Direction(identity_plan(inner)),
+        rules,
+    )
     cast_(twin.model, dtype)
-    for optimizer, original in zip(twin.optimizers, run.optimizers, strict=True):
+    for optimizer in twin.optimizers:
         for state in optimizer.state.values():
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.is_floating_point() and key != "step":
                     state[key] = value.to(dtype)
-        since = units_of(original)
-        if since is not None:
-            for group in optimizer.param_groups:
-                group.pop("lr_factor", None)  # its settings are the reference's, without a factor
-            step_in_units_(optimizer, since, model=twin.model, rules=rules)
     return Run(
         twin.model,
         twin.optimizers,
@@ -56,11 +47,8 @@ def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | Non
     )
 
 
-def refuse_hooks(run: Run, *, units: bool) -> None:
-    """Raise if the run has hooks: they cannot be copied, and a copy without them would train differently.
-
-    `units` says whether optimizers with `step_in_units_` are accepted: they can be copied, but not widened.
-    """
+def refuse_hooks(run: Run) -> None:
+    """Raise if the run has hooks other than ours: they cannot be copied, and a copy without them trains differently."""
     faults = []
     for optimizer in run.optimizers:
         hooks = [
@@ -68,7 +56,7 @@ def refuse_hooks(run: Run, *, units: bool) -> None:
             *optimizer._optimizer_step_post_hooks.values(),
         ]
         owners = [getattr(hook, "__self__", hook) for hook in hooks]
-        if any(not isinstance(o, Clip) and not (units and isinstance(o, InUnits)) for o in owners):
+        if any(not isinstance(owner, (Clip, InUnits)) for owner in owners):
             faults.append(
                 Fault(
                     type(optimizer).__name__,

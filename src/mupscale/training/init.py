@@ -1,13 +1,14 @@
 """Initialise a model at any width from its sizes at the reference.
 
-Every tensor is drawn from the counter-based generator, so the result depends on (seed, name, index) and
-not on sharding. Its size is std(reference) · q, with q from `rules/sizes.py`; at the reference, where q = 1, the
-distribution is the model's own: normal stays normal, uniform stays uniform, constants stay constants.
+Entries that the model draws one by one are drawn again from the counter-based generator, so the result depends on
+(seed, name, index) and not on sharding. Their size is std(reference) · q, with q from `rules/sizes.py`; at the reference,
+where q = 1, the distribution is the model's own: normal stays normal, uniform stays uniform. What has a structure of its
+own (constants, an identity, an orthogonal matrix, padding rows) keeps it; `structure.py` finds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import blake2b
@@ -26,8 +27,9 @@ from ..plans.plan import Plan, TensorPlan
 from ..rules.sizes import noise_size
 from ..runs.run import Since, since_of
 from ..tensors.noise import rectangle
-from ..tensors.parts import is_sharded, local_of, local_rectangle
+from ..tensors.parts import Rectangle, is_sharded, local_of, local_rectangle
 from ..tensors.philox import Stream, normals, uniforms
+from .structure import alike, builds_of, fixed_entries, padding_rows, stretched, whole
 
 _UNIFORM_BELOW = -0.9  # excess kurtosis: -1.2 for a uniform, 0 for a normal, about -0.3 for a cut normal
 _ENOUGH = 64  # fewer entries cannot tell one distribution from another
@@ -43,14 +45,8 @@ class Shape:
 
     @staticmethod
     def measured(tensor: Tensor) -> Shape:
-        """Measure a tensor. Constants have std 0; a tensor that is neither constant nor centred is refused later.
-
-        A sharded tensor is gathered, so that its size has the same bits as in one process.
-        """
-        whole: Tensor = tensor.detach()
-        if is_sharded(whole):
-            whole = whole.full_tensor()  # type: ignore[attr-defined]
-        values = whole.double().flatten()
+        """Measure a tensor. Constants have std 0; a tensor that is neither constant nor centred is refused later."""
+        values = tensor.double().flatten()
         if values.numel() == 0 or bool((values == values[0]).all()):
             return Shape(float(values[0]) if values.numel() else 0.0, 0.0)
         rms, mean = float(values.square().mean().sqrt()), float(values.mean())
@@ -61,20 +57,38 @@ class Shape:
         )
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The entries of a wide tensor that are not drawn."""
+
+    mask: Tensor
+    values: Tensor | None
+    """Their values as the reference has them; None for those with which the wide model was built."""
+
+
+Reference = nn.Module | Callable[[], nn.Module]
+Std = Reference | Mapping[str, float | Reference | None] | None
+
+
 def init_(
     model: nn.Module,
     since: Since,
     *,
-    std: nn.Module | Mapping[str, float | None] | None = None,
+    std: Std = None,
     seed: int = 0,
 ) -> nn.Module:
     """Initialise every parameter of `model` in place with the size that μP gives it, and return the model.
 
-    `since` is the run of `model`, or the plan from the reference to it. `std` is either the model freshly built at the
-    reference, whose tensors are measured, or a mapping from name patterns to sizes. Without it `model` itself is
-    measured, which is right only at the reference. A pattern with None leaves its tensors as they were built.
-    Constants (gains of one, biases of zero) keep their value, times a fold; a (1 + w) gain keeps (1 + w) times its
-    fold; tied tensors are drawn once. In a sharded model every rank draws its shards, with the same bits as in one
+    `since` is the run of `model`, or the plan from the reference to it. `std` is a function that builds the model at the
+    reference, or such a model, whose tensors are measured; or a mapping from name patterns to sizes, to None for
+    tensors that are left as they were built, or to the reference: `std={"*.dt_bias": None, "*": make_reference}`.
+    Without it `model` itself is measured, which is right only at the reference.
+
+    Only entries that the model draws one by one are drawn. A function is built several times, and entries that are equal
+    each time are not random. One model shows less: constants, few values that repeat, orthogonal matrices, padding rows.
+    What is not drawn keeps its value, times a fold: that of the reference where all units have the same (gains of one,
+    a forget gate's bias), otherwise that with which `model` was built (an identity, an orthogonal matrix). A (1 + w) gain
+    keeps (1 + w) times its fold; tied tensors are drawn once. In a sharded model every rank draws its shards, with the same bits as in one
     process; the reference model must be the same on all ranks.
 
     >>> import mupscale as mu
@@ -91,8 +105,8 @@ def init_(
     empty = [name for name, kind, t in named_tensors(model) if kind == "parameter" and t.is_meta]
     remedy = "give it some first: model.to_empty(device=…)"
     raise_faults("nothing can be drawn into these", [Fault(n, "it has no memory", remedy) for n in empty])
-    shapes = _shapes(model, plan, std)
-    _agree([t for _, _, t in named_tensors(model)], shapes)
+    shapes, kept = _shapes(model, plan, std)
+    _agree([t for _, _, t in named_tensors(model)], shapes, kept)
     with torch.no_grad():
         seen: set[int] = set()
         for name, kind, tensor in named_tensors(model):
@@ -101,46 +115,68 @@ def init_(
             seen.add(id(tensor))
             planned = plan.planned(name)
             if (shape := shapes[planned]) is not None:
-                local_of(tensor).copy_(_draw(shape, plan[planned], Stream(seed, f"init {planned}"), tensor))
+                stream = Stream(seed, f"init {planned}")
+                local_of(tensor).copy_(_draw(shape, plan[planned], stream, tensor, kept.get(planned)))
     return model
 
 
 def _wrong_std(std: object) -> list[Fault]:
-    """Faults unless `std` is a model with weights, or a mapping from name patterns to numbers."""
-    if std is None:
-        return []
-    if isinstance(std, nn.Module):
-        empty = [name for name, kind, t in named_tensors(std) if kind == "parameter" and t.is_meta]
+    """Faults unless `std` is a model with weights or a function, or a mapping from name patterns to these or numbers."""
+    if std is None or not isinstance(std, Mapping):
+        return [] if std is None else _wrong_reference("std", std)
+    faults: list[Fault] = []
+    for pattern, size in std.items():
+        where = f"std, {pattern}"
+        if isinstance(size, nn.Module) or callable(size):
+            faults += _wrong_reference(where, size)
+        elif size is not None:
+            faults += wrong_number(where, size, "write a size, or None to leave it as built")
+    return faults
+
+
+def _wrong_reference(where: str, reference: object) -> list[Fault]:
+    if isinstance(reference, nn.Module):
+        empty = [name for name, kind, t in named_tensors(reference) if kind == "parameter" and t.is_meta]
         remedy = "build the reference with its weights, without on_meta"
-        return [
-            Fault(f"std, {name}", "it is on the meta device and has no numbers", remedy) for name in empty
-        ]
-    if not isinstance(std, Mapping):
-        what = f"it is {shown(std)}, expected a model or sizes by name"
-        return [Fault("std", what, 'write std=make(reference), or std={"*.weight": 0.02, …}')]
-    given = [(pattern, size) for pattern, size in std.items() if size is not None]
-    remedy = "write a size, or None to leave it as built"
-    return [fault for pattern, size in given for fault in wrong_number(f"std, {pattern}", size, remedy)]
+        what = "it is on the meta device and has no numbers"
+        return [Fault(f"{where}, {name}", what, remedy) for name in empty]
+    if callable(reference):
+        return []
+    what = f"it is {shown(reference)}, expected a model or sizes by name"
+    return [Fault(where, what, 'write std=make(reference), or std={"*.weight": 0.02, …}')]
 
 
-def _draw(shape: Shape, entry: TensorPlan, stream: Stream, tensor: Tensor) -> Tensor:
+def _draw(shape: Shape, entry: TensorPlan, stream: Stream, tensor: Tensor, kept: Kept | None) -> Tensor:
     """The values of this process's part of a tensor."""
-    fold, like = float(entry.fold), local_of(tensor)
+    fold, like, part = float(entry.fold), local_of(tensor), local_rectangle(tensor)
+    if kept is not None:
+        mask = _cut(kept.mask, part).to(like.device)
+        own = like if kept.values is None else _cut(kept.values, part).to(like)
+        own = own if fold == 1 else (own + entry.shift) * fold - entry.shift
+        drawn = like if shape.std == 0 else _draw(shape, entry, stream, tensor, None)
+        return torch.where(mask, own, drawn.to(own.dtype))
     if shape.std == 0:
         return torch.full_like(like, (shape.mean + entry.shift) * fold - entry.shift)
     size = shape.std * float(noise_size(entry.axes, entry.fold))
-    part, draw = local_rectangle(tensor), uniforms if shape.uniform else normals
+    draw = uniforms if shape.uniform else normals
     z = rectangle(stream, entry.wide_shape, part.start, part.shape, like.device, draw)
     if shape.uniform:
         z = (z * 2 - 1) * sqrt(3)
     return z.to(torch.promote_types(like.dtype, torch.float32)) * size + (fold - 1) * entry.shift
 
 
-def _agree(tensors: Iterable[Any], shapes: Mapping[str, Shape | None]) -> None:
+def _cut(whole: Tensor, part: Rectangle) -> Tensor:
+    for dim, (start, length) in enumerate(zip(part.start, part.shape, strict=True)):
+        whole = whole.narrow(dim, start, length)
+    return whole
+
+
+def _agree(tensors: Iterable[Any], shapes: Mapping[str, Shape | None], kept: Mapping[str, Kept]) -> None:
     """Raise on every rank of a sharded model unless all ranks have the same sizes."""
     differ = False
+    told = repr((sorted(shapes.items()), sorted((name, int(k.mask.sum())) for name, k in kept.items())))
     for mesh in dict.fromkeys(t.device_mesh for t in tensors if is_sharded(t)):
-        digest = int.from_bytes(blake2b(repr(sorted(shapes.items())).encode(), digest_size=7).digest(), "big")
+        digest = int.from_bytes(blake2b(told.encode(), digest_size=7).digest(), "big")
         ends = torch.tensor([digest, -digest], device=mesh.device_type)
         for group in mesh.get_all_groups():  # all groups before any rank raises, or other ranks would hang
             dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
@@ -152,44 +188,92 @@ def _agree(tensors: Iterable[Any], shapes: Mapping[str, Shape | None]) -> None:
         )
 
 
-def _shapes(
-    model: nn.Module, plan: Plan, std: nn.Module | Mapping[str, float | None] | None
-) -> dict[str, Shape | None]:
-    """The distribution of every parameter at the reference; None for those that are left as built."""
-    own = {name: t for name, kind, t in named_tensors(model) if kind == "parameter"}
-    built: Mapping[str, Tensor] | None = None
-    if isinstance(std, nn.Module):
-        check_end(plan, std, "base")
-        built = {name: t for name, _, t in named_tensors(std)}
-    given = {} if std is None or isinstance(std, nn.Module) else std
-    found: dict[str, Shape | None] = {}
+def _shapes(model: nn.Module, plan: Plan, std: Std) -> tuple[dict[str, Shape | None], dict[str, Kept]]:
+    """The distribution of every parameter at the reference, None for those that are left as built, and what is kept."""
+    given: Mapping[str, Any] = {} if std is None else std if isinstance(std, Mapping) else {"*": std}
     unused = [p for p in given if not any(n == p or fnmatchcase(n, p) for n in plan.tensors)]
     remedy = "write the name of a parameter, or a pattern such as *.weight"
     faults = [Fault(p, "declared in std, but no parameter has such a name", remedy) for p in unused]
+    references = {id(value): _Reference(value, plan) for value in given.values() if callable(value)}
+    itself: _Reference | None = None
+    own = {plan.planned(name): t for name, kind, t in named_tensors(model) if kind == "parameter"}
+    found: dict[str, Shape | None] = {}
+    kept: dict[str, Kept] = {}
     for name, entry in plan.tensors.items():
         if entry.kind != "parameter":
             continue
-        sizes = [value for pattern, value in given.items() if name == pattern or fnmatchcase(name, pattern)]
-        if sizes:
-            found[name] = None if sizes[0] is None else Shape(0.0, float(sizes[0]))
+        values = [value for pattern, value in given.items() if name == pattern or fnmatchcase(name, pattern)]
+        if values and not callable(values[0]):
+            found[name] = None if values[0] is None else Shape(0.0, float(values[0]))
+            if values[0] and name in (rows := padding_rows(model)):
+                zeros = torch.zeros(entry.wide_shape)
+                kept[name] = Kept(zeros.index_fill(0, torch.tensor(rows[name]), 1).bool(), zeros)
             continue
-        measured = Shape.measured(built[entry.sources[0]] if built is not None else own[name])
-        found[name] = measured
-        if measured.mean and measured.std:
-            faults.append(
-                Fault(
-                    name,
-                    f"neither constant nor centred (mean {measured.mean:.3g}, size {measured.std:.3g})",
-                    f'give its size, or leave it as built with std={{"{name}": None}}',
-                )
-            )
-        elif built is None and entry.grows and measured.std:
-            faults.append(
-                Fault(
-                    name,
-                    "it grows from the reference, and its size there is not known",
-                    f'pass std=make(reference), or std={{"{name}": …}}',
-                )
-            )
+        if values:
+            found[name], held, fault = references[id(values[0])].shape_of(name, entry, own[name])
+        else:
+            itself = itself or _Reference(model)
+            found[name], held, fault = itself.shape_of(name, entry, own[name])
+            shape = found[name]
+            if entry.grows and shape is not None and shape.std:
+                what = "it grows from the reference, and its size there is not known"
+                fault = fault or Fault(name, what, f'pass std=make(reference), or std={{"{name}": …}}')
+        faults += [] if fault is None else [fault]
+        if held is not None:
+            kept[name] = held
     raise_faults("initialisation needs sizes at the reference", faults)
-    return found
+    return found, kept
+
+
+class _Reference:
+    """A model that is measured, with the entries that it does not draw. Without a plan it is the model itself."""
+
+    def __init__(self, given: Reference, plan: Plan | None = None) -> None:
+        builds = [given] if isinstance(given, nn.Module) else builds_of(given)
+        if plan is not None:
+            check_end(plan, builds[0], "base")
+        self._is_model = plan is None
+        self._tensors = {name: t for name, kind, t in named_tensors(builds[0]) if kind == "parameter"}
+        self._fixed = fixed_entries(builds)
+
+    def shape_of(
+        self, name: str, entry: TensorPlan, own: Tensor
+    ) -> tuple[Shape | None, Kept | None, Fault | None]:
+        """How a tensor is distributed, what of it is kept, and why it cannot be drawn, if it cannot."""
+        source = name if self._is_model else entry.sources[0]
+        tensor, fixed = whole(self._tensors[source]), self._fixed[source]
+        if not fixed.any() or bool((tensor == tensor.flatten()[0]).all()):
+            shape = Shape.measured(tensor)
+            return shape, None, _off_centre(name, shape)
+        shape = Shape(0.0, 0.0) if fixed.all() else Shape.measured(tensor[~fixed])
+        if self._is_model:
+            return shape, Kept(fixed, None), _off_centre(name, shape)
+        kept = _kept(tensor, fixed, entry, own)
+        if kept is None:
+            what = "parts of it are random and parts are not, and the model has them elsewhere than the reference"
+            return None, None, Fault(name, what, _left(name))
+        return shape, kept, _off_centre(name, shape)
+
+
+def _kept(tensor: Tensor, fixed: Tensor, entry: TensorPlan, own: Tensor) -> Kept | None:
+    """The entries of the wide tensor that are not drawn; None if they cannot be told."""
+    values = alike(torch.where(fixed, tensor, torch.zeros_like(tensor)), entry)
+    mask = alike(fixed, entry)
+    if mask is not None and (values is not None or bool(mask.all())):
+        return Kept(mask, values)
+    if bool(fixed.all()):
+        return Kept(torch.ones(entry.wide_shape, dtype=torch.bool), None)
+    mask, values = stretched(fixed, entry), stretched(tensor, entry)
+    there = whole(own).to(values)
+    return Kept(mask, None) if torch.equal(there[mask], values[mask]) else None
+
+
+def _left(name: str) -> str:
+    return f'give its size, or leave it as built: std={{"{name}": None, "*": make(reference)}}'
+
+
+def _off_centre(name: str, shape: Shape) -> Fault | None:
+    if not (shape.mean and shape.std):
+        return None
+    what = f"neither constant nor centred (mean {shape.mean:.3g}, size {shape.std:.3g})"
+    return Fault(name, what, _left(name))

@@ -17,6 +17,7 @@ from ..plans.fits import End
 from ..plans.modules import KNOWN_NORMS
 from ..plans.names import named_tensors, resolve, strip_wrappers, unwrap
 from ..plans.plan import Plan, TensorPlan
+from .structure import padding_rows
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,12 @@ def exempt_of(model: nn.Module, plan: Plan, end: End) -> Exempt:
         if kind == "parameter" and not tensor.requires_grad:
             frozen.update(names.get(resolve(name, names) or name, ()))
     gains: set[str] = set()
-    rows: dict[str, int] = {}
+    rows = {wide: row for name, row in padding_rows(model).items() for wide in names.get(name, ())}
     for path, module in unwrap(model).named_modules():
         prefix = strip_wrappers(f"{path}.") if path else ""
         if isinstance(module, KNOWN_NORMS):
             for leaf, _ in module.named_parameters(recurse=False):
                 gains.update(names.get(prefix + leaf, ()))
-        elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None:
-            rows |= dict.fromkeys(names.get(f"{prefix}weight", ()), int(module.padding_idx))
     return Exempt(frozenset(frozen), frozenset(gains), rows)
 
 

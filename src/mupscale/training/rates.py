@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from ..errors import Fault, MupscaleError, raise_faults
 from ..runs.run import Run
 from .groups import set_lr_
+from .stepping import units_of
 
 _AHEAD = 100
 """Steps for which a LambdaLR is evaluated ahead. One that is constant for so long is taken to stay constant."""
@@ -144,7 +145,11 @@ def _at_zero(optimizer: Optimizer) -> bool:
 
 def _set_all_(run: Run, lr: float) -> None:
     for optimizer in run.optimizers:
-        set_lr_(optimizer, lr)
+        if units_of(optimizer) is None:
+            set_lr_(optimizer, lr)
+        else:  # its groups hold the constants of the reference
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
 
 
 def _scale_all_(run: Run, ratio: float) -> None:

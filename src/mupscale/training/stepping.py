@@ -148,7 +148,8 @@ def step_in_units_(
     """Make every step of `optimizer` use the units of each tensor, while its groups keep the reference constants.
 
     `since` is the run that the optimizer trains, or, with `model`, the plan from the reference to it. To clip
-    gradients, use `clip_`.
+    gradients, use `clip_`. A run that is stepped in units can be widened: the groups stay as they are, and the wide
+    optimizer is stepped in units from the same reference.
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))

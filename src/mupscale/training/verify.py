@@ -91,9 +91,8 @@ def verify(
     raise_faults(
         "verify cannot use what it was given", _unusable(start, step, batches, loss, steps, dtype, tolerance)
     )
-    given = isinstance(wide, Run)
     for side in (start, wide) if isinstance(wide, Run) else (start,):
-        refuse_hooks(side, units=given)
+        refuse_hooks(side)
     if step is not None and batches is not None:
         step = with_batches(step, batches, steps)
     chosen = plan if plan is not None else wide.plan if isinstance(wide, Run) else None

@@ -26,7 +26,7 @@ from ..plans.build import Make, build
 from ..plans.copied import rebind_
 from ..plans.direction import Direction
 from ..plans.dropout import NO_DROPOUT
-from ..plans.fits import check_end, check_ties, expect_plan, identity_plan
+from ..plans.fits import check_end, check_ties, expect_plan
 from ..plans.identity import Loss
 from ..plans.infer import infer_plan, loss_of
 from ..plans.names import averaged, named_tensors, resolve, strip_wrappers, unwrap
@@ -35,9 +35,10 @@ from ..plans.projection import ExampleInputs
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.run import Run
 from ..tensors.parts import is_sharded
-from .clip import Clip, clip_
+from .hooks import carry_clips_, carry_units_
 from .prove import measured_plan, refuse_unproved
 from .state_dicts import carry_tensors
+from .stepping import units_of
 
 
 def widen(
@@ -148,7 +149,8 @@ def carry(
     optimizers, groups = [], {}
     for optimizer in run.optimizers:
         named, unread = read_live(optimizer, run.model, direction, rule_for(type(optimizer), rules=rules))
-        carried, uncarried = carry_optimizer(named, direction)
+        # Groups that are stepped in units hold the constants of the reference, which growth does not change.
+        carried, uncarried = carry_optimizer(named, direction, split=units_of(optimizer) is None)
         faults += unread + uncarried
         new = write_live(made(carried, direction), optimizer, model)
         optimizers.append(new)
@@ -165,15 +167,16 @@ def carry(
         driven.add(id(owner))
     _forget_initial_rates([new for owner, (new, _) in groups.items() if owner not in driven])
     raise_faults("this run cannot be widened exactly", faults)
+    carry_units_(run, optimizers, model, direction, rules)
     ema = _carry_ema(run.ema, make, direction)
     if direction.back:
-        _carry_clips(run.optimizers, optimizers, model, None, direction.plan)
+        carry_clips_(run.optimizers, optimizers, model, None, direction.plan)
         plan, early, before = _narrowed(run, direction.plan)
         return Run(
             model, optimizers, schedulers, plan=plan, since=early, ema=ema, steps=run.steps, before=before
         )
     since = direction.plan if run.since is None else run.since.then(direction.plan)
-    _carry_clips(run.optimizers, optimizers, model, direction.plan, None)
+    carry_clips_(run.optimizers, optimizers, model, direction.plan, None)
     return Run(
         model,
         optimizers,
@@ -212,39 +215,6 @@ def _forget_initial_rates(optimizers: list[Optimizer]) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group.pop("initial_lr", None)
-
-
-def _carry_clips(
-    base: tuple[Optimizer, ...],
-    wide: list[Optimizer],
-    model: nn.Module,
-    onward: Plan | None,
-    undone: Plan | None,
-) -> None:
-    """Attach width-invariant clipping to the new optimizers as it was to the old ones."""
-    twins = dict(zip(map(id, base), wide, strict=True))
-    every = [h for o in base for h in o._optimizer_step_pre_hooks.values()]
-    hooks = {id(hook): hook for hook in every if isinstance(hook, Clip)}
-    others = sum(not isinstance(h, Clip) for h in every) + sum(
-        len(o._optimizer_step_post_hooks) for o in base
-    )
-    if others:
-        warnings.warn(
-            f"{others} step hooks of the base's optimizers are not carried; register them on the wide run's",
-            stacklevel=4,
-        )
-    for hook in hooks.values():
-        several = [twins[id(o)] for o in hook.optimizers if id(o) in twins]
-        if onward is not None:
-            since = hook.plan.then(onward)
-        elif hook.plan == undone:
-            since = identity_plan(model)
-        else:
-            warnings.warn(
-                "clip_ counts from another reference than this base and is not carried back", stacklevel=4
-            )
-            continue
-        clip_(several, since, model=model, max_norm=hook.max_norm, max_value=hook.max_value, p=hook.p)
 
 
 def fill_(model: nn.Module, source: nn.Module, direction: Direction) -> nn.Module:
