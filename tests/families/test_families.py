@@ -13,7 +13,6 @@ from mupscale.families.lift import Tensors, lift
 from mupscale.families.multipliers import parse_multipliers
 from mupscale.families.rows import ROWS
 from mupscale.families.symbols import evaluate, layout, power, symbols
-from mupscale.plans.outputs import are_copies
 
 pytest.importorskip("transformers")
 
@@ -329,18 +328,6 @@ def test_another_process_gives_the_same_plan_or_the_same_refusal(tied, tmp_path)
 def test_a_process_that_takes_too_long_is_stopped():
     with pytest.raises(mu.MupscaleError, match="longer than"):
         plan_in_process(LLAMA, 2, timeout=0.2)
-
-
-# The search
-
-
-def test_copies_are_recognised_in_any_order_and_wrong_factors_are_not():
-    x = torch.randn(4, 6, dtype=torch.float64)
-    mixed = x.repeat(1, 3)[:, torch.randperm(18)]
-    assert are_copies(x, mixed, set())
-    assert not are_copies(x, mixed * 0.5, set())
-    assert are_copies(x, mixed * 0.5, {0.5})
-    assert not are_copies(x, torch.randn(4, 18, dtype=torch.float64), {0.5})
 
 
 CASES = {case.name: case for case in EXACT}

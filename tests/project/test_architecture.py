@@ -229,6 +229,18 @@ ALLOWED_POWERS = {
         "padding.py: filled ** Fraction(1, 2)",  # RMSNorm takes its mean over padding too
     ],
     "a fold that is proposed or compared; the gradient identity decides": [
+        "absorb.py: _TEST ** float(degree)",
+        "absorb.py: scale ** (1 / d / 2)",
+        "absorb.py: scale ** (1 / degree)",
+        "absorb.py: scale ** (1 / e / 2)",
+        "copies.py: k ** Fraction(j, 4)",
+        "deviation.py: f**-1",
+        "deviation.py: found[i] ** Fraction(1, 2)",
+        "deviation.py: k ** Fraction(j, 4)",
+        "deviation.py: own**-1",
+        "deviation.py: self._input_factor(call, i) ** -1",
+        "proposals.py: k**exponent",
+        "proposals.py: where.excess**-1",
         "folds.py: k**-1",
         "folds.py: k**-_ROOT",
         "folds.py: k**_ROOT",

@@ -85,8 +85,12 @@ def load_wide_(wide: nn.Module, base: nn.Module, plan: Plan) -> None:
 
 @contextmanager
 def keeping_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore buffers after the block, because a measurement must not change running statistics."""
-    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    """Restore buffers after the block, because a measurement must not change running statistics.
+
+    Frozen parameters too: some models average weights into a frozen copy inside their forward.
+    """
+    frozen = (parameter for parameter in model.parameters() if not parameter.requires_grad)
+    before = [(tensor, tensor.detach().clone()) for tensor in (*model.buffers(), *frozen)]
     try:
         yield
     finally:
@@ -108,8 +112,13 @@ def _refuse_value(value: Any, parameters: list[Tensor]) -> None:
         )
 
 
-def gradients(model: nn.Module, loss: Loss, seed: int = 0) -> tuple[Tensor, dict[str, Tensor | None]]:
-    """The loss and the gradient of every trainable tensor, by name, under a fixed random state."""
+def gradients(
+    model: nn.Module, loss: Loss, seed: int = 0, wanted: Callable[[Tensor], bool] | None = None
+) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """The loss and the gradient of every trainable tensor, by name, under a fixed random state.
+
+    Where `wanted(loss)` is false, no gradient is taken.
+    """
     raise_faults("no gradient can be taken", wrong_function("loss", loss, "model"))
     named = {name: t for name, kind, t in named_tensors(model) if kind == "parameter" and t.requires_grad}
     with torch.random.fork_rng(), keeping_buffers(model):
@@ -118,6 +127,8 @@ def gradients(model: nn.Module, loss: Loss, seed: int = 0) -> tuple[Tensor, dict
             value = loss(model)
             unique = list({id(t): t for t in named.values()}.values())
             _refuse_value(value, unique)
+            if wanted is not None and not wanted(value.detach()):
+                return value.detach(), {}
             found = torch.autograd.grad(value, unique, allow_unused=True)
     grads = {id(t): g for t, g in zip(unique, found, strict=True)}
     return value.detach(), {

@@ -40,6 +40,7 @@ _MIXES_CHANNELS = (
     nn.LocalResponseNorm, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.Unflatten,
     nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.GLU,
 )  # fmt: skip
+_MEASURE = "pass loss=, and the gradient identity decides"
 
 
 def infer_plan(
@@ -174,72 +175,46 @@ def _built(given: Make, seed: int) -> nn.Module:
 
 
 def _undecided(made: Draft) -> list[Fault]:
-    """Faults for everything that shapes leave open, each with the declaration to write."""
-    hint = "or pass loss=, and the gradient identity decides"
+    """Faults for everything that shapes leave open. None names a declaration: nothing was tried that could pass."""
     faults = []
     for name in dict.fromkeys(pattern_of(entry.name) for entry in made.open):
-        faults.append(
-            Fault(
-                name,
-                "no known module says whether its growing axis is summed over",
-                f'declare roles={{"{name}": "out"}} or "in", {hint}',
-            )
-        )
+        faults.append(Fault(name, "no known module says whether its growing axis is summed over", _MEASURE))
     folds = [e.declared_fold for e in made.entries.values() if e.declared_fold is not None]
     for name, reader in made.conflicts.items():
         inverse = Scale.of(copies(made, made.entries[name], made.entries[name].growing[-1])) ** -1
         if made.entries[name].declared_fold is not None or inverse in folds:
             continue
-        faults.append(
-            Fault(
-                f"{name} = {reader}",
-                "a tied readout sums over the width, and its input use does not: a tensor must absorb 1/k",
-                f'declare folds={{"<last norm>.*": "{inverse}"}}, or folds={{"{name}": 1}} if the model divides by its width, {hint}',
-            )
-        )
-    faults += reading_faults(made, hint)
+        what = "a tied readout sums over the width, and its input use does not: a tensor must absorb 1/k"
+        faults.append(Fault(f"{name} = {reader}", what, _MEASURE))
+    faults += reading_faults(made, _MEASURE)
     for path, module in made.models[0].named_modules():
         if isinstance(module, _MIXES_CHANNELS):
             what = f"{type(module).__name__} mixes channels in a way that shapes do not show"
-            faults.append(Fault(path, what, f"remove it, {hint}"))
-    faults += _undecided_pads(made, hint)
+            faults.append(Fault(path, what, _MEASURE))
+    faults += _undecided_pads(made)
     decided = {(e.name, d) for e in made.entries.values() for d in e.layouts}
     for knob in layout_knobs(made):
         axes = [(n, d) for n, dims in knob[0].layouts.items() for d in dims] if knob else []
         if axes and not all(axis in decided for axis in axes):
             name, dim = axes[0]
             blocks = [next(iter(s.layouts[name].values())) for s in knob]
-            faults.append(
-                Fault(
-                    f"{pattern_of(name)}, axis {dim}",
-                    f"undeclared layout: a number of heads or groups grows, so its copies may be neighbours or blocks (of {', '.join(map(str, blocks))})",
-                    f'declare layouts={{"{pattern_of(name)}": {{{dim}: {blocks[0]}}}}}, {hint}',
-                )
-            )
+            what = f"undeclared layout: a number of heads or groups grows, so its copies may be neighbours or blocks (of {', '.join(map(str, blocks))})"
+            faults.append(Fault(f"{pattern_of(name)}, axis {dim}", what, _MEASURE))
     return faults
 
 
-def _undecided_pads(made: Draft, hint: str) -> list[Fault]:
+def _undecided_pads(made: Draft) -> list[Fault]:
     """Zeros pass through activations that map 0 to 0 and through torch's own RMSNorm; the rest is tested."""
     if not made.pad or not any(t.padded for t in made.plan().tensors.values()):
         return []
     faults = []
+    remedy = f"use whole multiples, or {_MEASURE}"
     for path, module in made.models[0].named_modules():
         name = type(module).__name__
         if maps_zero_elsewhere(module):
-            faults.append(
-                Fault(
-                    path,
-                    f"{name} does not map 0 to 0, so padding may leak through it",
-                    f"use whole multiples, {hint}",
-                )
-            )
+            what = f"{name} does not map 0 to 0, so padding may leak through it"
+            faults.append(Fault(path, what, remedy))
         elif "norm" in name.lower() and not isinstance(module, KNOWN_NORMS):
-            faults.append(
-                Fault(
-                    path,
-                    f"{name} is not one of torch's norms, so what padding asks of it is not known",
-                    f"use whole multiples, {hint}",
-                )
-            )
+            what = f"{name} is not one of torch's norms, so what padding asks of it is not known"
+            faults.append(Fault(path, what, remedy))
     return faults

@@ -106,13 +106,11 @@ def _all_groups(entry: Entry, axis: Axis) -> Axis:
     return Axis.of((Factor(groups), *axis.segments[0]), role="in") if per_group and groups > 1 else axis
 
 
-def reading_faults(draft: Draft, hint: str) -> list[Fault]:
-    """A fault for every axis that is read in a layout that no tensor writes, with the line that declares it."""
+def reading_faults(draft: Draft, remedy: str) -> list[Fault]:
+    """A fault for every axis that is read in a layout that no tensor writes."""
     faults: dict[str, Fault] = {}
     for reading in unwritten(draft):
         what = f"{reading.axis.base} -> {reading.axis.wide} units: no tensor is known to write them in the layout in which they are read"
-        option = _as_text(_suggested(draft, reading)[0])
-        remedy = f'declare layouts={{"{pattern_of(reading.name)}": {{{reading.dim}: {option}}}}}, {hint}'
         faults.setdefault(reading.where, Fault(reading.where, what, remedy))
     return list(faults.values())
 

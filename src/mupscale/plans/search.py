@@ -1,56 +1,65 @@
 """Try hypotheses about a plan on two models in float64 until the gradient identity holds.
 
-The outputs of all modules are recorded. The first one that is not made of copies of the base's output shows
-where a wrong hypothesis is, so only the knobs near it are turned. This only decides what is tried next: a
-plan is accepted by the loss and the gradient identity on every tensor, and by nothing else.
+Every torch function that the loss calls is recorded. The first one whose output is not made of copies of the base's
+shows where a wrong hypothesis is, so what is near it is changed first. This only decides what is tried next: a plan
+is accepted by the loss and the gradient identity on every tensor, and by nothing else.
 
-How it goes for a GPT-2 of 2 heads, doubled. There are 7 knobs; three of them matter here:
+How it goes for a GPT-2 of 2 heads, doubled. Of its 7 knobs, the one for the rows of c_attn has blocks of 24, 8 and 1:
 
-    3  h.*.attn.c_attn (out): blocks of 24, 8 or 1      4  h.*.attn.c_proj (in): blocks of 8 or 1
-    6  h.*.attn.c_proj (out): blocks of 1 or 8
+    trial   hypothesis                               first wrong call
+    1       every knob at its likeliest setting      transpose of the heads in h.0.attn
+    2       rows of c_attn in blocks of 8            none
 
-    trial   choice          outputs agree   first wrong output   why this choice
-    1       0 0 0 0 0 0 0   5               h.0.attn.c_proj      every knob at its likeliest setting
-    2-4     knobs 4 and 6   5               h.0.attn.c_proj      knobs inside h.*.attn.c_proj; none helps
-    5       0 0 0 1 0 0 0   all             none                 knobs inside h.*.attn: c_attn in blocks of 8
-
-c_attn itself was the error, but its output passed: it consisted of copies, in the wrong order. Hence the
-scope widens from the module at fault to the modules that contain it.
+The view that splits the rows into heads of 8 suggests the second hypothesis. Where no call suggests anything that
+helps, knobs are turned one by one: inside the module at fault first, then inside the modules that contain it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from torch import nn
 
-from ..errors import Fault, MupscaleError, raise_faults
-from ..tensors.differences import loss_gap
+from ..errors import Fault, raise_faults
+from .choices import Choice, Choices, near
 from .draft import Draft
-from .fits import check_duplicates
-from .folds import fold_knobs
-from .hypotheses import Knob, combinations_of, layout_knobs, paired_knobs, role_knobs
-from .identity import DRAWS, GRADIENT_TOLERANCE, Identity, Loss, compare_gradients, gradients, load_wide_
+from .hypotheses import Knob, Setting
+from .identity import Loss
 from .names import pattern_of
-from .outputs import Seen, first_difference, watched
+from .not_found import not_found
 from .plan import Plan
-from .readers import reader_knobs
+from .proposals import Proposals
+from .trials import Outcome, Trials
+from .views import Hint, hints
+
+_LOG = logging.getLogger("mupscale")
 
 TRIALS = 600
 """Hypotheses before the search gives up. Of the 99 model types of transformers that are exact in
 `benchmarks/families_wide.json`, 73 needed one trial, 97 at most 10, the hardest 265. A search that fails after 600
 takes 30 to 40 CPU seconds on small copies."""
-FLIPS = 3
-"""Knobs that are changed at once. ModernBERT needs two: with one, its search ends after 11 trials without a plan. No
-type is known to need three; measured on 11 types that need more than one trial."""
+SECONDS = 120.0
+"""CPU seconds before the search gives up: three times what 600 trials take on small copies."""
+GUIDED = 200
+"""Trials that follow the first wrong call. The rest of `TRIALS` goes to all combinations near the likeliest choice,
+in case the calls were a wrong lead."""
 _PER_SCOPE = 150
 """Trials in one part of the model before its surroundings are tried: a quarter of all, so that a wrong first lead
 leaves enough for others. Chosen by hand; on the same 11 types, 30 and 600 need as many trials."""
-
-Choice = tuple[int, ...]
-"""Which setting of every knob."""
+_PER_PLACE = 40
+"""Knobs turned for one wrong call, and as many layouts. Chosen by hand."""
+_INSIDE = 2
+"""Of the module at fault and those that contain it, how many have their knobs turned before layouts are proposed."""
+_TURN = 8
+"""Suggestions of one place before another place has its turn. Chosen by hand: Phi-3 needs 23 trials with it, 233 without turns."""
+_DEBTS = 2
+"""Folds in a row that are followed although they disturb an earlier call. A penalty on activations needs one."""
+_TELL = 10.0
+"""Seconds between two lines of progress."""
 
 
 @dataclass(frozen=True)
@@ -65,19 +74,14 @@ class Found:
     """Trainable tensors whose gradient is exactly zero or absent, which the identity does not test."""
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """How far one choice got."""
+@dataclass
+class _Place:
+    """An outcome that is followed, with what it suggests."""
 
-    score: tuple[float, int]
-    """Larger is better: outputs that agree (infinite if the loss does), then minus the number of wrong gradients."""
-    where: tuple[str, ...]
-    """Module or tensor names (as patterns) at fault."""
-    says: tuple[int, float, str]
-    """Smaller is nearer: what failed (0 a gradient, 1 the loss, 2 building a plan), by how much, and a description."""
-    plan: Plan | None = None
-    identity: Identity | None = None
-    gap: float = 0.0
+    outcome: Outcome
+    suggested: Iterator[Choice]
+    used: int = 0
+    debts: int = 0
 
 
 def search(made: Draft, base: nn.Module, wide: nn.Module, loss: Loss) -> Found:
@@ -106,155 +110,148 @@ def search(made: Draft, base: nn.Module, wide: nn.Module, loss: Loss) -> Found:
 
 class _Search:
     def __init__(self, made: Draft, base: nn.Module, wide: nn.Module, loss: Loss) -> None:
-        self.made, self.base, self.wide, self.loss = made, base, wide, loss
-        with watched(base) as seen:
-            self.value, self.grads = gradients(base, loss)
-        if not bool(self.value.isfinite()):
-            raise MupscaleError(
-                f"the loss of the base model is {float(self.value)}, expected a finite number; plans are found by "
-                "comparing losses, so check the batch"
-            )
-        if not loss_gap(float(self.value), float(gradients(base, loss)[0])) <= GRADIENT_TOLERANCE:
-            raise MupscaleError(DRAWS)
-        self.seen: list[Seen] = seen
-        layouts = list(layout_knobs(made, everywhere=True))
-        # Axes that a layout knob already varies are not asked about a second time by the readers.
-        decided = {(n, d) for knob in layouts for s in knob for n, dims in s.layouts.items() for d in dims}
-        proposed = (
-            *fold_knobs(made, base, [s.path for s in seen]),
-            *layouts,
-            *paired_knobs(made),
-            *role_knobs(made),
-            *reader_knobs(made, decided),
-        )
-        self.knobs: list[Knob] = [knob for knob in proposed if knob]
-        self.names = [_names(knob) for knob in self.knobs]
-        self.tried: dict[Choice, _Outcome] = {}
-        self.nearest: tuple[int, float, str] = (2, 0.0, "no hypothesis could be built")
+        self.made, self.trials = made, Trials(made, base, wide, loss)
+        self.choices = Choices(made, base, self.trials.trace.returned)
+        self.proposals = Proposals(made, self.trials.trace)
+        self.hints: list[tuple[int, Hint | int]] | None = None
+        self.tried: dict[Choice, Outcome] = {}
+        self.nearest = Outcome((-1.0, 0), (), "no hypothesis could be built", (3.0,))
+        self.started = self.told = time.process_time()
 
     def run(self) -> Found:
+        _LOG.info("searching for an exact plan: %d open questions", len(self.choices.knobs))
         for outcome in self._outcomes():
             if outcome.plan is not None and outcome.identity is not None:
                 identity = outcome.identity
-                _refuse_undecided(self.knobs, set(identity.errors) - set(identity.untested))
-                unreached = tuple(n for n, g in self.grads.items() if g is None or not bool(g.any()))
+                _refuse_undecided(self.choices.knobs, set(identity.errors) - set(identity.untested))
+                unreached = tuple(n for n, g in self.trials.grads.items() if g is None or not bool(g.any()))
                 plan = replace(
                     outcome.plan, needs=outcome.plan.needs | _assumed_roles(self.made, outcome.plan)
                 )
+                _LOG.info("exact plan found after %d trials", len(self.tried))
                 return Found(plan, len(self.tried), identity.worst[1], outcome.gap, unreached)
-        raise _not_found(self.made, len(self.tried), self.nearest[2])
+        last = self.nearest
+        if last.error is not None:
+            raise last.error  # no hypothesis could be built, so this error is the answer
+        ended = self._over(TRIALS)
+        raise not_found(self.made, len(self.tried), ended, last.says, last.deviation, last.aligned)
 
-    def _outcomes(self) -> Iterator[_Outcome]:
-        """Climb: from the likeliest choice to better ones, near the first fault first; then try the rest.
+    def _over(self, trials: int) -> bool:
+        return len(self.tried) >= trials or time.process_time() - self.started > SECONDS
 
-        Every improvement starts again with the scopes of the new first fault. When no scope has an
-        improvement, what is left of `TRIALS` goes to choices near the likeliest one, in case the climb
-        followed a wrong lead.
+    def _outcomes(self) -> Iterator[Outcome]:
+        """Follow the first wrong call; then climb by knobs alone; then try the rest.
+
+        When no proposal leads to a plan, the knobs near the first fault are turned, and every improvement starts
+        again with the scopes of the new first fault. What is left of `TRIALS` goes to choices near the likeliest
+        one, in case the climb followed a wrong lead.
         """
-        choice: Choice = (0,) * len(self.knobs)
-        best = self._try(choice)
-        yield best
-        climbing = True
-        while climbing:
-            climbing = False
-            for scope in self._scopes(best):
-                for near in islice(_near(choice, scope, self.knobs), _PER_SCOPE):
-                    if near in self.tried:
-                        continue
-                    if len(self.tried) >= TRIALS:
-                        return
-                    outcome = self._try(near)
-                    yield outcome
-                    if outcome.score > best.score:
-                        choice, best, climbing = near, outcome, True
-                        break
-                if climbing:
-                    break
-        for other in _near((0,) * len(self.knobs), list(range(len(self.knobs))), self.knobs):
-            if len(self.tried) >= TRIALS:
+        likeliest = self.choices.likeliest
+        first = self._try(likeliest)
+        yield first
+        yield from self._follow(likeliest, first)
+        yield from self._climb(likeliest)
+        for other in near(likeliest, list(range(len(self.choices.knobs))), self.choices.knobs):
+            if self._over(TRIALS):
                 return
             if other not in self.tried:
                 yield self._try(other)
 
-    def _scopes(self, outcome: _Outcome) -> Iterator[list[int]]:
-        """Knobs inside the module at fault, then inside each module that contains it, then all.
+    def _follow(self, start: Choice, first: Outcome) -> Iterator[Outcome]:
+        """Try what the first wrong call suggests, and go on from every improvement.
 
-        For "h.*.attn.c_proj": the knobs of h.*.attn.c_proj, of h.*.attn, of h.*, of h, and all knobs.
+        All improvements stay open: `_TURN` suggestions of the best one are tried, then as many of the next. A fold
+        may set right one place and disturb an earlier one, which another tensor then has to make up for: up to
+        `_DEBTS` such folds are followed as well, after the first turn of the others.
         """
-        done: set[tuple[int, ...]] = set()
-        # A wrong layout disturbs many gradients; three of them name its surroundings well enough.
-        for path in outcome.where[:3]:
-            words = path.split(".")
-            for depth in range(len(words), 0, -1):
-                prefix = ".".join(words[:depth])
-                scope = [i for i, names in enumerate(self.names) if any(_within(n, prefix) for n in names)]
-                if scope and tuple(scope) not in done and len(scope) < len(self.knobs):
-                    done.add(tuple(scope))
-                    yield scope
-        yield list(range(len(self.knobs)))
+        places = [_Place(first, self._suggested(start, first))]
+        while places:
+            place = min(places, key=lambda p: (p.used // _TURN, -p.outcome.score[0], -p.outcome.score[1]))
+            new = next((c for c in place.suggested if c not in self.tried), None)
+            if new is None:
+                places.remove(place)
+                continue
+            if self._over(GUIDED):
+                return
+            place.used += 1
+            outcome = self._try(new)
+            yield outcome
+            better = outcome.score > place.outcome.score
+            if better or (place.debts < _DEBTS and self._owes(new, place.outcome, outcome)):
+                debts = place.debts if better else place.debts + 1
+                suggested = self._suggested(new, outcome)
+                places.append(_Place(outcome, suggested, 0 if better else _TURN, debts))
 
-    def _try(self, choice: Choice) -> _Outcome:
-        outcome = self._measure(choice)
-        self.tried[choice] = outcome
-        self.nearest = min(self.nearest, outcome.says)
-        return outcome
+    def _owes(self, choice: Choice, before: Outcome, outcome: Outcome) -> bool:
+        """True if a fold was added and the call that is wrong now gets a factor.
 
-    def _measure(self, choice: Choice) -> _Outcome:
-        trial = self.made
-        for knob, setting in zip(self.knobs, choice, strict=True):
-            trial = knob[setting].apply(trial)
-        try:
-            plan = trial.plan()
-            check_duplicates(plan)
-        except MupscaleError as error:
-            if not self.knobs:
-                raise  # nothing can be varied, so this error is the answer
-            return _Outcome((-1.0, 0), tuple(f.where for f in error.faults), (2, 0.0, str(error)))
-        _apply_edits(self.wide, plan)
-        load_wide_(self.wide, self.base, plan)
-        folds = {float(t.fold) for t in plan.tensors.values()}
-        with watched(self.wide) as seen:
-            value, grads = gradients(self.wide, self.loss)
-        gap = loss_gap(float(self.value), float(value))
-        # Not `gap > tolerance`: a loss that is not a number must count as different.
-        if not gap <= GRADIENT_TOLERANCE:
-            index, where = first_difference(self.seen, seen, folds)
-            says = (
-                1,
-                gap,
-                f"the loss differs by {gap:.1e}, first in {where or 'its last layers'}",
+        Also if the loss agreed before and a layout was added: what wrote in one order may be read in the same.
+        """
+        where, aligned = outcome.deviation, outcome.aligned
+        last = self.choices.last(choice)
+        if last is None or where is None or aligned is None or where.call is None:
+            return False
+        agreed = bool(last.layouts) and before.score[0] == float("inf")
+        return agreed or (bool(last.folds) and bool(aligned.input_factors(where.call)))
+
+    def _suggested(self, choice: Choice, outcome: Outcome) -> Iterator[Choice]:
+        """The choice with one change: a fold, a knob near the fault, a layout, a guessed fold, any knob."""
+        where, aligned, trial = outcome.deviation, outcome.aligned, outcome.trial
+        scopes = list(self.choices.scopes(outcome.where))
+        # A call outside all modules, such as the loss itself, has no knobs nearer than all of them.
+        inside, around = (scopes[:_INSIDE], scopes[_INSIDE:]) if outcome.where else (scopes, [])
+        if where is None or aligned is None or trial is None:
+            yield from islice(self.choices.turned(choice, [*inside, *around]), _PER_PLACE)
+            return
+        if self.hints is None:
+            self.hints = hints(self.trials.trace, aligned.wide)
+        yield from self._with(choice, self.proposals.folds(trial, where, aligned))
+        yield from islice(self.choices.turned(choice, inside), _PER_PLACE)
+        yield from self._with(choice, self.proposals.layouts(trial, where, self.hints))
+        yield from self._with(choice, self.proposals.guesses(trial, where, aligned))
+        yield from islice(self.choices.turned(choice, around), _PER_PLACE)
+
+    def _with(self, choice: Choice, settings: Iterator[Setting]) -> Iterator[Choice]:
+        for setting in settings:
+            if (moved := self.choices.moved(choice, setting)) is not None:
+                yield moved
+
+    def _climb(self, choice: Choice) -> Iterator[Outcome]:
+        best = self.tried[choice]
+        climbing = True
+        while climbing:
+            climbing = False
+            for scope in self.choices.scopes(best.where):
+                for new in islice(near(choice, scope, self.choices.knobs), _PER_SCOPE):
+                    fresh = new not in self.tried
+                    if fresh and self._over(TRIALS):
+                        return
+                    outcome = self._try(new) if fresh else self.tried[new]
+                    if fresh:
+                        yield outcome
+                    if outcome.score > best.score:
+                        choice, best, climbing = new, outcome, True
+                        break
+                if climbing:
+                    break
+
+    def _try(self, choice: Choice) -> Outcome:
+        outcome = self.trials.measure(self.choices.draft(choice), len(choice.moves))
+        # The calls of a trial hold its activations: the nearest one keeps them, and those that are followed.
+        self.tried[choice] = replace(outcome, aligned=None, trial=None)
+        if outcome.rank < self.nearest.rank:
+            self.nearest = outcome
+        _LOG.debug("trial %d, score %s: %s", len(self.tried), outcome.score, self.choices.describe(choice))
+        now = time.process_time()
+        if now - self.told > _TELL:
+            self.told = now
+            _LOG.info(
+                "%d trials in %.0f CPU seconds; nearest: %s",
+                len(self.tried),
+                now - self.started,
+                self.nearest.says,
             )
-            return _Outcome((float(index), 0), (pattern_of(where),) if where else (), says)
-        identity = compare_gradients(self.grads, grads, plan)
-        wrong = [n for n, e in identity.errors.items() if not e <= GRADIENT_TOLERANCE]
-        if not wrong:
-            return _Outcome((float("inf"), 0), (), (-1, 0.0, ""), plan, identity, gap)
-        name, worst = identity.worst
-        says = (0, worst, f"the loss agrees, the gradient of {name} is off by {worst:.1e}")
-        return _Outcome((float("inf"), -len(wrong)), tuple(dict.fromkeys(map(pattern_of, wrong))), says)
-
-
-def _near(choice: Choice, scope: Sequence[int], knobs: Sequence[Knob]) -> Iterator[Choice]:
-    """The current choice, then those that differ from it in one knob of the scope, in two, up to `FLIPS`.
-
-    >>> knobs: list[Knob] = [[..., ...], [..., ...], [..., ...]]  # three knobs of two settings
-    >>> list(_near((0, 1, 0), [0, 1], knobs))
-    [(0, 1, 0), (1, 1, 0), (0, 0, 0), (1, 0, 0)]
-    """
-    inside = [[choice[i], *(j for j in range(len(knobs[i])) if j != choice[i])] for i in scope]
-    for settings in combinations_of(inside, FLIPS):
-        new = list(choice)
-        for i, setting in zip(scope, settings, strict=True):
-            new[i] = setting
-        yield tuple(new)
-
-
-def _names(knob: Knob) -> set[str]:
-    return {pattern_of(n) for s in knob for n in (*s.roles, *s.layouts, *s.folds)}
-
-
-def _within(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(f"{prefix}.")
+        return outcome
 
 
 def _assumed_roles(made: Draft, plan: Plan) -> set[str]:
@@ -272,26 +269,6 @@ def _assumed_roles(made: Draft, plan: Plan) -> set[str]:
     }
 
 
-def _not_found(made: Draft, tried: int, nearest: str) -> MupscaleError:
-    faults = [
-        Fault(
-            f"{tried} hypotheses tried",
-            f"none passes the gradient identity; nearest: {nearest}",
-            "declare roles=, layouts= or folds=, or look for a width in the model's code (1/sqrt(d), dropout, a table)",
-        )
-    ]
-    for name, reader in made.conflicts.items():
-        if made.entries[name].declared_fold is None:
-            faults.append(
-                Fault(
-                    f"{name} = {reader}",
-                    "a tied readout with nowhere to fold 1/k: no norm with a gain before it passed",
-                    'divide the logits by the width in the model, or untie, or declare folds={"<tensor>": "1/k"}',
-                )
-            )
-    return MupscaleError("no exact plan was found for these two models", faults)
-
-
 def _refuse_undecided(knobs: list[Knob], tested: set[str]) -> None:
     """Refuse knobs whose tensors all have no gradient: any of their settings would have passed."""
     faults = []
@@ -303,13 +280,7 @@ def _refuse_undecided(knobs: list[Knob], tested: set[str]) -> None:
                 Fault(
                     ", ".join(sorted(names)),
                     what,
-                    f'use a loss that does, or declare roles={{"{min(names)}": "out"}} or "in", and its layouts=',
+                    "use a loss that reaches it, or declare its roles= and layouts=",
                 )
             )
     raise_faults("the loss does not decide every tensor", faults)
-
-
-def _apply_edits(wide: nn.Module, plan: Plan) -> None:
-    for edit in plan.edits:
-        path, _, leaf = edit.path.rpartition(".")
-        setattr(wide.get_submodule(path), leaf, edit.new)

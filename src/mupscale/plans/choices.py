@@ -1,0 +1,127 @@
+"""Hypotheses as choices: one setting for every knob, and proposals on top of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from .draft import Draft
+from .folds import fold_knobs
+from .hypotheses import Knob, Setting, combinations_of, layout_knobs, paired_knobs, role_knobs
+from .names import pattern_of
+from .readers import reader_knobs
+
+FLIPS = 3
+"""Knobs that are changed at once. ModernBERT needs two: with one, its search ends after 11 trials without a plan. No
+type is known to need three; measured on 11 types that need more than one trial."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A hypothesis: which setting of every knob, and which proposals on top."""
+
+    settings: tuple[int, ...]
+    moves: tuple[int, ...] = ()
+
+
+class Choices:
+    """The knobs of two models, and the proposals made so far."""
+
+    def __init__(self, made: Draft, base: nn.Module, returned: Sequence[str]) -> None:
+        self.made = made
+        layouts = list(layout_knobs(made, everywhere=True))
+        # Axes that a layout knob already varies are not asked about a second time by the readers.
+        decided = {(n, d) for knob in layouts for s in knob for n, dims in s.layouts.items() for d in dims}
+        proposed = (
+            *fold_knobs(made, base, returned),
+            *layouts,
+            *paired_knobs(made),
+            *role_knobs(made),
+            *reader_knobs(made, decided),
+        )
+        self.knobs: list[Knob] = [knob for knob in proposed if knob]
+        self.names = [_names(knob) for knob in self.knobs]
+        self.moves: list[Setting] = []
+
+    @property
+    def likeliest(self) -> Choice:
+        """Every knob at its first setting."""
+        return Choice((0,) * len(self.knobs))
+
+    def draft(self, choice: Choice) -> Draft:
+        """The draft with all settings and proposals of a choice."""
+        trial = self.made
+        for knob, setting in zip(self.knobs, choice.settings, strict=True):
+            trial = knob[setting].apply(trial)
+        for move in choice.moves:
+            trial = self.moves[move].apply(trial)
+        return trial
+
+    def describe(self, choice: Choice) -> str:
+        """What a choice changes."""
+        turned = [self.knobs[i][j].says for i, j in enumerate(choice.settings) if j]
+        return (
+            "; ".join([*turned, *(self.moves[move].says for move in choice.moves)])
+            or "the likeliest settings"
+        )
+
+    def moved(self, choice: Choice, setting: Setting) -> Choice | None:
+        """The choice with one proposal added; None if it has it."""
+        if setting not in self.moves:
+            self.moves.append(setting)
+        move = self.moves.index(setting)
+        return None if move in choice.moves else Choice(choice.settings, (*choice.moves, move))
+
+    def last(self, choice: Choice) -> Setting | None:
+        """The proposal that was added last."""
+        return self.moves[choice.moves[-1]] if choice.moves else None
+
+    def turned(self, choice: Choice, scopes: Sequence[Sequence[int]]) -> Iterator[Choice]:
+        """The choice with one knob of these scopes turned."""
+        for i in dict.fromkeys(i for scope in scopes for i in scope):
+            for j in range(len(self.knobs[i])):
+                if j != choice.settings[i]:
+                    yield Choice((*choice.settings[:i], j, *choice.settings[i + 1 :]), choice.moves)
+
+    def scopes(self, where: Sequence[str]) -> Iterator[list[int]]:
+        """Knobs inside the module at fault, then inside each module that contains it, then all.
+
+        For "h.*.attn.c_proj": the knobs of h.*.attn.c_proj, of h.*.attn, of h.*, of h, and all knobs.
+        """
+        done: set[tuple[int, ...]] = set()
+        # A wrong layout disturbs many gradients; three of them name its surroundings well enough.
+        for path in where[:3]:
+            words = path.split(".")
+            for depth in range(len(words), 0, -1):
+                prefix = ".".join(words[:depth])
+                scope = [i for i, names in enumerate(self.names) if any(_within(n, prefix) for n in names)]
+                if scope and tuple(scope) not in done and len(scope) < len(self.knobs):
+                    done.add(tuple(scope))
+                    yield scope
+        yield list(range(len(self.knobs)))
+
+
+def near(choice: Choice, scope: Sequence[int], knobs: Sequence[Knob]) -> Iterator[Choice]:
+    """The current choice, then those that differ from it in one knob of the scope, in two, up to `FLIPS`.
+
+    >>> knobs: list[Knob] = [[..., ...], [..., ...], [..., ...]]  # three knobs of two settings
+    >>> [near.settings for near in near(Choice((0, 1, 0)), [0, 1], knobs)]
+    [(0, 1, 0), (1, 1, 0), (0, 0, 0), (1, 0, 0)]
+    """
+    now = choice.settings
+    inside = [[now[i], *(j for j in range(len(knobs[i])) if j != now[i])] for i in scope]
+    for settings in combinations_of(inside, FLIPS):
+        new = list(now)
+        for i, setting in zip(scope, settings, strict=True):
+            new[i] = setting
+        yield Choice(tuple(new), choice.moves)
+
+
+def _names(knob: Knob) -> set[str]:
+    return {pattern_of(n) for s in knob for n in (*s.roles, *s.layouts, *s.folds)}
+
+
+def _within(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}.")

@@ -1,0 +1,128 @@
+"""Measure one hypothesis on two models in float64: fill the wide model, compare the loss, then every gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from torch import Tensor, nn
+
+from ..errors import MupscaleError
+from ..tensors.differences import loss_gap
+from .copies import Comparison
+from .deviation import Alignment, Deviation
+from .draft import Draft
+from .fits import check_duplicates
+from .identity import DRAWS, GRADIENT_TOLERANCE, Identity, Loss, compare_gradients, gradients, load_wide_
+from .names import pattern_of
+from .plan import Plan
+from .trace import Trace, traced
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far one choice got."""
+
+    score: tuple[float, int]
+    """Larger is better: calls that agree (infinite if the loss does), then minus the number of wrong gradients."""
+    where: tuple[str, ...]
+    """Module or tensor names (as patterns) at fault."""
+    says: str
+    """What failed."""
+    rank: tuple[float, ...]
+    """Smaller is nearer: a gradient failed (0), the loss (1), building a plan (2); then where, and how much."""
+    plan: Plan | None = None
+    identity: Identity | None = None
+    gap: float = 0.0
+    trial: Draft | None = None
+    deviation: Deviation | None = None
+    aligned: Alignment | None = None
+    error: MupscaleError | None = None
+    """Why no plan could be built from it."""
+
+
+class Trials:
+    """A base and a wide model on which drafts are tried."""
+
+    def __init__(self, made: Draft, base: nn.Module, wide: nn.Module, loss: Loss) -> None:
+        self.base, self.wide, self.loss = base, wide, loss
+        self.compare = Comparison(_ratios(made))
+        self.value, self.grads, self.trace, self.last = self._evaluated(base)
+        if not bool(self.value.isfinite()):
+            raise MupscaleError(
+                f"the loss of the base model is {float(self.value)}, expected a finite number; plans are found by "
+                "comparing losses, so check the batch"
+            )
+        if not loss_gap(float(self.value), float(gradients(base, loss)[0])) <= GRADIENT_TOLERANCE:
+            raise MupscaleError(DRAWS)
+
+    def measure(self, trial: Draft, moves: int) -> Outcome:
+        """How far a draft gets; `moves` is the number of proposals in it."""
+        try:
+            plan = trial.plan()
+            check_duplicates(plan)
+        except MupscaleError as error:
+            return Outcome((-1.0, 0), tuple(f.where for f in error.faults), str(error), (2.0,), error=error)
+        _apply_edits(self.wide, plan)
+        load_wide_(self.wide, self.base, plan)
+        value, grads, trace, _ = self._evaluated(self.wide)
+        gap = loss_gap(float(self.value), float(value))
+        if not self._agrees(value):
+            aligned = Alignment(self.trace, trace, self.compare)
+            where = aligned.first(self.last)
+            path = where.call.path if where.call is not None else ""
+            # Of hypotheses that fail at the same call, the one with fewer proposals is easier to read.
+            rank = (1.0, -where.index, moves, gap)
+            says = f"the loss differs by {gap:.1e}"
+            names: tuple[str, ...] = (pattern_of(path),) if path else ()
+            return Outcome(
+                (float(where.index), 0), names, says, rank, trial=trial, deviation=where, aligned=aligned
+            )
+        identity = compare_gradients(self.grads, grads, plan)
+        wrong = [n for n, e in identity.errors.items() if not e <= GRADIENT_TOLERANCE]
+        if not wrong:
+            return Outcome((float("inf"), 0), (), "", (-1.0,), plan, identity, gap)
+        name, worst = identity.worst
+        says = f"the loss agrees, the gradient of {name} is off by {worst:.1e}"
+        aligned = Alignment(self.trace, trace, self.compare)
+        names = tuple(dict.fromkeys(map(pattern_of, wrong)))
+        score = (float("inf"), -len(wrong))
+        return Outcome(
+            score,
+            names,
+            says,
+            (0.0, worst),
+            trial=trial,
+            deviation=aligned.harmless(self.last),
+            aligned=aligned,
+        )
+
+    def _evaluated(self, model: nn.Module) -> tuple[Tensor, dict[str, Tensor | None], Trace, int]:
+        """The loss, the gradients (of the wide model only if the loss agrees), all calls, and which made the loss."""
+        found: list[tuple[Trace, int]] = []
+
+        def recorded(model: nn.Module) -> Tensor:
+            value, trace = traced(model, lambda: self.loss(model))
+            ends = [i for i, call in enumerate(trace.calls) if any(t is value for t in call.outputs)]
+            found.append((trace, ends[-1] if ends else len(trace.calls) - 1))
+            return value
+
+        wanted = None if model is self.base else self._agrees
+        value, grads = gradients(model, recorded, wanted=wanted)
+        return value, grads, *found[-1]
+
+    def _agrees(self, value: Tensor) -> bool:
+        # Not `gap > tolerance`: a loss that is not a number must count as different.
+        return loss_gap(float(self.value), float(value)) <= GRADIENT_TOLERANCE
+
+
+def _ratios(made: Draft) -> set[Fraction]:
+    """How many copies the axes of a draft have."""
+    pairs = ((e.base_shape[d], e.wide_shape[d]) for e in made.entries.values() for d in e.growing)
+    return {Fraction(b, a) for a, b in pairs if a and b > a}
+
+
+def _apply_edits(wide: nn.Module, plan: Plan) -> None:
+    for edit in plan.edits:
+        path, _, leaf = edit.path.rpartition(".")
+        setattr(wide.get_submodule(path), leaf, edit.new)
