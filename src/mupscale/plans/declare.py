@@ -74,8 +74,10 @@ def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
         for entry in matching:
             if not entry.growing:
                 continue
-            chosen = dict(layout) if isinstance(layout, Mapping) else {entry.growing[0]: layout}
-            if not isinstance(layout, Mapping) and len(entry.growing) > 1:
+            # Single units are the same layout on every axis; other layouts belong to one.
+            dims = entry.growing if layout == 1 else entry.growing[:1]
+            chosen = dict(layout) if isinstance(layout, Mapping) else dict.fromkeys(dims, layout)
+            if not isinstance(layout, Mapping) and len(entry.growing) > 1 and layout != 1:
                 faults.append(
                     Fault(
                         entry.name,
@@ -89,6 +91,7 @@ def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
             made = _share_layout(made, entry.name, declared)
     for pattern, factor in declared.folds.items():
         for entry in targets(pattern, "folds"):
+            faults += _unscalable(entry)
             now = made.entries[entry.name]
             made = made.with_entries(
                 {entry.name: replace(now, fold=now.fold * Scale.of(factor), declared_fold=Scale.of(factor))}
@@ -97,6 +100,20 @@ def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
         for entry in targets(pattern, "plus_one"):
             made = made.with_entries({entry.name: replace(made.entries[entry.name], shift=1)})
     return made, faults
+
+
+def _unscalable(entry: Entry) -> list[Fault]:
+    """A fault for a fold of a buffer that cannot be multiplied: whole numbers, or one that the wide model computes."""
+    if entry.kind == "parameter":
+        return []
+    tensor = getattr(entry.module[0], entry.name.rpartition(".")[2])
+    if entry.fill == "own":
+        what = "a fold of a buffer that each model computes for itself"
+        return [Fault(entry.name, what, "fold into a parameter that reads it")]
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        what = f"a fold of a buffer of {tensor.dtype}, expected a floating type"
+        return [Fault(entry.name, what, "fold into a parameter that reads it")]
+    return []
 
 
 def _beyond(option: str, pattern: str, spec: object, matching: Sequence[Entry]) -> list[Fault]:

@@ -255,7 +255,7 @@ def _fixed_buffer(
         Fault(
             entry.name,
             "a buffer of equal shape and other values: is it state of the base, or a constant of the width?",
-            "infer the plan from freshly built models: plan_between(make, base, wide)",
+            "infer the plan from two factories, with a loss: plan_between(make, base, wide, loss=loss)",
         )
     ]
 

@@ -54,10 +54,9 @@ class TensorPlan:
     def change(self) -> Change:
         """The change of units: s from the fold and the axes that are summed over, c from all of them."""
         s = self.fold
-        if self.kind == "parameter":
-            for axis in self.axes:
-                if axis.role == "in":
-                    s = s / Scale.of(axis.k)
+        for axis in self.axes:
+            if axis.role == "in":
+                s = s / Scale.of(axis.k)
         c = prod((axis.k for axis in self.axes), start=self.spread)
         return Change(s, c, prod((axis.filled for axis in self.axes), start=Fraction(1)))
 
@@ -67,10 +66,9 @@ class TensorPlan:
         return None if self.cat is None else Join(self.cat)
 
     def making(self, noise: TensorNoise | None = None) -> Making:
-        """How the wide weight or buffer is made: a parameter is scaled by s, a buffer is copied."""
+        """How the wide weight or buffer is made: copied, and scaled by s."""
         fill = self.fill if self.fill == "own" or not self.sources else None
-        scale = self.change.s if self.kind == "parameter" else ONE
-        return Making(self.axes, scale, self.shift, None if fill else noise, fill, self.join)
+        return Making(self.axes, self.change.s, self.shift, None if fill else noise, fill, self.join)
 
     def gradient_making(self) -> Making:
         """How the wide gradient is expected to follow from the base's: r · dup(G)."""
