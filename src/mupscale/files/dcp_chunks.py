@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import Fault, MupscaleError
+from .archives import survey_archive
 from .dcp import METADATA, Chunk
 from .inert import Head, read_head
 from .places import Place, item_size
@@ -75,7 +76,10 @@ def read_value(directory: Path, where: tuple[str, int, int]) -> Any:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(record.file_size for record in archive.infolist()) > length:
                 raise ValueError("it is compressed")
+            survey_archive(archive, f"{printable(file)} at byte {offset}")
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except MupscaleError:
+        raise
     except Exception as error:  # torch's reader raises many kinds, and all mean this
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise MupscaleError(

@@ -22,11 +22,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..errors import Fault, MupscaleError
 from ..files.places import OutFile
+from .archives import survey_archive
 from .places import Place, dtype_name, torch_dtype
 from .strict import open_regular, os_errors, printable, raise_few
 
 _AGAIN = "save it again with torch.save of a current torch"
-_LONGEST_PICKLE = 1 << 28  # bytes; the pickle of an optimizer with a million tensors stays below it
 
 
 @dataclass(frozen=True)
@@ -162,17 +162,18 @@ def _check_archive(path: Path) -> int:
             with zipfile.ZipFile(file) as archive:
                 records = archive.infolist()
                 packed = any(r.compress_type != zipfile.ZIP_STORED or r.flag_bits & 1 for r in records)
-                long = any(r.file_size > _LONGEST_PICKLE for r in records if r.filename.endswith("/data.pkl"))
                 orders = [r for r in records if r.filename.endswith("/byteorder") and r.file_size < 16]
                 big = any(archive.read(r) != b"little" for r in orders)
+                if not packed:
+                    survey_archive(archive, printable(str(path)))
+        except MupscaleError:
+            raise
         except Exception as error:  # damaged archives raise many kinds
             raise MupscaleError(
                 f"{printable(str(path))} is not an archive of torch.save: {printable(str(error))}; {_AGAIN}"
             ) from None
-    if packed or big or long:
-        why = (
-            "is compressed" if packed else "is from a big-endian machine" if big else "has too long a pickle"
-        )
+    if packed or big:
+        why = "is compressed" if packed else "is from a big-endian machine"
         raise MupscaleError(f"{printable(str(path))} {why}, so its tensors cannot be read in place; {_AGAIN}")
     return size
 
