@@ -358,10 +358,10 @@ def not_a_file(path: Path, draw: random.Random) -> None:
         name.symlink_to(targets[kind])
 
 
-@mutation(must_fail=False)
+@mutation()
 def links(path: Path, draw: random.Random) -> None:
-    """Caches link to files elsewhere, which is read; what is carried over becomes a file of the output."""
-    name = path / draw.choice(("config.json", A, "tokenizer.json", INDEX))
+    """What is carried over becomes a file of the output, so a link to a file elsewhere would publish it."""
+    name = path / draw.choice(("config.json", A, "tokenizer.json"))
     moved = path.with_name(f"{path.name}-elsewhere")
     shutil.copy(name, moved)
     name.unlink()
@@ -526,7 +526,7 @@ def test_hostile_input_ends_in_a_refusal_or_does_no_harm(tmp_path):
     outcomes = told["outcomes"]
     assert sum(outcomes.values()) == DIRECTORIES + JOBS
     assert sum(n for name, n in outcomes.items() if name.endswith("refused")) > 1500
-    assert outcomes["links done"] > 10, "control: what is harmless is done"
+    assert outcomes["links refused"] > 10
     assert outcomes["job done"] > 5
 
 

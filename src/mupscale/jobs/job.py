@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import Fault, MupscaleError
 from ..files.places import OutFile, Place
 from ..files.strict import parse_json, printable, refuse_malformed
-from ..files.typed import number, short_numbers, text, whole, wholes
+from ..files.typed import flag, number, short_numbers, text, whole, wholes
 from ..rules.axes import Axis
 from ..rules.scale import Scale
 from ..tensors.making import Join, Making
@@ -117,6 +117,8 @@ class Job:
     texts: tuple[Text, ...] = ()
     block_bytes: int = BLOCK_BYTES
     about: dict[str, Any] = field(default_factory=dict)
+    trust_base: bool = False
+    """Whether the base is not read once more before the output is published."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -136,6 +138,7 @@ class Job:
                 for file in self.files
             },
             "moves": [move.as_json() for move in self.moves],
+            **({"trust_base": True} if self.trust_base else {}),
         }
 
     def to_json(self) -> str:
@@ -171,6 +174,7 @@ class Job:
                 texts=tuple(Text(name, text(content)) for name, content in entry["texts"].items()),
                 block_bytes=whole(entry["block_bytes"]),
                 about=dict(entry["about"]),
+                trust_base=flag(entry.get("trust_base", False)),
             )
 
 
