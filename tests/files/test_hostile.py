@@ -8,6 +8,7 @@ outside its output, or more than 1 GiB of memory.
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -468,6 +469,10 @@ def hostile_run(folder: Path, seed: int = 0) -> dict[str, Any]:
     """All cases; what happened, by kind, and the memory it took."""
     signal.signal(signal.SIGPROF, hang)
     signal.signal(signal.SIGALRM, hang)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(
+        resource.RLIMIT_AS, (used + 2 * MEMORY,) * 2
+    )  # a case that fails must not take the machine
     torch.set_num_threads(1)
     draw = random.Random(seed)
     told: dict[str, Any] = {"outcomes": Counter(), "bad": [], "escaped": []}
