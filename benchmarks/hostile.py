@@ -18,7 +18,6 @@ The last line counts; the exit code is 1 when one of the last four, or any other
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import pickle
@@ -134,7 +133,9 @@ class Inputs:
             key: (self.dcp / place.file).read_bytes()[place.offset : place.end]
             for key, place in self._places()
         }
-        self.states = dict(_tensors_of(folder, read_tree(folder / "optimizer.pt")))
+        tree = read_tree(folder / "optimizer.pt")
+        self.payload = [place for state in tree["state"].values() for place in state.values()]
+        self.states = dict(_tensors_of(folder, tree))
         self.sentinel = folder / "executed"
         self.kinds = {
             "header": Kind(self.header, self.widen),
@@ -248,14 +249,17 @@ class Inputs:
 
     def state(self, path: Path, draw: random.Random) -> None:
         path.mkdir()
-        changed = io.BytesIO()
-        with zipfile.ZipFile(io.BytesIO(self.optimizer)) as old, zipfile.ZipFile(changed, "w") as new:
-            for record in old.infolist():
-                data = old.read(record)
-                if record.filename.endswith(draw.choice(("data.pkl", "data.pkl", "byteorder", "version"))):
-                    data = flipped(data, draw) if data else data
-                new.writestr(record.filename, data)
-        _put(path / "optimizer.pt", changed.getvalue())
+        raw = self.optimizer
+        at = raw.index(b"\x80\x02")
+        if draw.random() < 0.5:
+            end = raw.index(b"PK", at)
+            part = flipped(raw[at:end], draw)[: end - at]
+            _put(path / "optimizer.pt", raw[:at] + part.ljust(end - at, b"\0") + raw[end:])
+            return
+        changed = bytearray(flipped(raw, draw))
+        for place in self.payload:
+            changed[place.offset : place.end] = raw[place.offset : place.end]
+        _put(path / "optimizer.pt", bytes(changed))
 
     # How it is read
 

@@ -37,7 +37,6 @@ class Outcome:
 def limited(action: Callable[[], Any], seconds: float = CPU_SECONDS, memory: int = MEMORY_BYTES) -> Outcome:
     """Run an action in a process of its own that may take so many CPU seconds and bytes above what it starts with."""
     sys.stdout.flush()
-    before = _pages()[1]
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -45,7 +44,9 @@ def limited(action: Callable[[], Any], seconds: float = CPU_SECONDS, memory: int
         try:
             os.close(read)
             _limit(seconds, memory)
-            told = _told(action)
+            Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins here
+            start = _pages()[1]
+            told = f"{_told(action)}\n{_peak() - start}"
             with open(write, "w") as answer:
                 answer.write(told)
             code = 0
@@ -55,16 +56,19 @@ def limited(action: Callable[[], Any], seconds: float = CPU_SECONDS, memory: int
     with open(read) as answer:
         said = answer.read()
     _, status, used = os.wait4(child, 0)
-    took = (used.ru_utime + used.ru_stime, max(0, 1024 * used.ru_maxrss - before))
+    cpu = used.ru_utime + used.ru_stime
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         ended = number in (signal.SIGXCPU, signal.SIGALRM, signal.SIGKILL)
-        return Outcome(False, HANG if ended else f"signal {number}", *took)
-    if not said or took[1] > memory:
-        return Outcome(False, MEMORY, *took)
-    if took[0] > seconds:
-        return Outcome(False, HANG, *took)
-    return Outcome(*json.loads(said), *took)
+        return Outcome(False, HANG if ended else f"signal {number}", cpu, 0)
+    if not said:
+        return Outcome(False, MEMORY, cpu, 0)
+    outcome, _, peak = said.rpartition("\n")
+    if int(peak) > memory:
+        return Outcome(False, MEMORY, cpu, int(peak))
+    if cpu > seconds:
+        return Outcome(False, HANG, cpu, int(peak))
+    return Outcome(*json.loads(outcome), cpu, int(peak))
 
 
 def _limit(seconds: float, memory: int) -> None:
@@ -81,6 +85,11 @@ def _pages() -> tuple[int, int]:
     """Bytes of address space and of memory that this process has."""
     size, resident = Path("/proc/self/statm").read_text().split()[:2]
     return int(size) * resource.getpagesize(), int(resident) * resource.getpagesize()
+
+
+def _peak() -> int:
+    """The most bytes of memory that this process had since its peak was reset."""
+    return 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 
 
 def _told(action: Callable[[], Any]) -> str:

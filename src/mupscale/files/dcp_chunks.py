@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import Fault, MupscaleError
-from .archives import survey_archive
+from .archives import data_start, survey_archive
 from .dcp import METADATA, Chunk
 from .inert import Head, read_head
 from .places import Place, item_size
@@ -27,7 +27,6 @@ _LONGEST_VALUE = 1 << 24  # bytes; what is saved without being a tensor is setti
 _DAMAGED = (
     zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError, NotImplementedError, struct.error, OverflowError,
 )  # fmt: skip
-_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 
 
 def chunk_place(directory: Path, chunk: Chunk, dtype: str) -> Place:
@@ -132,23 +131,10 @@ def _archive(region: _Region, where: str) -> tuple[bytes, dict[str, tuple[int, i
             found = {}
             for name, record in records.items():
                 if name.startswith("data/"):
-                    found[name.removeprefix("data/")] = (_start(region, record), record.file_size)
+                    found[name.removeprefix("data/")] = (data_start(region, record), record.file_size)
     except _DAMAGED as error:
         raise MupscaleError(f"{where} is not an archive of torch.save: {printable(str(error))}") from None
     return head, found
-
-
-def _start(region: _Region, record: zipfile.ZipInfo) -> int:
-    """Where the bytes of a file in an archive begin: behind its own header, which must be the one the directory means."""
-    region.seek(record.header_offset)
-    signature, *_, name_length, extra_length = _LOCAL_HEADER.unpack(region.read(_LOCAL_HEADER.size))
-    name, extra = region.read(name_length), region.read(extra_length)
-    at = 0
-    while at + 4 <= len(extra):  # fields of an id, a size and so many bytes; torch pads with one of them
-        at += 4 + int.from_bytes(extra[at + 2 : at + 4], "little")
-    if signature != b"PK\x03\x04" or name != record.filename.encode() or at != extra_length:
-        raise ValueError(f"the header of {printable(record.filename)} is damaged")
-    return record.header_offset + _LOCAL_HEADER.size + name_length + extra_length
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:

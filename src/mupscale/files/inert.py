@@ -35,14 +35,22 @@ def read_head(raw: bytes, where: str) -> Any:
     return _read(raw, _named(_TENSOR_NAMES), where, _HEAD_NODES, _storage)
 
 
-def survey(raw: bytes, where: str, records: int) -> None:
+def survey(raw: bytes, where: str, records: int) -> list[str]:
     """Raise unless torch's own reader, and a walk over what it returns, end soon on this pickle.
 
     Every name becomes an inert record: which of them may be used is torch's decision. `records` is the number of files in
-    the archive of the pickle, which has one for every tensor.
+    the archive of the pickle, which has one for every tensor. Returns the keys of storages in the order in which they are
+    met.
     """
     nodes = _SPARE_NODES + 64 * records
-    tree = _read(raw, _any_name, where, nodes, lambda _: _Opaque())
+    keys: dict[str, None] = {}
+
+    def storage(pid: Any) -> _Opaque:
+        if type(pid) is tuple and len(pid) > 2 and type(pid[2]) is str:
+            keys.setdefault(pid[2])
+        return _Opaque()
+
+    tree = _read(raw, _any_name, where, nodes, storage)
     left = 4 * nodes  # what is shared counts each time a walk meets it
 
     def walk(value: Any, depth: int) -> None:
@@ -66,6 +74,7 @@ def survey(raw: bytes, where: str, records: int) -> None:
                 walk(entry, depth + 1)
 
     walk(tree, 0)
+    return list(keys)
 
 
 class _Opaque(Record):
