@@ -46,6 +46,8 @@ def survey_archive(archive: zipfile.ZipFile, where: str) -> list[str]:
 def data_start(file: IO[bytes] | io.RawIOBase, record: zipfile.ZipInfo) -> int:
     """Where the bytes of a file in an archive begin: behind its own header, which must be the one the directory means."""
     file.seek(record.header_offset)
+    name_length: int
+    extra_length: int
     signature, *_, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size) or b"")
     name, extra = file.read(name_length) or b"", file.read(extra_length) or b""
     at = 0

@@ -13,7 +13,7 @@ from functools import partial
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class Reader:
         """How many have been read."""
         self._open: dict[str, int] = {}
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -30,7 +30,7 @@ _HALF = np.uint64(32)
 _room = local()
 
 
-def grain_sums(raw: memoryview | bytes, offset: int) -> tuple[int, Sums]:
+def grain_sums(raw: memoryview | bytes | bytearray, offset: int) -> tuple[int, Sums]:
     """The first grain that bytes at an offset of a file touch, and their sum in every grain.
 
     What lies outside of `raw` counts as zero.
@@ -51,7 +51,7 @@ def grain_sums(raw: memoryview | bytes, offset: int) -> tuple[int, Sums]:
     return first, sums
 
 
-def fingerprint(raw: memoryview | bytes, offset: int) -> int:
+def fingerprint(raw: memoryview | bytes | bytearray, offset: int) -> int:
     """The share of bytes at an offset in the fingerprint of their file."""
     return total(*grain_sums(raw, offset))
 

@@ -150,6 +150,9 @@ class TensorPlan:
     @staticmethod
     def of_json(entry: Mapping[str, Any]) -> TensorPlan:
         """The entry that `as_json` wrote. Its s and c are for readers, and must agree with the axes."""
+        unknown = sorted(set(entry) - {"sources", "axes", "s", "c", "fold", "spread", *_READ})
+        if unknown:
+            raise ValueError(f"{printable(unknown[0])} is not a part of a tensor's plan")
         plan = TensorPlan(
             sources=texts(entry["sources"]),
             axes=tuple(Axis.parse(short_numbers(axis, _DIGITS)) for axis in many(entry["axes"])),
