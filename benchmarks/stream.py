@@ -13,8 +13,11 @@ rss_mib        the largest peak of resident memory (VmHWM) of a process that wri
 rss_growth     that peak for the whole output over the peak for 1 GB of output
 
     python benchmarks/stream.py [--gb 8] [--workers 2] [--repeats 3] [--dir FOLDER]
+    python benchmarks/stream.py --fingerprints [--gb 2] …
 
-The last line is `vs_copy=… vs_copy_noise=… rss_mib=… rss_growth=…` for float32; the line for bfloat16 stands
+With `--fingerprints` it measures instead what the fingerprints of blocks and base cost, in CPU seconds, by jobs that take
+turns: `checked` is the job as it is, `trusted` the one with --trust-base, each over a job without any fingerprint and second
+read; the median of the ratios counts. Otherwise the last line is `vs_copy=… vs_copy_noise=… rss_mib=… rss_growth=…` for float32; the line for bfloat16 stands
 above it. The exit code is 1 when a bound fails.
 """
 
@@ -27,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -36,6 +39,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness.llama_files import Llama, job_for, peak_mib, write_directory
 from mupscale.files.directory import Directory, read_directory
 from mupscale.files.places import item_size
+from mupscale.jobs import worker as worker_module
+from mupscale.jobs.blocks import Reader
 from mupscale.jobs.worker import run_job
 
 K = 2
@@ -67,17 +72,38 @@ class Measured:
     rss_mib: float
 
 
-def write(base: Path, out: Path, layers: int, noisy: bool, workers: int) -> None:
+def write(base: Path, out: Path, layers: int, noisy: bool, workers: int, mode: str) -> None:
     """The process that is measured: one job; prints its seconds and its peak memory."""
     model = model_with(layers)
     plan = model.plan(K)
     job = job_for(plan, read_directory(base), out, model.noise(plan) if noisy else None)
+    if mode != "checked":
+        job = replace(job, trust_base=True)
+    if mode == "bare":
+        leave_out_fingerprints()
     start, cpu = time.perf_counter(), time.process_time()
     run_job(job, workers)
     print(time.perf_counter() - start, time.process_time() - cpu, peak_mib())
 
 
-def measure_job(directory: Directory, out: Path, layers: int, noisy: bool, workers: int) -> Measured:
+def leave_out_fingerprints() -> None:
+    """Blocks are written and journalled without a fingerprint, and the base is read without one."""
+
+    class Plain(Reader):
+        def __init__(self, folder: Path, sizes: object) -> None:
+            super().__init__(folder)
+
+        def taken(self) -> list[object]:
+            return []
+
+    worker_module.BaseReader = Plain  # type: ignore[misc, assignment]
+    worker_module.block_sum = lambda block, raw: "0" * 16  # type: ignore[assignment]
+    worker_module.base_fingerprints = lambda job, *_: {file.name: "" for file in job.sources}  # type: ignore[assignment]
+
+
+def measure_job(
+    directory: Directory, out: Path, layers: int, noisy: bool, workers: int, mode: str = "checked"
+) -> Measured:
     os.sync()  # what others left unwritten is no part of this
     command = [
         sys.executable,
@@ -88,6 +114,7 @@ def measure_job(directory: Directory, out: Path, layers: int, noisy: bool, worke
         str(layers),
         str(int(noisy)),
         str(workers),
+        mode,
     ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return Measured(*map(float, done.stdout.split()))
@@ -147,22 +174,49 @@ def peak(folder: Path, layers: int, dtype: str, workers: int) -> float:
     return max(peaks)
 
 
+def measure_fingerprints(folder: Path, gigabytes: float, dtype: str, workers: int, repeats: int) -> None:
+    """What fingerprints and the second read cost, over jobs that take turns."""
+    layers = layers_for(gigabytes, dtype)
+    directory = write_directory(folder / "base", model_with(layers).shapes(), dtype, 2)
+    for noisy in (False, True):
+        ratios: dict[str, list[float]] = {"checked": [], "trusted": []}
+        for _ in range(repeats):
+            cpu = {}
+            for mode in ("bare", "checked", "trusted"):
+                cpu[mode] = measure_job(directory, folder / "wide", layers, noisy, workers, mode).cpu
+                shutil.rmtree(folder / "wide")
+            for mode, found in ratios.items():
+                found.append(cpu[mode] / cpu["bare"])
+        told = " ".join(f"{mode}={median(found):.2f}" for mode, found in ratios.items())
+        print(
+            f"{dtype:4} {'noise' if noisy else 'exact'}: {told}  ({cpu['bare']:.1f} CPU s without)",
+            flush=True,
+        )
+    shutil.rmtree(folder / "base")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--gb", type=float, default=8, help="output of each job, in GB")
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dir", type=Path, help="a folder on the disk to be measured")
-    parser.add_argument("--write", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--fingerprints", action="store_true", help="measure what fingerprints cost, and nothing else"
+    )
+    parser.add_argument("--write", nargs=6, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.write:
-        base, out, layers, noisy, workers = arguments.write
-        write(Path(base), Path(out), int(layers), noisy == "1", int(workers))
+        base, out, layers, noisy, workers, mode = arguments.write
+        write(Path(base), Path(out), int(layers), noisy == "1", int(workers), mode)
         return 0
     figures = {}
     for dtype in ("BF16", "F32"):
         folder = Path(tempfile.mkdtemp(dir=arguments.dir))
         try:
+            if arguments.fingerprints:
+                measure_fingerprints(folder, arguments.gb, dtype, arguments.workers, arguments.repeats)
+                continue
             figures[dtype] = measure(folder, arguments.gb, dtype, arguments.workers, arguments.repeats)
         finally:
             shutil.rmtree(folder)

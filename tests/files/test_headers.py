@@ -202,17 +202,36 @@ def test_a_directory_is_sorted_into_weights_carried_files_and_a_trainers(tmp_pat
     }
 
 
-def test_links_of_a_cache_are_followed(tmp_path):
-    """Hugging Face caches are folders of links to files elsewhere."""
-    real, cache = directory(tmp_path / "real"), tmp_path / "cache"
-    cache.mkdir()
-    for file in real.iterdir():
-        (cache / file.name).symlink_to(file)
-    assert read_directory(cache).tensors == read_directory(real).tensors
+def test_links_of_a_cache_are_followed_and_others_are_refused(tmp_path):
+    """In a cache, snapshots/<revision>/<file> is a link to ../../blobs/<digest>."""
+    real, hub = directory(tmp_path / "real"), tmp_path / "models--a--b"
+    cache, blobs = hub / "snapshots" / "0123abcd", hub / "blobs"
+    for folder in (cache, blobs):
+        folder.mkdir(parents=True)
+    (real / "tokenizer.json").write_text("{}")
+    for number, file in enumerate(sorted(real.iterdir())):
+        (blobs / f"{number:040x}").write_bytes(file.read_bytes())
+        (cache / file.name).symlink_to(Path("..", "..", "blobs", f"{number:040x}"))
+    (tmp_path / "latest").symlink_to(cache)
+    for path in (cache, tmp_path / "latest"):
+        found = read_directory(path)
+        assert found.tensors == read_directory(real).tensors
+        assert found.carried == ("tokenizer.json",)
+    secret = tmp_path / "secret.txt"
+    secret.write_text("not part of a checkpoint")
+    for home in (cache, real):
+        for name in ("notes.txt", "optimizer.pt"):
+            (home / name).symlink_to(secret)
+            refusal(lambda home=home: read_directory(home), name, "secret.txt", "replace the link")
+            (home / name).unlink()
+    (real / "copy.txt").symlink_to("tokenizer.json")
+    assert "copy.txt" in read_directory(real).carried, "control: a link inside of the directory"
+    (real / "model.safetensors").rename(tmp_path / "w.safetensors")
+    (real / "model.safetensors").symlink_to(tmp_path / "w.safetensors")
+    refusal(lambda: read_directory(real), "model.safetensors", "w.safetensors")
 
 
-def test_what_cannot_be_widened_is_refused_with_the_remedy(tmp_path, monkeypatch):
-    monkeypatch.setattr("mupscale.files.directory._is_stock", lambda model_type: model_type == "llama")
+def test_what_cannot_be_widened_is_refused_with_the_remedy(tmp_path):
     path = directory(tmp_path / "m")
     (path / "config.json").unlink()
     refusal(lambda: read_directory(path), "config.json", "missing", "save_pretrained")
@@ -245,7 +264,9 @@ def test_what_cannot_be_widened_is_refused_with_the_remedy(tmp_path, monkeypatch
     )
     strange = directory(tmp_path / "s", auto_map={"AutoModel": "x.Y"}, model_type="no_such_type")
     refusal(lambda: read_directory(strange), "auto_map", "no_such_type")
-    assert read_directory(directory(tmp_path / "s", auto_map={})), "control: a stock class needs no such code"
+    known = directory(tmp_path / "s", auto_map={"AutoModel": "modeling_x.Model"})
+    refusal(lambda: read_directory(known), "auto_map", "never run", "remove auto_map")
+    assert read_directory(directory(tmp_path / "s", auto_map={})), "control: no code"
     refusal(lambda: read_directory(directory(tmp_path / "s", model_type=3)), "model_type")
     refusal(lambda: read_directory(tmp_path / "nowhere"), "nowhere", "No such file")
 

@@ -8,6 +8,7 @@ outside its output, or more than 1 GiB of memory.
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -358,10 +359,10 @@ def not_a_file(path: Path, draw: random.Random) -> None:
         name.symlink_to(targets[kind])
 
 
-@mutation(must_fail=False)
+@mutation()
 def links(path: Path, draw: random.Random) -> None:
-    """Caches link to files elsewhere, which is read; what is carried over becomes a file of the output."""
-    name = path / draw.choice(("config.json", A, "tokenizer.json", INDEX))
+    """What is carried over becomes a file of the output, so a link to a file elsewhere would publish it."""
+    name = path / draw.choice(("config.json", A, "tokenizer.json"))
     moved = path.with_name(f"{path.name}-elsewhere")
     shutil.copy(name, moved)
     name.unlink()
@@ -468,6 +469,10 @@ def hostile_run(folder: Path, seed: int = 0) -> dict[str, Any]:
     """All cases; what happened, by kind, and the memory it took."""
     signal.signal(signal.SIGPROF, hang)
     signal.signal(signal.SIGALRM, hang)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(
+        resource.RLIMIT_AS, (used + 2 * MEMORY,) * 2
+    )  # a case that fails must not take the machine
     torch.set_num_threads(1)
     draw = random.Random(seed)
     told: dict[str, Any] = {"outcomes": Counter(), "bad": [], "escaped": []}
@@ -526,7 +531,7 @@ def test_hostile_input_ends_in_a_refusal_or_does_no_harm(tmp_path):
     outcomes = told["outcomes"]
     assert sum(outcomes.values()) == DIRECTORIES + JOBS
     assert sum(n for name, n in outcomes.items() if name.endswith("refused")) > 1500
-    assert outcomes["links done"] > 10, "control: what is harmless is done"
+    assert outcomes["links refused"] > 10
     assert outcomes["job done"] > 5
 
 

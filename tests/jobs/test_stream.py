@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ from mupscale.files.places import Place
 from mupscale.jobs import partial as partial_module
 from mupscale.jobs import worker as worker_module
 from mupscale.jobs.blocks import MoveMaker, Reader
-from mupscale.jobs.identity import digest_stretch, make_job, whole_digest
+from mupscale.jobs.fingerprints import GRAIN, as_text, total
+from mupscale.jobs.identity import make_job, stretch_sums
 from mupscale.jobs.job import Job, Move, Text
 from mupscale.jobs.journal import Journal, read_journals
 from mupscale.jobs.partial import finish, partial, prepare
 from mupscale.jobs.progress import Progress
-from mupscale.jobs.verify_bytes import check_bytes
+from mupscale.jobs.verify_bytes import check_alone, check_bytes
 from mupscale.jobs.work_units import Block, Stretch, WorkUnits
 from mupscale.jobs.worker import run_job, run_worker
 from mupscale.tensors.expand import expand
@@ -426,7 +428,7 @@ def test_other_numbers_of_workers_may_go_on(base, tmp_path, dying):
 
 def test_torn_journals_are_shorter_and_never_wrong(tmp_path):
     journal = Journal(tmp_path, 0, 1)
-    journal.units([1, 2, 3, 7])
+    journal.blocks({unit: (f"{unit:016x}", "-") for unit in (1, 2, 3, 7)})
     journal.digests({8: "ab"})
     raw = journal.path.read_bytes()
     want = read_journals(tmp_path, 10)
@@ -476,7 +478,7 @@ def die_after(count: int, patched: pytest.MonkeyPatch) -> None:
         return wrapped
 
     for owner, name in (
-        (partial_module, "_sync"),
+        (partial_module, "sync_path"),
         (partial_module, "write_all"),
         (os, "replace"),
         (os, "rename"),
@@ -515,7 +517,8 @@ def _leave_all_but_finishing(job: Job, units: WorkUnits) -> None:
     todo = [unit for unit in range(len(units)) if not done.units[unit]]
     journal = Journal(partial(job.out), 0, 1)
     with worker_module._Keeper(partial(job.out), journal) as keeper:
-        worker_module._do(job, units, iter(todo), keeper, worker_module._Count(units, todo, done, None))
+        share = worker_module._Share(job, 0, 1, 1, None)
+        share._do(iter(todo), keeper, worker_module._Count(units, todo, done, None))
 
 
 def test_another_job_for_the_same_output_is_refused_with_what_differs(base, tmp_path):
@@ -678,7 +681,7 @@ def test_jobs_are_json_and_equal_after_reading(base, tmp_path):
 def test_digests_do_not_depend_on_blocks(monkeypatch, base, tmp_path):
     from mupscale.jobs import work_units as units_module
 
-    monkeypatch.setattr(units_module, "DIGEST_BYTES", 1000)
+    monkeypatch.setattr(units_module, "DIGEST_BYTES", GRAIN)
     job = job_in(base, tmp_path / "wide")
     units = WorkUnits(job)
     parts = [
@@ -688,7 +691,6 @@ def test_digests_do_not_depend_on_blocks(monkeypatch, base, tmp_path):
     run_worker(job, 0, 2)
     run_worker(job, 1, 2)
     assert check_bytes(job) == []
-    assert whole_digest(["00"]) != whole_digest(["01"])
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
@@ -732,12 +734,12 @@ def test_finish_needs_no_lock(monkeypatch, base, tmp_path):
     monkeypatch.setattr("fcntl.flock", none)
     job = job_in(base, tmp_path / "wide")
     run_job(job)
-    finish(job, WorkUnits(job), read_journals(partial(job.out), len(WorkUnits(job))))
+    finish(job, {}, {})
     assert check_bytes(job) == []
 
 
-def test_fingerprints_see_every_word_pairs_of_signs_and_the_length(tmp_path):
-    """A base in which two signs flip, one word changes, or a zero is added at the end is another base."""
+def test_fingerprints_see_every_word_and_pairs_of_signs(tmp_path):
+    """A base in which two signs flip or one word changes is another base."""
     generator = torch.Generator().manual_seed(0)
     raw = bytearray(
         torch.randint(256, (3_000_001,), generator=generator, dtype=torch.uint8).numpy().tobytes()
@@ -746,11 +748,11 @@ def test_fingerprints_see_every_word_pairs_of_signs_and_the_length(tmp_path):
     def fingerprint(content: bytes) -> str:
         (tmp_path / "f").write_bytes(content)
         with Reader(tmp_path) as reader:
-            return digest_stretch(reader, "f", Stretch(0, 0, 0, len(content)))
+            return as_text(total(0, stretch_sums(reader, "f", Stretch(0, 0, 0, len(content)))))
 
     first = fingerprint(bytes(raw))
     assert fingerprint(bytes(raw)) == first
-    seen = {first, fingerprint(bytes(raw) + b"\0")}
+    seen = {first}
     for places in (
         (7, 15),
         (3, 11),
@@ -764,4 +766,90 @@ def test_fingerprints_see_every_word_pairs_of_signs_and_the_length(tmp_path):
         for at in places:
             changed[at] ^= 0x80
         seen.add(fingerprint(bytes(changed)))
-    assert len(seen) == 9
+    assert len(seen) == 8
+
+
+def test_a_block_that_was_damaged_after_it_was_written_is_made_again(base, tmp_path, dying, monkeypatch):
+    run_job(job_in(base, tmp_path / "want"))
+    for checked in (True, False):
+        job = job_in(base, tmp_path / f"wide{checked}")
+        dying[0] = 20
+        with pytest.raises(KilledError):
+            run_job(job)
+        dying[0] = 10**9
+        block = WorkUnits(job)[0]
+        assert isinstance(block, Block)
+        path = partial(job.out) / f"{block.move.target.file}.partial"
+        raw = bytearray(path.read_bytes())
+        raw[block.move.target.offset + 5] ^= 1
+        path.write_bytes(raw)
+        with monkeypatch.context() as patched:
+            if not checked:
+                patched.setattr(worker_module, "damaged", lambda *_: [])
+            run_job(job)
+        same = bytes_in(job.out) == bytes_in(tmp_path / "want")
+        assert same == checked, "control: without the second look it is published"
+        assert (check_bytes(job) == []) == checked
+        assert (check_alone(job.out) == []) == checked
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_base_that_changes_with_its_time_put_back_is_noticed(base, tmp_path, monkeypatch, trusted):
+    """By one more read, and where two blocks have used the same 64 KiB even without it."""
+    monkeypatch.setattr("mupscale.jobs.identity._END", 64)  # these files are small; large ones have a middle
+    own = copied(base, tmp_path / "own")
+    job = replace(job_in(own, tmp_path / "wide"), trust_base=trusted)
+    write, left = worker_module._Writer.write, [40]
+
+    def changing(self: Any, *arguments: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            change_middle(own)
+        write(self, *arguments)
+
+    monkeypatch.setattr(worker_module._Writer, "write", changing)
+    refusal(lambda: run_job(job), "mix two versions", "remove the .partial directory")
+    assert not job.out.exists()
+
+
+def test_a_trusted_base_is_read_once_and_that_is_recorded(base, tmp_path):
+    jobs = [replace(job_in(base, tmp_path / f"wide{t}"), trust_base=t) for t in (False, True)]
+    for job in jobs:
+        run_job(job)
+        assert check_bytes(job) == []
+    twice, once = (json.loads((job.out / "mupscale.json").read_text())["base"] for job in jobs)
+    assert (twice["read"], once["read"]) == ("twice", "once")
+    assert twice["files"] == once["files"], "the digests are of the bytes that were used"
+
+
+def test_an_output_inside_its_base_is_refused(base, tmp_path):
+    own = copied(base, tmp_path / "own")
+    (tmp_path / "link").symlink_to(own)
+    for out in (own / "wide", tmp_path / "link" / "wide", own / "a" / ".." / "wide"):
+        refusal(lambda out=out: job_in(own, out), "inside of its own base", "beside the base")
+    assert job_in(own, tmp_path / "ownwide"), "control: beside it"
+
+
+def change_middle(folder: Path) -> None:
+    """Change every file of weights in its first half, and put its time back."""
+    for path in folder.glob("*.safetensors"):
+        before, raw = path.stat(), bytearray(path.read_bytes())
+        raw[len(raw) // 3] ^= 16
+        with open(path, "r+b") as file:
+            file.write(raw)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_copied_output_is_checked_without_its_base(base, tmp_path):
+    job = job_in(base, tmp_path / "wide")
+    run_job(job)
+    copy = copied(job.out, tmp_path / "copy")
+    assert check_alone(copy, threads=2) == []
+    for path in sorted(copy.iterdir()):
+        raw = bytearray(path.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        path.write_bytes(raw)
+        assert check_alone(copy), path.name
+        raw[len(raw) // 2] ^= 1
+        path.write_bytes(raw)
+    assert check_alone(copy) == []

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MupscaleError
+from ..files.strict import parse_json, read_regular
 from ..optimizers.settings import factors_of
 from ..plans.names import pattern_of
 from ..plans.plan import Plan
@@ -23,7 +24,7 @@ KEYS = (
     "request", "since_reference", "spelling",
 )  # fmt: skip
 """What a record says that leads back to its base; a trainer's copy of it may hold the plans alone."""
-_LIMIT = 1 << 28  # bytes; a plan of a model with a million tensors stays below it
+_MOST_OBJECTS = 6_000_000  # of JSON; a record holds two plans, each with an object per tensor
 
 
 def read_about(directory: Path | str) -> dict[str, Any] | None:
@@ -31,12 +32,7 @@ def read_about(directory: Path | str) -> dict[str, Any] | None:
     path = Path(directory) / NAME
     if not path.exists():
         return None
-    if path.stat().st_size > _LIMIT:
-        raise MupscaleError(f"{path} has {path.stat().st_size:,} bytes; no record of growth is that long")
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise MupscaleError(f"{path} cannot be read: {error}") from None
+    told = parse_json(read_regular(path), str(path), infinity=True, objects=_MOST_OBJECTS)
     if not isinstance(told, dict) or told.get("format") != FORMAT:
         raise MupscaleError(f"{path} is not a record of growth: expected format {FORMAT!r}")
     return told

@@ -20,7 +20,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..families.record import FamilyPlan, Part
 from ..files.directory import CONFIG, INDEX, Directory
 from ..files.places import OutFile, torch_dtype
-from ..jobs.identity import make_job
+from ..jobs.identity import check_outside, make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..plans.plan import Plan
 from ..training.noises import CLASSES, Noise, NoisePlan, resolve_noise, restore_noise
@@ -137,6 +137,7 @@ def job_of(directory: Directory, out: Path, about: Mapping[str, Any], block_byte
         texts=texts,
         block_bytes=block_bytes,
         about=dict(about),
+        trust_base=request.trust_base,
     )
 
 
@@ -200,10 +201,11 @@ def _ancestor(base: Path) -> dict[str, Any] | None:
     return {key: told[key] for key in kept if key in told}
 
 
-def check_free(out: Path) -> None:
-    """Raise unless `out` can be made: its parent is there, and nothing of that name is."""
+def check_free(out: Path, base: Path) -> None:
+    """Raise unless `out` can be made: its parent is there, nothing of that name is, and it does not lie in its base."""
     faults = []
     above = out.absolute().parent
+    check_outside(base, out)
     if not above.is_dir():
         faults.append(
             Fault(str(out), "the folder above it does not exist", f"mkdir -p {shlex.quote(str(above))}")

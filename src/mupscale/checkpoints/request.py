@@ -37,14 +37,16 @@ class Request:
     """Which optimizer left it, where the file does not tell."""
     recipe: str | None = None
     """What tuning found, as JSON, in place of `noise`."""
+    trust_base: bool = False
+    """Whether the base is not read once more before the result is published."""
 
     @property
     def adds_noise(self) -> bool:
         return self.noise is not None or self.recipe is not None
 
     def as_json(self) -> dict[str, Any]:
-        told = asdict(self)
-        return told if self.recipe is not None else {k: v for k, v in told.items() if k != "recipe"}
+        usual = {"recipe": None, "trust_base": False}
+        return {key: value for key, value in asdict(self).items() if key not in usual or value != usual[key]}
 
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> Request:

@@ -17,7 +17,7 @@ from ..families.loaded import check_memory, compare_models
 from ..families.process import plan_in_process
 from ..files.directory import Directory, read_directory
 from ..jobs.progress import shown_progress
-from ..jobs.verify_bytes import check_bytes
+from ..jobs.verify_bytes import check_alone, check_bytes
 from ..plans.identity import GRADIENT_TOLERANCE
 from ..plans.plan import Plan
 from .plan import changes
@@ -26,6 +26,8 @@ _SHOWN = 20  # faults per level; a wrong plan has one per tensor
 
 
 def run(chosen: argparse.Namespace) -> int:
+    if chosen.wide is None:
+        return _alone(chosen)
     about = read_about(chosen.wide)
     if about is None:
         raise MupscaleError(
@@ -43,24 +45,49 @@ def run(chosen: argparse.Namespace) -> int:
     held = True
     for level in dict.fromkeys(levels):
         if level == "bytes":
-            said, faults = _bytes(directory, chosen.wide, about, chosen.quiet)
+            said, faults = _bytes(directory, chosen.wide, about, chosen.workers, chosen.quiet)
         elif level == "layout":
             said, faults = _layout(directory, about)
         else:
             said, faults = _model(directory, chosen.wide, about)
         held = held and not faults
-        print(f"{level:7} {'holds' if not faults else 'FAILS'}: {said}", flush=True)
-        for fault in faults[:_SHOWN]:
-            print(f"        {fault.where}: {fault.what}")
-        if len(faults) > _SHOWN:
-            print(f"        … and {len(faults) - _SHOWN} more")
+        _print(level, said, faults)
     return 0 if held else 1
 
 
-def _bytes(directory: Directory, wide: Path, about: dict[str, Any], quiet: bool) -> tuple[str, list[Fault]]:
+def _print(level: str, said: str, faults: list[Fault]) -> None:
+    print(f"{level:7} {'holds' if not faults else 'FAILS'}: {said}", flush=True)
+    for fault in faults[:_SHOWN]:
+        print(f"        {fault.where}: {fault.what}")
+    if len(faults) > _SHOWN:
+        print(f"        … and {len(faults) - _SHOWN} more")
+
+
+def _alone(chosen: argparse.Namespace) -> int:
+    """The files of a grown directory against the fingerprints that were stored when they were written."""
+    if chosen.levels or chosen.model:
+        raise MupscaleError("bytes, layout and model compare with the base; write mupscale check BASE WIDE")
+    if read_about(chosen.base) is None:
+        raise MupscaleError(
+            f"{chosen.base} holds no {NAME}; name a directory that mupscale widen or mupscale upscale wrote, alone "
+            "or after the base that it was made from"
+        )
+    with shown_progress("reading", chosen.quiet) as report:
+        faults = check_alone(chosen.base, report, chosen.workers)
+    _print(
+        "files",
+        "every file by the fingerprint or digest stored when it was written; the base was not read",
+        faults,
+    )
+    return 0 if not faults else 1
+
+
+def _bytes(
+    directory: Directory, wide: Path, about: dict[str, Any], workers: int, quiet: bool
+) -> tuple[str, list[Fault]]:
     try:
         # Entries that finishing the job added to its record are left out and computed again.
-        own = {key: value for key, value in about.items() if key != "job"}
+        own = {key: value for key, value in about.items() if key not in ("job", "files")}
         kept = {key: about["base"][key] for key in ("name", "config")}
         job = job_of(directory, wide, {**own, "base": kept})
     except MupscaleError as error:
@@ -69,7 +96,7 @@ def _bytes(directory: Directory, wide: Path, about: dict[str, Any], quiet: bool)
         # The record is untrusted input: any malformed entry means that it does not lead back to this base.
         return "the record of growth cannot be followed", [Fault(NAME, f"{type(error).__name__}: {error}")]
     with shown_progress("comparing", quiet) as report:
-        faults = check_bytes(job, report=report)
+        faults = check_bytes(job, report=report, threads=workers)
     total = sum(file.size for file in job.files)
     said = f"{len(job.moves)} tensors and {len(job.carried) + len(job.texts)} other files, {total:,} bytes compared"
     return said, faults

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
+from ..errors import MupscaleError
 from .verb import add_verb
 
 
@@ -16,10 +18,14 @@ def add_to(verbs: Any) -> None:
         "prove that a directory is the result of growing a base",
         "Level by level: bytes (every file, bit for bit, noise drawn again), layout (the plan found again and "
         "proved on a small copy, with optimizer steps), model (outputs and gradients of the real weights).",
-        examples=("./base ./wide", "./base ./wide --bytes --model"),
+        examples=("./base ./wide", "./base ./wide --bytes --model", "./wide"),
     )
-    verb.add_argument("base", type=Path, help="the directory that was grown")
-    verb.add_argument("wide", type=Path, help="the directory that growing it produced")
+    verb.add_argument(
+        "base",
+        type=Path,
+        help="the directory that was grown; alone, a result whose stored digests are compared",
+    )
+    verb.add_argument("wide", type=Path, nargs="?", help="the directory that growing it produced")
     verb.add_argument(
         "--bytes",
         dest="levels",
@@ -37,11 +43,20 @@ def add_to(verbs: Any) -> None:
     verb.add_argument(
         "--model", action="store_true", help="also load both models and compare outputs and gradients"
     )
+    verb.add_argument(
+        "--workers",
+        type=int,
+        default=min(2, os.cpu_count() or 1),
+        metavar="N",
+        help="threads that make and compare bytes (default: %(default)s)",
+    )
     verb.add_argument("--quiet", action="store_true", help="print no progress")
     verb.set_defaults(run=run)
 
 
 def run(chosen: argparse.Namespace) -> int:
+    if chosen.workers < 1:
+        raise MupscaleError(f"--workers {chosen.workers}: expected a whole number, 1 or more")
     from . import check
 
     return check.run(chosen)

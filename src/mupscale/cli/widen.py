@@ -51,7 +51,7 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
     if job is not None:
         print(f"resuming {chosen.out}", flush=True)
     else:
-        check_free(chosen.out)
+        check_free(chosen.out, chosen.base)
         job = _plan(chosen, request)
     if chosen.dry_run:
         print("\ndry run: nothing was written")

@@ -86,6 +86,11 @@ def _add_writing(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--worker", metavar="I/N", help="do only share I (from 0) of N, for job arrays (default: all)"
     )
+    verb.add_argument(
+        "--trust-base",
+        action="store_true",
+        help="do not read the base once more before the result is published, to see whether it changed meanwhile; recorded in mupscale.json",
+    )
     verb.add_argument("--dry-run", action="store_true", help="plan and check everything, write nothing")
     verb.add_argument("--quiet", action="store_true", help="print no progress")
 
@@ -119,6 +124,7 @@ def _request(chosen: argparse.Namespace) -> Request:
         state=not chosen.no_state,
         optimizer=chosen.optimizer,
         recipe=None if chosen.recipe is None else _recipe(chosen.recipe),
+        trust_base=chosen.trust_base,
     )
 
 

@@ -6,23 +6,31 @@ optimizers, process groups.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, combinations
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
 
 from ..errors import Fault, MupscaleError
 from ..tensors.parts import Rectangle
-from .inert import Record, read_metadata
+from .inert import read_metadata
+from .opcodes import Record
 from .places import KNOWN, dtype_name
-from .strict import name_fault, printable, raise_few, read_regular
+from .strict import name_fault, os_errors, printable, raise_few, read_regular
 
 METADATA = ".metadata"
+T = TypeVar("T")
 _MOST_PAIRED = 512  # chunks compared pair by pair, 130,816 pairs; a regular grid needs no pairs
-_LONGEST = 1 << 31  # bytes; the record of a model of a million tensors on a thousand ranks stays below it
+_MOST_DIMS = 64  # torch's own limit
+_LARGEST = 1 << 63
+_SPARE = 1 << 20  # bytes that `.metadata` may have beside what its files explain
+_EACH = 32 << 20  # bytes for each file beside it; AdamW of 70B parameters on 1,024 ranks has 0.3 MB for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,7 @@ class DcpDirectory:
 def read_dcp(path: Path | str) -> DcpDirectory:
     """Read the `.metadata` of a directory; raises one error with all faults."""
     path = Path(path)
-    raw = read_regular(path / METADATA, _LONGEST)
+    raw = read_regular(path / METADATA, longest_metadata(path))
     metadata = read_metadata(raw, printable(str(path / METADATA)))
     try:
         return _described(path, metadata)
@@ -69,51 +77,83 @@ def read_dcp(path: Path | str) -> DcpDirectory:
         ) from None
 
 
+def longest_metadata(path: Path) -> int:
+    """How many bytes the `.metadata` of a directory can have, from the files beside it.
+
+    It takes about 140 bytes to say where a chunk lies, and the archive of a chunk has a thousand bytes or more.
+    """
+    with os_errors(path):
+        sizes = [entry.stat().st_size for entry in os.scandir(path) if entry.name != METADATA]
+    return _SPARE + min(_EACH * len(sizes), sum(sizes))
+
+
 def _described(path: Path, metadata: Any) -> DcpDirectory:
     stored: dict[tuple[str, tuple[int, ...] | None], Any] = {}
-    for index, info in metadata.storage_data.items():
+    for index, info in _dict(metadata.storage_data).items():
         offset = getattr(index, "offset", None)  # values have none
-        stored[index.fqn, None if offset is None else tuple(offset)] = info
+        stored[_only(str, index.fqn), None if offset is None else _wholes(offset)] = info
     tensors: dict[str, ChunkedTensor] = {}
     values: dict[str, tuple[str, int, int]] = {}
     faults: list[Fault] = []
-    for name, entry in metadata.state_dict_metadata.items():
-        kind = entry.kind if isinstance(entry, Record) else ""
-        if kind not in (
-            "TensorStorageMetadata",
-            "BytesStorageMetadata",
-        ):
-            faults.append(Fault(printable(name), "neither a tensor nor a value"))
-        elif kind == "BytesStorageMetadata":
+    for name, entry in _dict(metadata.state_dict_metadata).items():
+        kind = entry.kind if isinstance(entry, Record) and type(name) is str else ""
+        if kind == "BytesStorageMetadata":
             if (found := stored.get((name, None))) is not None:
                 values[name] = _bytes_of(name, found, faults)
+        elif kind == "TensorStorageMetadata":
+            tensors[name] = _tensor(name, entry, stored, faults)
         else:
-            shape, chunks = tuple(entry.size), []
-            for chunk in entry.chunks:
-                start, part = tuple(chunk.offsets), tuple(chunk.sizes)
-                found = stored.get((name, start))
-                inside = all(
-                    min(a, n) >= 0 and a + n <= m for a, n, m in zip(start, part, shape, strict=True)
-                )
-                if found is None or not inside:
-                    faults.append(
-                        Fault(
-                            printable(name),
-                            f"its chunk at {start} {'is not stored' if inside else 'sticks out'}",
-                        )
-                    )
-                else:
-                    chunks.append(Chunk(start, part, *_bytes_of(name, found, faults)))
-            chunks = [chunk for chunk in chunks if prod(chunk.shape)]
-            if not _tiles(chunks, shape):
-                faults.append(Fault(printable(name), f"its chunks do not make up its shape {shape}"))
-            tensors[name] = ChunkedTensor(_dtype(entry.properties.dtype), shape, tuple(chunks))
+            label = name if type(name) is str else type(name).__name__
+            faults.append(Fault(printable(label), "neither a tensor nor a value"))
     raise_few(f"{printable(str(path))} cannot be read", faults)
     return DcpDirectory(path, tensors, values)
 
 
+def _tensor(
+    name: str, entry: Any, stored: Mapping[tuple[str, tuple[int, ...] | None], Any], faults: list[Fault]
+) -> ChunkedTensor:
+    shape, chunks = _wholes(entry.size), []
+    for chunk in _only(list, entry.chunks):
+        start, part = _wholes(chunk.offsets), _wholes(chunk.sizes)
+        found = stored.get((name, start))
+        inside = all(min(a, n) >= 0 and a + n <= m for a, n, m in zip(start, part, shape, strict=True))
+        if found is None or not inside:
+            what = f"its chunk at {start} {'is not stored' if inside else 'sticks out'}"
+            faults.append(Fault(printable(name), what))
+        else:
+            chunks.append(Chunk(start, part, *_bytes_of(name, found, faults)))
+    chunks = [chunk for chunk in chunks if prod(chunk.shape)]
+    if not _tiles(chunks, shape):
+        faults.append(Fault(printable(name), f"its chunks do not make up its shape {shape}"))
+    return ChunkedTensor(_dtype(entry.properties.dtype), shape, tuple(chunks))
+
+
+def _dict(value: Any) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"a dict is expected, found a {type(value).__name__}")
+    return value
+
+
+def _only(kind: type[T], value: Any) -> T:
+    """A value of one plain type; others are not formatted, because that may take forever."""
+    if type(value) is not kind:
+        raise TypeError(f"a {kind.__name__} is expected, found a {type(value).__name__}")
+    return value
+
+
+def _wholes(values: Any) -> tuple[int, ...]:
+    """Sizes or offsets: few, and no larger than a file can be."""
+    if type(values) is not tuple or len(values) > _MOST_DIMS:
+        raise TypeError(f"at most {_MOST_DIMS} whole numbers are expected, found a {type(values).__name__}")
+    for value in values:
+        if type(value) is not int or not -_LARGEST < value < _LARGEST:
+            raise TypeError("whole numbers below 2^63 are expected")
+    return values
+
+
 def _bytes_of(name: str, info: Any, faults: list[Fault]) -> tuple[str, int, int]:
-    file, offset, length = str(info.relative_path), int(info.offset), int(info.length)
+    file = _only(str, info.relative_path)
+    offset, length = _wholes((info.offset, info.length))
     if not _inside(file):
         faults.append(
             Fault(
@@ -139,6 +179,8 @@ def _inside(file: str) -> bool:
 
 def _dtype(dtype: Any) -> str:
     """The name of a dtype, even of one that cannot be widened: a tensor that the plan does not need may have it."""
+    if type(dtype) is not torch.dtype:
+        raise TypeError(f"a dtype is expected, found a {type(dtype).__name__}")
     return dtype_name(dtype) if dtype in KNOWN else f"{dtype}"
 
 

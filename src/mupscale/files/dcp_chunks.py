@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import Fault, MupscaleError
+from .archives import data_start, survey_archive
 from .dcp import METADATA, Chunk
 from .inert import Head, read_head
 from .places import Place, item_size
@@ -26,7 +27,6 @@ _LONGEST_VALUE = 1 << 24  # bytes; what is saved without being a tensor is setti
 _DAMAGED = (
     zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError, NotImplementedError, struct.error, OverflowError,
 )  # fmt: skip
-_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 
 
 def chunk_place(directory: Path, chunk: Chunk, dtype: str) -> Place:
@@ -75,7 +75,10 @@ def read_value(directory: Path, where: tuple[str, int, int]) -> Any:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(record.file_size for record in archive.infolist()) > length:
                 raise ValueError("it is compressed")
+            survey_archive(archive, f"{printable(file)} at byte {offset}")
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except MupscaleError:
+        raise
     except Exception as error:  # torch's reader raises many kinds, and all mean this
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise MupscaleError(
@@ -128,10 +131,7 @@ def _archive(region: _Region, where: str) -> tuple[bytes, dict[str, tuple[int, i
             found = {}
             for name, record in records.items():
                 if name.startswith("data/"):
-                    region.seek(record.header_offset)
-                    header = _LOCAL_HEADER.unpack(region.read(_LOCAL_HEADER.size))
-                    start = record.header_offset + _LOCAL_HEADER.size + header[-2] + header[-1]
-                    found[name.removeprefix("data/")] = (start, record.file_size)
+                    found[name.removeprefix("data/")] = (data_start(region, record), record.file_size)
     except _DAMAGED as error:
         raise MupscaleError(f"{where} is not an archive of torch.save: {printable(str(error))}") from None
     return head, found

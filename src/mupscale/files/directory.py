@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -87,6 +87,7 @@ def read_directory(path: Path | str) -> Directory:
     weights = tuple(sorted({place.file for place in tensors.values()}))
     trainer = tuple(name for name, regular in names.items() if regular and _matches(name, TRAINER))
     carried = tuple(name for name, regular in names.items() if regular and _is_carried(name))
+    raise_few(claim, _foreign_links(path, (CONFIG, *weights, *trainer, *carried)))
     known = {CONFIG, SINGLE, INDEX, *weights, *trainer, *carried}
     return Directory(
         path, config, tensors, weights, carried, trainer, tuple(name for name in names if name not in known)
@@ -115,6 +116,24 @@ def _is_regular(path: Path) -> bool:
         return stat.S_ISREG(os.stat(path).st_mode)
     except OSError:  # a link to nothing, or to itself
         return False
+
+
+def _foreign_links(path: Path, names: Iterable[str]) -> list[Fault]:
+    """Links out of a directory would publish a file that does not belong to the checkpoint.
+
+    In the cache of the Hugging Face Hub every file of `snapshots/<revision>` is a link into `blobs` beside it.
+    """
+    home = path.resolve()
+    homes = [home]
+    if home.parent.name == "snapshots":
+        homes.append(home.parent.parent / "blobs")
+    faults = []
+    for name in names:
+        target = (home / name).resolve()
+        if not any(target.is_relative_to(folder) for folder in homes):
+            what = f"a link to {printable(str(target))}, which is not part of this directory"
+            faults.append(Fault(printable(name), what, "replace the link by the file itself, or remove it"))
+    return faults
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -164,20 +183,14 @@ def _refused_config(config: Mapping[str, Any]) -> list[Fault]:
     if not isinstance(model_type, str) or text_fault(model_type) is not None:
         what = f"{printable(model_type)}, expected the name of a type of transformers"
         faults.append(Fault(f"{CONFIG}: model_type", what, 'write "model_type": "llama", for example'))
-    elif config.get("auto_map") is not None and not _is_stock(model_type):
-        what = f"{printable(model_type)!r} is defined by code that comes with the checkpoint"
-        remedy = "only classes of transformers itself are widened; convert the checkpoint to one of them"
+    elif config.get("auto_map"):
+        what = f"{printable(model_type)!r} may be computed by code that comes with the checkpoint, which is never run"
+        remedy = (
+            f"if the class of transformers computes the same, remove auto_map from {CONFIG}; otherwise convert the "
+            "checkpoint to a class of transformers"
+        )
         faults.append(Fault(f"{CONFIG}: auto_map", what, remedy))
     return faults
-
-
-def _is_stock(model_type: str) -> bool:
-    """Whether transformers has a class of its own for this type; without transformers, no."""
-    try:
-        from transformers import CONFIG_MAPPING
-    except ImportError:
-        return False
-    return model_type in CONFIG_MAPPING
 
 
 def _sharded(path: Path) -> dict[str, Place]:

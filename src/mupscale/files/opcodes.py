@@ -1,85 +1,328 @@
-"""The opcodes of a pickle, walked without running it: how large its memo may become.
+"""The opcodes of a pickle, carried out on plain values and inert records, within a budget.
 
-The C unpickler keeps its memo in an array that is as long as the largest index, at 16 bytes per entry: nine bytes
-with an index of 2^32 ask for 64 GB. A pickler numbers what it has written, so its indices stay below the number of
-its opcodes.
+Nothing is imported, and nothing is called except what the caller's names stand for. A pickle of a few hundred bytes can
+ask Python's own unpickler for endless work: a tuple that holds itself twice, 36 levels deep, has 2^36 entries when
+it is hashed as a key. Here a key is a text, a number or a record, whose hashes take constant time; the memo is as long
+as what was put into it; and what a pickle builds is counted.
+
+Knows: the opcodes that Python writes since protocol 2. Does not know: what the names mean.
 """
 
 from __future__ import annotations
 
-import pickletools
+from collections.abc import Callable
+from struct import Struct, error
+from typing import Any
 
 from ..errors import MupscaleError
 
-_STOP, _PUT = b".p"
-_PUTS = frozenset(b"qrp")  # BINPUT, LONG_BINPUT and PUT; MEMOIZE counts by itself
-_OPCODES = {ord(opcode.code): opcode for opcode in pickletools.opcodes}
-_DIGITS = 20  # of an index in text: no 64-bit number has more
+Find = Callable[[str, str], Any]
+"""Gives what a name (module, name) stands for; raises if the pickle may not use it."""
+_MARK = object()
+_PLAIN_KEYS = (str, int, float, bool, bytes, type(None))
+_MOST_TEXT = 1 << 24  # characters of one text or number; a tensor's name has at most a few thousand
+_I4, _U2, _U4, _U8, _F8 = (Struct(code) for code in ("<i", "<H", "<I", "<Q", ">d"))
 
 
-def check_memo(raw: bytes) -> None:
-    """Raise if a memo index is above the number of opcodes, or an argument ends behind the pickle.
+class Record:
+    """An inert stand-in for an instance of a class: its name and attributes."""
+
+    kind = ""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        if type(state) is not dict or not all(type(key) is str for key in state):
+            raise MupscaleError(f"{self.kind} has a state that is not attributes by name")
+        self.__dict__.update(state)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{self.kind} without {name}")
+
+    def __hash__(self) -> int:
+        return id(self)  # keys of a pickled dict; they are compared by what they hold later
+
+
+class Call:
+    """A function that a pickle may call with plain values, but not modify."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+
+def unpickled(raw: bytes, find: Find, nodes: int, persistent: Callable[[Any], Any] | None = None) -> Any:
+    """What a pickle holds; at most `nodes` lists, dicts, tuples, records and calls may be in it.
 
     >>> import pickle
-    >>> check_memo(pickle.dumps([["a"], {"b": 1.5}]))
-    >>> check_memo(bytes([0x80, 2, 0x5D, 0x72, 0, 0, 0, 8, 0x2E]))            # an empty list, put at index 2^27
+    >>> unpickled(pickle.dumps({"a": [1, 2.5, ("x", None)]}), _no_names, 10)
+    {'a': [1, 2.5, ('x', None)]}
+    >>> unpickled(pickle.dumps({(1, 2): 3}), _no_names, 10)
     Traceback (most recent call last):
         ...
-    mupscale.errors.MupscaleError: its memo has an index of 134217728, and it has 4 opcodes
+    mupscale.errors.MupscaleError: a key is a tuple, expected a text or a number
     """
-    size, code = len(raw), 0
-    position = opcodes = largest = 0
-    while code != _STOP:
-        if position >= size:
-            raise MupscaleError("it ends before its last opcode")
-        code = raw[position]
-        start = position + 1
-        fixed = _FIXED[code]
-        position = start + fixed if fixed >= 0 else _after(raw, start, code)
-        opcodes += 1
-        if position > size:
-            raise MupscaleError(f"its opcode {opcodes} is incomplete")
-        if code in _PUTS:
-            largest = max(largest, _index(code, raw[start:position]))
-    if largest > opcodes:
-        raise MupscaleError(f"its memo has an index of {largest}, and it has {opcodes} opcodes")
+    machine = _Machine(raw, find, nodes, persistent)
+    try:
+        return machine.run()
+    except KeyError:
+        raise MupscaleError("it takes something from its memo that was not put there") from None
+    except (IndexError, error):
+        raise MupscaleError(f"it ends, or its stack does, at byte {machine.at}") from None
 
 
-def _after(raw: bytes, start: int, code: int) -> int:
-    """The end of an argument that is lines of text, or bytes after their count; behind `raw` if it is cut off."""
-    opcode = _OPCODES.get(code)
-    if opcode is None or opcode.arg is None:
-        raise MupscaleError(f"{code} is not an opcode")
-    if opcode.arg.n == pickletools.UP_TO_NEWLINE:
-        for _ in range(2 if opcode.arg is pickletools.stringnl_noescape_pair else 1):
-            start = raw.find(b"\n", start) + 1 or len(raw) + 1
-        return start
-    behind = start + _COUNTS[opcode.arg.n]
-    return behind + int.from_bytes(raw[start:behind], "little")
+def _no_names(module: str, name: str) -> Any:
+    raise MupscaleError(f"it asks for {module}.{name}")
 
 
-def _index(code: int, argument: bytes) -> int:
-    """The index that a put names: one byte, four bytes, or a line of digits."""
-    if code != _PUT:
-        return int.from_bytes(argument, "little")
-    if len(argument) > _DIGITS + 1 or not argument[:-1].isdigit():
-        raise MupscaleError("its memo has an index that is not a number")
-    return int(argument)
+class _Machine:
+    """The stack, the memo and the position of one pickle."""
+
+    def __init__(self, raw: bytes, find: Find, nodes: int, persistent: Callable[[Any], Any] | None) -> None:
+        self.raw, self.at = raw, 0
+        self.find, self.persistent = find, persistent
+        self.left = nodes
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+
+    def run(self) -> Any:
+        raw, stack, memo, steps, at = self.raw, self.stack, self.memo, _STEPS, 0
+        while True:
+            code = raw[at]
+            at += 1
+            if code == 0x94:  # MEMOIZE; this and the next two are half of the opcodes of a large `.metadata`
+                memo[len(memo)] = stack[-1]
+            elif code == 0x6A:  # LONG_BINGET
+                stack.append(memo[raw[at] | raw[at + 1] << 8 | raw[at + 2] << 16 | raw[at + 3] << 24])
+                at += 4
+            elif code == 0x4B:  # BININT1
+                stack.append(raw[at])
+                at += 1
+            elif code == 0x2E:  # STOP
+                return stack.pop()
+            else:
+                step = steps[code]
+                if step is None:
+                    raise MupscaleError(f"{code} at byte {at - 1} is not an opcode of a checkpoint")
+                self.at = at
+                step(self)
+                at = self.at
+
+    def node(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise MupscaleError("it holds more lists, dicts and records than a checkpoint of this size has")
+
+    def read(self, count: int) -> bytes:
+        start, self.at = self.at, self.at + count
+        if count > _MOST_TEXT:
+            raise MupscaleError(f"it has an argument of {count} bytes at byte {start}")
+        if self.at > len(self.raw):
+            raise MupscaleError(f"its argument at byte {start} is incomplete")
+        return self.raw[start : self.at]
+
+    def number(self, form: Struct) -> Any:
+        start, self.at = self.at, self.at + form.size
+        return form.unpack_from(self.raw, start)[0]
+
+    def line(self) -> str:
+        end = self.raw.find(b"\n", self.at, self.at + 4096)
+        if end < 0:
+            raise MupscaleError(f"its line at byte {self.at} is incomplete")
+        start, self.at = self.at, end + 1
+        return self.raw[start:end].decode("utf-8")
+
+    def marked(self) -> list[Any]:
+        """Everything above the last mark, taken from the stack together with the mark."""
+        stack = self.stack
+        for index in range(len(stack) - 1, -1, -1):
+            if stack[index] is _MARK:
+                found = stack[index + 1 :]
+                del stack[index:]
+                return found
+        raise IndexError
+
+    def put(self, index: int) -> None:
+        if index > self.at:  # a pickler numbers what it has written
+            raise MupscaleError(f"its memo has an index of {index} at byte {self.at}")
+        self.memo[index] = self.stack[-1]
+
+    def pair(self, target: Any, key: Any, value: Any) -> None:
+        if type(key) not in _PLAIN_KEYS and not isinstance(key, Record):
+            raise MupscaleError(f"a key is a {type(key).__name__}, expected a text or a number")
+        if not isinstance(target, dict):
+            raise MupscaleError(f"it puts a key into a {type(target).__name__}")
+        target[key] = value
+
+    def items(self, found: list[Any], target: Any) -> None:
+        if len(found) % 2:
+            raise MupscaleError("it has a key without a value")
+        for at in range(0, len(found), 2):
+            self.pair(target, found[at], found[at + 1])
+
+    def extend(self, target: Any, found: list[Any]) -> None:
+        if type(target) is not list:
+            raise MupscaleError(f"it appends to a {type(target).__name__}")
+        target.extend(found)
+
+    def name(self, module: Any, name: Any) -> None:
+        if type(module) is not str or type(name) is not str:
+            raise MupscaleError("it asks for a name that is not a text")
+        self.stack.append(self.find(module, name))
+
+    def call(self) -> None:
+        """A function with its arguments; the only functions are those that the caller's names stand for."""
+        arguments, function = self.stack.pop(), self.stack.pop()
+        self.node()
+        if type(arguments) is not tuple:
+            raise MupscaleError("it calls something with arguments that are not a tuple")
+        if isinstance(function, Call):
+            self.stack.append(function.function(*arguments))
+        elif isinstance(function, type) and issubclass(function, Record):
+            self.stack.append(function(*arguments))
+        else:
+            raise MupscaleError(f"it calls a {type(function).__name__}")
+
+    def build(self) -> None:
+        state, target = self.stack.pop(), self.stack[-1]
+        if isinstance(target, Record):
+            target.__setstate__(state)
+        elif isinstance(target, dict) and type(state) is dict:
+            return  # attributes of an OrderedDict, such as a state dict's _metadata
+        else:
+            what = "function" if isinstance(target, Call) else type(target).__name__
+            raise MupscaleError(f"it modifies a {what}")
+
+    def outside(self) -> None:
+        if self.persistent is None:
+            raise MupscaleError("it refers to something outside of itself")
+        self.stack.append(self.persistent(self.stack.pop()))
 
 
-def _fixed(code: int) -> int:
-    """Bytes of the argument of an opcode; negative if its size must be read, or if the opcode does not exist."""
-    opcode = _OPCODES.get(code)
-    if opcode is None:
-        return -1
-    return 0 if opcode.arg is None else opcode.arg.n
+def _push(value: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
+    def step(machine: _Machine) -> None:
+        machine.stack.append(value(machine))
+
+    return step
 
 
-_FIXED = [_fixed(code) for code in range(256)]
-_COUNTS = {
-    pickletools.TAKEN_FROM_ARGUMENT1: 1,
-    pickletools.TAKEN_FROM_ARGUMENT4: 4,
-    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
-    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
+def _new(kind: Callable[[], Any]) -> Callable[[_Machine], None]:
+    def step(machine: _Machine) -> None:
+        machine.node()
+        machine.stack.append(kind())
+
+    return step
+
+
+def _tuple(count: int) -> Callable[[_Machine], None]:
+    def step(machine: _Machine) -> None:
+        machine.node()
+        stack = machine.stack
+        if len(stack) < count:
+            raise IndexError
+        stack[-count:] = [tuple(stack[-count:])]
+
+    return step
+
+
+def _marked_tuple(machine: _Machine) -> None:
+    machine.node()
+    machine.stack.append(tuple(machine.marked()))
+
+
+def _text(form: Struct) -> Callable[[_Machine], None]:
+    return _push(lambda machine: machine.read(machine.number(form)).decode("utf-8", "surrogatepass"))
+
+
+def _bytes(form: Struct) -> Callable[[_Machine], None]:
+    return _push(lambda machine: machine.read(machine.number(form)))
+
+
+def _long(form: Struct) -> Callable[[_Machine], None]:
+    return _push(lambda machine: int.from_bytes(machine.read(machine.number(form)), "little", signed=True))
+
+
+def _append(machine: _Machine) -> None:
+    value = machine.stack.pop()
+    machine.extend(machine.stack[-1], [value])
+
+
+def _appends(machine: _Machine) -> None:
+    found = machine.marked()
+    machine.extend(machine.stack[-1], found)
+
+
+def _set_item(machine: _Machine) -> None:
+    value, key = machine.stack.pop(), machine.stack.pop()
+    machine.pair(machine.stack[-1], key, value)
+
+
+def _set_items(machine: _Machine) -> None:
+    found = machine.marked()
+    machine.items(found, machine.stack[-1])
+
+
+def _global(machine: _Machine) -> None:
+    module = machine.line()
+    machine.name(module, machine.line())
+
+
+def _stack_global(machine: _Machine) -> None:
+    name, module = machine.stack.pop(), machine.stack.pop()
+    machine.name(module, name)
+
+
+def _frame(machine: _Machine) -> None:
+    machine.at += 8
+
+
+def _protocol(machine: _Machine) -> None:
+    if machine.raw[machine.at] > 5:
+        raise MupscaleError(f"it has protocol {machine.raw[machine.at]}, known are 2 to 5")
+    machine.at += 1
+
+
+_U1 = Struct("<B")
+_KNOWN: dict[bytes, Callable[[_Machine], None]] = {
+    b"\x80": _protocol,
+    b"\x95": _frame,
+    b"q": lambda machine: machine.put(machine.number(_U1)),
+    b"r": lambda machine: machine.put(machine.number(_U4)),
+    b"h": _push(lambda machine: machine.memo[machine.number(_U1)]),
+    b"(": lambda machine: machine.stack.append(_MARK),
+    b"0": lambda machine: (machine.stack.pop(), None)[1],
+    b"N": _push(lambda _: None),
+    b"\x88": _push(lambda _: True),
+    b"\x89": _push(lambda _: False),
+    b"M": _push(lambda machine: machine.number(_U2)),
+    b"J": _push(lambda machine: machine.number(_I4)),
+    b"G": _push(lambda machine: machine.number(_F8)),
+    b"\x8a": _long(_U1),
+    b"\x8b": _long(_U4),
+    b"\x8c": _text(_U1),
+    b"X": _text(_U4),
+    b"\x8d": _text(_U8),
+    b"C": _bytes(_U1),
+    b"B": _bytes(_U4),
+    b"\x8e": _bytes(_U8),
+    b"]": _new(list),
+    b"}": _new(dict),
+    b")": _new(tuple),
+    b"t": _marked_tuple,
+    b"\x85": _tuple(1),
+    b"\x86": _tuple(2),
+    b"\x87": _tuple(3),
+    b"a": _append,
+    b"e": _appends,
+    b"s": _set_item,
+    b"u": _set_items,
+    b"c": _global,
+    b"\x93": _stack_global,
+    b"R": _Machine.call,
+    b"\x81": _Machine.call,
+    b"b": _Machine.build,
+    b"Q": _Machine.outside,
 }
-"""Bytes of the count in front of a counted argument."""
+_STEPS = [_KNOWN.get(bytes([code])) for code in range(256)]

@@ -173,4 +173,4 @@ def read_regular(path: Path, longest: int = LONGEST_TEXT) -> bytes:
         size = os.fstat(descriptor).st_size
         if size > longest:
             raise MupscaleError(f"{printable(str(path))} has {size} bytes, at most {longest} are expected")
-        return file.read(longest)
+        return file.read(size)  # reading up to a limit would take memory for the limit

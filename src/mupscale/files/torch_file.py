@@ -22,11 +22,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..errors import Fault, MupscaleError
 from ..files.places import OutFile
+from .archives import data_start, survey_archive
 from .places import Place, dtype_name, torch_dtype
 from .strict import open_regular, os_errors, printable, raise_few
 
 _AGAIN = "save it again with torch.save of a current torch"
-_LONGEST_PICKLE = 1 << 28  # bytes; the pickle of an optimizer with a million tensors stays below it
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def read_tree(path: Path | str) -> Any:
     ((2, 3), 1, tensor([1., 1., 1.]))
     """
     path = Path(path)
-    size = _check_archive(path)
+    size, starts = _check_archive(path)
     try:
         with FakeTensorMode():
             tree = torch.load(str(path), map_location="cpu", weights_only=True)
@@ -58,7 +58,7 @@ def read_tree(path: Path | str) -> Any:
             f"{printable(str(path))} holds more than tensors and plain values, or is damaged (torch.load with "
             f"weights_only=True): {printable(said[0] if said else type(error).__name__)}"
         ) from None
-    return _described(tree, path.name, size)
+    return _described(tree, path.name, size, starts)
 
 
 def read_tensor(folder: Path | str, place: Place) -> Tensor:
@@ -113,22 +113,33 @@ def _hole(name: str, room: Room, holes: Iterator[tuple[int, int]]) -> Place:
     return Place(name, offset, room.dtype, room.shape)
 
 
-def _described(tree: Any, file: str, size: int) -> Any:
+def _described(tree: Any, file: str, size: int, starts: list[int]) -> Any:
+    """The tree with a place for each tensor.
+
+    torch computes where bytes lie from the order in which the pickle names them, and does not look. Both that order and the
+    archive's (`starts`) are increasing, so if the same places occur in both, each is that of the same tensor.
+    """
     faults: list[Fault] = []
+    seen: set[int] = set()
 
     def place(where: str, tensor: Tensor) -> Place | None:
         try:
-            return _place(tensor, file, size)
+            found, start = _place(tensor, file, size)
+            seen.add(start)
+            return found
         except MupscaleError as error:
             faults.append(Fault(f"{file}{where}", error.claim, _AGAIN))
             return None
 
     described = map_leaves(tree, "", Tensor, place)
+    if not faults and (seen != set(starts) or starts != sorted(starts)):
+        faults.append(Fault(file, "its tensors do not lie where torch.save puts them", _AGAIN))
     raise_few(f"the tensors of {printable(file)} cannot be streamed", faults)
     return described
 
 
-def _place(tensor: Tensor, file: str, size: int) -> Place:
+def _place(tensor: Tensor, file: str, size: int) -> tuple[Place, int]:
+    """Where a tensor lies, and where its storage begins."""
     storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
     start = getattr(storage, "_checkpoint_offset", None)  # noted by torch when it loads in fake mode
     if storage is None or start is None:
@@ -139,7 +150,7 @@ def _place(tensor: Tensor, file: str, size: int) -> Place:
     place = Place(file, start + skipped, dtype_name(tensor.dtype), tuple(tensor.shape))
     if start < 0 or place.end > size or skipped + place.bytes > storage.nbytes():
         raise MupscaleError("its bytes lie outside of the file")
-    return place
+    return place, start
 
 
 def map_leaves(tree: Any, where: str, kind: type, change: Callable[[str, Any], Any]) -> Any:
@@ -154,27 +165,28 @@ def map_leaves(tree: Any, where: str, kind: type, change: Callable[[str, Any], A
     return tree
 
 
-def _check_archive(path: Path) -> int:
-    """The size of an archive whose tensors can be read in place: uncompressed and little-endian."""
+def _check_archive(path: Path) -> tuple[int, list[int]]:
+    """The size of an archive whose tensors can be read in place (uncompressed and little-endian), and where they begin."""
     with os_errors(path), open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         try:
             with zipfile.ZipFile(file) as archive:
                 records = archive.infolist()
                 packed = any(r.compress_type != zipfile.ZIP_STORED or r.flag_bits & 1 for r in records)
-                long = any(r.file_size > _LONGEST_PICKLE for r in records if r.filename.endswith("/data.pkl"))
                 orders = [r for r in records if r.filename.endswith("/byteorder") and r.file_size < 16]
                 big = any(archive.read(r) != b"little" for r in orders)
+                named = [] if packed else survey_archive(archive, printable(str(path)))
+                starts = [data_start(file, archive.getinfo(name)) for name in named]
+        except MupscaleError:
+            raise
         except Exception as error:  # damaged archives raise many kinds
             raise MupscaleError(
                 f"{printable(str(path))} is not an archive of torch.save: {printable(str(error))}; {_AGAIN}"
             ) from None
-    if packed or big or long:
-        why = (
-            "is compressed" if packed else "is from a big-endian machine" if big else "has too long a pickle"
-        )
+    if packed or big:
+        why = "is compressed" if packed else "is from a big-endian machine"
         raise MupscaleError(f"{printable(str(path))} {why}, so its tensors cannot be read in place; {_AGAIN}")
-    return size
+    return size, starts
 
 
 class _Sheet(io.RawIOBase):

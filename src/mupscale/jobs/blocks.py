@@ -13,7 +13,7 @@ from functools import partial
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class Reader:
         """How many have been read."""
         self._open: dict[str, int] = {}
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -61,19 +61,21 @@ class Reader:
         """Fill `into` with the bytes of the file that start at `offset`."""
         done = 0
         while done < len(into):
-            try:
-                count = os.preadv(self.descriptor(file), [into[done:]], offset + done)
-            except OSError as error:
-                raise MupscaleError(
-                    f"{printable(file)} of the base cannot be read: {error.strerror}"
-                ) from None
-            if count == 0:
-                raise MupscaleError(
-                    f"{printable(file)} of {printable(str(self.folder))} ends at byte {offset + done}, "
-                    f"expected {offset + len(into)}: it changed while it was read"
-                )
-            done += count
+            done += self.read_some_(file, offset + done, [into[done:]])
         self.bytes += done
+
+    def read_some_(self, file: str, offset: int, rooms: Sequence[memoryview]) -> int:
+        """Read at least one byte into the rooms, one after the other; returns how many."""
+        try:
+            count = os.preadv(self.descriptor(file), rooms, offset)
+        except OSError as error:
+            raise MupscaleError(f"{printable(file)} of the base cannot be read: {error.strerror}") from None
+        if count == 0:
+            raise MupscaleError(
+                f"{printable(file)} of {printable(str(self.folder))} ends at byte {offset}, "
+                f"expected {offset + sum(map(len, rooms))}: it changed while it was read"
+            )
+        return count
 
 
 @dataclass(frozen=True, slots=True)

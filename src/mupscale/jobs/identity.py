@@ -1,7 +1,7 @@
-"""Fingerprints of the base's files: cheap ones before the work starts, complete ones spread over the workers.
+"""The identity of the base's files and of the output: cheap digests before the work starts, complete ones at its end.
 
 The ends of a file (a safetensors header, a zip's directory) are digested when a job is made and again by every
-worker. The complete file is digested once, in stretches, by the workers. Knows nothing of tensors.
+worker. Complete fingerprints are those of the bytes that were used. Knows nothing of tensors.
 """
 
 from __future__ import annotations
@@ -9,29 +9,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import Fault, MupscaleError
 from ..files.places import OutFile
-from ..files.strict import open_regular, os_errors, raise_few, read_regular
+from ..files.strict import open_regular, os_errors, printable, raise_few, read_regular
+from .base_reader import CHANGED, START_AGAIN
 from .blocks import Reader
+from .fingerprints import ALGORITHM, Sums, grain_sums
 from .job import BLOCK_BYTES, BaseFile, Carried, Job, Move, Text
 from .job_check import check_job
-from .work_units import DIGEST_BYTES, Stretch
+from .work_units import Stretch
 
 _END = 1 << 20  # bytes at either end, compared before work starts; the whole file is fingerprinted later
 _READ = 4 << 20  # bytes read at a time
 _LARGEST_CARRIED = 1 << 30  # bytes; carried files are read whole into memory
-_WORDS = 1 << 17  # of 64 bits, a MiB
-_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
-ALGORITHM = f"mupscale fingerprint 1, of every {DIGEST_BYTES >> 20} MiB"
 
 
 def make_job(
@@ -44,9 +41,11 @@ def make_job(
     texts: Sequence[Text] = (),
     block_bytes: int = BLOCK_BYTES,
     about: dict[str, Any] | None = None,
+    trust_base: bool = False,
 ) -> Job:
     """A sound job, with the files of the base that it reads identified."""
     folder = Path(os.path.abspath(base))
+    check_outside(folder, Path(out))
     read = sorted({source.file for move in moves for source in move.sources})
     job = Job(
         base=folder,
@@ -58,9 +57,19 @@ def make_job(
         texts=tuple(texts),
         block_bytes=block_bytes,
         about=dict(about or {}),
+        trust_base=trust_base,
     )
     check_job(job)
     return job
+
+
+def check_outside(base: Path, out: Path) -> None:
+    """Raise if the output would lie inside of its own base."""
+    if Path(os.path.abspath(out)).parent.resolve().is_relative_to(base.resolve()):
+        what = f"it lies inside of its own base {printable(str(base))}"
+        raise MupscaleError(
+            "the result cannot be written there", [Fault(str(out), what, "name a directory beside the base")]
+        )
 
 
 def base_file(folder: Path, name: str) -> BaseFile:
@@ -99,12 +108,12 @@ def check_base(job: Job) -> dict[str, str]:
 def check_stamps(before: dict[str, set[str]], now: dict[str, str]) -> None:
     """Raise if a base file has changed since any worker began to read it."""
     raise_few(
-        "the base changed while the job ran, so the output may mix two versions of the base",
+        CHANGED,
         [
             Fault(
                 name,
                 f"size and time of change were {', '.join(sorted(before[name]))}, now {stamp}",
-                "remove the .partial directory and start again",
+                START_AGAIN,
             )
             for name, stamp in now.items()
             if before.get(name, {stamp}) != {stamp}
@@ -112,43 +121,15 @@ def check_stamps(before: dict[str, set[str]], now: dict[str, str]) -> None:
     )
 
 
-def digest_stretch(reader: Reader, name: str, stretch: Stretch) -> str:
-    """The fingerprint of one stretch of a base file, several times as fast as a cryptographic one.
-
-    Every MiB becomes the sum, modulo 2^64, of its 32-bit words times fixed odd numbers, and the sums are digested. A
-    single changed word is always detected; any other change is missed with a probability of about 2^-32. It detects
-    accidents, not forgery.
-    """
-    digest, room = hashlib.blake2b(digest_size=32), np.empty(-(-min(_READ, stretch.bytes) // 8), np.uint64)
-    raw = memoryview(room.view(np.uint8))  # type: ignore[arg-type]
+def stretch_sums(reader: Reader, name: str, stretch: Stretch) -> Sums:
+    """The sums of the grains in one stretch of a base file."""
+    room = bytearray(min(_READ, stretch.bytes))
+    found = []
     for at in range(0, stretch.bytes, _READ):
-        length = min(_READ, stretch.bytes - at)
-        count = -(-length // 8)
-        room[count - 1] = 0  # what lies behind the last byte
-        reader.read_(name, stretch.offset + at, raw[:length])
-        for start in range(0, count, _WORDS):
-            part = room[start : min(start + _WORDS, count)]
-            low, high = (weights[: len(part)] for weights in _weights())
-            total = int(np.dot(part & _LOW, low)) + int(np.dot(part >> _HALF, high))
-            digest.update((total % 2**64).to_bytes(8, "little"))
-    digest.update(stretch.bytes.to_bytes(8, "little"))
-    return digest.hexdigest()
-
-
-@lru_cache(maxsize=1)
-def _weights() -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Odd numbers for the lower and for the upper halves of words."""
-    raw = hashlib.shake_128(b"mupscale fingerprint 1").digest(16 * _WORDS)
-    odd = np.frombuffer(raw, np.uint64) | np.uint64(1)
-    return odd[:_WORDS], odd[_WORDS:]
-
-
-def whole_digest(stretches: Iterable[str]) -> str:
-    """The digest of a file from those of its stretches, in order."""
-    digest = hashlib.blake2b(digest_size=32)
-    for stretch in stretches:
-        digest.update(bytes.fromhex(stretch))
-    return digest.hexdigest()
+        part = memoryview(room)[: min(_READ, stretch.bytes - at)]
+        reader.read_(name, stretch.offset + at, part)
+        found.append(grain_sums(part, stretch.offset + at)[1])
+    return np.concatenate(found)
 
 
 def published(job: Job) -> str:
@@ -156,14 +137,18 @@ def published(job: Job) -> str:
     return replace(job, base=Path(), out=Path(), block_bytes=BLOCK_BYTES).to_json()
 
 
-def about_text(job: Job, digests: dict[str, str]) -> str:
-    """The text of `mupscale.json`: the job's `about`, the digest of the job and of every base file."""
-    files = {file.name: {"size": file.size, "digest": digests[file.name]} for file in job.sources}
-    base = job.about.get("base")
-    known = base if isinstance(base, dict) else {}
+def about_text(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> str:
+    """The text of `mupscale.json`: the job's `about`, the digest of the job, of every base file and of every output file."""
+    known = job.about.get("base")
     about = {
         **job.about,
-        "base": {**known, "files": files, "digest": ALGORITHM},
+        "base": {
+            **(known if isinstance(known, dict) else {}),
+            "files": {file.name: {"size": file.size, "digest": base[file.name]} for file in job.sources},
+            "digest": ALGORITHM,
+            "read": "once" if job.trust_base else "twice",
+        },
+        "files": {file.name: {"size": file.size, "digest": output[file.name]} for file in job.files},
         "job": hashlib.blake2b(published(job).encode(), digest_size=32).hexdigest(),
     }
     return json.dumps(about, indent=1, sort_keys=True) + "\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import Fault, MupscaleError
 from ..files.places import OutFile, Place
 from ..files.strict import parse_json, printable, refuse_malformed
+from ..files.typed import flag, number, short_numbers, text, whole, wholes
 from ..rules.axes import Axis
 from ..rules.scale import Scale
 from ..tensors.making import Join, Making
@@ -24,6 +25,7 @@ from ..tensors.philox import Stream
 
 FORMAT = "mupscale job 1"
 BLOCK_BYTES = 8 << 20  # of output per unit of work: memory stays small, and system calls cost little
+DIGITS = 12  # of the numbers in an axis or a scale, which is factorised by trial
 _MOST_OBJECTS = 3_000_000  # of JSON; a job has a few per tensor
 Cells = tuple[tuple[int, int], ...]
 
@@ -116,6 +118,8 @@ class Job:
     texts: tuple[Text, ...] = ()
     block_bytes: int = BLOCK_BYTES
     about: dict[str, Any] = field(default_factory=dict)
+    trust_base: bool = False
+    """Whether the base is not read once more before the output is published."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -126,7 +130,7 @@ class Job:
             "block_bytes": self.block_bytes,
             "sources": {file.name: [file.size, file.ends] for file in self.sources},
             "carried": {file.name: [file.size, file.sha256] for file in self.carried},
-            "texts": {text.name: text.content for text in self.texts},
+            "texts": {small.name: small.content for small in self.texts},
             "files": {
                 file.name: {
                     "size": file.size,
@@ -135,6 +139,7 @@ class Job:
                 for file in self.files
             },
             "moves": [move.as_json() for move in self.moves],
+            **({"trust_base": True} if self.trust_base else {}),
         }
 
     def to_json(self) -> str:
@@ -152,24 +157,25 @@ class Job:
             if entry["format"] != FORMAT:
                 raise MupscaleError(f"expected a {FORMAT!r}, found {printable(entry['format'])}")
             return Job(
-                base=Path(_text(entry["base"])),
-                out=Path(_text(entry["out"])),
+                base=Path(text(entry["base"])),
+                out=Path(text(entry["out"])),
                 files=tuple(
                     OutFile(
                         name,
-                        _whole(file["size"]),
+                        whole(file["size"]),
                         tuple(
-                            (_whole(at), base64.b64decode(data, validate=True)) for at, data in file["chunks"]
+                            (whole(at), base64.b64decode(data, validate=True)) for at, data in file["chunks"]
                         ),
                     )
                     for name, file in entry["files"].items()
                 ),
                 moves=tuple(_move(move) for move in entry["moves"]),
-                sources=tuple(BaseFile(n, _whole(s), _text(d)) for n, (s, d) in entry["sources"].items()),
-                carried=tuple(Carried(n, _whole(s), _text(d)) for n, (s, d) in entry["carried"].items()),
-                texts=tuple(Text(name, _text(content)) for name, content in entry["texts"].items()),
-                block_bytes=_whole(entry["block_bytes"]),
+                sources=tuple(BaseFile(n, whole(s), text(d)) for n, (s, d) in entry["sources"].items()),
+                carried=tuple(Carried(n, whole(s), text(d)) for n, (s, d) in entry["carried"].items()),
+                texts=tuple(Text(name, text(content)) for name, content in entry["texts"].items()),
+                block_bytes=whole(entry["block_bytes"]),
                 about=dict(entry["about"]),
+                trust_base=flag(entry.get("trust_base", False)),
             )
 
 
@@ -193,36 +199,17 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[Fault]:
         yield Fault(printable(where), f"was {printable(old)}, now {printable(new)}")
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"a text is expected, found {value!r}")
-    return value
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError(f"a whole number is expected, found {value!r}")
-    return value
-
-
-def _wholes(values: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(map(_whole, values))
-
-
 def _place(entry: Any) -> Place:
     file, offset, dtype, shape = entry
-    return Place(_text(file), _whole(offset), _text(dtype), _wholes(shape))
+    return Place(text(file), whole(offset), text(dtype), wholes(shape))
 
 
-def _scale(text: str) -> Scale:
-    if len(text) > 40:  # factorising a long number could take forever
-        raise ValueError(f"scale {printable(text)} is too long")
-    digits = max((len(part) for part in text.replace("/", " ").replace("^", " ").split()), default=0)
-    if digits > 12:
-        raise ValueError(f"scale {text} has too many digits")
-    scale = Scale.of(text)
+def _scale(value: Any) -> Scale:
+    if len(text(value)) > 40:
+        raise ValueError(f"scale {printable(value)} is too long")
+    scale = Scale.of(short_numbers(value, DIGITS))
     if not 0 < float(scale) < float("inf"):
-        raise ValueError(f"scale {text} is not a float")
+        raise ValueError(f"scale {value} is not a float")
     return scale
 
 
@@ -230,9 +217,9 @@ def _noise(entry: Any) -> TensorNoise | None:
     if entry is None:
         return None
     std = entry["std"]
-    sizes = tuple(map(float, std)) if isinstance(std, list) else float(std)
-    paired, row = (None if n is None else _whole(n) for n in (entry["paired"], entry.get("without_row")))
-    return TensorNoise(Stream(int(entry["seed"]), _text(entry["name"])), sizes, paired, row)
+    sizes = tuple(map(number, std)) if isinstance(std, list) else number(std)
+    paired, row = (None if n is None else whole(n) for n in (entry["paired"], entry.get("without_row")))
+    return TensorNoise(Stream(int(entry["seed"]), text(entry["name"])), sizes, paired, row)
 
 
 def _making(entry: Any) -> Making:
@@ -241,12 +228,12 @@ def _making(entry: Any) -> Making:
         raise ValueError(f"fill {fill!r} is neither zero nor one")
     if sources and "fill" in entry:
         raise ValueError(f"fill {fill!r} of a tensor that has sources")
-    joins = [Join(_whole(entry[key]), key == "stack") for key in ("cat", "stack") if key in entry]
+    joins = [Join(whole(entry[key]), key == "stack") for key in ("cat", "stack") if key in entry]
     if len(joins) > 1:
         raise ValueError("sources are concatenated or stacked, not both")
     return Making(
-        axes=tuple(Axis.parse(_text(axis)) for axis in entry["axes"]),
-        scale=_scale(_text(entry.get("scale", "1"))),
+        axes=tuple(Axis.parse(short_numbers(axis, DIGITS)) for axis in entry["axes"]),
+        scale=_scale(entry.get("scale", "1")),
         shift=int(entry.get("shift", 0)),
         noise=_noise(entry.get("noise")),
         fill=None if sources else fill,
@@ -256,9 +243,9 @@ def _making(entry: Any) -> Making:
 
 def _move(entry: Any) -> Move:
     return Move(
-        name=_text(entry["name"]),
+        name=text(entry["name"]),
         making=_making(entry),
         sources=tuple(map(_place, entry["sources"])),
         target=_place(entry["target"]),
-        cells=tuple((_whole(which), _whole(count)) for which, count in entry.get("cells", ())),
+        cells=tuple((whole(which), whole(count)) for which, count in entry.get("cells", ())),
     )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
 from ..files.strict import os_errors
+from .durable import sync_data
 
 _PATTERN = "journal-*.log"
 
@@ -24,8 +25,14 @@ class Done:
 
     units: bytearray
     """One byte per unit: 1 when it is done."""
+    settled: bytearray
+    """One byte per unit: 1 when a worker that ended well has recorded it."""
+    sums: dict[int, str] = field(default_factory=dict)
+    """Unit number -> fingerprint of its bytes, for units that are blocks."""
+    used: list[str] = field(default_factory=list)
+    """What the base held where blocks have read it, an entry for each block."""
     digests: dict[int, str] = field(default_factory=dict)
-    """Unit number -> digest, for units that are digests."""
+    """Unit number -> sums, for units that are stretches of the base."""
     stamps: dict[str, set[str]] = field(default_factory=dict)
     """Base file -> every size and time of change under which a worker has read it."""
 
@@ -43,15 +50,22 @@ class Journal:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(self.path, flags, 0o644)
 
-    def units(self, units: Iterable[int]) -> None:
-        """Record that units are done; returns after the record is synced to disk."""
-        self._append([f"u {first} {last}" for first, last in _ranges(sorted(units))])
+    def blocks(self, blocks: Mapping[int, tuple[str, str]]) -> None:
+        """Record blocks that are done, each with its fingerprint and the sums of the base that it used.
+
+        Returns after the record is synced to disk.
+        """
+        self._append([f"b {unit} {found} {used}" for unit, (found, used) in blocks.items()])
 
     def digests(self, digests: dict[int, str]) -> None:
         self._append([f"d {unit} {digest}" for unit, digest in digests.items()])
 
     def stamps(self, stamps: dict[str, str]) -> None:
         self._append([f"s {stamp} {name}" for name, stamp in stamps.items()])
+
+    def end(self) -> None:
+        """Record that the worker ended well: everything above was synced, and needs no second look."""
+        self._append(["e 0 -"])
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -62,7 +76,7 @@ class Journal:
         raw = b"".join(_line(entry) for entry in entries)
         while raw:
             raw = raw[os.write(self._descriptor, raw) :]
-        os.fdatasync(self._descriptor)
+        sync_data(self._descriptor)
 
 
 def read_journals(folder: Path, units: int) -> Done:
@@ -70,32 +84,36 @@ def read_journals(folder: Path, units: int) -> Done:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:
-    ...     Journal(Path(name), 0, 1).units([0, 1, 3])
+    ...     Journal(Path(name), 0, 1).blocks({0: ("a1", "-"), 3: ("a2", "-")})
     ...     bytes(read_journals(Path(name), 5).units)
-    b'\\x01\\x01\\x00\\x01\\x00'
+    b'\\x01\\x00\\x00\\x01\\x00'
     """
-    done = Done(bytearray(units))
+    done = Done(bytearray(units), bytearray(units))
     for path in sorted(folder.glob(_PATTERN)):
         try:
             raw = path.read_bytes()
         except FileNotFoundError:  # another worker has finished the job and cleared up
             continue
-        for line in raw.split(b"\n"):
-            entry = _checked(line)
-            if entry is not None:
-                _note(done, entry)
+        entries = [entry for line in raw.split(b"\n") if (entry := _checked(line)) is not None]
+        ended = any(entry.startswith("e ") for entry in entries)
+        for entry in entries:
+            _note(done, entry, ended)
     return done
 
 
-def _note(done: Done, entry: str) -> None:
+def _note(done: Done, entry: str, ended: bool) -> None:
     kind, first, rest = entry.split(" ", 2)
-    if kind == "u" and 0 <= int(first) <= int(rest) < len(done.units):
-        done.units[int(first) : int(rest) + 1] = b"\x01" * (int(rest) + 1 - int(first))
-    elif kind == "d" and 0 <= int(first) < len(done.units):
-        done.digests[int(first)] = rest
-        done.units[int(first)] = 1
-    elif kind == "s":
+    if kind == "s":
         done.stamps.setdefault(rest, set()).add(first)
+    elif kind in ("b", "d") and 0 <= int(first) < len(done.units):
+        unit = int(first)
+        done.units[unit] = 1
+        done.settled[unit] |= ended
+        if kind == "d":
+            done.digests[unit] = rest
+        else:
+            done.sums[unit], used = rest.split(" ", 1)
+            done.used.append(used)
 
 
 def _line(entry: str) -> bytes:
@@ -110,13 +128,3 @@ def _check(raw: bytes) -> bytes:
 def _checked(line: bytes) -> str | None:
     check, _, raw = line.partition(b" ")
     return raw.decode() if raw and check == _check(raw) else None
-
-
-def _ranges(units: Sequence[int]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    for unit in units:
-        if found and found[-1][1] == unit - 1:
-            found[-1] = (found[-1][0], unit)
-        else:
-            found.append((unit, unit))
-    return found

@@ -11,22 +11,23 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 from ..errors import Fault, MupscaleError
 from ..files.strict import os_errors, parse_json, raise_few, read_regular
-from .identity import about_text, published, read_carried, whole_digest
+from .durable import sync_data, sync_file, sync_path
+from .identity import about_text, published, read_carried
 from .job import Job, differences
 from .job_check import ABOUT, CONFIG, JOB, PARTIAL
-from .journal import Done
-from .work_units import WorkUnits
 
 _WORKING_JOB, _READY = "job.json", "ready"
 _LONGEST_JOB = 1 << 30  # bytes; bounds what a damaged or foreign file can fill memory with
+_LOOKS, _PAUSE = 100, 0.1  # ten seconds; finishing renames files and writes a few small ones
 _SHOWN = 12  # differences between two jobs that an error lists
 
 
@@ -56,26 +57,31 @@ def prepare(job: Job) -> bool:
             folder.mkdir()
         if folder.is_symlink() or not folder.is_dir():
             raise MupscaleError(f"{folder} is not a directory that mupscale made; remove it")
-    with _locked(folder), os_errors(folder):
+    with _locked(folder) as locked, os_errors(folder):
         if _is_complete(job.out, job):  # finished by another process while this one waited
+            with suppress(OSError):  # made a moment ago, in the place of the one that was renamed
+                folder.rmdir()
             return True
         if _is_complete(folder, job):
             _publish(job, folder)
             return True
-        _claim(job, folder)
+        _claim(job, folder, locked)
         if not (folder / _READY).exists():
             for file in job.files:
                 _create(folder / f"{file.name}{PARTIAL}", file.size, file.chunks)
             _write(folder / _READY, b"")
-            _sync(folder)
+            sync_path(folder)
     return False
 
 
-def finish(job: Job, units: WorkUnits, done: Done) -> None:
-    """Once all units are done, give the files their final names, then the directory."""
+def finish(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> None:
+    """Once all units are done, give the files their final names, then the directory.
+
+    `base` and `output` are the fingerprints of the files that were read and written.
+    """
     folder = partial(job.out)
     with _locked(folder), os_errors(folder):
-        if not folder.exists() and _is_complete(job.out, job):
+        if _is_complete(job.out, job):
             return
         for carried in job.carried:
             raw = read_carried(job.base, carried.name)
@@ -85,20 +91,35 @@ def finish(job: Job, units: WorkUnits, done: Done) -> None:
         for file in job.files:
             unfinished = folder / f"{file.name}{PARTIAL}"
             if unfinished.exists():
-                _sync(unfinished)
+                sync_path(unfinished)
                 os.replace(unfinished, folder / file.name)
         texts = [(text.name, text.content) for text in job.texts]
-        texts.append((ABOUT, about_text(job, _digests(job, units, done))))
+        texts.append((ABOUT, about_text(job, base, output)))
         for name, content in sorted(texts, key=lambda text: text[0] == CONFIG):
             _write(folder / name, content.encode())
-        _sync(folder)
+        sync_path(folder)
         _write(folder / JOB, published(job).encode())
         _publish(job, folder)
 
 
 def is_finished(job: Job) -> bool:
     """Whether the output exists under its final name and belongs to this job."""
-    return not partial(job.out).exists() and _is_complete(job.out, job)
+    return _is_complete(job.out, job)
+
+
+def finished_by_another(job: Job, wait: bool) -> bool:
+    """Whether another process has finished the job; one that is about to is waited for.
+
+    Where the file system has no locks, `wait` looks again for a few seconds.
+    """
+    for _ in range(_LOOKS if wait else 1):
+        with _locked(partial(job.out)) as locked:
+            if is_finished(job):
+                return True
+        if locked:
+            return False
+        sleep(_PAUSE)
+    return False
 
 
 def _publish(job: Job, folder: Path) -> None:
@@ -107,18 +128,9 @@ def _publish(job: Job, folder: Path) -> None:
     for path in folder.iterdir():
         if path.name not in kept | {ABOUT, JOB}:
             path.unlink(missing_ok=True)
-    _sync(folder)
+    sync_path(folder)
     os.rename(folder, job.out)
-    _sync(job.out.parent)
-
-
-def _digests(job: Job, units: WorkUnits, done: Done) -> dict[str, str]:
-    found: dict[str, str] = {}
-    unit = units.blocks
-    for file, count in zip(job.sources, units.stretches, strict=True):
-        found[file.name] = whole_digest(done.digests[u] for u in range(unit, unit + count))
-        unit += count
-    return found
+    sync_path(job.out.parent)
 
 
 def _is_complete(folder: Path, job: Job) -> bool:
@@ -130,8 +142,11 @@ def _is_complete(folder: Path, job: Job) -> bool:
     return raw == published(job).encode()
 
 
-def _claim(job: Job, folder: Path) -> None:
-    """Write the job into its directory, unless it is there; another job in its place is refused."""
+def _claim(job: Job, folder: Path, locked: bool) -> None:
+    """Write the job into its directory, unless it is there; another job in its place is refused.
+
+    A hard link gives the file its name only if nobody has; where there are no links, the lock keeps others away.
+    """
     path = folder / _WORKING_JOB
     if not path.exists():
         others = [name for name in os.listdir(folder) if not name.startswith(f".{_WORKING_JOB}.")]
@@ -139,10 +154,19 @@ def _claim(job: Job, folder: Path) -> None:
             raise MupscaleError(f"{folder} holds {others[0]} and no job; remove the directory")
         draft = folder / f".{_WORKING_JOB}.{secrets.token_hex(4)}"
         _write(draft, job.to_json().encode())
-        with suppress(FileExistsError):  # another worker was first; its job is compared like any other
+        try:
             os.link(draft, path)
-        draft.unlink()
-        _sync(folder)
+        except FileExistsError:  # another worker was first; its job is compared like any other
+            pass
+        except OSError as error:
+            if not locked:
+                raise MupscaleError(
+                    f"the file system of {folder} has neither hard links ({error.strerror}) nor locks, so two workers "
+                    "could not agree on one job; write to another file system and copy the result"
+                ) from None
+            os.replace(draft, path)
+        draft.unlink(missing_ok=True)
+        sync_path(folder)
     found = parse_json(read_regular(path, _LONGEST_JOB), str(path), objects=10_000_000)
     if _identity(found) != _identity(job.as_json()):
         shown = list(islice(differences(_identity(found), _identity(job.as_json())), _SHOWN))
@@ -166,7 +190,7 @@ def _create(path: Path, size: int, chunks: tuple[tuple[int, bytes], ...]) -> Non
         os.ftruncate(descriptor, size)
         for offset, raw in chunks:
             write_all(descriptor, memoryview(raw), offset)
-        os.fdatasync(descriptor)
+        sync_data(descriptor)
     finally:
         os.close(descriptor)
 
@@ -183,31 +207,29 @@ def _write(path: Path, raw: bytes) -> None:
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         write_all(descriptor, memoryview(raw), 0)
-        os.fsync(descriptor)
+        sync_file(descriptor)
     finally:
         os.close(descriptor)
     os.replace(draft, path)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time, where the filesystem has locks; without them the steps are still harmless."""
+def _locked(folder: Path) -> Iterator[bool]:
+    """One process at a time, where the file system has locks: yields whether it has.
+
+    Without them, the steps of preparing and finishing are still harmless.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:  # finished and renamed by another process
-        yield
+        yield False
         return
     try:
-        with suppress(OSError):
+        locked = True
+        try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        except OSError:
+            locked = False
+        yield locked
     finally:
         os.close(descriptor)

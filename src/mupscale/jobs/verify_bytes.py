@@ -12,31 +12,43 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from threading import Lock
 
 import torch
+from torch import Tensor
 
 from ..errors import Fault, MupscaleError
-from ..files.places import item_size, runs, torch_dtype
-from ..files.strict import printable, read_regular
+from ..files.places import torch_dtype
+from ..files.strict import parse_json, printable, read_regular, refuse_malformed
+from ..files.typed import named, text
+from .agreement import base_fingerprints, output_fingerprints
+from .base_reader import encoded_sums
 from .blocks import MoveMaker, Reader, raw_bytes
-from .identity import about_text, check_base, digest_stretch, published, whole_digest
+from .fingerprints import as_text, fingerprint
+from .identity import about_text, check_base, published, stretch_sums
 from .job import Job
 from .job_check import ABOUT, JOB, check_job, sound_job
+from .journal import Done
+from .recheck import block_runs, block_sum
+from .threads import check_threads, in_threads
 from .work_units import Block, Stretch, WorkUnits
 from .worker import Report
 
+_PART = 8 << 20  # bytes read at a time
+_MOST_OBJECTS = 10_000_000  # of JSON; a record holds two plans, each with an object per tensor
 _LONGEST = 1 << 30  # bytes; bounds what a damaged or foreign file can fill memory with
 _LOADED = ("*.safetensors", "*.bin", "*.index.json", "adapter_*", "*.py", "*.pt", "*.pth")
 """Files that a loader would pick up, and that must therefore be this job's own."""
 
 
 def check_bytes(
-    job: Job | Path | str, base: Path | str | None = None, report: Report | None = None
+    job: Job | Path | str, base: Path | str | None = None, report: Report | None = None, threads: int = 1
 ) -> list[Fault]:
     """A fault per difference between a finished output and its job; none if every bit is right.
 
-    Pass the job, or the directory and the base it was made from: the directory holds its job.
+    Pass the job, or the directory and the base it was made from: the directory holds its job. Threads share the work.
     """
+    check_threads(threads)
     try:
         if not isinstance(job, Job):
             job = read_job(Path(job), base)
@@ -46,11 +58,59 @@ def check_bytes(
         check_base(job)
     except MupscaleError as error:
         return list(error.faults) or [Fault(JOB, error.claim)]
-    units = WorkUnits(job)
-    with Reader(job.base) as reader, Reader(job.out) as wide:
-        faults = [*_sizes(job), *_chunks(job, wide), *_blocks(units, reader, wide, report)]
-        digests = _digests(job, units, reader)
-    return [*faults, *_small_files(job, digests), *_surplus(job)]
+    units = WorkUnits(replace(job, trust_base=False))
+    made = _Blocks(job, units, report)
+    in_threads(threads, range(units.blocks), made.compare)
+    with Reader(job.out) as wide:
+        faults = [*_sizes(job), *_chunks(job, wide), *made.faults()]
+    digests: dict[int, str] = {}
+    in_threads(threads, range(units.blocks, len(units)), lambda mine: _stretches(job, units, mine, digests))
+    read = Done(bytearray(), bytearray(), digests=digests)
+    texts = about_text(job, base_fingerprints(job, units, read), output_fingerprints(job, units, made.sums))
+    return [*faults, *_small_files(job, texts), *_surplus(job)]
+
+
+def check_alone(out: Path, report: Report | None = None, threads: int = 1) -> list[Fault]:
+    """A fault per file of a finished output that is not as its record says, found without its base.
+
+    Weights are compared by the fingerprints that were stored when they were written, every other file by its digest.
+    """
+    check_threads(threads)
+    try:
+        job = replace(sound_job(read_regular(out / JOB, _LONGEST)), out=Path(os.path.abspath(out)))
+        told = named(
+            parse_json(read_regular(out / ABOUT, _LONGEST), ABOUT, infinity=True, objects=_MOST_OBJECTS)
+        )
+        with refuse_malformed(f"{ABOUT} has no fingerprints of files"):
+            base = {name: text(entry["digest"]) for name, entry in named(told["base"]["files"]).items()}
+            stored = {file.name: text(told["files"][file.name]["digest"]) for file in job.files}
+            texts = about_text(job, base, stored)
+    except MupscaleError as error:
+        return list(error.faults) or [Fault(JOB, error.claim)]
+    parts = [(file.name, at) for file in job.files for at in range(0, file.size, _PART)]
+    found = dict.fromkeys(stored, 0)
+    sizes, lock = {file.name: file.size for file in job.files}, Lock()
+
+    def read(mine: Iterator[int]) -> None:
+        with Reader(job.out) as wide:
+            for number in mine:
+                name, at = parts[number]
+                raw = memoryview(bytearray(min(_PART, sizes[name] - at)))
+                share = fingerprint(raw, at) if _was_read(wide, name, at, raw) else 1
+                with lock:
+                    found[name] += share
+                    if report is not None:
+                        report(min(number + 1, len(parts)) * _PART, len(parts) * _PART)
+
+    faults = list(_sizes(job))
+    short = {fault.where for fault in faults}
+    in_threads(threads, range(len(parts)), read)
+    faults += [
+        Fault(name, "its bytes are not those that were written")
+        for name, value in found.items()
+        if as_text(value) != stored[name] and name not in short
+    ]
+    return [*faults, *_small_files(job, texts), *_surplus(job)]
 
 
 def read_job(out: Path, base: Path | str | None) -> Job:
@@ -83,37 +143,55 @@ def _chunks(job: Job, wide: Reader) -> Iterator[Fault]:
                 yield Fault(file.name, f"its header or other fixed bytes differ, first at byte {offset + at}")
 
 
-def _blocks(units: WorkUnits, base: Reader, wide: Reader, report: Report | None) -> Iterator[Fault]:
-    """One fault per tensor that differs."""
-    maker, done = MoveMaker(base), 0
-    first: dict[str, str] = {}
-    for number in range(units.blocks):
-        block = units[number]
-        assert isinstance(block, Block)
-        want = maker.block(block).view(-1)
-        found = maker.room("found", torch_dtype(block.move.target.dtype), block.shape).view(-1)
+class _Blocks:
+    """Blocks made again and compared with those on disk, by any number of threads."""
+
+    def __init__(self, job: Job, units: WorkUnits, report: Report | None) -> None:
+        self._job, self._units, self._report = job, units, report
+        self._lock = Lock()
+        self._done = 0
+        self._first: dict[str, tuple[int, str]] = {}
+        self.sums: dict[int, str] = {}
+        """The fingerprint of every block as it should be."""
+
+    def compare(self, todo: Iterator[int]) -> None:
+        with Reader(self._job.base) as base, Reader(self._job.out) as wide:
+            maker = MoveMaker(base)
+            for number in todo:
+                block = self._units[number]
+                assert isinstance(block, Block)
+                want = maker.block(block).view(-1)
+                made = block_sum(block, raw_bytes(want))
+                what = _difference(wide, block, want, maker)
+                with self._lock:
+                    self._note(number, block, made, what)
+
+    def _note(self, number: int, block: Block, made: str, what: str | None) -> None:
+        self.sums[number] = made
         label = f"{block.move.name} in {block.move.target.file}"
-        if not _read_block(wide, block, raw_bytes(found)):
-            first.setdefault(label, "it cannot be read to its end")
-        elif not torch.equal(found.view(torch.uint8), want.view(torch.uint8)):
-            unequal = (found.view(torch.uint8) != want.view(torch.uint8)).view(len(want), -1).any(1)
-            index = torch.unravel_index(unequal.int().argmax(), block.shape)
-            entry = tuple(start + int(i) for start, i in zip(block.start, index, strict=True))
-            first.setdefault(label, f"differs from what the base gives, first at entry {entry}")
-        done += block.bytes
-        if report is not None:
-            report(done, units.total_bytes)
-    for label, what in first.items():
-        yield Fault(printable(label), what)
+        if what is not None and number <= self._first.get(label, (number, ""))[0]:
+            self._first[label] = (number, what)
+        self._done += block.bytes
+        if self._report is not None:
+            self._report(self._done, self._units.total_bytes)
+
+    def faults(self) -> Iterator[Fault]:
+        """One fault per tensor that differs, in the order of the tensors."""
+        for label, (_, what) in sorted(self._first.items(), key=lambda item: item[1][0]):
+            yield Fault(printable(label), what)
 
 
-def _read_block(wide: Reader, block: Block, into: memoryview) -> bool:
-    target = block.move.target
-    size, origin = item_size(target.dtype), [0] * len(block.shape)
-    return all(
-        _was_read(wide, target.file, target.offset + far * size, into[near * size : (near + length) * size])
-        for far, near, length in runs(target.shape, block.start, block.shape, origin, block.shape)
-    )
+def _difference(wide: Reader, block: Block, want: Tensor, maker: MoveMaker) -> str | None:
+    found = maker.room("found", torch_dtype(block.move.target.dtype), block.shape).view(-1)
+    for offset, part in block_runs(block, raw_bytes(found)):
+        if not _was_read(wide, block.move.target.file, offset, part):
+            return "it cannot be read to its end"
+    if torch.equal(found.view(torch.uint8), want.view(torch.uint8)):
+        return None
+    unequal = (found.view(torch.uint8) != want.view(torch.uint8)).view(len(want), -1).any(1)
+    index = torch.unravel_index(unequal.int().argmax(), block.shape)
+    entry = tuple(start + int(i) for start, i in zip(block.start, index, strict=True))
+    return f"differs from what the base gives, first at entry {entry}"
 
 
 def _was_read(wide: Reader, file: str, offset: int, into: memoryview) -> bool:
@@ -124,19 +202,17 @@ def _was_read(wide: Reader, file: str, offset: int, into: memoryview) -> bool:
     return True
 
 
-def _digests(job: Job, units: WorkUnits, base: Reader) -> dict[str, str]:
-    parts: dict[str, list[str]] = {file.name: [] for file in job.sources}
-    for number in range(units.blocks, len(units)):
-        stretch = units[number]
-        assert isinstance(stretch, Stretch)
-        name = job.sources[stretch.file].name
-        parts[name].append(digest_stretch(base, name, stretch))
-    return {name: whole_digest(digests) for name, digests in parts.items()}
+def _stretches(job: Job, units: WorkUnits, todo: Iterator[int], into: dict[int, str]) -> None:
+    with Reader(job.base) as base:
+        for number in todo:
+            stretch = units[number]
+            assert isinstance(stretch, Stretch)
+            into[number] = encoded_sums(stretch_sums(base, job.sources[stretch.file].name, stretch))
 
 
-def _small_files(job: Job, digests: dict[str, str]) -> Iterator[Fault]:
-    texts = {text.name: text.content.encode() for text in job.texts}
-    texts[ABOUT] = about_text(job, digests).encode()
+def _small_files(job: Job, about: str) -> Iterator[Fault]:
+    texts = {small.name: small.content.encode() for small in job.texts}
+    texts[ABOUT] = about.encode()
     texts[JOB] = published(job).encode()
     wanted = {name: (len(raw), hashlib.sha256(raw).hexdigest()) for name, raw in texts.items()}
     wanted.update({file.name: (file.size, file.sha256) for file in job.carried})

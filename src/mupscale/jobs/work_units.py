@@ -1,6 +1,6 @@
 """The units of work of a job, and which worker does which of them.
 
-A unit is a rectangle of one wide tensor of about `block_bytes`, or one stretch of a base file to be digested.
+A unit is a rectangle of one wide tensor of about `block_bytes`, or one stretch of a base file to be read once more.
 Both are numbered, so that "done" is a set of numbers. Knows nothing of disks.
 """
 
@@ -91,7 +91,8 @@ class WorkUnits:
             self._bytes.append(self._bytes[-1] + move.target.bytes)
         self._stretches = [0]
         for file in job.sources:
-            self._stretches.append(self._stretches[-1] + -(-file.size // DIGEST_BYTES))
+            count = 0 if job.trust_base else -(-file.size // DIGEST_BYTES)
+            self._stretches.append(self._stretches[-1] + count)
 
     @property
     def blocks(self) -> int:
@@ -129,20 +130,19 @@ class WorkUnits:
             start.insert(0, (digit * step, min(step, whole - digit * step)))
         return Block(move, tuple(s for s, _ in start), tuple(n for _, n in start))
 
+    def file_of(self, block: int) -> str:
+        """The output file that a block belongs to."""
+        return self.job.moves[bisect_right(self._first, block) - 1].target.file
+
     def share(self, worker: int, workers: int) -> Iterator[int]:
-        """The units of one worker: a contiguous part of the output, and a part of the digests between them."""
+        """The units of one worker: a contiguous part of the output, and then a part of the second read of the base."""
         if not 0 <= worker < workers:
             raise MupscaleError(f"worker {worker} of {workers}: workers are numbered from 0 to {workers - 1}")
-        low, high = self._cut(worker, workers), self._cut(worker + 1, workers)
         count = len(self) - self.blocks
-        first, last = self.blocks + count * worker // workers, self.blocks + count * (worker + 1) // workers
-        digested, total = first, max(1, high - low)
-        for unit in range(low, high):
-            yield unit
-            while digested < last and (digested - first) * total < (unit - low) * (last - first):
-                yield digested
-                digested += 1
-        yield from range(digested, last)
+        yield from range(self._cut(worker, workers), self._cut(worker + 1, workers))
+        yield from range(
+            self.blocks + count * worker // workers, self.blocks + count * (worker + 1) // workers
+        )
 
     def _cut(self, worker: int, workers: int) -> int:
         if worker == workers:

@@ -9,22 +9,23 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Condition, Event, Lock, Thread
+from threading import Condition, Lock, Thread
 from time import monotonic
 
-import torch
-
 from ..errors import Fault, MupscaleError
-from ..files.places import item_size, runs
+from .agreement import base_fingerprints, output_fingerprints
+from .base_reader import BaseReader, encoded, encoded_sums
 from .blocks import MoveMaker, Reader, raw_bytes
-from .identity import check_base, check_stamps, digest_stretch
+from .durable import sync_data
+from .identity import check_base, check_stamps, stretch_sums
 from .job import Job
 from .job_check import PARTIAL, check_job
 from .journal import Done, Journal, read_journals
-from .partial import finish, is_finished, partial, prepare, write_all
+from .partial import finish, finished_by_another, is_finished, partial, prepare, write_all
+from .recheck import block_runs, block_sum, damaged
+from .threads import check_threads, in_threads
 from .work_units import Block, WorkUnits
 
 Report = Callable[[int, int], None]
@@ -33,6 +34,7 @@ Report = Callable[[int, int], None]
 _GROUP_BYTES = (
     128 << 20
 )  # synced and journalled together, because a sync per block is slow; a crash repeats one group
+_TRIES = 3  # a finisher that is killed half-way makes files vanish once
 _GROUP_SECONDS = 0.25  # or after this time, so that slow work is kept too
 
 
@@ -48,34 +50,97 @@ def run_worker(
     """Do the share of one worker, numbered from 0, and finish the job if nothing is left of any share.
 
     True when the output is complete. Other numbers of workers may have been used before: what any of them
-    did counts. Threads share the work of a worker unit by unit.
+    did counts. The same worker may run twice at once: both do the same, and either finishes. Threads share the work of
+    a worker unit by unit.
     """
     check_job(job)
-    if threads < 1:
-        raise MupscaleError(f"threads={threads}, expected 1 or more; write threads=1")
-    units = WorkUnits(job)
-    share = list(units.share(worker, workers))
-    with _finished_by_another(job):
+    check_threads(threads)
+    share = _Share(job, worker, workers, threads, report)
+    for _ in range(_TRIES):
+        try:
+            return share.run()
+        except FileNotFoundError as error:  # another process gives files their final names
+            vanished = error
+            if finished_by_another(job, wait=True):
+                return True
+        except MupscaleError:
+            if finished_by_another(job, wait=False):
+                return True
+            raise
+    fault = Fault(str(vanished.filename), "it vanished while the job ran", "run the same command again")
+    raise MupscaleError("the output cannot be written", [fault])
+
+
+class _Share:
+    """What one worker does, from the journals that it finds to the finished output."""
+
+    def __init__(self, job: Job, worker: int, workers: int, threads: int, report: Report | None) -> None:
+        self.job, self.worker, self.workers, self.threads, self.report = job, worker, workers, threads, report
+        self.units = WorkUnits(job)
+        self.share = list(self.units.share(worker, workers))
+        self.files = {file.name: number for number, file in enumerate(job.sources)}
+
+    def run(self) -> bool:
+        job, units, folder = self.job, self.units, partial(self.job.out)
         if is_finished(job):
             return True
-        done = read_journals(partial(job.out), len(units))
-        count = _Count(units, share, done, report)
+        done = read_journals(folder, len(units))
+        count = _Count(units, self.share, done, self.report)
         check_space(job, count.left)
         if prepare(job):
             return True
         stamps = check_base(job)
         check_stamps(done.stamps, stamps)
-        todo = [unit for unit in share if not done.units[unit]]
-        if todo:
-            journal = Journal(partial(job.out), worker, workers)
-            with _disk_errors(job), _Keeper(partial(job.out), journal) as keeper:
-                journal.stamps(stamps)
-                _in_threads(threads, todo, lambda mine: _do(job, units, mine, keeper, count))
-            check_stamps({name: {stamp} for name, stamp in stamps.items()}, check_base(job))
-        done = read_journals(partial(job.out), len(units))
+        own = bytearray(len(units))
+        for unit in self.share:
+            own[unit] = 1
+        if self.share:
+            old = [unit for unit in self.share if unit < units.blocks and done.units[unit]]
+            new = [unit for unit in self.share if not done.units[unit]]
+            self._work(old, new, done, count, stamps)
+        done = read_journals(folder, len(units))
         if done.all:
-            finish(job, units, done)
-    return is_finished(job)
+            # What a worker that was killed has left, and that lies in no share of a worker that came after it.
+            old = [u for u in range(units.blocks) if not (own[u] or done.settled[u])]
+            if old:
+                self._work(old, [], done, count, stamps)
+                done = read_journals(folder, len(units))
+            base = base_fingerprints(job, units, done)
+            finish(job, base, output_fingerprints(job, units, done.sums))
+        return is_finished(job)
+
+    def _work(
+        self, old: list[int], new: list[int], done: Done, count: _Count, stamps: dict[str, str]
+    ) -> None:
+        """Read blocks that are done once more, make those again that are damaged, and make new ones."""
+        job, units, folder = self.job, self.units, partial(self.job.out)
+        journal = Journal(folder, self.worker, self.workers)
+        with _disk_errors(job), _Keeper(folder, journal) as keeper:
+            journal.stamps(stamps)
+            bad: list[int] = []
+            in_threads(self.threads, old, lambda mine: bad.extend(damaged(folder, units, mine, done.sums)))
+            for unit in set(old).difference(bad):
+                keeper.add(unit, None, 0, (done.sums[unit], "-"))
+            count.again(sum(units[unit].bytes for unit in bad))
+            in_threads(self.threads, [*sorted(bad), *new], lambda mine: self._do(mine, keeper, count))
+        check_stamps({name: {stamp} for name, stamp in stamps.items()}, check_base(job))
+
+    def _do(self, todo: Iterator[int], keeper: _Keeper, count: _Count) -> None:
+        job, sizes = self.job, {file.name: file.size for file in self.job.sources}
+        with BaseReader(job.base, sizes) as reader, _Writer(partial(job.out)) as writer:
+            maker, again = MoveMaker(reader), Reader(job.base)
+            with again:
+                for number in todo:
+                    unit = self.units[number]
+                    if isinstance(unit, Block):
+                        raw = raw_bytes(maker.block(unit))
+                        found = (block_sum(unit, raw), encoded(reader.taken(), self.files))
+                        writer.write(unit, raw)
+                        keeper.add(number, unit.move.target.file, unit.bytes, found)
+                        count.add(unit.bytes)
+                    else:
+                        sums = stretch_sums(again, job.sources[unit.file].name, unit)
+                        keeper.digest(number, encoded_sums(sums))
 
 
 def check_space(job: Job, needed: int) -> None:
@@ -98,55 +163,16 @@ class _Count:
         self._report = report
         self._lock = Lock()
 
+    def again(self, count: int) -> None:
+        """Bytes that were counted as done must be written again."""
+        with self._lock:
+            self.left += count
+
     def add(self, count: int) -> None:
         with self._lock:
             self.left -= count
             if self._report is not None:
                 self._report(self.total - self.left, self.total)
-
-
-def _in_threads(count: int, todo: list[int], work: Callable[[Iterator[int]], None]) -> None:
-    """Threads take units from one list, in order; the first failure, or an interrupt, ends them all.
-
-    Everything that takes time (reading, the kernel, writing, digests) releases the interpreter lock.
-    """
-    if count == 1:
-        work(iter(todo))
-        return
-    stop, lock, units = Event(), Lock(), iter(todo)
-
-    def mine() -> Iterator[int]:
-        while not stop.is_set():
-            with lock:
-                unit = next(units, None)
-            if unit is None:
-                return
-            yield unit
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(count, thread_name_prefix="mupscale") as pool:
-            try:
-                for done in as_completed([pool.submit(work, mine()) for _ in range(count)]):
-                    done.result()
-            finally:
-                stop.set()
-    finally:
-        torch.set_num_threads(before)
-
-
-def _do(job: Job, units: WorkUnits, todo: Iterator[int], keeper: _Keeper, count: _Count) -> None:
-    with Reader(job.base) as reader, _Writer(partial(job.out)) as writer:
-        maker = MoveMaker(reader)
-        for number in todo:
-            unit = units[number]
-            if isinstance(unit, Block):
-                writer.write(unit, raw_bytes(maker.block(unit)))
-                keeper.add(number, unit.move.target.file, unit.bytes)
-                count.add(unit.bytes)
-            else:
-                keeper.digest(number, digest_stretch(reader, job.sources[unit.file].name, unit))
 
 
 class _Writer:
@@ -171,11 +197,8 @@ class _Writer:
             self._open[target.file] = os.open(
                 self._folder / f"{target.file}{PARTIAL}", os.O_WRONLY | os.O_CLOEXEC
             )
-        size = item_size(target.dtype)
-        origin = [0] * len(block.shape)
-        for far, near, length in runs(target.shape, block.start, block.shape, origin, block.shape):
-            part = raw[near * size : (near + length) * size]
-            write_all(self._open[target.file], part, target.offset + far * size)
+        for offset, part in block_runs(block, raw):
+            write_all(self._open[target.file], part, offset)
 
 
 class _Keeper(Thread):
@@ -188,7 +211,8 @@ class _Keeper(Thread):
         super().__init__(name="mupscale journal", daemon=True)
         self._folder, self._journal = folder, journal
         self._news = Condition()
-        self._units: dict[int, str] = {}
+        self._files: set[str] = set()
+        self._blocks: dict[int, tuple[str, str]] = {}
         self._digests: dict[int, str] = {}
         self._bytes = 0
         self._closing = False
@@ -203,14 +227,19 @@ class _Keeper(Thread):
             self._closing = True
             self._news.notify()
         self.join()
-        self._journal.close()
-        if kind is None:
-            self._check()
+        try:
+            if kind is None:
+                self._check()
+                self._journal.end()
+        finally:
+            self._journal.close()
 
-    def add(self, unit: int, file: str, count: int) -> None:
+    def add(self, unit: int, file: str | None, count: int, found: tuple[str, str]) -> None:
+        """A block was written into a file, or found in it; `found` is its fingerprint and what of the base it used."""
         with self._news:
             self._check()
-            self._units[unit] = file
+            self._blocks[unit] = found
+            self._files |= set() if file is None else {file}
             self._bytes += count
             if self._bytes >= _GROUP_BYTES:
                 self._news.notify()
@@ -237,32 +266,17 @@ class _Keeper(Thread):
         with self._news:
             while not self._closing and self._bytes < _GROUP_BYTES and monotonic() < until:
                 self._news.wait(until - monotonic())
-            units, digests, last = self._units, self._digests, self._closing
-            self._units, self._digests, self._bytes = {}, {}, 0
-        for file in dict.fromkeys(units.values()):
+            files, blocks, digests, last = self._files, self._blocks, self._digests, self._closing
+            self._files, self._blocks, self._digests, self._bytes = set(), {}, {}, 0
+        for file in files:
             descriptor = os.open(self._folder / f"{file}{PARTIAL}", os.O_WRONLY | os.O_CLOEXEC)
             try:
-                os.fdatasync(descriptor)
+                sync_data(descriptor)
             finally:
                 os.close(descriptor)
-        self._journal.units(units)
+        self._journal.blocks(blocks)
         self._journal.digests(digests)
         return not last
-
-
-@contextmanager
-def _finished_by_another(job: Job) -> Iterator[None]:
-    """Ignore files that vanish because another process finished the job; then nothing is left to do."""
-    try:
-        yield
-    except MupscaleError:
-        if not is_finished(job):
-            raise
-    except FileNotFoundError as error:
-        if not is_finished(job):
-            remedy = "start again; nothing else was written"
-            fault = Fault(str(error.filename), "it vanished while the job ran", remedy)
-            raise MupscaleError("the output cannot be written", [fault]) from None
 
 
 @contextmanager

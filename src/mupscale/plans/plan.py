@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from math import prod
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..files.strict import refuse_malformed
+from ..files import typed
+from ..files.strict import parse_json, refuse_malformed
 from ..rules.axes import Axis
 from ..rules.scale import Exact, Scale
 from .explain import explain, table
@@ -25,9 +26,11 @@ from .names import resolve
 from .tensor_plan import Fill as Fill
 from .tensor_plan import Kind as Kind
 from .tensor_plan import TensorPlan as TensorPlan
+from .tensor_plan import stored_scale
 
 FORMAT = "mupscale plan 1"
 _MALFORMED = "this is not a plan, expected what to_json wrote"
+_MOST_OBJECTS = 3_000_000  # of JSON; a plan has one per tensor
 Exactness = Literal["dynamic", "static"]
 Proof = Literal["none", "copy", "outputs", "modules", "loss"]
 """How a plan was proved, the weakest first: not at all, on a small copy of the model's type, by the gradients of a
@@ -211,7 +214,9 @@ class Plan:
     def from_json(text: str) -> Plan:
         """The plan that `to_json` wrote; anything else is refused."""
         with refuse_malformed(_MALFORMED):
-            return Plan.of_json(json.loads(text))
+            return Plan.of_json(
+                parse_json(text.encode(), "this is not a plan: its JSON", objects=_MOST_OBJECTS)
+            )
 
     @staticmethod
     def of_json(values: Mapping[str, Any]) -> Plan:
@@ -220,11 +225,14 @@ class Plan:
             if values["format"] != FORMAT:
                 raise MupscaleError(f"this is not a plan: format {values['format']!r}, expected {FORMAT!r}")
             return Plan(
-                tensors={name: TensorPlan.of_json(t) for name, t in values["tensors"].items()},
-                ties=dict(values["ties"]),
-                edits=tuple(Edit(path, old, Scale.of(scale)) for path, old, scale in values["edits"]),
-                exact=values["exact"],
-                needs=frozenset(values["needs"]),
+                tensors={name: TensorPlan.of_json(t) for name, t in typed.named(values["tensors"]).items()},
+                ties={alias: typed.text(name) for alias, name in typed.named(values["ties"]).items()},
+                edits=tuple(
+                    Edit(typed.text(path), typed.number(old), stored_scale(scale))
+                    for path, old, scale in typed.many(values["edits"])
+                ),
+                exact=_exactness(values["exact"]),
+                needs=frozenset(typed.texts(values["needs"])),
                 proof=_PROOFS[_PROOFS.index(values["proof"])],
             )
 
@@ -260,6 +268,12 @@ class Plan:
             },
             proof="modules",
         )
+
+
+def _exactness(value: Any) -> Exactness:
+    if value not in ("dynamic", "static"):
+        raise ValueError("exact is neither dynamic nor static")
+    return cast(Exactness, value)
 
 
 def _rename_owner(path: str, new: Callable[[str], str]) -> str:

@@ -5,16 +5,18 @@ A frozen value, one entry of a `Plan`. Knows JSON and composition of one tensor,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
 from ..errors import MupscaleError
+from ..files.strict import printable
+from ..files.typed import flag, many, short_numbers, text, texts, whole
 from ..rules.axes import Axis
 from ..rules.scale import ONE, Scale
 from ..rules.units import Change
@@ -23,6 +25,7 @@ from ..tensors.making import Join, Making
 from ..tensors.noise import TensorNoise
 
 Kind = Literal["parameter", "buffer"]
+_DIGITS = 12  # of a number in JSON: trial division of 10^12 takes a tenth of a second
 
 
 @dataclass(frozen=True)
@@ -145,12 +148,15 @@ class TensorPlan:
     @staticmethod
     def of_json(entry: Mapping[str, Any]) -> TensorPlan:
         """The entry that `as_json` wrote. Its s and c are for readers, and must agree with the axes."""
+        unknown = sorted(set(entry) - {"sources", "axes", "s", "c", "fold", "spread", *_READ})
+        if unknown:
+            raise ValueError(f"{printable(unknown[0])} is not a part of a tensor's plan")
         plan = TensorPlan(
-            sources=tuple(entry["sources"]),
-            axes=tuple(Axis.parse(text) for text in entry["axes"]),
-            fold=Scale.of(entry.get("fold", "1")),
-            spread=Fraction(entry.get("spread", "1")),
-            **{key: entry[key] for key in ("shift", "cat", "kind", "fill", "trainable") if key in entry},
+            sources=texts(entry["sources"]),
+            axes=tuple(Axis.parse(short_numbers(axis, _DIGITS)) for axis in many(entry["axes"])),
+            fold=stored_scale(entry.get("fold", "1")),
+            spread=Fraction(short_numbers(entry.get("spread", "1"), _DIGITS)),
+            **{key: read(entry[key]) for key, read in _READ.items() if key in entry},
         )
         if (str(plan.change.s), str(plan.change.c)) != (entry["s"], entry["c"]):
             raise MupscaleError(
@@ -158,3 +164,26 @@ class TensorPlan:
                 f"s = {plan.change.s}, c = {plan.change.c}; make the plan again"
             )
         return plan
+
+
+def stored_scale(value: Any) -> Scale:
+    """A scale as plans write it. Its numbers are factorised by trial, so they may not be long."""
+    return Scale.of(short_numbers(value, _DIGITS))
+
+
+def _one_of(*known: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if text(value) not in known:
+            raise ValueError(f"{printable(value)} is none of {', '.join(known)}")
+        return str(value)
+
+    return read
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "shift": whole,
+    "cat": whole,
+    "kind": _one_of("parameter", "buffer"),
+    "fill": _one_of(*get_args(Fill)),
+    "trainable": flag,
+}

@@ -7,14 +7,15 @@ Does not know how they were found.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..files.strict import refuse_malformed
+from ..files import typed
+from ..files.strict import parse_json, read_regular, refuse_malformed
 from ..optimizers.settings import same_setting
 from ..plans.plan import Plan, TensorPlan
 from ..rules.axes import Axis
@@ -22,6 +23,7 @@ from ..rules.optimizers import qualified_name
 from .noises import MupNoise, Noise, PairedNoise
 
 FORMAT = "mupscale recipe 1"
+_LONGEST = 1 << 26  # bytes; bounds what a foreign file can fill memory with
 _MALFORMED = "this is not a recipe, expected what to_json wrote"
 NO_SCHEDULE = "none"
 """The name of the schedule of a constant learning rate. None means that the schedule is not known."""
@@ -120,7 +122,7 @@ class Recipe:
     def from_json(text: str) -> Recipe:
         """The recipe that `to_json` wrote; anything else is refused."""
         with refuse_malformed(_MALFORMED):
-            return Recipe.of_json(json.loads(text))
+            return Recipe.of_json(parse_json(text.encode(), "this is not a recipe: its JSON"))
 
     @staticmethod
     def of_json(values: Mapping[str, Any]) -> Recipe:
@@ -135,14 +137,14 @@ class Recipe:
                     f"this is not a recipe: it says {', '.join(unknown)}, which recipes do not have"
                 )
             entry["tensors"] = {
-                str(name): TensorGrowth(
-                    tuple(map(int, t["reference"])), tuple(map(str, t["axes"])), str(t["fold"])
+                name: TensorGrowth(
+                    typed.wholes(t["reference"]), typed.texts(t["axes"]), typed.short_numbers(t["fold"], 12)
                 )
-                for name, t in entry["tensors"].items()
+                for name, t in typed.named(entry["tensors"]).items()
             }
-            entry["sigma"] = _sigma(entry["sigma"])
-            entry["tried"], entry["remarks"] = tuple(entry["tried"]), tuple(entry["remarks"])
-            made = Recipe(**entry)
+            made = Recipe(
+                **{key: value if key == "tensors" else _READ[key](value) for key, value in entry.items()}
+            )
             if not (isfinite(made.lr) and made.lr > 0):
                 raise MupscaleError(f"this is not a recipe: lr = {made.lr}, expected a finite number above 0")
             return made
@@ -153,7 +155,7 @@ class Recipe:
         if not Path(path).is_file():
             raise MupscaleError(f"{path}: no such file; mupscale tune writes recipe.json into its folder")
         try:
-            return Recipe.from_json(Path(path).read_text(encoding="utf-8"))
+            return Recipe.from_json(read_regular(Path(path), _LONGEST).decode("utf-8"))
         except (MupscaleError, UnicodeDecodeError) as error:
             raise MupscaleError(f"{path}: {error}") from None
 
@@ -277,5 +279,41 @@ def _text(value: Any) -> str:
 
 def _sigma(value: Any) -> float | dict[str, Any]:
     if not isinstance(value, Mapping):
-        return float(value)
-    return {str(n): tuple(map(float, v)) if isinstance(v, list) else float(v) for n, v in value.items()}
+        return _size(value)
+    return {
+        name: tuple(map(_size, sizes)) if isinstance(sizes, list) else _size(sizes)
+        for name, sizes in typed.named(value).items()
+    }
+
+
+def _size(value: Any) -> float:
+    if typed.number(value) < 0:
+        raise ValueError(f"noise of size {value}")
+    return float(value)
+
+
+def _constant(value: Any) -> Any:
+    """A constant of an optimizer: a number, a flag, a text, none of them, or a few of them."""
+    if isinstance(value, list):
+        return [_constant(part) for part in value]
+    return value if value is None or type(value) in (bool, str) else type(value)(typed.number(value))
+
+
+def _maybe(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else read(value)
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("k", "units", "width", "reference", "steps", "wide_steps", "seed"), typed.whole),
+    **dict.fromkeys(("optimizer", "plan"), typed.text),
+    **dict.fromkeys(("base_lr", "loss", "control"), _maybe(typed.number)),
+    "constants": lambda value: {name: _constant(part) for name, part in typed.named(value).items()},
+    "sigma": _sigma,
+    "paired": typed.flag,
+    "batch": _maybe(typed.whole),
+    "schedule": _maybe(typed.text),
+    "tried": lambda value: tuple(map(typed.named, typed.many(value))),
+    "cost": typed.named,
+    "remarks": typed.texts,
+}
+"""How every entry of a recipe is read."""

@@ -1,0 +1,413 @@
+"""Faults of machines, disks and people: nothing wrong is published, nothing is lost, nobody is told of a fault that is none.
+
+A small checkpoint is upscaled, with noise, while something goes wrong; then the job is resumed. What is published must
+be, byte for byte, the directory of a run that nobody disturbed, and every other end must be a refusal that leaves nothing
+under the output's name.
+
+    python benchmarks/faults.py [--seed 0] [--quick]
+
+kills     the writer is ended with SIGKILL at a random moment; the resumed job must give the same bytes
+full      the disk is full at a random write; the same after room was made
+changed   a file of the base is changed while it is read: in its size, in its content, or with its time put back
+flips     a bit flips in the journal, in a block that is done, or in the job before a job is resumed, or in a finished
+          output or its base, where `check` (and for the output `check` without the base) must see it
+twice     the same worker runs twice at once; both must end well
+crippled  a file system without hard links, sync of directories or fdatasync, and one that cannot sync at all, which must
+          be refused at the start
+
+published_wrong  a directory under the output's name that is not the undisturbed one, or damage that check does not see;
+                 a file of the base that is changed before anything of it was read gives the directory of the new base,
+                 which is right if check holds
+lost             a resumed job that does not end with the undisturbed directory although nothing was wrong any more
+spurious         an error where everything was right
+
+Control: with the fingerprints of blocks and of the base turned off, the same flips and changes are published. The last
+line counts; the exit code is 1 when one of the last three is not 0, or the control publishes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import random
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from benchmarks.kill_and_resume import contents, fork, wait
+from harness.llama_files import Llama, job_for, write_directory
+from mupscale.errors import MupscaleError
+from mupscale.files.directory import read_directory
+from mupscale.jobs import agreement, identity, worker
+from mupscale.jobs.job import Job
+from mupscale.jobs.journal import read_journals
+from mupscale.jobs.partial import partial, working_job
+from mupscale.jobs.verify_bytes import check_alone, check_bytes
+from mupscale.jobs.work_units import Block, WorkUnits
+from mupscale.jobs.worker import run_job, run_worker
+
+MODEL = Llama(hidden=64, ffn=176, heads=4, kv_heads=2, layers=2, vocabulary=300)
+BLOCK = 16 << 10
+identity._END = (
+    4096  # bytes at the ends of a base file that are always compared; of these small files that would be all
+)
+Write = Callable[[Any, Block, memoryview], None]
+
+
+class Faults:
+    """A base, what an undisturbed run gives, and what has been seen."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.draw = folder, random.Random(seed)
+        self.base = folder / "base"
+        write_directory(self.base, MODEL.shapes(), "F32", 2)
+        self.tally: Counter[str] = Counter()
+        self.failed: list[str] = []
+        run_job(self.job(folder / "want"))
+        self.want = contents(folder / "want")
+        self.units = WorkUnits(self.job(folder / "want"))
+
+    def job(self, out: Path | None = None, base: Path | None = None) -> Job:
+        plan = MODEL.plan(2)
+        directory = read_directory(base or self.base)
+        return job_for(
+            plan,
+            directory,
+            out or self.folder / "wide",
+            MODEL.noise(plan),
+            shard_bytes=400_000,
+            block_bytes=BLOCK,
+        )
+
+    def fail(self, kind: str, what: str) -> None:
+        self.tally[kind] += 1
+        self.failed.append(f"{kind}: {what}")
+
+    def clear(self, job: Job) -> None:
+        for path in (job.out, partial(job.out)):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def resumed(self, job: Job, what: str) -> None:
+        """The job, run again now that nothing is wrong, must give the undisturbed directory."""
+        try:
+            run_job(job)
+        except MupscaleError as error:
+            self.fail("lost", f"{what}: {error.claim}")
+        else:
+            if contents(job.out) != self.want:
+                self.fail("published_wrong", f"{what}, resumed")
+        self.clear(job)
+
+    def kill(self) -> None:
+        job = self.job()
+        threads = self.draw.choice((1, 2))
+        with slow_writes():
+            child = fork(lambda: run_job(job, threads))
+        time.sleep(self.draw.random() * 0.35)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        self.tally["kills"] += 1
+        if job.out.exists() and contents(job.out) != self.want:
+            self.fail("published_wrong", "killed")
+        self.resumed(job, "killed")
+
+    def fill(self) -> None:
+        job, left = self.job(), [self.draw.randrange(self.units.blocks)]
+
+        def write(original: Write, writer: Any, block: Block, raw: memoryview) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            original(writer, block, raw)
+
+        with writing(write), self.refused(job, "full disk"):
+            run_job(job)
+        self.tally["full"] += 1
+        self.resumed(job, "full disk")
+
+    @contextmanager
+    def refused(self, job: Job, what: str) -> Iterator[None]:
+        """What happens inside must raise, or leave the undisturbed directory, or that of the base as it is now."""
+        try:
+            yield
+        except MupscaleError:
+            self.tally["refused"] += 1
+            if job.out.exists():
+                self.fail("published_wrong", f"{what}: refused and visible")
+        else:
+            if not job.out.exists() or (contents(job.out) != self.want and check_bytes(job)):
+                self.fail("published_wrong", what)
+
+    def change(self, number: int, checked: bool = True) -> None:
+        """Change the base at a random block: its size, its content, its content with the time put back."""
+        base = self.folder / "other"
+        shutil.copytree(self.base, base)
+        job, left = self.job(base=base), [self.draw.randrange(1, self.units.blocks)]
+        how = ("size", "content", "time put back", "time put back")[number % 4]
+        at = self.draw.random()
+
+        def write(original: Write, writer: Any, block: Block, raw: memoryview) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                disturb(self.draw.choice(sorted(base.glob("*.safetensors"))), how, at)
+            original(writer, block, raw)
+
+        seen = self.tally["published_wrong"]
+        with writing(write), self.refused(job, f"base changed, {how}"):
+            run_job(job)
+        if checked:
+            self.tally["changed"] += 1
+        else:
+            self.forget(seen)
+        self.clear(job)
+        shutil.rmtree(base)
+
+    def forget(self, seen: int) -> None:
+        """What a control publishes is counted apart."""
+        self.tally["control"] += self.tally["published_wrong"] - seen
+        del self.failed[len(self.failed) - (self.tally["published_wrong"] - seen) :]
+        self.tally["published_wrong"] = seen
+
+    def interrupted(self) -> Job:
+        """A job of which a part is done."""
+        job, left = self.job(), [self.draw.randrange(20, self.units.blocks)]
+
+        def write(original: Write, writer: Any, block: Block, raw: memoryview) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            original(writer, block, raw)
+
+        with writing(write), suppress(KeyboardInterrupt):
+            run_job(job)
+        return job
+
+    def flip_unfinished(self, what: str, checked: bool = True) -> None:
+        job = self.interrupted()
+        folder = partial(job.out)
+        if what == "job":
+            path = working_job(job.out)
+            at = self.draw.randrange(path.stat().st_size)
+        elif what == "journal":
+            path = self.draw.choice(sorted(folder.glob("journal-*")))
+            at = self.draw.randrange(path.stat().st_size)
+        else:
+            done = read_journals(folder, len(self.units))
+            unit = self.draw.choice([u for u in range(self.units.blocks) if done.units[u]])
+            block = self.units[unit]
+            assert isinstance(block, Block)
+            path = folder / f"{block.move.target.file}.partial"
+            row = block.start[0] * (block.move.target.shape[1] if len(block.move.target.shape) > 1 else 1)
+            at = block.move.target.offset + 4 * row + self.draw.randrange(min(4, block.bytes))
+        flip(path, at, self.draw)
+        seen = self.tally["published_wrong"]
+        with self.refused(job, f"flip in {what}"):
+            run_job(job)
+        if checked:
+            self.tally["flips"] += 1
+        else:
+            self.forget(seen)
+        self.clear(job)
+
+    def flip_finished(self, what: str) -> None:
+        """A flip in an output or in its base must be seen by check."""
+        out, base = self.folder / "copy", self.folder / "other"
+        shutil.copytree(self.folder / "want", out)
+        shutil.copytree(self.base, base)
+        files = sorted((out if what == "output" else base).iterdir())
+        weights = [path for path in files if path.suffix == ".safetensors"]
+        path = self.draw.choice(files if what == "output" else weights)
+        flip(path, self.draw.randrange(path.stat().st_size), self.draw)
+        self.tally["flips"] += 1
+        if not check_bytes(out, base):
+            self.fail("published_wrong", f"flip in {what}, {path.name}: not seen by check")
+        if what == "output" and not check_alone(out):
+            self.fail("published_wrong", f"flip in {what}, {path.name}: not seen without the base")
+        shutil.rmtree(out)
+        shutil.rmtree(base)
+
+    def double(self) -> None:
+        """The same worker twice, the second a moment later."""
+        job, share = self.job(), self.draw.choice(((0, 1), (0, 1), (0, 2)))
+        log = self.folder / "errors"
+        log.write_text("")
+
+        def work() -> None:
+            try:
+                run_worker(job, *share)
+            except BaseException as error:
+                with open(log, "a") as file:
+                    file.write(f"{error!r}\n")
+                raise
+
+        with slow_writes(self.draw.choice((0.0, 0.001))):
+            first = fork(work)
+            time.sleep(self.draw.random() * 0.2)
+            second = fork(work)
+        well = [wait([first]), wait([second])]
+        self.tally["twice"] += 1
+        if not all(well):
+            self.fail("spurious", log.read_text().strip())
+        self.resumed(job, "the same worker twice")
+
+    def cripple(self, name: str, patches: dict[str, Callable[..., Any]], usable: bool) -> None:
+        job = self.job()
+        kept = {key: getattr(os, key) for key in patches}
+        for key, function in patches.items():
+            setattr(os, key, function)
+        try:
+            run_job(job)
+        except MupscaleError as error:
+            if usable or not any(word in str(error) for word in ("file system",)):
+                self.fail("lost", f"{name}: {error}")
+        else:
+            if not usable or contents(job.out) != self.want:
+                self.fail("published_wrong", name)
+        finally:
+            for key, function in kept.items():
+                setattr(os, key, function)
+        self.tally["crippled"] += 1
+        self.clear(job)
+
+
+def flip(path: Path, at: int, draw: random.Random) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ (1 << draw.randrange(8))]))
+
+
+def disturb(path: Path, how: str, at: float) -> None:
+    status = path.stat()
+    if how == "size":
+        os.truncate(path, status.st_size // 2)
+        return
+    with open(path, "r+b") as file:
+        for part in range(8):
+            file.seek(8192 + int((status.st_size - 16384) * ((at + part / 8) % 1)))
+            file.write(b"\x5a" * 64)
+    if how == "time put back":
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@contextmanager
+def writing(write: Callable[[Write, Any, Block, memoryview], None]) -> Iterator[None]:
+    """Blocks are written by `write`, which is given the original."""
+    original = worker._Writer.write
+    worker._Writer.write = lambda writer, block, raw: write(original, writer, block, raw)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        worker._Writer.write = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def slow_writes(seconds: float = 0.002) -> Iterator[None]:
+    """Writing takes a while, so that faults fall into it."""
+
+    def write(original: Write, writer: Any, block: Block, raw: memoryview) -> None:
+        time.sleep(seconds)
+        original(writer, block, raw)
+
+    with writing(write):
+        yield
+
+
+@contextmanager
+def no_fingerprints() -> Iterator[None]:
+    """Done blocks are not read again, and what was used of the base is not compared."""
+    kept = worker.damaged, agreement.decoded
+    worker.damaged = lambda *_: []  # type: ignore[assignment]
+    agreement.decoded = lambda _: iter(())  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        worker.damaged, agreement.decoded = kept  # type: ignore[assignment]
+
+
+def unknown(*_: Any, **__: Any) -> None:
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+def no_link(*_: Any, **__: Any) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def folders_unsynced(descriptor: int, sync: Callable[[int], None] = os.fsync) -> None:
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        unknown()
+    sync(descriptor)
+
+
+CRIPPLED: dict[str, tuple[dict[str, Callable[..., Any]], bool]] = {
+    "no hard links": ({"link": no_link}, True),
+    "no sync of directories": ({"fsync": folders_unsynced}, True),
+    "no fdatasync": ({"fdatasync": unknown}, True),
+    "all three": ({"link": no_link, "fsync": folders_unsynced, "fdatasync": unknown}, True),
+    "no sync at all": ({"fsync": unknown, "fdatasync": unknown}, False),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the faults")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)  # forked processes cannot use the threads of this one
+    part = 10 if chosen.quick else 1
+    folder = Path(tempfile.mkdtemp())
+    try:
+        faults = Faults(folder, chosen.seed)
+        print(f"{len(faults.units)} units, {sum(map(len, faults.want.values())) / 1e6:.1f} MB", flush=True)
+        for _ in range(120 // part):
+            faults.kill()
+        for _ in range(12 // min(part, 4)):
+            faults.fill()
+        for number in range(48 // part):
+            faults.change(number)
+        for _ in range(40 // part):
+            for what in ("journal", "block", "job"):
+                faults.flip_unfinished(what)
+        for _ in range(20 // part):
+            for what in ("output", "base"):
+                faults.flip_finished(what)
+        for _ in range(40 // part):
+            faults.double()
+        for name, (patches, usable) in CRIPPLED.items():
+            faults.cripple(name, patches, usable)
+        with no_fingerprints():
+            for _ in range(10 // min(part, 5)):
+                faults.flip_unfinished("block", checked=False)
+                faults.change(2, checked=False)
+    finally:
+        shutil.rmtree(folder)
+    for line in faults.failed:
+        print(f"FAILED: {line}")
+    tally = faults.tally
+    used = os.times()
+    print(
+        f"control: {tally['control']} published without fingerprints; {tally['refused']} refused; cpu {sum(used[:4]):.0f} s"
+    )
+    print(
+        *(f"{key}={tally[key]}" for key in ("kills", "full", "changed", "flips", "twice", "crippled")),
+        *(f"{key}={tally[key]}" for key in ("published_wrong", "lost", "spurious")),
+    )
+    return int(any(tally[key] for key in ("published_wrong", "lost", "spurious")) or not tally["control"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
