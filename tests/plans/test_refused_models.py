@@ -62,10 +62,6 @@ class Heads(nn.Module):
         self.q_proj, self.o_proj = nn.Linear(8, n), nn.Linear(n, 8)
 
 
-def weight_normed(n: int) -> Any:
-    return nn.Sequential(nn.Linear(3, n), parametrizations.weight_norm(nn.Linear(n, 2)))
-
-
 def spectral_normed(n: int) -> Any:
     return nn.Sequential(nn.Linear(3, n), parametrizations.spectral_norm(nn.Linear(n, 2)))
 
@@ -90,8 +86,7 @@ MODELS: dict[str, Any] = {
         "a tensor must absorb 1/k",
         "pass loss=",
     ),
-    "weight_norm": (two(weight_normed), "weight_norm", "norm that depends on the width", REMOVE),
-    "spectral_norm": (two(spectral_normed), "spectral_norm", "norm that depends on the width", REMOVE),
+    "spectral_norm": (two(spectral_normed), "SpectralNorm", "depends on the width", REMOVE),
     "max_norm": (
         two(lambda n: nn.Embedding(5, n, max_norm=1.0)),
         "max_norm=1.0",
@@ -155,9 +150,8 @@ MODELS: dict[str, Any] = {
     ),
     "vocabulary": (
         two(lambda n: nn.Embedding(n, 3)),
-        "dimension 0 of Embedding.weight",
-        "not a width",
-        "declare roles=",
+        "its rows, which are no width, grow from 4 to 8",
+        "pass loss=",
     ),
 }
 

@@ -158,6 +158,37 @@ def sparse(n: int) -> nn.Module:
     return Net(forward, a=nn.Linear(4, n), o=nn.Linear(n, 3))
 
 
+class Adapted(nn.Linear):
+    """LoRA: two parameters that nn.Linear does not have."""
+
+    def __init__(self, n: int, m: int) -> None:
+        super().__init__(n, m)
+        self.A, self.B = nn.Parameter(torch.randn(2, n)), nn.Parameter(torch.randn(m, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + x @ self.A.t() @ self.B.t()
+
+
+def named_like_a_norm(n: int) -> nn.Module:
+    """weight_v and weight_g are ordinary parameters here."""
+    raw = {f"weight_{name}": nn.Parameter(torch.randn(n, n)) for name in "gv"}
+    return Net(
+        lambda m, x: m.o(torch.tanh(m.e(x) @ m.weight_v) @ m.weight_g),
+        e=nn.Linear(4, n),
+        **raw,
+        o=nn.Linear(n, 3),
+    )
+
+
+def normed_weights(norm: Callable[[nn.Module], nn.Module]) -> Callable[[int], nn.Module]:
+    def make(n: int) -> nn.Module:
+        return nn.Sequential(
+            norm(nn.Linear(4, n)), nn.Tanh(), norm(nn.Linear(n, n)), nn.Tanh(), nn.Linear(n, 3)
+        )
+
+    return make
+
+
 MODELS: dict[str, tuple[Callable[[int], nn.Module], dict[str, str]]] = {
     "fused heads": (fused, {"qkv.weight": Q, "qkv.bias": Q, "proj.weight": IQ}),
     "one head": (separate, {f"{n}.{leaf}": Q for n in "qk" for leaf in ("weight", "bias")}),
@@ -179,6 +210,16 @@ MODELS: dict[str, tuple[Callable[[int], nn.Module], dict[str, str]]] = {
     "flattened to the hidden size": (flat, {}),
     "channel shuffle": (shuffled, {}),
     "feature transform": (transform, {"t.weight": "1/2", "t.bias": "1/2"}),
+    "adapters": (lambda n: nn.Sequential(nn.Linear(4, n), nn.GELU(), Adapted(n, n), nn.Linear(n, 3)), {}),
+    "names of weight_norm": (named_like_a_norm, {}),
+    "weight_norm": (
+        normed_weights(nn.utils.parametrizations.weight_norm),
+        {"2.parametrizations.weight.original0": H},
+    ),
+    "softmax of the classes": (
+        lambda n: nn.Sequential(nn.Linear(4, n), nn.Tanh(), nn.Linear(n, 3), nn.Softmax(-1)),
+        {},
+    ),
     "penalty": (sparse, {"a.weight": "1/2", "a.bias": "1/2", "o.weight": "2"}),
 }
 X = torch.randn(3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -27,6 +27,7 @@ from ..rules.scale import ONE, Scale
 from . import modules
 from .names import named_tensors, strip_wrappers, unwrap
 from .padding import pad_norms
+from .parametrized import parametrized, weight_norm_facts
 from .plan import Edit, Fill, Kind, Plan, TensorPlan
 
 
@@ -196,30 +197,26 @@ def _entry(
     above = path.rpartition(".")[0]
     parents = (owners[0][above], owners[1][above]) if path else None
     entry = Entry(name, kind, tuple(source.shape), tuple(tensor.shape), pair, None, {})
+    kind_of = parametrized(name, owners[0]) if kind == "parameter" else None
+    if kind_of == "WeightNorm":  # its gain may absorb a fold although it does not grow itself
+        normed, problems = weight_norm_facts(name, owners, pad)
+        return replace(entry, **vars(normed)) if normed else entry, problems
     if not entry.growing:
         return replace(entry, roles={}), []
     if kind == "buffer":
         return _growing_buffer(entry, source)
-    if modules.parametrized(name):
+    if kind_of is not None:
         return entry, [
             Fault(
                 name,
-                "a weight_norm or spectral_norm parametrization divides by a norm that depends on the width",
+                f"{kind_of} computes the weight from it in a way that depends on the width",
                 "remove it first: torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')",
             )
         ]
     known = modules.facts(*pair, leaf, tensor.dim(), parents, pad)
     roles = known.roles
     if roles is not None and any(dim not in roles for dim in entry.growing):
-        dim = next(d for d in entry.growing if d not in roles)
-        what = f"dimension {dim} of {type(pair[0]).__name__}.{leaf} is not a width, yet it grows"
-        return entry, [
-            Fault(
-                name,
-                f"{what} from {source.shape[dim]} to {tensor.shape[dim]}",
-                f'if it is one, declare roles={{"{name}": {{{dim}: "out"}}}}',
-            )
-        ]
+        return entry, []  # a dimension that is no width, such as the rows of a table: what it means is open
     return replace(entry, roles=roles, layouts=known.layouts, fold=known.fold), []
 
 

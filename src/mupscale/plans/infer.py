@@ -177,8 +177,11 @@ def _built(given: Make, seed: int) -> nn.Module:
 def _undecided(made: Draft) -> list[Fault]:
     """Faults for everything that shapes leave open. None names a declaration: nothing was tried that could pass."""
     faults = []
-    for name in dict.fromkeys(pattern_of(entry.name) for entry in made.open):
-        faults.append(Fault(name, "no known module says whether its growing axis is summed over", _MEASURE))
+    for name, entry in {pattern_of(entry.name): entry for entry in made.open}.items():
+        what = "no known module says whether its growing axis is summed over"
+        if isinstance(entry.module[0], (nn.Embedding, nn.EmbeddingBag)) and 0 in entry.growing:
+            what = f"its rows, which are no width, grow from {entry.base_shape[0]} to {entry.wide_shape[0]}"
+        faults.append(Fault(name, what, _MEASURE))
     folds = [e.declared_fold for e in made.entries.values() if e.declared_fold is not None]
     for name, reader in made.conflicts.items():
         inverse = Scale.of(copies(made, made.entries[name], made.entries[name].growing[-1])) ** -1

@@ -57,6 +57,8 @@ def facts(
     `owner` is the pair of parent modules; it matters for the output projection of attention.
     """
     bias: Roles = {0: "out"}
+    if _added(base, leaf):
+        return Facts(None)
     if isinstance(base, nn.MultiheadAttention) and isinstance(wide, nn.MultiheadAttention):
         return _attention(base, wide, leaf, pad)
     if isinstance(base, nn.Linear):
@@ -79,6 +81,12 @@ def facts(
     if type(base).__name__ == "Conv1D" and hasattr(base, "nf"):  # transformers' GPT-2 layer, (in, out)
         return Facts(_IN_OUT if leaf == "weight" else bias)
     return Facts(None)
+
+
+def _added(module: nn.Module, leaf: str) -> bool:
+    """True for a parameter of a layer that torch's class does not have: a subclass added it, as LoRA does."""
+    plain = (nn.Linear, nn.Bilinear, _ConvNd, nn.Embedding, nn.EmbeddingBag, *KNOWN_NORMS)
+    return isinstance(module, plain) and leaf not in ("weight", "bias")
 
 
 def _convolution(base: _ConvNd, wide: _ConvNd, leaf: str, pad: bool) -> Facts:
@@ -183,12 +191,6 @@ def unsupported(base: nn.Module, wide: nn.Module, name: str) -> Iterator[Fault]:
             "normalised in different groups",
             f"build the wide model with num_groups={base.num_groups}",
         )
-
-
-def parametrized(name: str) -> bool:
-    """True for the tensors that weight_norm and spectral_norm put in place of a weight."""
-    leaf = name.rpartition(".")[2]
-    return ".parametrizations." in f".{name}" or leaf in ("weight_g", "weight_v", "weight_orig", "weight_u")
 
 
 def maps_zero_elsewhere(module: nn.Module) -> bool:
