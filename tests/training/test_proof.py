@@ -126,3 +126,42 @@ def test_a_loss_that_is_not_a_number_says_so():
         lambda: mu.widen(more_heads(8), lambda: more_heads(16), loss=lambda model: model(TEXT) * math.nan),
         "loss",
     )
+
+
+class Annealed(nn.Module):
+    """A model with settings that are no tensors."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.inside, self.norm, self.out = nn.Linear(3, n), nn.BatchNorm1d(n), nn.Linear(n, 2)
+        self.sharpness, self.started, self.rows = 1.0, False, n + 3
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.out(self.norm(self.inside(x)).relu())
+        return out * self.sharpness if self.started else out
+
+
+def annealed() -> Annealed:
+    torch.manual_seed(0)
+    base = Annealed(4)
+    base.norm.eps, base.sharpness, base.started = 0.3, 2.5, True
+    return base
+
+
+def test_settings_that_were_changed_after_building_are_carried_and_recorded():
+    base, x = annealed(), torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    wide = mu.widen(base, lambda: Annealed(8), example_inputs=(x,))
+    model: Any = wide.model
+    assert (model.norm.eps, model.sharpness, model.started, model.rows) == (0.3, 2.5, True, 11)
+    assert wide.provenance["proof"]["carried"] == {"norm.eps": 0.3, "sharpness": 2.5, "started": True}
+    assert torch.allclose(model(x), base(x), atol=1e-5)
+
+
+def test_hooks_are_measured_with_a_loss_and_warned_of_without_one():
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    base = annealed()
+    plan = mu.widen(base, lambda: Annealed(8), example_inputs=(x,)).plan
+    base.out.register_forward_hook(lambda module, args, out: out * 2)
+    refusal(lambda: mu.widen(base, lambda: Annealed(8), example_inputs=(x,)), "no exact plan")
+    with pytest.warns(UserWarning, match="1 hooks in the base, 0 hooks in the wide model"):
+        mu.widen(base, lambda: Annealed(8), plan=plan)

@@ -103,8 +103,10 @@ def _attributes(path: str, base: nn.Module, wide: nn.Module, ratios: list[float]
             if not same:
                 yield Difference(where, _shown(a), _shown(b), "refused")
         elif _plain(a) and _plain(b) and not _same(a, b):
-            # What only the wide model has was set by its factory, and the base never had it.
-            follows = key not in mine or (key in other and _follows(a, b, ratios))
+            # What only the wide model has was set by its factory, and the base never had it. Whole numbers that are
+            # not zero may be sizes that grow in another way than axes do, such as width + 3.
+            sizes = _may_be_size(a) and _may_be_size(b)
+            follows = key not in mine or sizes or (key in other and _follows(a, b, ratios))
             yield Difference(where, a, b, "expected" if follows else "carried")
 
 
@@ -128,6 +130,12 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
         return True
     return bool(a == b) and isinstance(a, (tuple, list)) == isinstance(b, (tuple, list))
+
+
+def _may_be_size(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_may_be_size, value))
+    return isinstance(value, int) and not isinstance(value, bool) and value != 0
 
 
 def _follows(a: Any, b: Any, ratios: list[float]) -> bool:

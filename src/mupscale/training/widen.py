@@ -22,6 +22,7 @@ from ..optimizers.carry import carry_optimizer, made
 from ..optimizers.read import read_live
 from ..optimizers.schedulers import carry_scheduler, refuse_absolute
 from ..optimizers.write import write_live
+from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.build import Make, build
 from ..plans.copied import rebind_
 from ..plans.direction import Direction
@@ -99,14 +100,24 @@ def proved_plan(
     """The plan to grow by, and the record of what proved it; raises if nothing does."""
     if plan is not None:
         expect_plan(plan)
+    differences = compare_attributes(base, built)
+    carry_attributes_(built, differences)
     if loss is None or unproved:
         chosen = plan if plan is not None else infer_plan(base, built)
         refuse_unproved(base, built, chosen, unproved)
+        for other in (difference for difference in differences if difference.kind == "refused"):
+            warnings.warn(
+                f"{other.path}: {other.base} in the base, {other.wide} in the wide model; it is not carried, and nothing "
+                "was measured that would show whether it matters: pass loss=",
+                stacklevel=3,
+            )
         record: dict[str, Any] = {"by": chosen.proof}
     else:
         chosen, record = measured_plan(
             base, built, plan, loss, lambda found: fill_(build(wide), base, Direction(found))
         )
+    carried = {other.path: other.base for other in differences if other.kind == "carried"}
+    record |= {"carried": carried} if carried else {}
     for need in (need for need in chosen.needs if need.startswith(NO_DROPOUT)):
         warnings.warn(f"the plan is exact for {need}", stacklevel=3)
     return chosen, record
@@ -245,6 +256,7 @@ def fill_(model: nn.Module, source: nn.Module, direction: Direction) -> nn.Modul
                 setattr(module, leaf, done[id(empty)])
     rebind_(inner, done)
     _copy_modes(inner, unwrap(source))
+    carry_attributes_(inner, compare_attributes(unwrap(source), inner))
     edit_(inner, direction)
     return model
 
