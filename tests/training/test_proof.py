@@ -161,7 +161,7 @@ def test_hooks_are_measured_with_a_loss_and_warned_of_without_one():
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     base = annealed()
     plan = mu.widen(base, lambda: Annealed(8), example_inputs=(x,)).plan
-    base.out.register_forward_hook(lambda module, args, out: out * 2)
+    base.out.register_forward_hook(lambda module, args, out: out.sin())
     refusal(lambda: mu.widen(base, lambda: Annealed(8), example_inputs=(x,)), "no exact plan")
     with pytest.warns(UserWarning, match="1 hooks in the base, 0 hooks in the wide model"):
         mu.widen(base, lambda: Annealed(8), plan=plan)
