@@ -307,12 +307,13 @@ def disturb(path: Path, how: str, at: float) -> None:
 @contextmanager
 def writing(write: Callable[[Write, Any, Block, memoryview], None]) -> Iterator[None]:
     """Blocks are written by `write`, which is given the original."""
-    original = worker._Writer.write
-    worker._Writer.write = lambda writer, block, raw: write(original, writer, block, raw)  # type: ignore[method-assign]
+    patched: Any = worker._Writer
+    original = patched.write
+    patched.write = lambda writer, block, raw: write(original, writer, block, raw)
     try:
         yield
     finally:
-        worker._Writer.write = original  # type: ignore[method-assign]
+        patched.write = original
 
 
 @contextmanager
@@ -330,13 +331,15 @@ def slow_writes(seconds: float = 0.002) -> Iterator[None]:
 @contextmanager
 def no_fingerprints() -> Iterator[None]:
     """Done blocks are not read again, and what was used of the base is not compared."""
-    kept = worker.damaged, agreement.decoded
-    worker.damaged = lambda *_: []  # type: ignore[assignment]
-    agreement.decoded = lambda _: iter(())  # type: ignore[assignment]
+    blocks: Any = worker
+    base: Any = agreement
+    kept = blocks.damaged, base.decoded
+    blocks.damaged = lambda *_: []
+    base.decoded = lambda _: iter(())
     try:
         yield
     finally:
-        worker.damaged, agreement.decoded = kept  # type: ignore[assignment]
+        blocks.damaged, base.decoded = kept
 
 
 def unknown(*_: Any, **__: Any) -> None:

@@ -1,5 +1,6 @@
 """A streamed directory has the bits of the kernel, however it was cut, shared out, killed or resumed."""
 
+import functools
 import json
 import os
 import subprocess
@@ -826,7 +827,7 @@ def test_an_output_inside_its_base_is_refused(base, tmp_path):
     own = copied(base, tmp_path / "own")
     (tmp_path / "link").symlink_to(own)
     for out in (own / "wide", tmp_path / "link" / "wide", own / "a" / ".." / "wide"):
-        refusal(lambda out=out: job_in(own, out), "inside of its own base", "beside the base")
+        refusal(functools.partial(job_in, own, out), "inside of its own base", "beside the base")
     assert job_in(own, tmp_path / "ownwide"), "control: beside it"
 
 

@@ -52,7 +52,7 @@ def test_a_setting_changed_after_building_is_carried(path, value):
 
 def test_hooks_and_tensors_are_refused():
     def hooked(m: nn.Module) -> None:
-        m.layer.register_forward_hook(lambda *_: None)
+        m.get_submodule("layer").register_forward_hook(lambda *_: None)
 
     assert kinds(hooked) == {"layer._forward_hooks": "refused"}
     assert kinds(lambda m: setattr(m, "table", torch.ones(4))) == {"table": "refused"}

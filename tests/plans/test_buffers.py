@@ -1,5 +1,7 @@
 """Declarations for buffers do what they say."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -11,13 +13,16 @@ from mupscale.plans.identity import gradient_identity, load_wide_
 class Projected(nn.Module):
     """A random projection, summed over the width."""
 
+    table: torch.Tensor
+    mask: torch.Tensor
+
     def __init__(self, n: int) -> None:
         super().__init__()
         self.inside, self.out = nn.Linear(4, n), nn.Linear(6, 3)
         self.register_buffer("table", torch.randn(n, 6))
         self.register_buffer("mask", torch.ones(n, n, dtype=torch.bool))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         h = self.inside(x) @ self.mask.to(x.dtype)
         return self.out(torch.tanh(h / len(self.mask) @ self.table))
 

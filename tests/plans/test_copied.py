@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,15 +22,17 @@ class Closed(nn.Module):
         super().__init__()
         self.first, self.out = nn.Linear(6, width), nn.Linear(width, 3)
         self.mlp = nn.ModuleDict({"a": nn.Linear(width, width), "b": nn.Linear(width, width)})
-        m, weight = self.mlp, self.mlp["b"].weight
-        self.call = {
+        m: Any = self.mlp
+        weight = m["b"].weight
+        calls: dict[str, Any] = {
             "lambda": lambda x: m["b"](F.gelu(m["a"](x))),
             "default": lambda x, inner=m: inner["b"](F.gelu(inner["a"](x))),
             "partial": functools.partial(self.twofold, m),
             "method": self.through,
             "tensor": lambda x: F.linear(F.gelu(m["a"](x)), weight, m["b"].bias),
             "nested": functools.partial(lambda f, x: f(x), lambda x: m["b"](F.gelu(m["a"](x)))),
-        }[kind]
+        }
+        self.call = calls[kind]
         self.called = [self.call]
 
     @staticmethod
@@ -89,17 +92,17 @@ def test_models_with_closures_are_searched_widened_and_verified(kind):
 
 
 def test_functions_that_hold_nothing_of_the_model_are_shared():
-    model = nn.Linear(2, 2)
-    model.act = torch.tanh  # type: ignore[assignment]
-    model.own = lambda x: x + 1  # type: ignore[assignment]
+    model = cast(Any, nn.Linear(2, 2))
+    model.act = torch.tanh
+    model.own = lambda x: x + 1
     assert copied(model).own is model.own
 
 
 def test_values_kept_from_a_forward_and_generators_are_copied():
-    model = nn.Linear(2, 2)
-    model.last = model(torch.ones(1, 2))  # type: ignore[assignment]
-    model.dice = torch.Generator().manual_seed(3)  # type: ignore[assignment]
-    twin = copied(model)
+    model = cast(Any, nn.Linear(2, 2))
+    model.last = model(torch.ones(1, 2))
+    model.dice = torch.Generator().manual_seed(3)
+    twin = cast(Any, copied(model))
     assert torch.equal(twin.last, model.last)
     assert twin.dice is not model.dice
     drawn = [torch.rand(1, generator=m.dice) for m in (model, twin)]

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,17 +19,17 @@ Q, IQ, H, IH = "2^(-1/4)", "2^(1/4)", "2^(-1/2)", "2^(1/2)"
 class Net(nn.Module):
     """Modules by name, and a forward."""
 
-    def __init__(self, forward: Callable, **modules: nn.Module | nn.Parameter) -> None:
+    def __init__(self, forward: Callable[..., Any], **modules: nn.Module | nn.Parameter) -> None:
         super().__init__()
         for name, module in modules.items():
             setattr(self, name, module)
         self.go = forward
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.go(self, x)
 
 
-def heads(t: torch.Tensor, n: int) -> torch.Tensor:
+def heads(t: torch.Tensor, n: int) -> Any:
     return t.unflatten(-1, (n, -1)).transpose(1, 2)
 
 
@@ -39,7 +40,7 @@ def joined(t: torch.Tensor) -> torch.Tensor:
 def fused(n: int) -> nn.Module:
     """minGPT's attention with two heads."""
 
-    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: torch.Tensor) -> Any:
         x = m.e(x)
         q, k, v = (heads(t, 2) for t in m.qkv(x).chunk(3, -1))
         return m.o(x + m.proj(joined(F.scaled_dot_product_attention(q, k, v))))
@@ -51,7 +52,7 @@ def fused(n: int) -> nn.Module:
 def separate(n: int) -> nn.Module:
     """Attention by hand with one head and 1/sqrt(width)."""
 
-    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: torch.Tensor) -> Any:
         x = m.e(x)
         return m.o((m.q(x) @ m.k(x).mT / math.sqrt(n)).softmax(-1) @ m.v(x))
 
@@ -62,7 +63,7 @@ def separate(n: int) -> nn.Module:
 def normed(n: int) -> nn.Module:
     """Attention with normalised queries and keys, head size without an attribute."""
 
-    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: torch.Tensor) -> Any:
         x = m.e(x)
         q, k, v = m.qn(heads(m.q(x), 2)), m.kn(heads(m.k(x), 2)), heads(m.v(x), 2)
         return m.o(joined(F.scaled_dot_product_attention(q, k, v)))
@@ -75,7 +76,7 @@ def normed(n: int) -> nn.Module:
 def fixed_size(n: int) -> nn.Module:
     """Heads of four that grow in number, without an attribute."""
 
-    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: torch.Tensor) -> Any:
         x = m.e(x)
         q, k, v = (heads(layer(x), n // 4) for layer in (m.q, m.k, m.v))
         return m.o(m.p(joined(F.scaled_dot_product_attention(q, k, v))))
@@ -94,7 +95,7 @@ def towers(n: int) -> nn.Module:
 def functional_tie(n: int) -> nn.Module:
     """Logits are h @ embedding.weight.T, and embeddings are multiplied by sqrt(d)."""
 
-    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: torch.Tensor) -> Any:
         ids = x[..., 0].abs().mul(3).long() % 5
         return m.n(F.gelu(m.l(m.e(ids) * n**0.5 + m.p(ids)))) @ m.e.weight.t()
 
@@ -110,7 +111,7 @@ class Equalised(nn.Linear):
 def generator(n: int) -> nn.Module:
     """DCGAN: a linear layer, read as channels of 2 x 2 pixels; then a pixel shuffle."""
 
-    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: torch.Tensor) -> Any:
         return m.o(F.pixel_shuffle(m.c(m.f(x[:, 0]).view(-1, n, 2, 2)), 2).tanh())
 
     return Net(forward, f=nn.Linear(4, 4 * n), c=nn.Conv2d(n, 4 * n, 1), o=nn.Conv2d(n, 2, 1))
@@ -119,7 +120,7 @@ def generator(n: int) -> nn.Module:
 def flat(n: int) -> nn.Module:
     """The flattened size is also the hidden size: two tensors write one size in two layouts."""
 
-    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: torch.Tensor) -> Any:
         return m.o(F.relu(m.h(F.relu(m.c(x[:, None])).flatten(1))))
 
     return Net(forward, c=nn.Conv2d(1, n, 3), h=nn.Linear(6 * n, 6 * n), o=nn.Linear(6 * n, 3))
@@ -128,7 +129,7 @@ def flat(n: int) -> nn.Module:
 def shuffled(n: int) -> nn.Module:
     """Channel shuffle between two grouped layers."""
 
-    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: torch.Tensor) -> Any:
         x = m.a(F.relu(m.c(x.mT)))
         x = x.view(len(x), 2, n // 2, -1).transpose(1, 2).reshape(len(x), n, -1)
         return m.o(F.relu(m.b(x)).mean(-1))
@@ -140,7 +141,7 @@ def shuffled(n: int) -> nn.Module:
 def transform(n: int) -> nn.Module:
     """PointNet's feature transform: a layer writes a matrix, the identity is added, the features are multiplied."""
 
-    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: torch.Tensor) -> Any:
         x = F.relu(m.a(x))
         t = m.t(x.amax(1)).view(-1, n, n) + torch.eye(n, dtype=x.dtype)
         return m.o(x @ t)
@@ -151,7 +152,7 @@ def transform(n: int) -> nn.Module:
 def sparse(n: int) -> nn.Module:
     """A penalty that sums over the width, which the first layer absorbs and the second makes up for."""
 
-    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: torch.Tensor) -> Any:
         h = F.relu(m.a(x))
         return m.o(h).square().mean() + 0.1 * h.abs().sum(-1).mean()
 
@@ -225,7 +226,7 @@ MODELS: dict[str, tuple[Callable[[int], nn.Module], dict[str, str]]] = {
 X = torch.randn(3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def loss(model: nn.Module) -> torch.Tensor:
+def loss(model: nn.Module) -> Any:
     return model(X).tanh().square().mean()
 
 

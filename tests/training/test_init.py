@@ -200,9 +200,9 @@ class Structured(nn.Module):
         self.A_log = nn.Parameter(torch.log(torch.arange(1.0, 17)).repeat(n, 1))
         self.waves = nn.Parameter(torch.sin(torch.arange(n * 5.0).view(n, 5)))
         with torch.no_grad():
-            self.memory.bias_ih_l0[n : 2 * n] = 1.0
-            self.memory.bias_hh_l0.zero_()
-            self.memory.bias_hh_l0[n : 2 * n] = 1.0
+            self.memory.get_parameter("bias_ih_l0")[n : 2 * n] = 1.0
+            self.memory.get_parameter("bias_hh_l0").zero_()
+            self.memory.get_parameter("bias_hh_l0")[n : 2 * n] = 1.0
             nn.init.eye_(self.identity.weight)
             nn.init.orthogonal_(self.turn.weight)
 
@@ -290,6 +290,6 @@ def test_structure_that_does_not_grow_with_its_axis_is_refused():
 
 
 def test_sizes_by_name_leave_padding_rows_at_zero():
-    model = nn.Sequential(nn.Embedding(9, 16, padding_idx=4))
+    model: Any = nn.Sequential(nn.Embedding(9, 16, padding_idx=4))
     mu.init_(model, mu.plan_between(lambda n: nn.Sequential(nn.Embedding(9, n)), 8, 16), std={"*": 0.5})
     assert model[0].weight.detach().abs().amax(1).bool().tolist() == [i != 4 for i in range(9)]

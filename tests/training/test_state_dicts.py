@@ -213,7 +213,7 @@ class Positions(nn.Module):
         self.inner, self.outer = nn.Linear(3, n), nn.Linear(n, 1)
         self.register_buffer("table", torch.sin(torch.arange(1.0, n + 1)), persistent=persistent)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.outer(torch.tanh(self.inner(x) + self.table))
 
 
@@ -248,7 +248,7 @@ def test_a_new_scheduler_starts_at_the_rate_of_the_state_dict_and_a_continued_on
     plan, state = mu.plan_between(lambda n: nn.Linear(n, n), 4, 8), optimizer.state_dict()
     wide = nn.Linear(8, 8)
 
-    def loaded(**options: bool) -> torch.optim.Optimizer:
+    def loaded(**options: Any) -> torch.optim.Optimizer:
         carried = mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW, **options)
         found = torch.optim.AdamW(mu.trainers.groups_for(wide, carried))
         found.load_state_dict(carried)

@@ -262,7 +262,8 @@ def test_a_run_that_is_stepped_in_units_is_widened_exactly(setup: Any):
     wide = mu.widen(run, lambda: Net(24))
     assert [g["lr"] for g in wide.optimizer.param_groups] == [g["lr"] for g in optimizer.param_groups]
     plain = mu.widen(run, lambda: Net(24))
-    next(iter(plain.optimizer._optimizer_step_pre_hooks.values())).__self__.remove()
+    hook: Any = next(iter(plain.optimizer._optimizer_step_pre_hooks.values()))
+    hook.__self__.remove()
     back = mu.narrow(wide, lambda: Net(WIDE))
     gaps = []
     for _ in range(4):
