@@ -191,7 +191,6 @@ def test_a_plus_one_gain_with_a_fold_and_decay_is_refused():
         (lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 10, eta_min=1e-4), "eta_min = 0.0001"),
         (lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=10), "max_lr and min_lr are absolute"),
         (lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1), "base_lr and max_lr are absolute"),
-        (lambda o: lr_scheduler.ReduceLROnPlateau(o), "min_lr and eps are absolute"),
         (lambda o: torch.optim.swa_utils.SWALR(o, 0.1), "swa_lr is absolute"),
         (
             lambda o: type("Mine", (lr_scheduler.LambdaLR,), {})(o, lambda t: 1.0),
@@ -204,12 +203,28 @@ def test_a_plus_one_gain_with_a_fold_and_decay_is_refused():
             "eta_min = 0.0001",
         ),
     ],
-    ids=["cosine", "restarts", "onecycle", "cyclic", "plateau", "swa", "unknown", "inside"],
+    ids=["cosine", "restarts", "onecycle", "cyclic", "swa", "unknown", "inside"],
 )
 def test_a_scheduler_with_an_absolute_rate_is_refused(make, reason):
     run = trained(torch.optim.SGD, lr=0.1, momentum=0.9)
     scheduled = mu.Run(run.model, run.optimizers, make(run.optimizers[0]))
     refusal(lambda: widen(scheduled), reason, "use a LambdaLR that returns the ratio")
+
+
+def test_a_plateau_is_carried_with_its_floor_once_every_reduction_is_made():
+    run = trained(torch.optim.SGD, lr=0.1, momentum=0.9)
+    plateau = lr_scheduler.ReduceLROnPlateau(run.optimizers[0], patience=0, min_lr=0.03, factor=0.5)
+    scheduled = mu.Run(run.model, run.optimizers, plateau)
+    refusal(lambda: widen(scheduled), "eps = 1e-08 is an absolute", "set scheduler.eps = 0.0")
+    plateau.eps = 0.0
+    wide = widen(scheduled)
+    before = [group["lr"] for group in wide.optimizers[0].param_groups]
+    for _ in range(5):
+        plateau.step(1.0)
+        wide.schedulers[0].step(1.0)
+    assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.03), "control: it reached its floor"
+    after = [group["lr"] for group in wide.optimizers[0].param_groups]
+    assert after == pytest.approx([0.3 * lr for lr in before])
 
 
 def test_the_scheduler_of_a_foreign_optimizer_is_refused():

@@ -21,12 +21,12 @@ from .named import NamedGroup
 _MULTIPLIES = {
     "LambdaLR", "MultiplicativeLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR",
     "PolynomialLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "SequentialLR", "ChainedScheduler",
+    "ReduceLROnPlateau",
 }  # fmt: skip
 _ABSOLUTE = {
     "OneCycleLR": "its max_lr and min_lr are absolute",
     "CyclicLR": "its base_lr and max_lr are absolute",
     "SWALR": "its swa_lr is absolute",
-    "ReduceLROnPlateau": "its min_lr and eps are absolute",
 }
 _REMEDY = "use a LambdaLR that returns the ratio to the initial learning rate"
 
@@ -39,6 +39,8 @@ def absolute(scheduler: Any) -> str | None:
     known = type(scheduler).__module__ == torch_schedulers.__name__ and name in _MULTIPLIES
     if not known:
         return f"{type(scheduler).__module__}.{name} is not a scheduler known to multiply learning rates"
+    if name == "ReduceLROnPlateau" and scheduler.eps != 0:
+        return f"eps = {scheduler.eps} is an absolute learning rate"
     if getattr(scheduler, "eta_min", 0) != 0:
         return f"eta_min = {scheduler.eta_min} is an absolute learning rate"
     inner = (absolute(s) for s in getattr(scheduler, "_schedulers", ()))
@@ -53,7 +55,8 @@ def refuse_absolute(schedulers: tuple[Any, ...]) -> list[Fault]:
     """A fault for every scheduler that does not just multiply learning rates."""
     reasons = [(type(scheduler).__name__, absolute(scheduler)) for scheduler in schedulers]
     what = "so it cannot follow groups whose rates scale differently"
-    return [Fault(name, f"{reason}, {what}", _REMEDY) for name, reason in reasons if reason]
+    remedies = {"ReduceLROnPlateau": "set scheduler.eps = 0.0, so that every reduction is made"}
+    return [Fault(n, f"{reason}, {what}", remedies.get(n, _REMEDY)) for n, reason in reasons if reason]
 
 
 def _same_function(function: Any) -> Any:
@@ -83,7 +86,7 @@ def carry_scheduler(scheduler: Any, optimizer: Optimizer, groups: Sequence[Named
             new.optimizer = optimizer
         elif key == "_schedulers":
             new._schedulers = [carry_scheduler(s, optimizer, groups) for s in value]
-        elif key in ("base_lrs", "_last_lr"):
+        elif key in ("base_lrs", "_last_lr", "min_lrs"):
             setattr(new, key, [value[g.origin] * g.lr_factor for g in groups])
         elif isinstance(value, list) and len(value) == per_group and key == "lr_lambdas":
             new.lr_lambdas = [_same_function(value[g.origin]) for g in groups]
