@@ -352,7 +352,10 @@ def doubled(depth: int, first: bytes, pair: bytes) -> bytes:
 def bombs(inputs: Inputs) -> Iterator[tuple[str, Input, Callable[[Path], str]]]:
     """Small files that ask for endless work or memory, or that would run something, by name."""
     tuples, lists = doubled(36, b")", b"??\x86"), doubled(36, b"]", b"](??e")
-    text = lambda value: b"X" + len(value).to_bytes(4, "little") + value  # noqa: E731
+
+    def text(value: bytes) -> bytes:
+        return b"X" + len(value).to_bytes(4, "little") + value
+
     module = b"ctorch.distributed.checkpoint.metadata\n"
     index = module + b"MetadataIndex\n)\x81}(" + text(b"fqn") + text(b"w") + text(b"offset") + b"Nub"
     info = (
@@ -393,8 +396,12 @@ def bombs(inputs: Inputs) -> Iterator[tuple[str, Input, Callable[[Path], str]]]:
     deep = b"[" * 100_000
     numbers = json.dumps({**PLAN.as_json(), "edits": [["a", 1.0, "1000000000039*2^(999999999)"]]}).encode()
     for name, raw in (("deep", deep), ("numbers", numbers)):
-        yield f"plan {name}", lambda path, _, raw=raw: _put(path, raw), _read_plan
-        yield f"recipe {name}", lambda path, _, raw=raw: _put(path, raw), _read_recipe
+
+        def put(path: Path, _: random.Random, raw: bytes = raw) -> None:
+            _put(path, raw)
+
+        yield f"plan {name}", put, _read_plan
+        yield f"recipe {name}", put, _read_recipe
 
 
 def main() -> int:

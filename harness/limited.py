@@ -68,7 +68,8 @@ def limited(action: Callable[[], Any], seconds: float = CPU_SECONDS, memory: int
         return Outcome(False, MEMORY, cpu, int(peak))
     if cpu > seconds:
         return Outcome(False, HANG, cpu, int(peak))
-    return Outcome(*json.loads(outcome), cpu, int(peak))
+    done, value = json.loads(outcome)
+    return Outcome(done, value, cpu, int(peak))
 
 
 def _limit(seconds: float, memory: int) -> None:

@@ -1,6 +1,7 @@
 """Headers are written as safetensors writes them and read more strictly; directories are understood or refused."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +223,7 @@ def test_links_of_a_cache_are_followed_and_others_are_refused(tmp_path):
     for home in (cache, real):
         for name in ("notes.txt", "optimizer.pt"):
             (home / name).symlink_to(secret)
-            refusal(lambda home=home: read_directory(home), name, "secret.txt", "replace the link")
+            refusal(partial(read_directory, home), name, "secret.txt", "replace the link")
             (home / name).unlink()
     (real / "copy.txt").symlink_to("tokenizer.json")
     assert "copy.txt" in read_directory(real).carried, "control: a link inside of the directory"

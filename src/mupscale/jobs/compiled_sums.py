@@ -20,19 +20,25 @@ from ..tensors.compiled import VARIABLE
 
 Loop = Callable[[Any, Any, Any, Any], None]
 """Takes grains as rows of words, the two sets of weights, and where the sums go."""
-_REPAID = 2 << 30  # bytes that the portable code sums while numba would be loaded, about a second
+_REPAID = (
+    4 << 30
+)  # bytes; loading numba takes about a second, in which the portable code sums two of these four
 _LOADED = 1 << 28  # the same where something else has loaded it
 _HALF = np.uint64(32)
-_summed = [0]
+_expected = [0]
 _loading = Lock()
 
 
-def loop_for(count: int, portable: Loop) -> Loop:
-    """The loop for so many more bytes: compiled where it is asked for or repays itself, portable otherwise."""
+def expect(count: int) -> None:
+    """Tell that about so many bytes will be summed, which decides whether numba is loaded for it."""
+    _expected[0] = max(_expected[0], count)
+
+
+def loop_for(portable: Loop) -> Loop:
+    """The compiled loop where it is asked for or repays itself, the portable one otherwise."""
     choice = os.environ.get(VARIABLE, "")
-    _summed[0] += count
     enough = _LOADED if "numba" in sys.modules else _REPAID
-    if choice == "portable" or (choice != "compiled" and _summed[0] < enough):
+    if choice == "portable" or (choice != "compiled" and _expected[0] < enough):
         return portable
     with _loading:
         return _load(portable) or portable

@@ -68,7 +68,7 @@ def as_text(value: int) -> str:
 
 
 def _sum_grains_(words: Sums, into: Sums) -> None:
-    loop = loop_for(words.nbytes, _sum_portably_) if words.flags.aligned else _sum_portably_
+    loop = loop_for(_sum_portably_) if words.flags.aligned else _sum_portably_
     loop(words, *_weights(), into[: len(words)])
 
 
