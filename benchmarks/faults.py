@@ -39,9 +39,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -265,20 +266,17 @@ class Faults:
 
     def cripple(self, name: str, patches: dict[str, Callable[..., Any]], usable: bool) -> None:
         job = self.job()
-        kept = {key: getattr(os, key) for key in patches}
-        for key, function in patches.items():
-            setattr(os, key, function)
         try:
-            run_job(job)
+            with ExitStack() as stack:
+                for key, function in patches.items():
+                    stack.enter_context(patch.object(os, key, function))
+                run_job(job)
         except MupscaleError as error:
-            if usable or not any(word in str(error) for word in ("file system",)):
+            if usable or "file system" not in str(error):
                 self.fail("lost", f"{name}: {error}")
         else:
             if not usable or contents(job.out) != self.want:
                 self.fail("published_wrong", name)
-        finally:
-            for key, function in kept.items():
-                setattr(os, key, function)
         self.tally["crippled"] += 1
         self.clear(job)
 
@@ -307,13 +305,13 @@ def disturb(path: Path, how: str, at: float) -> None:
 @contextmanager
 def writing(write: Callable[[Write, Any, Block, memoryview], None]) -> Iterator[None]:
     """Blocks are written by `write`, which is given the original."""
-    patched: Any = worker._Writer
-    original = patched.write
-    patched.write = lambda writer, block, raw: write(original, writer, block, raw)
-    try:
+    original = worker._Writer.write
+
+    def changed(writer: Any, block: Block, raw: memoryview) -> None:
+        write(original, writer, block, raw)
+
+    with patch.object(worker._Writer, "write", changed):
         yield
-    finally:
-        patched.write = original
 
 
 @contextmanager
@@ -331,15 +329,11 @@ def slow_writes(seconds: float = 0.002) -> Iterator[None]:
 @contextmanager
 def no_fingerprints() -> Iterator[None]:
     """Done blocks are not read again, and what was used of the base is not compared."""
-    blocks: Any = worker
-    base: Any = agreement
-    kept = blocks.damaged, base.decoded
-    blocks.damaged = lambda *_: []
-    base.decoded = lambda _: iter(())
-    try:
+    with (
+        patch.object(worker, "damaged", lambda *_: []),
+        patch.object(agreement, "decoded", lambda _: iter(())),
+    ):
         yield
-    finally:
-        blocks.damaged, base.decoded = kept
 
 
 def unknown(*_: Any, **__: Any) -> None:

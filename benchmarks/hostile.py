@@ -351,11 +351,11 @@ def doubled(depth: int, first: bytes, pair: bytes) -> bytes:
 
 def bombs(inputs: Inputs) -> Iterator[tuple[str, Input, Callable[[Path], str]]]:
     """Small files that ask for endless work or memory, or that would run something, by name."""
+    tuples, lists = doubled(36, b")", b"??\x86"), doubled(36, b"]", b"](??e")
 
     def text(value: bytes) -> bytes:
         return b"X" + len(value).to_bytes(4, "little") + value
 
-    tuples, lists = doubled(36, b")", b"??\x86"), doubled(36, b"]", b"](??e")
     module = b"ctorch.distributed.checkpoint.metadata\n"
     index = module + b"MetadataIndex\n)\x81}(" + text(b"fqn") + text(b"w") + text(b"offset") + b"Nub"
     info = (
@@ -397,11 +397,11 @@ def bombs(inputs: Inputs) -> Iterator[tuple[str, Input, Callable[[Path], str]]]:
     numbers = json.dumps({**PLAN.as_json(), "edits": [["a", 1.0, "1000000000039*2^(999999999)"]]}).encode()
     for name, raw in (("deep", deep), ("numbers", numbers)):
 
-        def text_file(path: Path, _: random.Random, raw: bytes = raw) -> None:
+        def put(path: Path, _: random.Random, raw: bytes = raw) -> None:
             _put(path, raw)
 
-        yield f"plan {name}", text_file, _read_plan
-        yield f"recipe {name}", text_file, _read_recipe
+        yield f"plan {name}", put, _read_plan
+        yield f"recipe {name}", put, _read_recipe
 
 
 def main() -> int:

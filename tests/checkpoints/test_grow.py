@@ -140,6 +140,32 @@ def test_check_of_a_noisy_directory_holds_and_another_seed_does_not(base, noisy,
     assert "model.embed_tokens.weight" in capsys.readouterr().out
 
 
+def test_a_result_is_checked_without_its_base(wide, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    shutil.copytree(wide, copy)
+    assert main(["check", str(copy), "--quiet", "--workers", "2"]) == 0
+    assert "files   holds" in capsys.readouterr().out
+    path = copy / "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    assert main(["check", str(copy), "--quiet"]) == 1
+    assert "model.safetensors" in capsys.readouterr().out
+    assert main(["check", str(copy), "--layout"]) == 2, "the layout needs the base"
+    assert main(["check", str(copy), "--workers", "0"]) == 2
+
+
+def test_a_trusted_base_and_an_output_inside_its_base(base, tmp_path, capsys):
+    assert main(["widen", str(base), str(base / "wide"), "-k", "2"]) == 2
+    assert "inside of its own base" in capsys.readouterr().err
+    out = tmp_path / "trusted"
+    assert main(["widen", str(base), str(out), "-k", "2", "--trust-base", "--quiet"]) == 0
+    told = json.loads((out / "mupscale.json").read_text())
+    assert told["base"]["read"] == "once"
+    assert told["request"]["trust_base"] is True
+    assert main(["check", str(base), str(out), "--bytes", "--quiet"]) == 0
+
+
 def test_upscale_demands_its_noise(base, tmp_path, capsys):
     assert main(["upscale", str(base), str(tmp_path / "w"), "-k", "2"]) == 2
     said = capsys.readouterr().err

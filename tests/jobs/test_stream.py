@@ -1,6 +1,5 @@
 """A streamed directory has the bits of the kernel, however it was cut, shared out, killed or resumed."""
 
-import functools
 import json
 import os
 import subprocess
@@ -8,6 +7,7 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial as partial_call
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from mupscale.files.places import Place
 from mupscale.jobs import partial as partial_module
 from mupscale.jobs import worker as worker_module
 from mupscale.jobs.blocks import MoveMaker, Reader
-from mupscale.jobs.fingerprints import GRAIN, as_text, total
+from mupscale.jobs.fingerprints import GRAIN, as_text, fingerprint, total
 from mupscale.jobs.identity import make_job, stretch_sums
 from mupscale.jobs.job import Job, Move, Text
 from mupscale.jobs.journal import Journal, read_journals
@@ -827,7 +827,7 @@ def test_an_output_inside_its_base_is_refused(base, tmp_path):
     own = copied(base, tmp_path / "own")
     (tmp_path / "link").symlink_to(own)
     for out in (own / "wide", tmp_path / "link" / "wide", own / "a" / ".." / "wide"):
-        refusal(functools.partial(job_in, own, out), "inside of its own base", "beside the base")
+        refusal(partial_call(job_in, own, out), "inside of its own base", "beside the base")
     assert job_in(own, tmp_path / "ownwide"), "control: beside it"
 
 
@@ -854,3 +854,20 @@ def test_a_copied_output_is_checked_without_its_base(base, tmp_path):
         raw[len(raw) // 2] ^= 1
         path.write_bytes(raw)
     assert check_alone(copy) == []
+
+
+def test_compiled_sums_are_those_of_the_portable_code(monkeypatch):
+    pytest.importorskip("numba")
+    raw = (
+        torch.randint(256, (300_007,), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+        .numpy()
+        .tobytes()
+    )
+    found = {}
+    for kernel in ("portable", "compiled"):
+        monkeypatch.setenv("MUPSCALE_KERNEL", kernel)
+        found[kernel] = [
+            fingerprint(raw[at:], offset) for at in (0, 1, 8) for offset in (0, 5, GRAIN, 3 * GRAIN - 8)
+        ]
+    assert found["portable"] == found["compiled"]
+    assert len(set(found["portable"])) == 12

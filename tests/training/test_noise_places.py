@@ -46,8 +46,8 @@ def plan(base: int = 4, wide: int = 8) -> mu.Plan:
 def moved(noise: Any, base: nn.Module | None = None) -> dict[str, Tensor]:
     model = seeded(Mixed, 4) if base is None else base
     noisy, exact = (
-        mu.upscale(model, lambda: Mixed(8), noise, plan=plan()).model,
-        mu.widen(model, lambda: Mixed(8), plan=plan()).model,
+        mu.upscale(model, lambda: Mixed(8), noise, plan=plan(), unproved=True).model,
+        mu.widen(model, lambda: Mixed(8), plan=plan(), unproved=True).model,
     )
     kept = dict(exact.named_parameters())
     return {name: (p - kept[name]).detach() for name, p in noisy.named_parameters()}
@@ -72,7 +72,7 @@ def test_vectors_are_asked_for_by_role_and_not_by_shape():
 
 def test_a_frozen_weight_is_listed_and_gets_noise_once_it_trains():
     model = seeded(Mixed, 4)
-    run = mu.upscale(model, lambda: Mixed(8), mu.SignalNoise(0.2), plan=plan())
+    run = mu.upscale(model, lambda: Mixed(8), mu.SignalNoise(0.2), plan=plan(), unproved=True)
     assert run.provenance["noise"]["without"] == ["frozen.weight"]
     model.frozen.requires_grad_(True)
     assert moved(NOISES["signal"], model)["frozen.weight"].any(), "control: it trains"
@@ -107,7 +107,7 @@ def test_copies_in_other_tensors_must_part_too():
 def test_live_and_sharded_paths_exempt_the_same_weights():
     base, wide = seeded(Mixed, 4).float(), seeded(Mixed, 8).float()
     for kind, noise in NOISES.items():
-        live = mu.upscale(base, lambda: Mixed(8), noise, plan=plan(), seed=3)
+        live = mu.upscale(base, lambda: Mixed(8), noise, plan=plan(), seed=3, unproved=True)
         loaded = mu.load_wide(mu.Run(base), wide, plan=plan(), noise=noise, seed=3)
         assert live.provenance["noise"] == loaded.provenance["noise"], kind
         for name, parameter in loaded.model.named_parameters():

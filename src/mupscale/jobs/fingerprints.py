@@ -21,6 +21,8 @@ from threading import local
 import numpy as np
 import numpy.typing as npt
 
+from .compiled_sums import loop_for
+
 Sums = npt.NDArray[np.uint64]
 GRAIN = 1 << 16
 ALGORITHM = f"mupscale fingerprint 2, of every {GRAIN >> 10} KiB"
@@ -66,10 +68,14 @@ def as_text(value: int) -> str:
 
 
 def _sum_grains_(words: Sums, into: Sums) -> None:
-    low, high = _weights()
+    loop = loop_for(_sum_portably_) if words.flags.aligned else _sum_portably_
+    loop(words, *_weights(), into[: len(words)])
+
+
+def _sum_portably_(words: Sums, low: Sums, high: Sums, into: Sums) -> None:
     for start in range(0, len(words), _AT_ONCE):
         part = words[start : start + _AT_ONCE]
-        shifted = _scratch()[: len(part)]
+        shifted = _scratch(words.shape[1])[: len(part)]
         np.right_shift(part, _HALF, out=shifted)
         into[start : start + len(part)] = part @ low + shifted @ high
 
@@ -83,12 +89,12 @@ def _padded_sum(data: npt.NDArray[np.uint8], at: int) -> np.uint64:
     return np.uint64(found[0])
 
 
-def _scratch() -> Sums:
+def _scratch(words: int) -> Sums:
     """Room for shifted words, one for each thread."""
     if not hasattr(_room, "words"):
         _room.words = np.empty((_AT_ONCE, _WORDS), np.uint64)
     found: Sums = _room.words
-    return found
+    return found[:, :words]
 
 
 @lru_cache(maxsize=1)

@@ -24,6 +24,7 @@ from ..files.typed import named, text
 from .agreement import base_fingerprints, output_fingerprints
 from .base_reader import encoded_sums
 from .blocks import MoveMaker, Reader, raw_bytes
+from .compiled_sums import expect
 from .fingerprints import as_text, fingerprint
 from .identity import about_text, check_base, published, stretch_sums
 from .job import Job
@@ -59,6 +60,7 @@ def check_bytes(
     except MupscaleError as error:
         return list(error.faults) or [Fault(JOB, error.claim)]
     units = WorkUnits(replace(job, trust_base=False))
+    expect(units.total_bytes)
     made = _Blocks(job, units, report)
     in_threads(threads, range(units.blocks), made.compare)
     with Reader(job.out) as wide:
@@ -88,6 +90,7 @@ def check_alone(out: Path, report: Report | None = None, threads: int = 1) -> li
     except MupscaleError as error:
         return list(error.faults) or [Fault(JOB, error.claim)]
     parts = [(file.name, at) for file in job.files for at in range(0, file.size, _PART)]
+    expect(sum(file.size for file in job.files))
     found = dict.fromkeys(stored, 0)
     sizes, lock = {file.name: file.size for file in job.files}, Lock()
 

@@ -18,6 +18,7 @@ from ..errors import Fault, MupscaleError
 from .agreement import base_fingerprints, output_fingerprints
 from .base_reader import BaseReader, encoded, encoded_sums
 from .blocks import MoveMaker, Reader, raw_bytes
+from .compiled_sums import expect
 from .durable import sync_data
 from .identity import check_base, check_stamps, stretch_sums
 from .job import Job
@@ -87,6 +88,7 @@ class _Share:
         done = read_journals(folder, len(units))
         count = _Count(units, self.share, done, self.report)
         check_space(job, count.left)
+        expect(count.total)
         if prepare(job):
             return True
         stamps = check_base(job)
