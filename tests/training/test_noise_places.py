@@ -108,11 +108,13 @@ def test_live_and_sharded_paths_exempt_the_same_weights():
     base, wide = seeded(Mixed, 4).float(), seeded(Mixed, 8).float()
     for kind, noise in NOISES.items():
         live = mu.upscale(base, lambda: Mixed(8), noise, plan=plan(), seed=3, unproved=True)
-        loaded = mu.load_wide(mu.Run(base), wide, plan=plan(), noise=noise, seed=3)
+        loaded = mu.load_wide(mu.Run(base), wide, plan=plan(), unproved=True, noise=noise, seed=3)
         assert live.provenance["noise"] == loaded.provenance["noise"], kind
         for name, parameter in loaded.model.named_parameters():
             assert torch.equal(parameter, dict(live.model.named_parameters())[name]), f"{kind}, {name}"
-    thawed = mu.load_wide(mu.Run(base), wide.requires_grad_(True), plan=plan(), noise=noise, seed=3)
+    thawed = mu.load_wide(
+        mu.Run(base), wide.requires_grad_(True), plan=plan(), unproved=True, noise=noise, seed=3
+    )
     frozen = [run.model.get_parameter("frozen.weight") for run in (thawed, live)]
     assert not torch.equal(*frozen), "control: it trains"
 
