@@ -165,3 +165,10 @@ def test_hooks_are_measured_with_a_loss_and_warned_of_without_one():
     refusal(lambda: mu.widen(base, lambda: Annealed(8), example_inputs=(x,)), "no exact plan")
     with pytest.warns(UserWarning, match="1 hooks in the base, 0 hooks in the wide model"):
         mu.widen(base, lambda: Annealed(8), plan=plan)
+
+
+def test_verify_with_example_inputs_says_that_it_saw_the_forward_only():
+    certificate = mu.verify(more_heads(8), lambda: more_heads(16), example_inputs=(TEXT,))
+    assert certificate.holds
+    assert "forward only" in str(certificate)
+    assert "forward only" not in str(mu.verify(more_heads(8), lambda: more_heads(16), loss=loss))

@@ -71,7 +71,7 @@ def infer_plan(
     """
     declared = Declared(roles or {}, layouts or {}, folds or {}, plus_one)
     raise_faults("these declarations cannot be read", declared.faults())
-    measure = loss_of(loss, example_inputs)
+    measure = measured_with(loss, example_inputs)
     if measure is not None:
         return find_plan(base, wide, measure, declared, pad).plan
     made, _ = _opened(base, wide, declared, pad)
@@ -114,7 +114,7 @@ def plan_between(
     )
 
 
-def loss_of(loss: Loss | None, example_inputs: ExampleInputs | None) -> Loss | None:
+def measured_with(loss: Loss | None, example_inputs: ExampleInputs | None) -> Loss | None:
     """What a plan is measured with: the loss, or a projection of the outputs on the example inputs; None for neither."""
     if loss is not None and example_inputs is not None:
         raise MupscaleError(

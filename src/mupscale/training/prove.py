@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -19,9 +20,11 @@ import torch
 from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.copied import copied
 from ..plans.declare import Declared
-from ..plans.dropout import without_dropout
+from ..plans.dropout import NO_DROPOUT, without_dropout
+from ..plans.fits import expect_plan
 from ..plans.float64 import lifted_casts, prepare
 from ..plans.identity import Loss, load_wide_
 from ..plans.infer import find_plan, infer_plan, proved_by
@@ -43,17 +46,50 @@ seconds. Above it a copy would cost more memory than the run itself has."""
 _LOG = logging.getLogger("mupscale")
 
 
-def measured_plan(
+def proved_plan(
+    base: nn.Module,
+    built: nn.Module,
+    plan: Plan | None,
+    loss: Loss | None,
+    unproved: bool,
+    filled: Callable[[Plan], nn.Module],
+) -> tuple[Plan, dict[str, Any]]:
+    """The plan to grow by, and the record of what proved it; raises if nothing does.
+
+    `built` is the wide model without weights; it gets the base's settings that are no tensors. `filled(plan)` builds one
+    that holds the base's copies.
+    """
+    if plan is not None:
+        expect_plan(plan)
+    differences = compare_attributes(base, built)
+    carry_attributes_(built, differences)
+    if loss is None or unproved:
+        chosen = plan if plan is not None else infer_plan(base, built)
+        _refuse_unproved(base, built, chosen, unproved)
+        for other in (difference for difference in differences if difference.kind == "refused"):
+            warnings.warn(
+                f"{other.path}: {other.base} in the base, {other.wide} in the wide model; it is not carried, and nothing "
+                "was measured that would show whether it matters: pass loss=",
+                stacklevel=4,
+            )
+        record: dict[str, Any] = {"by": chosen.proof}
+    else:
+        chosen, record = _measured_plan(base, built, plan, loss, filled)
+    carried = {other.path: other.base for other in differences if other.kind == "carried"}
+    record |= {"carried": carried} if carried else {}
+    for need in (need for need in chosen.needs if need.startswith(NO_DROPOUT)):
+        warnings.warn(f"growing is exact with {need}", stacklevel=4)
+    return chosen, record
+
+
+def _measured_plan(
     base: nn.Module,
     built: nn.Module,
     plan: Plan | None,
     loss: Loss,
     filled: Callable[[Plan], nn.Module],
 ) -> tuple[Plan, dict[str, Any]]:
-    """The given plan after it was measured, or the one that a search finds, and the record of the measurement.
-
-    `built` is the wide model without weights; `filled(plan)` builds one that holds the base's copies.
-    """
+    """The given plan after it was measured, or the one that a search finds, and the record of the measurement."""
     small = _float64_bytes(base, built) <= FLOAT64_BYTES
     chosen = plan
     if plan is None and not small:
@@ -74,7 +110,7 @@ def measured_plan(
     return found.plan, _record(found.plan, "float64", max(found.worst, found.gap), found.trials)
 
 
-def refuse_unproved(base: nn.Module, built: nn.Module, plan: Plan, unproved: bool) -> None:
+def _refuse_unproved(base: nn.Module, built: nn.Module, plan: Plan, unproved: bool) -> None:
     """Raise unless the plan was proved or the caller goes without a proof; the error shows the argument to add."""
     if plan.proved or unproved:
         return

@@ -20,7 +20,7 @@ from ..optimizers.settings import in_units
 from ..plans.build import Make, build
 from ..plans.direction import Direction
 from ..plans.identity import Loss
-from ..plans.infer import loss_of
+from ..plans.infer import measured_with
 from ..plans.names import named_tensors, parameter_names, resolve
 from ..plans.plan import Plan
 from ..plans.projection import ExampleInputs
@@ -32,7 +32,7 @@ from .noise_places import exempt_of
 from .noises import EXAMPLES, Noise, resolve_noise, wrong_noise
 from .rates import new_rates
 from .recipe import Recipe, TensorGrowth
-from .widen import carry, check_since, proved_plan
+from .widen import carry, check_since, chosen_plan
 
 
 def upscale(
@@ -73,7 +73,7 @@ def upscale(
         "upscale cannot use what it was given", _unusable(start, noise, lr, peak_lr, recipe, seed, loss)
     )
     built = build(wide)
-    chosen, proof = proved_plan(start.model, wide, built, plan, loss_of(loss, example_inputs), unproved)
+    chosen, proof = chosen_plan(start.model, wide, built, plan, measured_with(loss, example_inputs), unproved)
     check_since(start)
     if recipe is not None:
         if noise is not None or lr is not None or peak_lr is not None:

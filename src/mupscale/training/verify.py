@@ -20,12 +20,14 @@ from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import Make, build
 from ..plans.declare import Declared
+from ..plans.direction import Direction
 from ..plans.dropout import EVERY_COPY, without_dropout
 from ..plans.float64 import cast_inputs, lifted_casts
 from ..plans.identity import Loss
-from ..plans.infer import find_plan, infer_plan
+from ..plans.infer import find_plan, infer_plan, measured_with
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
+from ..plans.projection import ExampleInputs, Projection
 from ..proofs.causes import ATTENTION, CLIPPING, LAYOUT, READOUT
 from ..proofs.certificate import Certificate, Failure
 from ..proofs.compare import certificate_of, compare_losses, compare_steps, tolerance_of
@@ -39,7 +41,7 @@ from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
 from .copies import clone, refuse_hooks
 from .settings import settings_comparer
-from .widen import widen
+from .widen import carry
 
 _LOG = logging.getLogger("mupscale")
 _SEARCHED = 2_000_000
@@ -53,6 +55,7 @@ def verify(
     step: Step | None = None,
     batches: Iterable[Any] | None = None,
     loss: Loss | None = None,
+    example_inputs: ExampleInputs | None = None,
     plan: Plan | None = None,
     steps: int = 10,
     dtype: torch.dtype = torch.float64,
@@ -63,7 +66,8 @@ def verify(
 
     `step(run, i)` takes one optimizer step on the i-th batch and returns the loss. It is called on copies of both runs
     with the same random seed. With `batches`, a data loader for example, each batch is drawn once, and `step(run, batch)`
-    gets the same one for both runs. Without a step, `loss(model)` tests only the gradient identity. Dropout is off.
+    gets the same one for both runs. Without a step, `loss(model)` tests only the gradient identity, and
+    `example_inputs`, as for `widen`, only that of the outputs. Dropout is off.
 
     >>> import torch
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
@@ -79,9 +83,10 @@ def verify(
     True
     """
     start = base if isinstance(base, Run) else Run(base)
+    loss = measured_with(loss, example_inputs)
     if step is None and loss is None:
         raise MupscaleError(
-            "verify needs step=, your training step, or loss=, for the gradient identity alone"
+            "verify needs step=, your training step, or loss= or example_inputs=, for the gradient identity alone"
         )
     if isinstance(wide, Run) and len(wide.optimizers) != len(start.optimizers):
         raise MupscaleError(
@@ -99,7 +104,7 @@ def verify(
     # Built once, and outside the context in which new tensors are float64.
     ahead = wide if isinstance(wide, Run) else build(wide)
     if chosen is None:
-        chosen = infer_plan(start.model, ahead.model if isinstance(ahead, Run) else ahead)
+        chosen = _inferred(start, ahead.model if isinstance(ahead, Run) else ahead, step, loss)
     need = memory(start, chosen, dtype)
     _LOG.info("verify: two copies in %s, about %.2f GB", str(dtype).removeprefix("torch."), need / 1e9)
     measuring = _Measuring(
@@ -108,6 +113,17 @@ def verify(
     with lifted_casts() if dtype == torch.float64 else nullcontext():
         trial, failure = measuring.run()
     return certificate_of(trial, failure, dtype, need, measuring.remarks())
+
+
+def _inferred(base: Run, wide: nn.Module, step: Step | None, loss: Loss | None) -> Plan:
+    """The plan that shapes suggest; where they leave a layout open, the one that a search finds."""
+    try:
+        return infer_plan(base.model, wide)
+    except MupscaleError:
+        if loss is None:
+            assert step is not None
+            loss = loss_of(step, len(base.optimizers))
+        return find_plan(base.model, wide, loss, Declared()).plan
 
 
 @dataclass
@@ -199,7 +215,7 @@ class _Measuring:
         grown = (
             clone(self.wide, self.dtype, self.rules)
             if isinstance(self.wide, Run)
-            else widen(copied, self.wide, plan=self.plan, unproved=True, rules=self.rules)
+            else carry(copied, build(self.wide), self.wide, Direction(self.plan), self.rules)
         )
         for model in (copied.model, grown.model):
             cast_inputs(model, self.dtype)
@@ -216,6 +232,8 @@ class _Measuring:
     def remarks(self) -> tuple[str, ...]:
         """What the measured steps do not show."""
         found = []
+        if self.step is None and isinstance(self.loss, Projection):
+            found.append("forward only: a projection of the outputs was measured, and no loss")
         if self.dropout:
             found.append(f"dropout was off ({', '.join(self.dropout)}): {EVERY_COPY}")
         if self.step is not None and (keys := written_settings(self.step)):

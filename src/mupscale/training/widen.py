@@ -26,10 +26,9 @@ from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.build import Make, build
 from ..plans.copied import rebind_
 from ..plans.direction import Direction
-from ..plans.dropout import NO_DROPOUT
-from ..plans.fits import check_end, check_ties, expect_plan
+from ..plans.fits import check_end, check_ties
 from ..plans.identity import Loss
-from ..plans.infer import infer_plan, loss_of
+from ..plans.infer import measured_with
 from ..plans.names import averaged, named_tensors, resolve, strip_wrappers, unwrap
 from ..plans.plan import Plan
 from ..plans.projection import ExampleInputs
@@ -37,7 +36,7 @@ from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.run import Run
 from ..tensors.parts import is_sharded
 from .hooks import carry_clips_, carry_units_
-from .prove import measured_plan, refuse_unproved
+from .prove import proved_plan
 from .state_dicts import carry_tensors
 from .stepping import units_of
 
@@ -67,7 +66,7 @@ def widen(
     """
     start = base if isinstance(base, Run) else Run(base)
     built = build(wide)
-    chosen, proof = proved_plan(start.model, wide, built, plan, loss_of(loss, example_inputs), unproved)
+    chosen, proof = chosen_plan(start.model, wide, built, plan, measured_with(loss, example_inputs), unproved)
     grown = carry(start, built, wide, Direction(chosen), rules)
     return replace(grown, provenance={**grown.provenance, "proof": proof})
 
@@ -94,33 +93,13 @@ def narrow(
     return carry(start, build(base), base, Direction(chosen, back=True), rules)
 
 
-def proved_plan(
+def chosen_plan(
     base: nn.Module, wide: Make, built: nn.Module, plan: Plan | None, loss: Loss | None, unproved: bool
 ) -> tuple[Plan, dict[str, Any]]:
     """The plan to grow by, and the record of what proved it; raises if nothing does."""
-    if plan is not None:
-        expect_plan(plan)
-    differences = compare_attributes(base, built)
-    carry_attributes_(built, differences)
-    if loss is None or unproved:
-        chosen = plan if plan is not None else infer_plan(base, built)
-        refuse_unproved(base, built, chosen, unproved)
-        for other in (difference for difference in differences if difference.kind == "refused"):
-            warnings.warn(
-                f"{other.path}: {other.base} in the base, {other.wide} in the wide model; it is not carried, and nothing "
-                "was measured that would show whether it matters: pass loss=",
-                stacklevel=3,
-            )
-        record: dict[str, Any] = {"by": chosen.proof}
-    else:
-        chosen, record = measured_plan(
-            base, built, plan, loss, lambda found: fill_(build(wide), base, Direction(found))
-        )
-    carried = {other.path: other.base for other in differences if other.kind == "carried"}
-    record |= {"carried": carried} if carried else {}
-    for need in (need for need in chosen.needs if need.startswith(NO_DROPOUT)):
-        warnings.warn(f"the plan is exact for {need}", stacklevel=3)
-    return chosen, record
+    return proved_plan(
+        base, built, plan, loss, unproved, lambda found: fill_(build(wide), base, Direction(found))
+    )
 
 
 def check_since(run: Run) -> None:
