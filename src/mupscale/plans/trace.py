@@ -60,7 +60,8 @@ class Call:
     def again(self, inputs: dict[int, Tensor]) -> Tensor | None:
         """The first floating output of the same call with some inputs replaced, by their position."""
         swap = {id(old): inputs.get(i, old) for i, old in enumerate(self.inputs)}
-        copied = {key: t.detach().clone() if _in_place(self.name) else t for key, t in swap.items()}
+        again = _in_place(self.name)
+        copied = {key: t.detach().clone() if again else t.detach() for key, t in swap.items()}
         args, kwargs = _replaced(self.args, copied), _replaced(self.kwargs, copied)
         with torch.no_grad(), torch.random.fork_rng():
             found = self.func(*args, **kwargs)
