@@ -312,23 +312,25 @@ def _put(path: Path, raw: bytes) -> None:
 
 def _read_plan(path: Path) -> str:
     text = path.read_text(encoding="utf-8", errors="replace")
-    told = mu.Plan.from_json(text).as_json()
-    given = json.loads(text)
-    return "read" if all(told[key] == given[key] for key in told if key in given) else WRONG
+    told, given = mu.Plan.from_json(text).as_json(), json.loads(text)
+    return "read" if all(same(told[key], given[key]) for key in told if key in given) else WRONG
 
 
 def _read_recipe(path: Path) -> str:
     text = path.read_text(encoding="utf-8", errors="replace")
     told = json.loads(Recipe.from_json(text).to_json())
-    return (
-        "read"
-        if all(
-            repr(told[key]) == repr(value)
-            for key, value in json.loads(text).items()
-            if type(value) is not dict
-        )
-        else WRONG
-    )
+    return "read" if all(same(told[key], value) for key, value in json.loads(text).items()) else WRONG
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values of JSON are the same; 1 and 1.0 are, true and 1 are not."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if {type(a), type(b)} == {int, float}:
+        return float(a) == float(b)
+    return type(a) is type(b) and bool(a == b)
 
 
 class Evil:

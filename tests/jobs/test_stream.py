@@ -871,3 +871,15 @@ def test_compiled_sums_are_those_of_the_portable_code(monkeypatch):
         ]
     assert found["portable"] == found["compiled"]
     assert len(set(found["portable"])) == 12
+
+
+def test_a_worker_that_died_while_it_wrote_the_job_leaves_nothing_in_the_way(base, tmp_path, monkeypatch):
+    job = job_in(base, tmp_path / "wide")
+    for step in range(3):
+        with monkeypatch.context() as patched, suppress(KilledError):
+            die_after(step, patched)
+            patched.setattr(os, "link", os.replace)
+            run_job(job)
+        assert not job.out.exists()
+    run_job(job)
+    assert check_bytes(job) == []

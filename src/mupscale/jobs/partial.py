@@ -149,7 +149,9 @@ def _claim(job: Job, folder: Path, locked: bool) -> None:
     """
     path = folder / _WORKING_JOB
     if not path.exists():
-        others = [name for name in os.listdir(folder) if not name.startswith(f".{_WORKING_JOB}.")]
+        others = [
+            name for name in os.listdir(folder) if f".{_WORKING_JOB}." not in name
+        ]  # drafts of killed workers
         if others:
             raise MupscaleError(f"{folder} holds {others[0]} and no job; remove the directory")
         draft = folder / f".{_WORKING_JOB}.{secrets.token_hex(4)}"

@@ -137,10 +137,7 @@ class Recipe:
                     f"this is not a recipe: it says {', '.join(unknown)}, which recipes do not have"
                 )
             entry["tensors"] = {
-                name: TensorGrowth(
-                    typed.wholes(t["reference"]), typed.texts(t["axes"]), typed.short_numbers(t["fold"], 12)
-                )
-                for name, t in typed.named(entry["tensors"]).items()
+                name: _grown(typed.named(t)) for name, t in typed.named(entry["tensors"]).items()
             }
             made = Recipe(
                 **{key: value if key == "tensors" else _READ[key](value) for key, value in entry.items()}
@@ -275,6 +272,13 @@ def _text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_text, value))})"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _grown(entry: Mapping[str, Any]) -> TensorGrowth:
+    if entry.keys() != {"reference", "axes", "fold"}:
+        raise ValueError("a tensor has a reference, axes and a fold, and nothing else")
+    fold = typed.short_numbers(entry["fold"], 12)
+    return TensorGrowth(typed.wholes(entry["reference"]), typed.texts(entry["axes"]), fold)
 
 
 def _sigma(value: Any) -> float | dict[str, Any]:
