@@ -259,9 +259,9 @@ def test_a_run_that_is_stepped_in_units_is_widened_exactly(setup: Any):
     mu.step_in_units_(optimizer, PLAN, model=model)
     train(model, optimizer)
     run = mu.Run(model, optimizer, since=PLAN)
-    wide = mu.widen(run, lambda: Net(24))
+    wide = mu.widen(run, lambda: Net(24), unproved=True)
     assert [g["lr"] for g in wide.optimizer.param_groups] == [g["lr"] for g in optimizer.param_groups]
-    plain = mu.widen(run, lambda: Net(24))
+    plain = mu.widen(run, lambda: Net(24), unproved=True)
     hook: Any = next(iter(plain.optimizer._optimizer_step_pre_hooks.values()))
     hook.__self__.remove()
     back = mu.narrow(wide, lambda: Net(WIDE))
@@ -289,7 +289,7 @@ def test_a_run_that_is_stepped_in_units_passes_verify_and_takes_a_rate():
         return loss
 
     assert mu.verify(run, lambda: Net(24), step=step).holds
-    wide = mu.upscale(run, lambda: Net(24), mu.MupNoise(0.1), lr=5e-3)
+    wide = mu.upscale(run, lambda: Net(24), mu.MupNoise(0.1), lr=5e-3, unproved=True)
     assert [group["lr"] for group in wide.optimizer.param_groups] == [pytest.approx(5e-3)]
 
 

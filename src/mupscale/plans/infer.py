@@ -120,6 +120,8 @@ def measured_with(loss: Loss | None, example_inputs: ExampleInputs | None) -> Lo
         raise MupscaleError(
             "loss= and example_inputs= are two ways to measure a plan; leave one out: loss= shows more"
         )
+    if loss is not None:
+        raise_faults("a plan cannot be measured", wrong_function("loss", loss, "model"))
     return loss if example_inputs is None else Projection(example_inputs)
 
 

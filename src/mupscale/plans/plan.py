@@ -215,7 +215,7 @@ class Plan:
         """The plan that `to_json` wrote; anything else is refused."""
         with refuse_malformed(_MALFORMED):
             return Plan.of_json(
-                parse_json(text.encode(), "this is not a plan: its JSON", objects=_MOST_OBJECTS)
+                parse_json(text.encode(), f"{_MALFORMED}; its JSON", objects=_MOST_OBJECTS)
             )
 
     @staticmethod
