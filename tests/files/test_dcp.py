@@ -339,7 +339,7 @@ def test_a_parameter_that_never_trained_has_no_state_in_the_wide_run_either(tmp_
     )
     built = mu.plans.on_meta(lambda: Unused(8))
     wide = mu.Run(built, torch.optim.AdamW(mu.param_groups(built, grown, torch.optim.AdamW, lr=1e-2)))
-    wide = mu.load_wide(path, wide, plan=grown)
+    wide = mu.load_wide(path, wide, plan=grown, unproved=True)
     assert len(wide.optimizers[0].state) == len(names) - 2
 
 
@@ -399,11 +399,13 @@ def test_constants_and_buffers_behind_wrappers_are_those_inside(tmp_path):
         found.exact,
         found.needs,
     )
-    wide: Any = mu.load_wide(path, mu.plans.on_meta(lambda: Scaled(8, wrap=True)), plan=grown).model
+    wide: Any = mu.load_wide(
+        path, mu.plans.on_meta(lambda: Scaled(8, wrap=True)), plan=grown, unproved=True
+    ).model
     assert wide.inner._checkpoint_wrapped_module.scale == 1 / 16
     with torch.device("meta"):
         empty = Scaled(8, wrap=True)
-    refusal(lambda: mu.load_wide(path, empty, plan=grown), "table")
+    refusal(lambda: mu.load_wide(path, empty, plan=grown, unproved=True), "table")
 
 
 @pytest.mark.parametrize(

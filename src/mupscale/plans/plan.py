@@ -214,9 +214,7 @@ class Plan:
     def from_json(text: str) -> Plan:
         """The plan that `to_json` wrote; anything else is refused."""
         with refuse_malformed(_MALFORMED):
-            return Plan.of_json(
-                parse_json(text.encode(), f"{_MALFORMED}; its JSON", objects=_MOST_OBJECTS)
-            )
+            return Plan.of_json(parse_json(text.encode(), f"{_MALFORMED}; its JSON", objects=_MOST_OBJECTS))
 
     @staticmethod
     def of_json(values: Mapping[str, Any]) -> Plan:
