@@ -300,7 +300,9 @@ def _constant(value: Any) -> Any:
     """A constant of an optimizer: a number, a flag, a text, none of them, or a few of them."""
     if isinstance(value, list):
         return [_constant(part) for part in value]
-    return value if value is None or type(value) in (bool, str) else type(value)(typed.number(value))
+    if value is not None and type(value) not in (bool, str):
+        typed.number(value)
+    return value
 
 
 def _maybe(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
