@@ -52,7 +52,7 @@ def wrong_rules(rule: OptimizerRule) -> dict[str, OptimizerRule]:
             wrong[f"{key}[{i}]"] = replace(rule, hyper={**rule.hyper, key: one_off})
     for key, state in rule.state.items():
         if state.units != NEUTRAL:
-            wrong[key] = replace(rule, state={**rule.state, key: replace(state, units=NEUTRAL)})
+            wrong[key] = replace(rule, state={**rule.state, key: replace(state, units=NEUTRAL, copy=False)})
     return wrong
 
 
