@@ -73,7 +73,38 @@ def hooked(n: int) -> nn.Module:
     return model
 
 
+def with_gradient_hook(n: int) -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, n), nn.Linear(n, 2))
+    model.get_parameter("0.weight").register_hook(lambda gradient: gradient / gradient.norm())
+    return model
+
+
+def with_own_forward(n: int) -> nn.Module:
+    model: Any = nn.Sequential(nn.Linear(8, n), nn.Tanh(), nn.Linear(n, 2))
+    model[1].forward = lambda x: x.softmax(-1)
+    return model  # type: ignore[no-any-return]
+
+
+def encoder(n: int, **changes: Any) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(
+        n, 2, 3 * n, 0.0, batch_first=True, activation=changes.pop("activation", "relu")
+    )
+    stack = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False, **changes)
+    return nn.Sequential(nn.Linear(8, n), stack, nn.Linear(n, 2))
+
+
 UNDECIDED: dict[str, Callable[[int], nn.Module]] = {
+    "an eps of the width": lambda n: nn.Sequential(nn.Linear(8, n), nn.LayerNorm(n, 1 / n), nn.Linear(n, 2)),
+    "a slope of the width": lambda n: nn.Sequential(nn.Linear(8, n), nn.LeakyReLU(1 / n), nn.Linear(n, 2)),
+    "a dilation of the width": lambda n: nn.Sequential(
+        nn.Conv1d(3, n, 1), nn.Conv1d(n, 2, 2, dilation=n // 4), nn.AdaptiveAvgPool1d(1)
+    ),
+    "another activation of an encoder": lambda n: encoder(n, activation="relu" if n == 4 else "gelu"),
+    "pooling as the norm of an encoder": lambda n: encoder(n, norm=nn.AvgPool1d(3, 1, 1)),
+    "a gradient hook": with_gradient_hook,
+    "a forward of one object": with_own_forward,
+    "pooling of another rank": lambda n: nn.Sequential(nn.Conv1d(3, n, 3), nn.Tanh(), nn.AdaptiveMaxPool2d((4, 1))),
+    "an output that grows": lambda n: nn.Sequential(nn.Linear(8, n), nn.Tanh(), nn.Linear(n, n)),
     "a forward of its own": Own,
     "a subclass with a forward": lambda n: nn.Sequential(nn.Linear(8, n), Scaled(n, 2)),
     "a hook": hooked,
@@ -111,3 +142,15 @@ def test_the_refusal_names_the_arguments_of_forward_and_the_line_works():
     features = X
     assert mu.widen(Own(4), lambda: Own(8), example_inputs=(features,)).provenance["proof"]["by"] == "outputs"
     assert mu.widen(Own(4), lambda: Own(8), example_inputs={"features": X}).plan.proof == "outputs"  # type: ignore[union-attr]
+
+
+def test_folds_that_were_declared_are_not_decided():
+    make = lambda n: nn.Sequential(nn.Linear(8, n), nn.Tanh(), nn.Linear(n, 2))  # noqa: E731
+    assert mu.plan_between(make, 4, 8).proved
+    assert not mu.plan_between(make, 4, 8, folds={"2.weight": 2}).proved
+
+
+def test_zeros_of_a_padded_axis_pass_only_through_functions_that_keep_them():
+    make = lambda n, low: nn.Sequential(nn.Linear(8, n), nn.Hardtanh(low, 2.0), nn.Linear(n, 2))  # noqa: E731
+    assert mu.plan_between(lambda n: make(n, -1.0), 4, 6, pad=True).proved
+    assert not mu.plan_between(lambda n: make(n, 0.5), 4, 6, pad=True).proved

@@ -157,14 +157,17 @@ def test_settings_that_were_changed_after_building_are_carried_and_recorded():
     assert torch.allclose(model(x), base(x), atol=1e-5)
 
 
-def test_hooks_are_measured_with_a_loss_and_warned_of_without_one():
+def test_hooks_are_measured_with_a_loss_and_refused_without_one():
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     base = annealed()
     plan = mu.widen(base, lambda: Annealed(8), example_inputs=(x,)).plan
     base.out.register_forward_hook(lambda module, args, out: out.sin())
     refusal(lambda: mu.widen(base, lambda: Annealed(8), example_inputs=(x,)), "no exact plan")
-    with pytest.warns(UserWarning, match="1 hooks in the base, 0 hooks in the wide model"):
-        mu.widen(base, lambda: Annealed(8), plan=plan)
+    refusal(
+        lambda: mu.widen(base, lambda: Annealed(8), plan=plan),
+        "1 hooks in the base, 0 hooks in the wide model",
+    )
+    assert mu.widen(base, lambda: Annealed(8), plan=plan, unproved=True)
 
 
 def test_verify_with_example_inputs_says_that_it_saw_the_forward_only():
@@ -172,3 +175,57 @@ def test_verify_with_example_inputs_says_that_it_saw_the_forward_only():
     assert certificate.holds
     assert "forward only" in str(certificate)
     assert "forward only" not in str(mu.verify(more_heads(8), lambda: more_heads(16), loss=loss))
+
+
+def test_a_plan_that_modules_decide_is_not_good_for_other_modules():
+    def make(n: int, middle: type[nn.Module]) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, n), middle(), nn.Linear(n, 2))
+
+    class Softmax(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.softmax(-1)
+
+    plan = mu.infer_plan(make(4, nn.Tanh), make(8, nn.Tanh))
+    refusal(
+        lambda: mu.widen(make(4, Softmax), make(8, Softmax), plan=plan), "Softmax (1)", "forward of its own"
+    )
+    assert mu.widen(make(4, nn.Tanh), make(8, nn.Tanh), plan=plan)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.a, self.image, self.out = nn.Linear(3, n), nn.Linear(3, n), nn.Linear(n, 2)
+
+    def forward(self, x: Tensor, image: Tensor | None = None) -> Any:
+        hidden = self.a(x).tanh()
+        return self.out(hidden if image is None else hidden + self.image(image).softmax(-1))
+
+
+def test_a_loss_that_leaves_a_growing_tensor_out_warns():
+    x = torch.ones(2, 3)
+    with pytest.warns(UserWarning, match=r"image\.weight"):
+        wide = mu.widen(TwoInputs(4), lambda: TwoInputs(8), loss=lambda model: model(x).square().mean())
+    assert wide.plan is not None
+    assert any("image.weight" in need for need in wide.plan.needs)
+
+
+class Normalised(nn.Module):
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.a, self.norm, self.out = nn.Linear(3, n), nn.BatchNorm1d(n), nn.Linear(n, 2)
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Any:
+        self.calls = self.calls + 1
+        return self.out(self.norm(self.a(x)).tanh())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_modes_are_the_base_s_and_replaced_buffers_are_put_back(training: bool):
+    base, x = Normalised(4).train(training), torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    wide = mu.widen(base, lambda: Normalised(8), example_inputs=(x,))
+    assert wide.plan is not None
+    assert float(base.calls) == 0
+    assert wide.model.training is training

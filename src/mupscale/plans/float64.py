@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ..errors import MupscaleError
 from .callers import calling_module
 from .copied import copied, rebind_
+from .names import strip_wrappers
 
 _WIDER: dict[Any, Any] = {
     torch.float32: torch.float64,
@@ -183,6 +184,9 @@ def prepare(base: nn.Module, wide: nn.Module) -> tuple[nn.Module, nn.Module]:
             size = float(parameter.abs().square().mean().sqrt()) if parameter.numel() else 0.0
             noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
             parameter.add_(noise, alpha=0.3 * (size or 1.0))
+    modes = {strip_wrappers(f"{name}."): module.training for name, module in base.named_modules()}
+    for name, module in wide.named_modules():
+        module.training = modes.get(strip_wrappers(f"{name}."), module.training)
     for model in (base, wide):
         cast_inputs(model, torch.float64)
     return base, wide

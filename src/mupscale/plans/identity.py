@@ -89,14 +89,23 @@ def keeping_buffers(model: nn.Module) -> Iterator[None]:
 
     Frozen parameters too: some models average weights into a frozen copy inside their forward.
     """
+    # A forward may write into a buffer, or put another tensor in its place.
+    slots = [
+        (module._buffers, leaf, buffer)
+        for module in model.modules()
+        for leaf, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     frozen = (parameter for parameter in model.parameters() if not parameter.requires_grad)
     before = [(tensor, tensor.detach().clone()) for tensor in (*model.buffers(), *frozen)]
     try:
         yield
     finally:
+        for buffers, leaf, buffer in slots:
+            buffers[leaf] = buffer
         with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
+            for tensor, value in before:
+                tensor.copy_(value)
 
 
 def _refuse_value(value: Any, parameters: list[Tensor]) -> None:

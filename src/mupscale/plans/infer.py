@@ -77,7 +77,9 @@ def infer_plan(
     made, _ = _opened(base, wide, declared, pad)
     raise_faults("a plan needs more than the shapes of these two models", _undecided(made))
     plan = made.plan()
-    proof: Proof = "none" if why_undecided(*made.models, plan) else "modules"
+    # Layouts that were declared are compared with what modules write and read; nothing checks the rest.
+    by_hand = declared.roles or declared.folds or declared.plus_one
+    proof: Proof = "none" if by_hand or why_undecided(*made.models, plan) else "modules"
     return replace(plan, proof=proof, needs=plan.needs | dropout_of_modules(made.models[0]))
 
 
@@ -139,13 +141,23 @@ def find_plan(base: Make, wide: Make, loss: Loss, declared: Declared, pad: bool 
     return replace(found, plan=proved_by(plan, loss, found.unreached))
 
 
+UNREACHED = "a loss that reaches every tensor"
+"""How a need begins that is about tensors without a gradient."""
+
+
 def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...]) -> Plan:
     """The plan after its gradients were measured; raises if example inputs leave a growing tensor out."""
     growing = {name for entry in plan.tensors.values() if entry.grows for name in entry.sources}
     if isinstance(loss, Projection):
         refuse_unreached(unreached, growing)
         return replace(plan, proof="outputs")
-    return replace(plan, proof="loss")
+    tested = {pattern_of(name) for name in growing - set(unreached)}
+    untested = dict.fromkeys(pattern_of(name) for name in unreached if name in growing)
+    names = ", ".join(pattern for pattern in untested if pattern not in tested)
+    needs = (
+        {f"{UNREACHED} ({names}): no gradient reaches it, so nothing tests how it grows"} if names else set()
+    )
+    return replace(plan, proof="loss", needs=plan.needs | needs)
 
 
 def _opened(

@@ -13,14 +13,17 @@ Anything else, a class with a forward of its own among it, is not decided here, 
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.rnn import RNNBase, RNNCellBase
 
+from ..arguments import shown
 from ..rules.axes import Axis, Factor
 from .modules import maps_zero_elsewhere
 from .plan import Plan
@@ -41,6 +44,18 @@ _PER_CHANNEL: tuple[type[nn.Module], ...] = (
 _WHOLE = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.PReLU,
           nn.MultiheadAttention, _ConvNd, _NormBase, RNNBase, RNNCellBase)  # fmt: skip
 
+# What torch's own transformer encoder consists of.
+_ENCODER = (
+    nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.ModuleList, nn.MultiheadAttention, nn.Linear, nn.LayerNorm,
+    nn.Dropout, nn.modules.linear.NonDynamicallyQuantizableLinear,
+)  # fmt: skip
+# Attributes of torch's modules that hold sizes. Any other setting must be the same in both models.
+_SIZES = {
+    "in_features", "out_features", "in1_features", "in2_features", "in_channels", "out_channels", "num_features",
+    "num_channels", "num_parameters", "normalized_shape", "embedding_dim", "embed_dim", "kdim", "vdim", "head_dim",
+    "num_heads", "groups", "input_size", "hidden_size", "proj_size",
+}  # fmt: skip
+
 Place = Literal["anywhere", "last", "channels", "flattened"]
 
 
@@ -50,6 +65,8 @@ class _Features:
 
     axis: Axis | None = None
     place: Place = "anywhere"
+    spatial: int = 0
+    """How many dimensions follow the channels."""
 
 
 class _UnknownError(Exception):
@@ -68,9 +85,10 @@ def why_undecided(base: nn.Module, wide: nn.Module, plan: Plan) -> str | None:
     """
     try:
         _same_modules(base, wide)
-        if type(base) in _exact(_WHOLE) and not _hooked(base):
+        if type(base) in _exact(_WHOLE):
             return None
-        _through(base, "", _Features(), plan)
+        if _through(base, "", _Features(), plan).axis is not None:
+            raise _UnknownError("its output grows, and what a loss does with the copies is not known")
     except _UnknownError as reason:
         return str(reason)
     return None
@@ -80,10 +98,31 @@ def _same_modules(base: nn.Module, wide: nn.Module) -> None:
     """Raise unless both models consist of the same modules."""
     others = dict(wide.named_modules())
     for path, module in base.named_modules():
-        if type(others.pop(path, None)) is not type(module):
+        other = others.pop(path, None)
+        if other is None or type(other) is not type(module):
             raise _UnknownError(f"the wide model has another module in the place of {_named(module, path)}")
+        if _hooked(module) or _hooked(other):
+            raise _UnknownError(f"{_named(module, path)} has hooks or a forward of its own, which are code")
+        if type(module).__module__.startswith("torch.nn.modules."):
+            for key in sorted({*vars(module), *vars(other)} - _SIZES - {*vars(nn.Module())}):
+                mine, its = vars(module).get(key), vars(other).get(key)
+                if not _same_setting(mine, its):
+                    what = f"{key} of {_named(module, path)} is {shown(mine)} in the base and {shown(its)} in the wide model"
+                    raise _UnknownError(f"{what}, and shapes do not show what that does")
     for path, module in others.items():
         raise _UnknownError(f"the base has no module in the place of {_named(module, path)}")
+
+
+def _same_setting(base: object, wide: object) -> bool:
+    """True if two settings are equal, or are no settings: modules and tensors are compared elsewhere."""
+    held = (nn.Module, Tensor)
+    if any(
+        isinstance(value, held)
+        for side in (base, wide)
+        for value in (side if isinstance(side, list) else [side])
+    ):
+        return True
+    return callable(base) == callable(wide) and bool(base == wide)
 
 
 def _exact(kinds: tuple[type[nn.Module], ...]) -> set[type[nn.Module]]:
@@ -99,7 +138,14 @@ def _exact(kinds: tuple[type[nn.Module], ...]) -> set[type[nn.Module]]:
 
 
 def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    """True if code was attached to a module: hooks on it or on its parameters, or a forward of this very object."""
+    on_module = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    on_tensor = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return (
+        "forward" in vars(module)
+        or any(getattr(module, key) for key in on_module)
+        or any(getattr(p, key, None) for p in module.parameters(recurse=False) for key in on_tensor)
+    )
 
 
 def _named(module: nn.Module, path: str) -> str:
@@ -109,14 +155,13 @@ def _named(module: nn.Module, path: str) -> str:
 def _through(module: nn.Module, path: str, features: _Features, plan: Plan) -> _Features:
     """The features behind a module; raises where they are not known."""
     kind = type(module)
-    if _hooked(module):
-        raise _UnknownError(f"{_named(module, path)} has hooks, which are code")
     if kind is nn.Sequential:
-        for name, child in module.named_children():
+        for name, child in module._modules.items():
+            assert child is not None
             features = _through(child, f"{path}.{name}" if path else name, features, plan)
         return features
     if kind in _ENTRYWISE:
-        if features.axis is not None and features.axis.padded and maps_zero_elsewhere(module):
+        if features.axis is not None and features.axis.padded and not _keeps_zero(module):
             raise _UnknownError(
                 f"{_named(module, path)} turns the zeros of a padded axis into something else"
             )
@@ -132,7 +177,7 @@ def _through(module: nn.Module, path: str, features: _Features, plan: Plan) -> _
     ):
         return _Features(features.axis, "flattened" if features.place == "channels" else "last")
     if kind in _PER_CHANNEL:
-        return _at(features, "channels", module, path)
+        return _at(features, "channels", module, path, _spatial(kind))
     if kind is nn.Linear:
         return _layer(module, path, features, plan, "last")
     if kind in _exact((_ConvNd,)) and module.groups == 1:
@@ -142,6 +187,8 @@ def _through(module: nn.Module, path: str, features: _Features, plan: Plan) -> _
     if kind in _exact((_NormBase, nn.GroupNorm)):
         # A BatchNorm1d behind a Linear has its features in dimension 1, which is the last one.
         last = features.place == "last" and kind in (nn.BatchNorm1d, nn.SyncBatchNorm)
+        if not last and kind not in (nn.GroupNorm, nn.SyncBatchNorm):
+            _at(features, "channels", module, path, _spatial(kind))
         return _norm(module, path, features, plan, "last" if last else "channels")
     if kind in (nn.LayerNorm, nn.RMSNorm) and len(module.normalized_shape) == 1:  # type: ignore[arg-type]
         return _norm(module, path, features, plan, "last")
@@ -152,9 +199,26 @@ def _through(module: nn.Module, path: str, features: _Features, plan: Plan) -> _
     )
 
 
-def _at(features: _Features, place: Place, module: nn.Module, path: str) -> _Features:
-    """The features, if they are where a module expects them."""
-    if features.axis is not None and features.place != place:
+def _keeps_zero(module: nn.Module) -> bool:
+    """True for a function of one entry that maps 0 to 0."""
+    return not maps_zero_elsewhere(module) and bool((copy.deepcopy(module).eval()(torch.zeros(1)) == 0).all())
+
+
+def _spatial(kind: type[nn.Module]) -> int:
+    """How many dimensions after the channels a class expects, from its name.
+
+    >>> _spatial(nn.AvgPool2d), _spatial(nn.Conv1d)
+    (2, 1)
+    """
+    return int(kind.__name__[-2])
+
+
+def _at(
+    features: _Features, place: Place, module: nn.Module, path: str, spatial: int | None = None
+) -> _Features:
+    """The features, if they are where a module expects them, before `spatial` other dimensions."""
+    elsewhere = features.place != place or spatial not in (None, features.spatial)
+    if features.axis is not None and elsewhere:
         raise _UnknownError(f"{_named(module, path)} is applied along a growing axis that it does not name")
     return features
 
@@ -175,7 +239,7 @@ def _layer(module: nn.Module, path: str, features: _Features, plan: Plan, place:
         if rest == 0 and len(came.segments) == 1:
             came = Axis.of((*came.segments[0], Factor(times)), role="in")
         features = _Features(came, "last")
-    _at(features, place, module, path)
+    _at(features, place, module, path, _spatial(type(module)) if place == "channels" else None)
     first = came is None and features.place == "anywhere"
     if not first and (came.segments if came else None) != (reads.segments if reads else None):
         raise _UnknownError(f"the order in which {_named(module, path)} reads a growing axis is not known")
@@ -183,7 +247,7 @@ def _layer(module: nn.Module, path: str, features: _Features, plan: Plan, place:
     bias = f"{path}.bias" if path else "bias"
     if bias in plan and plan[bias].axes[0].segments != plan[name].axes[outward].segments:
         raise _UnknownError(f"bias and weight of {_named(module, path)} have different layouts")
-    return _Features(writes, place)
+    return _Features(writes, place, _spatial(type(module)) if place == "channels" else 0)
 
 
 def _norm(module: nn.Module, path: str, features: _Features, plan: Plan, place: Place) -> _Features:
@@ -204,13 +268,11 @@ def _encoder(module: nn.Module, path: str, features: _Features, plan: Plan) -> _
     _at(features, "last", module, path)
     for name, child in module.named_modules():
         inner = f"{path}.{name}" if path and name else path or name
-        if child is not module and type(child).__module__.split(".")[:3] != ["torch", "nn", "modules"]:
-            raise _UnknownError(
-                f"{_named(child, inner)} has a forward of its own, and shapes do not show what it does"
-            )
-        if _hooked(child):
-            raise _UnknownError(f"{_named(child, inner)} has hooks, which are code")
+        if type(child) not in _ENCODER:
+            raise _UnknownError(f"what {_named(child, inner)} does in a transformer encoder is not known")
         if type(child) is nn.TransformerEncoderLayer:
+            if type(child.norm1) is not nn.LayerNorm or type(child.norm2) is not nn.LayerNorm:
+                raise _UnknownError(f"the norms of {_named(child, inner)} are not torch's")
             if child.activation_relu_or_gelu == 0:
                 raise _UnknownError(f"the activation of {_named(child, inner)} is a function of one's own")
             ends = [_grown(plan, f"{inner}.{leaf}.weight" if inner else f"{leaf}.weight", dim)

@@ -19,6 +19,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..families.record import FamilyPlan
 from ..files.dcp import METADATA
 from ..files.directory import CONFIG
+from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.direction import Direction
 from ..plans.fits import check_end, expect_proved
 from ..plans.names import named_tensors, strip_wrappers, unwrap
@@ -85,6 +86,8 @@ def load_wide(
         with AllOrNone(group) as together:
             early = _checked(base, target, chosen, since, unproved)
             checked = True
+            if isinstance(base, Run):
+                carry_attributes_(target.model, compare_attributes(base.model, target.model))
             reshard_(target.model)
             opened = _open(base, chosen, family, target, prefix, rules)
             try:

@@ -51,7 +51,20 @@ def titan_plan(
     copies = _initialised(small[0]), _initialised(small[1])
     words = dict(copies[0].named_parameters())["tok_embeddings.weight"].shape[0]
     tokens = torch.arange(32).view(2, 16) * 7 % words
-    _read_off(*small, copies, declared, example_inputs=(tokens,))
+    read, measured = (_read_off(*small, copies, declared, inputs) for inputs in (None, (tokens,)))
+    others = [name for name, tensor in measured.tensors.items() if tensor != read[name]]
+    what = "the small pair grows exactly by another plan than the one that was read off"
+    raise_faults(
+        "these two configs cannot be planned",
+        [
+            Fault(
+                n,
+                f"{what}: s = {measured[n].change.s} and not {read[n].change.s}",
+                "declare it in roles=, layouts= or folds=",
+            )
+            for n in others
+        ],
+    )
     return replace(plan, proof="copy")
 
 

@@ -27,7 +27,7 @@ from ..plans.dropout import NO_DROPOUT, without_dropout
 from ..plans.fits import expect_plan
 from ..plans.float64 import lifted_casts, prepare
 from ..plans.identity import Loss, load_wide_
-from ..plans.infer import find_plan, infer_plan, proved_by
+from ..plans.infer import UNREACHED, find_plan, infer_plan, proved_by
 from ..plans.known import why_undecided
 from ..plans.names import named_tensors, unwrap
 from ..plans.plan import Plan
@@ -66,18 +66,24 @@ def proved_plan(
     if loss is None or unproved:
         chosen = plan if plan is not None else infer_plan(base, built)
         _refuse_unproved(base, built, chosen, unproved)
-        for other in (difference for difference in differences if difference.kind == "refused"):
-            warnings.warn(
-                f"{other.path}: {other.base} in the base, {other.wide} in the wide model; it is not carried, and nothing "
-                "was measured that would show whether it matters: pass loss=",
-                stacklevel=4,
-            )
+        lost = [difference for difference in differences if difference.kind == "refused" and not unproved]
+        raise_faults(
+            "the base has what is not carried, and nothing was measured that would show whether it matters",
+            [
+                Fault(
+                    d.path,
+                    f"{d.base} in the base, {d.wide} in the wide model",
+                    "add loss= or example_inputs=",
+                )
+                for d in lost
+            ],
+        )
         record: dict[str, Any] = {"by": chosen.proof}
     else:
         chosen, record = _measured_plan(base, built, plan, loss, filled)
     carried = {other.path: other.base for other in differences if other.kind == "carried"}
     record |= {"carried": carried} if carried else {}
-    for need in (need for need in chosen.needs if need.startswith(NO_DROPOUT)):
+    for need in (need for need in chosen.needs if need.startswith((NO_DROPOUT, UNREACHED))):
         warnings.warn(f"growing is exact with {need}", stacklevel=4)
     return chosen, record
 
@@ -112,10 +118,12 @@ def _measured_plan(
 
 def _refuse_unproved(base: nn.Module, built: nn.Module, plan: Plan, unproved: bool) -> None:
     """Raise unless the plan was proved or the caller goes without a proof; the error shows the argument to add."""
-    if plan.proved or unproved:
-        return
     model = unwrap(base)
-    reason = why_undecided(model, unwrap(built), plan) or "the plan was not measured"
+    # A plan that modules decide is decided for these modules only, so it is looked at again.
+    reason = why_undecided(model, unwrap(built), plan) if plan.proof in ("none", "modules") else None
+    if unproved or (plan.proved and reason is None):
+        return
+    reason = reason or "the plan was not measured"
     remedy = (
         f"add example_inputs=({_arguments(model)}), one batch as forward takes it, or loss=lambda model: …, the loss of "
         "one batch; unproved=True grows without a proof, and the result says so"
