@@ -186,9 +186,7 @@ def test_a_plan_that_modules_decide_is_not_good_for_other_modules():
             return x.softmax(-1)
 
     plan = mu.infer_plan(make(4, nn.Tanh), make(8, nn.Tanh))
-    refusal(
-        lambda: mu.widen(make(4, Softmax), make(8, Softmax), plan=plan), "Softmax (1)", "forward of its own"
-    )
+    refusal(lambda: mu.widen(make(4, Softmax), make(8, Softmax), plan=plan), "what Softmax (1) does")
     assert mu.widen(make(4, nn.Tanh), make(8, nn.Tanh), plan=plan)
 
 
