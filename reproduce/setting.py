@@ -145,5 +145,7 @@ def _flops(setting: Setting, width: int) -> int:
 @cache
 def _plan(setting: Setting, narrow: int, wide: int) -> mu.Plan:
     declared = {} if setting.declare is None else setting.declare(narrow, wide)
-    prove = None if setting.shapes_tell else (lambda model: setting.loss(model, 0, 0))
+    # A plan from the reference may have a fraction of copies: it gives units, and nothing grows by it.
+    grows = wide % narrow == 0 and not setting.shapes_tell
+    prove = (lambda model: setting.loss(model, 0, 0)) if grows else None
     return mu.plan_between(setting.build, narrow, wide, loss=prove, **declared)
