@@ -171,14 +171,14 @@ def test_a_plus_one_gain_with_a_fold_and_decay_is_refused():
     make = lambda: nn.Sequential(nn.Linear(3, 8), nn.RMSNorm(8))  # noqa: E731
     decaying = mu.Run(model, torch.optim.AdamW(model.parameters(), weight_decay=0.1))
     refusal(
-        lambda: mu.widen(decaying, make, plan=plan),
+        lambda: mu.widen(decaying, make, plan=plan, unproved=True),
         "1.weight",
         "(1 + w) gain",
         "fold of 1/2",
         "weight_decay=0",
     )
     free = mu.Run(model, torch.optim.AdamW(model.parameters(), weight_decay=0.0))
-    assert mu.widen(free, make, plan=plan).optimizers, "control"
+    assert mu.widen(free, make, plan=plan, unproved=True).optimizers, "control"
 
 
 # Schedulers

@@ -198,6 +198,7 @@ def test_zero_noise_at_the_base_is_zero_noise_at_the_wide(tmp_path):
     assert narrow.cost["wide_steps"] < wide.cost["wide_steps"]
 
 
+@pytest.mark.filterwarnings("ignore:growing is exact")
 def test_a_loop_in_which_zero_noise_is_not_the_base_is_refused(tmp_path):
     """Control of the equality: dropout draws by shape, so the two widths part."""
 

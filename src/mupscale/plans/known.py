@@ -26,6 +26,7 @@ from torch.nn.modules.rnn import RNNBase, RNNCellBase
 from ..arguments import shown
 from ..rules.axes import Axis, Factor
 from .modules import maps_zero_elsewhere
+from .names import strip_wrappers
 from .plan import Plan
 
 # Functions of one entry, and modules that change nothing about the order of features.
@@ -96,21 +97,29 @@ def why_undecided(base: nn.Module, wide: nn.Module, plan: Plan) -> str | None:
 
 def _same_modules(base: nn.Module, wide: nn.Module) -> None:
     """Raise unless both models consist of the same modules."""
-    others = dict(wide.named_modules())
-    for path, module in base.named_modules():
+    others = _inner_modules(wide)
+    for path, module in _inner_modules(base).items():
         other = others.pop(path, None)
         if other is None or type(other) is not type(module):
             raise _UnknownError(f"the wide model has another module in the place of {_named(module, path)}")
         if _hooked(module) or _hooked(other):
             raise _UnknownError(f"{_named(module, path)} has hooks or a forward of its own, which are code")
         if type(module).__module__.startswith("torch.nn.modules."):
-            for key in sorted({*vars(module), *vars(other)} - _SIZES - {*vars(nn.Module())}):
+            keys = {*vars(module), *vars(other)} - _SIZES - {*vars(nn.Module())}
+            for key in sorted(
+                key for key in keys if not key.startswith("_flat_weight")
+            ):  # tensors of recurrent layers
                 mine, its = vars(module).get(key), vars(other).get(key)
                 if not _same_setting(mine, its):
                     what = f"{key} of {_named(module, path)} is {shown(mine)} in the base and {shown(its)} in the wide model"
                     raise _UnknownError(f"{what}, and shapes do not show what that does")
     for path, module in others.items():
         raise _UnknownError(f"the base has no module in the place of {_named(module, path)}")
+
+
+def _inner_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules by path; of a wrapper and what it wraps, which share a path, the latter."""
+    return {strip_wrappers(f"{name}.").rstrip("."): module for name, module in model.named_modules()}
 
 
 def _same_setting(base: object, wide: object) -> bool:
@@ -155,6 +164,9 @@ def _named(module: nn.Module, path: str) -> str:
 def _through(module: nn.Module, path: str, features: _Features, plan: Plan) -> _Features:
     """The features behind a module; raises where they are not known."""
     kind = type(module)
+    for wrapped in ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"):
+        if (inner := module._modules.get(wrapped)) is not None:
+            return _through(inner, path, features, plan)
     if kind is nn.Sequential:
         for name, child in module._modules.items():
             assert child is not None

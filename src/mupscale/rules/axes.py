@@ -259,7 +259,7 @@ def fraction_fault(where: str, axis: Axis) -> Fault:
     """The fault of an axis that copies cannot make, with the nearest sizes that they can.
 
     >>> fraction_fault("w, axis 0", Axis.parse("out: 4x5/2")).remedy
-    'use one of the nearest: 8 (x2), 12 (x3)'
+    'nearest: 8 (x2), 12 (x3); or pad with zeros (pad=True)'
     """
     if axis.wide < axis.base:
         what = f"shrinks from {axis.base} to {axis.wide}, and copies only add units"
@@ -271,7 +271,7 @@ def fraction_fault(where: str, axis: Axis) -> Fault:
     return Fault(
         where,
         f"grows from {axis.base} to {axis.wide}, which is not a whole number of copies",
-        f"use one of the nearest: {nearest}",
+        f"nearest: {nearest}; or pad with zeros (pad=True)",
     )
 
 

@@ -36,7 +36,7 @@ class Run:
     """The plan that made this run wide, if one did."""
     since: Plan | None
     """The plan from the reference to this model; None when the model is its own reference."""
-    before: tuple[tuple[Plan | None, Plan | None], ...]
+    earlier: tuple[tuple[Plan | None, Plan | None], ...]
     """`plan` and `since` of the runs that this one was widened from, the latest last; `narrow` goes back to them."""
     provenance: Mapping[str, Any]
     """How this run was made: plan, seed, noise, versions. Plain values, to be saved with the weights."""
@@ -51,7 +51,7 @@ class Run:
         since: Plan | None = None,
         ema: nn.Module | Mapping[str, Tensor] | None = None,
         steps: int = 0,
-        before: Sequence[tuple[Plan | None, Plan | None]] = (),
+        earlier: Sequence[tuple[Plan | None, Plan | None]] = (),
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
         fields = {
@@ -62,7 +62,7 @@ class Run:
             "steps": steps,
             "plan": plan,
             "since": since,
-            "before": tuple(before),
+            "earlier": tuple(earlier),
             "provenance": dict(provenance or {}),
         }
         faults = wrong_kind("model", model, nn.Module, "pass the module that is trained")

@@ -32,8 +32,8 @@ def carry_units_(
             continue
         if not direction.back:
             step_in_units_(new, units.then(direction.plan), model=model, rules=rules)
-        elif units == run.since and run.before and run.plan == direction.plan:
-            if (since := run.before[-1][1]) is not None:
+        elif units == run.since and run.earlier and run.plan == direction.plan:
+            if (since := run.earlier[-1][1]) is not None:
                 step_in_units_(new, since, model=model, rules=rules)
         elif units != direction.plan:
             what = "it is stepped in units from a reference that is not known from the narrow model"

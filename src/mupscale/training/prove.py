@@ -24,7 +24,7 @@ from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.copied import copied
 from ..plans.declare import Declared
 from ..plans.dropout import NO_DROPOUT, without_dropout
-from ..plans.fits import expect_plan
+from ..plans.fits import check_end, expect_plan
 from ..plans.float64 import lifted_casts, prepare
 from ..plans.identity import Loss, load_wide_
 from ..plans.infer import UNREACHED, find_plan, infer_plan, proved_by
@@ -61,7 +61,10 @@ def proved_plan(
     """
     if plan is not None:
         expect_plan(plan)
-    differences = compare_attributes(base, built)
+        check_end(plan, base, "base")
+        check_end(plan, built, "wide")
+    # Without a proof nothing shows whether the wide model's own settings are meant.
+    differences = [] if unproved else compare_attributes(base, built)
     carry_attributes_(built, differences)
     if loss is None or unproved:
         chosen = plan if plan is not None else infer_plan(base, built)

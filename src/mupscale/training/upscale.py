@@ -88,7 +88,7 @@ def upscale(
     exempt = exempt_of(start.model, chosen, "base")
     resolved = resolve_noise(tensors, noise, plan=chosen, seed=seed, since=start.since, exempt=exempt)
     set_rates_ = new_rates(start, lr, peak_lr)
-    grown = carry(start, built, wide, Direction(chosen, noise=resolved), rules)
+    grown = carry(start, built, wide, Direction(chosen, noise=resolved), rules, settings=not unproved)
     set_rates_(grown)
     losses = {} if loss is None else _losses(loss, start.model, grown.model, noise, seed)
     provenance = {

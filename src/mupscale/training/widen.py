@@ -67,7 +67,7 @@ def widen(
     start = base if isinstance(base, Run) else Run(base)
     built = build(wide)
     chosen, proof = chosen_plan(start.model, wide, built, plan, measured_with(loss, example_inputs), unproved)
-    grown = carry(start, built, wide, Direction(chosen), rules)
+    grown = carry(start, built, wide, Direction(chosen), rules, settings=not unproved)
     return replace(grown, provenance={**grown.provenance, "proof": proof})
 
 
@@ -118,8 +118,9 @@ def carry(
     make: Make,
     direction: Direction,
     rules: Mapping[str, OptimizerRule] | None = None,
+    settings: bool = True,
 ) -> Run:
-    """Everything in `run`, at the other end of the plan."""
+    """Everything in `run`, at the other end of the plan; with `settings`, attributes that are no tensors too."""
     if any(is_sharded(tensor) for _, _, tensor in named_tensors(run.model)):
         raise MupscaleError(
             "a sharded run is not widened in one process: shard a model that was built wide, and fill it with "
@@ -135,7 +136,7 @@ def carry(
         what = "the plan has new tensors, which belong to no group"
         faults.append(Fault("optimizers", what, "widen without optimizers and add the new tensors yourself"))
     raise_faults("this run cannot be widened exactly", faults)
-    model = fill_(built, run.model, direction)
+    model = fill_(built, run.model, direction, settings)
     optimizers, groups = [], {}
     for optimizer in run.optimizers:
         named, unread = read_live(optimizer, run.model, direction, rule_for(type(optimizer), rules=rules))
@@ -158,12 +159,12 @@ def carry(
     _forget_initial_rates([new for owner, (new, _) in groups.items() if owner not in driven])
     raise_faults("this run cannot be widened exactly", faults)
     carry_units_(run, optimizers, model, direction, rules)
-    ema = _carry_ema(run.ema, make, direction)
+    ema = _carry_ema(run.ema, make, direction, settings)
     if direction.back:
         carry_clips_(run.optimizers, optimizers, model, None, direction.plan)
         plan, early, before = _narrowed(run, direction.plan)
         return Run(
-            model, optimizers, schedulers, plan=plan, since=early, ema=ema, steps=run.steps, before=before
+            model, optimizers, schedulers, plan=plan, since=early, ema=ema, steps=run.steps, earlier=before
         )
     since = direction.plan if run.since is None else run.since.then(direction.plan)
     carry_clips_(run.optimizers, optimizers, model, direction.plan, None)
@@ -175,7 +176,7 @@ def carry(
         steps=run.steps,
         plan=direction.plan,
         since=since,
-        before=(*run.before, (run.plan, run.since)),
+        earlier=(*run.earlier, (run.plan, run.since)),
         provenance=run.provenance,
     )
 
@@ -184,9 +185,9 @@ _Before = tuple[tuple[Plan | None, Plan | None], ...]
 
 
 def _narrowed(run: Run, undone: Plan) -> tuple[Plan | None, Plan | None, _Before]:
-    """`plan`, `since` and `before` of the run that this one was widened from by the plan that is undone."""
-    if run.before and run.plan == undone:
-        return *run.before[-1], run.before[:-1]
+    """`plan`, `since` and `earlier` of the run that this one was widened from by the plan that is undone."""
+    if run.earlier and run.plan == undone:
+        return *run.earlier[-1], run.earlier[:-1]
     if run.since is not None and run.since != undone:
         warnings.warn(
             "the narrow run has no reference: this run does not know the one it was widened from. If there is one, "
@@ -207,7 +208,7 @@ def _forget_initial_rates(optimizers: list[Optimizer]) -> None:
             group.pop("initial_lr", None)
 
 
-def fill_(model: nn.Module, source: nn.Module, direction: Direction) -> nn.Module:
+def fill_(model: nn.Module, source: nn.Module, direction: Direction, settings: bool = True) -> nn.Module:
     """Put tensors, modes and constants into a freshly built model, and return it."""
     inner = unwrap(model)
     tensors = {name: t for name, _, t in named_tensors(source)}
@@ -235,7 +236,8 @@ def fill_(model: nn.Module, source: nn.Module, direction: Direction) -> nn.Modul
                 setattr(module, leaf, done[id(empty)])
     rebind_(inner, done)
     _copy_modes(inner, unwrap(source))
-    carry_attributes_(inner, compare_attributes(unwrap(source), inner))
+    if settings:
+        carry_attributes_(inner, compare_attributes(unwrap(source), inner))
     edit_(inner, direction)
     return model
 
@@ -279,13 +281,15 @@ def _wrapped(outer: nn.Module, inner: nn.Module, filled: nn.Module) -> nn.Module
     return wrapper
 
 
-def _carry_ema(ema: nn.Module | Mapping[str, Tensor] | None, make: Make, direction: Direction) -> Any:
+def _carry_ema(
+    ema: nn.Module | Mapping[str, Tensor] | None, make: Make, direction: Direction, settings: bool
+) -> Any:
     if ema is None:
         return None
     if isinstance(ema, nn.Module):
         inner = averaged(ema, {*direction.reached, *direction.plan.ties})
         check_end(direction.plan, inner, direction.start)
-        return _wrapped(ema, inner, fill_(build(make), inner, direction))
+        return _wrapped(ema, inner, fill_(build(make), inner, direction, settings))
     if not isinstance(ema, Mapping):
         raise MupscaleError(
             f"ema is {shown(ema)}, expected a module (AveragedModel among them) or a mapping of names to tensors; "
