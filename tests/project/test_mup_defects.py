@@ -326,7 +326,7 @@ def test_forgotten_base_shapes_mean_no_scaling():
     """Without `set_base_shapes` the optimizers of `mup` silently train in standard parametrization."""
     wide = mu.widen(trained_mlp(lambda m: torch.optim.AdamW(m.parameters())), wide_mlp)
     state = trained_mlp(lambda m: torch.optim.AdamW(m.named_parameters())).optimizers[0].state_dict()
-    other = mu.plan_between(lambda n: nn.Sequential(nn.Linear(3, n)), 4, 8)
+    other = mu.plan_between(lambda n: nn.Linear(3, n), 4, 8)
     with pytest.raises(MupscaleError, match="does not belong to this plan"):
         mu.widen_optimizer_state_dict(state, other, torch.optim.AdamW)
     with pytest.raises(MupscaleError, match="pass plan="):

@@ -86,6 +86,7 @@ class _Share:
         if is_finished(job):
             return True
         done = read_journals(folder, len(units))
+        complete = done.all
         count = _Count(units, self.share, done, self.report)
         check_space(job, count.left)
         expect(count.total)
@@ -109,7 +110,8 @@ class _Share:
                 done = read_journals(folder, len(units))
             base = base_fingerprints(job, units, done)
             finish(job, base, output_fingerprints(job, units, done.sums))
-        return is_finished(job)
+        # If all was done when this worker came, another one may be finishing just now.
+        return is_finished(job) or (complete and finished_by_another(job, wait=True))
 
     def _work(
         self, old: list[int], new: list[int], done: Done, count: _Count, stamps: dict[str, str]

@@ -107,7 +107,7 @@ def _same_modules(base: nn.Module, wide: nn.Module) -> None:
         if type(module).__module__.startswith("torch.nn.modules."):
             keys = {*vars(module), *vars(other)} - _SIZES - {*vars(nn.Module())}
             for key in sorted(
-                key for key in keys if not key.startswith("_flat_weight")
+                key for key in keys if not key.startswith(("_flat_weight", "_compile"))
             ):  # tensors of recurrent layers
                 mine, its = vars(module).get(key), vars(other).get(key)
                 if not _same_setting(mine, its):
