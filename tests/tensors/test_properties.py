@@ -149,7 +149,7 @@ def check_identity(draw, pads: bool) -> None:
     search, pick = draw(st.booleans()), draw(st.integers(0, 10**6))
     plan = planned(spec, sizes, hidden, pads, search)
     base = seeded(spec.at, spec.sizes, spec.hidden)
-    wide = mu.widen(base, lambda: spec.at(sizes, hidden), plan=plan).model
+    wide = mu.widen(base, lambda: spec.at(sizes, hidden), plan=plan, unproved=True).model
     assert_close(wide(TOKENS), base(TOKENS), 1e-9, "logits")
     grads = gradients(base, loss), gradients(wide, loss)
     assert identity_error(*grads, plan) <= 1e-9
@@ -159,7 +159,7 @@ def check_identity(draw, pads: bool) -> None:
     name = live[pick % len(live)]
     assert identity_error(*grads, other_power(plan, name), name) > 1e-6, f"{name}: power of k"
     wrong = mistaken(plan, name)
-    broken = mu.widen(base, lambda: spec.at(sizes, hidden), plan=wrong).model
+    broken = mu.widen(base, lambda: spec.at(sizes, hidden), plan=wrong, unproved=True).model
     assert identity_error(grads[0], gradients(broken, loss), wrong) > 1e-6, f"{name}: in for out"
 
 
@@ -187,7 +187,7 @@ def test_narrow_undoes_widen_bit_for_bit_when_scales_are_powers_of_two(cases):
     settings = {"momentum": 0.9} if kind is torch.optim.SGD else {"amsgrad": cases.draw(st.booleans())}
     run = mu.Run(model, kind(model.parameters(), lr=1e-2, weight_decay=0.1, **settings))
     train(run, lambda m: (m(TOKENS) - data(BATCH, VOCABULARY).to(dtype)).square().mean(), 2)
-    wide = mu.widen(run, lambda: spec.at(sizes, hidden).to(dtype), plan=plan)
+    wide = mu.widen(run, lambda: spec.at(sizes, hidden).to(dtype), plan=plan, unproved=True)
     back = mu.narrow(wide, lambda: spec.at(spec.sizes, spec.hidden).to(dtype))
     assert_same_model(back.model, model)
     states = by_name(back), by_name(run)

@@ -132,11 +132,14 @@ class Draft:
         return Plan(tensors, dict(self.ties), in_order, needs=frozenset(needs))
 
 
-def draft(base: nn.Module, wide: nn.Module, pad: bool, again: nn.Module | None) -> tuple[Draft, list[Fault]]:
+def draft(
+    base: nn.Module, wide: nn.Module, pad: bool, again: nn.Module | None, measured: bool = False
+) -> tuple[Draft, list[Fault]]:
     """Compare two models: which axes grow, and what their modules say about them.
 
     `again` is the base built once more with another seed, if there is a factory: a buffer that differs
-    between base and wide, but not between the two bases, is a constant that depends on the width.
+    between base and wide, but not between the two bases, is a constant that depends on the width. `measured` says that a
+    loss will decide: then such a buffer is copied, which is right for state and for constants that are only used.
     """
     base, wide = unwrap(base), unwrap(wide)
     found = {strip_wrappers(n): (k, t) for n, k, t in named_tensors(base)}
@@ -166,6 +169,7 @@ def draft(base: nn.Module, wide: nn.Module, pad: bool, again: nn.Module | None) 
         entry, problems = _entry(name, kind, (source, tensor), owners, pad)  # type: ignore[arg-type]
         if kind == "buffer" and not entry.growing:
             entry, problems = _fixed_buffer(entry, source, tensor, others.get(name))
+            problems = [] if measured else problems
         faults += problems
         if id(tensor) in first:
             ties[name] = first[id(tensor)]

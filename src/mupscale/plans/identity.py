@@ -122,11 +122,15 @@ def _refuse_value(value: Any, parameters: list[Tensor]) -> None:
 
 
 def gradients(
-    model: nn.Module, loss: Loss, seed: int = 0, wanted: Callable[[Tensor], bool] | None = None
+    model: nn.Module,
+    loss: Loss,
+    seed: int = 0,
+    wanted: Callable[[Tensor], bool] | None = None,
+    after: dict[str, Tensor] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor | None]]:
     """The loss and the gradient of every trainable tensor, by name, under a fixed random state.
 
-    Where `wanted(loss)` is false, no gradient is taken.
+    Where `wanted(loss)` is false, no gradient is taken. `after` gets the buffers as the loss left them.
     """
     raise_faults("no gradient can be taken", wrong_function("loss", loss, "model"))
     named = {name: t for name, kind, t in named_tensors(model) if kind == "parameter" and t.requires_grad}
@@ -139,6 +143,8 @@ def gradients(
             if wanted is not None and not wanted(value.detach()):
                 return value.detach(), {}
             found = torch.autograd.grad(value, unique, allow_unused=True)
+        if after is not None:
+            after.update({n: t.detach().clone() for n, kind, t in named_tensors(model) if kind == "buffer"})
     grads = {id(t): g for t, g in zip(unique, found, strict=True)}
     return value.detach(), {
         name: None if (g := grads[id(t)]) is None else g.detach().to_dense() if g.is_sparse else g.detach()
@@ -200,6 +206,23 @@ def compare_gradients(
     ratios = {name: apart.ratio for name, apart in measured.items() if plan[name].sources}
     spreads = {name: apart.spread for name, apart in measured.items()}
     return Identity(errors, tuple(untested), ratios, tuple(rounding), spreads)
+
+
+def compare_buffers(base: Mapping[str, Tensor], wide: Mapping[str, Tensor], plan: Plan) -> dict[str, float]:
+    """How far each buffer is from s · dup of the base's after both models computed a loss, relative to its size.
+
+    A forward may write buffers that its next call reads: running statistics, a scale. They must follow the base's. A
+    buffer that has another shape than the plan's is a cache and is left out.
+    """
+    errors: dict[str, float] = {}
+    for name, entry in plan.tensors.items():
+        if entry.kind != "buffer" or not entry.sources or entry.fill == "own" or name not in wide:
+            continue
+        found = wide[name]
+        shapes = (tuple(base[entry.sources[0]].shape), tuple(found.shape))
+        if shapes == (entry.base_shape, entry.wide_shape) and (found.is_floating_point() or found.is_complex()):
+            errors[name] = difference(found, expected_weight(entry, base, found)).relative()
+    return errors
 
 
 def _gradient_difference(found: Tensor | None, sources: list[Tensor | None], entry: TensorPlan) -> Difference:

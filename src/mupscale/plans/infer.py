@@ -62,7 +62,7 @@ def infer_plan(
     With `loss(model)`, a function that returns one number for a batch, the plan is measured: layouts that shapes
     leave open are decided by the gradient identity, and the result is exact for these models. `example_inputs`, a tuple
     or a dict for `forward`, does the same for a projection of the outputs. Without either, `plan.proved` says whether
-    torch's own modules decide the plan; code of one's own needs a measurement.
+    torch's own modules decide the plan; your own code needs a measurement.
 
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> plan = infer_plan(base, lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
@@ -129,7 +129,7 @@ def measured_with(loss: Loss | None, example_inputs: ExampleInputs | None) -> Lo
 
 def find_plan(base: Make, wide: Make, loss: Loss, declared: Declared, pad: bool = False) -> Found:
     """The plan that passes the gradient identity of `loss`, with what the search measured on its way."""
-    made, models = _opened(base, wide, declared, pad)
+    made, models = _opened(base, wide, declared, pad, measured=True)
     if not isinstance(base, nn.Module):
         with torch.random.fork_rng():
             models = (base(), models[1])
@@ -161,7 +161,7 @@ def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...]) -> Plan:
 
 
 def _opened(
-    base: Make, wide: Make, declared: Declared, pad: bool
+    base: Make, wide: Make, declared: Declared, pad: bool, measured: bool = False
 ) -> tuple[Draft, tuple[nn.Module, nn.Module]]:
     """The draft with the roles of modules and all declarations, and the two models it was made from."""
     faults: list[Fault] = []
@@ -176,7 +176,7 @@ def _opened(
     models = (_built(base, seed=0), _built(wide, seed=0))
     # Built twice from two seeds, buffers that are drawn at random differ; a module can be built only once.
     again = None if isinstance(base, nn.Module) else build(base, seed=1)
-    made, faults = draft(*models, pad, again)
+    made, faults = draft(*models, pad, again, measured)
     made, unused = declare(made, declared)
     copied = {name for name, entry in made.entries.items() if entry.kind == "buffer" and entry.layouts}
     faults = [fault for fault in faults if fault.where not in copied] + unused
@@ -194,7 +194,7 @@ def _undecided(made: Draft) -> list[Fault]:
     for name, entry in {pattern_of(entry.name): entry for entry in made.open}.items():
         what = "no known module says whether its growing axis is summed over"
         if isinstance(entry.module[0], (nn.Embedding, nn.EmbeddingBag)) and 0 in entry.growing:
-            what = f"its rows, which are no width, grow from {entry.base_shape[0]} to {entry.wide_shape[0]}"
+            what = f"its rows, which are not a width, grow from {entry.base_shape[0]} to {entry.wide_shape[0]}"
         faults.append(Fault(name, what, _MEASURE))
     folds = [e.declared_fold for e in made.entries.values() if e.declared_fold is not None]
     for name, reader in made.conflicts.items():

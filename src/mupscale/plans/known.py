@@ -1,6 +1,6 @@
 """Which plans are decided by torch's own modules: what runs in containers whose forward is known.
 
-The shapes of a `Linear` do not show what a forward of one's own does with its output: it may be cut into heads, summed,
+The shapes of a `Linear` do not show what a user's forward does with its output: it may be cut into heads, summed,
 or divided by a root of the width. An `nn.Sequential` does nothing of that kind. Here the growing features are followed
 through such a container, from module to module, and compared with the axes of the plan:
 
@@ -105,10 +105,9 @@ def _same_modules(base: nn.Module, wide: nn.Module) -> None:
         if _hooked(module) or _hooked(other):
             raise _UnknownError(f"{_named(module, path)} has hooks or a forward of its own, which are code")
         if type(module).__module__.startswith("torch.nn.modules."):
-            keys = {*vars(module), *vars(other)} - _SIZES - {*vars(nn.Module())}
-            for key in sorted(
-                key for key in keys if not key.startswith(("_flat_weight", "_compile"))
-            ):  # tensors of recurrent layers
+            for key in sorted({*vars(module), *vars(other)} - _SIZES - {*vars(nn.Module())}):
+                if key.startswith(("_flat_weight", "_compile")):
+                    continue  # tensors of recurrent layers, and what torch.compile keeps
                 mine, its = vars(module).get(key), vars(other).get(key)
                 if not _same_setting(mine, its):
                     what = f"{key} of {_named(module, path)} is {shown(mine)} in the base and {shown(its)} in the wide model"
@@ -123,7 +122,7 @@ def _inner_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _same_setting(base: object, wide: object) -> bool:
-    """True if two settings are equal, or are no settings: modules and tensors are compared elsewhere."""
+    """True if two settings are equal, or are not settings: modules and tensors are compared elsewhere."""
     held = (nn.Module, Tensor)
     if any(
         isinstance(value, held)
@@ -286,7 +285,7 @@ def _encoder(module: nn.Module, path: str, features: _Features, plan: Plan) -> _
             if type(child.norm1) is not nn.LayerNorm or type(child.norm2) is not nn.LayerNorm:
                 raise _UnknownError(f"the norms of {_named(child, inner)} are not torch's")
             if child.activation_relu_or_gelu == 0:
-                raise _UnknownError(f"the activation of {_named(child, inner)} is a function of one's own")
+                raise _UnknownError(f"the activation of {_named(child, inner)} is a user's function")
             ends = [_grown(plan, f"{inner}.{leaf}.weight" if inner else f"{leaf}.weight", dim)
                     for leaf, dim in (("linear1", 1), ("linear2", 0), ("self_attn.out_proj", 0), ("norm1", 0))]  # fmt: skip
             middle = [_grown(plan, f"{inner}.{leaf}.weight" if inner else f"{leaf}.weight", dim)

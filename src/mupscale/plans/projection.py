@@ -6,7 +6,7 @@ the forward; the loss that the model is trained with is not tested.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..arguments import shown
 from ..errors import Fault, MupscaleError, raise_faults
+from ..tensors.nested import tensors_in
 from .names import pattern_of, strip_wrappers
 
 ExampleInputs = tuple[Any, ...] | Mapping[str, Any]
@@ -50,7 +51,7 @@ class Projection:
 
     def __call__(self, model: nn.Module) -> Tensor:
         out = model(**self.inputs) if isinstance(self.inputs, Mapping) else model(*self.inputs)
-        found = [tensor for tensor in _tensors(out) if tensor.is_floating_point() or tensor.is_complex()]
+        found = [tensor for tensor in tensors_in(out) if tensor.is_floating_point() or tensor.is_complex()]
         if not found:
             raise MupscaleError(
                 f"forward returned {shown(out)}, which holds no floating tensor; pass loss=, a function of the model"
@@ -86,21 +87,6 @@ def _different(base: list[tuple[int, ...]], wide: list[tuple[int, ...]]) -> list
         for i, (a, b) in enumerate(zip(base, wide, strict=True))
         if a != b
     ]
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor in what forward returned, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors(part)
-    elif hasattr(value, "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            yield from _tensors(getattr(value, name))
 
 
 def refuse_unreached(unreached: tuple[str, ...], growing: set[str]) -> None:

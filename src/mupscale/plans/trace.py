@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..tensors.nested import tensors_in
 from .names import named_tensors, strip_wrappers
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ class Call:
             found = self.func(*args, **kwargs)
         if self.name == "__setitem__":
             found = args[0]
-        return next((t for t in _tensors(found) if t.is_floating_point()), None)
+        return next((t for t in tensors_in(found) if t.is_floating_point()), None)
 
 
 @dataclass
@@ -141,7 +142,7 @@ class _Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         found = func(*args, **(kwargs or {}))
-        outputs = tuple(_tensors(found))
+        outputs = tuple(tensors_in(found))
         name = _name(func)
         if name == "__setitem__":
             outputs = (args[0],)
@@ -149,7 +150,7 @@ class _Recorder(TorchFunctionMode):
             for out in outputs:
                 self._same(args[0] if args else None, out)
             return found
-        inputs = tuple({id(t): t for t in _tensors((args, kwargs or {}))}.values())
+        inputs = tuple({id(t): t for t in tensors_in((args, kwargs or {}))}.values())
         call = Call(
             name,
             func,
@@ -183,17 +184,6 @@ def _name(func: Callable[..., Any]) -> str:
 
 def _in_place(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name.startswith(("__i", "__set"))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors(part)
 
 
 def _replaced(value: Any, swap: dict[int, Tensor]) -> Any:

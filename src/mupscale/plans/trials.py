@@ -13,7 +13,16 @@ from .copies import Comparison
 from .deviation import Alignment, Deviation
 from .draft import Draft
 from .fits import check_duplicates
-from .identity import DRAWS, GRADIENT_TOLERANCE, Identity, Loss, compare_gradients, gradients, load_wide_
+from .identity import (
+    DRAWS,
+    GRADIENT_TOLERANCE,
+    Identity,
+    Loss,
+    compare_buffers,
+    compare_gradients,
+    gradients,
+    load_wide_,
+)
 from .names import pattern_of
 from .plan import Plan
 from .trace import Trace, traced
@@ -47,7 +56,8 @@ class Trials:
     def __init__(self, made: Draft, base: nn.Module, wide: nn.Module, loss: Loss) -> None:
         self.base, self.wide, self.loss = base, wide, loss
         self.compare = Comparison(_ratios(made))
-        self.value, self.grads, self.trace, self.last = self._evaluated(base)
+        self.buffers: dict[str, Tensor] = {}
+        self.value, self.grads, self.trace, self.last = self._evaluated(base, self.buffers)
         if not bool(self.value.isfinite()):
             raise MupscaleError(
                 f"the loss of the base model is {float(self.value)}, expected a finite number; plans are found by "
@@ -65,7 +75,8 @@ class Trials:
             return Outcome((-1.0, 0), tuple(f.where for f in error.faults), str(error), (2.0,), error=error)
         _apply_edits(self.wide, plan)
         load_wide_(self.wide, self.base, plan)
-        value, grads, trace, _ = self._evaluated(self.wide)
+        buffers: dict[str, Tensor] = {}
+        value, grads, trace, _ = self._evaluated(self.wide, buffers)
         gap = loss_gap(float(self.value), float(value))
         if not self._agrees(value):
             aligned = Alignment(self.trace, trace, self.compare)
@@ -79,11 +90,15 @@ class Trials:
                 (float(where.index), 0), names, says, rank, trial=trial, deviation=where, aligned=aligned
             )
         identity = compare_gradients(self.grads, grads, plan)
-        wrong = [n for n, e in identity.errors.items() if not e <= GRADIENT_TOLERANCE]
+        state = compare_buffers(self.buffers, buffers, plan)
+        wrong = [n for n, e in {**identity.errors, **state}.items() if not e <= GRADIENT_TOLERANCE]
         if not wrong:
             return Outcome((float("inf"), 0), (), "", (-1.0,), plan, identity, gap)
         name, worst = identity.worst
         says = f"the loss agrees, the gradient of {name} is off by {worst:.1e}"
+        if worst <= GRADIENT_TOLERANCE:
+            name, worst = wrong[0], state[wrong[0]]
+            says = f"loss and gradients agree, and forward leaves {name} off by {worst:.1e}"
         aligned = Alignment(self.trace, trace, self.compare)
         names = tuple(dict.fromkeys(map(pattern_of, wrong)))
         score = (float("inf"), -len(wrong))
@@ -97,7 +112,9 @@ class Trials:
             aligned=aligned,
         )
 
-    def _evaluated(self, model: nn.Module) -> tuple[Tensor, dict[str, Tensor | None], Trace, int]:
+    def _evaluated(
+        self, model: nn.Module, after: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor | None], Trace, int]:
         """The loss, the gradients (of the wide model only if the loss agrees), all calls, and which made the loss."""
         found: list[tuple[Trace, int]] = []
 
@@ -108,7 +125,7 @@ class Trials:
             return value
 
         wanted = None if model is self.base else self._agrees
-        value, grads = gradients(model, recorded, wanted=wanted)
+        value, grads = gradients(model, recorded, wanted=wanted, after=after)
         return value, grads, *found[-1]
 
     def _agrees(self, value: Tensor) -> bool:

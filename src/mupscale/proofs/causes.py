@@ -33,9 +33,12 @@ START = (
 )
 
 
+BUFFER = "forward writes this buffer by a rule that depends on the width, such as a sum or a norm over features"
+
+
 def attribute_cause(told: str) -> str:
     """Why two models compute differently although their weights correspond: something beside the weights."""
-    return f"{told}: it is no weight, so it is not carried; set it in the factory of the wide model"
+    return f"{told}: it was not carried; set it in the factory of the wide model"
 
 
 def settings_cause(key: str, changed: bool) -> str:

@@ -18,6 +18,7 @@ from ..plans.identity import (
     Identity,
     Loss,
     alone,
+    compare_buffers,
     compare_gradients,
     expected_weight,
     gradients,
@@ -26,7 +27,7 @@ from ..plans.identity import (
 from ..plans.names import named_tensors
 from ..tensors.differences import Difference, difference, loss_gap
 from ..tensors.parts import local_of
-from .causes import BATCHES, STILL, settings_cause
+from .causes import BATCHES, BUFFER, STILL, settings_cause
 from .certificate import Certificate, Failure, TensorProof
 from .rounding import COARSE
 from .trial import Step, Trial, other_batch, run_step
@@ -34,6 +35,9 @@ from .trial import Step, Trial, other_batch, run_step
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Relative errors that count as equal: rounding grows with steps, a wrong factor shows at once."""
 _OTHER_TOLERANCE = 1e-2
+_BUFFERS = 1e-6
+"""Buffers are compared up to this tolerance, so in float64 only: a mean that is zero by nature holds rounding, which in
+float32 is as large as the floor of relative differences."""
 
 
 class Unequal(NamedTuple):
@@ -55,16 +59,30 @@ def tolerance_of(dtype: torch.dtype, asked: float | None) -> float:
 
 
 def compare_losses(trial: Trial, loss: Loss) -> Failure | None:
-    """The first deviation of one loss and its gradients, without a step."""
-    (a, base_grads), (b, wide_grads) = (gradients(side.model, loss) for side in (trial.base, trial.wide))
+    """The first deviation of one loss, its gradients and the buffers that it writes, without a step."""
+    after: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+    (a, base_grads), (b, wide_grads) = (
+        gradients(side.model, loss, after=buffers)
+        for side, buffers in zip((trial.base, trial.wide), after, strict=True)
+    )
     trial.losses.append((float(a), float(b)))
     trial.identity = compare_gradients(base_grads, wide_grads, trial.plan)
     return (
         _loss_failure(trial, 0)
         or _gradient_failure(trial, 0)
         or _factor_failure(trial, 0)
+        or _buffer_failure(trial, *after)
         or _nothing_tested(trial)
     )
+
+
+def _buffer_failure(trial: Trial, base: Mapping[str, Tensor], wide: Mapping[str, Tensor]) -> Failure | None:
+    if trial.tolerance > _BUFFERS:
+        return None
+    for name, error in compare_buffers(base, wide, trial.plan).items():
+        if not error <= trial.tolerance:
+            return Failure(0, name, f"forward leaves it {error:.1e} away from the base's in new units", BUFFER)
+    return None
 
 
 def compare_steps(

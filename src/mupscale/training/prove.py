@@ -56,7 +56,7 @@ def proved_plan(
 ) -> tuple[Plan, dict[str, Any]]:
     """The plan to grow by, and the record of what proved it; raises if nothing does.
 
-    `built` is the wide model without weights; it gets the base's settings that are no tensors. `filled(plan)` builds one
+    `built` is the wide model without weights; it gets the base's settings that are not tensors. `filled(plan)` builds one
     that holds the base's copies.
     """
     if plan is not None:
@@ -111,7 +111,8 @@ def _measured_plan(
         measured = pair.measure()
         if measured.holds or plan is not None:
             measured.raise_if_broken()
-            unreached = tuple(row.name for row in measured.tensors if row.gradient is None)
+            silent = [row for row in measured.tensors if row.silent and not row.rounding]
+            unreached = tuple(row.name for row in silent)
             proved = proved_by(replace(chosen, needs=chosen.needs | pair.needs), loss, unreached)
             return proved, _record(proved, measured.dtype, measured.worst, 1)
         _LOG.info("the plan that shapes suggest is not exact (%s); searching", measured.failure)

@@ -120,7 +120,7 @@ def carry(
     rules: Mapping[str, OptimizerRule] | None = None,
     settings: bool = True,
 ) -> Run:
-    """Everything in `run`, at the other end of the plan; with `settings`, attributes that are no tensors too."""
+    """Everything in `run`, at the other end of the plan; with `settings`, attributes that are not tensors too."""
     if any(is_sharded(tensor) for _, _, tensor in named_tensors(run.model)):
         raise MupscaleError(
             "a sharded run is not widened in one process: shard a model that was built wide, and fill it with "
