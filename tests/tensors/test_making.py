@@ -114,11 +114,11 @@ def test_a_tensor_without_a_source_is_filled():
     refusal(lambda: Making(grown).source([torch.ones(4)] * 2), "2 sources", "Join(dim)")
 
 
-def test_parameters_are_scaled_and_buffers_are_copied():
+def test_parameters_are_scaled_and_buffers_too_if_declared():
     grown = (mu.rules.Axis.parse("out: 4x2"), mu.rules.Axis.parse("in: 3x2"))
     noise = TensorNoise(Stream(0, "w"), 0.1)
     parameter = mu.plans.TensorPlan(("w",), grown, shift=1)
     assert parameter.making(noise) == Making(grown, mu.rules.Scale.of("1/2"), 1, noise)
     assert parameter.gradient_making() == Making(grown, parameter.change.r)
     buffer = mu.plans.TensorPlan(("a", "b"), grown, kind="buffer", cat=1, fold=mu.rules.Scale.of("1/2"))
-    assert buffer.making() == Making(grown, join=Join(1))
+    assert buffer.making() == Making(grown, buffer.change.s, join=Join(1))

@@ -220,7 +220,7 @@ class Positions(nn.Module):
 def test_a_growing_buffer_that_is_in_no_state_dict_is_warned_of_with_lines_that_work():
     torch.manual_seed(0)
     model, x = Positions(4), torch.randn(5, 3)
-    plan = mu.plan_between(Positions, 4, 8)
+    plan = mu.plan_between(Positions, 4, 8, example_inputs=(x,))
     lines = r'named_buffers.*other\.get_buffer\("table"\)\.copy_\(result\["table"\]\)'
     with pytest.warns(UserWarning, match=lines):
         mu.widen_state_dict(model.state_dict(), plan)

@@ -43,7 +43,7 @@ def test_a_model_that_is_itself_called_module_keeps_its_names():
             return 2 * self.module(x)
 
     model = Net(4).double()
-    wide = mu.widen(mu.Run(model, ema=copy.deepcopy(model)), lambda: Net(8).double())
+    wide = mu.widen(mu.Run(model, ema=copy.deepcopy(model)), lambda: Net(8).double(), example_inputs=(X,))
     assert isinstance(wide.ema, Net)
     assert torch.allclose(wide.ema(X), model(X), atol=1e-14)
 

@@ -220,7 +220,9 @@ def compare_buffers(base: Mapping[str, Tensor], wide: Mapping[str, Tensor], plan
             continue
         found = wide[name]
         shapes = (tuple(base[entry.sources[0]].shape), tuple(found.shape))
-        if shapes == (entry.base_shape, entry.wide_shape) and (found.is_floating_point() or found.is_complex()):
+        if shapes == (entry.base_shape, entry.wide_shape) and (
+            found.is_floating_point() or found.is_complex()
+        ):
             errors[name] = difference(found, expected_weight(entry, base, found)).relative()
     return errors
 

@@ -194,7 +194,9 @@ def _undecided(made: Draft) -> list[Fault]:
     for name, entry in {pattern_of(entry.name): entry for entry in made.open}.items():
         what = "no known module says whether its growing axis is summed over"
         if isinstance(entry.module[0], (nn.Embedding, nn.EmbeddingBag)) and 0 in entry.growing:
-            what = f"its rows, which are not a width, grow from {entry.base_shape[0]} to {entry.wide_shape[0]}"
+            what = (
+                f"its rows, which are not a width, grow from {entry.base_shape[0]} to {entry.wide_shape[0]}"
+            )
         faults.append(Fault(name, what, _MEASURE))
     folds = [e.declared_fold for e in made.entries.values() if e.declared_fold is not None]
     for name, reader in made.conflicts.items():

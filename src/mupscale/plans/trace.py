@@ -59,10 +59,12 @@ class Call:
         return next((t for t in self.outputs if t.is_floating_point()), None)
 
     def again(self, inputs: dict[int, Tensor]) -> Tensor | None:
-        """The first floating output of the same call with some inputs replaced, by their position."""
+        """The first floating output of the same call with some inputs replaced, by their position.
+
+        Inputs are copied, because a call may write them: one in place, or a batch norm its running statistics.
+        """
         swap = {id(old): inputs.get(i, old) for i, old in enumerate(self.inputs)}
-        again = _in_place(self.name)
-        copied = {key: t.detach().clone() if again else t.detach() for key, t in swap.items()}
+        copied = {key: t.detach().clone() for key, t in swap.items()}
         args, kwargs = _replaced(self.args, copied), _replaced(self.kwargs, copied)
         with torch.no_grad(), torch.random.fork_rng():
             found = self.func(*args, **kwargs)
@@ -180,10 +182,6 @@ class _Recorder(TorchFunctionMode):
 def _name(func: Callable[..., Any]) -> str:
     name = getattr(func, "__name__", str(func))
     return str(getattr(getattr(func, "__self__", None), "__name__", name)) if name == "__get__" else name
-
-
-def _in_place(name: str) -> bool:
-    return (name.endswith("_") and not name.endswith("__")) or name.startswith(("__i", "__set"))
 
 
 def _replaced(value: Any, swap: dict[int, Tensor]) -> Any:

@@ -33,7 +33,9 @@ START = (
 )
 
 
-BUFFER = "forward writes this buffer by a rule that depends on the width, such as a sum or a norm over features"
+BUFFER = (
+    "forward writes this buffer by a rule that depends on the width, such as a sum or a norm over features"
+)
 
 
 def attribute_cause(told: str) -> str:

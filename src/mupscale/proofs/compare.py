@@ -81,7 +81,9 @@ def _buffer_failure(trial: Trial, base: Mapping[str, Tensor], wide: Mapping[str,
         return None
     for name, error in compare_buffers(base, wide, trial.plan).items():
         if not error <= trial.tolerance:
-            return Failure(0, name, f"forward leaves it {error:.1e} away from the base's in new units", BUFFER)
+            return Failure(
+                0, name, f"forward leaves it {error:.1e} away from the base's in new units", BUFFER
+            )
     return None
 
 
