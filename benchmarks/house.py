@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "mupscale"
-NAMES, MOST_LINES = 24, 12700
+NAMES, MOST_LINES = 24, 12800
 """Bounds of the public names and of the lines of code. Proofs, the search that follows calls, and fingerprints of files
-took the lines from 9,192 to 12,656."""
+took the lines from 9,192 to 12,726."""
 BEFORE = 8866
 """Lines of code in training, sharded, checkpoints, trainers, families and jobs at version 0.1."""
 ELSEWHERE = 2631
