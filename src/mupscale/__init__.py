@@ -28,6 +28,7 @@ if _typing.TYPE_CHECKING:
     from .runs.run import Run as Run
     from .sharded.load import load_wide as load_wide
     from .trainers.going_on import optimizer_for as optimizer_for
+    from .training.auto_noise import AutoNoise as AutoNoise
     from .training.clip import clip_ as clip_
     from .training.groups import param_groups as param_groups
     from .training.groups import set_lr_ as set_lr_
@@ -57,6 +58,7 @@ _NAMES = {
     "MupNoise": ("training.noises", ""),
     "SignalNoise": ("training.noises", ""),
     "PairedNoise": ("training.noises", ""),
+    "AutoNoise": ("training.auto_noise", ""),
     "Recipe": ("training.recipe", ""),
     "load_wide": ("sharded.load", ""),
     "init_": ("training.init", ""),

@@ -64,7 +64,7 @@ REFUSED = {
     "plan base -k 2 --json none/plan.json": "--json none/plan.json: expected the name of a file",
     "upscale base wide -k 2": "upscale needs a noise size",
     "upscale base wide -k 2 --noise t=1.5": "expected t up to 1, such as t=0.05",
-    "upscale base wide -k 2 --noise big": "--noise big: expected t=…, sigma=… or paired=…",
+    "upscale base wide -k 2 --noise big": "--noise big: expected auto, or t=…, sigma=…, paired=…",
     "upscale base wide -k 2 --noise t=0.1 --recipe r.json": "give --noise or --recipe, not both",
     "widen base wide -k 2 --dtype int8": "--dtype int8: expected float32",
     "widen base wide -k 2 --shard-size 5XB": "expected a size such as 5GB",

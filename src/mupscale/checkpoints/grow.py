@@ -23,12 +23,12 @@ from ..files.places import OutFile, torch_dtype
 from ..jobs.identity import check_outside, make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..plans.plan import Plan
-from ..training.noises import CLASSES, Noise, NoisePlan, resolve_noise, restore_noise
+from ..training.noises import CLASSES, Noise, NoisePlan, SignalNoise, resolve_noise, restore_noise
 from ..training.recipe import Recipe
 from ..version import __version__
 from .about import FORMAT, card, factors, read_about, read_plans
 from .norms import measured_in
-from .request import Request
+from .request import AUTO, Request
 from .shards import Spelling, planned_names, weight_moves
 from .trainer_state import OPTIMIZER, trainer_moves
 
@@ -37,14 +37,24 @@ def has_state(directory: Directory, request: Request) -> bool:
     return request.state and OPTIMIZER in directory.trainer
 
 
-def record(directory: Directory, family: FamilyPlan, request: Request) -> dict[str, Any]:
-    """Everything that decides the result, ready to become `mupscale.json`."""
+def earlier_plan(directory: Path) -> Plan | None:
+    """The plan from the reference to a base that was itself grown; None for a base that is its own reference."""
+    return None if read_about(directory) is None else read_plans(directory)[1]
+
+
+def record(
+    directory: Directory, family: FamilyPlan, request: Request, choice: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Everything that decides the result, ready to become `mupscale.json`.
+
+    `choice` is the size that was chosen for a request of automatic noise, with the losses that led to it.
+    """
     plan = family.plan
-    early = None if read_about(directory.path) is None else read_plans(directory.path)[1]
+    early = earlier_plan(directory.path)
     since = plan if early is None else early.then(plan)
     noise = None
     if request.adds_noise:
-        asked, told = _asked(request, plan, early)
+        asked, told = _asked(request, plan, early, choice)
         spelling = Spelling(family.stored, family.prefix, family.ignored)
         stored = plan_without(plan, family.not_stored)
         moves = weight_moves(stored, directory, spelling=spelling)[1]
@@ -52,7 +62,8 @@ def record(directory: Directory, family: FamilyPlan, request: Request) -> dict[s
         resolved = resolve_noise(
             measure, asked, plan=plan, seed=request.seed, since=early, exempt=family.exempt
         )
-        noise = {"kind": type(asked).__name__, "asked": told, **resolved.as_json()}
+        auto = {} if choice is None else {"auto": dict(choice)}
+        noise = {"kind": type(asked).__name__, "asked": told, **auto, **resolved.as_json()}
     return {
         "format": FORMAT,
         "version": __version__,
@@ -83,11 +94,17 @@ def record(directory: Directory, family: FamilyPlan, request: Request) -> dict[s
     }
 
 
-def _asked(request: Request, plan: Plan, early: Plan | None) -> tuple[Noise, dict[str, Any]]:
-    """The noise that was asked for, by size or by recipe, and how it is recorded."""
+def _asked(
+    request: Request, plan: Plan, early: Plan | None, choice: Mapping[str, Any] | None
+) -> tuple[Noise, dict[str, Any]]:
+    """The noise that was asked for, by size, by its cost or by recipe, and how it is recorded."""
     if request.recipe is None:
         assert request.noise is not None
         scheme, value = request.noise
+        if scheme == AUTO:
+            assert choice is not None
+            losses = {"loss before": round(choice["before"], 4), "loss after": round(choice["after"], 4)}
+            return SignalNoise(choice["t"]), {"t": choice["t"], "chosen for a rise of": value, **losses}
         return CLASSES[scheme](value), {scheme: value}
     recipe = Recipe.from_json(request.recipe)
     recipe.check(plan, early, [] if request.optimizer is None else [request.optimizer])
@@ -148,8 +165,7 @@ def plan_and_noise(base: Path, about: Mapping[str, Any]) -> tuple[Plan, NoisePla
         raise MupscaleError("the record's plan does not have the hash that stands beside it")
     if about["noise"] is None:
         return plan, None
-    early = None if read_about(base) is None else read_plans(base)[1]
-    return plan, restore_noise(about["noise"], plan, early)
+    return plan, restore_noise(about["noise"], plan, earlier_plan(base))
 
 
 def plan_without(plan: Plan, names: Iterable[str]) -> Plan:

@@ -12,11 +12,13 @@ from typing import Any
 from ..errors import MupscaleError
 from ..files.floats import FLOATS, TORCH_NAMES
 from ..rules.schemes import SCHEMES
-from ..rules.sizes import DEFAULT_T, LARGEST_T
+from ..rules.sizes import DEFAULT_RISE, DEFAULT_T, LARGEST_T
 
 SHARD_BYTES = 5_000_000_000  # the largest file that transformers 4 writes by default
 DEFAULT_NOISE = f"t={DEFAULT_T}"
-"""What to write where no noise was tuned."""
+"""What to write where no noise was tuned and the model cannot be loaded to choose it."""
+AUTO = "auto"
+"""Noise chosen by the loss that it costs."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Request:
 
     multipliers: str
     noise: tuple[str, float] | None = None
-    """Noise scheme (a key of `SCHEMES`) and size; None for the exact map alone."""
+    """Noise scheme (a key of `SCHEMES`) and size, or "auto" and a share; None for the exact map alone."""
     seed: int = 0
     dtype: str | None = None
     """Dtype of the floating weights ("BF16"); None keeps that of each tensor."""
@@ -60,18 +62,20 @@ class Request:
 def parse_noise(text: str) -> tuple[str, float]:
     """What `--noise` says.
 
-    >>> parse_noise("t=0.05")
-    ('t', 0.05)
+    >>> parse_noise("t=0.05"), parse_noise("auto")
+    (('t', 0.05), ('auto', 0.05))
     """
     scheme, _, size = text.partition("=")
+    if text == AUTO:
+        return AUTO, DEFAULT_RISE
     try:
         value = float(size)
     except ValueError:
         value = -1.0
-    if scheme not in SCHEMES or not 0 <= value < float("inf"):
-        *most, last = (f"{name}=…" for name in SCHEMES)
+    if scheme not in (*SCHEMES, AUTO) or not 0 <= value < float("inf") or (scheme == AUTO and not value):
+        sizes = ", ".join(f"{name}=…" for name in SCHEMES)
         raise MupscaleError(
-            f"--noise {text}: expected {', '.join(most)} or {last} with a size of zero or more, such as {DEFAULT_NOISE}"
+            f"--noise {text}: expected auto, or {sizes} with a size of zero or more, such as {DEFAULT_NOISE}"
         )
     if scheme == "t" and value > LARGEST_T:
         raise MupscaleError(

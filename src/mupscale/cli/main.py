@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..checkpoints.request import DEFAULT_NOISE
 from ..errors import MupscaleError
 from ..version import __version__
 from . import (
@@ -35,11 +34,11 @@ VERBS = (
 """In the order of the help. None of them imports torch before its `run` has accepted the options."""
 _RESUMED = ("widen", "upscale", "tune")
 _INTERRUPTED, _UNREAD = 130, 141  # a shell's exit status for a command ended by SIGINT or SIGPIPE
-_MORE = f"""\
+_MORE = """\
 first steps:
   mupscale demo                                      check the theorem in fifteen seconds
   mupscale plan ./base -k 2                          show what would grow; nothing is written
-  mupscale upscale ./base ./wide -k 2 --noise {DEFAULT_NOISE}  grow a Hugging Face directory
+  mupscale upscale ./base ./wide -k 2 --noise auto   grow a Hugging Face directory
   mupscale VERB --help                               show options and examples of a verb
 
 exit status: 0 done and every check holds, 1 a check failed, 2 usage or a refused request"""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.request import DEFAULT_NOISE
+from ..checkpoints.request import AUTO
 from ..checkpoints.trainer_state import OPTIMIZER
 from ..jobs.job import Job
 
@@ -29,7 +29,7 @@ def next_steps(base: Path, out: Path, job: Job) -> str:
             f"{out}-noisy",
             *_arguments(about["request"]),
             "--noise",
-            DEFAULT_NOISE,
+            AUTO,
         ]
         lines += [
             "It trains exactly like the base, and cannot use its new width until noise is added:",

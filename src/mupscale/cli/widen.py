@@ -17,13 +17,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.grow import check_free, has_state, job_of, record
+from ..checkpoints.grow import check_free, earlier_plan, has_state, job_of, record
 from ..checkpoints.recipe_state import notes_on
-from ..checkpoints.request import Request, parse_noise
+from ..checkpoints.request import AUTO, Request, parse_noise
 from ..checkpoints.rounding import ADVISE, lost_to_rounding
 from ..errors import MupscaleError
-from ..families.loaded import batch_losses, check_memory, read_batch
+from ..families.batches import read_batch
+from ..families.loaded import batch_losses, check_memory, choose_size
 from ..families.multipliers import parse_multipliers
+from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
 from ..files.strict import printable
 from ..jobs.job import Job
@@ -46,6 +48,8 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
         print(
             f"already complete: {chosen.out}\nto prove it: {shlex.join(['mupscale', 'check', str(chosen.base), str(chosen.out)])}"
         )
+        if chosen.batch is not None:
+            print(_losses(chosen))
         return 0
     job = begun(chosen, request)
     if job is not None:
@@ -63,8 +67,8 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
     if not whole:
         print(f"share {chosen.worker} is done; the worker that finishes last moves {chosen.out} into place")
         return 0
-    if chosen.batch is not None:
-        print("\n" + _losses(chosen))
+    if request.adds_noise and not chosen.no_loss:
+        print("\n" + _losses(chosen), flush=True)
     print("\n" + next_steps(chosen.base, chosen.out, job))
     return 0
 
@@ -72,14 +76,15 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
 def _plan(chosen: argparse.Namespace, request: Request) -> Job:
     directory = read_directory(chosen.base)
     if chosen.batch is not None:
-        needed = 4 * sum(prod(place.shape) for place in directory.tensors.values())
-        check_memory(needed * max(parse_multipliers(chosen.multipliers).values()) ** 2, "--batch")
+        check_memory(_float32_bytes(directory, chosen), "--batch")
     recipe = None if request.recipe is None else Recipe.from_json(request.recipe)
     notes = [] if recipe is None else notes_on(recipe, directory, request.optimizer)
     print(f"planning on a small copy of {directory.path} …", flush=True)
     family = planned(directory, chosen)
     print(describe(directory, family, request) + "\n\n" + evidence(family) + "\n", flush=True)
-    job = _job(directory, chosen.out, record(directory, family, request), has_state(directory, request))
+    choice = _chosen_size(directory, family, request, chosen)
+    about = record(directory, family, request, choice)
+    job = _job(directory, chosen.out, about, has_state(directory, request))
     if directory.trainer and not has_state(directory, request):
         print("the optimizer state stored with the weights is not carried")
     if directory.skipped:
@@ -99,16 +104,46 @@ def _recipe_notes(recipe: Recipe, notes: list[str]) -> str:
     return "\n".join([rate, *(f"note: {note}" for note in [*notes, *recipe.differences()])])
 
 
+def _float32_bytes(directory: Directory, chosen: argparse.Namespace) -> float:
+    """About how many bytes the wide model takes in float32."""
+    base = 4 * sum(prod(place.shape) for place in directory.tensors.values())
+    return float(base * max(parse_multipliers(chosen.multipliers).values()) ** 2)
+
+
+def _chosen_size(
+    directory: Directory, family: FamilyPlan, request: Request, chosen: argparse.Namespace
+) -> dict[str, Any] | None:
+    """The size of automatic noise, measured on the base with real weights; None if a size was given."""
+    if request.noise is None or request.noise[0] != AUTO:
+        return None
+    # The base and one wide model at a time.
+    check_memory(2 * _float32_bytes(directory, chosen), "--noise auto")
+    text = "text that the base writes" if chosen.batch is None else str(chosen.batch)
+    print(f"choosing the noise by the loss of {text} …", flush=True)
+    early = earlier_plan(directory.path)
+    choice = choose_size(directory.path, family, early, request.noise[1], request.seed, chosen.batch)
+    print(
+        f"noise t={choice['t']:g}: the loss goes from {choice['before']:.4f} to {choice['after']:.4f}, "
+        f"{choice['found']:.0%} of the way to an untrained model's {choice['untrained']:.4f}\n",
+        flush=True,
+    )
+    return choice
+
+
 def _losses(chosen: argparse.Namespace) -> str:
+    """The loss before and after noise, of the given batch or of text that the base writes."""
+    text = "text that the base writes" if chosen.batch is None else str(chosen.batch)
     try:
+        if chosen.batch is None:
+            check_memory(_float32_bytes(read_directory(chosen.base), chosen), "the loss after noise")
         before, after = batch_losses([chosen.base, chosen.out], chosen.batch)
     except MupscaleError as error:  # the result is complete all the same
-        return f"the losses could not be measured: {error}"
-    told = f"loss of {chosen.batch}: {before:.6f} before noise (the base's), {after:.6f} after"
-    if not is_jump(before, after):
-        return told
+        return f"loss not measured: {error}"
+    told = f"loss of {text}: {before:.4f} before noise (the base's), {after:.4f} after"
     scheme, size = (None, 0.0) if chosen.noise is None else parse_noise(chosen.noise)
-    remedy = f"write --noise {scheme}={smaller(size):g}" if size > 0 else "write less noise"
+    if scheme == AUTO or not is_jump(before, after):
+        return told
+    remedy = f"write --noise {AUTO}, or {scheme}={smaller(size):g}" if size > 0 else "write less noise"
     return f"{told}\nwarning: {jump_message(before, after, remedy)}"
 
 

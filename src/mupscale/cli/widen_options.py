@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.request import DEFAULT_NOISE, SHARD_BYTES, Request, parse_dtype, parse_noise
+from ..checkpoints.request import AUTO, DEFAULT_NOISE, SHARD_BYTES, Request, parse_dtype, parse_noise
 from ..errors import MupscaleError
 from ..families.multipliers import parse_multipliers
 from .plan_options import add_source
@@ -20,7 +20,7 @@ def add_to(verbs: Any) -> None:
     exact = "write a wider checkpoint that trains exactly like the base and cannot use its width yet"
     grown = "write a wider checkpoint with noise, so that it can use its new width"
     kept = ("./base ./wide -k 2", "./base ./wide -k 2 --dry-run")
-    noisy = (f"./base ./wide -k 2 --noise {DEFAULT_NOISE}", "./base ./wide -k 2 --recipe tuning/recipe.json")
+    noisy = ("./base ./wide -k 2 --noise auto", "./base ./wide -k 2 --recipe tuning/recipe.json")
     more = "Streamed, with the optimizer state of a Trainer; run the same command again to resume."
     frees = "mupscale upscale adds the noise that lets it use its new width."
     for name, text, about, examples in (
@@ -34,9 +34,10 @@ def add_to(verbs: Any) -> None:
             verb.add_argument(
                 "--noise",
                 metavar="SIZE",
-                help="sigma=… (one reference constant for all tensors), t=… (relative to each weight's spectral norm) or "
-                "paired=… (zero-sum over copies: the output does not move); without a tuned value start from "
-                f"{DEFAULT_NOISE}",
+                help="auto (the size at which the loss has risen by a twentieth of what was learned; auto=0.2 for a fifth), t=… "
+                "(relative to each weight's spectral norm), sigma=… (one reference constant for all tensors) or paired=… "
+                "(zero-sum over copies: the output does not move). Write auto where no size was tuned and the model fits "
+                f"into memory, else {DEFAULT_NOISE}",
             )
             verb.add_argument(
                 "--recipe",
@@ -51,10 +52,16 @@ def add_to(verbs: Any) -> None:
                 "--batch",
                 type=Path,
                 metavar="FILE",
-                help="inputs (safetensors or JSON, by argument name): print the loss before and after noise, and warn of a jump (default: none)",
+                help="inputs (safetensors or JSON, by argument name) whose loss is shown before and after noise, and by which "
+                "--noise auto chooses (default: text that the model itself writes)",
+            )
+            verb.add_argument(
+                "--no-loss",
+                action="store_true",
+                help="do not load base and result at the end to show the loss before and after noise",
             )
         _add_writing(verb)
-        verb.set_defaults(run=run, noise=None, recipe=None, seed=0, batch=None, verb_name=name)
+        verb.set_defaults(run=run, noise=None, recipe=None, seed=0, batch=None, no_loss=False, verb_name=name)
 
 
 def _add_writing(verb: argparse.ArgumentParser) -> None:
@@ -108,10 +115,12 @@ def _request(chosen: argparse.Namespace) -> Request:
         raise MupscaleError("--recipe sets the noise: give --noise or --recipe, not both")
     if chosen.verb_name == "upscale" and chosen.noise is None and chosen.recipe is None:
         raise MupscaleError(
-            "upscale needs a noise size: --noise sigma=… | t=… | paired=…, or --recipe FILE\n"
-            f"  a size tuned on a proxy transfers; without one, start with --noise {DEFAULT_NOISE} (docs/continue.md shows why)\n"
+            "upscale needs a noise size: --noise auto | t=… | sigma=… | paired=…, or --recipe FILE\n"
+            f"  without a tuned size write --noise auto; for a model that does not fit into memory {DEFAULT_NOISE}\n"
             "  for the exact map without noise: mupscale widen"
         )
+    if chosen.no_loss and chosen.batch is not None and chosen.noise != AUTO:
+        raise MupscaleError("--batch is for the loss that --no-loss leaves out; give one of them")
     if chosen.workers < 1:
         raise MupscaleError(f"--workers {chosen.workers}: expected a whole number, 1 or more")
     return Request(

@@ -1,4 +1,4 @@
-"""Load real weights in a separate process: the loss of a batch, and the comparison of base and wide.
+"""Load real weights in a separate process: the loss of a batch, the noise that it allows, and base against wide.
 
 Needs memory for whole models. It is estimated before the start, and the call is refused if there is not enough.
 Everything else in this room works on small copies.
@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MupscaleError
+from ..plans.plan import Plan
 from .process import OFFLINE
+from .record import FamilyPlan
 
 _ROOM = 1.3  # activations and the libraries themselves
 
@@ -39,10 +41,39 @@ def check_memory(needed: float, what: str) -> None:
         )
 
 
-def batch_losses(directories: Sequence[Path], batch: Path) -> list[float]:
-    """The loss of one batch under the model of each directory, in float32, one after the other."""
-    found = _ask({"ask": "losses", "directories": [str(d) for d in directories], "batch": str(batch)})
+def batch_losses(directories: Sequence[Path], batch: Path | None) -> list[float]:
+    """The loss of one batch under the model of each directory, in float32, one after the other.
+
+    Without a batch it is text that the first model writes.
+    """
+    found = _ask(
+        {
+            "ask": "losses",
+            "directories": [str(d) for d in directories],
+            "batch": None if batch is None else str(batch),
+        }
+    )
     return [float(value) for value in found["losses"]]
+
+
+def choose_size(
+    base: Path, family: FamilyPlan, since: Plan | None, rise: float, seed: int, batch: Path | None
+) -> dict[str, Any]:
+    """The noise size at which the loss of a batch has risen by a share of what was learned, as `Choice.as_json`."""
+    return _ask(
+        {
+            "ask": "noise",
+            "base": str(base),
+            "batch": None if batch is None else str(batch),
+            "plan": family.plan.as_json(),
+            "since": None if since is None else since.as_json(),
+            "config": dict(family.wide_config),
+            "classes": [family.architecture, family.wide_architecture],
+            "exempt": family.exempt.as_json(),
+            "rise": rise,
+            "seed": seed,
+        }
+    )
 
 
 def compare_models(
@@ -78,23 +109,6 @@ def _ask(request: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def read_batch(path: Path) -> dict[str, Any]:
-    """A batch by argument name, from safetensors or JSON."""
-    import torch
-    from safetensors.torch import load_file
-
-    try:
-        if path.suffix == ".safetensors":
-            return dict(load_file(str(path)))
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): torch.tensor(value) for name, value in values.items()}
-    except Exception as error:  # readers and tensor() fail in many ways, and all mean this
-        raise MupscaleError(
-            f"{path}: expected inputs by argument name, as safetensors or as JSON such as "
-            f'{{"input_ids": [[1, 2, 3]]}}: {error}'
-        ) from None
-
-
 def _load(directory: str, dtype: Any, architecture: str | None = None) -> Any:
     from .models import config_from, model_class, quiet, read_config
 
@@ -114,30 +128,54 @@ def _load(directory: str, dtype: Any, architecture: str | None = None) -> Any:
 
 
 def _losses(request: Mapping[str, Any]) -> dict[str, Any]:
-    import inspect
-
     import torch
 
-    inputs = read_batch(Path(request["batch"]))
-    losses = []
+    from .batches import loss_of_batch
+
+    losses, inputs = [], None
     for directory in request["directories"]:
         model, _ = _load(directory, torch.float32)
-        accepted = inspect.signature(model.forward).parameters
-        unknown = [name for name in inputs if name not in accepted]
-        if unknown:
-            names = ", ".join(unknown)
-            raise MupscaleError(
-                f"the batch has {names}, which {type(model).__name__} does not take; leave it out"
-            )
-        if "labels" in accepted and "labels" not in inputs and "input_ids" in inputs:
-            inputs["labels"] = inputs["input_ids"]
+        inputs = _inputs(request, model) if inputs is None else inputs
         with torch.no_grad():
-            loss = getattr(model(**inputs), "loss", None)
-        if loss is None:
-            raise MupscaleError(f"{type(model).__name__} gives no loss for this batch; add its labels")
-        losses.append(float(loss))
+            losses.append(float(loss_of_batch(inputs)(model)))
         del model
     return {"losses": losses}
+
+
+def _inputs(request: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """The batch of the request, or text that the model writes."""
+    from .batches import drawn_text, read_batch
+
+    return drawn_text(model) if request["batch"] is None else read_batch(Path(request["batch"]))
+
+
+def _choose(request: Mapping[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from ..plans.plan import Plan
+    from ..training.auto_noise import AutoNoise, choose_noise
+    from ..training.noise_places import Exempt
+    from .batches import loss_of_batch
+    from .models import config_from, model_class
+
+    base, _ = _load(request["base"], torch.float32, request["classes"][0])
+    config = config_from(request["config"])
+
+    def wide() -> Any:
+        torch.manual_seed(0)
+        return model_class(config, request["classes"][1])(config)
+
+    choice = choose_noise(
+        base,
+        wide,
+        AutoNoise(request["rise"]),
+        loss_of_batch(_inputs(request, base)),
+        plan=Plan.of_json(request["plan"]),
+        since=None if request["since"] is None else Plan.of_json(request["since"]),
+        seed=request["seed"],
+        exempt=Exempt.of_json(request["exempt"]),
+    )
+    return choice.as_json()
 
 
 def _compare(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,7 +203,7 @@ def main() -> None:
     """Entry point of the child: a request on standard input, an answer as the last line of standard output."""
     request = json.loads(sys.stdin.read())
     try:
-        answer = (_losses if request["ask"] == "losses" else _compare)(request)
+        answer = {"losses": _losses, "noise": _choose, "compare": _compare}[request["ask"]](request)
     except MupscaleError as error:
         answer = {"claim": str(error)}
     print("\n" + json.dumps(answer))

@@ -5,6 +5,7 @@ Weights and every copy of them get the same noise, moments none. The provenance 
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -27,18 +28,21 @@ from ..plans.projection import ExampleInputs
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.run import Run, since_of
 from ..version import __version__
+from .auto_noise import AutoNoise, Choice, choose_noise, wrong_auto
 from .jump import is_jump, jump_message, less_of, measured
 from .noise_places import exempt_of
-from .noises import EXAMPLES, Noise, resolve_noise, wrong_noise
+from .noises import EXAMPLES, Noise, SignalNoise, resolve_noise, wrong_noise
 from .rates import new_rates
 from .recipe import Recipe, TensorGrowth
 from .widen import carry, check_since, chosen_plan
+
+_LOG = logging.getLogger("mupscale")
 
 
 def upscale(
     base: Run | nn.Module,
     wide: Make,
-    noise: Noise | None = None,
+    noise: Noise | AutoNoise | None = None,
     *,
     loss: Loss | None = None,
     example_inputs: ExampleInputs | None = None,
@@ -59,6 +63,8 @@ def upscale(
     `recipe` gives noise and learning rate as tuning found them, and is refused if it does not apply to this run.
     `loss(model)`, your loss on one batch, proves that growing is exact before noise is added, as for `widen`, and
     measures what the noise costs: both losses are saved in the provenance, and a large increase causes a warning.
+    Without `noise` and `recipe` the noise is chosen by this loss: the size at which it has risen by a twentieth of
+    what the base has learned (`AutoNoise`), found with at most 11 forward passes.
     `example_inputs`, `plan` and `unproved` are as for `widen`.
 
     >>> from mupscale import MupNoise
@@ -82,15 +88,26 @@ def upscale(
             )
         start = at_recipe(recipe, start, chosen, rules)
         noise, lr = recipe.noise, recipe.lr if start.optimizers else None
-    if noise is None:
-        raise MupscaleError(f"upscale needs its noise; write noise={EXAMPLES}, or recipe=")
+    if noise is None and loss is None:
+        raise MupscaleError(
+            "upscale needs its noise; write loss=lambda model: …, the loss of one batch, and it is chosen by what it "
+            f"costs, or write noise={EXAMPLES}, or recipe="
+        )
     tensors = {name: tensor for name, _, tensor in named_tensors(start.model)}
     exempt = exempt_of(start.model, chosen, "base")
+    choice = None
+    if noise is None or isinstance(noise, AutoNoise):
+        assert loss is not None
+        auto = AutoNoise() if noise is None else noise
+        about: dict[str, Any] = {"plan": chosen, "seed": seed, "since": start.since, "exempt": exempt}
+        choice = choose_noise(start.model, wide, auto, loss, **about, settings=not unproved)
+        _LOG.info("%s", choice)
+        noise = SignalNoise(choice.t)
     resolved = resolve_noise(tensors, noise, plan=chosen, seed=seed, since=start.since, exempt=exempt)
     set_rates_ = new_rates(start, lr, peak_lr)
     grown = carry(start, built, wide, Direction(chosen, noise=resolved), rules, settings=not unproved)
     set_rates_(grown)
-    losses = {} if loss is None else _losses(loss, start.model, grown.model, noise, seed)
+    losses = {} if loss is None else _losses(loss, start.model, grown.model, noise, seed, choice)
     provenance = {
         "version": __version__,
         "torch": str(torch.__version__),
@@ -98,6 +115,7 @@ def upscale(
         "proof": proof,
         "reference": start.since.hash if start.since is not None else "the base itself",
         "noise": {"kind": type(noise).__name__, **resolved.as_json()},
+        **({} if choice is None else {"auto": choice.as_json()}),
         "seed": seed,
         "lr": lr,
         **({} if peak_lr is None else {"peak_lr": peak_lr}),
@@ -110,7 +128,7 @@ def upscale(
 
 def _unusable(
     run: Run,
-    noise: Noise | None,
+    noise: Noise | AutoNoise | None,
     lr: float | None,
     peak_lr: float | None,
     recipe: Recipe | None,
@@ -118,7 +136,13 @@ def _unusable(
     loss: Loss | None,
 ) -> list[Fault]:
     """Faults for arguments of `upscale` of the wrong type, and for weights on the meta device."""
-    faults = [*([] if noise is None else wrong_noise(noise)), *wrong_whole("seed", seed)]
+    faults = wrong_whole("seed", seed)
+    if isinstance(noise, AutoNoise):
+        faults += wrong_auto(noise)
+        what, remedy = "it needs a loss, by which the size is chosen", "add loss=lambda model: …"
+        faults += [] if loss is not None else [Fault("AutoNoise", what, remedy)]
+    elif noise is not None:
+        faults += wrong_noise(noise)
     for name, rate in (("lr", lr), ("peak_lr", peak_lr)):
         remedy = f"write {name}=1e-3, for example, or leave it out"
         faults += [] if rate is None else wrong_number(name, rate, remedy)
@@ -129,8 +153,16 @@ def _unusable(
     return [*faults, *(Fault(name, "it is on the meta device and has no numbers", remedy) for name in empty)]
 
 
-def _losses(loss: Loss, base: nn.Module, wide: nn.Module, noise: Noise, seed: int) -> dict[str, Any]:
-    """The loss before and after noise, for the provenance; warns if it jumps."""
+def _losses(
+    loss: Loss, base: nn.Module, wide: nn.Module, noise: Noise, seed: int, choice: Choice | None
+) -> dict[str, Any]:
+    """The loss before and after noise, for the provenance; warns if it jumps by more than was asked for."""
+    if choice is not None:
+        if not choice.found <= 1.5 * choice.rise:
+            warnings.warn(
+                f"no size was found that costs {choice.rise:.0%} of what was learned; {choice}", stacklevel=3
+            )
+        return {"loss": {"before": choice.before, "after": choice.after}}
     before, after = (measured(loss, model, seed) for model in (base, wide))
     if is_jump(before, after):
         warnings.warn(jump_message(before, after, less_of(noise)), stacklevel=3)

@@ -1,0 +1,141 @@
+"""Noise chosen by what it costs: the rise that was asked for, in few forward passes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import mupscale as mu
+from harness.refusals import refusal
+from mupscale.rules.sizes import DEFAULT_RISE
+from mupscale.training.auto_noise import MOST, chosen_size
+
+CLASSES = 5
+
+
+def mlp(width: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, CLASSES)
+    )
+
+
+def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(256, 8, generator=g)
+    return x, (x[:, :CLASSES] + 0.3 * x[:, 3:]).argmax(-1)
+
+
+class Count:
+    """A loss of one batch that counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.x, self.y = batch()
+        self.calls = 0
+
+    def __call__(self, model: nn.Module) -> Tensor:
+        self.calls += 1
+        return F.cross_entropy(model(self.x), self.y)
+
+
+@pytest.fixture(scope="module")
+def trained() -> nn.Sequential:
+    torch.manual_seed(0)
+    model = mlp(16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(150):
+        x, y = batch(step % 8)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("rise", [0.02, 0.1, 0.5, 1.0])
+def test_the_loss_rises_by_the_share_that_is_asked_for(trained, rise):
+    loss = Count()
+    torch.manual_seed(0)
+    run = mu.upscale(trained, lambda: mlp(64), mu.AutoNoise(rise), loss=loss)
+    auto, losses = run.provenance["auto"], run.provenance["loss"]
+    with torch.no_grad():
+        assert float(loss(run.model)) == pytest.approx(losses["after"], rel=1e-6), (
+            "the model that is returned"
+        )
+    wanted = rise * (auto["untrained"] - losses["before"])
+    assert losses["after"] - losses["before"] == pytest.approx(wanted, rel=0.2)
+    fixed = mu.upscale(trained, lambda: mlp(64), mu.SignalNoise(auto["t"]), unproved=True)
+    assert torch.equal(run.model[0].weight, fixed.model[0].weight), "the noise is SignalNoise of that size"
+
+
+def test_no_noise_given_means_the_documented_rise_and_needs_a_loss(trained):
+    torch.manual_seed(0)
+    loss = Count()
+    run = mu.upscale(trained, lambda: mlp(64), loss=loss)
+    assert run.provenance["auto"]["rise"] == DEFAULT_RISE
+    refusal(lambda: mu.upscale(trained, lambda: mlp(64)), "loss=lambda model", "SignalNoise")
+    refusal(lambda: mu.upscale(trained, lambda: mlp(64), mu.AutoNoise()), "needs a loss", "add loss=")
+    refusal(lambda: mu.upscale(trained, lambda: mlp(64), mu.AutoNoise(0), loss=loss), "mu.widen")
+    refusal(lambda: mu.upscale(trained, lambda: mlp(64), mu.AutoNoise(-1), loss=loss), "rise")
+
+
+def test_at_most_twelve_forward_passes(trained, monkeypatch):
+    from mupscale.training import upscale as door
+
+    counts = []
+
+    def counting(base: Any, wide: Any, noise: Any, loss: Any, **rest: Any) -> Any:
+        before = loss.calls
+        choice = chosen(base, wide, noise, loss, **rest)
+        counts.append(loss.calls - before)
+        return choice
+
+    chosen = door.choose_noise
+    monkeypatch.setattr(door, "choose_noise", counting)
+    for rise in (0.001, 0.01, 0.3, 1.0):
+        mu.upscale(trained, lambda: mlp(64), mu.AutoNoise(rise), loss=Count())
+    assert len(counts) == 4
+    assert max(counts) <= 12
+
+
+def test_a_base_that_learned_nothing_is_refused():
+    torch.manual_seed(0)
+    base = mlp(16)
+    with torch.no_grad():
+        base[-1].weight.mul_(30)
+    refusal(lambda: mu.upscale(base, lambda: mlp(64), loss=Count()), "learned nothing", "SignalNoise")
+
+
+def test_the_untrained_loss_may_be_given(trained):
+    run = mu.upscale(trained, lambda: mlp(64), mu.AutoNoise(0.1, untrained=math.log(CLASSES)), loss=Count())
+    assert run.provenance["auto"]["untrained"] == math.log(CLASSES)
+
+
+CURVES = {
+    "a square": lambda t: 50 * t**2,
+    "steep": lambda t: 4000 * t**4,
+    "a wall": lambda t: 0.001 if t < 0.03 else 1e6,
+    "flat, then steep": lambda t: max(0.0, t - 0.02) * 20,
+    "breaks": lambda t: 30 * t**2 if t < 0.2 else float("inf"),
+    "nan": lambda t: 30 * t**2 if t < 0.04 else float("nan"),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("rise", [0.01, 0.1, 0.9])
+def test_the_search_ends_near_the_rise_on_curves_of_every_shape(name, rise):
+    curve = CURVES[name]
+    choice = chosen_size(lambda t: 1.0 + curve(t), before=1.0, untrained=3.0, rise=rise)
+    assert len(choice.tried) <= MOST
+    assert math.isfinite(choice.after)
+    if name in ("a square", "steep", "flat, then steep") or (name, rise) == ("breaks", 0.1):
+        assert choice.after - 1.0 == pytest.approx(2.0 * rise, rel=0.2)
+
+
+def test_a_curve_that_never_rises_ends_at_the_largest_size():
+    choice = chosen_size(lambda t: 1.0, before=1.0, untrained=3.0)
+    assert choice.tried[-1][0] == 1.0
+    assert len(choice.tried) < MOST
