@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def mlp() -> Case:
 
     def make(k: int) -> nn.Module:
         sizes = [54, 32 * k, 32 * k, 7]
-        linears = [nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True)]
+        linears = [nn.Linear(a, b) for a, b in pairwise(sizes)]
         return nn.Sequential(linears[0], nn.ReLU(), linears[1], nn.ReLU(), linears[2])
 
     model = make(1)
@@ -89,8 +90,9 @@ def gpt() -> Case:
 
     def make(k: int) -> Any:
         stock: Any = LlamaForCausalLM
+        config: Any = LlamaConfig
         return stock(
-            LlamaConfig(
+            config(
                 vocab_size=BYTES, hidden_size=48 * k, intermediate_size=128 * k, num_hidden_layers=2,
                 num_attention_heads=4 * k, num_key_value_heads=4 * k, max_position_embeddings=LENGTH,
                 attn_implementation="eager",
@@ -139,7 +141,10 @@ def live(case: Case) -> Iterator[tuple[float, float, int]]:
         choice = choose_noise(
             case.base, lambda: case.make(2), AutoNoise(rise), loss, plan=plan, exempt=exempt
         )
-        print(f"{case.name:10} asked {rise:<5} found {choice.found:.4f}  passes {passes:2}  {choice}", flush=True)
+        print(
+            f"{case.name:10} asked {rise:<5} found {choice.found:.4f}  passes {passes:2}  {choice}",
+            flush=True,
+        )
         yield rise, choice.found, passes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the jump is what is measured
@@ -161,7 +166,10 @@ def by_command() -> Iterator[tuple[float, float, int]]:
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             auto = json.loads((out / "mupscale.json").read_text())["noise"]["auto"]
             print(f"tiny_llama asked {rise:<5} found {auto['found']:.4f}  passes {len(auto['tried']) + 2:2}")
-            print("  " + next(line for line in done.stdout.splitlines() if line.startswith("loss of")), flush=True)
+            print(
+                "  " + next(line for line in done.stdout.splitlines() if line.startswith("loss of")),
+                flush=True,
+            )
             yield rise, auto["found"], len(auto["tried"]) + 2
 
 

@@ -28,14 +28,15 @@ if _typing.TYPE_CHECKING:
     from .runs.run import Run as Run
     from .sharded.load import load_wide as load_wide
     from .trainers.going_on import optimizer_for as optimizer_for
+    from .training.add_noise import add_noise as add_noise
     from .training.auto_noise import AutoNoise as AutoNoise
     from .training.clip import clip_ as clip_
     from .training.groups import param_groups as param_groups
     from .training.groups import set_lr_ as set_lr_
     from .training.init import init_ as init_
-    from .training.noises import MupNoise as MupNoise
-    from .training.noises import PairedNoise as PairedNoise
-    from .training.noises import SignalNoise as SignalNoise
+    from .training.noise_kinds import MupNoise as MupNoise
+    from .training.noise_kinds import PairedNoise as PairedNoise
+    from .training.noise_kinds import SignalNoise as SignalNoise
     from .training.recipe import Recipe as Recipe
     from .training.state_dicts import widen_optimizer_state_dict as widen_optimizer_state_dict
     from .training.state_dicts import widen_state_dict as widen_state_dict
@@ -55,9 +56,10 @@ _NAMES = {
     "narrow": ("training.widen", ""),
     "upscale": ("training.upscale", ""),
     "verify": ("training.verify", ""),
-    "MupNoise": ("training.noises", ""),
-    "SignalNoise": ("training.noises", ""),
-    "PairedNoise": ("training.noises", ""),
+    "MupNoise": ("training.noise_kinds", ""),
+    "SignalNoise": ("training.noise_kinds", ""),
+    "PairedNoise": ("training.noise_kinds", ""),
+    "add_noise": ("training.add_noise", ""),
     "AutoNoise": ("training.auto_noise", ""),
     "Recipe": ("training.recipe", ""),
     "load_wide": ("sharded.load", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from typing import Any
 
@@ -68,7 +69,8 @@ def test_the_loss_rises_by_the_share_that_is_asked_for(trained, rise):
     wanted = rise * (auto["untrained"] - losses["before"])
     assert losses["after"] - losses["before"] == pytest.approx(wanted, rel=0.2)
     fixed = mu.upscale(trained, lambda: mlp(64), mu.SignalNoise(auto["t"]), unproved=True)
-    assert torch.equal(run.model[0].weight, fixed.model[0].weight), "the noise is SignalNoise of that size"
+    same = (run.model.get_parameter("0.weight"), fixed.model.get_parameter("0.weight"))
+    assert torch.equal(*same), "the noise is SignalNoise of that size"
 
 
 def test_no_noise_given_means_the_documented_rise_and_needs_a_loss(trained):
@@ -83,9 +85,8 @@ def test_no_noise_given_means_the_documented_rise_and_needs_a_loss(trained):
 
 
 def test_at_most_twelve_forward_passes(trained, monkeypatch):
-    from mupscale.training import upscale as door
-
-    counts = []
+    door = importlib.import_module("mupscale.training.upscale")
+    counts: list[int] = []
 
     def counting(base: Any, wide: Any, noise: Any, loss: Any, **rest: Any) -> Any:
         before = loss.calls
@@ -105,7 +106,7 @@ def test_a_base_that_learned_nothing_is_refused():
     torch.manual_seed(0)
     base = mlp(16)
     with torch.no_grad():
-        base[-1].weight.mul_(30)
+        base.get_parameter("4.weight").mul_(30)
     refusal(lambda: mu.upscale(base, lambda: mlp(64), loss=Count()), "learned nothing", "SignalNoise")
 
 

@@ -16,7 +16,8 @@ from harness.draws import data, seeded
 from harness.refusals import refusal
 from mupscale.rules.schemes import SCHEMES
 from mupscale.tensors.noise import TensorNoise
-from mupscale.training.noises import CLASSES, reference_size
+from mupscale.training.noise_kinds import CLASSES
+from mupscale.training.noises import reference_size
 
 T = 0.2
 

@@ -23,7 +23,8 @@ from ..files.places import OutFile, torch_dtype
 from ..jobs.identity import check_outside, make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..plans.plan import Plan
-from ..training.noises import CLASSES, Noise, NoisePlan, SignalNoise, resolve_noise, restore_noise
+from ..training.noise_kinds import CLASSES, Noise, SignalNoise
+from ..training.noises import NoisePlan, resolve_noise, restore_noise
 from ..training.recipe import Recipe
 from ..version import __version__
 from .about import FORMAT, card, factors, read_about, read_plans

@@ -19,7 +19,7 @@ from ..plans.infer import plan_between
 from ..runs.run import Run
 from ..training.groups import param_groups
 from ..training.init import init_
-from ..training.noises import MupNoise
+from ..training.noise_kinds import MupNoise
 from ..training.upscale import upscale
 from .schedule import Schedule
 

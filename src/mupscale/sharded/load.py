@@ -26,8 +26,9 @@ from ..plans.names import named_tensors, strip_wrappers, unwrap
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run, Since, since_of
+from ..training.noise_kinds import Noise
 from ..training.noise_places import exempt_of
-from ..training.noises import Noise, NoisePlan
+from ..training.noises import NoisePlan
 from ..training.widen import edit_
 from ..version import __version__
 from .agreement import AllOrNone, Ranks, is_first

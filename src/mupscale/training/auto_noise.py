@@ -29,8 +29,9 @@ from ..plans.names import named_tensors
 from ..plans.plan import Plan
 from ..rules.sizes import DEFAULT_RISE, DEFAULT_T, LARGEST_T
 from .jump import measured
+from .noise_kinds import SignalNoise
 from .noise_places import Exempt
-from .noises import NoisePlan, SignalNoise, norms_of, resolve_noise
+from .noises import NoisePlan, norms_of, resolve_noise
 from .widen import fill_
 
 CLOSE = 0.1

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..arguments import shown
 from ..errors import MupscaleError
 from ..plans.identity import Loss
-from .noises import Noise, SignalNoise
+from .noise_kinds import Noise, PairedNoise, SignalNoise, relative_size
 
 RISE, SHARE = 0.1, 0.1
 """A rise above the larger of 0.1 and a tenth of the base's loss is a jump. On a trained Llama (`benchmarks/noise_damage.py`)
@@ -82,8 +82,10 @@ def less_of(noise: Noise) -> str:
     >>> less_of(SignalNoise(0.2)), less_of(MupNoise({"w": 0.3}))
     ('write SignalNoise(0.1)', 'write smaller sizes in MupNoise')
     """
-    size = noise.t if isinstance(noise, SignalNoise) else noise.sigma
+    relative = relative_size(noise)
+    size = noise.sigma if relative is None and not isinstance(noise, SignalNoise) else relative
     kind = type(noise).__name__
     if not isinstance(size, (int, float)) or size <= 0:
         return f"write smaller sizes in {kind}"
-    return f"write {kind}({smaller(size):g})"
+    word = "t=" if relative is not None and isinstance(noise, PairedNoise) else ""
+    return f"write {kind}({word}{smaller(size):g})"

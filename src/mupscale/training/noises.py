@@ -1,4 +1,4 @@
-"""How much noise each tensor gets: three schemes, each resolved to one reference constant σ̄ per tensor.
+"""How much noise each tensor gets: a kind of noise, resolved to one reference constant σ̄ per tensor.
 
 The absolute size is σ̄ · fold · q with q from `rules/sizes.py`; nothing here knows a power of the width.
 Noise is added after the division by k, to weights and to every copy of them (averages, master weights), and
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from fractions import Fraction
 from functools import partial
 from math import prod
@@ -18,75 +19,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import wrong_kind, wrong_number, wrong_whole
+from ..arguments import wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.plan import Plan, TensorPlan
 from ..rules.scale import Scale
-from ..rules.sizes import DEFAULT_T, LARGEST_T, noise_size, size_of_ratios
+from ..rules.sizes import noise_size, size_of_ratios
 from ..tensors.noise import TensorNoise
 from ..tensors.philox import Stream
 from ..tensors.spectral import gaussian_norm, spectral_norms
+from .noise_kinds import Noise, PairedNoise, Sigma, SignalNoise, relative_size, t_of, wrong_noise
 from .noise_places import Exempt, noisy_weights
 
 NOTHING = Exempt()
 """A model of which nothing is known beyond its plan."""
-Sigma = float | tuple[float, ...]
 Measure = Callable[[str, bool], Tensor]
 """Spectral norm of the source of a wide tensor, or of every matrix along dimension 0 if the flag is True. The norm of
 a vector is its length."""
-
-
-@dataclass(frozen=True)
-class MupNoise:
-    """The paper's Algorithm 2: one σ̄ for all tensors, or one per tensor by name.
-
-    >>> MupNoise(0.3).sigma
-    0.3
-    """
-
-    sigma: float | Mapping[str, Sigma]
-    vectors: bool = False
-    """Whether biases and gains that grow get noise too."""
-
-
-@dataclass(frozen=True)
-class SignalNoise:
-    """Noise whose spectral norm is t times that of the widened tensor, resolved per tensor to σ̄.
-
-    >>> import mupscale as mu
-    >>> base = torch.nn.Linear(4, 4)
-    >>> wide = mu.upscale(base, lambda: torch.nn.Linear(8, 8), SignalNoise(0.05))
-    >>> list(wide.provenance["noise"]["sigmas"])
-    ['weight']
-    """
-
-    t: float
-    vectors: bool = False
-
-
-@dataclass(frozen=True)
-class PairedNoise:
-    """Noise that sums to zero over the copies along the in axis: outputs do not move, gradients of copies do.
-
-    Tensors without copies along an in axis get none and are listed.
-
-    >>> import mupscale as mu
-    >>> make = lambda n: torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.Tanh(), torch.nn.Linear(n, 1))
-    >>> base, x = make(4), torch.ones(1, 3)
-    >>> wide = mu.upscale(base, lambda: make(8), PairedNoise(1.0)).model
-    >>> torch.allclose(wide(x), base(x), atol=1e-5)
-    True
-    """
-
-    sigma: float | Mapping[str, Sigma]
-    vectors: bool = False
-
-
-Noise = MupNoise | SignalNoise | PairedNoise
-CLASSES: Mapping[str, Callable[[float], Noise]] = {"t": SignalNoise, "sigma": MupNoise, "paired": PairedNoise}
-"""The class of every scheme in `rules/schemes.py`, by its name."""
-EXAMPLES = f"MupNoise(0.1), SignalNoise({DEFAULT_T}) or PairedNoise(1.0)"
-"""The three schemes as messages show them."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +83,7 @@ def resolve_noise(
     is its own reference). `base` is a mapping of the base's tensors, or a function that measures their norms.
     `exempt` is what the model itself leaves out: frozen weights, gains of norms, padding rows.
 
+    >>> from mupscale import MupNoise
     >>> from mupscale.rules import Axis
     >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 2x4"), Axis.parse("in: 2x4")))})
     >>> resolve_noise({}, MupNoise(0.3), plan=plan).stds                 # σ̄ over the root of the growth
@@ -157,9 +106,16 @@ def resolve_noise(
                 without.append(name)
                 continue
             paired[name] = dim
-        if isinstance(noise, SignalNoise):
-            sigma = _signal(noise.t, entry, partial(measure, name), float(size))
+        if (relative := relative_size(noise)) is not None:
+            t = t_of(relative, name)
+            if t is None:
+                without.append(name)
+                paired.pop(name, None)
+                continue
+            sigma = _signal(t, entry, partial(measure, name), float(size))
         else:
+            assert not isinstance(noise, SignalNoise)
+            assert noise.sigma is not None
             sigma = _given(noise.sigma[name] if isinstance(noise.sigma, Mapping) else noise.sigma)
         sigmas[name] = sigma
         stds[name] = _std(sigma, size)
@@ -172,50 +128,31 @@ def _pairing(entry: TensorPlan) -> int | None:
     return next((d for d, axis in enumerate(entry.axes) if axis.role == "in" and axis.k > 1), None)
 
 
-def wrong_noise(noise: object) -> list[Fault]:
-    """Faults unless this is one of the three noise schemes and its sizes are valid numbers.
-
-    >>> [fault.remedy for fault in wrong_noise(0.1)]
-    ['write MupNoise(0.1), SignalNoise(0.05) or PairedNoise(1.0)']
-    """
-    if not isinstance(noise, Noise):
-        return wrong_kind("noise", noise, (MupNoise, SignalNoise, PairedNoise), f"write {EXAMPLES}")
-    if isinstance(noise, SignalNoise):
-        return wrong_number("t", noise.t, f"write SignalNoise({DEFAULT_T})") or _above_the_weight(noise.t)
-    if not isinstance(noise.sigma, Mapping):
-        return wrong_number("sigma", noise.sigma, f"write {type(noise).__name__}(0.1), for example")
-    faults = []
-    for name, sigma in noise.sigma.items():
-        sizes = sigma if isinstance(sigma, tuple) else (sigma,)
-        remedy = "write a number, or a tuple with one for every matrix; 0 for none"
-        faults += [fault for size in sizes for fault in wrong_number(f"sigma, {name}", size, remedy)][:1]
-    return faults
-
-
-def _above_the_weight(t: float) -> list[Fault]:
-    """A fault if the noise is larger than the weight it is added to."""
-    if t <= LARGEST_T:
-        return []
-    what = (
-        f"it is {t:g}, and noise above {LARGEST_T:g} times the norm of a weight leaves nothing of the weight"
-    )
-    return [Fault("t", what, f"write SignalNoise({DEFAULT_T}), or a number up to {LARGEST_T:g}")]
-
-
 def _unknown(
     noise: Noise, plan: Plan, base: Mapping[str, Tensor] | Measure, seed: int, exempt: Exempt
 ) -> list[Fault]:
     """Faults for tensors that the noise names or needs and that are missing."""
     faults = wrong_whole("seed", seed)
     noisy = noisy_weights(plan, exempt, vectors=noise.vectors)
-    if isinstance(noise, SignalNoise):
+    if (relative := relative_size(noise)) is not None:
         known = {} if callable(base) else base
+        if isinstance(relative, Mapping):
+            faults += [
+                Fault(
+                    f"t, {pattern}",
+                    "it matches no weight that gets noise",
+                    f"take one of {', '.join(list(noisy)[:3])}",
+                )
+                for pattern in relative
+                if not any(fnmatchcase(name, pattern) for name in noisy)
+            ]
         needed = [] if callable(base) else [s for entry in noisy.values() for s in entry.sources]
         remedy = "pass the base's tensors: dict(model.named_parameters())"
         missing = [name for name in needed if name not in known]
         return faults + [
             Fault(n, "its norm is needed, and the base does not hold it", remedy) for n in missing
         ]
+    assert not isinstance(noise, SignalNoise)
     if not isinstance(noise.sigma, Mapping):
         return faults
     for name, entry in noisy.items():
@@ -244,6 +181,7 @@ def _seed(seed: int, since: Plan | None) -> int:
 def restore_noise(record: Mapping[str, Any], plan: Plan, since: Plan | None = None) -> NoisePlan:
     """The noise that `NoisePlan.as_json` recorded, for the same plan and reference: the same bits.
 
+    >>> from mupscale import MupNoise
     >>> from mupscale.rules import Axis
     >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 2x2"), Axis.parse("in: 2x2")))})
     >>> noise = resolve_noise({}, MupNoise(0.3), plan=plan, seed=1)

@@ -20,7 +20,7 @@ from ..optimizers.settings import same_setting
 from ..plans.plan import Plan, TensorPlan
 from ..rules.axes import Axis
 from ..rules.optimizers import qualified_name
-from .noises import MupNoise, Noise, PairedNoise
+from .noise_kinds import MupNoise, Noise, PairedNoise
 
 FORMAT = "mupscale recipe 1"
 _LONGEST = 1 << 26  # bytes; bounds what a foreign file can fill memory with

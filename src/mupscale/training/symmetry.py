@@ -20,7 +20,8 @@ from ..runs.run import Run
 from ..tensors.collapse import collapse
 from ..tensors.expand import compute_dtype, expand
 from ..tensors.making import Making
-from .noises import Sigma, restore_noise
+from .noise_kinds import Sigma
+from .noises import restore_noise
 
 
 def symmetry(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, float]:

@@ -30,8 +30,9 @@ from ..runs.run import Run, since_of
 from ..version import __version__
 from .auto_noise import AutoNoise, Choice, choose_noise, wrong_auto
 from .jump import is_jump, jump_message, less_of, measured
+from .noise_kinds import EXAMPLES, Noise, SignalNoise, wrong_noise
 from .noise_places import exempt_of
-from .noises import EXAMPLES, Noise, SignalNoise, resolve_noise, wrong_noise
+from .noises import resolve_noise
 from .rates import new_rates
 from .recipe import Recipe, TensorGrowth
 from .widen import carry, check_since, chosen_plan

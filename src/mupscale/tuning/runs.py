@@ -22,7 +22,7 @@ from ..plans.plan import Plan
 from ..runs.run import Run
 from ..training.groups import param_groups, set_lr_
 from ..training.init import init_
-from ..training.noises import CLASSES, Noise
+from ..training.noise_kinds import CLASSES, Noise
 from ..training.upscale import replace_run, upscale
 from .checkpoint import restore_, seed_
 from .grid import Point

@@ -19,7 +19,7 @@ from ..errors import Fault, raise_faults
 from ..plans.build import build
 from ..runs.run import Run
 from ..training.groups import param_groups
-from ..training.noises import PairedNoise, SignalNoise
+from ..training.noise_kinds import PairedNoise, SignalNoise
 from ..training.recipe import NO_SCHEDULE, Recipe, TensorGrowth
 from .proxy import Proxy, read_proxy
 from .settings import Settings
@@ -104,10 +104,13 @@ def recipe_of(worker: Worker, now: StudyStatus, results: Mapping[str, LegResult]
     groups = param_groups(model, Run(model), proxy.optimizer, lr=best.lr, **proxy.settings)
     constants = {key: value for key, value in groups[0].items() if key not in ("params", "lr_factor")}
     sizes = [axis.base for entry in runs.plan.tensors.values() for axis in entry.axes if axis.grows]
+    sigma = None if isinstance(noise, SignalNoise) else noise.sigma
+    if sigma is None:
+        sigma = run.provenance["noise"]["sigmas"]
     recipe = Recipe(
         optimizer=proxy.optimizer_name,
         constants={key: list(v) if isinstance(v, tuple) else v for key, v in constants.items()},
-        sigma=run.provenance["noise"]["sigmas"] if isinstance(noise, SignalNoise) else noise.sigma,
+        sigma=sigma,
         k=settings.k,
         tensors=TensorGrowth.all_of(runs.plan, runs.reference),
         paired=isinstance(noise, PairedNoise),

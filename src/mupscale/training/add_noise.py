@@ -1,0 +1,66 @@
+"""Noise for a run that is wide already: a second dose, or the first one of a run that was widened exactly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from ..arguments import wrong_whole
+from ..errors import MupscaleError, raise_faults
+from ..plans.copied import copied
+from ..plans.direction import Direction
+from ..plans.fits import check_end, identity_plan
+from ..plans.names import named_tensors, unwrap
+from ..runs.run import Run
+from .noise_kinds import Noise, PairedNoise, wrong_noise
+from .noise_places import exempt_of
+from .noises import norms_of, resolve_noise
+from .widen import carry
+
+
+def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
+    """The run with noise on the weights that its last growth copied; optimizer state and schedulers are kept.
+
+    Averages and master copies of the weights get the same noise. The run itself is not changed. `SignalNoise` is
+    relative to the weights as they are now. Take another seed than that of an earlier dose.
+
+    >>> import torch, mupscale as mu
+    >>> make = lambda n: torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.Tanh(), torch.nn.Linear(n, 1))
+    >>> exact = mu.widen(make(4), lambda: make(8))
+    >>> noisy = mu.add_noise(exact, mu.SignalNoise(0.05))
+    >>> bool((exact.model[0].weight == noisy.model[0].weight).any())
+    False
+    """
+    raise_faults("no noise can be added", [*wrong_noise(noise), *wrong_whole("seed", seed)])
+    if isinstance(noise, PairedNoise):
+        raise MupscaleError(
+            "paired noise keeps outputs only while copies are equal, so it is added at growth: mu.upscale(…, PairedNoise(…)); "
+            "write SignalNoise or MupNoise here"
+        )
+    if wide.plan is None:
+        raise MupscaleError(
+            "add_noise parts the copies of a growth, and this run has no plan of one; widen it first, or write mu.Run(…, plan=plan)"
+        )
+    plan, model = wide.plan, unwrap(wide.model)
+    check_end(plan, model, "wide")
+    tensors = {name: tensor for name, _, tensor in named_tensors(model)}
+    exempt = exempt_of(model, plan, "wide")
+
+    def norm(name: str, stacked: bool) -> Tensor:
+        # The norm of a base whose copies would have the norm that the wide weight has now.
+        grown = float(plan[name].change.s) * float(plan[name].change.c) ** 0.5
+        scaled: Tensor = norms_of(tensors[name], stacked) / grown
+        return scaled
+
+    since = wide.earlier[-1][1] if wide.earlier else None
+    resolved = resolve_noise(norm, noise, plan=plan, seed=seed, since=since, exempt=exempt)
+    noisy = carry(wide, copied(model), lambda: copied(model), Direction(identity_plan(model), noise=resolved))
+    record = {"kind": type(noise).__name__, "added_to": dict(wide.provenance), **resolved.as_json()}
+    return replace(
+        noisy,
+        plan=plan,
+        since=wide.since,
+        earlier=wide.earlier,
+        provenance={**wide.provenance, "added_noise": record},
+    )

@@ -1,0 +1,128 @@
+"""The kinds of noise that a user writes: one σ̄, a size relative to each weight, or noise that sums to zero over copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ..arguments import wrong_kind, wrong_number
+from ..errors import Fault
+from ..rules.sizes import DEFAULT_T, LARGEST_T
+
+Sigma = float | tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class MupNoise:
+    """The paper's Algorithm 2: one σ̄ for all tensors, or one per tensor by name.
+
+    >>> MupNoise(0.3).sigma
+    0.3
+    """
+
+    sigma: float | Mapping[str, Sigma]
+    vectors: bool = False
+    """Whether biases and gains that grow get noise too."""
+
+
+@dataclass(frozen=True)
+class SignalNoise:
+    """Noise whose spectral norm is t times that of the widened tensor, resolved per tensor to σ̄.
+
+    `t` is one number, or numbers by pattern of names: the first pattern that matches counts, and a weight that none
+    matches gets no noise.
+
+    >>> import torch, mupscale as mu
+    >>> base = torch.nn.Linear(4, 4)
+    >>> wide = mu.upscale(base, lambda: torch.nn.Linear(8, 8), SignalNoise(0.05))
+    >>> list(wide.provenance["noise"]["sigmas"])
+    ['weight']
+    """
+
+    t: float | Mapping[str, float]
+    vectors: bool = False
+
+
+@dataclass(frozen=True)
+class PairedNoise:
+    """Noise that sums to zero over the copies along the in axis: outputs do not move, gradients of copies do.
+
+    Tensors without copies along an in axis get none and are listed. Give `sigma`, or `t` as for `SignalNoise`. Weights
+    are rounded to their dtype after the noise is added, so in bfloat16 outputs move by its rounding.
+
+    >>> import torch, mupscale as mu
+    >>> make = lambda n: torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.Tanh(), torch.nn.Linear(n, 1))
+    >>> base, x = make(4), torch.ones(1, 3)
+    >>> wide = mu.upscale(base, lambda: make(8), PairedNoise(1.0)).model
+    >>> torch.allclose(wide(x), base(x), atol=1e-5)
+    True
+    """
+
+    sigma: float | Mapping[str, Sigma] | None = None
+    vectors: bool = False
+    t: float | Mapping[str, float] | None = None
+
+
+Noise = MupNoise | SignalNoise | PairedNoise
+CLASSES: Mapping[str, Callable[[float], Noise]] = {"t": SignalNoise, "sigma": MupNoise, "paired": PairedNoise}
+"""The class of every scheme in `rules/schemes.py`, by its name."""
+EXAMPLES = f"MupNoise(0.1), SignalNoise({DEFAULT_T}) or PairedNoise(1.0)"
+"""The three schemes as messages show them."""
+
+
+def wrong_noise(noise: object) -> list[Fault]:
+    """Faults unless this is one of the three noise schemes and its sizes are valid numbers.
+
+    >>> [fault.remedy for fault in wrong_noise(0.1)]
+    ['write MupNoise(0.1), SignalNoise(0.05) or PairedNoise(1.0)']
+    """
+    if not isinstance(noise, Noise):
+        return wrong_kind("noise", noise, (MupNoise, SignalNoise, PairedNoise), f"write {EXAMPLES}")
+    if isinstance(noise, PairedNoise) and (noise.sigma is None) == (noise.t is None):
+        return [
+            Fault(
+                "PairedNoise", "it needs one of sigma= and t=", "write PairedNoise(1.0) or PairedNoise(t=0.1)"
+            )
+        ]
+    if (relative := relative_size(noise)) is not None:
+        by_name = relative if isinstance(relative, Mapping) else {"": relative}
+        told = {f"t, {pattern}" if pattern else "t": t for pattern, t in by_name.items()}
+        remedy = f"write {type(noise).__name__}(t={DEFAULT_T})"
+        return [fault for where, t in told.items() for fault in _wrong_t(where, t, remedy)]
+    assert not isinstance(noise, SignalNoise)
+    if not isinstance(noise.sigma, Mapping):
+        return wrong_number("sigma", noise.sigma, f"write {type(noise).__name__}(0.1), for example")
+    faults = []
+    for name, sigma in noise.sigma.items():
+        sizes = sigma if isinstance(sigma, tuple) else (sigma,)
+        remedy = "write a number, or a tuple with one for every matrix; 0 for none"
+        faults += [fault for size in sizes for fault in wrong_number(f"sigma, {name}", size, remedy)][:1]
+    return faults
+
+
+def _wrong_t(where: str, t: object, remedy: str) -> list[Fault]:
+    """A fault unless t is a number of zero or more, and not larger than the weight that noise is added to."""
+    faults = wrong_number(where, t, remedy)
+    if faults or not isinstance(t, (int, float)) or t <= LARGEST_T:
+        return faults
+    what = (
+        f"it is {t:g}, and noise above {LARGEST_T:g} times the norm of a weight leaves nothing of the weight"
+    )
+    return [Fault(where, what, f"{remedy}, or a number up to {LARGEST_T:g}")]
+
+
+def relative_size(noise: Noise) -> float | Mapping[str, float] | None:
+    """t, if the noise is sized relative to each weight."""
+    return None if isinstance(noise, MupNoise) else noise.t
+
+
+def t_of(t: float | Mapping[str, float], name: str) -> float | None:
+    """t of one tensor: the first pattern that matches its name, or None.
+
+    >>> t_of({"*.mlp.*": 0.1, "*": 0.05}, "layers.0.mlp.up.weight"), t_of({"*.mlp.*": 0.1}, "embed.weight")
+    (0.1, None)
+    """
+    if not isinstance(t, Mapping):
+        return t
+    return next((size for pattern, size in t.items() if fnmatchcase(name, pattern)), None)
