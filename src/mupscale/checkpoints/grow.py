@@ -31,6 +31,8 @@ from .about import FORMAT, card, factors, read_about, read_plans
 from .norms import measured_in
 from .request import AUTO, Request
 from .shards import Spelling, planned_names, weight_moves
+from .train_script import NAME as SCRIPT
+from .train_script import train_script
 from .trainer_state import OPTIMIZER, trainer_moves
 
 
@@ -142,6 +144,9 @@ def job_of(directory: Directory, out: Path, about: Mapping[str, Any], block_byte
         *([Text(INDEX, index)] if index is not None else []),
     ]
     carried = list(directory.carried)
+    script = train_script(about)
+    if script is not None and SCRIPT not in carried:
+        texts.append(Text(SCRIPT, script))
     if has_state(directory, request):
         file, more = _state(directory, plan, about, request, noise)
         files, moves = (*files, file), (*moves, *more)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.request import AUTO
+from ..checkpoints.train_script import NAME as SCRIPT
 from ..checkpoints.trainer_state import OPTIMIZER
 from ..jobs.job import Job
 
@@ -44,8 +45,14 @@ def next_steps(base: Path, out: Path, job: Job) -> str:
             f'  trainer.train(resume_from_checkpoint="{out}")',
             "",
         ]
+    if any(text.name == SCRIPT for text in job.texts):
+        lines += [
+            "To train it with the stock Trainer (each line of the file is JSON with a text):",
+            f"  {shlex.join(['python', str(out / SCRIPT), '--data', 'text.jsonl'])}",
+            "",
+        ]
     lines += [
-        f"To {'start with a fresh optimizer' if stated else 'train it'} (lr as you would give the base):",
+        f"To {'start with a fresh optimizer' if stated else 'train it in your own loop'} (lr as you would give the base):",
         "  import mupscale as mu, torch, transformers",
         f'  model = transformers.{about["architecture"]}.from_pretrained("{out}")',
         f'  optimizer = mu.optimizer_for(model, "{out}", torch.optim.AdamW, lr=…)',
