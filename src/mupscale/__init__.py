@@ -36,6 +36,7 @@ if _typing.TYPE_CHECKING:
     from .training.noises import PairedNoise as PairedNoise
     from .training.noises import SignalNoise as SignalNoise
     from .training.recipe import Recipe as Recipe
+    from .training.schedules import GrowthSchedule as GrowthSchedule
     from .training.state_dicts import widen_optimizer_state_dict as widen_optimizer_state_dict
     from .training.state_dicts import widen_state_dict as widen_state_dict
     from .training.stepping import step_in_units_ as step_in_units_
@@ -58,6 +59,7 @@ _NAMES = {
     "SignalNoise": ("training.noises", ""),
     "PairedNoise": ("training.noises", ""),
     "Recipe": ("training.recipe", ""),
+    "GrowthSchedule": ("training.schedules", ""),
     "load_wide": ("sharded.load", ""),
     "init_": ("training.init", ""),
     "param_groups": ("training.groups", ""),

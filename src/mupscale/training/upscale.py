@@ -32,6 +32,7 @@ from .noise_places import exempt_of
 from .noises import EXAMPLES, Noise, resolve_noise, wrong_noise
 from .rates import new_rates
 from .recipe import Recipe, TensorGrowth
+from .schedules import begin_stage_, wrong_step_cost
 from .widen import carry, check_since, chosen_plan
 
 
@@ -45,6 +46,7 @@ def upscale(
     plan: Plan | None = None,
     lr: float | None = None,
     peak_lr: float | None = None,
+    step_cost: float | None = None,
     recipe: Recipe | None = None,
     seed: int = 0,
     unproved: bool = False,
@@ -54,6 +56,7 @@ def upscale(
 
     `lr` is the learning rate now, right after growth; None keeps the base's. `peak_lr` is the rate that a carried
     schedule multiplies: with a schedule that stands at 0.6 of its peak, `lr=3e-3` and `peak_lr=5e-3` are the same.
+    A run with a `GrowthSchedule` needs `step_cost`, what one step costs from now on.
     Noise sizes and learning rates are written at the run's reference. It is the base itself unless the run has
     `since=`, and repeated growth keeps the first reference.
     `recipe` gives noise and learning rate as tuning found them, and is refused if it does not apply to this run.
@@ -69,8 +72,9 @@ def upscale(
     True
     """
     start = base if isinstance(base, Run) else Run(base)
+    faults = _unusable(start, noise, lr, peak_lr, recipe, seed, loss)
     raise_faults(
-        "upscale cannot use what it was given", _unusable(start, noise, lr, peak_lr, recipe, seed, loss)
+        "upscale cannot use what it was given", [*faults, *wrong_step_cost(start.schedulers, step_cost)]
     )
     built = build(wide)
     chosen, proof = chosen_plan(start.model, wide, built, plan, measured_with(loss, example_inputs), unproved)
@@ -90,6 +94,7 @@ def upscale(
     set_rates_ = new_rates(start, lr, peak_lr)
     grown = carry(start, built, wide, Direction(chosen, noise=resolved), rules, settings=not unproved)
     set_rates_(grown)
+    begin_stage_(grown.schedulers, step_cost)
     losses = {} if loss is None else _losses(loss, start.model, grown.model, noise, seed)
     provenance = {
         "version": __version__,
