@@ -36,6 +36,7 @@ if _typing.TYPE_CHECKING:
     from .training.noises import PairedNoise as PairedNoise
     from .training.noises import SignalNoise as SignalNoise
     from .training.recipe import Recipe as Recipe
+    from .training.rewarm import rewarm_ as rewarm_
     from .training.schedules import GrowthSchedule as GrowthSchedule
     from .training.state_dicts import widen_optimizer_state_dict as widen_optimizer_state_dict
     from .training.state_dicts import widen_state_dict as widen_state_dict
@@ -60,6 +61,7 @@ _NAMES = {
     "PairedNoise": ("training.noises", ""),
     "Recipe": ("training.recipe", ""),
     "GrowthSchedule": ("training.schedules", ""),
+    "rewarm_": ("training.rewarm", ""),
     "load_wide": ("sharded.load", ""),
     "init_": ("training.init", ""),
     "param_groups": ("training.groups", ""),
