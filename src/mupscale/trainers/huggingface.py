@@ -19,6 +19,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..lazy import lazy_subclass
 from ..plans.plan import Plan
 from ..training.clip import Clip, clip_
+from ..training.rewarm import state_of
 from ..training.schedules import GrowthSchedule
 from ..training.stepping import InUnits, step_in_units_
 from .going_on import Grown, both_plans, schedule_settings, schedulers_for
@@ -76,8 +77,7 @@ class TrainerHooks:
             fault = Fault("lr_scheduler", what, 'write TrainingArguments(lr_scheduler_type="linear")')
             raise_faults("this scheduler cannot be replaced", [fault] if any(self._schedule.values()) else [])
             return
-        state = scheduler.state_dict()
-        [chosen] = schedulers_for([scheduler], [optimizer], [state], **self._schedule)
+        [chosen] = schedulers_for([scheduler], [optimizer], [state_of(scheduler)], **self._schedule)
         if chosen is not scheduler:
             vars(scheduler).update(vars(chosen))
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from ..errors import Fault, raise_faults
 from ..lazy import lazy_subclass
 from ..plans.names import parameter_names
 from ..training.clip import Clip
-from ..training.rewarm import saved_schedules
+from ..training.rewarm import saved_schedules, state_of
 from ..training.schedules import GrowthSchedule
 from ..training.stepping import InUnits, step_in_units_
 from .going_on import Grown, both_plans, put_plans_, schedule_settings, schedulers_for
@@ -91,7 +90,7 @@ class FitHooks:
                 [Fault("lr_scheduler", what, remedy)],
             )
         schedulers = [config.scheduler for config in configs]
-        states = states or [s.state_dict() if type(s) is LambdaLR else {} for s in schedulers]
+        states = states or [state_of(scheduler) for scheduler in schedulers]
         chosen = schedulers_for(schedulers, [s.optimizer for s in schedulers], states, **self._schedule)
         for config, scheduler in zip(configs, chosen, strict=True):
             if scheduler is not config.scheduler:

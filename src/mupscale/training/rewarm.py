@@ -82,14 +82,25 @@ def new_schedulers_(
 
 
 def saved_schedules(state: Mapping[str, Any]) -> list[GrowthSchedule]:
-    """The schedules in the state dict of a scheduler, one for each group; none if it has others.
-
-    LambdaLR loads what an object held into any function, so they are found whatever function the scheduler was made with.
-    """
+    """The schedules in the state dict of a scheduler, one for each group; none if it has others."""
     held = state.get("lr_lambdas") or [None]
     if not all(isinstance(one, dict) and one.keys() >= _SAVED for one in held):
         return []
     return [GrowthSchedule(**{name: one[name] for name in _SAVED}) for one in held]
+
+
+def state_of(scheduler: Any) -> dict[str, Any]:
+    """The state of a LambdaLR with what its functions hold; empty for other schedulers.
+
+    LambdaLR loads the attributes of a saved object into its own function, whatever that is, so a schedule is found in
+    a scheduler that was made with another function.
+    """
+    if type(scheduler) is not LambdaLR:
+        return {}
+    return {
+        **scheduler.state_dict(),
+        "lr_lambdas": [dict(getattr(f, "__dict__", {})) for f in scheduler.lr_lambdas],
+    }
 
 
 def loaded(optimizer: Optimizer, state: Mapping[str, Any]) -> LambdaLR:
