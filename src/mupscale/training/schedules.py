@@ -121,19 +121,14 @@ class GrowthSchedule:
         last, cost = self.stages[-1]
         if not faults and step < last:
             what = f"growth at step {step}, but a later stage begins at step {last} already"
-            faults.append(
-                Fault("later", what, f"grow at step {last}, or plan the schedule without that stage")
-            )
+            faults.append(Fault("later", what, f"grow at step {last}, or leave that stage out of later="))
         raise_faults("this schedule cannot go on", faults)
         if step_cost == cost:
             return self
         share = self.spent(step)
         if self.decay and share > 1 - self.decay:
-            advice = (
-                "start a new schedule with mu.rewarm_"
-                if share >= 1
-                else f"grow before step {self.step_at(1 - self.decay)}"
-            )
+            early = f"grow before step {self.step_at(1 - self.decay)}"
+            advice = "start a new schedule with mu.rewarm_" if share >= 1 else early
             warnings.warn(
                 f"growth at step {step}, when {share:.0%} of the budget is spent, lies in the decay, which begins at "
                 f"{1 - self.decay:.0%}: little is left to train what is new; {advice}",
@@ -166,14 +161,10 @@ def begin_stage_(schedulers: Iterable[Any], step_cost: float | None) -> None:
     if step_cost is None:
         return
     for scheduler in _scheduled(schedulers):
-        functions, step = (
-            scheduler.lr_lambdas,
-            max(0, scheduler.last_epoch),
-        )  # SequentialLR: -1 before its turn
-        kept = {
-            f for f in functions if isinstance(f, GrowthSchedule)
-        }  # equal ones once, so that they warn once
-        grown = {schedule: schedule.grown(step, step_cost) for schedule in kept}
+        functions: list[Any] = scheduler.lr_lambdas
+        step = max(0, scheduler.last_epoch)  # -1 in a SequentialLR before its turn
+        kept = {function for function in functions if isinstance(function, GrowthSchedule)}
+        grown = {schedule: schedule.grown(step, step_cost) for schedule in kept}  # equal ones warn once
         scheduler.lr_lambdas = [grown[f] if isinstance(f, GrowthSchedule) else f for f in functions]
 
 
