@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import pickle
 import warnings
 from collections.abc import Callable
@@ -136,6 +137,10 @@ def test_stages_are_saved_with_the_scheduler():
         fresh.load_state_dict(state)
         assert ([[fresh.lr_lambdas[0](fresh.last_epoch + i)] for i in range(17)] == ahead) is same
     assert pickle.loads(pickle.dumps(PLAIN)) == PLAIN
+    written = LambdaLR(torch.optim.SGD(groups, lr=1.0), copy.copy(PLAIN))
+    written.load_state_dict(json.loads(json.dumps(kept)))
+    Schedule.grow_(written, 4.0)
+    assert [tuple(stage) for stage in written.lr_lambdas[0].stages] == [(0, 1.0), (20, 2.0), (23, 4.0)]
 
 
 def test_a_planned_growth_is_begun_once():

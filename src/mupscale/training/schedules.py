@@ -163,9 +163,14 @@ def begin_stage_(schedulers: Iterable[Any], step_cost: float | None) -> None:
     for scheduler in _scheduled(schedulers):
         functions: list[Any] = scheduler.lr_lambdas
         step = max(0, scheduler.last_epoch)  # -1 in a SequentialLR before its turn
-        kept = {function for function in functions if isinstance(function, GrowthSchedule)}
-        grown = {schedule: schedule.grown(step, step_cost) for schedule in kept}  # equal ones warn once
-        scheduler.lr_lambdas = [grown[f] if isinstance(f, GrowthSchedule) else f for f in functions]
+        kept: list[Any] = []
+        for function in functions:
+            if isinstance(function, GrowthSchedule) and function not in kept:
+                kept.append(function)
+        grown = [
+            schedule.grown(step, step_cost) for schedule in kept
+        ]  # equal ones once, so that they warn once
+        scheduler.lr_lambdas = [grown[kept.index(f)] if f in kept else f for f in functions]
 
 
 def wrong_step_cost(schedulers: Iterable[Any], step_cost: float | None) -> list[Fault]:
