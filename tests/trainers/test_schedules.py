@@ -221,7 +221,8 @@ class Module(L.LightningModule):  # type: ignore[misc, name-defined]
 
     def configure_optimizers(self) -> Any:
         named = list(self.named_parameters())
-        optimizer = torch.optim.AdamW([{"params": named[:2]}, {"params": named[2:], "lr": 2e-2}], lr=1e-2)
+        groups: list[dict[str, Any]] = [{"params": named[:2]}, {"params": named[2:], "lr": 2e-2}]
+        optimizer = torch.optim.AdamW(groups, lr=1e-2)
         if self.schedule == "sequence":
             warm, fall = LinearLR(optimizer, 0.5, 1.0, 4), CosineAnnealingLR(optimizer, STOP - 4)
             scheduler: Any = SequentialLR(optimizer, [warm, fall], [4])

@@ -6,6 +6,7 @@ import json
 import pickle
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,13 +32,22 @@ def net(n: int) -> nn.Module:
     return nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
 
 
+def wider(n: int) -> Callable[[], nn.Module]:
+    return lambda: net(n).double()
+
+
+def loss(model: nn.Module) -> Any:
+    return model(data(5, 3)).square().mean()
+
+
 def one_group(model: nn.Module) -> list[Any]:
     return [torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)]
 
 
 def two_groups(model: nn.Module) -> list[Any]:
     first, rest = list(model.parameters())[:2], list(model.parameters())[2:]
-    return [torch.optim.SGD([{"params": first, "lr": 0.05}, {"params": rest}], lr=0.02, momentum=0.9)]
+    groups: list[dict[str, Any]] = [{"params": first, "lr": 0.05}, {"params": rest}]
+    return [torch.optim.SGD(groups, lr=0.02, momentum=0.9)]
 
 
 def two_optimizers(model: nn.Module) -> list[Any]:
@@ -64,9 +74,9 @@ def trained(run: mu.Run, steps: int) -> tuple[list[float], list[list[float]]]:
     for _ in range(steps):
         for optimizer in run.optimizers:
             optimizer.zero_grad()
-        loss = run.model(data(5, 3)).square().mean()
-        loss.backward()
-        losses.append(float(loss.detach()))
+        value = loss(run.model)
+        value.backward()
+        losses.append(float(value.detach()))
         rates.append([s.lr_lambdas[0](s.last_epoch) for s in run.schedulers])
         for group, scheduler in (
             (o.param_groups[0], s) for o, s in zip(run.optimizers, run.schedulers, strict=True)
@@ -84,10 +94,8 @@ def grown_twice(kind: str, function: Any, costs: bool = True) -> tuple[list[floa
     for step, width, cost in GROWTHS:
         more = trained(run, step - at)
         losses, rates, at = losses + more[0], rates + more[1], step
-        told = {"step_cost": cost} if costs else {}
-        run = mu.upscale(
-            run, lambda n=width: net(n).double(), SILENT, loss=lambda m: m(data(5, 3)).square().mean(), **told
-        )
+        told: dict[str, Any] = {"step_cost": cost} if costs else {}
+        run = mu.upscale(run, wider(width), SILENT, loss=loss, **told)
     more = trained(run, STEPS - at)
     return losses + more[0], rates + more[1]
 
@@ -126,7 +134,7 @@ def test_stages_are_saved_with_the_scheduler():
 
     run = run_of("two groups", PLAIN)
     trained(run, 20)
-    wide = mu.widen(run, lambda: net(8).double(), step_cost=2.0)
+    wide = mu.widen(run, wider(8), step_cost=2.0)
     trained(wide, 3)
     kept = saved(wide.scheduler)
     groups = [{**g, "params": list(g["params"])} for g in copy.deepcopy(wide.optimizer).param_groups]
@@ -140,17 +148,18 @@ def test_stages_are_saved_with_the_scheduler():
     written = LambdaLR(torch.optim.SGD(groups, lr=1.0), copy.copy(PLAIN))
     written.load_state_dict(json.loads(json.dumps(kept)))
     Schedule.grow_(written, 4.0)
-    assert [tuple(stage) for stage in written.lr_lambdas[0].stages] == [(0, 1.0), (20, 2.0), (23, 4.0)]
+    function: Any = written.lr_lambdas[0]
+    assert [tuple(stage) for stage in function.stages] == [(0, 1.0), (20, 2.0), (23, 4.0)]
 
 
 def test_a_planned_growth_is_begun_once():
     run = run_of("one group", KNOWN)
     trained(run, 20)
-    refusal(lambda: mu.widen(run, lambda: net(8).double(), step_cost=2.0), "a later stage begins at step 28")
+    refusal(lambda: mu.widen(run, wider(8), step_cost=2.0), "a later stage begins at step 28")
     short = Schedule(60, warmup=0.1, decay=0.4, later=((20, 2.0),))
     run = run_of("one group", short)
     trained(run, 20)
-    wide = mu.widen(run, lambda: net(8).double(), step_cost=2.0)
+    wide = mu.widen(run, wider(8), step_cost=2.0)
     assert wide.scheduler.lr_lambdas[0] == short
     assert short.grown(30, 2.0) == short, "a resumed run that is told its cost again"
     assert short.grown(20, 3.0).later == ((20, 3.0),), "two growths at one step: the last cost counts"
@@ -193,10 +202,10 @@ def test_growth_in_the_decay_is_warned_of():
     trained(run, 36)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        mu.widen(run, lambda: net(8).double(), step_cost=2.0)  # control: the decay begins at 36
+        mu.widen(run, wider(8), step_cost=2.0)  # control: the decay begins at 36
     trained(run, 1)
     with pytest.warns(UserWarning, match=r"62% .* lies in the decay.* grow before step 36") as caught:
-        mu.widen(run, lambda: net(8).double(), step_cost=2.0)
+        mu.widen(run, wider(8), step_cost=2.0)
     assert len(caught) == 1
     with pytest.warns(UserWarning, match=r"100% .* mu\.rewarm_"):
         PLAIN.grown(60, 2.0)
@@ -210,7 +219,7 @@ def test_schedulers_inside_others_are_told():
         ChainedScheduler([ConstantLR(optimizer, 0.5, 3), inner]),
         SequentialLR(optimizer, [ConstantLR(optimizer, 0.5, 3), inner], [3]),
     ):
-        wide = mu.widen(mu.Run(model, optimizer, outer), lambda: net(8).double(), step_cost=4.0)
+        wide = mu.widen(mu.Run(model, optimizer, outer), wider(8), step_cost=4.0)
         assert wide.scheduler._schedulers[1].lr_lambdas[0].stages[-1][1] == 4.0
         assert inner.lr_lambdas[0] == Schedule(100), "the base's schedule stays"
 
@@ -223,19 +232,17 @@ def test_what_a_schedule_cannot_use_is_refused():
         ({"budget": 10, "decay": "0.3"}, "expected a finite number"),
     ]  # fmt: skip
     for arguments, why in wrong:
-        refusal(lambda given=arguments: Schedule(**given), why)
+        refusal(partial(Schedule, **arguments), why)
     run = run_of("one group", PLAIN)
     for grow in (
-        lambda **o: mu.widen(run, lambda: net(8).double(), **o),
-        lambda **o: mu.upscale(run, lambda: net(8).double(), SILENT, **o),
+        lambda **o: mu.widen(run, wider(8), **o),
+        lambda **o: mu.upscale(run, wider(8), SILENT, **o),
     ):
         refusal(grow, "what a step costs after growth", "step_cost=6e12")
-        refusal(lambda g=grow: g(step_cost="2"), "expected a finite number")
+        refusal(partial(grow, step_cost="2"), "expected a finite number")
         grow(step_cost=6e12)
     other = mu.Run(run.model, run.optimizers)
-    refusal(
-        lambda: mu.widen(other, lambda: net(8).double(), step_cost=2.0), "no scheduler has a GrowthSchedule"
-    )
+    refusal(lambda: mu.widen(other, wider(8), step_cost=2.0), "no scheduler has a GrowthSchedule")
     refusal(lambda: Schedule.grow_(ConstantLR(run.optimizer), 2.0), "no scheduler has a GrowthSchedule")
     assert Schedule(10, decay=0.0)(10**6) == 1.0
 
@@ -246,10 +253,10 @@ def test_verify_proves_a_run_with_a_schedule():
 
     def step(one: mu.Run, i: int) -> Any:
         one.optimizer.zero_grad()
-        loss = one.model(data(5, 3, seed=i).to(next(one.model.parameters()).dtype)).square().mean()
-        loss.backward()
+        value = one.model(data(5, 3, seed=i).to(next(one.model.parameters()).dtype)).square().mean()
+        value.backward()
         one.optimizer.step()
         one.scheduler.step()
-        return loss
+        return value
 
-    mu.verify(run, lambda: net(8).double(), step=step).raise_if_broken()
+    mu.verify(run, wider(8), step=step).raise_if_broken()
