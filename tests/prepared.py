@@ -110,5 +110,6 @@ PREPARED: dict[str, Callable[[Path], Names]] = {
     "coming_from.md": coming_from,
     "continue.md": going_on,
     "cost.md": cost,
+    "schedules.md": going_on,
     "tuning.md": tuning,
 }

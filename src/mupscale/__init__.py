@@ -38,6 +38,8 @@ if _typing.TYPE_CHECKING:
     from .training.noise_kinds import PairedNoise as PairedNoise
     from .training.noise_kinds import SignalNoise as SignalNoise
     from .training.recipe import Recipe as Recipe
+    from .training.rewarm import rewarm_ as rewarm_
+    from .training.schedules import GrowthSchedule as GrowthSchedule
     from .training.state_dicts import widen_optimizer_state_dict as widen_optimizer_state_dict
     from .training.state_dicts import widen_state_dict as widen_state_dict
     from .training.stepping import step_in_units_ as step_in_units_
@@ -62,6 +64,8 @@ _NAMES = {
     "add_noise": ("training.add_noise", ""),
     "AutoNoise": ("training.auto_noise", ""),
     "Recipe": ("training.recipe", ""),
+    "GrowthSchedule": ("training.schedules", ""),
+    "rewarm_": ("training.rewarm", ""),
     "load_wide": ("sharded.load", ""),
     "init_": ("training.init", ""),
     "param_groups": ("training.groups", ""),

@@ -286,6 +286,7 @@ ALLOWED_POWERS = {
         "maps.py: 2**p",
         "maps.py: 2**t",
         "page.py: settings.k**2",
+        "schedules.py: math.sqrt(x)",
         "study.py: torch.finfo(kind).eps ** 0.5",
         "settings.py: 2.0**power",
     ],

@@ -258,10 +258,10 @@ def test_a_new_scheduler_starts_at_the_rate_of_the_state_dict_and_a_continued_on
     for found in (fresh, live):
         torch.optim.lr_scheduler.LambdaLR(found, lambda step: 1.0)
         assert mu.diagnostics.reference_lr(found) == pytest.approx(0.025), "the rate now"
-    continued = loaded(schedule=True)
+    continued = loaded(keep_initial_lr=True)
     torch.optim.lr_scheduler.LambdaLR(continued, falling, last_epoch=2)
     assert mu.diagnostics.reference_lr(continued) == pytest.approx(0.1 * 0.5**3)
-    stale = loaded(schedule=True)
+    stale = loaded(keep_initial_lr=True)
     torch.optim.lr_scheduler.LambdaLR(stale, lambda step: 1.0)
     assert mu.diagnostics.reference_lr(stale) == pytest.approx(0.1), "control: torch starts at initial_lr"
 

@@ -1,30 +1,36 @@
-"""What training a grown directory needs to go on: the plan since its reference, and an optimizer.
+"""What training a grown directory needs to go on: the plan since its reference, an optimizer, and a schedule.
 
-Knows: where the plan is written. Does not know: trainers; their callbacks ask here.
+Knows: where the plan is written, and when a saved schedule goes on or a new one starts. Does not know: trainers; their
+callbacks ask here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
 
+from ..arguments import wrong_kind
 from ..checkpoints.about import read_plans
-from ..errors import MupscaleError
+from ..errors import Fault, MupscaleError, raise_faults
 from ..files.torch_file import read_tree
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run, since_of
 from ..training.groups import Chosen, param_groups
+from ..training.rewarm import loaded, new_schedulers_, saved_schedules
+from ..training.schedules import GrowthSchedule, begin_stage_, wrong_step_cost
 
 Grown = Plan | Run | Path | str
 """The plan from the reference to the model, or what holds it: a run, a grown directory, a grown checkpoint."""
 KEY = "mupscale"
 """Where a checkpoint that is one dict keeps its plans."""
+_REWARM = "write rewarm=mu.GrowthSchedule(1000)"
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 
@@ -51,6 +57,63 @@ def plans_in(checkpoint: Path | str) -> tuple[Plan, Plan]:
 def put_plans_(checkpoint: dict[str, Any], plan: Plan, since: Plan) -> None:
     """Write both plans into a checkpoint that is a dict."""
     checkpoint[KEY] = {"plan": plan.as_json(), "since_reference": since.as_json()}
+
+
+def schedule_settings(
+    peak_lr: float | None, step_cost: float | None, rewarm: GrowthSchedule | None
+) -> dict[str, Any]:
+    """What a callback was told about the schedule, for `schedulers_for`; refused if it is not about one."""
+    faults = [] if rewarm is None else wrong_kind("rewarm", rewarm, GrowthSchedule, _REWARM)
+    if peak_lr is not None and rewarm is None:
+        what = "it is the peak of a new schedule, and none is given"
+        faults.append(Fault("peak_lr", what, f"{_REWARM} too, or leave it out"))
+    raise_faults("the callback cannot use what it was given", faults)
+    return {"peak_lr": peak_lr, "step_cost": step_cost, "rewarm": rewarm}
+
+
+def schedulers_for(
+    schedulers: Sequence[Any],
+    optimizers: Sequence[Optimizer],
+    states: Sequence[Mapping[str, Any]],
+    *,
+    peak_lr: float | None,
+    step_cost: float | None,
+    rewarm: GrowthSchedule | None,
+) -> list[Any]:
+    """The schedulers with which a trainer goes on; `states` are their state dicts as a checkpoint has them.
+
+    A `GrowthSchedule` in a state goes on. `rewarm` starts if there is none, or if it has spent its budget, and a run
+    that was stopped later goes on with the `rewarm` of its checkpoint. `step_cost` begins a stage.
+    """
+    found = [saved_schedules(state) for state in states]
+    running = [
+        own[0]
+        for own, state in zip(found, states, strict=True)
+        if own and own[0].spent(state["last_epoch"]) < 1
+    ]
+    if rewarm is not None and not running:
+        chosen: list[Any] = list(new_schedulers_(optimizers, rewarm, peak_lr))
+    else:
+        raise_faults("no new schedule can be started", _others(running, rewarm))
+        parts = zip(schedulers, optimizers, states, found, strict=True)
+        chosen = [loaded(of, state) if own else scheduler for scheduler, of, state, own in parts]
+    if rewarm is None or step_cost is not None:
+        raise_faults("this schedule cannot be continued", wrong_step_cost(chosen, step_cost))
+    begin_stage_(chosen, step_cost)
+    return chosen
+
+
+def _others(running: list[GrowthSchedule], rewarm: GrowthSchedule | None) -> list[Fault]:
+    """A fault if a checkpoint is in the middle of another schedule than the one that is to be started."""
+    if rewarm is None:
+        return []
+    faults = []
+    for schedule in running:
+        # Growth at its first step or later has changed these two.
+        if replace(schedule, step_cost=rewarm.step_cost, later=rewarm.later) != rewarm:
+            what = f"it is {rewarm}, and the checkpoint is in the middle of {schedule}"
+            faults.append(Fault("rewarm", what, "leave it out, and write step_cost= to continue that one"))
+    return faults
 
 
 def optimizer_for(

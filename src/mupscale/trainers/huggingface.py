@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.hooks import RemovableHandle
 
 from ..checkpoints.about import FORMAT, NAME
@@ -18,8 +19,10 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..lazy import lazy_subclass
 from ..plans.plan import Plan
 from ..training.clip import Clip, clip_
+from ..training.rewarm import state_of
+from ..training.schedules import GrowthSchedule
 from ..training.stepping import InUnits, step_in_units_
-from .going_on import Grown, both_plans
+from .going_on import Grown, both_plans, schedule_settings, schedulers_for
 
 
 class TrainerHooks:
@@ -30,6 +33,9 @@ class TrainerHooks:
     the reference, so a later checkpoint is resumed in the same way. Takes the grown directory,
     the run, or the plan from the reference to the model.
 
+    A run with a `GrowthSchedule` needs `step_cost`, what one step costs from now on. `rewarm` is the schedule to start
+    if that of the checkpoint has ended, up to its peak or to `peak_lr`; a checkpoint of the rewarmed run goes on with it.
+
     >>> from torch import nn
     >>> import mupscale as mu
     >>> plan = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
@@ -37,8 +43,16 @@ class TrainerHooks:
     'HuggingFaceCallback'
     """
 
-    def __init__(self, since: Grown) -> None:
+    def __init__(
+        self,
+        since: Grown,
+        *,
+        peak_lr: float | None = None,
+        step_cost: float | None = None,
+        rewarm: GrowthSchedule | None = None,
+    ) -> None:
         self.plans = both_plans(since)
+        self._schedule = schedule_settings(peak_lr, step_cost, rewarm)
         self._record = _record(since, self.plans)
         self._units: InUnits | None = None
         self._clip: Clip | None = None
@@ -49,11 +63,23 @@ class TrainerHooks:
         self._take_off(args)
         _refuse_sharding(args)
         inner, model, since = _unwrapped(given["optimizer"]), given["model"], self.plans[1]
+        self._go_on(given["lr_scheduler"], inner)
         self._units = step_in_units_(inner, since, model=model)
         self._max_norm = args.max_grad_norm
         if self._max_norm:
             self._clip_handles = clip_(inner, since, model=model, max_norm=self._max_norm)
             self._clip = [h for h in inner._optimizer_step_pre_hooks.values() if isinstance(h, Clip)][-1]
+
+    def _go_on(self, scheduler: Any, optimizer: Optimizer) -> None:
+        """Put the schedule to go on with into the Trainer's scheduler, which the Trainer does not let be replaced."""
+        if type(scheduler) is not LambdaLR:
+            what = f"a {type(scheduler).__name__}, expected a LambdaLR, which all but a few kinds of the Trainer are"
+            fault = Fault("lr_scheduler", what, 'write TrainingArguments(lr_scheduler_type="linear")')
+            raise_faults("this scheduler cannot be replaced", [fault] if any(self._schedule.values()) else [])
+            return
+        [chosen] = schedulers_for([scheduler], [optimizer], [state_of(scheduler)], **self._schedule)
+        if chosen is not scheduler:
+            vars(scheduler).update(vars(chosen))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # Only between here and the step does the Trainer clip; what it saves has the user's own value.

@@ -14,8 +14,10 @@ from ..errors import Fault, raise_faults
 from ..lazy import lazy_subclass
 from ..plans.names import parameter_names
 from ..training.clip import Clip
+from ..training.rewarm import saved_schedules, state_of
+from ..training.schedules import GrowthSchedule
 from ..training.stepping import InUnits, step_in_units_
-from .going_on import Grown, both_plans, put_plans_
+from .going_on import Grown, both_plans, put_plans_, schedule_settings, schedulers_for
 
 _SHARDING = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAFSDPStrategy")
 
@@ -28,6 +30,9 @@ class FitHooks:
     Takes the grown checkpoint, a grown directory, the run, or the plan from the reference to the model; `prefix` is
     what the module puts before the plan's names.
 
+    A run with a `GrowthSchedule` needs `step_cost`, what one step costs from now on. `rewarm` is the schedule to start
+    if that of the checkpoint has ended, up to its peak or to `peak_lr`; a checkpoint of the rewarmed run goes on with it.
+
     >>> from torch import nn
     >>> import mupscale as mu
     >>> plan = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
@@ -35,8 +40,18 @@ class FitHooks:
     'LightningCallback'
     """
 
-    def __init__(self, since: Grown, *, prefix: str = "model.") -> None:
+    def __init__(
+        self,
+        since: Grown,
+        *,
+        peak_lr: float | None = None,
+        step_cost: float | None = None,
+        rewarm: GrowthSchedule | None = None,
+        prefix: str = "model.",
+    ) -> None:
         self.plans = both_plans(since)
+        self._schedule = schedule_settings(peak_lr, step_cost, rewarm)
+        self._states: list[dict[str, Any]] = []
         self.prefix = prefix
         self._units: list[InUnits] = []
         self._clips: dict[int, Clip] = {}
@@ -45,6 +60,7 @@ class FitHooks:
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._take_off(trainer)
         self._refuse(trainer, pl_module)
+        self._go_on(trainer)
         model, since = pl_module.get_submodule(self.prefix.rstrip(".")), self.plans[1]
         self._units = [step_in_units_(optimizer, since, model=model) for optimizer in trainer.optimizers]
         self._clip_value = trainer.gradient_clip_val
@@ -55,6 +71,31 @@ class FitHooks:
             for optimizer in trainer.optimizers:
                 self._clips[id(optimizer)] = Clip(since, names, norm, value, 2.0, [optimizer])
         trainer.gradient_clip_val = None
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        # Lightning would load these states into the schedulers of the module, which may be of any class.
+        states = checkpoint.get("lr_schedulers", [])
+        if any(map(saved_schedules, states)):
+            self._states, checkpoint["lr_schedulers"] = list(states), []
+
+    def _go_on(self, trainer: Any) -> None:
+        """Replace the schedulers of the module by those to go on with, which step after every optimizer step."""
+        configs, (states, self._states) = trainer.lr_scheduler_configs, (self._states, [])
+        expected = len(states or trainer.optimizers)
+        if (states or self._schedule["rewarm"] is not None) and len(configs) != expected:
+            what = f"the module configures {len(configs)}, expected {expected}, one for each optimizer"
+            remedy = 'return {"optimizer": optimizer, "lr_scheduler": scheduler} from configure_optimizers'
+            raise_faults(
+                "the schedule cannot be continued with these schedulers",
+                [Fault("lr_scheduler", what, remedy)],
+            )
+        schedulers = [config.scheduler for config in configs]
+        states = states or [state_of(scheduler) for scheduler in schedulers]
+        chosen = schedulers_for(schedulers, [s.optimizer for s in schedulers], states, **self._schedule)
+        for config, scheduler in zip(configs, chosen, strict=True):
+            if scheduler is not config.scheduler:
+                config.scheduler, config.interval, config.frequency = scheduler, "step", 1
+                config.reduce_on_plateau = False
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
         # Not a step hook: Lightning computes gradients in a closure, after those have run.

@@ -113,7 +113,7 @@ def widen_optimizer_state_dict(
     optimizer_class: type,
     *,
     names: Sequence[str] | None = None,
-    schedule: bool = False,
+    keep_initial_lr: bool = False,
     unproved: bool = False,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def widen_optimizer_state_dict(
 
     `names` gives the parameters' names in the order of the groups if the state dict has none. Load the
     result into `optimizer_class(groups_for(model, result))`. A new scheduler starts at the rate of the groups. With
-    `schedule=True` the groups keep the `initial_lr` of the base's schedule, in new units, for a scheduler that
+    `keep_initial_lr=True` the groups keep the `initial_lr` of the base's schedule, in new units, for a scheduler that
     continues it: `LambdaLR(optimizer, function, last_epoch=step)`. A plan that was not proved is refused unless
     `unproved=True`.
 
@@ -135,7 +135,7 @@ def widen_optimizer_state_dict(
     """
     direction = Direction(plan)
     expect_proved(plan, unproved)
-    return _carry(state, direction, optimizer_class, names, schedule, rules)
+    return _carry(state, direction, optimizer_class, names, keep_initial_lr, rules)
 
 
 def narrow_optimizer_state_dict(
@@ -144,7 +144,7 @@ def narrow_optimizer_state_dict(
     optimizer_class: type,
     *,
     names: Sequence[str] | None = None,
-    schedule: bool = False,
+    keep_initial_lr: bool = False,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> dict[str, Any]:
     """Narrow an optimizer's state dict: the inverse of `widen_optimizer_state_dict`.
@@ -156,7 +156,7 @@ def narrow_optimizer_state_dict(
     >>> narrow_optimizer_state_dict(state, plan, torch.optim.AdamW)["param_groups"][0]["lr"]
     0.1
     """
-    return _carry(state, Direction(plan, back=True), optimizer_class, names, schedule, rules)
+    return _carry(state, Direction(plan, back=True), optimizer_class, names, keep_initial_lr, rules)
 
 
 def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -200,7 +200,7 @@ def _carry(
     direction: Direction,
     optimizer_class: type,
     names: Sequence[str] | None,
-    schedule: bool,
+    keep_initial_lr: bool,
     rules: Mapping[str, OptimizerRule] | None,
 ) -> dict[str, Any]:
     faults = wrong_kind("state", state, Mapping, "write optimizer.state_dict()")
@@ -214,7 +214,7 @@ def _carry(
     )
     carried, uncarried = carry_optimizer(named, direction)
     raise_faults("this optimizer state cannot be widened exactly", unread + uncarried)
-    if not schedule:
+    if not keep_initial_lr:
         carried = replace(carried, groups=tuple(map(_at_its_rate, carried.groups)))
     by_name = any(isinstance(key, str) for group in state["param_groups"] for key in group["params"])
     return write_state_dict(made(carried, direction), by_name)

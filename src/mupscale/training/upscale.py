@@ -35,6 +35,7 @@ from .noise_places import exempt_of
 from .noises import resolve_noise
 from .rates import new_rates
 from .recipe import Recipe, TensorGrowth
+from .schedules import begin_stage_, wrong_step_cost
 from .widen import carry, check_since, chosen_plan
 
 _LOG = logging.getLogger("mupscale")
@@ -50,6 +51,7 @@ def upscale(
     plan: Plan | None = None,
     lr: float | None = None,
     peak_lr: float | None = None,
+    step_cost: float | None = None,
     recipe: Recipe | None = None,
     seed: int = 0,
     unproved: bool = False,
@@ -59,6 +61,7 @@ def upscale(
 
     `lr` is the learning rate now, right after growth; None keeps the base's. `peak_lr` is the rate that a carried
     schedule multiplies: with a schedule that stands at 0.6 of its peak, `lr=3e-3` and `peak_lr=5e-3` are the same.
+    A run with a `GrowthSchedule` needs `step_cost`, what one step costs from now on.
     Noise sizes and learning rates are written at the run's reference. It is the base itself unless the run has
     `since=`, and repeated growth keeps the first reference.
     `recipe` gives noise and learning rate as tuning found them, and is refused if it does not apply to this run.
@@ -76,8 +79,9 @@ def upscale(
     True
     """
     start = base if isinstance(base, Run) else Run(base)
+    faults = _unusable(start, noise, lr, peak_lr, recipe, seed, loss)
     raise_faults(
-        "upscale cannot use what it was given", _unusable(start, noise, lr, peak_lr, recipe, seed, loss)
+        "upscale cannot use what it was given", [*faults, *wrong_step_cost(start.schedulers, step_cost)]
     )
     built = build(wide)
     chosen, proof = chosen_plan(start.model, wide, built, plan, measured_with(loss, example_inputs), unproved)
@@ -109,6 +113,7 @@ def upscale(
     grown = carry(start, built, wide, Direction(chosen, noise=resolved), rules, settings=not unproved)
     set_rates_(grown)
     losses = {} if loss is None else _losses(loss, start.model, grown.model, noise, seed, choice)
+    begin_stage_(grown.schedulers, step_cost)
     provenance = {
         "version": __version__,
         "torch": str(torch.__version__),

@@ -37,6 +37,7 @@ from ..runs.run import Run
 from ..tensors.parts import is_sharded
 from .hooks import carry_clips_, carry_units_
 from .prove import proved_plan
+from .schedules import begin_stage_, wrong_step_cost
 from .state_dicts import carry_tensors
 from .stepping import units_of
 
@@ -48,6 +49,7 @@ def widen(
     loss: Loss | None = None,
     example_inputs: ExampleInputs | None = None,
     plan: Plan | None = None,
+    step_cost: float | None = None,
     unproved: bool = False,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
@@ -56,7 +58,8 @@ def widen(
     A plan is found and measured with `loss(model)`, your loss on one batch, or with `example_inputs`, a tuple or a dict
     for `forward`; a given `plan` is measured. Neither is needed for a plan that was proved before, or if torch's own
     modules decide it. Otherwise the run is refused, or widened without a proof if `unproved=True`, which its provenance
-    records. Tensors keep the base's dtype and device.
+    records. Tensors keep the base's dtype and device. A run with a `GrowthSchedule` needs `step_cost`, what one step
+    costs from now on.
 
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> wide = widen(Run(base), lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
@@ -65,9 +68,11 @@ def widen(
     True
     """
     start = base if isinstance(base, Run) else Run(base)
+    raise_faults("this schedule cannot be continued", wrong_step_cost(start.schedulers, step_cost))
     built = build(wide)
     chosen, proof = chosen_plan(start.model, wide, built, plan, measured_with(loss, example_inputs), unproved)
     grown = carry(start, built, wide, Direction(chosen), rules, settings=not unproved)
+    begin_stage_(grown.schedulers, step_cost)
     return replace(grown, provenance={**grown.provenance, "proof": proof})
 
 

@@ -1,0 +1,127 @@
+"""A new schedule for a run whose schedule has ended: warm-up to a peak, and decay to zero.
+
+Knows: what ended schedulers leave behind in the groups of an optimizer, and how a new one starts or a saved one goes on.
+Does not know: trainers; their callbacks ask here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from ..arguments import wrong_kind, wrong_number
+from ..errors import Fault, raise_faults
+from ..runs.run import Run
+from .schedules import GrowthSchedule
+
+_PEAKS = ("max_lr", "initial_lr", "lr")
+"""Where a group has the peak of its schedule, the first that is there; OneCycleLR's initial_lr is not its peak."""
+_STALE = ("initial_lr", "max_lr", "min_lr")
+"""What a schedule leaves in a group. torch starts a new schedule from `initial_lr` if it is there, whatever `lr` is."""
+_SAVED = {field.name for field in fields(GrowthSchedule)}
+
+
+def rewarm_(run: Run, schedule: GrowthSchedule, *, peak_lr: float | None = None) -> Run:
+    """Start a new schedule on a run whose schedule has ended; returns the run with one new scheduler per optimizer.
+
+    Earlier schedulers are dropped, and so is the `initial_lr` that they left behind. The peak is that of the earlier
+    schedule, or `peak_lr`: the new peak of the first group, written at the reference. All other groups, of all
+    optimizers, keep their ratio to it. Call it before or after the run is widened or upscaled. The rates of the
+    run's optimizers are set in place.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(4, 4)
+    >>> optimizer = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.4}], lr=0.2)
+    >>> scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=1)
+    >>> optimizer.step(); scheduler.step()                                        # it has ended at zero
+    >>> run = rewarm_(Run(model, optimizer, scheduler), GrowthSchedule(100, warmup=0.01), peak_lr=0.1)
+    >>> optimizer.step(); run.scheduler.step()
+    >>> [group["lr"] for group in optimizer.param_groups]
+    [0.1, 0.2]
+    """
+    faults = wrong_kind("run", run, Run, "write rewarm_(mu.Run(model, optimizer), schedule)")
+    raise_faults("no schedule can be started", faults)
+    return replace(run, schedulers=tuple(new_schedulers_(run.optimizers, schedule, peak_lr)))
+
+
+def new_schedulers_(
+    optimizers: Sequence[Optimizer], schedule: GrowthSchedule, peak_lr: float | None
+) -> list[LambdaLR]:
+    """A scheduler for every optimizer, at its first step; peaks keep their ratios."""
+    remedy = "write mu.GrowthSchedule(1000), for example: a budget of 1000 steps"
+    faults = wrong_kind("schedule", schedule, GrowthSchedule, remedy)
+    if peak_lr is not None:
+        faults += wrong_number("peak_lr", peak_lr, "write peak_lr=1e-3, for example", above=True)
+    if not optimizers:
+        what = "the run has none, so there is no rate to schedule"
+        faults.append(Fault("optimizers", what, "write mu.Run(model, optimizer)"))
+    peaks = [[_peak(group) for group in optimizer.param_groups] for optimizer in optimizers]
+    for optimizer, own in zip(optimizers, peaks, strict=True):
+        if not any(own):
+            what = (
+                "all its rates are zero and its groups do not remember a peak, so their ratios are not known"
+            )
+            remedy = "first write mu.set_lr_(optimizer, 1e-3) for it, or keep its scheduler in the run"
+            faults.append(Fault(type(optimizer).__name__, what, remedy))
+    raise_faults("no schedule can be started", faults)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    flat = [peak for own in peaks for peak in own]
+    first = next(i for i, peak in enumerate(flat) if peak)
+    ratio = 1.0 if peak_lr is None else peak_lr * float(groups[first].get("lr_factor", 1.0)) / flat[first]
+    for group, peak in zip(groups, flat, strict=True):
+        for key in _STALE:
+            group.pop(key, None)
+        _set_(group, peak * ratio)
+    return [LambdaLR(optimizer, copy.copy(schedule)) for optimizer in optimizers]
+
+
+def saved_schedules(state: Mapping[str, Any]) -> list[GrowthSchedule]:
+    """The schedules in the state dict of a scheduler, one for each group; none if it has others."""
+    held = state.get("lr_lambdas") or [None]
+    if not all(isinstance(one, dict) and one.keys() >= _SAVED for one in held):
+        return []
+    return [GrowthSchedule(**{name: one[name] for name in _SAVED}) for one in held]
+
+
+def state_of(scheduler: Any) -> dict[str, Any]:
+    """The state of a LambdaLR with what its functions hold; empty for other schedulers.
+
+    LambdaLR loads the attributes of a saved object into its own function, whatever that is, so a schedule is found in
+    a scheduler that was made with another function.
+    """
+    if type(scheduler) is not LambdaLR:
+        return {}
+    return {
+        **scheduler.state_dict(),
+        "lr_lambdas": [dict(getattr(f, "__dict__", {})) for f in scheduler.lr_lambdas],
+    }
+
+
+def loaded(optimizer: Optimizer, state: Mapping[str, Any]) -> LambdaLR:
+    """The scheduler that goes on from a state dict in which there are schedules, at the rate it stands at."""
+    scheduler = LambdaLR(optimizer, list(saved_schedules(state)))
+    scheduler.load_state_dict(dict(state))
+    for group, rate, first in zip(
+        optimizer.param_groups, scheduler.get_last_lr(), scheduler.base_lrs, strict=True
+    ):
+        _set_(group, rate)
+        group["initial_lr"] = first
+    return scheduler
+
+
+def _peak(group: Mapping[str, Any]) -> float:
+    return float(next(group[key] for key in _PEAKS if key in group))
+
+
+def _set_(group: dict[str, Any], rate: float | Tensor) -> None:
+    """Set the rate of a group; a tensor stays the same tensor."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
