@@ -11,6 +11,7 @@ from ..checkpoints.request import DEFAULT_NOISE
 from ..errors import MupscaleError
 from ..version import __version__
 from . import (
+    advise_options,
     check_options,
     cost_options,
     demo_options,
@@ -29,6 +30,7 @@ VERBS = (
     tune_options,
     report,
     cost_options,
+    advise_options,
     demo_options,
     doctor,
 )

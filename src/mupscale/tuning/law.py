@@ -9,7 +9,7 @@ base is worth to the wide model, in FLOPs. Knows numbers only: no torch, no mode
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from itertools import product
@@ -22,9 +22,9 @@ FLOPS_PER_PARAMETER = 6
 """Of one sample, forward and backward: a multiplication and an addition in each of three matrix products."""
 LEAST_RUNS, LEAST_SIZES = 6, 3
 """The law has five unknowns, so five runs fit it exactly and tell nothing about its error; two sizes fit any power."""
-COARSE = tuple(i / 10 for i in range(1, 21))
-FINE = tuple(i / 40 for i in range(-3, 4))
-"""Exponents that are tried: tenths up to 2, then fortieths around the best."""
+POWERS = tuple(i / 5 for i in range(1, 11))
+AROUND = (tuple(i / 20 for i in range(-3, 4)), tuple(i / 80 for i in range(-3, 4)))
+"""Exponents that are tried: fifths up to 2, then twentieths around the best, then eightieths."""
 
 
 Terms = tuple[float, float, float, float, float]
@@ -162,12 +162,11 @@ def fit(runs: Sequence[Finished], where: str = "losses") -> Law:
     if len(sizes) < LEAST_SIZES:
         what = f"{len(sizes)} sizes of models, expected {LEAST_SIZES} or more"
         faults.append(Fault(where, what, "add runs of another size"))
-    raise_faults("no law of the loss can be fitted", faults)
-    solved = _solve(runs)
-    if solved is None:
-        what = "the loss does not fall with FLOPs"
+    if not any(_falls([run for run in runs if run.params == size]) for size in sizes):
+        what = "the loss falls with FLOPs at no size"
         faults.append(Fault(where, what, "pass losses at the end of each run's schedule"))
     raise_faults("no law of the loss can be fitted", faults)
+    solved = _solve(runs)
     assert solved is not None
     _, told = solved
     return Law(
@@ -177,6 +176,11 @@ def fit(runs: Sequence[Finished], where: str = "losses") -> Law:
 
 def root_mean_square(errors: Sequence[float]) -> float:
     return hypot(*errors) / sqrt(len(errors)) if errors else inf
+
+
+def _falls(runs: Sequence[Finished]) -> bool:
+    in_order = sorted(runs, key=lambda run: run.flops)
+    return in_order[-1].loss < in_order[0].loss
 
 
 def _spread(runs: Sequence[Finished]) -> float:
@@ -200,7 +204,7 @@ def _solve(runs: Sequence[Finished]) -> tuple[float, Terms] | None:
     middle = exp(fsum(log(run.params) for run in runs) / len(runs))
     seen = exp(fsum(log(samples(run.params, run.flops)) for run in runs) / len(runs))
 
-    def tried(powers: Iterator[tuple[float, float]]) -> Iterator[tuple[float, Terms]]:
+    def tried(powers: Iterable[tuple[float, float]]) -> Iterator[tuple[float, Terms]]:
         for a, b in powers:
             rows = [
                 [
@@ -213,11 +217,12 @@ def _solve(runs: Sequence[Finished]) -> tuple[float, Terms] | None:
             for error, (floor, size, data) in _nonnegative(rows):
                 yield error, (floor, size * middle**a, a, data * seen**b, b)
 
-    coarse = min(tried(iter(product(COARSE, COARSE))), default=None)
-    if coarse is None:
-        return None
-    _, _, a, _, b = coarse[1]
-    return min(tried((a + da, b + db) for da, db in product(FINE, FINE)), default=coarse)
+    best = min(tried(product(POWERS, POWERS)), default=None)
+    for steps in AROUND:
+        if best is not None:
+            _, _, a, _, b = best[1]
+            best = min(tried((a + da, b + db) for da, db in product(steps, steps)), default=best)
+    return best
 
 
 def _nonnegative(rows: list[list[float]]) -> Iterator[tuple[float, tuple[float, float, float]]]:
@@ -231,6 +236,8 @@ def _nonnegative(rows: list[list[float]]) -> Iterator[tuple[float, tuple[float, 
         error = root_mean_square([fsum(x * y for x, y in zip(row, found, strict=True)) - 1 for row in kept])
         whole = dict(zip(used, found, strict=True))
         yield error, (whole.get(0, 0.0), whole.get(1, 0.0), whole[2])
+        if len(used) == len(rows[0]):
+            return
 
 
 def _linear(square: list[list[float]], right: list[float]) -> list[float] | None:
