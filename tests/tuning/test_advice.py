@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from math import inf, log, sqrt
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,7 +116,7 @@ def test_each_choice_is_made_where_its_arm_is_best(known):
 
 
 def test_the_choice_turns_with_what_growing_is_worth(known):
-    asked = {"spent": 2e12, "budget": 2e12, "to": WIDE}
+    asked: dict[str, Any] = {"spent": 2e12, "budget": 2e12, "to": WIDE}
     assert mu.advise(BASE, **asked).choice == "grow"
     known(growth=replace(GROWTH, worth=0.0, kept=1.0), law=replace(LAW, size=0.0))
     assert mu.advise(BASE, **asked).choice == "stay"
@@ -133,7 +134,7 @@ def test_the_choice_turns_with_what_growing_is_worth(known):
     ],
 )
 def test_outside_the_measured_range_there_is_arithmetic_only(known, asked, said):
-    inside = {"params": BASE, "spent": 2e12, "budget": 2e12, "to": WIDE}
+    inside: dict[str, Any] = {"params": BASE, "spent": 2e12, "budget": 2e12, "to": WIDE}
     assert mu.advise(**inside).choice != "not measured at this size"
     told = mu.advise(**{**inside, **asked})
     assert (told.choice, told.sure, told.arm, told.after) == (
@@ -153,25 +154,28 @@ def test_rounded_sizes_at_the_edge_are_inside(known):
 
 
 def test_how_sure_it_is_depends_on_how_far_off_the_law_was(known):
-    best, second = sorted(arm.loss for arm in mu.advise(BASE, spent=4e12, budget=1e12, to=WIDE).arms)[:2]
+    arms = mu.advise(BASE, spent=4e12, budget=1e12, to=WIDE).arms
+    best, second = sorted(arm.loss or inf for arm in arms)[:2]
     ahead = log(second / best) / sqrt(2)
     said = []
     for spread in (ahead / 2.1, ahead / 1.5, ahead / 0.9):
         known(replace(LAW, spread=spread), replace(GROWTH, grown_spread=spread, stay_spread=spread))
         told = mu.advise(BASE, spent=4e12, budget=1e12, to=WIDE)
         assert told.arm is not None
-        assert told.arm.low < told.arm.loss < told.arm.high
+        assert told.arm.between is not None
+        assert told.arm.between[0] < best < told.arm.between[1]
         said.append(told.sure)
     assert said == ["sure", "leaning", "open"]
 
 
 def test_your_own_losses_replace_the_law_and_never_make_it_sure(known):
-    asked = {"spent": 4e12, "budget": 1e12, "to": WIDE}
+    asked: dict[str, Any] = {"spent": 4e12, "budget": 1e12, "to": WIDE}
     own = runs_of(replace(LAW, floor=0.2))
-    told = mu.advise(BASE, **asked, losses=[tuple(run) for run in own])
+    told = mu.advise(BASE, **asked, losses=own)
     assert told.source.startswith("your losses")
     assert told.arm is not None
-    assert told.arm.loss > 0.2
+    assert told.arm.between is not None
+    assert told.arm.between[0] > 0.2
     assert (mu.advise(BASE, **asked).sure, told.sure) == ("sure", "leaning")
     assert mu.advise(BASE, spent=4e12, budget=8e12, to=WIDE, losses=own).choice == "not measured at this size"
     with pytest.raises(MupscaleError, match=r"losses\[1\]"):
@@ -227,7 +231,7 @@ def test_the_stored_fit_comes_with_the_package():
 
 
 @pytest.fixture
-def directory(tmp_path):
+def directory(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     save_file({"a": torch.zeros(30, 40), "b": torch.zeros(40)}, tmp_path / "model.safetensors")
 

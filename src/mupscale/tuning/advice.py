@@ -43,8 +43,8 @@ class Arm:
     params: float
     phases: tuple[Phase, ...]
     loss: float | None = None
-    low: float | None = None
-    high: float | None = None
+    between: tuple[float, float] | None = None
+    """The interval of the loss: twice the error of the law to both sides."""
     spread: float = 0.0
 
     @property
@@ -90,7 +90,7 @@ class Advice:
         rows = [("", "expected loss", "", "samples per parameter", "phases")]
         for arm in self.arms:
             loss = "not measured" if arm.loss is None else f"{arm.loss:.4g}"
-            between = "" if arm.loss is None else f"{arm.low:.3g} to {arm.high:.3g}"
+            between = "" if arm.between is None else f"{arm.between[0]:.3g} to {arm.between[1]:.3g}"
             rows.append(
                 (
                     arm.name,
@@ -234,7 +234,8 @@ class _Question:
         if any(self.outside(kind, size)):
             return Arm(kind, size, phases)
         spread = max(spread, self.law.spread)
-        return Arm(kind, size, phases, loss, loss * exp(-SURE * spread), loss * exp(SURE * spread), spread)
+        between = loss * exp(-SURE * spread), loss * exp(SURE * spread)
+        return Arm(kind, size, phases, loss, between, spread)
 
 
 def _sureness(best: Arm, second: Arm) -> Sureness:
