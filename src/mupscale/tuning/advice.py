@@ -274,8 +274,9 @@ def _finished(losses: Iterable[tuple[float, float, float]]) -> list[Finished]:
 
 
 def _check(
-    params: object, spent: object, budget: object, wider: tuple[object, ...], batch: object, context: object
+    params: float, spent: float, budget: float, wider: tuple[float, ...], batch: int | None, context: int
 ) -> None:
+    claim = "there is nothing to compare"
     faults = wrong_number("params", params, "pass the number of parameters of the base", above=True)
     faults += wrong_number("spent", spent, "pass FLOPs; 0 if the base is not trained yet")
     faults += wrong_number("budget", budget, "pass the FLOPs that are left", above=True)
@@ -285,14 +286,9 @@ def _check(
         faults.append(Fault("to", "no size", "pass the number of parameters of the wider model"))
     faults += [] if batch is None else wrong_whole("batch", batch, least=1)
     faults += wrong_whole("context", context, least=1)
-    if not faults and isinstance(params, (int, float)):
-        faults = [
-            Fault(
-                "to",
-                f"{size:,} parameters, not more than the base's {params:,}",
-                f"write to={2 * params:.4g} for twice as many",
-            )
-            for size in wider
-            if isinstance(size, (int, float)) and size <= params
-        ]
-    raise_faults("there is nothing to compare", faults)
+    raise_faults(claim, faults)
+    for size in wider:
+        if size <= params:
+            what = f"{size:,} parameters, not more than the base's {params:,}"
+            faults.append(Fault("to", what, f"write to={2 * params:.4g} for twice as many"))
+    raise_faults(claim, faults)
