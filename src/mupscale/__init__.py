@@ -47,6 +47,7 @@ if _typing.TYPE_CHECKING:
     from .training.verify import verify as verify
     from .training.widen import narrow as narrow
     from .training.widen import widen as widen
+    from .tuning.advice import advise as advise
     from .tuning.tune import tune as tune
 
 _NAMES = {
@@ -76,6 +77,7 @@ _NAMES = {
     "widen_optimizer_state_dict": ("training.state_dicts", ""),
     "optimizer_for": ("trainers.going_on", ""),
     "tune": ("tuning.tune", "tune"),
+    "advise": ("tuning.advice", ""),
     "MupscaleError": ("errors", ""),
 }
 __all__ = [*_NAMES]

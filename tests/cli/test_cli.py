@@ -57,7 +57,7 @@ def test_a_refused_request_is_one_message_and_exit_code_2(capsys):
 
 def test_the_verbs_are_those_of_the_readme():
     assert list(VERBS) == [
-        "plan", "widen", "upscale", "check", "tune", "report", "cost", "demo", "doctor",
+        "plan", "widen", "upscale", "check", "tune", "report", "cost", "advise", "demo", "doctor",
     ]  # fmt: skip
     for name in VERBS:
         assert name in parser().format_help()
@@ -148,6 +148,16 @@ WRONG = {
     "cost sound.py -k 1 --width 8 --proxy 4 --steps 5": ["-k", "1, expected 2 or more", "write -k 2"],
     f"cost sound.py {COST} --width 8": ["inputs", "write def inputs()"],
     f"cost nowhere {COST} --batch 2 --context 8": ["nowhere: No such file", "config.json"],
+    "advise": ["(4 faults)", "write --params 124e6", "write --spent", "write --budget", "write --to"],
+    "advise base --params 8 --budget 9 --to 9": ["--params", "whose headers say it"],
+    "advise base --budget 9 --to 9": ["--spent", "no trainer_state.json in base says it"],
+    "advise --params 8 --spent 0 --budget nan --to 9": ["--budget", "nan, expected a finite number above 0"],
+    "advise --params 8 --spent 0 --budget 9 --to 8": [
+        "8.0 parameters, not more than the base's 8.0",
+        "to=16",
+    ],
+    "advise --params 8 --spent 0 --budget 9 --to 9 --losses sound.py": ["sound.py is not valid"],
+    "advise nowhere --budget 9 --to 9": ["nowhere: No such file"],
     f"tune nowhere.py {TUNE}": ["nowhere.py: no such Python file", "build(width)"],
     f"tune broken.py {TUNE}": ["running broken.py failed: SyntaxError", "line 1"],
     f"tune raising.py {TUNE}": ["running raising.py failed in line 2: ZeroDivisionError"],

@@ -290,6 +290,17 @@ ALLOWED_POWERS = {
         "study.py: torch.finfo(kind).eps ** 0.5",
         "settings.py: 2.0**power",
     ],
+    "a law of the loss, fitted to finished runs": [
+        "law.py: (equal / (equal + flops)) ** self.fades",
+        "law.py: (middle / r.params) ** a",
+        "law.py: (seen / samples(r.params, r.flops)) ** b",
+        "law.py: (self.data / above) ** (1 / self.data_power)",
+        "law.py: middle**a",
+        "law.py: params**self.size_power",
+        "law.py: seen**b",
+        "law.py: seen**self.data_power",
+        "law.py: sqrt(len(errors))",
+    ],
 }
 """Why a power may stand outside rules/ -> the places, each as its file and the expression."""
 # limits/ has closed forms of its own: what a width does in the limit is what that room computes.

@@ -52,7 +52,18 @@ HELP = [
     "",
     *(
         f"{verb} "
-        for verb in ["plan", "widen", "upscale", "check", "tune", "report", "cost", "demo", "doctor"]
+        for verb in [
+            "plan",
+            "widen",
+            "upscale",
+            "check",
+            "tune",
+            "report",
+            "cost",
+            "advise",
+            "demo",
+            "doctor",
+        ]
     ),
 ]
 REFUSED = {
@@ -74,6 +85,7 @@ REFUSED = {
     "tune proxy.py --width 8 -k 2 --steps 4 --scheme u": "invalid choice: 'u'",
     "tune proxy.py --width 8 -k 2 --steps 4 --noises 0.1,2": "expected at most 1 with the scheme 't'",
     "cost base -k 2": "the cost cannot be computed",
+    "advise base": "no advice can be given",
     "demo --steps 0": "--steps 0: expected a whole number",
     "doctor --disk none": "--disk none: expected a folder that exists",
 }

@@ -1,4 +1,4 @@
-"""The cost of growing: the paper's numbers from sizes, formulas against counts, accounts, advice, the command."""
+"""The cost of growing: the paper's numbers from sizes, formulas against counts, accounts, reasons against it, the command."""
 
 import json
 from fractions import Fraction
@@ -12,7 +12,7 @@ from torch import nn
 from mupscale import MupscaleError
 from mupscale.cli.cost import tera
 from mupscale.cli.main import main
-from mupscale.tuning.cost import ACCOUNTS, Case, Cost, advice
+from mupscale.tuning.cost import ACCOUNTS, Case, Cost, reasons
 from mupscale.tuning.flops import (
     count,
     gpt2_parameters,
@@ -104,6 +104,7 @@ def test_the_command_prints_every_number_of_the_paper(capsys):
     assert rows["TFLOPs from scratch"] == ["11,326", "11,326", "265,970", "37,929,809"]
     assert rows["TFLOPs of the base"] == ["740", "740", "66,547", "10,615,488"]
     assert rows["a trial at k·n / at k·n0"] == ["23.6", "23.6", "16.0", "48.2"]
+    assert rows["stay: steps at n / at k·n"] == ["15.3", "15.3", "4.0", "3.6"]
     assert rows["speedup, base charged"] == ["8.5", "3.0", "1.3", "2.2"]
     assert rows["speedup, tuning charged"] == ["–", "–", "–", "1.4"]
     assert rows["speedup, both charged"] == ["–", "–", "–", "1.03"]
@@ -276,6 +277,19 @@ def test_accounts_add_up():
     assert Cost(100, 60, 50, 1).break_even("both charged") is None
 
 
+def test_not_growing_spends_exactly_the_flops_of_the_run_from_scratch():
+    """The control takes as many steps as the run from scratch, and spends less."""
+
+    def flops_at(width: int) -> int:
+        return 6 * width**2 + 1000 * width
+
+    case = Case(width=500, k=4, proxy=100, steps=1000, base_steps=10, trials=0)
+    steps = case.steps_throughout(flops_at)
+    assert steps * flops_at(500) == pytest.approx(case.cost(flops_at).scratch)
+    assert steps > 4 * case.steps
+    assert case.steps * flops_at(500) < case.cost(flops_at).scratch / 4
+
+
 @pytest.mark.parametrize("upscaled", [250, None])
 @pytest.mark.parametrize("account", ["tuning charged", "both charged"])
 def test_the_largest_proxy_pays_and_the_next_one_does_not(account, upscaled):
@@ -301,12 +315,12 @@ def test_impossible_costs_and_cases_are_refused_together():
         Case(width=8, k=1, proxy=9, steps=0, base_steps=1, trials=-1)
 
 
-# Advice
+# Reasons
 
 
 def advised(k: int = 2, proxy: int = 100, trials: float = 1, upscaled: int | None = 10, tokens: float = 1):
     case = Case(500, k, proxy, 100, 100, trials, upscaled)
-    return [str(a) for a in advice(case, case.cost(lambda width: width**2), tokens)]
+    return [str(reason) for reason in reasons(case, case.cost(lambda width: width**2), tokens)]
 
 
 def test_nothing_speaks_against_a_modest_growth():
@@ -341,6 +355,8 @@ def test_the_command_counts_a_python_file(tmp_path, capsys):
     step = step_of(lambda: mlp(800, layers=3), torch.zeros(10, 54))
     assert f"{step.counted / 1e6:.4g}" in out
     assert "n/n0 = 2" in out
+    narrow = step_of(lambda: mlp(200, layers=3), torch.zeros(10, 54))
+    assert f"{1000 * step.counted / narrow.counted:,.0f} steps of the base's width" in out
     assert "base sunk          4.00  before step 1,000" in out
     assert "nothing found" in out
     assert main(wanted) == 0

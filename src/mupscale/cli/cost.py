@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from ..extras import needs
 from ..text import columns
-from ..tuning.cost import ACCOUNTS, Case, Cost, Number, advice
+from ..tuning.cost import ACCOUNTS, Case, Cost, Number, reasons
 from ..tuning.file_flops import FileModel
 from ..tuning.flops import quadratic
 from ..tuning.paper_cost import EXPERIMENTS, TOKENS, VOCABULARY, Experiment
@@ -81,7 +81,7 @@ def describe(name: str, case: Case, model: Model) -> str:
     tokens = (
         None if model.tokens is None else float(case.steps * model.tokens) / model.at(case.wide).parameters
     )
-    against = advice(case, cost, tokens)
+    against = reasons(case, cost, tokens)
     lines = [f"  - {line}" for line in against] or ["  nothing found"]
     return "\n\n".join([*parts, "against growing like this\n" + "\n".join(lines)])
 
@@ -111,6 +111,7 @@ def _runs(case: Case, model: Model, cost: Cost) -> str:
         ("base", f"{case.base_steps:,} steps", formula.base, cost.base),
         ("tuning", f"{case.trials:g} x {case.steps:,} steps", formula.tuning, cost.tuning),
         ("upscaled", last, formula.upscaled, cost.upscaled),
+        ("stay", _throughout(case, model), formula.scratch, cost.scratch),
     )
     unit, size = unit_for(counted for _, _, _, counted in runs)
     rows = [("", "", "by formula", "counted", "of scratch")]
@@ -118,6 +119,10 @@ def _runs(case: Case, model: Model, cost: Cost) -> str:
         share = f"{float(counted / cost.scratch):.1%}"
         rows.append((what, length, _shown(by_formula, size), _shown(counted, size), share))
     return f"{unit} of whole runs\n" + columns(rows, right=(2, 3, 4))
+
+
+def _throughout(case: Case, model: Model) -> str:
+    return f"{case.steps_throughout(lambda width: model.at(width).counted):,.0f} steps of the base's width"
 
 
 def _accounts(case: Case, cost: Cost) -> str:
@@ -175,6 +180,10 @@ def paper() -> str:
     row("TFLOPs upscaled", lambda run: tera(run.cost.upscaled))
     row("TFLOPs of tuning", tuned(lambda run: tera(run.cost.tuning)))
     row("a trial at k·n / at k·n0", lambda run: f"{run.tuning_ratio:.1f}")
+    row(
+        "stay: steps at n / at k·n",
+        lambda run: f"{run.case.steps_throughout(run.flops_at) / run.case.steps:.1f}",
+    )
     row("speedup, base sunk", lambda run: f"{run.cost.speedup('base sunk'):.1f}")
     row("speedup, base charged", lambda run: f"{run.cost.speedup('base charged'):.1f}")
     row("speedup, tuning charged", tuned(lambda run: f"{run.cost.speedup('tuning charged'):.1f}"))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ..errors import MupscaleError
 from ..version import __version__
 from . import (
+    advise_options,
     check_options,
     cost_options,
     demo_options,
@@ -28,6 +29,7 @@ VERBS = (
     tune_options,
     report,
     cost_options,
+    advise_options,
     demo_options,
     doctor,
 )

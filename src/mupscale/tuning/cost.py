@@ -1,4 +1,4 @@
-"""The cost of growing compared with training from scratch, under four accounts, and when it does not pay.
+"""The cost of growing compared with training from scratch and with not growing, and when it does not pay.
 
 Knows the FLOPs of whole runs and findings of the literature; the FLOPs of one step come from `flops.py`.
 """
@@ -155,6 +155,15 @@ class Case:
             upscaled=(self.steps if self.upscaled_steps is None else self.upscaled_steps) * wide,
         )
 
+    def steps_throughout(self, flops_at: Callable[[int], Number]) -> float:
+        """Steps that the base's width can take for the FLOPs of the run from scratch: what not growing at all gets.
+
+        >>> case = Case(width=500, k=4, proxy=50, steps=1000, base_steps=1000, trials=25)
+        >>> case.steps_throughout(lambda width: width**2)
+        16000.0
+        """
+        return float(self.steps * flops_at(self.wide) / flops_at(self.width))
+
     def largest_proxy(self, flops_at: Callable[[int], Number], account: str) -> int | None:
         """The largest n0 with which growing pays on an account, or None if not even a proxy of one unit pays.
 
@@ -179,7 +188,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Advice:
+class Reason:
     """A reason not to grow, or not like this, and where it comes from."""
 
     text: str
@@ -197,17 +206,17 @@ WARMSTARTING = "Mallik et al. 2026 (arXiv 2605.13405)"
 STACKING = "Du et al. 2024 (arXiv 2405.15319)"
 
 
-def advice(case: Case, cost: Cost, tokens_per_parameter: float | None = None) -> list[Advice]:
+def reasons(case: Case, cost: Cost, tokens_per_parameter: float | None = None) -> list[Reason]:
     """Reasons against growing, from the literature and from the numbers.
 
     >>> case = Case(width=500, k=8, proxy=100, steps=1000, base_steps=1000, trials=1, upscaled_steps=250)
-    >>> [a.source for a in advice(case, case.cost(lambda width: width**2))]
+    >>> [reason.source for reason in reasons(case, case.cost(lambda width: width**2))]
     ['the paper (arXiv 2602.10545), Mallik et al. 2026 (arXiv 2605.13405), Du et al. 2024 (arXiv 2405.15319)']
     """
     found = []
     if case.k > LARGEST_K:
         found.append(
-            Advice(
+            Reason(
                 f"k = {case.k}: the paper grows by 2 and by 4, stacking does best at 4, and beyond a bound "
                 "training from scratch was cheaper, with 2 the most reliable; grow less, or in stages",
                 f"{PAPER}, {WARMSTARTING}, {STACKING}",
@@ -215,7 +224,7 @@ def advice(case: Case, cost: Cost, tokens_per_parameter: float | None = None) ->
         )
     if tokens_per_parameter is not None and tokens_per_parameter > TOKENS_PER_PARAMETER:
         found.append(
-            Advice(
+            Reason(
                 f"{tokens_per_parameter:,.0f} tokens per parameter: gains were most pronounced below "
                 f"{TOKENS_PER_PARAMETER} and shrank with the budget; expect little from growing",
                 WARMSTARTING,
@@ -223,7 +232,7 @@ def advice(case: Case, cost: Cost, tokens_per_parameter: float | None = None) ->
         )
     if case.proxy < SMALLEST_PROXY and case.trials:
         found.append(
-            Advice(
+            Reason(
                 f"n0 = {case.proxy}: hyperparameters carry over from about {SMALLEST_PROXY} units on; "
                 "a cheaper proxy may find the wrong ones",
                 PAPER,
@@ -232,7 +241,7 @@ def advice(case: Case, cost: Cost, tokens_per_parameter: float | None = None) ->
     return found + _by_numbers(case, cost)
 
 
-def _by_numbers(case: Case, cost: Cost) -> list[Advice]:
+def _by_numbers(case: Case, cost: Cost) -> list[Reason]:
     source = "the numbers above"
     for account, what in (
         ("tuning charged", "tuning alone costs"),
@@ -242,11 +251,11 @@ def _by_numbers(case: Case, cost: Cost) -> list[Advice]:
         if cost.break_even(account) is None:
             share = float(cost.charges(account) / cost.scratch)
             text = f"{what} {share:.2f} times the run from scratch: with it charged, no speed of the upscaled run pays"
-            return [Advice(text, source)]
+            return [Reason(text, source)]
     if case.upscaled_steps is not None:
         lost = [account for account in ACCOUNTS if cost.speedup(account) <= 1]
         if lost:
             return [
-                Advice(f"does not pay with {', with '.join(lost)}: training from scratch is cheaper", source)
+                Reason(f"does not pay with {', with '.join(lost)}: training from scratch is cheaper", source)
             ]
     return []

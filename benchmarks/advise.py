@@ -1,0 +1,130 @@
+"""Is the advice right? Every stored case is asked with the runs of its budget left out of the fit.
+
+    python benchmarks/advise.py          judge the advice on the stored cases
+    python benchmarks/advise.py --fit    write src/mupscale/tuning/law.json from the store
+
+The last line is `cases=N right=N within_2pct=N score=R stay=R grow=R scratch=R`. `right` counts cases in which the named
+arm has the lowest measured held-out loss, `within_2pct` those in which it is at most 2 % above that. `score` is the mean
+regret: by how much the loss of the named arm exceeds the lowest, relative to it. Beside it stand the regrets of always
+staying, always growing and always starting anew, each at its best measured size; advice has to name its size. The exit
+code is 1 when the store is missing or law.json was not written from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from math import log
+from pathlib import Path
+from statistics import fmean
+from unittest.mock import patch
+
+from benchmarks.advise_store import NOTHING, Case, Row, cases, fitted, predicted, read
+from mupscale import MupscaleError
+from mupscale.tuning import advice, law
+
+ROOT = Path(__file__).resolve().parents[1]
+STORE = ROOT / "reproduce" / "results" / "frontier.jsonl"
+LAW = ROOT / "src" / "mupscale" / "tuning" / "law.json"
+CLOSE = 0.02
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python benchmarks/advise.py")
+    parser.add_argument("--fit", action="store_true", help="write law.json from the store")
+    parser.add_argument(
+        "--store", type=Path, default=STORE, help="the runs (default: those of the repository)"
+    )
+    chosen = parser.parse_args(arguments)
+    if not chosen.store.is_file():
+        print(f"{chosen.store} is missing: run python -m reproduce.frontier")
+        return 1
+    rows = read(chosen.store)
+    try:
+        found = with_spread(rows).to_json()
+    except MupscaleError as error:
+        print(error)
+        found = NOTHING.to_json()
+    if chosen.fit:
+        LAW.write_text(found, "utf-8")
+        return 0
+    judge(rows)
+    if chosen.store == STORE and LAW.read_text("utf-8") != found:
+        print(f"{LAW.name} is not the fit of {STORE.name}: run python benchmarks/advise.py --fit")
+        return 1
+    return 0
+
+
+def with_spread(rows: list[Row]) -> law.Stored:
+    """The fit of all rows, with errors of rows that were predicted without the runs of their budget."""
+    found = fitted(rows)
+    errors: dict[str, list[float]] = {"scratch": [], "stay": [], "grow": []}
+    for budget in sorted({row.budget for row in rows}):
+        blind = without(rows, budget)
+        for row in rows:
+            if blind is not None and row.budget == budget:
+                errors[row.kind].append(log(predicted(blind.growth, blind.law, row) / row.loss))
+    spreads = {kind: law.root_mean_square(values) for kind, values in errors.items()}
+    growth = replace(found.growth, grown_spread=spreads["grow"], stay_spread=spreads["stay"])
+    return replace(found, law=replace(found.law, spread=spreads["scratch"]), growth=growth)
+
+
+def without(rows: list[Row], budget: int) -> law.Stored | None:
+    """The fit without the runs of a budget; None where too few are left."""
+    try:
+        return fitted([row for row in rows if row.budget != budget], rows)
+    except MupscaleError:
+        return None
+
+
+def judge(rows: list[Row]) -> None:
+    regrets: dict[str, list[float]] = {"score": [], "stay": [], "grow": [], "scratch": []}
+    right = 0
+    for case in cases(rows):
+        blind = without(rows, case.budget)
+        if blind is None:
+            continue
+        with patch.object(advice, "stored", lambda blind=blind: blind):
+            told = advice.advise(case.base, spent=case.spent, budget=case.budget, to=case.wider)
+        lowest = min(row.loss for row in case.rows)
+        name, row = named(case, told)
+        for kind in ("stay", "grow", "scratch"):
+            regrets[kind].append(case.best(kind) / lowest - 1)
+        regrets["score"].append(row.loss / lowest - 1)
+        right += row.loss == lowest
+        print(line(case, f"{name} ({told.sure})", row.loss / lowest - 1))
+    close = sum(regret <= CLOSE for regret in regrets["score"])
+    means = " ".join(f"{name}={mean(values):.4f}" for name, values in regrets.items())
+    print(f"cases={len(regrets['score'])} right={right} within_2pct={close} {means}")
+
+
+def named(case: Case, told: advice.Advice) -> tuple[str, Row]:
+    """The arm with the lowest expected loss among those that were measured, and its measurement."""
+    for arm in sorted((arm for arm in told.arms if arm.loss is not None), key=lambda arm: arm.loss or 0.0):
+        first = arm.phases[0].flops if len(arm.phases) > 1 else 0.0
+        share = 1.0 if case.spent else first / case.budget
+        for row in case.rows:
+            same = (row.kind, row.params) == (arm.kind, arm.params)
+            if same and (row.kind != "grow" or abs(row.share - share) < 0.01):
+                return arm.name, row
+    worst = max(case.rows, key=lambda row: row.loss)
+    return told.choice, worst
+
+
+def line(case: Case, told: str, regret: float) -> str:
+    best = min(case.rows, key=lambda row: row.loss)
+    return (
+        f"{case.base:,} parameters, {case.spent:.3g} FLOPs spent, {case.budget:.3g} left: {told}; "
+        f"measured best {best.kind} {best.params:,}: {best.loss:.4f}, regret {regret:.1%}"
+    )
+
+
+def mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return fmean(known) if known else 0.0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

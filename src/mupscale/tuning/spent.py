@@ -1,0 +1,61 @@
+"""What a directory tells about a trained base: parameters from its headers, FLOPs and progress from trainer_state.json.
+
+No weight is read, and transformers is not needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any
+
+from ..errors import MupscaleError
+from ..files.directory import read_directory
+from ..files.strict import parse_json, read_regular
+from .law import FLOPS_PER_PARAMETER
+
+STATE = "trainer_state.json"
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Parameters of a base, and what was spent on it; None where no file says it."""
+
+    params: int
+    flops: float | None
+    finished: bool | None
+    """Whether the last step of the schedule was taken."""
+    source: str
+    """Which numbers of the file the FLOPs come from."""
+
+
+def read_spent(path: Path) -> Spent:
+    """Read a Hugging Face directory, such as a checkpoint of a Trainer.
+
+    `total_flos` is what the Trainer counted. Where it is 0, 6 FLOPs per parameter and token of
+    `num_input_tokens_seen` are taken.
+    """
+    directory = read_directory(path)
+    params = sum(prod(place.shape) for place in directory.tensors.values())
+    if STATE not in directory.trainer:
+        return Spent(params, None, None, "")
+    state = parse_json(read_regular(path / STATE), STATE, infinity=True)
+    if not isinstance(state, dict):
+        raise MupscaleError(f"{STATE} is not valid: it holds a {type(state).__name__}, expected an object")
+    flops, tokens = _number(state, "total_flos"), _number(state, "num_input_tokens_seen")
+    step, last = _number(state, "global_step"), _number(state, "max_steps")
+    finished = step >= last if step and last else None
+    if flops:
+        return Spent(params, flops, finished, "total_flos")
+    if tokens:
+        return Spent(params, FLOPS_PER_PARAMETER * params * tokens, finished, "num_input_tokens_seen")
+    return Spent(params, None, finished, "")
+
+
+def _number(state: dict[str, Any], name: str) -> float:
+    """A number of the state, 0 where it is missing."""
+    value = state.get(name) or 0
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value) or value < 0:
+        raise MupscaleError(f"{STATE}: {name} is {value!r}, expected a number, 0 or more")
+    return float(value)
