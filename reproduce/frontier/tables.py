@@ -117,11 +117,20 @@ def mid_run_contest(book: Book, units: int) -> tuple[float, bool] | None:
     return contest(sides[True], sides[False])
 
 
+def cited_contest(book: Book, extra: float) -> tuple[float, bool] | None:
+    """The smallest gain of growing among the cited bases, and whether every seed of every one says that it pays."""
+    found = [sunk_contest(book, base, extra) for base in book.sizes.cited_bases]
+    told = [each for each in found if each is not None]
+    if not told or len(told) < len(found):
+        return None
+    return min(gain for gain, _ in told), all(all_seeds for _, all_seeds in told)
+
+
 def figures(book: Book) -> dict[str, str]:
-    """The figures of the last line."""
-    sizes, first = book.sizes, book.sizes.bases[0]
+    """The figures of the last line; gains of stage b are those of the cited base that gains least."""
+    sizes = book.sizes
     mid = mid_run_contest(book, midrun.middle(sizes))
-    gains = {extra: sunk_contest(book, first, extra) for extra in sizes.extras}
+    gains = {extra: cited_contest(book, extra) for extra in sizes.extras}
     told = {extra: gain for extra, gain in gains.items() if gain is not None}
     paying = [extra for extra, (gain, all_seeds) in told.items() if gain > 0 and all_seeds]
     carried, fresh = ("carried, noise", "fresh, noise")

@@ -29,6 +29,8 @@ EARLY = 0.01
 """The first part of the remaining budget, over which the training loss is averaged."""
 SNAPSHOTS = (0.1, 0.25, 0.5)
 """Shares of a run from scratch at which it is kept, for runs that grow there."""
+BATCHES = 8
+"""Training batches of the losses around the noise."""
 SAVE_EVERY = 600.0
 """Seconds between checkpoints."""
 
@@ -172,19 +174,14 @@ class Trainer:
         if spec.start is None:
             return setting.fresh(spec.width, spec.lr, spec.seed), {}
         base = self._trained(spec.start, spec.at)
-        assert setting.watch is not None
+        before = _losses(setting, base, spec)
         if not spec.grows:
             mu.set_lr_(base.optimizer, spec.lr)
-            return base, {"noise": {"before": _rounded(setting.watch(base.model))}}
-        before = setting.watch(base.model)
+            return base, {"noise": {"before": before}}
         run = grow(setting, base, spec)
         fresh = setting.fresh(spec.width, spec.lr, spec.seed)
-        losses = {
-            "before": before,
-            "after": setting.watch(run.model),
-            "untrained": setting.watch(fresh.model),
-        }
-        return run, {"noise": {name: _rounded(seen) for name, seen in losses.items()}}
+        after, untrained = (_losses(setting, each, spec) for each in (run, fresh))
+        return run, {"noise": {"before": before, "after": after, "untrained": untrained}}
 
     def _trained(self, spec: Spec, at: float) -> mu.Run:
         """A run as it was at a share of its steps, from the cache or trained again."""
@@ -221,5 +218,9 @@ class Trainer:
         unfinished.replace(path)
 
 
-def _rounded(seen: dict[str, float]) -> dict[str, float]:
-    return {name: rounded(value) for name, value in seen.items()}
+def _losses(setting: Setting, run: mu.Run, spec: Spec) -> dict[str, float]:
+    """The held-out loss, and that of some training batches, as a user would measure it around growth."""
+    assert setting.watch is not None
+    with torch.no_grad():
+        batches = [float(setting.loss(run.model, step, spec.seed)) for step in range(1, 1 + BATCHES)]
+    return {"choose": rounded(setting.watch(run.model)["choose"]), "train": rounded(fmean(batches))}
