@@ -6,7 +6,7 @@ Held-out rows are split in two: choices of noise and rate look at the first half
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -30,17 +30,18 @@ Rows = tuple[Tensor, Tensor, Tensor, Tensor]
 def task(layers: int, rows: Callable[[], Rows] = forest, reference: int = REFERENCE) -> Setting:
     """The setting with so many layers. AdamW is torch's fused one, which takes a third less time here."""
 
-    @cache
-    def order(epoch: int, seed: int) -> Tensor:
-        return torch.randperm(len(rows()[1]), generator=torch.Generator().manual_seed(1000 * seed + epoch))
+    @lru_cache(maxsize=1)
+    def shuffled(epoch: int, seed: int) -> tuple[Tensor, Tensor]:
+        """The rows of an epoch in their order. Copied at once: gathering every batch takes a fifth of a step longer."""
+        x, y, _, _ = rows()
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1000 * seed + epoch))
+        return x[order], y[order]
 
     def loss(model: nn.Module, step: int, seed: int) -> Tensor:
-        x, y, _, _ = rows()
-        epoch, place = divmod(step, len(y) // BATCH)
-        if not place:
-            order.cache_clear()
-        chosen = order(epoch, seed)[place * BATCH : (place + 1) * BATCH]
-        return F.cross_entropy(model(x[chosen]), y[chosen])
+        epoch, place = divmod(step, len(rows()[1]) // BATCH)
+        x, y = shuffled(epoch, seed)
+        part = slice(place * BATCH, (place + 1) * BATCH)
+        return F.cross_entropy(model(x[part]), y[part])
 
     def measure(model: nn.Module) -> dict[str, float]:
         x, y, x_held, y_held = rows()

@@ -174,13 +174,14 @@ class Trainer:
         if spec.start is None:
             return setting.fresh(spec.width, spec.lr, spec.seed), {}
         base = self._trained(spec.start, spec.at)
-        before = _losses(setting, base, spec)
+        first = self.phase(spec).first
+        before = _losses(setting, base, spec, first)
         if not spec.grows:
             mu.set_lr_(base.optimizer, spec.lr)
             return base, {"noise": {"before": before}}
         run = grow(setting, base, spec)
         fresh = setting.fresh(spec.width, spec.lr, spec.seed)
-        after, untrained = (_losses(setting, each, spec) for each in (run, fresh))
+        after, untrained = (_losses(setting, each, spec, first) for each in (run, fresh))
         return run, {"noise": {"before": before, "after": after, "untrained": untrained}}
 
     def _trained(self, spec: Spec, at: float) -> mu.Run:
@@ -218,9 +219,9 @@ class Trainer:
         unfinished.replace(path)
 
 
-def _losses(setting: Setting, run: mu.Run, spec: Spec) -> dict[str, float]:
-    """The held-out loss, and that of some training batches, as a user would measure it around growth."""
+def _losses(setting: Setting, run: mu.Run, spec: Spec, first: int) -> dict[str, float]:
+    """The held-out loss, and that of the next training batches, as a user would measure it around growth."""
     assert setting.watch is not None
     with torch.no_grad():
-        batches = [float(setting.loss(run.model, step, spec.seed)) for step in range(1, 1 + BATCHES)]
+        batches = [float(setting.loss(run.model, step, spec.seed)) for step in range(first, first + BATCHES)]
     return {"choose": rounded(setting.watch(run.model)["choose"]), "train": rounded(fmean(batches))}

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -22,7 +23,7 @@ class KilledError(Exception):
 
 def trainer(folder, stop=None, **options):
     """A trainer on made-up rows; `stop` ends it like a kill would, after so many steps. Steps taken are counted."""
-    taken = []
+    taken: list[int] = []
 
     def setting(layers):
         made = task(layers, made_up, SMOKE.reference)
@@ -54,7 +55,7 @@ def known(tmp_path_factory):
     """Every run of the smallest study, with an invented result, as a store knows it."""
     store = Store(tmp_path_factory.mktemp("frontier") / "all.jsonl")
     while (spec := order.next_missing(lambda spec: store.known(spec.key), SMOKE)) is not None:
-        store.of(spec.key, lambda spec=spec: invented(spec))
+        store.of(spec.key, partial(invented, spec))
     again = Store(store.path)
     return lambda spec: again.known(spec.key)
 
@@ -145,7 +146,7 @@ def test_choices_look_at_the_tuning_seed_alone(known):
 
 
 def test_tables_are_printed_from_a_store(known):
-    lines = []
+    lines: list[str] = []
     book = tables.Book(known, SMOKE)
     assert tables.show(book, lines.append) == 0
     figures = dict(part.split("=") for part in lines[-1].split())
@@ -173,15 +174,16 @@ def test_a_missing_seed_fails(known, name, without):
         "c": lambda: exactness.arm(known, SMOKE, without),
         "a": lambda: midrun.arm(known, SMOKE, without, SMOKE.mid_run[1]),
     }[name]()
+    assert arm.chosen is not None
     lost = arm.chosen.with_seed(SMOKE.seeds[-1])
-    lines = []
+    lines: list[str] = []
     book = tables.Book(lambda spec: None if spec == lost else known(spec), SMOKE)
     assert tables.show(book, lines.append) == 1
     assert any(line.startswith(f"missing: {name}: ") and line.endswith(without) for line in lines)
 
 
 def test_an_empty_store_has_not_run(tmp_path):
-    lines = []
+    lines: list[str] = []
     assert tables.show(tables.Book(lambda spec: None, HERE), lines.append) == 1
     assert {part.split("=")[1] for part in lines[-1].split()} == {tables.NOT_RUN}
 
