@@ -11,13 +11,14 @@ import json
 import os
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..families.record import FamilyPlan, Part
+from ..families.record import FamilyPlan, Part, Reading
 from ..files.directory import CONFIG, INDEX, Directory
 from ..files.places import OutFile, torch_dtype
 from ..jobs.identity import check_outside, make_job
@@ -29,7 +30,7 @@ from ..version import __version__
 from .about import FORMAT, card, factors, read_about, read_plans
 from .norms import measured_in
 from .request import Request
-from .shards import Spelling, planned_names, weight_moves
+from .shards import Spelling, planned_names, stored_tensors, weight_moves
 from .trainer_state import OPTIMIZER, trainer_moves
 
 
@@ -45,13 +46,12 @@ def record(directory: Directory, family: FamilyPlan, request: Request) -> dict[s
     noise = None
     if request.adds_noise:
         asked, told = _asked(request, plan, early)
-        spelling = Spelling(family.stored, family.prefix, family.ignored)
-        stored = plan_without(plan, family.not_stored)
+        spelling = Spelling.of(family)
+        stored = stored_plan(family)
         moves = weight_moves(stored, directory, spelling=spelling)[1]
         measure = measured_in(directory.path, moves, planned_names(stored, directory, spelling))
-        resolved = resolve_noise(
-            measure, asked, plan=plan, seed=request.seed, since=early, exempt=family.exempt
-        )
+        exempt = replace(family.exempt, frozen=family.exempt.frozen | set(family.reading.absent))
+        resolved = resolve_noise(measure, asked, plan=plan, seed=request.seed, since=early, exempt=exempt)
         noise = {"kind": type(asked).__name__, "asked": told, **resolved.as_json()}
     return {
         "format": FORMAT,
@@ -70,8 +70,7 @@ def record(directory: Directory, family: FamilyPlan, request: Request) -> dict[s
         "not_stored": list(family.not_stored),
         "spelling": {
             "parts": {name: part.as_json() for name, part in family.stored.items()},
-            "prefix": family.prefix,
-            "ignored": list(family.ignored),
+            **family.reading.as_json(),
         },
         "noise": noise,
         "factors": factors(since),
@@ -113,10 +112,11 @@ def job_of(directory: Directory, out: Path, about: Mapping[str, Any], block_byte
     check_config(directory, about)
     request = Request.from_json(about["request"])
     plan, noise = plan_and_noise(directory.path, about)
-    stored = plan_without(plan, about["not_stored"])
     told = about["spelling"]
     parts = {name: Part.of_json(part) for name, part in told["parts"].items()}
-    spelling = Spelling(parts, told["prefix"], tuple(told["ignored"]))
+    reading = Reading.of_json(told)
+    stored = plan_without(plan, [*about["not_stored"], *reading.absent])
+    spelling = Spelling(parts, reading.names, reading.left_out)
     files, moves, index = weight_moves(stored, directory, noise, request.dtype, request.shard_bytes, spelling)
     texts = [
         Text(CONFIG, json.dumps(about["config"], indent=2, sort_keys=True) + "\n"),
@@ -150,6 +150,16 @@ def plan_and_noise(base: Path, about: Mapping[str, Any]) -> tuple[Plan, NoisePla
         return plan, None
     early = None if read_about(base) is None else read_plans(base)[1]
     return plan, restore_noise(about["noise"], plan, early)
+
+
+def stored_plan(family: FamilyPlan) -> Plan:
+    """The plan of the tensors that the directory holds."""
+    return plan_without(family.plan, [*family.not_stored, *family.reading.absent])
+
+
+def check_stored(directory: Directory, family: FamilyPlan) -> None:
+    """Raise unless the directory holds what the plan needs, in the shapes of its configuration."""
+    stored_tensors(stored_plan(family), directory, Spelling.of(family))
 
 
 def plan_without(plan: Plan, names: Iterable[str]) -> Plan:

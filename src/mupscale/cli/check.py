@@ -105,7 +105,11 @@ def _bytes(
 def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Fault]]:
     request = Request.from_json(about["request"])
     family = plan_in_process(
-        directory.config, request.multipliers, architecture=about["base_architecture"], export=request.export
+        directory.config,
+        request.multipliers,
+        architecture=about["base_architecture"],
+        export=request.export,
+        stored=list(directory.tensors),
     )
     seen = family.evidence
     said = (

@@ -61,7 +61,7 @@ class Directory:
     config: dict[str, Any]
     tensors: dict[str, Place]
     weights: tuple[str, ...]
-    """The files that hold the tensors."""
+    """The files that hold the tensors; none where only a configuration was read."""
     carried: tuple[str, ...]
     """Tokenizer, generation config and the like: a wider model uses the same."""
     trainer: tuple[str, ...]
@@ -70,19 +70,23 @@ class Directory:
     """Files and folders that are neither read nor carried."""
 
 
-def read_directory(path: Path | str) -> Directory:
-    """Read everything about a checkpoint except its weights; raises one error with all faults."""
+def read_directory(path: Path | str, *, weights_needed: bool = True) -> Directory:
+    """Read everything about a checkpoint except its weights; raises one error with all faults.
+
+    Unless weights are needed, config.json alone will do, as long as no file with weights is there.
+    """
     path = Path(path)
     names = _names(path)
     claim = f"{printable(str(path))} cannot be widened as it is"
-    raise_few(claim, _refused_files(names))
+    bare = not weights_needed and CONFIG in names and not has_weights(path)
+    raise_few(claim, _refused_files(names, bare))
     config = parse_json(read_regular(path / CONFIG), CONFIG, infinity=True)
     if not isinstance(config, dict):
         raise MupscaleError(
             f"{CONFIG} is not valid: it holds a {type(config).__name__}, expected an object with a model_type"
         )
     raise_few(claim, _refused_config(config))
-    tensors = _sharded(path) if INDEX in names else read_header(path / SINGLE).tensors
+    tensors = {} if bare else _sharded(path) if INDEX in names else read_header(path / SINGLE).tensors
     raise_few(claim, _quantised_tensors(tensors))
     weights = tuple(sorted({place.file for place in tensors.values()}))
     trainer = tuple(name for name, regular in names.items() if regular and _matches(name, TRAINER))
@@ -92,6 +96,12 @@ def read_directory(path: Path | str) -> Directory:
     return Directory(
         path, config, tensors, weights, carried, trainer, tuple(name for name in names if name not in known)
     )
+
+
+def has_weights(path: Path) -> bool:
+    """Whether a directory holds a file with weights; an index whose files are not there does not count."""
+    kinds = ("*.safetensors", *_PICKLED)
+    return path.is_dir() and any(_matches(n, kinds) and not n.endswith(".json") for n in os.listdir(path))
 
 
 def _names(path: Path) -> dict[str, bool]:
@@ -145,7 +155,7 @@ def _is_carried(name: str) -> bool:
     return _matches(name, _CARRIED) and not replaced and name_fault(name) is None
 
 
-def _refused_files(names: Mapping[str, bool]) -> list[Fault]:
+def _refused_files(names: Mapping[str, bool], bare: bool) -> list[Fault]:
     faults = []
     adapters = [name for name in names if _matches(name, _ADAPTERS)]
     if adapters:
@@ -160,7 +170,7 @@ def _refused_files(names: Mapping[str, bool]) -> list[Fault]:
     ]
     if SINGLE in names and INDEX in names:
         faults.append(Fault(INDEX, f"{SINGLE} is there as well", "keep the one that holds the model"))
-    if SINGLE not in names and INDEX not in names and not adapters:
+    if SINGLE not in names and INDEX not in names and not adapters and not bare:
         pickled = [name for name in names if _matches(name, _PICKLED)]
         remedy = "load the model with transformers and call save_pretrained(folder), which writes safetensors"
         if pickled:

@@ -33,7 +33,7 @@ def directory_source(
 ) -> Source:
     """The tensors of a directory by planned name; with `state`, the moments of its Trainer too."""
     directory = read_directory(path)
-    spelling = Spelling() if family is None else Spelling(family.stored, family.prefix, family.ignored)
+    spelling = Spelling() if family is None else Spelling.of(family)
     absent = [
         name
         for name, entry in plan.tensors.items()
