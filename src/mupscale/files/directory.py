@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, MupscaleError
+from .elsewhere import cache_faults, download_remedy, pointer_faults
 from .floats import FLOATS
 from .headers import read_header
 from .places import Place
@@ -79,7 +80,11 @@ def read_directory(path: Path | str, *, weights_needed: bool = True) -> Director
     names = _names(path)
     claim = f"{printable(str(path))} cannot be widened as it is"
     bare = not weights_needed and CONFIG in names and not has_weights(path)
+    if CONFIG not in names:
+        raise_few(claim, cache_faults(path))
     raise_few(claim, _refused_files(names, bare))
+    read = [n for n, regular in names.items() if regular and (n.endswith(".safetensors") or _is_carried(n))]
+    raise_few(claim, pointer_faults(path, (CONFIG, INDEX, *read)))
     config = parse_json(read_regular(path / CONFIG), CONFIG, infinity=True)
     if not isinstance(config, dict):
         raise MupscaleError(
@@ -110,9 +115,8 @@ def _names(path: Path) -> dict[str, bool]:
     with os_errors(path):
         if not path.is_dir():
             what = "Not a directory" if path.exists() else "No such file or directory"
-            raise MupscaleError(
-                f"{printable(str(path))}: {what}; name a directory that save_pretrained has written"
-            )
+            remedy = download_remedy(path) or "name a directory that save_pretrained has written"
+            raise MupscaleError(f"{printable(str(path))}: {what}; {remedy}")
     with os_errors(path), os.scandir(path) as entries:
         for entry in entries:
             found[entry.name] = _is_regular(Path(entry.path))
