@@ -155,6 +155,22 @@ def test_a_result_is_checked_without_its_base(wide, tmp_path, capsys):
     assert main(["check", str(copy), "--workers", "0"]) == 2
 
 
+def test_the_model_level_does_not_apply_to_noise(base, noisy, wide, capsys):
+    assert main(["check", str(base), str(noisy), "--bytes", "--model", "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert "model   not applicable: noise has moved the model" in said
+    assert main(["check", str(base), str(wide), "--bytes", "--model", "--quiet"]) == 0
+    assert "model   holds" in capsys.readouterr().out, "control: without noise it is compared"
+
+
+def test_a_level_that_fails_is_not_hidden_by_one_that_does_not_apply(base, noisy, tmp_path, capsys):
+    """Control: the exit status is that of the levels that apply."""
+    other = tmp_path / "other"
+    shutil.copytree(noisy, other)
+    (other / "README.md").write_text("another card\n")
+    assert main(["check", str(base), str(other), "--bytes", "--model", "--quiet"]) == 1
+
+
 def test_a_trusted_base_and_an_output_inside_its_base(base, tmp_path, capsys):
     assert main(["widen", str(base), str(base / "wide"), "-k", "2"]) == 2
     assert "inside of its own base" in capsys.readouterr().err
