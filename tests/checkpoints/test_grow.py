@@ -182,6 +182,14 @@ def test_a_trusted_base_and_an_output_inside_its_base(base, tmp_path, capsys):
     assert main(["check", str(base), str(out), "--bytes", "--quiet"]) == 0
 
 
+def test_folders_above_the_result_are_made(base, tmp_path):
+    out = tmp_path / "some" / "where" / "wide"
+    assert main(["widen", str(base), str(out), "-k", "2", "--dry-run"]) == 0
+    assert list(tmp_path.iterdir()) == [], "control: not by a dry run"
+    assert main(["widen", str(base), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
+    assert (out / "config.json").exists()
+
+
 def test_upscale_demands_its_noise(base, tmp_path, capsys):
     assert main(["upscale", str(base), str(tmp_path / "w"), "-k", "2"]) == 2
     said = capsys.readouterr().err

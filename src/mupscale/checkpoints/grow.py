@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -211,15 +210,18 @@ def _ancestor(base: Path) -> dict[str, Any] | None:
     return {key: told[key] for key in kept if key in told}
 
 
+def existing_above(path: Path) -> Path:
+    """The nearest folder above a path that exists; those between are made when the result is written."""
+    return next(folder for folder in path.absolute().parents if folder.exists())
+
+
 def check_free(out: Path, base: Path) -> None:
-    """Raise unless `out` can be made: its parent is there, nothing of that name is, and it does not lie in its base."""
+    """Raise unless `out` can be made: nothing of that name is there, and it does not lie in its base."""
     faults = []
-    above = out.absolute().parent
+    above = existing_above(out)
     check_outside(base, out)
     if not above.is_dir():
-        faults.append(
-            Fault(str(out), "the folder above it does not exist", f"mkdir -p {shlex.quote(str(above))}")
-        )
+        faults.append(Fault(str(above), "a file, expected a folder", "name a directory somewhere else"))
     elif not os.access(above, os.W_OK | os.X_OK):
         what = "this user may not write into it, or its disk is read-only"
         faults.append(Fault(str(above), what, "name a directory somewhere else"))

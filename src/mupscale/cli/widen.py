@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.grow import check_free, has_state, job_of, record
+from ..checkpoints.grow import check_free, existing_above, has_state, job_of, record
 from ..checkpoints.recipe_state import notes_on
 from ..checkpoints.request import Request, parse_noise
 from ..checkpoints.rounding import ADVISE, lost_to_rounding
@@ -89,7 +89,7 @@ def _plan(chosen: argparse.Namespace, request: Request) -> Job:
     if recipe is not None:
         print(_recipe_notes(recipe, notes))
     if chosen.dry_run:
-        print(cost(directory, family, request, chosen.out.absolute().parent))
+        print(cost(directory, family, request, existing_above(chosen.out)))
     return job
 
 
