@@ -12,7 +12,6 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 
 from harness.closeness import SINGLE, difference  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
-from mupscale.families.lift import Tensors  # noqa: E402
 from mupscale.families.models import config_from, model_class, on_meta, read_config  # noqa: E402
 from mupscale.families.reading import reading_of  # noqa: E402
 
@@ -22,10 +21,10 @@ BERT: dict[str, Any] = dict(  # noqa: C408
 LLAMA: dict[str, Any] = dict(  # noqa: C408
     hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=97
 )  # fmt: skip
-Tensors_ = dict[str, torch.Tensor]
+Named = dict[str, torch.Tensor]
 
 
-def old_bert(stored: Tensors_) -> Tensors_:
+def old_bert(stored: Named) -> Named:
     """As the first BERT is stored: gains and biases of norms by other names, heads that this class does not have."""
     spelled = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t
@@ -35,12 +34,12 @@ def old_bert(stored: Tensors_) -> Tensors_:
     return {**spelled, **{name: torch.ones(shape) for name, shape in extra.items()}}
 
 
-def old_roberta(stored: Tensors_) -> Tensors_:
+def old_roberta(stored: Named) -> Named:
     more = {"roberta.pooler.dense.weight": torch.ones(32, 32), "roberta.pooler.dense.bias": torch.ones(32)}
     return {**stored, **more, "roberta.embeddings.position_ids": torch.arange(32)[None]}
 
 
-def old_llama(stored: Tensors_) -> Tensors_:
+def old_llama(stored: Named) -> Named:
     return {**stored, **{f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(4) for i in range(2)}}
 
 
@@ -86,7 +85,7 @@ def test_names_are_read_as_from_pretrained_reads_them(tmp_path, case):
     stored = saved(tmp_path, CASES[case])
     config = config_from(read_config(tmp_path))
     model = on_meta(config, model_class(config))
-    found = reading_of(model, stored, {}, Tensors.of(model).ties)
+    found = reading_of(model, stored, {})
     _, said = loaded(tmp_path, CASES[case][1])
     assert set(found.absent) == set(said["missing_keys"])
     silent = {n for n, why in found.left_out.items() if "computes it" in why}

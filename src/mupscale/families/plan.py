@@ -75,8 +75,7 @@ def family_plan(
     start = start_of(base, export)
     wide, wide_cls = wide_of(start, by_width, export, cls)
     wide_model = on_meta(wide, wide_cls)
-    base_model = on_meta(start, cls)
-    base_end, wide_end = Tensors.of(base_model), Tensors.of(wide_model)
+    base_end, wide_end = Tensors.of(on_meta(start, cls)), Tensors.of(wide_model)
     goal = growth(base_end.shapes, wide_end.shapes)
     try:
         small = shrunk(start, by_width, cls, goal)
@@ -114,7 +113,7 @@ def family_plan(
         tuple(_notes(plan)),
         export,
         parts,
-        reading_of(base_model, names, parts, base_end.ties),
+        reading_of(on_meta(base, cls), names, parts),
         exempt_of(wide_model, plan, "wide"),
     )
 

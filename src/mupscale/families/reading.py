@@ -11,19 +11,16 @@ from collections.abc import Collection, Iterable, Mapping
 
 from torch import nn
 
+from .lift import Tensors
 from .models import not_stored
 from .record import Part, Reading
 
 _COMPUTED = "the model computes it when it is built, so a stored value is not read"
 
 
-def reading_of(
-    model: nn.Module, stored: Iterable[str], parts: Mapping[str, Part], ties: Mapping[str, str]
-) -> Reading:
-    """How a model of a stock class reads these stored names.
-
-    `parts` are the stored names of tensors that are stored otherwise than whole, `ties` the aliases of the model.
-    """
+def reading_of(model: nn.Module, stored: Iterable[str], parts: Mapping[str, Part]) -> Reading:
+    """How a model of a stock class reads these stored names; `parts` are those that hold no whole tensor."""
+    ties = Tensors.of(model).ties
     read_as = _names(model, stored)
     known, computed = set(model.state_dict()), set(not_stored(model))
     names: dict[str, str] = {}
