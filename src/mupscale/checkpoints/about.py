@@ -1,12 +1,11 @@
-"""What a grown directory says about itself: `mupscale.json` for programs, a model card for people.
+"""What a grown directory says about itself for programs: `mupscale.json`.
 
-Knows which facts are recorded and how they read; moves no tensor and plans nothing.
+Knows which facts are recorded; moves no tensor and plans nothing. `card.py` says the same to people.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from ..rules.optimizers import RULES
 NAME = "mupscale.json"
 FORMAT = "mupscale directory 1"
 KEYS = (
-    "architecture", "base", "base_architecture", "config", "noise", "not_stored", "parameters", "plan", "plan_hash",
+    "architecture", "base", "base_architecture", "config", "noise", "not_carried", "not_stored", "parameters", "plan", "plan_hash",
     "request", "since_reference", "spelling",
 )  # fmt: skip
 """What a record says that leads back to its base; a trainer's copy of it may hold the plans alone."""
@@ -73,64 +72,3 @@ def factors(plan: Plan) -> list[dict[str, Any]]:
         if pattern_of(name) not in names:
             names.append(pattern_of(name))
     return [{**dict(key), "tensors": names} for key, names in found.items()]
-
-
-def card(about: Mapping[str, Any]) -> str:
-    """The model card: what this is, how it was made, what to do next."""
-    noise = about["noise"]
-    width = f"`-k {about['multipliers']}`"
-    if about["plan"]["exact"] != "dynamic":
-        state = (
-            "Its readout was untied from its embedding: it computes the same function as the base, and **does not train "
-            "like it**."
-        )
-    elif noise is None:
-        state = (
-            "It computes the same function as the base and, trained with the units below, **trains exactly like the "
-            "base**: copies of a unit stay equal, so it cannot use its new width until noise is added "
-            "(`mupscale upscale`)."
-        )
-    else:
-        how = ", ".join(f"{key} = {value}" for key, value in noise["asked"].items())
-        state = (
-            f"Noise ({noise['kind']}: {how}, seed {about['request']['seed']}) was added after the exact map, so that copies of a "
-            "unit can part."
-        )
-    rows = "\n".join(
-        f"| {', '.join(f'`{n}`' for n in group['tensors'][:4])}{' …' if len(group['tensors']) > 4 else ''} "
-        f"| {group['lr']} | {group['eps']} | {group['weight_decay']} |"
-        for group in about["factors"]
-    )
-    return f"""---
-base_model: {about["base"]["name"]}
-tags: [mupscale]
----
-# {about["base"]["name"]}, {about["parameters"]["wide"] / about["parameters"]["base"]:.1f} times the parameters
-
-`{about["architecture"]}`, grown in width from `{about["base"]["name"]}` ({width}) by
-[mupscale](https://pypi.org/project/mupscale) {about["version"]}. {state}
-
-| | base | this model |
-|---|---|---|
-| parameters | {about["parameters"]["base"]:,} | {about["parameters"]["wide"]:,} |
-
-The weights load with the stock class. Train them with an optimizer that knows each tensor's units:
-
-```python
-import torch
-import mupscale as mu
-from transformers import {about["architecture"]}
-
-here = "path/to/this/directory"
-model = {about["architecture"]}.from_pretrained(here)
-optimizer = mu.optimizer_for(model, here, torch.optim.AdamW, lr=1e-4)
-```
-
-What that does to AdamW's constants since the reference:
-
-| tensors | lr × | eps × | weight decay × |
-|---|---|---|---|
-{rows}
-
-Plan, reference, seed and the base's digests stand in `{NAME}`; `mupscale check <base> <this directory>` proves the bytes.
-"""

@@ -18,17 +18,22 @@ import torch
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..families.record import FamilyPlan, Part, Reading
-from ..files.directory import CONFIG, INDEX, Directory
+from ..files.directory import CARD, CONFIG, INDEX, MODULES, Directory
+from ..files.elsewhere import hub_name
 from ..files.places import OutFile, torch_dtype
+from ..files.strict import read_regular
 from ..jobs.identity import check_outside, make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..plans.plan import Plan
 from ..training.noises import CLASSES, Noise, NoisePlan, resolve_noise, restore_noise
 from ..training.recipe import Recipe
 from ..version import __version__
-from .about import FORMAT, card, factors, read_about, read_plans
+from .about import FORMAT, factors, read_about, read_plans
+from .card import card
 from .norms import measured_in
+from .not_carried import not_carried
 from .request import Request
+from .sentence_modules import module_files
 from .shards import Spelling, planned_names, stored_tensors, weight_moves
 from .trainer_state import OPTIMIZER, trainer_moves
 
@@ -76,7 +81,8 @@ def record(directory: Directory, family: FamilyPlan, request: Request) -> dict[s
         # Nothing that depends on the machine or the hour: workers that plan at the same time make the same job.
         "evidence": {key: getattr(family.evidence, key) for key in ("source", "trials", "steps")},
         "notes": list(family.notes),
-        "base": {"name": directory.path.absolute().name, "config": config_digest(directory)},
+        "not_carried": not_carried(directory, module_files(directory, plan).refused),
+        "base": {"name": _name(directory.path.absolute()), "config": config_digest(directory)},
         "grown_from": _ancestor(directory.path),
     }
 
@@ -119,10 +125,15 @@ def job_of(directory: Directory, out: Path, about: Mapping[str, Any], block_byte
     files, moves, index = weight_moves(stored, directory, noise, request.dtype, request.shard_bytes, spelling)
     texts = [
         Text(CONFIG, json.dumps(about["config"], indent=2, sort_keys=True) + "\n"),
-        Text("README.md", card(about)),
+        Text(CARD, card(about, _card_of(directory))),
         *([Text(INDEX, index)] if index is not None else []),
     ]
-    carried = list(directory.carried)
+    modules = module_files(directory, plan)
+    files, moves = (*files, *modules.files), (*moves, *modules.moves)
+    texts += modules.texts
+    carried = [*directory.carried, *modules.carried]
+    if modules.refused:
+        carried.remove(MODULES)
     if has_state(directory, request):
         file, more = _state(directory, plan, about, request, noise)
         files, moves = (*files, file), (*moves, *more)
@@ -199,6 +210,16 @@ def wide_config(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
         return dict(config)
     name = str(torch_dtype(dtype)).removeprefix("torch.")
     return {**{k: v for k, v in config.items() if k != "torch_dtype"}, "dtype": name}
+
+
+def _name(base: Path) -> str:
+    """What the base is called: on the Hub, if it lies in the cache, or else by its folder."""
+    return hub_name(base) or base.name
+
+
+def _card_of(directory: Directory) -> str:
+    path = directory.path / CARD
+    return read_regular(path).decode(errors="replace") if path.is_file() else ""
 
 
 def _ancestor(base: Path) -> dict[str, Any] | None:

@@ -82,8 +82,8 @@ def _plan(chosen: argparse.Namespace, request: Request) -> Job:
     job = _job(directory, chosen.out, record(directory, family, request), has_state(directory, request))
     if directory.trainer and not has_state(directory, request):
         print("the optimizer state stored with the weights is not carried")
-    if directory.skipped:
-        print(f"not carried: {', '.join(map(printable, directory.skipped))}")
+    for name, why in job.about["not_carried"].items():
+        print(f"not carried: {printable(name)}, because {why}")
     if request.adds_noise:
         print(_rounding(job))
     if recipe is not None:

@@ -22,6 +22,8 @@ from .places import Place
 from .strict import name_fault, os_errors, parse_json, printable, raise_few, read_regular, text_fault
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+MODULES = "modules.json"
+CARD = "README.md"
 TRAINER = (
     "optimizer.pt",
     "scheduler.pt",
@@ -43,7 +45,7 @@ _CARRIED = (
     "NOTICE*",
     "USE_POLICY*",
 )
-_REPLACED = (CONFIG, "*.index.json", "README.md", _OURS)
+_REPLACED = (CONFIG, "*.index.json", CARD, _OURS)
 _PICKLED = ("pytorch_model*.bin", "pytorch_model.bin.index.json", "model*.bin", "*.ckpt", "consolidated*.pth")
 _ADAPTERS = ("adapter_config.json", "adapter_model.*")
 _QUANTISED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
@@ -52,6 +54,16 @@ _QUANTISED_LEAVES = (
     *("weight_scale_inv", "weight_zero_point", "weight_format", "nested_absmax", "quant_state"),
 )
 _MOST_FILES = 100_000  # bounds the listing of a folder that is not a checkpoint
+
+
+@dataclass(frozen=True)
+class Module:
+    """One module of a sentence-transformers model: its class, and the folder that holds its files, "" for the directory."""
+
+    kind: str
+    folder: str
+    files: tuple[str, ...]
+    """Names inside the folder; a module without settings may have no folder at all."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,8 @@ class Directory:
     """Tokenizer, generation config and the like: a wider model uses the same."""
     trainer: tuple[str, ...]
     """Files that a Trainer run saved with the weights; nothing here opens them."""
+    modules: tuple[Module, ...]
+    """What modules.json of sentence-transformers names, in its order; none without such a file."""
     skipped: tuple[str, ...]
     """Files and folders that are neither read nor carried."""
 
@@ -96,11 +110,33 @@ def read_directory(path: Path | str, *, weights_needed: bool = True) -> Director
     weights = tuple(sorted({place.file for place in tensors.values()}))
     trainer = tuple(name for name, regular in names.items() if regular and _matches(name, TRAINER))
     carried = tuple(name for name, regular in names.items() if regular and _is_carried(name))
-    raise_few(claim, _foreign_links(path, (CONFIG, *weights, *trainer, *carried)))
-    known = {CONFIG, SINGLE, INDEX, *weights, *trainer, *carried}
-    return Directory(
-        path, config, tensors, weights, carried, trainer, tuple(name for name in names if name not in known)
-    )
+    modules = _modules(path) if MODULES in carried else ()
+    inside = [f"{module.folder}/{name}" for module in modules if module.folder for name in module.files]
+    raise_few(claim, _foreign_links(path, (CONFIG, CARD, *weights, *trainer, *carried, *inside)))
+    known = {CONFIG, SINGLE, INDEX, *weights, *trainer, *carried, *(module.folder for module in modules)}
+    skipped = tuple(name for name in names if name not in known)
+    return Directory(path, config, tensors, weights, carried, trainer, modules, skipped)
+
+
+def _modules(path: Path) -> tuple[Module, ...]:
+    told = parse_json(read_regular(path / MODULES), MODULES)
+    found, faults = [], []
+    for entry in told if isinstance(told, list) else [None]:
+        kind, folder = (
+            (entry.get(key) for key in ("type", "path")) if isinstance(entry, dict) else (None, None)
+        )
+        what = text_fault(kind) or (name_fault(folder) if folder != "" else None)
+        if what is not None:
+            faults.append(
+                Fault(f"{MODULES}: {printable(entry)}", what, "write the file as sentence-transformers does")
+            )
+            continue
+        names = _names(path / folder) if folder and (path / folder).is_dir() else {}
+        found.append(
+            Module(kind.rpartition(".")[2], folder, tuple(n for n, regular in names.items() if regular))
+        )
+    raise_few(f"{MODULES} is not valid", faults)
+    return tuple(found)
 
 
 def has_weights(path: Path) -> bool:
