@@ -205,6 +205,29 @@ def test_a_dry_run_writes_nothing(base, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_grown_model_that_was_saved_without_its_record_is_recognised(wide, tmp_path, capsys):
+    import mupscale as mu
+
+    again = tmp_path / "again"
+    transformers.LlamaForCausalLM.from_pretrained(wide).save_pretrained(again)
+    assert not (again / "mupscale.json").exists()
+    grow = ["upscale", str(again), str(tmp_path / "w"), "-k", "2", "--noise", "t=0.1", "--dry-run"]
+    for arguments in (["plan", str(again), "-k", "2"], grow):
+        assert main(arguments) == 2
+        said = capsys.readouterr().err
+        assert "was saved without its record" in said
+        assert "copy mupscale.json from the directory" in said
+    make = lambda: transformers.LlamaForCausalLM.from_pretrained(wide)  # noqa: E731
+    with pytest.raises(mu.MupscaleError, match="holds no mupscale"):
+        mu.optimizer_for(make(), again, torch.optim.AdamW, lr=1e-3)
+    told = json.loads((again / "config.json").read_text())
+    shutil.copy(wide / "mupscale.json", again)
+    assert main(grow) == 0, "the first remedy works"
+    (again / "mupscale.json").unlink()
+    (again / "config.json").write_text(json.dumps({k: v for k, v in told.items() if k != "mupscale"}))
+    assert main(grow) == 0, "the second remedy works, and is the control: without the mark nothing is known"
+
+
 def test_growing_twice_counts_from_the_first_reference(base, wide, tmp_path):
     again = tmp_path / "again"
     assert main(["widen", str(wide), str(again), "-k", "2", "--quiet", "--workers", "1"]) == 0

@@ -9,8 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import MupscaleError
-from ..files.strict import parse_json, read_regular
+from ..errors import Fault, MupscaleError
+from ..files.directory import Directory
+from ..files.strict import parse_json, printable, read_regular
 from ..optimizers.settings import factors_of
 from ..plans.names import pattern_of
 from ..plans.plan import Plan
@@ -18,6 +19,8 @@ from ..rules.optimizers import RULES
 
 NAME = "mupscale.json"
 FORMAT = "mupscale directory 1"
+MARK = "mupscale"
+"""The field of a grown config.json that says so: it survives where the record is lost."""
 KEYS = (
     "architecture", "base", "base_architecture", "config", "noise", "not_carried", "not_stored", "parameters", "plan", "plan_hash",
     "request", "since_reference", "spelling",
@@ -35,6 +38,24 @@ def read_about(directory: Path | str) -> dict[str, Any] | None:
     if not isinstance(told, dict) or told.get("format") != FORMAT:
         raise MupscaleError(f"{path} is not a record of growth: expected format {FORMAT!r}")
     return told
+
+
+def check_record(directory: Directory) -> None:
+    """Raise if config.json says that the model was grown, and the record with its units is not here.
+
+    `save_pretrained` and trainers keep fields of config.json that they do not know, and no other file of ours.
+    """
+    if MARK in directory.config and read_about(directory.path) is None:
+        what = (
+            "config.json says that this model was grown by mupscale, and the record of its units is not here"
+        )
+        remedy = (
+            f"copy {NAME} from the directory that mupscale wrote; or, to take the model for a base with units of its "
+            f'own, remove "{MARK}" from config.json'
+        )
+        raise MupscaleError(
+            f"{printable(str(directory.path))} was saved without its record", [Fault(NAME, what, remedy)]
+        )
 
 
 def read_plans(directory: Path | str) -> tuple[Plan, Plan]:

@@ -28,7 +28,7 @@ from ..plans.plan import Plan
 from ..training.noises import CLASSES, Noise, NoisePlan, resolve_noise, restore_noise
 from ..training.recipe import Recipe
 from ..version import __version__
-from .about import FORMAT, factors, read_about, read_plans
+from .about import FORMAT, MARK, factors, read_about, read_plans
 from .card import card
 from .norms import measured_in
 from .not_carried import not_carried
@@ -123,8 +123,9 @@ def job_of(directory: Directory, out: Path, about: Mapping[str, Any], block_byte
     stored = plan_without(plan, [*about["not_stored"], *reading.absent])
     spelling = Spelling(parts, reading.names, reading.left_out)
     files, moves, index = weight_moves(stored, directory, noise, request.dtype, request.shard_bytes, spelling)
+    config = {**about["config"], MARK: {"plan_hash": plan.hash, "version": about["version"]}}
     texts = [
-        Text(CONFIG, json.dumps(about["config"], indent=2, sort_keys=True) + "\n"),
+        Text(CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n"),
         Text(CARD, card(about, _card_of(directory))),
         *([Text(INDEX, index)] if index is not None else []),
     ]

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.about import factors, read_about, read_plans
+from ..checkpoints.about import check_record, factors, read_about, read_plans
 from ..checkpoints.grow import check_stored, has_state
 from ..checkpoints.request import Request
 from ..families.process import plan_in_process
@@ -50,6 +50,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 def planned(directory: Directory, chosen: argparse.Namespace) -> FamilyPlan:
     """The plan, found and proved on a small copy in a process of its own, and the directory fits it."""
+    check_record(directory)
     family = plan_in_process(
         directory.config,
         chosen.multipliers,

@@ -122,6 +122,8 @@ def _modules(path: Path) -> tuple[Module, ...]:
     told = parse_json(read_regular(path / MODULES), MODULES)
     found, faults = [], []
     for entry in told if isinstance(told, list) else [None]:
+        kind: Any
+        folder: Any
         kind, folder = (
             (entry.get(key) for key in ("type", "path")) if isinstance(entry, dict) else (None, None)
         )
