@@ -155,6 +155,22 @@ def test_a_result_is_checked_without_its_base(wide, tmp_path, capsys):
     assert main(["check", str(copy), "--workers", "0"]) == 2
 
 
+def test_the_model_level_does_not_apply_to_noise(base, noisy, wide, capsys):
+    assert main(["check", str(base), str(noisy), "--bytes", "--model", "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert "model   not applicable: noise has moved the model" in said
+    assert main(["check", str(base), str(wide), "--bytes", "--model", "--quiet"]) == 0
+    assert "model   holds" in capsys.readouterr().out, "control: without noise it is compared"
+
+
+def test_a_level_that_fails_is_not_hidden_by_one_that_does_not_apply(base, noisy, tmp_path, capsys):
+    """Control: the exit status is that of the levels that apply."""
+    other = tmp_path / "other"
+    shutil.copytree(noisy, other)
+    (other / "README.md").write_text("another card\n")
+    assert main(["check", str(base), str(other), "--bytes", "--model", "--quiet"]) == 1
+
+
 def test_a_trusted_base_and_an_output_inside_its_base(base, tmp_path, capsys):
     assert main(["widen", str(base), str(base / "wide"), "-k", "2"]) == 2
     assert "inside of its own base" in capsys.readouterr().err
@@ -164,6 +180,14 @@ def test_a_trusted_base_and_an_output_inside_its_base(base, tmp_path, capsys):
     assert told["base"]["read"] == "once"
     assert told["request"]["trust_base"] is True
     assert main(["check", str(base), str(out), "--bytes", "--quiet"]) == 0
+
+
+def test_folders_above_the_result_are_made(base, tmp_path):
+    out = tmp_path / "some" / "where" / "wide"
+    assert main(["widen", str(base), str(out), "-k", "2", "--dry-run"]) == 0
+    assert list(tmp_path.iterdir()) == [], "control: not by a dry run"
+    assert main(["widen", str(base), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
+    assert (out / "config.json").exists()
 
 
 def test_upscale_demands_its_noise(base, tmp_path, capsys):
@@ -179,6 +203,29 @@ def test_a_dry_run_writes_nothing(base, tmp_path, capsys):
     )
     assert "nothing was written" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_grown_model_that_was_saved_without_its_record_is_recognised(wide, tmp_path, capsys):
+    import mupscale as mu
+
+    again = tmp_path / "again"
+    transformers.LlamaForCausalLM.from_pretrained(wide).save_pretrained(again)
+    assert not (again / "mupscale.json").exists()
+    grow = ["upscale", str(again), str(tmp_path / "w"), "-k", "2", "--noise", "t=0.1", "--dry-run"]
+    for arguments in (["plan", str(again), "-k", "2"], grow):
+        assert main(arguments) == 2
+        said = capsys.readouterr().err
+        assert "was saved without its record" in said
+        assert "copy mupscale.json from the directory" in said
+    make = lambda: transformers.LlamaForCausalLM.from_pretrained(wide)  # noqa: E731
+    with pytest.raises(mu.MupscaleError, match="holds no mupscale"):
+        mu.optimizer_for(make(), again, torch.optim.AdamW, lr=1e-3)
+    told = json.loads((again / "config.json").read_text())
+    shutil.copy(wide / "mupscale.json", again)
+    assert main(grow) == 0, "the first remedy works"
+    (again / "mupscale.json").unlink()
+    (again / "config.json").write_text(json.dumps({k: v for k, v in told.items() if k != "mupscale"}))
+    assert main(grow) == 0, "the second remedy works, and is the control: without the mark nothing is known"
 
 
 def test_growing_twice_counts_from_the_first_reference(base, wide, tmp_path):

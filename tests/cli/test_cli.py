@@ -30,6 +30,29 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == f"mupscale {mupscale.__version__}"
 
 
+def test_the_package_is_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "mupscale", "--version"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"mupscale {mupscale.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("1", 1), ("3kB", 3000), ("3KB", 3000), ("2.5 MB", 2_500_000), ("5g", 5 * 10**9), ("1TB", 10**12)]
+)  # fmt: skip
+def test_sizes_from_kilobytes_to_terabytes(text, count):
+    chosen = parser().parse_args(["widen", "a", "b", "-k", "2", "--shard-size", text])
+    assert chosen.shard_size == count
+
+
+@pytest.mark.parametrize("text", ["0", "0.0001kB", "-1MB", "5PB", "5MiB", "B"])
+def test_sizes_that_are_none(text, capsys):
+    """Control: no unit is guessed, and no file has zero bytes."""
+    with pytest.raises(SystemExit):
+        parser().parse_args(["widen", "a", "b", "-k", "2", f"--shard-size={text}"])
+    assert "expected a size such as" in capsys.readouterr().err
+
+
 def test_the_demo_shows_the_theorem_and_writes_a_figure(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "mupscale.cli.main", "demo"],
@@ -141,7 +164,7 @@ WRONG = {
     f"{GROW} --noise t=1 --batch nowhere": ["nowhere: expected inputs by argument name"],
     f"{GROW} --recipe nowhere": ["nowhere: no such file", "recipe.json"],
     "widen base file -k 2": ["file", "exists already", "name another"],
-    "widen base no/such/place -k 2": ["the folder above it does not exist", "mkdir -p"],
+    "widen base file/place -k 2": ["file", "a file, expected a folder", "somewhere else"],
     "check base empty": ["no mupscale.json", "name a directory that"],
     "cost": ["name a Python file or a directory, or write --paper"],
     "cost sound.py -k 2": ["(3 faults)", "write --proxy", "write --steps", "write --width"],

@@ -78,13 +78,3 @@ def test_a_prefix_left_off_and_tables_of_older_versions_are_no_hindrance(tmp_pat
     wide = transformers.GPT2LMHeadModel.from_pretrained(out)
     assert wide.config.n_embd == 64
     assert json.loads((out / "config.json").read_text())["n_head"] == 8
-
-
-def test_a_tensor_that_nothing_reads_is_a_fault(tmp_path, capsys):
-    base = tmp_path / "base"
-    config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=97, n_positions=32)
-    transformers.GPT2LMHeadModel(config).save_pretrained(base)
-    stored = load_file(base / "model.safetensors")
-    save_file({**stored, "stranger": torch.ones(3)}, base / "model.safetensors", metadata={"format": "pt"})
-    assert main(["widen", str(base), str(tmp_path / "w"), "-k", "2", "--quiet"]) == 2
-    assert "stranger" in capsys.readouterr().err

@@ -280,7 +280,7 @@ ALLOWED_POWERS = {
         "flops.py: 2**stage",
         "flops.py: size**2",
         "flops.py: width**2",
-        'widen_options.py: 1000 ** " kMGT".index(found[2] or " ")',
+        'widen_options.py: 1000 ** " kmgt".index(found[2] or " ")',
         "widen.py: max(parse_multipliers(chosen.multipliers).values()) ** 2",
         "maps.py: (low * high) ** 0.5",
         "maps.py: 2**p",

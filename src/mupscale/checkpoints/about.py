@@ -1,17 +1,17 @@
-"""What a grown directory says about itself: `mupscale.json` for programs, a model card for people.
+"""What a grown directory says about itself for programs: `mupscale.json`.
 
-Knows which facts are recorded and how they read; moves no tensor and plans nothing.
+Knows which facts are recorded; moves no tensor and plans nothing. `card.py` says the same to people.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import MupscaleError
-from ..files.strict import parse_json, read_regular
+from ..errors import Fault, MupscaleError
+from ..files.directory import Directory
+from ..files.strict import parse_json, printable, read_regular
 from ..optimizers.settings import factors_of
 from ..plans.names import pattern_of
 from ..plans.plan import Plan
@@ -19,8 +19,10 @@ from ..rules.optimizers import RULES
 
 NAME = "mupscale.json"
 FORMAT = "mupscale directory 1"
+MARK = "mupscale"
+"""The field of a grown config.json that says so: it survives where the record is lost."""
 KEYS = (
-    "architecture", "base", "base_architecture", "config", "noise", "not_stored", "parameters", "plan", "plan_hash",
+    "architecture", "base", "base_architecture", "config", "noise", "not_carried", "not_stored", "parameters", "plan", "plan_hash",
     "request", "since_reference", "spelling",
 )  # fmt: skip
 """What a record says that leads back to its base; a trainer's copy of it may hold the plans alone."""
@@ -36,6 +38,24 @@ def read_about(directory: Path | str) -> dict[str, Any] | None:
     if not isinstance(told, dict) or told.get("format") != FORMAT:
         raise MupscaleError(f"{path} is not a record of growth: expected format {FORMAT!r}")
     return told
+
+
+def check_record(directory: Directory) -> None:
+    """Raise if config.json says that the model was grown, and the record with its units is not here.
+
+    `save_pretrained` and trainers keep fields of config.json that they do not know, and no other file of ours.
+    """
+    if MARK in directory.config and read_about(directory.path) is None:
+        what = (
+            "config.json says that this model was grown by mupscale, and the record of its units is not here"
+        )
+        remedy = (
+            f"copy {NAME} from the directory that mupscale wrote; or, to take the model for a base with units of its "
+            f'own, remove "{MARK}" from config.json'
+        )
+        raise MupscaleError(
+            f"{printable(str(directory.path))} was saved without its record", [Fault(NAME, what, remedy)]
+        )
 
 
 def read_plans(directory: Path | str) -> tuple[Plan, Plan]:
@@ -73,64 +93,3 @@ def factors(plan: Plan) -> list[dict[str, Any]]:
         if pattern_of(name) not in names:
             names.append(pattern_of(name))
     return [{**dict(key), "tensors": names} for key, names in found.items()]
-
-
-def card(about: Mapping[str, Any]) -> str:
-    """The model card: what this is, how it was made, what to do next."""
-    noise = about["noise"]
-    width = f"`-k {about['multipliers']}`"
-    if about["plan"]["exact"] != "dynamic":
-        state = (
-            "Its readout was untied from its embedding: it computes the same function as the base, and **does not train "
-            "like it**."
-        )
-    elif noise is None:
-        state = (
-            "It computes the same function as the base and, trained with the units below, **trains exactly like the "
-            "base**: copies of a unit stay equal, so it cannot use its new width until noise is added "
-            "(`mupscale upscale`)."
-        )
-    else:
-        how = ", ".join(f"{key} = {value}" for key, value in noise["asked"].items())
-        state = (
-            f"Noise ({noise['kind']}: {how}, seed {about['request']['seed']}) was added after the exact map, so that copies of a "
-            "unit can part."
-        )
-    rows = "\n".join(
-        f"| {', '.join(f'`{n}`' for n in group['tensors'][:4])}{' …' if len(group['tensors']) > 4 else ''} "
-        f"| {group['lr']} | {group['eps']} | {group['weight_decay']} |"
-        for group in about["factors"]
-    )
-    return f"""---
-base_model: {about["base"]["name"]}
-tags: [mupscale]
----
-# {about["base"]["name"]}, {about["parameters"]["wide"] / about["parameters"]["base"]:.1f} times the parameters
-
-`{about["architecture"]}`, grown in width from `{about["base"]["name"]}` ({width}) by
-[mupscale](https://pypi.org/project/mupscale) {about["version"]}. {state}
-
-| | base | this model |
-|---|---|---|
-| parameters | {about["parameters"]["base"]:,} | {about["parameters"]["wide"]:,} |
-
-The weights load with the stock class. Train them with an optimizer that knows each tensor's units:
-
-```python
-import torch
-import mupscale as mu
-from transformers import {about["architecture"]}
-
-here = "path/to/this/directory"
-model = {about["architecture"]}.from_pretrained(here)
-optimizer = mu.optimizer_for(model, here, torch.optim.AdamW, lr=1e-4)
-```
-
-What that does to AdamW's constants since the reference:
-
-| tensors | lr × | eps × | weight decay × |
-|---|---|---|---|
-{rows}
-
-Plan, reference, seed and the base's digests stand in `{NAME}`; `mupscale check <base> <this directory>` proves the bytes.
-"""

@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..families.record import FamilyPlan, Part
-from ..files.directory import CONFIG, INDEX, Directory
+from ..families.record import FamilyPlan, Part, Reading
+from ..files.directory import CARD, CONFIG, INDEX, MODULES, Directory
+from ..files.elsewhere import hub_name
 from ..files.places import OutFile, torch_dtype
+from ..files.strict import read_regular
 from ..jobs.identity import check_outside, make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..plans.plan import Plan
@@ -27,10 +29,13 @@ from ..training.noise_kinds import CLASSES, Noise, SignalNoise
 from ..training.noises import NoisePlan, resolve_noise, restore_noise
 from ..training.recipe import Recipe
 from ..version import __version__
-from .about import FORMAT, card, factors, read_about, read_plans
+from .about import FORMAT, MARK, factors, read_about, read_plans
+from .card import card
 from .norms import measured_in
+from .not_carried import not_carried
 from .request import AUTO, Request
-from .shards import Spelling, planned_names, weight_moves
+from .sentence_modules import module_files
+from .shards import Spelling, planned_names, stored_tensors, weight_moves
 from .train_script import NAME as SCRIPT
 from .train_script import train_script
 from .trainer_state import OPTIMIZER, trainer_moves
@@ -58,13 +63,12 @@ def record(
     noise = None
     if request.adds_noise:
         asked, told = _asked(request, plan, early, choice)
-        spelling = Spelling(family.stored, family.prefix, family.ignored)
-        stored = plan_without(plan, family.not_stored)
+        spelling = Spelling.of(family)
+        stored = stored_plan(family)
         moves = weight_moves(stored, directory, spelling=spelling)[1]
         measure = measured_in(directory.path, moves, planned_names(stored, directory, spelling))
-        resolved = resolve_noise(
-            measure, asked, plan=plan, seed=request.seed, since=early, exempt=family.exempt
-        )
+        exempt = replace(family.exempt, frozen=family.exempt.frozen | set(family.reading.absent))
+        resolved = resolve_noise(measure, asked, plan=plan, seed=request.seed, since=early, exempt=exempt)
         auto = {} if choice is None else {"auto": dict(choice)}
         noise = {"kind": type(asked).__name__, "asked": told, **auto, **resolved.as_json()}
     return {
@@ -84,15 +88,15 @@ def record(
         "not_stored": list(family.not_stored),
         "spelling": {
             "parts": {name: part.as_json() for name, part in family.stored.items()},
-            "prefix": family.prefix,
-            "ignored": list(family.ignored),
+            **family.reading.as_json(),
         },
         "noise": noise,
         "factors": factors(since),
         # Nothing that depends on the machine or the hour: workers that plan at the same time make the same job.
         "evidence": {key: getattr(family.evidence, key) for key in ("source", "trials", "steps")},
         "notes": list(family.notes),
-        "base": {"name": directory.path.absolute().name, "config": config_digest(directory)},
+        "not_carried": not_carried(directory, module_files(directory, plan).refused),
+        "base": {"name": _name(directory.path.absolute()), "config": config_digest(directory)},
         "grown_from": _ancestor(directory.path),
     }
 
@@ -133,17 +137,24 @@ def job_of(directory: Directory, out: Path, about: Mapping[str, Any], block_byte
     check_config(directory, about)
     request = Request.from_json(about["request"])
     plan, noise = plan_and_noise(directory.path, about)
-    stored = plan_without(plan, about["not_stored"])
     told = about["spelling"]
     parts = {name: Part.of_json(part) for name, part in told["parts"].items()}
-    spelling = Spelling(parts, told["prefix"], tuple(told["ignored"]))
+    reading = Reading.of_json(told)
+    stored = plan_without(plan, [*about["not_stored"], *reading.absent])
+    spelling = Spelling(parts, reading.names, reading.left_out)
     files, moves, index = weight_moves(stored, directory, noise, request.dtype, request.shard_bytes, spelling)
+    config = {**about["config"], MARK: {"plan_hash": plan.hash, "version": about["version"]}}
     texts = [
-        Text(CONFIG, json.dumps(about["config"], indent=2, sort_keys=True) + "\n"),
-        Text("README.md", card(about)),
+        Text(CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n"),
+        Text(CARD, card(about, _card_of(directory))),
         *([Text(INDEX, index)] if index is not None else []),
     ]
-    carried = list(directory.carried)
+    modules = module_files(directory, plan)
+    files, moves = (*files, *modules.files), (*moves, *modules.moves)
+    texts += modules.texts
+    carried = [*directory.carried, *modules.carried]
+    if modules.refused:
+        carried.remove(MODULES)
     script = train_script(about)
     if script is not None and SCRIPT not in carried:
         texts.append(Text(SCRIPT, script))
@@ -172,6 +183,16 @@ def plan_and_noise(base: Path, about: Mapping[str, Any]) -> tuple[Plan, NoisePla
     if about["noise"] is None:
         return plan, None
     return plan, restore_noise(about["noise"], plan, earlier_plan(base))
+
+
+def stored_plan(family: FamilyPlan) -> Plan:
+    """The plan of the tensors that the directory holds."""
+    return plan_without(family.plan, [*family.not_stored, *family.reading.absent])
+
+
+def check_stored(directory: Directory, family: FamilyPlan) -> None:
+    """Raise unless the directory holds what the plan needs, in the shapes of its configuration."""
+    stored_tensors(stored_plan(family), directory, Spelling.of(family))
 
 
 def plan_without(plan: Plan, names: Iterable[str]) -> Plan:
@@ -214,6 +235,16 @@ def wide_config(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
     return {**{k: v for k, v in config.items() if k != "torch_dtype"}, "dtype": name}
 
 
+def _name(base: Path) -> str:
+    """What the base is called: on the Hub, if it lies in the cache, or else by its folder."""
+    return hub_name(base) or base.name
+
+
+def _card_of(directory: Directory) -> str:
+    path = directory.path / CARD
+    return read_regular(path).decode(errors="replace") if path.is_file() else ""
+
+
 def _ancestor(base: Path) -> dict[str, Any] | None:
     """What the base says of its own growth, without its plans."""
     told = read_about(base)
@@ -223,15 +254,18 @@ def _ancestor(base: Path) -> dict[str, Any] | None:
     return {key: told[key] for key in kept if key in told}
 
 
+def existing_above(path: Path) -> Path:
+    """The nearest folder above a path that exists; those between are made when the result is written."""
+    return next(folder for folder in path.absolute().parents if folder.exists())
+
+
 def check_free(out: Path, base: Path) -> None:
-    """Raise unless `out` can be made: its parent is there, nothing of that name is, and it does not lie in its base."""
+    """Raise unless `out` can be made: nothing of that name is there, and it does not lie in its base."""
     faults = []
-    above = out.absolute().parent
+    above = existing_above(out)
     check_outside(base, out)
     if not above.is_dir():
-        faults.append(
-            Fault(str(out), "the folder above it does not exist", f"mkdir -p {shlex.quote(str(above))}")
-        )
+        faults.append(Fault(str(above), "a file, expected a folder", "name a directory somewhere else"))
     elif not os.access(above, os.W_OK | os.X_OK):
         what = "this user may not write into it, or its disk is read-only"
         faults.append(Fault(str(above), what, "name a directory somewhere else"))

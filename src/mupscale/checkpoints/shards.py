@@ -7,15 +7,14 @@ tied tensors that were stored twice.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
 from ..errors import Fault, MupscaleError
-from ..families.record import Part
+from ..families.record import FamilyPlan, Part
 from ..files.directory import SINGLE, Directory
 from ..files.floats import FLOATS
 from ..files.headers import header_bytes, parse_header
@@ -37,10 +36,14 @@ class Spelling:
 
     parts: Mapping[str, Part] = field(default_factory=dict)
     """Stored name -> which part of which tensor."""
-    prefix: str = ""
-    """What some checkpoints leave off in front of every name."""
-    ignored: tuple[str, ...] = ()
-    """Patterns of stored tensors that no model reads any more."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Stored name -> the tensor it is read as, where the two differ."""
+    left_out: Collection[str] = ()
+    """Stored names that no tensor of the model is read from."""
+
+    @staticmethod
+    def of(family: FamilyPlan) -> Spelling:
+        return Spelling(family.stored, family.reading.names, family.reading.left_out)
 
 
 def weight_moves(
@@ -96,8 +99,14 @@ def stored_tensors(plan: Plan, directory: Directory, spelling: Spelling) -> list
     parts: dict[str, dict[str, Part]] = {}
     for stored, part in spelling.parts.items():
         parts.setdefault(part.tensor, {})[stored] = part
+    held: dict[str, list[str]] = {}
+    for stored in directory.tensors:
+        held.setdefault(spelling.names.get(stored, stored), []).append(stored)
     for name, entry in plan.tensors.items():
-        options = [_present(source, others.get(name, []), directory, spelling) for source in entry.sources]
+        options = [
+            [stored for n in (source, *others.get(name, [])) for stored in held.get(n, ())]
+            for source in entry.sources
+        ]
         used.update(n for present in options for n in present)
         missing = [s for s, present in zip(entry.sources, options, strict=True) if not present]
         if entry.fill == "own":
@@ -124,7 +133,7 @@ def stored_tensors(plan: Plan, directory: Directory, spelling: Spelling) -> list
         found.append(StoredTensor(chosen[0] if same else name, name, places))
         faults += _misshapen(name, entry, places)
     for n in directory.tensors:
-        if n not in used and not any(re.search(pattern, n) for pattern in spelling.ignored):
+        if n not in used and n not in spelling.left_out:
             faults.append(
                 Fault(
                     printable(n), "the directory has this tensor, and no tensor of the plan is made from it"
@@ -132,14 +141,6 @@ def stored_tensors(plan: Plan, directory: Directory, spelling: Spelling) -> list
             )
     raise_few("the plan does not fit the directory", faults)
     return found
-
-
-def _present(source: str, aliases: Sequence[str], directory: Directory, spelling: Spelling) -> list[str]:
-    """The names under which a tensor lies in the directory."""
-    names = [source, *aliases]
-    if spelling.prefix and not any(name in directory.tensors for name in names):
-        names = [name.removeprefix(f"{spelling.prefix}.") for name in names]
-    return [name for name in names if name in directory.tensors]
 
 
 def _part(

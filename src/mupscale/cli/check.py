@@ -48,6 +48,9 @@ def run(chosen: argparse.Namespace) -> int:
             said, faults = _bytes(directory, chosen.wide, about, chosen.workers, chosen.quiet)
         elif level == "layout":
             said, faults = _layout(directory, about)
+        elif (why := _no_comparison(about)) is not None:
+            print(f"{level:7} not applicable: {why}", flush=True)
+            continue
         else:
             said, faults = _model(directory, chosen.wide, about)
         held = held and not faults
@@ -105,7 +108,11 @@ def _bytes(
 def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Fault]]:
     request = Request.from_json(about["request"])
     family = plan_in_process(
-        directory.config, request.multipliers, architecture=about["base_architecture"], export=request.export
+        directory.config,
+        request.multipliers,
+        architecture=about["base_architecture"],
+        export=request.export,
+        stored=list(directory.tensors),
     )
     seen = family.evidence
     said = (
@@ -129,16 +136,18 @@ def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Faul
     return said, faults
 
 
-def _model(directory: Directory, wide: Path, about: dict[str, Any]) -> tuple[str, list[Fault]]:
+def _no_comparison(about: dict[str, Any]) -> str | None:
+    """Why the outputs and gradients of a result need not equal its base's, or None if they must."""
     if about["noise"] is not None:
-        raise MupscaleError(
-            "the model level compares with the base, and noise has moved this model away from it; "
-            "bytes and layout hold for it, and for this level widen without noise"
-        )
+        return "noise has moved the model away from its base; to compare them, widen the base without noise"
     if about["plan"]["exact"] != "dynamic":
-        raise MupscaleError(
-            "the model level compares gradients, and those of an untied model differ from its base's; bytes and layout hold for it"
-        )
+        return "the gradients of an untied model differ from its base's"
+    if about["spelling"]["absent"]:
+        return f"from_pretrained draws {', '.join(about['spelling']['absent'][:4])} at random, as the base does not store it"
+    return None
+
+
+def _model(directory: Directory, wide: Path, about: dict[str, Any]) -> tuple[str, list[Fault]]:
     # Weights and gradients of both, in float64.
     check_memory(16 * sum(about["parameters"].values()), "the model level")
     classes = (about["base_architecture"], about["architecture"])

@@ -41,7 +41,9 @@ def add_to(verbs: Any) -> None:
         help="check the layout only (default: both)",
     )
     verb.add_argument(
-        "--model", action="store_true", help="also load both models and compare outputs and gradients"
+        "--model",
+        action="store_true",
+        help="also load both models and compare outputs and gradients (not applicable to a result with noise)",
     )
     verb.add_argument(
         "--workers",

@@ -14,37 +14,17 @@ import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any
 
-from ..errors import MupscaleError
 from ..extras import EXTRAS
 from ..text import columns, size
 from ..version import __version__
-from .verb import add_verb
+from .demo import DIFFERENT, EXACT
 
 CORE = ("torch", "numpy", "safetensors")
 _STEPS = 30  # after growth, side by side, as many as before it
 
 
-def add_to(verbs: Any) -> None:
-    verb = add_verb(
-        verbs,
-        "doctor",
-        "show versions, threads, free disk, extras and what they enable, and test this machine",
-        "Exit status 1 when a package is older than this version needs, or widening is not exact here.",
-        examples=("", "--disk /scratch"),
-    )
-    verb.add_argument(
-        "--disk", type=Path, default=Path(), metavar="DIR", help="where to look for space (default: here)"
-    )
-    verb.set_defaults(run=run)
-
-
 def run(chosen: argparse.Namespace) -> int:
-    if not chosen.disk.is_dir():
-        raise MupscaleError(f"--disk {chosen.disk}: expected a folder that exists")
-    from .demo import DIFFERENT, EXACT
-
     least = minimums()
     print(columns([*_machine(chosen.disk), *_core(least)], indent=0) + "\n")
     print(columns([("extra", "has", "enables"), *(_extra(name, least) for name in EXTRAS)], indent=0) + "\n")

@@ -6,34 +6,25 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from ..errors import MupscaleError
 from ..version import __version__
-from . import (
-    advise_options,
-    check_options,
-    cost_options,
-    demo_options,
-    doctor,
-    plan_options,
-    report,
-    tune_options,
-    widen_options,
-)
 from .verb import Parser
 
-VERBS = (
-    plan_options,
-    widen_options,
-    check_options,
-    tune_options,
-    report,
-    cost_options,
-    advise_options,
-    demo_options,
-    doctor,
-)
-"""In the order of the help. None of them imports torch before its `run` has accepted the options."""
+VERBS = {
+    "plan": "plan_options",
+    "widen": "widen_options",
+    "upscale": "widen_options",
+    "check": "check_options",
+    "tune": "tune_options",
+    "report": "report",
+    "cost": "cost_options",
+    "advise": "advise_options",
+    "demo": "demo_options",
+    "doctor": "doctor_options",
+}
+"""Verb -> the module with its options, in the order of the help. None imports torch before it has accepted them."""
 _RESUMED = ("widen", "upscale", "tune")
 _INTERRUPTED, _UNREAD = 130, 141  # a shell's exit status for a command ended by SIGINT or SIGPIPE
 _MORE = """\
@@ -46,7 +37,8 @@ first steps:
 exit status: 0 done and every check holds, 1 a check failed, 2 usage or a refused request"""
 
 
-def parser() -> Parser:
+def parser(words: Sequence[str] = ()) -> Parser:
+    """The parser of all verbs; where the first word is one of them, that of this verb alone, which starts sooner."""
     top = Parser(
         prog="mupscale",
         description="Grow trained PyTorch models in width, exactly.",
@@ -55,8 +47,10 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"mupscale {__version__}")
     verbs = top.add_subparsers(dest="verb", metavar="verb")
-    for verb in VERBS:
-        verb.add_to(verbs)
+    first = words[0] if words else ""
+    modules = [VERBS[first]] if first in VERBS else [] if first == "--version" else VERBS.values()
+    for name in dict.fromkeys(modules):
+        import_module(f"{__package__}.{name}").add_to(verbs)
     return top
 
 
@@ -66,8 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     >>> main(["demo", "--steps", "0"])
     2
     """
-    top = parser()
-    chosen = top.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    top = parser(words)
+    chosen = top.parse_args(words)
     if chosen.verb is None:
         top.print_help(sys.stderr)
         return 2

@@ -15,23 +15,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.about import factors, read_about, read_plans
-from ..checkpoints.grow import has_state
+from ..checkpoints.about import check_record, factors, read_about, read_plans
+from ..checkpoints.grow import check_stored, has_state
 from ..checkpoints.request import Request
 from ..families.process import plan_in_process
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
-from ..files.floats import FLOATS
+from ..files.floats import FLOATS, TORCH_NAMES
 from ..files.places import item_size
 from ..plans.plan import Plan
 from ..text import columns, duration, size
+from .stored_names import stored_names
 
 _TRAINING = 16  # bytes per parameter: weight, gradient and two moments in float32, or bf16 with fp32 masters
 _PROBE = 64 << 20  # bytes written to measure the disk
 
 
 def run(chosen: argparse.Namespace) -> int:
-    directory = read_directory(chosen.base)
+    directory = read_directory(chosen.base, weights_needed=False)
     early = None if read_about(chosen.base) is None else read_plans(chosen.base)[1]
     family = planned(directory, chosen)
     request = Request(chosen.multipliers, export=chosen.export)
@@ -48,10 +49,18 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def planned(directory: Directory, chosen: argparse.Namespace) -> FamilyPlan:
-    """The plan, found and proved on a small copy in a process of its own."""
-    return plan_in_process(
-        directory.config, chosen.multipliers, architecture=chosen.architecture, export=chosen.export
+    """The plan, found and proved on a small copy in a process of its own, and the directory fits it."""
+    check_record(directory)
+    family = plan_in_process(
+        directory.config,
+        chosen.multipliers,
+        architecture=chosen.architecture,
+        export=chosen.export,
+        stored=list(directory.tensors),
     )
+    if directory.weights:
+        check_stored(directory, family)
+    return family
 
 
 def changes(base: Mapping[str, Any], wide: Mapping[str, Any], path: str = "") -> list[tuple[str, str, str]]:
@@ -82,15 +91,24 @@ def describe(directory: Directory, family: FamilyPlan, request: Request) -> str:
     kinds = ", ".join(sorted(_dtypes(directory))) + (f" -> {request.dtype}" if request.dtype else "")
     rows.append(("weights", *map(size, _weights(directory, plan, request)), kinds))
     rows.append(("to train, AdamW", *(size(_TRAINING * n) for n in ends), f"{_TRAINING} bytes per parameter"))
-    return head + "\n" + columns(rows, right=(1, 2))
+    return "\n".join([head, columns(rows, right=(1, 2)), *stored_names(directory, family)])
 
 
 def _dtypes(directory: Directory) -> set[str]:
+    if not directory.weights:
+        return {_dtype_of(directory.config)}
     return {place.dtype for place in directory.tensors.values() if place.dtype in FLOATS}
+
+
+def _dtype_of(config: Mapping[str, Any]) -> str:
+    """The dtype that a configuration names, or that of transformers' default."""
+    return TORCH_NAMES.get(str(config.get("dtype") or config.get("torch_dtype")), "F32")
 
 
 def _weights(directory: Directory, plan: Plan, request: Request) -> tuple[int, int]:
     base = sum(place.bytes for place in directory.tensors.values())
+    if not directory.weights:
+        base = plan.parameters("base") * item_size(_dtype_of(directory.config))
     ratio = plan.parameters("wide") / max(1, plan.parameters("base"))
     if request.dtype is None:
         return base, round(base * ratio)

@@ -40,7 +40,7 @@ def begun(chosen: argparse.Namespace, request: Request) -> Job | None:
     """The unfinished job at the output path; a different job than the one asked for is refused."""
     try:
         raw = working_job(chosen.out).read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     job = replace(sound_job(raw), out=chosen.out)
     _same_request(job, request, chosen)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from textwrap import fill
 from typing import Any, NoReturn
 
@@ -43,6 +42,8 @@ class Parser(argparse.ArgumentParser):
 
     def meant(self, words: Sequence[str]) -> Iterator[str]:
         """A line for every word that is not an option or verb but resembles one."""
+        from difflib import get_close_matches  # only for words that were refused
+
         choices = [
             action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)
         ]

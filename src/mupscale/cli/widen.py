@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.grow import check_free, earlier_plan, has_state, job_of, record
+from ..checkpoints.grow import check_free, earlier_plan, existing_above, has_state, job_of, record
 from ..checkpoints.recipe_state import notes_on
 from ..checkpoints.request import AUTO, Request, parse_noise
 from ..checkpoints.rounding import ADVISE, lost_to_rounding
@@ -87,14 +87,14 @@ def _plan(chosen: argparse.Namespace, request: Request) -> Job:
     job = _job(directory, chosen.out, about, has_state(directory, request))
     if directory.trainer and not has_state(directory, request):
         print("the optimizer state stored with the weights is not carried")
-    if directory.skipped:
-        print(f"not carried: {', '.join(map(printable, directory.skipped))}")
+    for name, why in job.about["not_carried"].items():
+        print(f"not carried: {printable(name)}, because {why}")
     if request.adds_noise:
         print(_rounding(job))
     if recipe is not None:
         print(_recipe_notes(recipe, notes))
     if chosen.dry_run:
-        print(cost(directory, family, request, chosen.out.absolute().parent))
+        print(cost(directory, family, request, existing_above(chosen.out)))
     return job
 
 

@@ -81,7 +81,7 @@ def _add_writing(verb: argparse.ArgumentParser) -> None:
         type=_bytes,
         default=SHARD_BYTES,
         metavar="SIZE",
-        help="bytes of the largest file, as 500MB (default: 5GB)",
+        help="bytes of the largest file, as 200kB, 500MB, 5GB or 1TB (default: 5GB)",
     )
     verb.add_argument(
         "--workers",
@@ -156,10 +156,11 @@ def _share(text: str | None) -> tuple[int, int] | None:
 def _bytes(text: str) -> int:
     """Bytes from a text.
 
-    >>> _bytes("5GB"), _bytes("200MB")
-    (5000000000, 200000000)
+    >>> _bytes("5GB"), _bytes("200 mb"), _bytes("1.5kB")
+    (5000000000, 200000000, 1500)
     """
-    found = re.fullmatch(r"(\d+)\s*([kMGT]?)B?", text)
-    if found is None or not int(found[1]):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 5GB or 500MB")
-    return int(found[1]) * int(1000 ** " kMGT".index(found[2] or " "))
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.lower())
+    count = round(float(found[1]) * 1000 ** " kmgt".index(found[2] or " ")) if found else 0
+    if not count:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 5GB, 500MB, 200kB or 1TB")
+    return count

@@ -7,7 +7,7 @@ the copy, tensor by tensor; `prove.py` adds real optimizer steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path as File
@@ -17,6 +17,7 @@ import torch
 
 from ..errors import Fault, raise_faults
 from ..extras import needs
+from ..files.directory import has_weights, read_directory
 from ..plans.build import build
 from ..plans.declare import Declared
 from ..plans.float64 import lifted_casts
@@ -32,10 +33,11 @@ from .lift import Tensors, lift
 from .losses import NoBatchError, batch_for, loss_for
 from .models import Config, as_data, config_from, factory, model_class, not_stored, on_meta, read_config
 from .multipliers import Multipliers, multiplier, parse_multipliers
+from .reading import reading_of
 from .record import Evidence, FamilyPlan
 from .rows import ROWS, row_for
 from .shrink import count, growth, shrunk
-from .stored import ignored_names, stored_parts
+from .stored import stored_parts
 from .symbols import layout, power, symbols
 
 _TOKENS = ("mask_token", "masked_spec_embed", "mask_emb")
@@ -49,11 +51,13 @@ def family_plan(
     *,
     architecture: str | None = None,
     export: str | None = None,
+    stored: Sequence[str] | None = None,
 ) -> FamilyPlan:
     """The plan that grows a checkpoint of this configuration, tested on a small copy; raises with reasons if none is exact.
 
     `config` is the content of a config.json, or a directory that has one; `multipliers` is what
-    `parse_multipliers` reads. `export="granite"` grows Llama-like models into Granite, whose configuration shows
+    `parse_multipliers` reads. `stored` are the names of the tensors in the checkpoint, which for a directory with weights
+    are read from it; the plan's `reading` says how the stock class reads them. `export="granite"` grows Llama-like models into Granite, whose configuration shows
     the multipliers. `export="untie"` gives the readout a separate tensor. Its plan is static: the outputs equal the
     base's, but the training does not.
 
@@ -93,6 +97,8 @@ def family_plan(
         count(Tensors.of(on_meta(small, cls)).shapes),
         round(time.monotonic() - started, 3),
     )
+    parts = stored_parts(factory(cls)(small), base_end.shapes)
+    names = _stored_names(config) if stored is None else stored
     return FamilyPlan(
         base.model_type,
         cls.__name__,
@@ -106,11 +112,17 @@ def family_plan(
         tuple(not_stored(wide_model)),
         tuple(_notes(plan)),
         export,
-        stored_parts(factory(cls)(small), base_end.shapes),
-        str(getattr(cls, "base_model_prefix", "")),
-        ignored_names(wide_model, not_stored(wide_model)),
+        parts,
+        reading_of(on_meta(base, cls), names, parts),
         exempt_of(wide_model, plan, "wide"),
     )
+
+
+def _stored_names(config: Mapping[str, Any] | str | File) -> Sequence[str]:
+    """The names of the tensors in a directory; none where only a configuration is given."""
+    if isinstance(config, Mapping) or not has_weights(File(config)):
+        return ()
+    return list(read_directory(config).tensors)
 
 
 def _wide_data(

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ def plan_in_process(
     *,
     architecture: str | None = None,
     export: str | None = None,
+    stored: Sequence[str] | None = None,
     steps: int = 5,
     timeout: float = 600.0,
 ) -> FamilyPlan:
@@ -42,6 +43,7 @@ def plan_in_process(
         "multipliers": dict(multipliers) if isinstance(multipliers, Mapping) else str(multipliers),
         "architecture": architecture,
         "export": export,
+        "stored": None if stored is None else list(stored),
         "steps": steps,
     }
     with tempfile.TemporaryDirectory(prefix="mupscale-plan-") as folder:
@@ -90,6 +92,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
             request["multipliers"],
             architecture=request["architecture"],
             export=request["export"],
+            stored=request["stored"],
         )
         return (prove(family, request["steps"]) if request["steps"] else family).as_json()
     except MupscaleError as error:

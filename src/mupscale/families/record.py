@@ -41,6 +41,26 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How `from_pretrained` reads the names that one directory stores."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Stored name -> the tensor of the model that it is read as, where the two differ."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Stored name -> why no tensor of the model is read from it."""
+    absent: tuple[str, ...] = ()
+    """Tensors of the model that are not stored and that the class makes anew: a head, a pooler."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"names": dict(self.names), "left_out": dict(self.left_out), "absent": list(self.absent)}
+
+    @staticmethod
+    def of_json(entry: Mapping[str, Any]) -> Reading:
+        names, left_out = ({str(k): str(v) for k, v in entry[key].items()} for key in ("names", "left_out"))
+        return Reading(names, left_out, tuple(map(str, entry["absent"])))
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What was measured on the small copy, in float64 with casts lifted."""
 
@@ -90,10 +110,8 @@ class FamilyPlan:
     """None for the class of the base, else "granite" or "untie"."""
     stored: Mapping[str, Part] = field(default_factory=dict)
     """Stored name -> part of a tensor, for tensors that a checkpoint does not hold as they are."""
-    prefix: str = ""
-    """The prefix that names lack in a checkpoint of the model without its head."""
-    ignored: tuple[str, ...] = ()
-    """Patterns of names that a checkpoint may hold although no model reads them."""
+    reading: Reading = field(default_factory=Reading)
+    """How the names of the directory are read, where a directory was planned."""
     exempt: Exempt = NOTHING
     """What gets no noise: gains of norms, padding rows."""
 
@@ -114,8 +132,7 @@ class FamilyPlan:
             "small_config": dict(self.small_config),
             "not_stored": list(self.not_stored),
             "stored": {name: part.as_json() for name, part in self.stored.items()},
-            "prefix": self.prefix,
-            "ignored": list(self.ignored),
+            "reading": self.reading.as_json(),
             "notes": list(self.notes),
             "export": self.export,
             "exempt": self.exempt.as_json(),
@@ -142,7 +159,7 @@ class FamilyPlan:
                     "evidence": Evidence(**entry["evidence"]),
                     "not_stored": tuple(entry["not_stored"]),
                     "stored": {name: Part.of_json(part) for name, part in entry["stored"].items()},
-                    "ignored": tuple(entry["ignored"]),
+                    "reading": Reading.of_json(entry["reading"]),
                     "notes": tuple(entry["notes"]),
                     "exempt": Exempt.of_json(entry["exempt"]),
                 }

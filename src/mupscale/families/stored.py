@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,14 +44,6 @@ def stored_parts(small: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dic
         for template in templates.get(pattern_of(tensor), ())
         for name, part in template.of(tensor, shape)
     }
-
-
-def ignored_names(model: nn.Module, computed: Sequence[str]) -> tuple[str, ...]:
-    """Patterns of stored names that stock classes skip when they load, because the model now computes them."""
-    found = [rf"(^|\.){re.escape(name)}$" for name in computed]
-    for module in model.modules():
-        found += getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
-    return tuple(dict.fromkeys(found))
 
 
 def _is_plain(name: str, part: Part) -> bool:

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, MupscaleError
+from .elsewhere import cache_faults, download_remedy, pointer_faults
 from .floats import FLOATS
 from .headers import read_header
 from .places import Place
 from .strict import name_fault, os_errors, parse_json, printable, raise_few, read_regular, text_fault
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+MODULES = "modules.json"
+CARD = "README.md"
 TRAINER = (
     "optimizer.pt",
     "scheduler.pt",
@@ -42,7 +45,7 @@ _CARRIED = (
     "NOTICE*",
     "USE_POLICY*",
 )
-_REPLACED = (CONFIG, "*.index.json", "README.md", _OURS)
+_REPLACED = (CONFIG, "*.index.json", CARD, _OURS)
 _PICKLED = ("pytorch_model*.bin", "pytorch_model.bin.index.json", "model*.bin", "*.ckpt", "consolidated*.pth")
 _ADAPTERS = ("adapter_config.json", "adapter_model.*")
 _QUANTISED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
@@ -54,6 +57,16 @@ _MOST_FILES = 100_000  # bounds the listing of a folder that is not a checkpoint
 
 
 @dataclass(frozen=True)
+class Module:
+    """One module of a sentence-transformers model: its class, and the folder that holds its files, "" for the directory."""
+
+    kind: str
+    folder: str
+    files: tuple[str, ...]
+    """Names inside the folder; a module without settings may have no folder at all."""
+
+
+@dataclass(frozen=True)
 class Directory:
     """The content of a model's directory. Names are those of files directly inside it."""
 
@@ -61,37 +74,77 @@ class Directory:
     config: dict[str, Any]
     tensors: dict[str, Place]
     weights: tuple[str, ...]
-    """The files that hold the tensors."""
+    """The files that hold the tensors; none where only a configuration was read."""
     carried: tuple[str, ...]
     """Tokenizer, generation config and the like: a wider model uses the same."""
     trainer: tuple[str, ...]
     """Files that a Trainer run saved with the weights; nothing here opens them."""
+    modules: tuple[Module, ...]
+    """What modules.json of sentence-transformers names, in its order; none without such a file."""
     skipped: tuple[str, ...]
     """Files and folders that are neither read nor carried."""
 
 
-def read_directory(path: Path | str) -> Directory:
-    """Read everything about a checkpoint except its weights; raises one error with all faults."""
+def read_directory(path: Path | str, *, weights_needed: bool = True) -> Directory:
+    """Read everything about a checkpoint except its weights; raises one error with all faults.
+
+    Unless weights are needed, config.json alone will do, as long as no file with weights is there.
+    """
     path = Path(path)
     names = _names(path)
     claim = f"{printable(str(path))} cannot be widened as it is"
-    raise_few(claim, _refused_files(names))
+    bare = not weights_needed and CONFIG in names and not has_weights(path)
+    if CONFIG not in names:
+        raise_few(claim, cache_faults(path))
+    raise_few(claim, _refused_files(names, bare))
+    read = [n for n, regular in names.items() if regular and (n.endswith(".safetensors") or _is_carried(n))]
+    raise_few(claim, pointer_faults(path, (CONFIG, INDEX, *read)))
     config = parse_json(read_regular(path / CONFIG), CONFIG, infinity=True)
     if not isinstance(config, dict):
         raise MupscaleError(
             f"{CONFIG} is not valid: it holds a {type(config).__name__}, expected an object with a model_type"
         )
     raise_few(claim, _refused_config(config))
-    tensors = _sharded(path) if INDEX in names else read_header(path / SINGLE).tensors
+    tensors = {} if bare else _sharded(path) if INDEX in names else read_header(path / SINGLE).tensors
     raise_few(claim, _quantised_tensors(tensors))
     weights = tuple(sorted({place.file for place in tensors.values()}))
     trainer = tuple(name for name, regular in names.items() if regular and _matches(name, TRAINER))
     carried = tuple(name for name, regular in names.items() if regular and _is_carried(name))
-    raise_few(claim, _foreign_links(path, (CONFIG, *weights, *trainer, *carried)))
-    known = {CONFIG, SINGLE, INDEX, *weights, *trainer, *carried}
-    return Directory(
-        path, config, tensors, weights, carried, trainer, tuple(name for name in names if name not in known)
-    )
+    modules = _modules(path) if MODULES in carried else ()
+    inside = [f"{module.folder}/{name}" for module in modules if module.folder for name in module.files]
+    raise_few(claim, _foreign_links(path, (CONFIG, CARD, *weights, *trainer, *carried, *inside)))
+    known = {CONFIG, SINGLE, INDEX, *weights, *trainer, *carried, *(module.folder for module in modules)}
+    skipped = tuple(name for name in names if name not in known)
+    return Directory(path, config, tensors, weights, carried, trainer, modules, skipped)
+
+
+def _modules(path: Path) -> tuple[Module, ...]:
+    told = parse_json(read_regular(path / MODULES), MODULES)
+    found, faults = [], []
+    for entry in told if isinstance(told, list) else [None]:
+        kind: Any
+        folder: Any
+        kind, folder = (
+            (entry.get(key) for key in ("type", "path")) if isinstance(entry, dict) else (None, None)
+        )
+        what = text_fault(kind) or (name_fault(folder) if folder != "" else None)
+        if what is not None:
+            faults.append(
+                Fault(f"{MODULES}: {printable(entry)}", what, "write the file as sentence-transformers does")
+            )
+            continue
+        names = _names(path / folder) if folder and (path / folder).is_dir() else {}
+        found.append(
+            Module(kind.rpartition(".")[2], folder, tuple(n for n, regular in names.items() if regular))
+        )
+    raise_few(f"{MODULES} is not valid", faults)
+    return tuple(found)
+
+
+def has_weights(path: Path) -> bool:
+    """Whether a directory holds a file with weights; an index whose files are not there does not count."""
+    kinds = ("*.safetensors", *_PICKLED)
+    return path.is_dir() and any(_matches(n, kinds) and not n.endswith(".json") for n in os.listdir(path))
 
 
 def _names(path: Path) -> dict[str, bool]:
@@ -100,9 +153,8 @@ def _names(path: Path) -> dict[str, bool]:
     with os_errors(path):
         if not path.is_dir():
             what = "Not a directory" if path.exists() else "No such file or directory"
-            raise MupscaleError(
-                f"{printable(str(path))}: {what}; name a directory that save_pretrained has written"
-            )
+            remedy = download_remedy(path) or "name a directory that save_pretrained has written"
+            raise MupscaleError(f"{printable(str(path))}: {what}; {remedy}")
     with os_errors(path), os.scandir(path) as entries:
         for entry in entries:
             found[entry.name] = _is_regular(Path(entry.path))
@@ -145,7 +197,7 @@ def _is_carried(name: str) -> bool:
     return _matches(name, _CARRIED) and not replaced and name_fault(name) is None
 
 
-def _refused_files(names: Mapping[str, bool]) -> list[Fault]:
+def _refused_files(names: Mapping[str, bool], bare: bool) -> list[Fault]:
     faults = []
     adapters = [name for name in names if _matches(name, _ADAPTERS)]
     if adapters:
@@ -160,7 +212,7 @@ def _refused_files(names: Mapping[str, bool]) -> list[Fault]:
     ]
     if SINGLE in names and INDEX in names:
         faults.append(Fault(INDEX, f"{SINGLE} is there as well", "keep the one that holds the model"))
-    if SINGLE not in names and INDEX not in names and not adapters:
+    if SINGLE not in names and INDEX not in names and not adapters and not bare:
         pickled = [name for name in names if _matches(name, _PICKLED)]
         remedy = "load the model with transformers and call save_pretrained(folder), which writes safetensors"
         if pickled:

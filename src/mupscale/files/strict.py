@@ -103,6 +103,17 @@ def name_fault(name: Any) -> str | None:
     return "the name is longer than 200 bytes" if len(name.encode()) > 200 else None
 
 
+def path_fault(name: Any) -> str | None:
+    """Why a text cannot be the name of a file inside a folder or inside a folder of it, or None when it can.
+
+    >>> path_fault("1_Pooling/config.json"), path_fault("../config.json")
+    (None, 'a file name without folders is expected')
+    """
+    if not isinstance(name, str) or name.count("/") > 1:
+        return name_fault(name)
+    return next((fault for part in name.split("/") if (fault := name_fault(part)) is not None), None)
+
+
 def text_fault(text: Any) -> str | None:
     """Why a value cannot be the name of a tensor, or None when it can."""
     if not isinstance(text, str) or not text:

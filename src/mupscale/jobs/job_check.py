@@ -11,7 +11,7 @@ from math import prod
 from ..errors import Fault, MupscaleError
 from ..files.floats import FLOATS
 from ..files.places import Place, item_size
-from ..files.strict import name_fault, printable, raise_few
+from ..files.strict import path_fault, printable, raise_few
 from .job import Job, Move, window
 
 PARTIAL = ".partial"
@@ -49,10 +49,10 @@ def _names(job: Job) -> Iterator[Fault]:
         ("text", [text.name for text in job.texts]),
     ):
         for name in names:
-            what = name_fault(name)
+            what = path_fault(name)
             if what is None and (name in (JOB, ABOUT) or name.startswith("journal-")):
                 what = f"this name is taken; what {ABOUT} says goes into the job's `about`"
-            if what is None and (name.endswith(PARTIAL) or name.startswith(".")):
+            if what is None and any(part.endswith(PARTIAL) or part[0] == "." for part in name.split("/")):
                 what = f"a name that begins with a dot or ends in {PARTIAL} is taken for unfinished"
             if what is None and name in seen:
                 what = "written twice"
@@ -60,7 +60,7 @@ def _names(job: Job) -> Iterator[Fault]:
             if what is not None:
                 yield Fault(f"{kind} {printable(name)}", what)
     for source in job.sources:
-        if (what := name_fault(source.name)) is not None:
+        if (what := path_fault(source.name)) is not None:
             yield Fault(f"base file {printable(source.name)}", what)
 
 

@@ -67,6 +67,8 @@ def prepare(job: Job) -> bool:
             return True
         _claim(job, folder, locked)
         if not (folder / _READY).exists():
+            for name in _folders(job):
+                (folder / name).mkdir(exist_ok=True)
             for file in job.files:
                 _create(folder / f"{file.name}{PARTIAL}", file.size, file.chunks)
             _write(folder / _READY, b"")
@@ -97,6 +99,8 @@ def finish(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> None
         texts.append((ABOUT, about_text(job, base, output)))
         for name, content in sorted(texts, key=lambda text: text[0] == CONFIG):
             _write(folder / name, content.encode())
+        for name in _folders(job):
+            sync_path(folder / name)
         sync_path(folder)
         _write(folder / JOB, published(job).encode())
         _publish(job, folder)
@@ -124,13 +128,20 @@ def finished_by_another(job: Job, wait: bool) -> bool:
 
 def _publish(job: Job, folder: Path) -> None:
     """The last step: remove the files that only workers need, and rename the directory."""
-    kept = {entry.name for part in (job.files, job.carried, job.texts) for entry in part}
-    for path in folder.iterdir():
-        if path.name not in kept | {ABOUT, JOB}:
-            path.unlink(missing_ok=True)
+    kept = {entry.name for part in (job.files, job.carried, job.texts) for entry in part} | {ABOUT, JOB}
+    for inner in ("", *_folders(job)):
+        for path in (folder / inner).iterdir():
+            if str(path.relative_to(folder)) not in kept and not path.is_dir():
+                path.unlink(missing_ok=True)
     sync_path(folder)
     os.rename(folder, job.out)
     sync_path(job.out.parent)
+
+
+def _folders(job: Job) -> list[str]:
+    """The folders inside of the output that hold files of the job."""
+    names = [entry.name for part in (job.files, job.carried, job.texts) for entry in part]
+    return sorted({name.partition("/")[0] for name in names if "/" in name})
 
 
 def _is_complete(folder: Path, job: Job) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from ..checkpoints.about import read_about, read_plans
+from ..checkpoints.about import check_record, read_about, read_plans
 from ..checkpoints.grow import plan_without
 from ..checkpoints.shards import Spelling, stored_tensors
 from ..checkpoints.trainer_groups import trainer_orders
@@ -33,7 +33,8 @@ def directory_source(
 ) -> Source:
     """The tensors of a directory by planned name; with `state`, the moments of its Trainer too."""
     directory = read_directory(path)
-    spelling = Spelling() if family is None else Spelling(family.stored, family.prefix, family.ignored)
+    check_record(directory)
+    spelling = Spelling() if family is None else Spelling.of(family)
     absent = [
         name
         for name, entry in plan.tensors.items()

@@ -1,0 +1,149 @@
+"""The model card of a grown directory: what it is, how it was made, what to do next, and the base's own card.
+
+Knows how cards and their front matter read; front matter is kept line by line, so no YAML is parsed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .about import NAME
+
+_KEY = re.compile(r"([A-Za-z_][\w-]*):")
+_OURS = ("base_model", "base_model_relation", "model-index")
+"""Fields that speak of one model alone: its own base, and results that were measured on it."""
+_SHOWN = 30  # lines of the list of differences; tensors left out may be one per layer
+
+
+def card(about: Mapping[str, Any], base_card: str = "") -> str:
+    """The model card: what this is, how it was made, what to do next, then the card of the base.
+
+    Fields of the base's front matter (licence, language, tags and others) are kept; `base_model` names the base.
+    """
+    fields, text = _split(base_card)
+    name = about["base"]["name"]
+    front = "\n".join(_front(fields, name))
+    said = f"---\n{front}\n---\n{_section(about)}"
+    if not text.strip():
+        return said
+    return f"{said}\n---\n\nWhat follows is the card of `{name}`, as it was; results in it were measured there.\n\n{text.strip()}\n"
+
+
+def _section(about: Mapping[str, Any]) -> str:
+    noise = about["noise"]
+    width = f"`-k {about['multipliers']}`"
+    if about["plan"]["exact"] != "dynamic":
+        state = (
+            "Its readout was untied from its embedding: it computes the same function as the base, and **does not train "
+            "like it**."
+        )
+    elif noise is None:
+        state = (
+            "It computes the same function as the base and, trained with the units below, **trains exactly like the "
+            "base**: copies of a unit stay equal, so it cannot use its new width until noise is added "
+            "(`mupscale upscale`)."
+        )
+    else:
+        how = ", ".join(f"{key} = {value}" for key, value in noise["asked"].items())
+        state = (
+            f"Noise ({noise['kind']}: {how}, seed {about['request']['seed']}) was added after the exact map, so that copies of a "
+            "unit can part."
+        )
+    rows = "\n".join(
+        f"| {', '.join(f'`{n}`' for n in group['tensors'][:4])}{' …' if len(group['tensors']) > 4 else ''} "
+        f"| {group['lr']} | {group['eps']} | {group['weight_decay']} |"
+        for group in about["factors"]
+    )
+    return f"""# {about["base"]["name"]}, {about["parameters"]["wide"] / about["parameters"]["base"]:.1f} times the parameters
+
+`{about["architecture"]}`, grown in width from `{about["base"]["name"]}` ({width}) by
+[mupscale](https://pypi.org/project/mupscale) {about["version"]}. {state}
+
+| | base | this model |
+|---|---|---|
+| parameters | {about["parameters"]["base"]:,} | {about["parameters"]["wide"]:,} |
+
+The weights load with the stock class. Train them with an optimizer that knows each tensor's units:
+
+```python
+import torch
+import mupscale as mu
+from transformers import {about["architecture"]}
+
+here = "path/to/this/directory"
+model = {about["architecture"]}.from_pretrained(here)
+optimizer = mu.optimizer_for(model, here, torch.optim.AdamW, lr=1e-4)
+```
+
+What that does to AdamW's constants since the reference:
+
+| tensors | lr × | eps × | weight decay × |
+|---|---|---|---|
+{rows}
+
+Plan, reference, seed and the base's digests stand in `{NAME}`; `mupscale check <base> <this directory>` proves the bytes.
+{_differences(about)}"""
+
+
+def _differences(about: Mapping[str, Any]) -> str:
+    """What the base has and this directory does not, and what neither stores."""
+    lines = [f"- `{name}`: not carried, because {why}" for name, why in about["not_carried"].items()]
+    left_out, absent = about["spelling"]["left_out"], about["spelling"]["absent"]
+    lines += [f"- `{name}`: a tensor that was left out, because {why}" for name, why in left_out.items()]
+    lines += [
+        f"- `{name}`: a tensor that the base does not store; it is random until it is trained"
+        for name in absent
+    ]
+    shown = [*lines[:_SHOWN], *([f"- … and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])]
+    return "\n".join(["", "Not everything of the base is here:", "", *shown, ""]) if lines else ""
+
+
+def _split(text: str) -> tuple[list[str], str]:
+    """The lines of a card's front matter, and the rest."""
+    lines = text.lstrip("\ufeff").splitlines()
+    if not lines or lines[0].rstrip() != "---":
+        return [], text
+    end = next((i for i, line in enumerate(lines[1:], 1) if line.rstrip() == "---"), None)
+    return ([], text) if end is None else (lines[1:end], "\n".join(lines[end + 1 :]))
+
+
+def _front(lines: list[str], name: str) -> list[str]:
+    """Front matter with our fields; the lines of all others are kept as they are.
+
+    >>> _front(["license: mit", "base_model: old", "tags:", "- text"], "base")
+    ['base_model: base', 'license: mit', 'tags:', '- text', '- mupscale']
+    """
+    blocks: list[tuple[str, list[str]]] = []
+    for line in lines:
+        found = _KEY.match(line)
+        if found or not blocks:
+            blocks.append((found[1] if found else "", []))
+        blocks[-1][1].append(line)
+    kept = [(key, block) for key, block in blocks if key not in _OURS]
+    tags = next((block for key, block in kept if key == "tags"), None)
+    if tags is None:
+        kept.append(("tags", ["tags:", "- mupscale"]))
+    elif not any("mupscale" in line for line in tags):
+        tags[:] = _tagged(tags)
+    plain = name if re.fullmatch(r"[A-Za-z][\w./-]*", name) else json.dumps(name)
+    return [f"base_model: {plain}", *(line for _, block in kept for line in block)]
+
+
+def _tagged(block: list[str]) -> list[str]:
+    """The lines of `tags:` with one more; a form that is not known is replaced.
+
+    >>> _tagged(["tags: [a, b]"]), _tagged(["tags:", "  - a"])
+    (['tags: [a, b, mupscale]'], ['tags:', '  - a', '  - mupscale'])
+    """
+    value = block[0].partition(":")[2].strip()
+    items = [line for line in block[1:] if line.strip().startswith("- ")]
+    if len(block) == 1 and value.startswith("[") and value.endswith("]"):
+        inner = value[1:-1].strip()
+        return [f"tags: [{inner + ', ' if inner else ''}mupscale]"]
+    if not value and items:
+        indent = items[-1][: len(items[-1]) - len(items[-1].lstrip())]
+        return [*block, f"{indent}- mupscale"]
+    return ["tags:", *([f"- {value}"] if value and value[0].isalpha() else []), "- mupscale"]

@@ -1,0 +1,50 @@
+"""Files of the base that its wide copy does not get, each with the reason."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from ..files.directory import MODULES, Directory
+
+_REASONS = {
+    "train.py": "the wide directory has its own, where its kind has one",
+    ".git*": "it belongs to the repository of the base",
+    ".*": "hidden files belong to a program or to a cache",
+    "*.py": "it is code, which is neither run nor copied",
+    "*.bin": "it may hold weights at the base's width; if it does not, copy it by hand",
+    "mupscale*.json": "it records how the base was grown; the new record contains it",
+    "*.safetensors": "it is not part of the model that was read",
+    "*": "it is not known to fit another width; if it does, copy it by hand",
+}
+"""Pattern of a name -> why such a file is not copied; the first that matches counts."""
+_WEIGHTS = (
+    "*.pt",
+    "*.pth",
+    "*.ckpt",
+    "*.h5",
+    "*.msgpack",
+    "*.onnx",
+    "*.onnx_data",
+    "*.gguf",
+    "*.ot",
+    "*.tflite",
+)
+_FOLDER = "it is a folder that modules.json does not name; if its files fit another width, copy it by hand"
+_OTHER_FORMAT = "it holds the base's weights in another format"
+
+
+def not_carried(directory: Directory, modules_refused: str) -> dict[str, str]:
+    """Name -> reason, for everything in the directory that is neither read nor copied; the card is replaced."""
+    found = {name: _reason(directory, name) for name in directory.skipped if name != "README.md"}
+    if modules_refused:
+        folders = [module.folder for module in directory.modules if module.files]
+        found.update(dict.fromkeys((MODULES, *filter(None, folders)), modules_refused))
+    return found
+
+
+def _reason(directory: Directory, name: str) -> str:
+    if any(fnmatchcase(name, pattern) for pattern in _WEIGHTS):
+        return _OTHER_FORMAT
+    if (directory.path / name).is_dir() and name[0] != ".":
+        return _FOLDER
+    return next(why for pattern, why in _REASONS.items() if fnmatchcase(name, pattern))

@@ -1,0 +1,32 @@
+"""Options of `mupscale doctor`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..errors import MupscaleError
+from .verb import add_verb
+
+
+def add_to(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "doctor",
+        "show versions, threads, free disk, extras and what they enable, and test this machine",
+        "Exit status 1 when a package is older than this version needs, or widening is not exact here.",
+        examples=("", "--disk /scratch"),
+    )
+    verb.add_argument(
+        "--disk", type=Path, default=Path(), metavar="DIR", help="where to look for space (default: here)"
+    )
+    verb.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    if not chosen.disk.is_dir():
+        raise MupscaleError(f"--disk {chosen.disk}: expected a folder that exists")
+    from . import doctor
+
+    return doctor.run(chosen)

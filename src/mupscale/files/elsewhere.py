@@ -1,0 +1,72 @@
+"""Where the files of a checkpoint are when they are not here: on the Hub, in a cache, behind a Git LFS pointer.
+
+Knows how such places look on disk and which command fetches the files. Downloads nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ..errors import Fault
+from .strict import os_errors, printable, read_regular
+
+POINTER = b"version https://git-lfs.github.com/spec/"
+"""The first bytes of what Git stores in place of a large file."""
+_LONGEST_POINTER = 1024  # bytes; the specification of Git LFS asks for less
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_CACHED = re.compile(r"models--([\w.-]+)--([\w.-]+)")
+
+
+def download_remedy(path: Path) -> str | None:
+    """The command that fetches a model, if a path that is not there reads like the name of one on the Hub.
+
+    >>> download_remedy(Path("org/some-7b"))
+    'if it is a model on the Hugging Face Hub, run hf download org/some-7b --local-dir some-7b and name some-7b'
+    >>> download_remedy(Path("/data/some-7b"))
+    """
+    name = str(path)
+    if not _HUB_ID.fullmatch(name) or path.parent.exists():
+        return None
+    command = f"hf download {name} --local-dir {path.name}"
+    return f"if it is a model on the Hugging Face Hub, run {command} and name {path.name}"
+
+
+def hub_name(path: Path) -> str | None:
+    """The name on the Hub of a snapshot in the cache, or None for any other directory.
+
+    >>> hub_name(Path("/cache/models--org--some-7b/snapshots/0a1b"))
+    'org/some-7b'
+    """
+    above = path.parent.parent.name if path.parent.name == "snapshots" else ""
+    found = _CACHED.fullmatch(above)
+    return f"{found[1]}/{found[2]}" if found else None
+
+
+def cache_faults(path: Path) -> list[Fault]:
+    """A fault if a directory is the cache of a model, which holds each revision in a folder of its own."""
+    with os_errors(path):
+        if not (path / "snapshots").is_dir():
+            return []
+        revisions = sorted(entry.name for entry in os.scandir(path / "snapshots") if entry.is_dir())
+        main = path / "refs" / "main"
+        chosen = read_regular(main, 200).decode(errors="replace").strip() if main.is_file() else ""
+    shown = [chosen] if chosen in revisions else revisions
+    remedy = " or ".join(f"write {printable(str(path / 'snapshots' / name))}" for name in shown)
+    what = f"the cache of a model of the Hub, which holds each revision ({len(revisions)} here) in a folder of its own"
+    return [Fault(printable(str(path)), what, remedy or "download the model again: it has no revision")]
+
+
+def pointer_faults(path: Path, names: Iterable[str]) -> Iterator[Fault]:
+    """A fault for every file of which only its Git LFS pointer is here."""
+    for name in names:
+        try:
+            small = os.stat(path / name).st_size <= _LONGEST_POINTER
+        except OSError:
+            continue  # whoever reads it says so
+        if small and read_regular(path / name).startswith(POINTER):
+            what = "a Git LFS pointer, expected the file itself"
+            yield Fault(printable(name), what, f"run git -C {shlex.quote(printable(str(path)))} lfs pull")

@@ -1,0 +1,125 @@
+"""Sentence-transformers directories: their modules are carried at the new width, and sentences stay where they were."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("planned_here")
+
+from harness.closeness import SINGLE, difference  # noqa: E402
+from mupscale.cli.main import main  # noqa: E402
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
+SENTENCES = ["a b c", "x y z z y", "q"]
+KINDS = {"1_Pooling": "Pooling", "2_Dense": "Dense", "3_Normalize": "Normalize"}
+
+
+def sentence_model(folder, kinds=KINDS, width="word_embedding_dimension"):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, vocab_size=len(WORDS),
+        max_position_embeddings=16,
+    )  # fmt: skip
+    transformers.BertModel(config).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    told = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": 16}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    for idx, (path, kind) in enumerate(kinds.items(), 1):
+        modules.append(
+            {"idx": idx, "name": str(idx), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        )
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    settings = {width: 32, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+    if "2_Dense" in kinds:
+        (folder / "2_Dense").mkdir()
+        dense = {"in_features": 32, "out_features": 12, "bias": True}
+        more = {"activation_function": "torch.nn.modules.activation.Tanh"}
+        (folder / "2_Dense" / "config.json").write_text(json.dumps({**dense, **more}))
+        weights = {"linear.weight": torch.randn(12, 32), "linear.bias": torch.randn(12)}
+        save_file(weights, folder / "2_Dense" / "model.safetensors")
+    return folder
+
+
+def widened(folder, out, *more):
+    return main(["widen", str(folder), str(out), "-k", "2", "--quiet", "--workers", "1", *more])
+
+
+def encoded(folder):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    return torch.tensor(
+        sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(SENTENCES)
+    )
+
+
+def test_widths_inside_of_modules_grow_and_sentences_stay(tmp_path):
+    base, out = sentence_model(tmp_path / "base"), tmp_path / "wide"
+    assert widened(base, out) == 0
+    assert json.loads((out / "1_Pooling" / "config.json").read_text())["word_embedding_dimension"] == 64
+    told = json.loads((out / "2_Dense" / "config.json").read_text())
+    assert (told["in_features"], told["out_features"]) == (64, 12)
+    assert (out / "modules.json").read_bytes() == (base / "modules.json").read_bytes()
+    assert main(["check", str(base), str(out), "--bytes", "--quiet"]) == 0
+    assert main(["check", str(out), "--quiet"]) == 0
+    old, new = (load_file(folder / "2_Dense" / "model.safetensors") for folder in (base, out))
+    assert torch.equal(new["linear.bias"], old["linear.bias"])
+    assert torch.allclose(new["linear.weight"].sum(1), old["linear.weight"].sum(1), atol=1e-5)
+    assert difference(encoded(out), encoded(base)) < SINGLE
+    dense = load_file(out / "2_Dense" / "model.safetensors")
+    save_file({**dense, "linear.weight": dense["linear.weight"] * 2}, out / "2_Dense" / "model.safetensors")
+    assert difference(encoded(out), encoded(base)) > 1e-3, "control: a weight that is not divided"
+    assert main(["check", str(base), str(out), "--bytes", "--quiet"]) == 1, "control: it is compared"
+
+
+@pytest.mark.parametrize("width", ["word_embedding_dimension", "embedding_dimension"])
+def test_without_a_dense_layer_embeddings_are_copies(tmp_path, width):
+    kinds = {"1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    base, out = sentence_model(tmp_path / "base", kinds, width), tmp_path / "wide"
+    assert widened(base, out) == 0
+    assert json.loads((out / "1_Pooling" / "config.json").read_text())[width] == 64
+    old, new = encoded(base), encoded(out)
+    assert new.shape[1] == 2 * old.shape[1]
+    assert difference(new @ new.T, old @ old.T) < SINGLE, "cosines of normalised embeddings"
+
+
+def test_a_module_of_an_unknown_kind_is_not_carried_and_neither_is_the_list(tmp_path, capsys):
+    kinds = {"1_Pooling": "Pooling", "2_LSTM": "LSTM"}
+    base, out = sentence_model(tmp_path / "base", kinds), tmp_path / "wide"
+    (base / "2_LSTM").mkdir()
+    (base / "2_LSTM" / "lstm_config.json").write_text("{}")
+    assert widened(base, out) == 0
+    said = capsys.readouterr().out
+    assert "not carried: modules.json" in said
+    assert "2_LSTM (LSTM): what it does at another width is not known" in said
+    assert not (out / "modules.json").exists()
+    assert not (out / "1_Pooling").exists()
+
+
+def test_a_width_that_is_not_the_model_s_is_not_guessed(tmp_path, capsys):
+    base = sentence_model(tmp_path / "base")
+    (base / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 31}))
+    assert widened(base, tmp_path / "wide") == 0
+    assert "its width is 31, expected 32" in capsys.readouterr().out
+    assert not (tmp_path / "wide" / "1_Pooling").exists()
+
+
+@pytest.mark.parametrize("path", ["../elsewhere", "a/b", 3, ".."])
+def test_a_list_that_names_other_places_is_refused(tmp_path, capsys, path):
+    base = sentence_model(tmp_path / "base", {"1_Pooling": "Pooling"})
+    told = json.loads((base / "modules.json").read_text())
+    (base / "modules.json").write_text(json.dumps([told[0], {**told[1], "path": path}]))
+    assert widened(base, tmp_path / "wide") == 2
+    assert "modules.json is not valid" in capsys.readouterr().err
+
+
+def test_a_link_inside_of_a_module_is_refused(tmp_path, capsys):
+    base = sentence_model(tmp_path / "base")
+    (tmp_path / "secret").write_text("{}")
+    (base / "1_Pooling" / "more.json").symlink_to(tmp_path / "secret")
+    assert widened(base, tmp_path / "wide") == 2
+    assert "not part of this directory" in capsys.readouterr().err
