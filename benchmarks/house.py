@@ -201,7 +201,7 @@ HOMES: dict[str, tuple[Finder, tuple[str, ...], str]] = {
     ),
     "kinds of noise": (
         noise_kinds,
-        ("training/noises.py",),
+        ("training/noise_kinds.py",),
         "kinds = {'mup': MupNoise, 'signal': SignalNoise}",
     ),
 }

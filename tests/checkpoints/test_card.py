@@ -1,6 +1,7 @@
 """The model card: what the base says of itself is kept, and what is not carried is listed with its reason."""
 
 import shutil
+from typing import Any
 
 import pytest
 import torch
