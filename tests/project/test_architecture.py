@@ -257,6 +257,11 @@ ALLOWED_POWERS = {
     ],
     "norms of copies and of Gaussian matrices": [
         "noise.py: sqrt(k / (k - 1))",  # what centring k copies takes from their variance
+        # a search for a size: small noise raises a loss by its square, larger noise by another power
+        "auto_noise.py: sqrt(high[1] / wanted)",
+        "auto_noise.py: sqrt(low[0] * high[0])",
+        "auto_noise.py: (wanted / low[1]) ** power",
+        "auto_noise.py: sqrt(wanted / low[1])",
         "noises.py: float(entry.change.c) ** 0.5",  # the norm of dup(W) is √c times that of W
         "spectral.py: (1 / sqrt(m - 1) + 1 / sqrt(n)) ** (1 / 3)",
         "spectral.py: (sqrt(m - 1) + sqrt(n)) ** 2",

@@ -15,7 +15,7 @@ from ..plans.names import named_tensors, unwrap
 from ..runs.run import Run
 from .noise_kinds import Noise, PairedNoise, wrong_noise
 from .noise_places import exempt_of
-from .noises import norms_of, resolve_noise
+from .noises import copied_norm, norms_of, resolve_noise
 from .widen import carry
 
 
@@ -47,14 +47,13 @@ def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
     tensors = {name: tensor for name, _, tensor in named_tensors(model)}
     exempt = exempt_of(model, plan, "wide")
 
-    def norm(name: str, stacked: bool) -> Tensor:
+    def measure(name: str, stacked: bool) -> Tensor:
         # The norm of a base whose copies would have the norm that the wide weight has now.
-        grown = float(plan[name].change.s) * float(plan[name].change.c) ** 0.5
-        scaled: Tensor = norms_of(tensors[name], stacked) / grown
-        return scaled
+        norm: Tensor = norms_of(tensors[name], stacked) / copied_norm(plan[name])
+        return norm
 
     since = wide.earlier[-1][1] if wide.earlier else None
-    resolved = resolve_noise(norm, noise, plan=plan, seed=seed, since=since, exempt=exempt)
+    resolved = resolve_noise(measure, noise, plan=plan, seed=seed, since=since, exempt=exempt)
     noisy = carry(wide, copied(model), lambda: copied(model), Direction(identity_plan(model), noise=resolved))
     record = {"kind": type(noise).__name__, "added_to": dict(wide.provenance), **resolved.as_json()}
     return replace(

@@ -242,13 +242,17 @@ def norms_of(weight: Tensor, stacked: bool) -> Tensor:
     return spectral_norms(weight, stacked)
 
 
+def copied_norm(entry: TensorPlan) -> float:
+    """‖s dup(W)‖ over ‖W‖: copies multiply a spectral norm by √c."""
+    return float(entry.change.s) * float(entry.change.c) ** 0.5
+
+
 def _signal(t: float, entry: TensorPlan, measure: Callable[[bool], Tensor], size: float) -> Sigma:
-    """σ̄ = t ‖s dup(W)‖ / ‖Δ‖, where copies make ‖dup(W)‖ = √c ‖W‖ and Δ has σ̄ = 1."""
-    grown = float(entry.change.s) * float(entry.change.c) ** 0.5
+    """σ̄ = t ‖s dup(W)‖ / ‖Δ‖, where Δ has σ̄ = 1."""
     stacked = is_stacked(entry)
     matrix = entry.wide_shape[1:] if stacked else entry.wide_shape
     delta = gaussian_norm(max(1, prod(matrix[:1])), prod(matrix[1:])) * size
-    sigmas = [_rounded(norm * t * grown / delta) for norm in measure(stacked).reshape(-1).tolist()]
+    sigmas = [_rounded(norm * t * copied_norm(entry) / delta) for norm in measure(stacked).reshape(-1).tolist()]
     return tuple(sigmas) if stacked else sigmas[0]
 
 
