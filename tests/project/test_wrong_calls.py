@@ -46,6 +46,11 @@ def adamw(model: Any) -> Any:
     return AdamW(model.parameters(), lr=0.1)
 
 
+def scheduled() -> mu.Run:
+    optimizer = adamw(BASE)
+    return mu.Run(BASE, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, mu.GrowthSchedule(1e18)))
+
+
 def grouped() -> Any:
     return AdamW(mu.param_groups(WIDE, PLAN, AdamW, lr=0.1))
 
@@ -313,6 +318,26 @@ CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
         lambda: upscale(seed=1.5),
         lambda: upscale(seed=1),
         ("seed", "1.5", "whole number"),
+    ),
+    "a schedule over FLOPs that is not told what a wide step costs": (
+        lambda: widen(scheduled()),
+        lambda: widen(scheduled(), step_cost=6e12),
+        ("step_cost", "what a step costs after growth", "step_cost=6e12"),
+    ),
+    "the shape of a decay under another name": (
+        lambda: mu.GrowthSchedule(1000, shape="cos"),
+        lambda: mu.GrowthSchedule(1000, shape="linear"),
+        ("shape", "'cos'", "'cosine'", 'shape="linear"'),
+    ),
+    "warm-up and decay in steps": (
+        lambda: mu.GrowthSchedule(1000, warmup=20, decay=300),
+        lambda: mu.GrowthSchedule(1000, warmup=0.02, decay=0.3),
+        ("expected at most 1", "warmup=0.02"),
+    ),
+    "steps in place of a schedule": (
+        lambda: mu.rewarm_(scheduled(), 1000),  # type: ignore[arg-type]
+        lambda: mu.rewarm_(scheduled(), mu.GrowthSchedule(1000)),
+        ("schedule", "it is 1000", "mu.GrowthSchedule(1000)"),
     ),
     "a learning rate as text": (
         lambda: upscale(base=mu.Run(BASE, adamw(BASE)), lr="0.1"),
