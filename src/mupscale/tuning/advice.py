@@ -21,7 +21,7 @@ Sureness = Literal["sure", "leaning", "open", "not measured"]
 REACH = 1.05
 """How far beyond the measured sizes the law is used: people write 124e6 for 124,439,808, and no more than that is meant."""
 SURE, LEANING = 2.0, 1.0
-"""By how many standard errors the best arm is ahead of the best arm of another kind."""
+"""By how many errors of a difference the best arm is ahead of the best arm of another kind."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,6 @@ class Arm:
     loss: float | None = None
     between: tuple[float, float] | None = None
     """The interval of the loss: twice the error of the law to both sides."""
-    spread: float = 0.0
 
     @property
     def samples_per_parameter(self) -> float:
@@ -162,7 +161,8 @@ def advise(
     if {arm.kind for arm in measured} != {"stay", "grow", "scratch"}:
         return Advice("not measured at this size", "not measured", None, arms, None, None, outside, source)
     best = measured[0]
-    sure = _sureness(best, next(arm for arm in measured if arm.kind != best.kind))
+    error = max(known.growth.contrast, hypot(law.spread, law.spread)) if own else known.growth.contrast
+    sure = _sureness(best, next(arm for arm in measured if arm.kind != best.kind), error)
     if own and sure == "sure":
         sure = "leaning"
     grows = best.kind == "grow"
@@ -235,13 +235,13 @@ class _Question:
             return Arm(kind, size, phases)
         spread = max(spread, self.law.spread)
         between = loss * exp(-SURE * spread), loss * exp(SURE * spread)
-        return Arm(kind, size, phases, loss, between, spread)
+        return Arm(kind, size, phases, loss, between)
 
 
-def _sureness(best: Arm, second: Arm) -> Sureness:
+def _sureness(best: Arm, second: Arm, error: float) -> Sureness:
     assert best.loss is not None
     assert second.loss is not None
-    ahead, error = log(second.loss / best.loss), hypot(best.spread, second.spread)
+    ahead = log(second.loss / best.loss)
     return "sure" if ahead > SURE * error else "leaning" if ahead > LEANING * error else "open"
 
 

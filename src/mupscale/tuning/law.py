@@ -88,6 +88,8 @@ class Growth:
     kept: float
     grown_spread: float
     stay_spread: float
+    contrast: float
+    """The error of log(loss of one arm / loss of another) in the same case, also without the runs of its budget."""
     runs: int
     times: float
     """The largest measured ratio of parameters, wide to base."""
