@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations
-from math import log
+from math import inf, log
 from pathlib import Path
 from statistics import fmean
 from unittest.mock import patch
@@ -111,7 +111,7 @@ def judge(rows: list[Row], whole: law.Stored) -> None:
         blind = without(rows, case.budget)
         if blind is None:
             continue
-        blind = replace(blind, growth=replace(blind.growth, contrast=whole.growth.contrast))
+        blind = replace(blind, growth=replace(blind.growth, contrast=whole.growth.contrast or inf))
         with patch.object(advice, "stored", lambda blind=blind: blind):
             told = advice.advise(case.base, spent=case.spent, budget=case.budget, to=case.wider)
         best = [row.loss for kind in KINDS if (row := case.best(kind))]

@@ -16,12 +16,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from mupscale.tuning.law import Finished, Growth, Law, Stored, fit
+from mupscale.tuning.law import LEAST_RUNS, Finished, Growth, Law, Stored, fit
 
 ABOUT = "MLPs of four layers on Forest Cover Type, AdamW, every run decayed to zero"
 LAYERS, FEATURES, CLASSES = 4, 54, 7
 KINDS = ("stay", "grow", "scratch")
 TUNING_SEED = 0
+LEAST_OF_A_PART = 4
 NOTHING = Stored(
     "no runs",
     Law(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0, (0.0, 0.0), (0.0, 0.0)),
@@ -130,10 +131,14 @@ def cases(rows: Iterable[Row]) -> list[Case]:
 
 
 def fitted(rows: Iterable[Row], seen: Iterable[Row] | None = None) -> Stored:
-    """The law and growth of some rows; ranges are those of all `seen`."""
+    """The law and growth of some rows; ranges are those of all `seen`.
+
+    A part of what was seen may be small: how wrong its fit is on the rest is what is measured.
+    """
     some = list(rows)
     everything = some if seen is None else list(seen)
-    law = fit([_finished(row) for row in some if row.kind == "scratch"], "the store")
+    least = LEAST_RUNS if seen is None else LEAST_OF_A_PART
+    law = fit([_finished(row) for row in some if row.kind == "scratch"], "the store", least)
     told = [_finished(row) for row in everything if row.kind == "scratch"]
     law = replace(
         law,
