@@ -21,8 +21,8 @@ OPTIMIZERS = {
 }
 
 
-def build(width: int) -> nn.Module:
-    sizes = [54] + [width] * (LAYERS - 1)
+def build(width: int, layers: int = LAYERS) -> nn.Module:
+    sizes = [54] + [width] * (layers - 1)
     hidden = [module for a, b in pairwise(sizes) for module in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*hidden, nn.Linear(width, 7))
 

@@ -1,0 +1,56 @@
+"""Growth as the study compares it: ours with four things that may happen to the state, and two other methods."""
+
+from __future__ import annotations
+
+import torch
+
+import mupscale as mu
+from mupscale.training.recipe import TensorGrowth
+
+from ..peers import Start, net2wider, tiling
+from ..setting import Setting
+from .spec import Spec
+
+PEERS = {"tiling": tiling, "net2wider": net2wider}
+
+
+def grow(setting: Setting, base: mu.Run, spec: Spec) -> mu.Run:
+    """The wide run, at the peak rate of the spec."""
+    assert spec.start is not None
+    narrow, wide = spec.start.width, spec.width
+    mu.set_lr_(base.optimizer, spec.lr)
+    plan = setting.plan(narrow, wide)
+    if spec.method != "ours":
+        return PEERS[spec.method](_start(setting, base, spec, plan))
+    run = mu.upscale(base, lambda: setting.build(wide), mu.SignalNoise(spec.noise), plan=plan, seed=spec.seed)
+    if spec.state == "wrong_units":
+        _lose_units_(run, plan)
+    elif spec.state != "carried":
+        run.optimizer.state.clear()
+    return run
+
+
+def _lose_units_(run: mu.Run, plan: mu.Plan) -> None:
+    """Copy moments as they are: the first moment is in units of gradients and the second of their squares."""
+    with torch.no_grad():
+        for name, parameter in run.model.named_parameters():
+            r, state = float(plan[name].change.r), run.optimizer.state[parameter]
+            state["exp_avg"].div_(r)
+            state["exp_avg_sq"].div_(r * r)
+
+
+def _start(setting: Setting, base: mu.Run, spec: Spec, plan: mu.Plan) -> Start:
+    """What the other methods begin with. They look at the base and its rates; their recipe has no noise."""
+    assert spec.start is not None
+    narrow = spec.start.width
+    recipe = mu.Recipe(
+        "torch.optim.AdamW",
+        {"lr": spec.lr, "weight_decay": setting.constants["weight_decay"]},
+        0.0,
+        k=spec.width // narrow,
+        tensors=TensorGrowth.all_of(plan, base.since),
+        width=narrow,
+        reference=setting.reference,
+        base_lr=spec.lr,
+    )
+    return Start(setting, base, narrow, spec.width // narrow, spec.lr, recipe, spec.seed)

@@ -1,0 +1,85 @@
+"""A run of the study as data: what is trained, for how many FLOPs, and which run it starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from math import log2
+from typing import Any, Literal
+
+State = Literal["carried", "wrong_units", "fresh", "fresh_rewarmed"]
+"""What growth does to the optimizer's state: carried in its units, copied as if it had none, or emptied."""
+Method = Literal["ours", "tiling", "net2wider"]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One run. Without `start` it is trained from scratch for `budget` FLOPs.
+
+    With a `start` at its end (`at` = 1) the run begins a new schedule over `budget` more FLOPs: it is warmed up again,
+    and grown if the width differs. With a `start` at a share of its way (`at` < 1) the schedule goes on: the budget is
+    the same, and a share `at` of it is spent already.
+
+    >>> base = Spec(width=64, budget=10**9, lr=2**-6, seed=0)
+    >>> grown = Spec(width=128, budget=10**9, lr=2**-6, seed=0, start=base, noise=0.1)
+    >>> grown.rewarmed, grown.label
+    (True, '64 -> 128 +1e+09 lr=2^-6 t=0.1 seed 0')
+    """
+
+    width: int
+    budget: int
+    lr: float
+    """The peak rate, at the reference width."""
+    seed: int
+    layers: int = 4
+    start: Spec | None = None
+    at: float = 1.0
+    noise: float = 0.0
+    """t of SignalNoise: the spectral norm of the noise over that of the weight."""
+    state: State = "carried"
+    method: Method = "ours"
+
+    @property
+    def grows(self) -> bool:
+        return self.start is not None and self.start.width != self.width
+
+    @property
+    def rewarmed(self) -> bool:
+        """Whether a new schedule begins on a trained model."""
+        return self.start is not None and self.at == 1.0
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What the result is stored under: every field that is not at its default."""
+        told = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return {**told, "start": self.start.key} if self.start is not None else told
+
+    @property
+    def label(self) -> str:
+        told = [f"{self.width}" if self.start is None else f"{self.start.width} -> {self.width}"]
+        told.append(f"{'+' if self.rewarmed else ''}{self.budget:.4g}")
+        if self.at < 1:
+            told.append(f"f={self.at:g}")
+        told.append(f"lr=2^{log2(self.lr):g}")
+        if self.grows:
+            told.append(f"t={self.noise:g}")
+        if self.layers != 4:
+            told.append(f"layers={self.layers}")
+        if self.method != "ours" or self.state != "carried":
+            told.append(self.method if self.method != "ours" else self.state)
+        return " ".join([*told, f"seed {self.seed}"])
+
+    def with_seed(self, seed: int) -> Spec:
+        """The same run with another seed, from its start on."""
+        start = None if self.start is None else self.start.with_seed(seed)
+        return replace(self, seed=seed, start=start)
+
+
+def spec_of(key: dict[str, Any]) -> Spec:
+    """The spec that a result is stored under.
+
+    >>> grown = Spec(128, 10**9, 2**-6, 0, start=Spec(64, 10**9, 2**-6, 0), noise=0.1)
+    >>> spec_of(grown.key) == grown
+    True
+    """
+    start = spec_of(key["start"]) if "start" in key else None
+    return Spec(**{**key, "start": start})

@@ -1,0 +1,214 @@
+"""What is stored, as tables with spreads over seeds, and one line of figures.
+
+A cell is the mean held-out loss of the reported seeds, and the distance between the lowest and the highest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import log2
+from statistics import fmean
+
+from . import exactness, midrun, sunk, unseen
+from .choose import Arm, Known
+from .sizes import Finished, Sizes
+from .spec import Spec
+
+NOT_RUN = "not_run"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An arm that is complete: its chosen spec, and a figure for every reported seed."""
+
+    chosen: Spec
+    choose: float
+    """The loss of the tuning seed on the rows for choosing."""
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.values)
+
+    @property
+    def spread(self) -> float:
+        return max(self.values) - min(self.values)
+
+
+@dataclass(frozen=True)
+class Book:
+    """What is stored, read for one size of the study."""
+
+    known: Known
+    sizes: Sizes
+
+    def seen(self, arm: Arm, figure: str = "held") -> Seen | None:
+        """An arm with all its seeds; None while a run is missing or if one diverged."""
+        if arm.chosen is None:
+            return None
+        tuning = self.known(arm.chosen)
+        told = [self.known(arm.chosen.with_seed(seed)) for seed in self.sizes.seeds]
+        if tuning is None or tuning["choose"] is None:
+            return None
+        values = tuple(float(t[figure]) for t in told if t is not None and t[figure] is not None)
+        if len(values) < len(told):
+            return None
+        return Seen(arm.chosen, float(tuning["choose"]), values)
+
+    def sunk(self, base: Finished, name: str, extra: float) -> Seen | None:
+        return self.seen(sunk.arm(self.known, self.sizes, base, name, extra))
+
+    def mid_run(self, name: str, units: int) -> Seen | None:
+        return self.seen(midrun.arm(self.known, self.sizes, name, units))
+
+    def exactness(self, name: str, figure: str = "held") -> Seen | None:
+        return self.seen(exactness.arm(self.known, self.sizes, name), figure)
+
+    def unseen(self, name: str) -> Seen | None:
+        return self.seen(unseen.arm(self.known, self.sizes, name))
+
+    def missing(self) -> Iterator[str]:
+        """What the page cites and is not stored."""
+        for base in self.sizes.cited_bases:
+            for extra in self.sizes.cited_extras:
+                for name in sunk.names(base):
+                    if self.sunk(base, name, extra) is None:
+                        yield f"b: base {base.width} of {base.units} units, {extra:g} times more: {name}"
+        for name in exactness.names() if self.sizes.cited_exactness else ():
+            if self.exactness(name) is None:
+                yield f"c: {name}"
+        for units in self.sizes.cited_mid_run:
+            for name in midrun.names(self.sizes):
+                if self.mid_run(name, units) is None:
+                    yield f"a: {units} units: {name}"
+
+
+def contest(grown: Sequence[Seen | None], others: Sequence[Seen | None]) -> tuple[float, bool] | None:
+    """How much lower the grown loss is than that of the best alternative, and whether every seed says so.
+
+    On each side the tuning seed chooses; None while a run is missing.
+
+    >>> spec = Spec(8, 1, 0.5, 0)
+    >>> gain, all_seeds = contest([Seen(spec, 1.0, (0.9, 1.1))], [Seen(spec, 2.0, (2.0, 2.0)), Seen(spec, 3.0, (1.0, 1.0))])
+    >>> round(gain, 3), all_seeds
+    (0.5, True)
+    """
+    sides = [[seen for seen in side if seen is not None] for side in (grown, others)]
+    if [len(side) for side in sides] != [len(grown), len(others)]:
+        return None
+    ours, best = (min(side, key=lambda seen: seen.choose) for side in sides)
+    return 1 - ours.mean / best.mean, max(ours.values) < min(best.values)
+
+
+def sunk_contest(book: Book, base: Finished, extra: float) -> tuple[float, bool] | None:
+    """Growing a finished base against the best of going on and of new models."""
+    sides: dict[bool, list[Seen | None]] = {True: [], False: []}
+    for name in sunk.names(base):
+        sides[name.startswith("grown")].append(book.sunk(base, name, extra))
+    return contest(sides[True], sides[False])
+
+
+def mid_run_contest(book: Book, units: int) -> tuple[float, bool] | None:
+    """Growing in mid-run against the best width for all of the budget."""
+    sides: dict[bool, list[Seen | None]] = {True: [], False: []}
+    for name in midrun.names(book.sizes):
+        sides[name.startswith("grown")].append(book.mid_run(name, units))
+    return contest(sides[True], sides[False])
+
+
+def cited_contest(book: Book, extra: float) -> tuple[float, bool] | None:
+    """The smallest gain of growing among the cited bases, and whether every seed of every one says that it pays."""
+    found = [sunk_contest(book, base, extra) for base in book.sizes.cited_bases]
+    told = [each for each in found if each is not None]
+    if not told or len(told) < len(found):
+        return None
+    return min(gain for gain, _ in told), all(all_seeds for _, all_seeds in told)
+
+
+def figures(book: Book) -> dict[str, str]:
+    """The figures of the last line; gains of stage b are those of the cited base that gains least."""
+    sizes = book.sizes
+    mid = mid_run_contest(book, midrun.middle(sizes))
+    gains = {extra: cited_contest(book, extra) for extra in sizes.extras}
+    told = {extra: gain for extra, gain in gains.items() if gain is not None}
+    paying = [extra for extra, (gain, all_seeds) in told.items() if gain > 0 and all_seeds]
+    carried, fresh = ("carried, noise", "fresh, noise")
+    end, early = (
+        _ratio(book.exactness(carried, figure), book.exactness(fresh, figure)) for figure in ("held", "early")
+    )
+    recipe, tuned = (book.unseen(name) for name in unseen.NAMES)
+    regret = _ratio(recipe, tuned)
+    nats = None if recipe is None or tuned is None else recipe.mean - tuned.mean
+    at_one = told.get(1.0)
+    return {
+        "a_gain": _told(None if mid is None else mid[0]),
+        "b_gain": _told(None if at_one is None else at_one[0]),
+        "b_from": NOT_RUN if not told else f"{min(paying):g}" if paying else "never",
+        "c_end": _told(None if end is None else 1 - end),
+        "c_early": _told(None if early is None else 1 - early),
+        "d_regret": _told(None if regret is None else regret - 1),
+        "d_nats": _told(nats),
+        "e_worst": NOT_RUN,
+    }
+
+
+def show(book: Book, say: Callable[[str], object] = print) -> int:
+    """Print the tables and the line; 1 if something that the page cites is missing."""
+    sizes = book.sizes
+    for base in sizes.bases:
+        say(
+            f"\nb: base {base.width} of {base.units} units, finished: held-out loss by what it may still spend"
+        )
+        trained = book.seen(Arm((), sunk.arm(book.known, sizes, base, "goes on", 1.0).chosen))
+        if trained is not None and trained.chosen.start is not None:
+            own = book.seen(Arm((), trained.chosen.start))
+            say(f"the base itself: {_cell(own)}")
+        say(_row("", [f"{extra:g} x its budget" for extra in sizes.extras]))
+        for name in sunk.names(base):
+            say(_row(name, [_cell(book.sunk(base, name, extra)) for extra in sizes.extras]))
+        say(_row("gain of growing", [_gain(sunk_contest(book, base, extra)) for extra in sizes.extras]))
+    say(f"\na: {sizes.narrow} -> {sizes.wide} in mid-run, equal total FLOPs")
+    say(_row("", [f"{units} units" for units in sizes.mid_run]))
+    for name in midrun.names(sizes):
+        say(_row(name, [_cell(book.mid_run(name, units)) for units in sizes.mid_run]))
+    say(_row("gain of growing", [_gain(mid_run_contest(book, units)) for units in sizes.mid_run]))
+    say(f"\nc: {sizes.narrow} -> {2 * sizes.narrow} in mid-run, the same wide weights")
+    say(_row("", ["end, held out", "first 1 %, training"]))
+    for name in exactness.names():
+        say(_row(name, [_cell(book.exactness(name)), _cell(book.exactness(name, "early"))]))
+    say(f"\nd: {sizes.depth} layers, {sizes.wide // unseen.K} -> {sizes.wide}")
+    for name in unseen.NAMES:
+        say(_row(name, [_cell(book.unseen(name))]))
+    lacking = list(book.missing())
+    for line in lacking:
+        say(f"missing: {line}")
+    say(" ".join(f"{name}={value}" for name, value in figures(book).items()))
+    return 1 if lacking else 0
+
+
+def _ratio(first: Seen | None, second: Seen | None) -> float | None:
+    return None if first is None or second is None else first.mean / second.mean
+
+
+def _told(value: float | None) -> str:
+    return NOT_RUN if value is None else f"{value:.4f}"
+
+
+def _gain(found: tuple[float, bool] | None) -> str:
+    if found is None:
+        return NOT_RUN
+    gain, all_seeds = found
+    return f"{100 * gain:+.1f} %{'' if all_seeds else ' (seeds overlap)'}"
+
+
+def _cell(seen: Seen | None) -> str:
+    if seen is None:
+        return NOT_RUN
+    spec = seen.chosen
+    told = f"2^{log2(spec.lr):g}" + (f" t={spec.noise:g}" if spec.grows else "")
+    return f"{seen.mean:.4f} ({seen.spread:.4f}) {told}"
+
+
+def _row(name: str, cells: Sequence[str]) -> str:
+    return f"{name:24}" + "".join(f"{cell:28}" for cell in cells).rstrip()

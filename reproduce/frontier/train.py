@@ -1,0 +1,227 @@
+"""Trains one spec: from its start, along the FLOPs clock, with checkpoints, to one result of plain numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from time import monotonic, process_time
+from typing import Any
+
+import torch
+
+import mupscale as mu
+from mupscale.tuning.checkpoint import restore_
+
+from ..setting import Setting
+from ..stages import digest_text, rounded
+from ..store import Store
+from .clock import Rates, multiplier
+from .grow import grow
+from .spec import Spec
+
+POINTS = 20
+EARLY = 0.01
+"""The first part of the remaining budget, over which the training loss is averaged."""
+SNAPSHOTS = (0.1, 0.25, 0.5)
+"""Shares of a run from scratch at which it is kept, for runs that grow there."""
+BATCHES = 8
+"""Training batches of the losses around the noise."""
+SAVE_EVERY = 600.0
+"""Seconds between checkpoints."""
+
+Result = dict[str, Any]
+
+
+@dataclass
+class Progress:
+    """What a checkpoint holds besides weights."""
+
+    step: int = 0
+    curve: list[list[float]] = field(default_factory=list)
+    early: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The steps of a spec, numbered from 0, and where on the clock they begin."""
+
+    steps: int
+    begins: float
+    """Share of the budget that is spent before."""
+    first: int
+    """The number of the first batch."""
+    flops: int
+    """FLOPs of one step."""
+    budget: int
+
+    def spent(self, step: float) -> float:
+        return self.begins + step * self.flops / self.budget
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Makes results and keeps them: lines in `store`, weights in `cache`. `setting` is by the number of layers."""
+
+    store: Store
+    cache: Path
+    setting: Callable[[int], Setting]
+    say: Callable[[str], object] = print
+    save_every: float = SAVE_EVERY
+
+    @cached_property
+    def settings(self) -> dict[int, Setting]:
+        return {}
+
+    def of(self, layers: int) -> Setting:
+        if layers not in self.settings:
+            self.settings[layers] = self.setting(layers)
+        return self.settings[layers]
+
+    def known(self, spec: Spec) -> Result | None:
+        return self.store.known(spec.key)
+
+    def run(self, spec: Spec) -> Result:
+        """The result of a spec, made if it is not stored; so is that of the run it starts from."""
+        if spec.start is not None:
+            self.run(spec.start)
+        if (known := self.known(spec)) is not None:
+            return known
+        result = self.store.of(spec.key, lambda: self._train(spec, None)[1])
+        self.say(f"{spec.label}: {result['held']} in {result['seconds']} s")
+        return result
+
+    def phase(self, spec: Spec) -> Phase:
+        setting = self.of(spec.layers)
+        flops = setting.flops(spec.width)
+        if spec.start is None:
+            return Phase(max(1, round(spec.budget / flops)), 0.0, 0, flops, spec.budget)
+        base = self.phase(spec.start)
+        taken = round(base.steps * spec.at)
+        begins = 0.0 if spec.rewarmed else taken * base.flops / spec.budget
+        steps = max(1, round((1 - begins) * spec.budget / flops))
+        return Phase(steps, begins, base.first + taken, flops, spec.budget)
+
+    def _train(self, spec: Spec, until: float | None) -> tuple[mu.Run, Result]:
+        """Train to the end, or to a share of the steps."""
+        setting, phase = self.of(spec.layers), self.phase(spec)
+        run, around = self._begin(spec)
+        rates, progress = Rates(run.optimizer), Progress()
+        unfinished = self._path(spec, None)
+        if unfinished.is_file():
+            told = torch.load(unfinished, weights_only=True)
+            restore_(run, told["parts"])
+            progress = Progress(**told["progress"])
+        ends = {round(phase.steps * i / POINTS): i for i in range(1, POINTS + 1)}
+        kept_at = {round(phase.steps * share): share for share in SNAPSHOTS} if spec.start is None else {}
+        last = phase.steps if until is None else round(phase.steps * until)
+        early, diverged = max(1, round(phase.steps * EARLY)), False
+        saved, begun = monotonic(), process_time() - progress.seconds
+        for step in range(progress.step, last):
+            rates.set_(self._factor(spec, phase, step))
+            loss = setting.step(run, phase.first + step, spec.seed)
+            done = step + 1
+            if done <= early:
+                progress.early.append(loss)
+            if diverged := not isfinite(loss):
+                break
+            if done in ends or done == early:
+                assert setting.watch is not None
+                seen = setting.watch(run.model)["choose"]
+                progress.curve.append([rounded(phase.spent(done)), rounded(seen)])
+            if done in kept_at:
+                self._keep(self._path(spec, kept_at[done]), run)
+            if monotonic() - saved > self.save_every and done < last:
+                progress.step, progress.seconds = done, process_time() - begun
+                self._keep(unfinished, run, progress)
+                saved = monotonic()
+        if until is None:
+            self._keep(self._path(spec, 1.0), run)
+        unfinished.unlink(missing_ok=True)
+        ended = {} if diverged else setting.measure(run.model)
+        result: Result = {
+            name: rounded(ended[name]) if ended else None for name in ("held", "choose", "train")
+        }
+        result |= {
+            "diverged": diverged,
+            "early": rounded(fmean(progress.early)) if progress.early else None,
+            "curve": progress.curve,
+            "steps": phase.steps,
+            "samples": phase.steps * setting.batch,
+            "flops": phase.steps * phase.flops,
+            "flops_before": self._flops_before(spec),
+            "cpu_seconds": round(process_time() - begun, 1),
+            **around,
+        }
+        return run, result
+
+    def _factor(self, spec: Spec, phase: Phase, step: int) -> float:
+        spent = phase.spent(step + 0.5)
+        factor = multiplier(spent)
+        if spec.state == "fresh_rewarmed" and not spec.rewarmed:  # a warm-up over as much of what is left
+            left = (spent - phase.begins) / (1 - phase.begins)
+            factor *= multiplier(left, decay=0.0)
+        return factor
+
+    def _begin(self, spec: Spec) -> tuple[mu.Run, Result]:
+        """The run before its first step at its peak rate, and for growth the losses around the noise."""
+        setting = self.of(spec.layers)
+        if spec.start is None:
+            return setting.fresh(spec.width, spec.lr, spec.seed), {}
+        base = self._trained(spec.start, spec.at)
+        first = self.phase(spec).first
+        before = _losses(setting, base, spec, first)
+        if not spec.grows:
+            mu.set_lr_(base.optimizer, spec.lr)
+            return base, {"noise": {"before": before}}
+        run = grow(setting, base, spec)
+        fresh = setting.fresh(spec.width, spec.lr, spec.seed)
+        after, untrained = (_losses(setting, each, spec, first) for each in (run, fresh))
+        return run, {"noise": {"before": before, "after": after, "untrained": untrained}}
+
+    def _trained(self, spec: Spec, at: float) -> mu.Run:
+        """A run as it was at a share of its steps, from the cache or trained again."""
+        path = self._path(spec, at)
+        if not path.is_file():
+            run, _ = self._train(spec, None if at == 1.0 else at)
+            self._keep(path, run)
+            return run
+        run, _ = self._begin(spec)
+        restore_(run, torch.load(path, weights_only=True)["parts"])
+        return run
+
+    def _flops_before(self, spec: Spec) -> int:
+        if spec.start is None:
+            return 0
+        base = self.phase(spec.start)
+        return self._flops_before(spec.start) + round(base.steps * spec.at) * base.flops
+
+    def _path(self, spec: Spec, at: float | None) -> Path:
+        """Where the weights at a share of the steps are; None is the checkpoint of an unfinished run."""
+        part = "unfinished" if at is None else f"{at:g}"
+        return self.cache / f"{digest_text(spec.key)}_{part}.pt"
+
+    def _keep(self, path: Path, run: mu.Run, progress: Progress | None = None) -> None:
+        """Write weights, state and progress; whoever reads at the same time sees the old file or the new one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f".{os.getpid()}-{path.name}")
+        parts = {
+            "model": run.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
+            "schedulers": [],
+        }
+        torch.save({"parts": parts, "progress": {} if progress is None else vars(progress)}, unfinished)
+        unfinished.replace(path)
+
+
+def _losses(setting: Setting, run: mu.Run, spec: Spec, first: int) -> dict[str, float]:
+    """The held-out loss, and that of the next training batches, as a user would measure it around growth."""
+    assert setting.watch is not None
+    with torch.no_grad():
+        batches = [float(setting.loss(run.model, step, spec.seed)) for step in range(first, first + BATCHES)]
+    return {"choose": rounded(setting.watch(run.model)["choose"]), "train": rounded(fmean(batches))}

@@ -1,0 +1,194 @@
+"""The study of decayed schedules: specs are stored once, runs resume, budgets are kept, missing seeds are reported."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+import mupscale as mu
+from reproduce.frontier import clock, command, exactness, midrun, order, sunk, tables
+from reproduce.frontier.sizes import HERE, SMOKE
+from reproduce.frontier.spec import Spec, spec_of
+from reproduce.frontier.task import made_up, task
+from reproduce.frontier.train import Trainer
+from reproduce.store import Store
+
+NARROW = Spec(8, 40_000_000, 2**-6, 0)
+
+
+class KilledError(Exception):
+    pass
+
+
+def trainer(folder, stop=None, **options):
+    """A trainer on made-up rows; `stop` ends it like a kill would, after so many steps. Steps taken are counted."""
+    taken: list[int] = []
+
+    def setting(layers):
+        made = task(layers, made_up, SMOKE.reference)
+
+        def loss(model, step, seed):
+            if model.training and stop is not None and len(taken) == stop:
+                raise KilledError
+            taken.append(step)
+            return made.loss(model, step, seed)
+
+        return replace(made, loss=loss)
+
+    made = Trainer(Store(folder / "runs.jsonl"), folder / "cache", setting, lambda line: None, **options)
+    return made, taken
+
+
+def grown(**changes):
+    return replace(NARROW, width=16, start=NARROW, **changes)
+
+
+def invented(spec):
+    """A result without training: wider is better, growing better still, and seeds differ a little."""
+    loss = 1 / spec.width + 0.001 * spec.seed - (0.005 if spec.grows else 0.0) + abs(spec.lr - 2**-6)
+    return {"held": loss, "choose": loss, "train": loss, "early": loss, "diverged": False}
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    """Every run of the smallest study, with an invented result, as a store knows it."""
+    store = Store(tmp_path_factory.mktemp("frontier") / "all.jsonl")
+    while (spec := order.next_missing(lambda spec: store.known(spec.key), SMOKE)) is not None:
+        store.of(spec.key, partial(invented, spec))
+    again = Store(store.path)
+    return lambda spec: again.known(spec.key)
+
+
+def test_a_stored_run_is_not_made_again(tmp_path):
+    first = trainer(tmp_path)[0].run(grown(noise=0.1))
+    again, taken = trainer(tmp_path)
+    assert again.run(grown(noise=0.1)) == first
+    assert not taken
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert [spec_of(line["key"]) for line in lines] == [NARROW, grown(noise=0.1)]
+
+
+@pytest.mark.parametrize("spec", [NARROW, grown(noise=0.1), grown(noise=0.1, at=0.25)], ids=lambda s: s.label)
+def test_a_killed_run_goes_on_where_it_stopped(tmp_path, spec):
+    straight, all_steps = trainer(tmp_path / "straight")
+    wanted = straight.run(spec)
+    with pytest.raises(KilledError):
+        trainer(tmp_path, stop=len(all_steps) - 5, save_every=0.0)[0].run(spec)
+    again, taken = trainer(tmp_path)
+    found = again.run(spec)
+    assert len(taken) < len(all_steps) / 2
+    for name in ("held", "curve", "early", "steps", "flops"):
+        assert found[name] == wanted[name], name
+
+
+def test_a_lost_cache_gives_the_same_base(tmp_path):
+    spec = grown(noise=0.1, at=0.5)
+    wanted = trainer(tmp_path)[0].run(spec)
+    kept = (tmp_path / "runs.jsonl").read_text().splitlines()
+    (tmp_path / "runs.jsonl").write_text(kept[0] + "\n")
+    for path in (tmp_path / "cache").iterdir():
+        path.unlink()
+    assert trainer(tmp_path)[0].run(spec)["held"] == wanted["held"]
+
+
+def test_phases_share_the_budget_and_the_clock(tmp_path):
+    made, _ = trainer(tmp_path)
+    for share in HERE.shares:
+        spec = Spec(64, 10**11, 2**-6, 0)
+        spec = replace(spec, width=256, start=spec, at=share)
+        phase = made.phase(spec)
+        assert phase.begins == pytest.approx(share, abs=phase.flops / phase.budget)
+        assert phase.spent(phase.steps) == pytest.approx(1.0, abs=phase.flops / phase.budget)
+        steps_alone = made.phase(spec.start).steps
+        assert phase.first == round(share * steps_alone)
+    again = made.phase(replace(spec, at=1.0))
+    assert (again.begins, again.first) == (0.0, steps_alone)
+    assert clock.multiplier(again.spent(again.steps)) < 0.01
+
+
+@pytest.mark.parametrize(("state", "follows"), [("carried", True), ("wrong_units", False), ("fresh", False)])
+def test_only_the_carried_state_follows_the_base(tmp_path, state, follows):
+    """Without noise a wide run of as many steps is the base's own, if the rate is the same at every step."""
+    made, _ = trainer(tmp_path)
+    made.run(NARROW)
+    base = made._trained(NARROW, 0.5)
+    wide, _ = made._begin(grown(at=0.5, state=state))
+    setting = made.of(4)
+    ends = []
+    for run in (base, wide):
+        mu.set_lr_(run.optimizer, NARROW.lr)
+        ends.append([setting.step(run, step, 0) for step in range(30)][-1])
+    apart = abs(ends[0] - ends[1]) / ends[0]
+    assert (apart < 1e-3) == follows, apart
+
+
+def test_every_stage_is_listed_and_ends(known):
+    for stage in order.STAGES:
+        listed = list(order.specs(known, SMOKE, stage))
+        assert listed
+        assert {spec.seed for spec in listed} == {SMOKE.tuning_seed, *SMOKE.seeds}
+    first = next(order.specs(lambda spec: None, HERE))
+    assert (first.start, first.seed) == (None, HERE.tuning_seed)
+
+
+def test_choices_look_at_the_tuning_seed_alone(known):
+    def spoiled(spec):
+        found = known(spec)
+        if found is None or spec.seed == SMOKE.tuning_seed:
+            return found
+        return {**found, "held": 9.0, "choose": 9.0 - found["choose"]}
+
+    for name in midrun.names(SMOKE):
+        told = [midrun.arm(each, SMOKE, name, SMOKE.mid_run[1]).chosen for each in (known, spoiled)]
+        assert told[0] is not None
+        assert told[0] == told[1]
+
+
+def test_tables_are_printed_from_a_store(known):
+    lines: list[str] = []
+    book = tables.Book(known, SMOKE)
+    assert tables.show(book, lines.append) == 0
+    figures = dict(part.split("=") for part in lines[-1].split())
+    names = ["a_gain", "b_gain", "b_from", "c_end", "c_early", "d_regret", "d_nats", "e_worst"]
+    assert list(figures) == names
+    assert figures.pop("e_worst") == tables.NOT_RUN
+    assert tables.NOT_RUN not in figures.values()
+    assert float(figures["b_gain"]) > 0
+    assert figures["b_from"] == "0.25"
+
+
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("b", sunk.names(SMOKE.bases[0])[1]),
+        ("b", "goes on"),
+        ("c", "carried, no noise"),
+        ("a", "grown at 0.5"),
+    ],
+)
+def test_a_missing_seed_fails(known, name, without):
+    base = SMOKE.bases[0]
+    arm = {
+        "b": lambda: sunk.arm(known, SMOKE, base, without, 1.0),
+        "c": lambda: exactness.arm(known, SMOKE, without),
+        "a": lambda: midrun.arm(known, SMOKE, without, SMOKE.mid_run[1]),
+    }[name]()
+    assert arm.chosen is not None
+    lost = arm.chosen.with_seed(SMOKE.seeds[-1])
+    lines: list[str] = []
+    book = tables.Book(lambda spec: None if spec == lost else known(spec), SMOKE)
+    assert tables.show(book, lines.append) == 1
+    assert any(line.startswith(f"missing: {name}: ") and line.endswith(without) for line in lines)
+
+
+def test_an_empty_store_has_not_run(tmp_path):
+    lines: list[str] = []
+    assert tables.show(tables.Book(lambda spec: None, HERE), lines.append) == 1
+    assert {part.split("=")[1] for part in lines[-1].split()} == {tables.NOT_RUN}
+
+
+@pytest.mark.slow
+def test_the_smoke_run_makes_every_stage(tmp_path, capsys):
+    assert command.smoke(tmp_path) == 0
+    assert "c_end=not_run" not in capsys.readouterr().out
