@@ -25,6 +25,7 @@ from unittest.mock import patch
 from benchmarks.advise_store import KINDS, NOTHING, Case, Row, cases, fitted, predicted, read
 from mupscale import MupscaleError
 from mupscale.tuning import advice, law
+from mupscale.tuning.arms import Advice
 
 ROOT = Path(__file__).resolve().parents[1]
 STORE = ROOT / "reproduce" / "results" / "frontier.jsonl"
@@ -127,7 +128,7 @@ def judge(rows: list[Row], whole: law.Stored) -> None:
     print(f"cases={len(regrets['score'])} right={right} within_2pct={close} {means}")
 
 
-def named(case: Case, told: advice.Advice) -> tuple[str, Row]:
+def named(case: Case, told: Advice) -> tuple[str, Row]:
     """The arm with the lowest expected loss among those that were measured, and its measurement."""
     for arm in sorted((arm for arm in told.arms if arm.loss is not None), key=lambda arm: arm.loss or 0.0):
         first = arm.phases[0].flops if len(arm.phases) > 1 else 0.0
