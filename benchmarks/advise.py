@@ -16,19 +16,23 @@ import argparse
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from math import log
+from itertools import combinations
+from math import inf, log
 from pathlib import Path
 from statistics import fmean
 from unittest.mock import patch
 
-from benchmarks.advise_store import NOTHING, Case, Row, cases, fitted, predicted, read
+from benchmarks.advise_store import KINDS, NOTHING, Case, Row, cases, fitted, predicted, read
 from mupscale import MupscaleError
 from mupscale.tuning import advice, law
+from mupscale.tuning.arms import Advice
 
 ROOT = Path(__file__).resolve().parents[1]
 STORE = ROOT / "reproduce" / "results" / "frontier.jsonl"
 LAW = ROOT / "src" / "mupscale" / "tuning" / "law.json"
 CLOSE = 0.02
+LEAST_CASES = 2
+"""The error of one case tells nothing about another."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,14 +47,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     rows = read(chosen.store)
     try:
-        found = with_spread(rows).to_json()
-    except MupscaleError as error:
-        print(error)
-        found = NOTHING.to_json()
+        whole = with_spread(rows)
+    except MupscaleError as refused:
+        print(refused)
+        whole = NOTHING
+    found = whole.to_json()
     if chosen.fit:
         LAW.write_text(found, "utf-8")
         return 0
-    judge(rows)
+    judge(rows, whole)
     if chosen.store == STORE and LAW.read_text("utf-8") != found:
         print(f"{LAW.name} is not the fit of {STORE.name}: run python benchmarks/advise.py --fit")
         return 1
@@ -60,15 +65,35 @@ def main(arguments: list[str] | None = None) -> int:
 def with_spread(rows: list[Row]) -> law.Stored:
     """The fit of all rows, with errors of rows that were predicted without the runs of their budget."""
     found = fitted(rows)
-    errors: dict[str, list[float]] = {"scratch": [], "stay": [], "grow": []}
+    off: dict[Row, float] = {}
+    contrasts: list[float] = []
+    asked = cases(rows)
     for budget in sorted({row.budget for row in rows}):
         blind = without(rows, budget)
-        for row in rows:
-            if blind is not None and row.budget == budget:
-                errors[row.kind].append(log(predicted(blind.growth, blind.law, row) / row.loss))
-    spreads = {kind: law.root_mean_square(values) for kind, values in errors.items()}
-    growth = replace(found.growth, grown_spread=spreads["grow"], stay_spread=spreads["stay"])
-    return replace(found, law=replace(found.law, spread=spreads["scratch"]), growth=growth)
+        if blind is None:
+            continue
+        off |= {row: error(blind, row) for row in rows if row.budget == budget}
+        for case in asked:
+            if case.budget == budget:
+                best = [error(blind, row) for kind in KINDS if (row := case.best(kind))]
+                contrasts += [a - b for a, b in combinations(best, 2)]
+    if len(contrasts) < LEAST_CASES * len(KINDS):
+        raise MupscaleError(
+            f"the error of the law cannot be measured: {len(contrasts) // len(KINDS)} cases have a fit without their "
+            f"budget, expected {LEAST_CASES} or more"
+        )
+    spread = {kind: law.root_mean_square([off[row] for row in off if row.kind == kind]) for kind in KINDS}
+    growth = replace(
+        found.growth,
+        grown_spread=spread["grow"],
+        stay_spread=spread["stay"],
+        contrast=law.root_mean_square(contrasts),
+    )
+    return replace(found, law=replace(found.law, spread=spread["scratch"]), growth=growth)
+
+
+def error(blind: law.Stored, row: Row) -> float:
+    return log(predicted(blind.growth, blind.law, row) / row.loss)
 
 
 def without(rows: list[Row], budget: int) -> law.Stored | None:
@@ -79,19 +104,22 @@ def without(rows: list[Row], budget: int) -> law.Stored | None:
         return None
 
 
-def judge(rows: list[Row]) -> None:
+def judge(rows: list[Row], whole: law.Stored) -> None:
+    """Ask about every case; errors, and so how sure it is, are those of the whole fit."""
     regrets: dict[str, list[float]] = {"score": [], "stay": [], "grow": [], "scratch": []}
     right = 0
     for case in cases(rows):
         blind = without(rows, case.budget)
         if blind is None:
             continue
+        blind = replace(blind, growth=replace(blind.growth, contrast=whole.growth.contrast or inf))
         with patch.object(advice, "stored", lambda blind=blind: blind):
             told = advice.advise(case.base, spent=case.spent, budget=case.budget, to=case.wider)
-        lowest = min(row.loss for row in case.rows)
+        best = [row.loss for kind in KINDS if (row := case.best(kind))]
+        lowest = min(best)
         name, row = named(case, told)
-        for kind in ("stay", "grow", "scratch"):
-            regrets[kind].append(case.best(kind) / lowest - 1)
+        for kind, loss in zip(KINDS, best, strict=True):
+            regrets[kind].append(loss / lowest - 1)
         regrets["score"].append(row.loss / lowest - 1)
         right += row.loss == lowest
         print(line(case, f"{name} ({told.sure})", row.loss / lowest - 1))
@@ -100,7 +128,7 @@ def judge(rows: list[Row]) -> None:
     print(f"cases={len(regrets['score'])} right={right} within_2pct={close} {means}")
 
 
-def named(case: Case, told: advice.Advice) -> tuple[str, Row]:
+def named(case: Case, told: Advice) -> tuple[str, Row]:
     """The arm with the lowest expected loss among those that were measured, and its measurement."""
     for arm in sorted((arm for arm in told.arms if arm.loss is not None), key=lambda arm: arm.loss or 0.0):
         first = arm.phases[0].flops if len(arm.phases) > 1 else 0.0

@@ -11,20 +11,22 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from math import inf, log
+from math import log
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from mupscale.tuning.law import Finished, Growth, Law, Stored, fit
+from mupscale.tuning.law import LEAST_RUNS, Finished, Growth, Law, Stored, fit
 
 ABOUT = "MLPs of four layers on Forest Cover Type, AdamW, every run decayed to zero"
 LAYERS, FEATURES, CLASSES = 4, 54, 7
+KINDS = ("stay", "grow", "scratch")
 TUNING_SEED = 0
+LEAST_OF_A_PART = 4
 NOTHING = Stored(
     "no runs",
     Law(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0, (0.0, 0.0), (0.0, 0.0)),
-    Growth(0.0, 0.0, 1.0, 0.0, 0.0, 0, 1.0, (0.0, 0.0), (), (0.0, 0.0), (1.0, 1.0)),
+    Growth(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0, 1.0, (0.0, 0.0), (), (0.0, 0.0), (1.0, 1.0)),
 )
 """The fit of a store that is too small for one: every size is outside its range."""
 WORTH = tuple(i / 20 for i in range(31))
@@ -58,8 +60,9 @@ class Case:
     budget: int
     rows: tuple[Row, ...]
 
-    def best(self, kind: str) -> float:
-        return min((row.loss for row in self.rows if row.kind == kind), default=inf)
+    def best(self, kind: str) -> Row | None:
+        """The row of a kind with the lowest loss."""
+        return min((row for row in self.rows if row.kind == kind), key=lambda row: row.loss, default=None)
 
     @property
     def wider(self) -> tuple[int, ...]:
@@ -122,16 +125,20 @@ def cases(rows: Iterable[Row]) -> list[Case]:
             )
             here += [replace(row, kind="stay", base=base) for row in throughout]
         case = Case(base, spent, budget, tuple(here))
-        if all(case.best(kind) < inf for kind in ("stay", "grow", "scratch")):
+        if all(case.best(kind) for kind in KINDS):
             found.append(case)
     return found
 
 
 def fitted(rows: Iterable[Row], seen: Iterable[Row] | None = None) -> Stored:
-    """The law and growth of some rows; ranges are those of all `seen`."""
+    """The law and growth of some rows; ranges are those of all `seen`.
+
+    A part of what was seen may be small: how wrong its fit is on the rest is what is measured.
+    """
     some = list(rows)
     everything = some if seen is None else list(seen)
-    law = fit([_finished(row) for row in some if row.kind == "scratch"], "the store")
+    least = LEAST_RUNS if seen is None else LEAST_OF_A_PART
+    law = fit([_finished(row) for row in some if row.kind == "scratch"], "the store", least)
     told = [_finished(row) for row in everything if row.kind == "scratch"]
     law = replace(
         law,
@@ -171,11 +178,11 @@ def growth(rows: list[Row], law: Law, seen: list[Row]) -> Growth:
 
 def predicted(found: Growth, law: Law, row: Row) -> float:
     """The loss of a row by a fit."""
-    if row.kind == "scratch":
-        return law.loss(row.params, row.flops)
-    if row.kind == "stay":
+    if row.kind == "stay" and row.spent:
         return found.gone_on(law, (row.base, row.spent), row.flops, decayed=True)
-    return found.grown(law, (row.base, row.spent), row.params, row.flops)
+    if row.kind == "grow":
+        return found.grown(law, (row.base, row.spent), row.params, row.flops)
+    return law.loss(row.params, row.flops)
 
 
 def _finished(row: Row) -> Finished:

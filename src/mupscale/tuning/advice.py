@@ -8,106 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, hypot, log
-from typing import Literal
 
 from ..arguments import wrong_number, wrong_whole
 from ..errors import Fault, raise_faults
-from ..text import columns
+from .arms import Advice, Arm, Kind, Phase, Sureness
 from .law import Finished, Growth, Law, fit, samples, stored
 
-Kind = Literal["stay", "grow", "scratch"]
-Choice = Literal["stay", "grow", "scratch", "not measured at this size"]
-Sureness = Literal["sure", "leaning", "open", "not measured"]
 REACH = 1.05
 """How far beyond the measured sizes the law is used: people write 124e6 for 124,439,808, and no more than that is meant."""
 SURE, LEANING = 2.0, 1.0
-"""By how many standard errors the best arm is ahead of the best arm of another kind."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Training at one size."""
-
-    params: float
-    flops: float
-    samples: float
-    steps: int | None
-    """Known where the batch is."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One way to spend the budget; the loss is None where nothing like it was measured."""
-
-    kind: Kind
-    params: float
-    phases: tuple[Phase, ...]
-    loss: float | None = None
-    between: tuple[float, float] | None = None
-    """The interval of the loss: twice the error of the law to both sides."""
-    spread: float = 0.0
-
-    @property
-    def samples_per_parameter(self) -> float:
-        """Samples (tokens) of this budget per parameter of the last size."""
-        return sum(phase.samples for phase in self.phases) / self.params
-
-    @property
-    def name(self) -> str:
-        if self.kind != "grow":
-            return f"{self.kind} {self.params:,.0f}"
-        first = self.phases[0].flops if len(self.phases) > 1 else 0.0
-        return f"grow to {self.params:,.0f} {f'after {first:.3g} FLOPs' if first else 'now'}"
-
-
-@dataclass(frozen=True)
-class Advice:
-    """What to do with a budget, how sure that is, and every arm that was compared."""
-
-    choice: Choice
-    sure: Sureness
-    arm: Arm | None
-    """The chosen arm: its size, its phases and its expected loss."""
-    arms: tuple[Arm, ...]
-    noise: tuple[float, float] | None
-    """Sizes t of SignalNoise that were best in grown runs; None unless the choice is to grow."""
-    peak: tuple[float, float] | None
-    """Peak rates that were best there, over the base's peak, both written at the reference."""
-    outside: tuple[str, ...]
-    """What lies outside the measured range."""
-    source: str
-    """Which runs the law was fitted to."""
-
-    @property
-    def after(self) -> float | None:
-        """FLOPs to spend at the base's size before growing; 0 is now, None is never."""
-        if self.arm is None or self.arm.kind != "grow":
-            return None
-        return self.arm.phases[0].flops if len(self.arm.phases) > 1 else 0.0
-
-    def __str__(self) -> str:
-        head = self.choice if self.arm is None else f"{self.arm.name} ({self.sure})"
-        rows = [("", "expected loss", "", "samples per parameter", "phases")]
-        for arm in self.arms:
-            loss = "not measured" if arm.loss is None else f"{arm.loss:.4g}"
-            between = "" if arm.between is None else f"{arm.between[0]:.3g} to {arm.between[1]:.3g}"
-            rows.append(
-                (
-                    arm.name,
-                    loss,
-                    between,
-                    f"{arm.samples_per_parameter:.3g}",
-                    " then ".join(map(_phase, arm.phases)),
-                )
-            )
-        lines = [head, columns(rows, right=(1, 3))]
-        if self.noise is not None and self.peak is not None:
-            lines.append(
-                f"  noise: SignalNoise(t), best t from {self.noise[0]:g} to {self.noise[1]:g}; peak rate from "
-                f"{self.peak[0]:g} to {self.peak[1]:g} times the base's, warmed up again if the base's schedule has ended"
-            )
-        lines += [f"  {line}" for line in self.outside]
-        return "\n".join([*lines, f"  measured on {self.source}"])
+"""By how many errors of a difference the best arm is ahead of the best arm of another kind."""
 
 
 def advise(
@@ -162,7 +72,8 @@ def advise(
     if {arm.kind for arm in measured} != {"stay", "grow", "scratch"}:
         return Advice("not measured at this size", "not measured", None, arms, None, None, outside, source)
     best = measured[0]
-    sure = _sureness(best, next(arm for arm in measured if arm.kind != best.kind))
+    error = max(known.growth.contrast, hypot(law.spread, law.spread)) if own else known.growth.contrast
+    sure = _sureness(best, next(arm for arm in measured if arm.kind != best.kind), error)
     if own and sure == "sure":
         sure = "leaning"
     grows = best.kind == "grow"
@@ -235,13 +146,13 @@ class _Question:
             return Arm(kind, size, phases)
         spread = max(spread, self.law.spread)
         between = loss * exp(-SURE * spread), loss * exp(SURE * spread)
-        return Arm(kind, size, phases, loss, between, spread)
+        return Arm(kind, size, phases, loss, between)
 
 
-def _sureness(best: Arm, second: Arm) -> Sureness:
+def _sureness(best: Arm, second: Arm, error: float) -> Sureness:
     assert best.loss is not None
     assert second.loss is not None
-    ahead, error = log(second.loss / best.loss), hypot(best.spread, second.spread)
+    ahead = log(second.loss / best.loss)
     return "sure" if ahead > SURE * error else "leaning" if ahead > LEANING * error else "open"
 
 
@@ -249,11 +160,6 @@ def _beyond(what: str, value: float, measured: tuple[float, float]) -> Iterator[
     low, high = measured
     if not low / REACH <= value <= high * REACH:
         yield f"{what}: {value:,.6g}, measured from {low:,.6g} to {high:,.6g}"
-
-
-def _phase(phase: Phase) -> str:
-    steps = "" if phase.steps is None else f", {phase.steps:,} steps"
-    return f"{phase.flops:.3g} FLOPs at {phase.params:,.0f}: {phase.samples:.3g} samples{steps}"
 
 
 def _finished(losses: Iterable[tuple[float, float, float]]) -> list[Finished]:

@@ -88,6 +88,8 @@ class Growth:
     kept: float
     grown_spread: float
     stay_spread: float
+    contrast: float
+    """The error of log(loss of one arm / loss of another) in the same case, also without the runs of its budget."""
     runs: int
     times: float
     """The largest measured ratio of parameters, wide to base."""
@@ -145,7 +147,7 @@ def samples(params: float, flops: float) -> float:
     return flops / (FLOPS_PER_PARAMETER * params)
 
 
-def fit(runs: Sequence[Finished], where: str = "losses") -> Law:
+def fit(runs: Sequence[Finished], where: str = "losses", least: int = LEAST_RUNS) -> Law:
     """The law with the smallest relative error; refused where the runs cannot determine it.
 
     >>> truth = Law(0.5, 40, 0.5, 90, 0.4, 0.0, 0, (0, 0), (0, 0))
@@ -156,8 +158,8 @@ def fit(runs: Sequence[Finished], where: str = "losses") -> Law:
     """
     sizes = {run.params for run in runs}
     faults = []
-    if len(runs) < LEAST_RUNS:
-        what = f"{len(runs)} runs, expected {LEAST_RUNS} or more: the law has five unknowns"
+    if len(runs) < least:
+        what = f"{len(runs)} runs, expected {least} or more: the law has five unknowns"
         faults.append(Fault(where, what, "add (params, FLOPs, final loss) of more finished runs"))
     if len(sizes) < LEAST_SIZES:
         what = f"{len(sizes)} sizes of models, expected {LEAST_SIZES} or more"
