@@ -56,8 +56,8 @@ def drawn_text(model: Any, seed: int = 0) -> dict[str, Any]:
             temperature=1.0,
             top_k=0,
             top_p=1.0,
-            min_new_tokens=length,
             max_new_tokens=length,
+            eos_token_id=-1,  # no token ends a text: it goes on with the next one
             pad_token_id=first,
         )
     return {"input_ids": ids}

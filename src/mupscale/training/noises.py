@@ -244,7 +244,8 @@ def norms_of(weight: Tensor, stacked: bool) -> Tensor:
 
 def copied_norm(entry: TensorPlan) -> float:
     """‖s dup(W)‖ over ‖W‖: copies multiply a spectral norm by √c."""
-    return float(entry.change.s) * float(entry.change.c) ** 0.5
+    norm: float = float(entry.change.s) * float(entry.change.c) ** 0.5
+    return norm
 
 
 def _signal(t: float, entry: TensorPlan, measure: Callable[[bool], Tensor], size: float) -> Sigma:
@@ -252,7 +253,9 @@ def _signal(t: float, entry: TensorPlan, measure: Callable[[bool], Tensor], size
     stacked = is_stacked(entry)
     matrix = entry.wide_shape[1:] if stacked else entry.wide_shape
     delta = gaussian_norm(max(1, prod(matrix[:1])), prod(matrix[1:])) * size
-    sigmas = [_rounded(norm * t * copied_norm(entry) / delta) for norm in measure(stacked).reshape(-1).tolist()]
+    sigmas = [
+        _rounded(norm * t * copied_norm(entry) / delta) for norm in measure(stacked).reshape(-1).tolist()
+    ]
     return tuple(sigmas) if stacked else sigmas[0]
 
 
