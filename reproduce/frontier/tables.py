@@ -85,13 +85,14 @@ class Book:
 
 
 def contest(grown: Sequence[Seen | None], others: Sequence[Seen | None]) -> tuple[float, bool] | None:
-    """How much lower the grown loss is than that of the best alternative, and whether every seed says so.
+    """How much lower the mean grown loss is than that of the best alternative, and whether it is beyond the spread.
 
-    On each side the tuning seed chooses; None while a run is missing.
+    It is if the worst seed of growing is below the best seed of the alternative: bases of two seeds differ by more than
+    some gains. On each side the tuning seed chooses; None while a run is missing.
 
     >>> spec = Spec(8, 1, 0.5, 0)
-    >>> gain, all_seeds = contest([Seen(spec, 1.0, (0.9, 1.1))], [Seen(spec, 2.0, (2.0, 2.0)), Seen(spec, 3.0, (1.0, 1.0))])
-    >>> round(gain, 3), all_seeds
+    >>> gain, beyond = contest([Seen(spec, 1.0, (0.9, 1.1))], [Seen(spec, 2.0, (2.0, 2.0)), Seen(spec, 3.0, (1.0, 1.0))])
+    >>> round(gain, 3), beyond
     (0.5, True)
     """
     sides = [[seen for seen in side if seen is not None] for side in (grown, others)]
@@ -118,12 +119,12 @@ def mid_run_contest(book: Book, units: int) -> tuple[float, bool] | None:
 
 
 def cited_contest(book: Book, extra: float) -> tuple[float, bool] | None:
-    """The smallest gain of growing among the cited bases, and whether every seed of every one says that it pays."""
+    """The smallest gain of growing among the cited bases, and whether all are beyond the spread."""
     found = [sunk_contest(book, base, extra) for base in book.sizes.cited_bases]
     told = [each for each in found if each is not None]
     if not told or len(told) < len(found):
         return None
-    return min(gain for gain, _ in told), all(all_seeds for _, all_seeds in told)
+    return min(gain for gain, _ in told), all(beyond for _, beyond in told)
 
 
 def figures(book: Book) -> dict[str, str]:
@@ -132,7 +133,7 @@ def figures(book: Book) -> dict[str, str]:
     mid = mid_run_contest(book, midrun.middle(sizes))
     gains = {extra: cited_contest(book, extra) for extra in sizes.extras}
     told = {extra: gain for extra, gain in gains.items() if gain is not None}
-    paying = [extra for extra, (gain, all_seeds) in told.items() if gain > 0 and all_seeds]
+    paying = [extra for extra, (gain, beyond) in told.items() if gain > 0 and beyond]
     carried, fresh = ("carried, noise", "fresh, noise")
     end, early = (
         _ratio(book.exactness(carried, figure), book.exactness(fresh, figure)) for figure in ("held", "early")
@@ -198,8 +199,8 @@ def _told(value: float | None) -> str:
 def _gain(found: tuple[float, bool] | None) -> str:
     if found is None:
         return NOT_RUN
-    gain, all_seeds = found
-    return f"{100 * gain:+.1f} %{'' if all_seeds else ' (seeds overlap)'}"
+    gain, beyond = found
+    return f"{100 * gain:+.1f} %{'' if beyond else ' (seeds overlap)'}"
 
 
 def _cell(seen: Seen | None) -> str:

@@ -174,6 +174,7 @@ def test_your_own_losses_replace_the_law_and_never_make_it_sure(known):
     own = runs_of(replace(LAW, floor=0.2))
     told = mu.advise(BASE, **asked, losses=own)
     assert told.source.startswith("your losses")
+    assert mu.advise(BASE, **asked).source.endswith("for other models or data pass losses")
     assert told.arm is not None
     assert told.arm.between is not None
     assert told.arm.between[0] > 0.2
@@ -366,4 +367,5 @@ def test_a_law_from_nothing_measures_nothing(known):
     known(NOTHING.law, NOTHING.growth)
     told = mu.advise(BASE, spent=1e12, budget=1e12, to=WIDE)
     assert told.choice == "not measured at this size"
+    assert "never measured" in str(told)
     assert not [arm for arm in told.arms if arm.loss is not None]

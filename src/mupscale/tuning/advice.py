@@ -54,7 +54,7 @@ def advise(
     wider = tuple(to) if isinstance(to, Sequence) else (to,)
     _check(params, spent, budget, wider, batch, context)
     known = stored()
-    law, source, own = known.law, known.about, losses is not None
+    law, source, own = known.law, f"{known.about}; for other models or data pass losses", losses is not None
     if losses is not None:
         law, source = fit(_finished(losses)), "your losses; what growing is worth, on " + known.about
     plan = _Question(
@@ -159,7 +159,8 @@ def _sureness(best: Arm, second: Arm, error: float) -> Sureness:
 def _beyond(what: str, value: float, measured: tuple[float, float]) -> Iterator[str]:
     low, high = measured
     if not low / REACH <= value <= high * REACH:
-        yield f"{what}: {value:,.6g}, measured from {low:,.6g} to {high:,.6g}"
+        known = f"measured from {low:,.6g} to {high:,.6g}" if high else "never measured"
+        yield f"{what}: {value:,.6g}, {known}"
 
 
 def _finished(losses: Iterable[tuple[float, float, float]]) -> list[Finished]:
