@@ -65,7 +65,7 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
         return 0
     if chosen.batch is not None:
         print("\n" + _losses(chosen))
-    print("\n" + next_steps(chosen.base, chosen.out, job))
+    print("\n" + next_steps(chosen.base, chosen.out, job, chosen.declare))
     return 0
 
 
@@ -77,7 +77,7 @@ def _plan(chosen: argparse.Namespace, request: Request) -> Job:
     recipe = None if request.recipe is None else Recipe.from_json(request.recipe)
     notes = [] if recipe is None else notes_on(recipe, directory, request.optimizer)
     print(f"planning on a small copy of {directory.path} …", flush=True)
-    family = planned(directory, chosen)
+    family = planned(directory, chosen, request)
     print(describe(directory, family, request) + "\n\n" + evidence(family) + "\n", flush=True)
     job = _job(directory, chosen.out, record(directory, family, request), has_state(directory, request))
     if directory.trainer and not has_state(directory, request):
