@@ -53,15 +53,16 @@ def family_plan(
     architecture: str | None = None,
     export: str | None = None,
     stored: Sequence[str] | None = None,
-    declared: Declarations | None = None,
+    declared: Declarations | Mapping[str, Any] | None = None,
 ) -> FamilyPlan:
     """The plan that grows a checkpoint of this configuration, tested on a small copy; raises with reasons if none is exact.
 
-    `config` is the content of a config.json, or a directory that has one; `multipliers` is what
-    `parse_multipliers` reads. `stored` are the names of the tensors in the checkpoint, which for a directory with weights
-    are read from it; the plan's `reading` says how the stock class reads them. `declared` overrides what is inferred. `export="granite"` grows Llama-like models into Granite, whose configuration shows
-    the multipliers. `export="untie"` gives the readout a separate tensor. Its plan is static: the outputs equal the
-    base's, but the training does not.
+    - `config` is the content of a config.json, or a directory that has one; `multipliers` is what `parse_multipliers` reads.
+    - `export="granite"` grows Llama-like models into Granite, whose configuration shows the multipliers. `export="untie"`
+      gives the readout a separate tensor. Its plan is static: the outputs equal the base's, but the training does not.
+    - `stored` are the names of the tensors in the checkpoint, which for a directory with weights are read from it; the
+      plan's `reading` says how the stock class reads them.
+    - `declared` are roles, layouts and folds as `--declare` reads them, which override what is inferred.
 
     >>> sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4}
     >>> config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97, **sizes}
@@ -69,7 +70,8 @@ def family_plan(
     (80, 64)
     """
     started = time.monotonic()
-    declared = declared or Declarations()
+    if not isinstance(declared, Declarations):
+        declared = Declarations.of_json(dict(declared or {}))
     raw = read_config(config)
     by_width = parse_multipliers(multipliers)
     with needs("family_plan", "hf"):
