@@ -22,7 +22,7 @@ def planned_here():
     from mupscale.families.prove import prove
 
     def plan_here(config, multipliers, **options):
-        key = json.dumps([config, multipliers, options], sort_keys=True)
+        key = json.dumps([config, multipliers, options], sort_keys=True, default=repr)
         if key not in _KNOWN:
             _KNOWN[key] = prove(family_plan(config, multipliers, **options)).to_json()
         return FamilyPlan.from_json(_KNOWN[key])

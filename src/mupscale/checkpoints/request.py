@@ -42,12 +42,15 @@ class Request:
     trust_base: bool = False
     """Whether the base is not read once more before the result is published."""
 
+    declared: str | None = None
+    """What the user declared about the model, as JSON."""
+
     @property
     def adds_noise(self) -> bool:
         return self.noise is not None or self.recipe is not None
 
     def as_json(self) -> dict[str, Any]:
-        usual = {"recipe": None, "trust_base": False}
+        usual = {"recipe": None, "trust_base": False, "declared": None}
         return {key: value for key, value in asdict(self).items() if key not in usual or value != usual[key]}
 
     @staticmethod

@@ -20,7 +20,7 @@ from ..jobs.progress import shown_progress
 from ..jobs.verify_bytes import check_alone, check_bytes
 from ..plans.identity import GRADIENT_TOLERANCE
 from ..plans.plan import Plan
-from .plan import changes
+from .plan import changes, declarations
 
 _SHOWN = 20  # faults per level; a wrong plan has one per tensor
 
@@ -113,6 +113,7 @@ def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Faul
         architecture=about["base_architecture"],
         export=request.export,
         stored=list(directory.tensors),
+        declared=declarations(request),
     )
     seen = family.evidence
     said = (

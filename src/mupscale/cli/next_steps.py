@@ -13,8 +13,8 @@ from ..checkpoints.trainer_state import OPTIMIZER
 from ..jobs.job import Job
 
 
-def next_steps(base: Path, out: Path, job: Job) -> str:
-    """The commands that a user runs next."""
+def next_steps(base: Path, out: Path, job: Job, declare: Path | None = None) -> str:
+    """The commands that a user runs next; `declare` is the file of declarations that was used."""
     about = job.about
     lines = [f"written: {out}   ({about['architecture']}, {about['parameters']['wide']:,} parameters)", ""]
     if about["plan"]["exact"] != "dynamic":
@@ -29,6 +29,7 @@ def next_steps(base: Path, out: Path, job: Job) -> str:
             str(base),
             f"{out}-noisy",
             *_arguments(about["request"]),
+            *([] if declare is None else ["--declare", str(declare)]),
             "--noise",
             AUTO,
         ]

@@ -18,6 +18,8 @@ from typing import Any
 from ..checkpoints.about import check_record, factors, read_about, read_plans
 from ..checkpoints.grow import check_stored, has_state
 from ..checkpoints.request import Request
+from ..errors import Fault, MupscaleError
+from ..families.declarations import FORM, Declarations
 from ..families.process import plan_in_process
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
@@ -28,14 +30,15 @@ from ..text import columns, duration, size
 from .stored_names import stored_names
 
 _TRAINING = 16  # bytes per parameter: weight, gradient and two moments in float32, or bf16 with fp32 masters
+_DECLARED = ("roles=", "layouts=", "folds=", "plus_one=")
+"""Words of a remedy that --declare takes."""
 _PROBE = 64 << 20  # bytes written to measure the disk
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(chosen: argparse.Namespace, request: Request) -> int:
     directory = read_directory(chosen.base, weights_needed=False)
     early = None if read_about(chosen.base) is None else read_plans(chosen.base)[1]
-    family = planned(directory, chosen)
-    request = Request(chosen.multipliers, export=chosen.export)
+    family = planned(directory, chosen, request)
     print(describe(directory, family, request))
     print("\n" + cost(directory, family, request, chosen.base.absolute().parent))
     print("\n" + hyperparameters(family.plan if early is None else early.then(family.plan)))
@@ -48,19 +51,32 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def planned(directory: Directory, chosen: argparse.Namespace) -> FamilyPlan:
+def planned(directory: Directory, chosen: argparse.Namespace, request: Request) -> FamilyPlan:
     """The plan, found and proved on a small copy in a process of its own, and the directory fits it."""
     check_record(directory)
-    family = plan_in_process(
-        directory.config,
-        chosen.multipliers,
-        architecture=chosen.architecture,
-        export=chosen.export,
-        stored=list(directory.tensors),
-    )
+    try:
+        family = plan_in_process(
+            directory.config,
+            request.multipliers,
+            architecture=chosen.architecture,
+            export=request.export,
+            stored=list(directory.tensors),
+            declared=declarations(request),
+        )
+    except MupscaleError as error:
+        if not any(word in str(error) for word in _DECLARED):
+            raise
+        what = "takes what is to be declared, as JSON by pattern of names; each part may be left out"
+        raise MupscaleError(
+            error.claim, [*error.faults, Fault("--declare FILE", what, f"write {FORM}")]
+        ) from None
     if directory.weights:
         check_stored(directory, family)
     return family
+
+
+def declarations(request: Request) -> Declarations | None:
+    return None if request.declared is None else Declarations.of_json(json.loads(request.declared))
 
 
 def changes(base: Mapping[str, Any], wide: Mapping[str, Any], path: str = "") -> list[tuple[str, str, str]]:

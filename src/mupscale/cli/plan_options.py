@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.request import Request
 from ..errors import MupscaleError
 from ..families.multipliers import parse_multipliers
 from .verb import add_verb
@@ -51,12 +53,29 @@ def add_source(verb: argparse.ArgumentParser) -> None:
         help="the class of transformers, as LlamaForCausalLM (default: the one that config.json names, or the usual one of "
         "its model_type)",
     )
+    verb.add_argument(
+        "--declare",
+        type=Path,
+        metavar="FILE",
+        help="roles, layouts and folds of tensors, as JSON by pattern of their names; see docs/checkpoints.md (default: all "
+        "are found)",
+    )
+
+
+def declared(chosen: argparse.Namespace) -> str | None:
+    """What --declare says, as a request stores it."""
+    if chosen.declare is None:
+        return None
+    from ..families.declarations import read_declarations
+
+    return json.dumps(read_declarations(chosen.declare).as_json(), sort_keys=True)
 
 
 def run(chosen: argparse.Namespace) -> int:
     parse_multipliers(chosen.multipliers)
     if chosen.json is not None and (chosen.json.is_dir() or not chosen.json.absolute().parent.is_dir()):
         raise MupscaleError(f"--json {chosen.json}: expected the name of a file in a folder that exists")
+    request = Request(chosen.multipliers, export=chosen.export, declared=declared(chosen))
     from . import plan
 
-    return plan.run(chosen)
+    return plan.run(chosen, request)

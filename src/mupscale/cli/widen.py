@@ -69,7 +69,7 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
         return 0
     if request.adds_noise and not chosen.no_loss:
         print("\n" + _losses(chosen), flush=True)
-    print("\n" + next_steps(chosen.base, chosen.out, job))
+    print("\n" + next_steps(chosen.base, chosen.out, job, chosen.declare))
     return 0
 
 
@@ -80,7 +80,7 @@ def _plan(chosen: argparse.Namespace, request: Request) -> Job:
     recipe = None if request.recipe is None else Recipe.from_json(request.recipe)
     notes = [] if recipe is None else notes_on(recipe, directory, request.optimizer)
     print(f"planning on a small copy of {directory.path} …", flush=True)
-    family = planned(directory, chosen)
+    family = planned(directory, chosen, request)
     print(describe(directory, family, request) + "\n\n" + evidence(family) + "\n", flush=True)
     choice = _chosen_size(directory, family, request, chosen)
     about = record(directory, family, request, choice)

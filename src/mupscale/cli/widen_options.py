@@ -12,7 +12,7 @@ from typing import Any
 from ..checkpoints.request import AUTO, DEFAULT_NOISE, SHARD_BYTES, Request, parse_dtype, parse_noise
 from ..errors import MupscaleError
 from ..families.multipliers import parse_multipliers
-from .plan_options import add_source
+from .plan_options import add_source, declared
 from .verb import add_verb
 
 
@@ -134,6 +134,7 @@ def _request(chosen: argparse.Namespace) -> Request:
         optimizer=chosen.optimizer,
         recipe=None if chosen.recipe is None else _recipe(chosen.recipe),
         trust_base=chosen.trust_base,
+        declared=declared(chosen),
     )
 
 

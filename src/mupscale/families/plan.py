@@ -28,6 +28,7 @@ from ..rules.axes import Layout
 from ..tensors.expand import expand
 from ..training.noise_places import exempt_of
 from .configs import edits, nested_configs, with_edits
+from .declarations import Declarations
 from .export import start_of, untied, wide_of
 from .lift import Tensors, lift
 from .losses import NoBatchError, batch_for, loss_for
@@ -52,14 +53,16 @@ def family_plan(
     architecture: str | None = None,
     export: str | None = None,
     stored: Sequence[str] | None = None,
+    declared: Declarations | Mapping[str, Any] | None = None,
 ) -> FamilyPlan:
     """The plan that grows a checkpoint of this configuration, tested on a small copy; raises with reasons if none is exact.
 
-    `config` is the content of a config.json, or a directory that has one; `multipliers` is what
-    `parse_multipliers` reads. `stored` are the names of the tensors in the checkpoint, which for a directory with weights
-    are read from it; the plan's `reading` says how the stock class reads them. `export="granite"` grows Llama-like models into Granite, whose configuration shows
-    the multipliers. `export="untie"` gives the readout a separate tensor. Its plan is static: the outputs equal the
-    base's, but the training does not.
+    - `config` is the content of a config.json, or a directory that has one; `multipliers` is what `parse_multipliers` reads.
+    - `export="granite"` grows Llama-like models into Granite, whose configuration shows the multipliers. `export="untie"`
+      gives the readout a separate tensor. Its plan is static: the outputs equal the base's, but the training does not.
+    - `stored` are the names of the tensors in the checkpoint, which for a directory with weights are read from it; the
+      plan's `reading` says how the stock class reads them.
+    - `declared` are roles, layouts and folds as `--declare` reads them, which override what is inferred.
 
     >>> sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4}
     >>> config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97, **sizes}
@@ -67,6 +70,8 @@ def family_plan(
     (80, 64)
     """
     started = time.monotonic()
+    if not isinstance(declared, Declarations):
+        declared = Declarations.of_json(dict(declared or {}))
     raw = read_config(config)
     by_width = parse_multipliers(multipliers)
     with needs("family_plan", "hf"):
@@ -79,11 +84,11 @@ def family_plan(
     goal = growth(base_end.shapes, wide_end.shapes)
     try:
         small = shrunk(start, by_width, cls, goal)
-        found = search_small(small, by_width, cls, export)
+        found = search_small(small, by_width, cls, export, declared)
     except NoBatchError:  # a model may build at sizes at which it does not run
         small = shrunk(start, by_width, cls, goal, gently=True)
-        found = search_small(small, by_width, cls, export)
-    layouts = declared_layouts(as_data(start), by_width, list(wide_end.shapes))
+        found = search_small(small, by_width, cls, export, declared)
+    layouts = declared_layouts(as_data(start), by_width, list(wide_end.shapes), declared)
     plan = lift(found.plan, base_end, wide_end, layouts)
     if export == "untie":
         plan = untied(plan, Tensors.of(on_meta(base, cls)).ties)
@@ -115,6 +120,7 @@ def family_plan(
         parts,
         reading_of(on_meta(base, cls), names, parts),
         exempt_of(wide_model, plan, "wide"),
+        declared,
     )
 
 
@@ -147,7 +153,13 @@ def _wide_data(
     return written
 
 
-def search_small(small: Config, by_width: Multipliers, cls: Any, export: str | None = None) -> Found:
+def search_small(
+    small: Config,
+    by_width: Multipliers,
+    cls: Any,
+    export: str | None = None,
+    declared: Declarations | None = None,
+) -> Found:
     """The exact plan of the small copy, and the statistics of the search."""
     wide, wide_cls = wide_of(small, by_width, export, cls)
     makers = {"base": lambda: factory(cls)(small), "wide": lambda: factory(wide_cls)(wide)}
@@ -158,14 +170,17 @@ def search_small(small: Config, by_width: Multipliers, cls: Any, export: str | N
         loss = loss_for(base_model, wide_model, batch_for(base_model, small))
     names = [name for name, _, _ in named_tensors(base_model)]
     row, k = row_for(small.model_type), multiplier(by_width, "hidden")
+    told = declared or Declarations()
+    values = told.values(symbols(as_data(small)), multiplier(by_width, "heads"))
     found = find_plan(
         makers["base"],
         makers["wide"],
         loss,
         Declared(
-            roles=_present({**_TOKEN_ROLES, **row.roles}, names),
-            layouts=declared_layouts(as_data(small), by_width, names),
-            folds={p: power(f, k) for p, f in _present(row.folds, names).items()},
+            roles={**_present({**_TOKEN_ROLES, **row.roles}, names), **told.roles},
+            layouts={**declared_layouts(as_data(small), by_width, names), **values},
+            folds={**{p: power(f, k) for p, f in _present(row.folds, names).items()}, **told.scales(k)},
+            plus_one=told.plus_one,
         ),
     )
     _refuse_recomputed(found.plan, build(makers["base"]), build(makers["wide"]))
@@ -174,9 +189,9 @@ def search_small(small: Config, by_width: Multipliers, cls: Any, export: str | N
 
 
 def declared_layouts(
-    data: Mapping[str, Any], by_width: Multipliers, names: list[str]
+    data: Mapping[str, Any], by_width: Multipliers, names: list[str], declared: Declarations | None = None
 ) -> dict[str, dict[int, Layout]]:
-    """The layouts that rows of the registry give on one configuration, by tensor name."""
+    """The layouts that rows of the registry, and declarations by axis, give on one configuration, by tensor name."""
     found: dict[str, dict[int, Layout]] = {}
     for _, part in nested_configs(data):
         k = multiplier(by_width, "heads")
@@ -184,6 +199,10 @@ def declared_layouts(
             for name in (n for n in names if fnmatchcase(n, pattern)):
                 chosen = {d: layout(text, symbols(part), k) for d, text in axes.items()}
                 found.setdefault(name, {}).update(chosen)
+    values = (declared or Declarations()).values(symbols(data), multiplier(by_width, "heads"))
+    for pattern, spec in values.items():
+        for name in (n for n in names if isinstance(spec, dict) and fnmatchcase(n, pattern)):
+            found.setdefault(name, {}).update(spec)  # type: ignore[arg-type]
     return found
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, MupscaleError
+from .declarations import Declarations
 from .record import FamilyPlan
 
 # Planning reads a configuration and builds stock classes; it never needs the network.
@@ -34,6 +35,7 @@ def plan_in_process(
     architecture: str | None = None,
     export: str | None = None,
     stored: Sequence[str] | None = None,
+    declared: Declarations | None = None,
     steps: int = 5,
     timeout: float = 600.0,
 ) -> FamilyPlan:
@@ -44,6 +46,7 @@ def plan_in_process(
         "architecture": architecture,
         "export": export,
         "stored": None if stored is None else list(stored),
+        "declared": None if declared is None else declared.as_json(),
         "steps": steps,
     }
     with tempfile.TemporaryDirectory(prefix="mupscale-plan-") as folder:
@@ -93,6 +96,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
             architecture=request["architecture"],
             export=request["export"],
             stored=request["stored"],
+            declared=None if request["declared"] is None else Declarations.of_json(request["declared"]),
         )
         return (prove(family, request["steps"]) if request["steps"] else family).as_json()
     except MupscaleError as error:

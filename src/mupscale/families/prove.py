@@ -51,7 +51,9 @@ def small_copy(family: FamilyPlan, batches: int) -> Copy:
     cls = model_class(small, family.architecture)
     wide, wide_cls = wide_of(small, family.multipliers, family.export, cls)
     ends = Tensors.of(on_meta(small, cls)), Tensors.of(on_meta(wide, wide_cls))
-    layouts = declared_layouts(dict(family.small_config), family.multipliers, list(ends[1].shapes))
+    layouts = declared_layouts(
+        dict(family.small_config), family.multipliers, list(ends[1].shapes), family.declared
+    )
     plan = lift(family.plan, *ends, layouts)
     if family.export == "untie":
         small = config_from({**family.small_config, "tie_word_embeddings": True})

@@ -15,6 +15,7 @@ from ..files.strict import refuse_malformed
 from ..plans.plan import Plan
 from ..training.noise_places import Exempt
 from ..training.noises import NOTHING
+from .declarations import Declarations
 
 FORMAT = "mupscale family plan 1"
 
@@ -114,6 +115,8 @@ class FamilyPlan:
     """How the names of the directory are read, where a directory was planned."""
     exempt: Exempt = NOTHING
     """What gets no noise: gains of norms, padding rows."""
+    declared: Declarations = field(default_factory=Declarations)
+    """What the user declared about the model."""
 
     def with_evidence(self, **changes: Any) -> FamilyPlan:
         return replace(self, evidence=replace(self.evidence, **changes))
@@ -136,6 +139,7 @@ class FamilyPlan:
             "notes": list(self.notes),
             "export": self.export,
             "exempt": self.exempt.as_json(),
+            "declared": self.declared.as_json(),
         }
 
     def to_json(self) -> str:
@@ -162,5 +166,6 @@ class FamilyPlan:
                     "reading": Reading.of_json(entry["reading"]),
                     "notes": tuple(entry["notes"]),
                     "exempt": Exempt.of_json(entry["exempt"]),
+                    "declared": Declarations.of_json(entry["declared"]),
                 }
             )

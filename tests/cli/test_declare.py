@@ -1,0 +1,112 @@
+"""`--declare`: what the search cannot know is read from a file, proved like everything else, and recorded."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+
+from harness.refusals import refusal  # noqa: E402
+from mupscale.cli.main import main  # noqa: E402
+from mupscale.families import rows  # noqa: E402
+from mupscale.families.declarations import FORM, Declarations  # noqa: E402
+from mupscale.families.plan import family_plan  # noqa: E402
+from mupscale.families.prove import prove  # noqa: E402
+from mupscale.rules.scale import Scale  # noqa: E402
+
+LLAMA: dict[str, Any] = dict(  # noqa: C408
+    hidden_size=32, intermediate_size=40, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, vocab_size=97
+)  # fmt: skip
+MAMBA: dict[str, Any] = dict(  # noqa: C408
+    model_type="mamba2", architectures=["Mamba2ForCausalLM"], hidden_size=32, num_hidden_layers=1, vocab_size=97,
+    num_heads=8, head_dim=8, n_groups=2, state_size=8, expand=2, tie_word_embeddings=False,
+)  # fmt: skip
+
+
+def test_the_file_that_messages_show_is_one():
+    assert Declarations.of_json(json.loads(FORM)).roles == {"*.router.weight": {0: "out", 1: "in"}}
+
+
+def test_layouts_are_written_in_sizes_and_folds_in_k():
+    told = Declarations.of_json(
+        {"layouts": {"a": {"0": "H*D: G*D | 2*KV*D: D"}, "b": 1}, "folds": {"n": "k^-1/2", "m": 2}}
+    )
+    assert told.values({"H": 4, "KV": 2, "G": 2, "D": 8}, 3) == {"a": {0: (((2, 3), (16, 1)), ((4, 3), (8, 1)))}, "b": 1}  # fmt: skip
+    assert told.scales(4) == {"n": Scale.of("1/2"), "m": Scale.of(2)}
+    assert Declarations.of_json(json.loads(json.dumps(told.as_json()))) == told
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ([], ("expected a JSON object",)),
+        ({"rolls": {}}, ("rolls", "unknown; expected roles")),
+        ({"roles": ["a"]}, ("roles", "expected an object by name")),
+        ({"roles": {"a": "up"}}, ("roles, a", "up, expected", '{"0": "out"')),
+        ({"roles": {"a": {"x": "in"}}}, ("roles, a",)),
+        ({"layouts": {"a": 0}}, ("layouts, a", "expected 1")),
+        ({"folds": {"a": "half"}}, ("folds, a", "expected a factor", '"1/k"')),
+        ({"folds": {"a": 0.1}}, ("folds, a",)),
+        ({"plus_one": "a"}, ("plus_one", "a list of names")),
+    ],
+)
+def test_what_is_wrong_is_told_at_once(entry, words):
+    refusal(lambda: Declarations.of_json(entry), *words)
+
+
+def test_a_file_of_the_user_does_what_a_row_of_the_registry_does(monkeypatch):
+    row = rows.ROWS["mamba2"]
+    want = family_plan(MAMBA, 2).plan
+    monkeypatch.setattr(rows, "ROWS", {**rows.ROWS, "mamba2": replace(row, layouts={})})
+    told = {name: {str(d): text for d, text in axes.items()} for name, axes in row.layouts.items()}
+    family = prove(family_plan(MAMBA, 2, declared=Declarations.of_json({"layouts": told})), steps=2)
+    assert family.plan.hash == want.hash
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.usefixtures("planned_here")
+def test_declarations_are_recorded_and_checked_again(base, tmp_path, capsys):
+    told = {
+        "roles": {"*up_proj.weight": {"0": "out", "1": "in"}},
+        "layouts": {"*q_proj.weight": {"0": "G*D"}},
+    }
+    file = tmp_path / "declare.json"
+    file.write_text(json.dumps(told))
+    out = tmp_path / "wide"
+    assert main(["widen", str(base), str(out), "-k", "2", "--declare", str(file), "--quiet"]) == 0
+    assert f"--declare {file}" in capsys.readouterr().out, "the next command repeats it"
+    kept = json.loads(json.loads((out / "mupscale.json").read_text())["request"]["declared"])
+    assert {key: kept[key] for key in told} == told
+    assert main(["check", str(base), str(out), "--quiet"]) == 0
+
+
+@pytest.mark.usefixtures("planned_here")
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"layouts": {"*q_proj.weight": {"0": 3}}}, ("q_proj.weight", "3")),
+        ({"roles": {"*typo.weight": "out"}}, ("*typo.weight", "no tensor has such a name")),
+        ({"layouts": {"*q_proj.weight": 8}}, ("layouts=", "--declare FILE", "as JSON")),
+    ],
+    ids=["a wrong layout", "a wrong name", "a layout without its axis"],
+)
+def test_a_wrong_declaration_is_refused(base, tmp_path, capsys, told, words):
+    """Control: a declaration is proved, not believed."""
+    file = tmp_path / "declare.json"
+    file.write_text(json.dumps(told))
+    assert main(["plan", str(base), "-k", "2", "--declare", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in words), said
+
+
+def test_a_file_that_is_not_there_is_refused_before_planning(base, tmp_path, capsys):
+    assert main(["plan", str(base), "-k", "2", "--declare", str(tmp_path / "nowhere.json")]) == 2
+    assert "nowhere.json" in capsys.readouterr().err
