@@ -47,7 +47,7 @@ def _section(about: Mapping[str, Any]) -> str:
             "(`mupscale upscale`)."
         )
     else:
-        how = ", ".join(f"{key} = {value}" for key, value in noise["asked"].items())
+        how = ", ".join(f"{key} = {value}" for key, value in sorted(noise["asked"].items()))
         state = (
             f"Noise ({noise['kind']}: {how}, seed {about['request']['seed']}) was added after the exact map, so that copies of a "
             "unit can part."
