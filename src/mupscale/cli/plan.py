@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -38,6 +39,7 @@ _PROBE = 64 << 20  # bytes written to measure the disk
 def run(chosen: argparse.Namespace, request: Request) -> int:
     directory = read_directory(chosen.base, weights_needed=False)
     early = None if read_about(chosen.base) is None else read_plans(chosen.base)[1]
+    print(f"planning on a small copy of {directory.path} …", file=sys.stderr, flush=True)
     family = planned(directory, chosen, request)
     print(describe(directory, family, request))
     print("\n" + cost(directory, family, request, chosen.base.absolute().parent))
