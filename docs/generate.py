@@ -24,6 +24,7 @@ from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
 from mupscale.families.rows import USUAL, Row, row_for  # noqa: E402
 from mupscale.rules.optimizers import REFUSED, RULES, Decay, OptimizerRule, State  # noqa: E402
 from mupscale.rules.units import NEUTRAL, G, Units, W  # noqa: E402
+from reproduce.frontier.page import page as frontier  # noqa: E402
 
 HEAD = """# Which optimizers
 
@@ -285,6 +286,7 @@ PAGES = {
     "families.md": families,
     "benchmarks.md": benchmarks,
     "layout.md": layout,
+    "frontier.md": frontier,
 }
 
 

@@ -85,21 +85,21 @@ class Book:
 
 
 def contest(grown: Sequence[Seen | None], others: Sequence[Seen | None]) -> tuple[float, bool] | None:
-    """How much lower the mean grown loss is than that of the best alternative, and whether it is beyond the spread.
+    """The mean loss of the best alternative over that of growing, and whether the difference is beyond the spread.
 
     It is if the worst seed of growing is below the best seed of the alternative: bases of two seeds differ by more than
     some gains. On each side the tuning seed chooses; None while a run is missing.
 
     >>> spec = Spec(8, 1, 0.5, 0)
     >>> gain, beyond = contest([Seen(spec, 1.0, (0.9, 1.1))], [Seen(spec, 2.0, (2.0, 2.0)), Seen(spec, 3.0, (1.0, 1.0))])
-    >>> round(gain, 3), beyond
-    (0.5, True)
+    >>> gain, beyond
+    (2.0, True)
     """
     sides = [[seen for seen in side if seen is not None] for side in (grown, others)]
     if [len(side) for side in sides] != [len(grown), len(others)]:
         return None
     ours, best = (min(side, key=lambda seen: seen.choose) for side in sides)
-    return 1 - ours.mean / best.mean, max(ours.values) < min(best.values)
+    return best.mean / ours.mean, max(ours.values) < min(best.values)
 
 
 def sunk_contest(book: Book, base: Finished, extra: float) -> tuple[float, bool] | None:
@@ -133,11 +133,8 @@ def figures(book: Book) -> dict[str, str]:
     mid = mid_run_contest(book, midrun.middle(sizes))
     gains = {extra: cited_contest(book, extra) for extra in sizes.extras}
     told = {extra: gain for extra, gain in gains.items() if gain is not None}
-    paying = [extra for extra, (gain, beyond) in told.items() if gain > 0 and beyond]
-    carried, fresh = ("carried, noise", "fresh, noise")
-    end, early = (
-        _ratio(book.exactness(carried, figure), book.exactness(fresh, figure)) for figure in ("held", "early")
-    )
+    paying = [extra for extra, (gain, beyond) in told.items() if gain > 1 and beyond]
+    end, early = (_carried_over_others(book, figure) for figure in ("held", "early"))
     recipe, tuned = (book.unseen(name) for name in unseen.NAMES)
     regret = _ratio(recipe, tuned)
     nats = None if recipe is None or tuned is None else recipe.mean - tuned.mean
@@ -146,8 +143,8 @@ def figures(book: Book) -> dict[str, str]:
         "a_gain": _told(None if mid is None else mid[0]),
         "b_gain": _told(None if at_one is None else at_one[0]),
         "b_from": NOT_RUN if not told else f"{min(paying):g}" if paying else "never",
-        "c_end": _told(None if end is None else 1 - end),
-        "c_early": _told(None if early is None else 1 - early),
+        "c_end": _told(end),
+        "c_early": _told(early),
         "d_regret": _told(None if regret is None else regret - 1),
         "d_nats": _told(nats),
         "e_worst": NOT_RUN,
@@ -188,6 +185,16 @@ def show(book: Book, say: Callable[[str], object] = print) -> int:
     return 1 if lacking else 0
 
 
+def _carried_over_others(book: Book, figure: str) -> float | None:
+    """The loss with noise and carried state over that of the best other way to start the same wide model with noise."""
+    arms = {name: book.exactness(name, figure) for name in exactness.names() if name.endswith(", noise")}
+    seen = {name: arm for name, arm in arms.items() if arm is not None}
+    if len(seen) < len(arms):
+        return None
+    others = [arm.mean for name, arm in seen.items() if not name.startswith("carried")]
+    return seen["carried, noise"].mean / min(others)
+
+
 def _ratio(first: Seen | None, second: Seen | None) -> float | None:
     return None if first is None or second is None else first.mean / second.mean
 
@@ -200,7 +207,7 @@ def _gain(found: tuple[float, bool] | None) -> str:
     if found is None:
         return NOT_RUN
     gain, beyond = found
-    return f"{100 * gain:+.1f} %{'' if beyond else ' (seeds overlap)'}"
+    return f"{gain:.3f}{'' if beyond else ' (seeds overlap)'}"
 
 
 def _cell(seen: Seen | None) -> str:
