@@ -102,6 +102,16 @@ def test_at_most_twelve_forward_passes(trained, monkeypatch):
     assert max(counts) <= 12
 
 
+def test_the_callers_random_state_is_kept_and_does_not_matter(trained):
+    sizes = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        sizes.append(mu.upscale(trained, lambda: mlp(64), loss=Count()).provenance["auto"]["t"])
+        assert torch.equal(before, torch.get_rng_state())
+    assert sizes[0] == sizes[1]
+
+
 def test_a_base_that_learned_nothing_is_refused():
     torch.manual_seed(0)
     base = mlp(16)

@@ -162,7 +162,6 @@ def _choose(request: Mapping[str, Any]) -> dict[str, Any]:
     config = config_from(request["config"])
 
     def wide() -> Any:
-        torch.manual_seed(0)
         return model_class(config, request["classes"][1])(config)
 
     choice = choose_noise(

@@ -18,6 +18,7 @@ from functools import cache
 from math import inf, isfinite, log, sqrt
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..arguments import wrong_number
@@ -142,7 +143,9 @@ def choose_noise(
 
 def _untrained(wide: Make, loss: Loss, seed: int) -> float:
     """The loss of the wide model with the weights that its factory gives it."""
-    model = wide if isinstance(wide, nn.Module) else wide()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = wide if isinstance(wide, nn.Module) else wide()
     if any(tensor.is_meta for _, _, tensor in named_tensors(model)):
         what = "it is on the meta device, so the loss of an untrained model cannot be measured"
         remedy = "write noise=AutoNoise(untrained=…), for a language model the logarithm of its vocabulary"
