@@ -31,11 +31,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import mupscale as mu
-from benchmarks.real_models import ResNet, images
+from benchmarks.covertype import load
+from benchmarks.real_models import DATA, ResNet, images
 from mupscale.training.auto_noise import AutoNoise, choose_noise
 from mupscale.training.jump import measured
 from mupscale.training.noise_places import exempt_of
-from reproduce.data import DATA, forest
 
 RISES = (0.02, 0.05, 0.1)
 MOST_PASSES, CLOSE, FIXED = 12, 0.2, 0.2
@@ -64,7 +64,11 @@ def trained(model: nn.Module, draw: Callable[[int], Tensor], steps: int, lr: flo
 
 
 def mlp() -> Case:
-    x, y, held, labels = forest(20_000)
+    rows, targets = load()
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+    x, y = rows[order].float(), targets[order]
+    held, labels = x[:2000], y[:2000]
+    x, y = x[2000:], y[2000:]
 
     def make(k: int) -> nn.Module:
         sizes = [54, 32 * k, 32 * k, 7]
@@ -78,7 +82,7 @@ def mlp() -> Case:
         return F.cross_entropy(model(x[rows]), y[rows])
 
     trained(model, draw, 600, 3e-3)
-    return Case("MLP", model, make, lambda m: F.cross_entropy(m(held[:2000]), labels[:2000]))
+    return Case("MLP", model, make, lambda m: F.cross_entropy(m(held), labels))
 
 
 def gpt() -> Case:

@@ -167,4 +167,4 @@ def _open(stored: Book) -> str:
         return ""
     told = " ".join(f"{name}={value}" for name, value in figures(stored).items())
     listed = "\n".join(f"- {line}" for line in lines)
-    return f"## Not answered yet\n\n{listed}\n\n```text\n{told}\n```\n"
+    return f"## Not answered yet\n\n{listed}\n\nThe last line of `--stage print`: `{told}`.\n"

@@ -344,13 +344,13 @@ def test_without_extras_every_verb_says_in_one_line_what_to_install(tmp_path):
 
 @pytest.mark.parametrize(
     ("losses", "noise", "text"),
-    [((1.703273, 4.502408), "t=0.2", "write --noise t=0.1"), ((1.7, 4.5), None, "write less noise"), ((1.7, 1.8), "t=0.2", "")],
+    [((1.703273, 4.502408), "t=0.2", "write --noise auto, or t=0.1"), ((1.7, 4.5), None, "write less noise"), ((1.7, 1.8), "t=0.2", "")],
 )  # fmt: skip
 def test_a_jump_of_the_batch_is_warned_of(losses, noise, text, monkeypatch):
     monkeypatch.setattr(widen, "batch_losses", lambda *_: losses)
     chosen = argparse.Namespace(base=Path("b"), out=Path("w"), batch=Path("x.json"), noise=noise)
     told = widen._losses(chosen).splitlines()
-    assert told[0] == f"loss of x.json: {losses[0]:.6f} before noise (the base's), {losses[1]:.6f} after"
+    assert told[0] == f"loss of x.json: {losses[0]:.4f} before noise (the base's), {losses[1]:.4f} after"
     assert len(told) == (2 if text else 1), "the last one is the control: a rise that is no jump"
     assert told[-1].startswith("warning: noise raises the loss from") == bool(text)
     assert text in told[-1]

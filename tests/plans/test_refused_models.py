@@ -150,7 +150,7 @@ MODELS: dict[str, Any] = {
     ),
     "vocabulary": (
         two(lambda n: nn.Embedding(n, 3)),
-        "its rows, which are no width, grow from 4 to 8",
+        "its rows, which are not a width, grow from 4 to 8",
         "pass loss=",
     ),
 }

@@ -88,7 +88,8 @@ def wrong_noise(noise: object) -> list[Fault]:
     if (relative := relative_size(noise)) is not None:
         by_name = relative if isinstance(relative, Mapping) else {"": relative}
         told = {f"t, {pattern}" if pattern else "t": t for pattern, t in by_name.items()}
-        remedy = f"write {type(noise).__name__}(t={DEFAULT_T})"
+        word = "t=" if isinstance(noise, PairedNoise) else ""
+        remedy = f"write {type(noise).__name__}({word}{DEFAULT_T})"
         return [fault for where, t in told.items() for fault in _wrong_t(where, t, remedy)]
     assert not isinstance(noise, SignalNoise)
     if not isinstance(noise.sigma, Mapping):
