@@ -15,6 +15,7 @@ import torch
 from mupscale.cli.main import main
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("planned_here")
 
 
 @pytest.fixture(scope="module")

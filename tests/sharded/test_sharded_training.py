@@ -405,7 +405,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids="{} ranks".format)
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 4], ids="{} ranks".format)
 def ranks(request):
     return launch(__name__, CASES, request.param, timeout=600)
 
