@@ -22,6 +22,8 @@ from pathlib import Path
 from statistics import fmean
 from unittest.mock import patch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from benchmarks.advise_store import KINDS, NOTHING, Case, Row, cases, fitted, predicted, read
 from mupscale import MupscaleError
 from mupscale.tuning import advice, law

@@ -30,6 +30,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import mupscale as mu
 from benchmarks.covertype import load
 from benchmarks.real_models import DATA, ResNet, images
