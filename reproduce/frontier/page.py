@@ -72,7 +72,7 @@ def page() -> str:
         unit=sizes.unit,
         steps=10_000,
     )
-    parts = [head, *_sunk(stored), _open(stored), _LIMITS]
+    parts = [head, *_sunk(stored), _exactness(stored), _open(stored), _LIMITS]
     return "\n".join(part for part in parts if part)
 
 
@@ -117,6 +117,33 @@ def _sunk(stored: Book) -> Iterator[str]:
         lines += [f"| the best alternative over the best grown | {' | '.join(gains)} |", ""]
         lines += ["Beside each loss: the peak of the rate, and the noise t of growing.", ""]
         yield "\n".join(lines)
+
+
+def _exactness(stored: Book) -> str:
+    """What carried optimizer state is worth, once all of its runs are stored."""
+    arms = {name: (stored.exactness(name), stored.exactness(name, "early")) for name in exactness.names()}
+    if any(seen is None for pair in arms.values() for seen in pair):
+        return ""
+    sizes = stored.sizes
+    rows = [f"| {name} | {_short_cell(end)} | {_short_cell(early)} |" for name, (end, early) in arms.items()]
+    return f"""\
+## What exact optimizer state is worth
+
+A base of width {sizes.narrow} is grown to {2 * sizes.narrow} in mid-run, with the same wide weights in every row: the state is
+carried in new units, carried as it is, or fresh.
+
+| | held out, at the end | training, over the first 1 % |
+|---|---|---|
+{chr(10).join(rows)}
+
+Noise is worth far more than the state. With noise, carried state over the best other row is {figures(stored)["c_end"]} at the
+end and {figures(stored)["c_early"]} over the first 1 %: at this size a fresh optimizer does as well, and carrying the state buys
+exactness, not a lower loss. State in wrong units is the worst of the rows with noise at the end.
+"""
+
+
+def _short_cell(seen: Seen | None) -> str:
+    return "" if seen is None else f"{seen.mean:.4f} ({seen.spread:.4f})"
 
 
 def _units(base: Finished) -> str:

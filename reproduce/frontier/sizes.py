@@ -64,7 +64,6 @@ HERE = Sizes(
     wide=256,
     depth=3,
     cited_bases=(Finished(32, 1),),
-    cited_exactness=False,
 )
 SMOKE = Sizes(
     unit=30_000_000,
