@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -162,13 +163,11 @@ def live(case: Case) -> Iterator[tuple[float, float, int]]:
 
 def by_command() -> Iterator[tuple[float, float, int]]:
     """The same of the trained Llama, grown by the command line; the record holds what was tried."""
+    grow = [sys.executable, "-m", "mupscale", "upscale", str(DATA / "models" / "tiny_llama")]
     with tempfile.TemporaryDirectory() as folder:
         for rise in (0.05, 0.1):
             out = Path(folder) / f"wide{rise}"
-            command = [
-                sys.executable, "-m", "mupscale.cli.main", "upscale", str(DATA / "models" / "tiny_llama"), str(out),
-                "-k", "2", "--noise", f"auto={rise}", "--quiet",
-            ]  # fmt: skip
+            command = [*grow, str(out), "-k", "2", "--noise", f"auto={rise}", "--quiet"]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             auto = json.loads((out / "mupscale.json").read_text())["noise"]["auto"]
             print(f"tiny_llama asked {rise:<5} found {auto['found']:.4f}  passes {len(auto['tried']) + 2:2}")
@@ -177,6 +176,14 @@ def by_command() -> Iterator[tuple[float, float, int]]:
                 flush=True,
             )
             yield rise, auto["found"], len(auto["tried"]) + 2
+        out = Path(folder) / "fixed"
+        command = [*grow, str(out), "-k", "2", "--noise", f"t={FIXED}", "--quiet"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        line = next(line for line in done.stdout.splitlines() if line.startswith("loss of"))
+        before, after = (float(word) for word in re.findall(r"\d+\.\d+", line))
+        share = (after - before) / (auto["untrained"] - before)
+        print(f"tiny_llama t = {FIXED} costs {share:.2f} of what was learned", flush=True)
+        yield 0.0, share, 0
 
 
 def main() -> int:

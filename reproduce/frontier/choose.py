@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -24,6 +24,14 @@ class Arm:
     def then(self, other: Arm) -> Arm:
         """The runs of both, and the choice of the second."""
         return Arm((*self.specs, *other.specs), other.chosen)
+
+
+def runs_of(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[Spec]:
+    """Every run that the choices need, then the chosen ones with the reported seeds."""
+    for arm in arms:
+        yield from arm.specs
+    for seed in seeds:
+        yield from (arm.chosen.with_seed(seed) for arm in arms if arm.chosen is not None)
 
 
 def best(known: Known, specs: Sequence[Spec]) -> Arm:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import get_args
 
-from .choose import Arm, Known, scratch, search
+from .choose import Arm, Known, runs_of, scratch, search
 from .sizes import Sizes
 from .spec import Method, Spec, State
 
@@ -45,9 +45,4 @@ def arm(known: Known, sizes: Sizes, name: str) -> Arm:
 
 def specs(known: Known, sizes: Sizes) -> Iterator[Spec]:
     arms = [arm(known, sizes, name) for name in names()]
-    for each in arms:
-        yield from each.specs
-    for seed in (*sizes.seeds, sizes.tuning_seed):
-        for each in arms:
-            if each.chosen is not None:
-                yield each.chosen.with_seed(seed)
+    yield from runs_of(arms, (*sizes.seeds, sizes.tuning_seed))

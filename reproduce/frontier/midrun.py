@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .choose import Arm, Known, best, scratch, search
+from .choose import Arm, Known, best, runs_of, scratch, search
 from .sizes import Sizes
 from .spec import Spec
 
@@ -36,12 +36,7 @@ def specs(known: Known, sizes: Sizes) -> Iterator[Spec]:
     """The runs, the middle budget first."""
     for units in sorted(sizes.mid_run, key=lambda units: abs(units - middle(sizes))):
         arms = [arm(known, sizes, name, units) for name in names(sizes)]
-        for each in arms:
-            yield from each.specs
-        for seed in sizes.seeds:
-            for each in arms:
-                if each.chosen is not None:
-                    yield each.chosen.with_seed(seed)
+        yield from runs_of(arms, sizes.seeds)
 
 
 def _grown(known: Known, sizes: Sizes, share: float, units: int) -> Arm:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .choose import Arm, Known, best, scratch, search
+from .choose import Arm, Known, best, runs_of, scratch, search
 from .sizes import Finished, Sizes
 from .spec import Spec
 
@@ -55,12 +55,7 @@ def specs(known: Known, sizes: Sizes, base: Finished, extras: tuple[float, ...])
         yield from arm(known, sizes, base, f"scratch {2 * base.width}", extra).specs
     for extra in sorted(extras, key=lambda extra: abs(extra - 1)):
         arms = [arm(known, sizes, base, name, extra) for name in names(base)]
-        for each in arms:
-            yield from each.specs
-        for seed in sizes.seeds:
-            for each in arms:
-                if each.chosen is not None:
-                    yield each.chosen.with_seed(seed)
+        yield from runs_of(arms, sizes.seeds)
 
 
 def _more(base: Spec, width: int, extra: float) -> Spec:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from mupscale.rules.sizes import DEFAULT_T
 
-from .choose import Arm, Known, best, scratch, search
+from .choose import Arm, Known, best, runs_of, scratch, search
 from .sizes import Sizes
 from .spec import Spec
 
@@ -41,9 +41,4 @@ def arm(known: Known, sizes: Sizes, name: str) -> Arm:
 
 def specs(known: Known, sizes: Sizes) -> Iterator[Spec]:
     arms = [arm(known, sizes, name) for name in NAMES]
-    for each in arms:
-        yield from each.specs
-    for seed in sizes.seeds:
-        for each in arms:
-            if each.chosen is not None:
-                yield each.chosen.with_seed(seed)
+    yield from runs_of(arms, sizes.seeds)

@@ -8,6 +8,7 @@ import pytest
 
 import mupscale as mu
 from reproduce.frontier import clock, command, exactness, midrun, order, sunk, tables
+from reproduce.frontier.page import book
 from reproduce.frontier.sizes import HERE, SMOKE
 from reproduce.frontier.spec import Spec, spec_of
 from reproduce.frontier.task import made_up, task
@@ -192,3 +193,14 @@ def test_an_empty_store_has_not_run(tmp_path):
 def test_the_smoke_run_makes_every_stage(tmp_path, capsys):
     assert command.smoke(tmp_path) == 0
     assert "c_end=not_run" not in capsys.readouterr().out
+
+
+def test_the_sentences_about_optimizer_state_are_what_is_stored():
+    stored = book()
+    means = {name: seen.mean for name in exactness.names() if (seen := stored.exactness(name)) is not None}
+    noisy = {name: mean for name, mean in means.items() if name.endswith(", noise")}
+    assert max(noisy, key=noisy.__getitem__) == "wrong_units, noise"
+    by_state = max(noisy.values()) - min(noisy.values())
+    by_noise = means["carried, no noise"] - means["carried, noise"]
+    assert by_noise > 4 * by_state, "noise is worth far more than the state"
+    assert noisy["carried, noise"] > noisy["fresh, noise"], "a fresh optimizer does as well"

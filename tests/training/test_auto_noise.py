@@ -150,3 +150,33 @@ def test_a_curve_that_never_rises_ends_at_the_largest_size():
     choice = chosen_size(lambda t: 1.0, before=1.0, untrained=3.0)
     assert choice.tried[-1][0] == MOST_NOISE
     assert len(choice.tried) < MOST
+
+
+def test_the_factory_may_build_in_another_dtype_than_the_base(trained):
+    x, y = batch()
+
+    def loss(model: nn.Module) -> Tensor:
+        return F.cross_entropy(model(x.double()), y)
+
+    base = mlp(16).double()
+    base.load_state_dict(trained.state_dict())
+    run = mu.upscale(base, lambda: mlp(64), loss=loss)
+    assert run.model.get_parameter("0.weight").dtype == torch.float64
+    assert run.provenance["auto"]["t"] > 0
+
+
+def test_measuring_does_not_change_a_buffer_that_forward_writes():
+    class Counted(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.inner = mlp(width)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Any:
+            self.get_buffer("seen").add_(1)
+            return self.inner(x)
+
+    torch.manual_seed(0)
+    base = Counted(16)
+    run = mu.upscale(base, lambda: Counted(64), mu.SignalNoise(0.05), loss=Count())
+    assert int(base.get_buffer("seen")) == int(run.model.get_buffer("seen")) == 0

@@ -36,7 +36,7 @@ def add_to(verbs: Any) -> None:
                 metavar="SIZE",
                 help="auto (the size at which the loss has risen by a twentieth of what was learned; auto=0.2 for a fifth), t=… "
                 "(relative to each weight's spectral norm), sigma=… (one reference constant for all tensors) or paired=… "
-                "(zero-sum over copies: the output does not move). Write auto where no size was tuned and the model fits "
+                "(zero-sum over copies: the output moves by rounding only). Write auto where no size was tuned and the model fits "
                 f"into memory, else {DEFAULT_NOISE}",
             )
             verb.add_argument(

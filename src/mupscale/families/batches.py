@@ -36,7 +36,8 @@ def read_batch(path: Path) -> dict[str, Any]:
 def drawn_text(model: Any, seed: int = 0) -> dict[str, Any]:
     """Text that a language model writes by itself, token by token at its own probabilities.
 
-    Its loss on such text is near its loss on what it was trained on, as far as it models that text well.
+    Its loss on such text is near its loss on what it was trained on, as far as it models that text well. Texts begin with
+    the model's first token, or with token 0 if its configuration names none.
     """
     config = model.config
     writes = getattr(model, "can_generate", lambda: False)()

@@ -22,7 +22,7 @@ to 2.13 at 0.1 and to 4.44 at 0.2 (`benchmarks/noise_damage.py`); small models t
 0.05 too, and gain more at 0.1 and 0.2 (`benchmarks/default_noise.py`)."""
 DEFAULT_RISE = 0.05
 """The share of what a base has learned that automatic noise may cost, where none is given. A trained Llama goes from 1.66
-to 1.89 with it (`benchmarks/auto_noise.py`), and copies are far enough apart to learn different things."""
+to 1.88 with it (`benchmarks/auto_noise.py`), and copies are far enough apart to learn different things."""
 LARGEST_T = 1.0
 """Noise with the spectral norm of the weight itself; with more, the noise is the model."""
 

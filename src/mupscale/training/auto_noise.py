@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ..arguments import wrong_number
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import Make, build
+from ..plans.copied import copied
 from ..plans.direction import Direction
 from ..plans.identity import Loss
 from ..plans.names import named_tensors
@@ -137,20 +138,21 @@ def choose_noise(
         return measured(loss, model, seed)
 
     before = measured(loss, base, seed)
-    untrained = noise.untrained if noise.untrained is not None else _untrained(wide, loss, seed)
+    untrained = noise.untrained if noise.untrained is not None else _untrained(wide, base, loss, seed)
     return chosen_size(at, before, untrained, noise.rise)
 
 
-def _untrained(wide: Make, loss: Loss, seed: int) -> float:
-    """The loss of the wide model with the weights that its factory gives it."""
+def _untrained(wide: Make, base: nn.Module, loss: Loss, seed: int) -> float:
+    """The loss of the wide model with the weights that its factory gives it, on the device and in the dtype of the base."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = wide if isinstance(wide, nn.Module) else wide()
+        model = copied(wide) if isinstance(wide, nn.Module) else wide()
     if any(tensor.is_meta for _, _, tensor in named_tensors(model)):
         what = "it is on the meta device, so the loss of an untrained model cannot be measured"
         remedy = "write noise=AutoNoise(untrained=…), for a language model the logarithm of its vocabulary"
         raise_faults("no noise can be chosen", [Fault("wide", what, remedy)])
-    return measured(loss, model, seed)
+    like = next(tensor for tensor in base.parameters() if tensor.is_floating_point())
+    return measured(loss, model.to(like.device, like.dtype), seed)
 
 
 def chosen_size(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..arguments import shown
 from ..errors import MupscaleError
-from ..plans.identity import Loss
+from ..plans.identity import Loss, keeping_buffers
 from .noise_kinds import Noise, PairedNoise, SignalNoise, relative_size
 
 RISE, SHARE = 0.1, 0.1
@@ -22,7 +22,9 @@ keeps a loss near zero, which noise easily multiplies, from warning at once."""
 
 
 def measured(loss: Loss, model: nn.Module, seed: int = 0) -> float:
-    """The loss of a model in eval mode without gradients, at one seed; its modes and torch's generators are kept.
+    """The loss of a model in eval mode without gradients, at one seed.
+
+    Its modes and buffers and torch's generators are kept: a measurement changes nothing.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
     >>> same = lambda m: m(torch.ones(1, 2)).sum()
@@ -32,7 +34,7 @@ def measured(loss: Loss, model: nn.Module, seed: int = 0) -> float:
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
-        with torch.random.fork_rng(), torch.no_grad():
+        with keeping_buffers(model), torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(seed)
             value = loss(model)
     finally:
