@@ -1,9 +1,9 @@
 """What CI costs: processor seconds of every step of `.ci/run`, before and after it was made cheaper.
 
     python benchmarks/ci_seconds.py                                   compare what is stored
-    python benchmarks/ci_seconds.py run .ci/seconds.json COMMAND …    run one step and append its seconds
-    python benchmarks/ci_seconds.py show .ci/seconds.json             the steps of one run as a table
-    python benchmarks/ci_seconds.py record after .ci/seconds.json     store a run in ci_seconds.json
+    python benchmarks/ci_seconds.py run .ci/seconds.jsonl COMMAND …    run one step and append its seconds
+    python benchmarks/ci_seconds.py show .ci/seconds.jsonl             the steps of one run as a table
+    python benchmarks/ci_seconds.py record after .ci/seconds.jsonl     store a run in ci_seconds.jsonl
 
 Seconds are user and system time of a step and all its children that ended, so a busy machine does not change them
 much. The last line is `seconds=S before=B ratio=R`; the exit code is 1 when the stored sum exceeds 60 minutes. `before`
@@ -31,9 +31,9 @@ def run(file: Path, command: list[str]) -> int:
     print(f"\n== {step}", flush=True)
     code = subprocess.run(command, check=False).returncode
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    steps = read(file)
-    steps.append({"step": named(step), "cpu_seconds": round(used.ru_utime + used.ru_stime, 1), "code": code})
-    file.write_text(json.dumps(steps, indent=1) + "\n", encoding="utf-8")
+    line = {"step": named(step), "cpu_seconds": round(used.ru_utime + used.ru_stime, 1), "code": code}
+    with file.open("a", encoding="utf-8") as steps:  # two parts of CI may append at the same time
+        steps.write(json.dumps(line) + "\n")
     return code if code >= 0 else 128 - code
 
 
@@ -43,8 +43,9 @@ def named(step: str) -> str:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    steps: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    return steps
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def table(columns: dict[str, dict[str, float]]) -> str:

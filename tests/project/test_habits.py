@@ -44,7 +44,7 @@ def test_a_step_is_measured_with_its_children_and_keeps_its_exit_code(tmp_path):
     """Control: sleeping takes no processor time."""
     burn = "import time\nwhile time.process_time() < 0.4: pass"
     nested = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {burn!r}]) + 3)"
-    script, file = str(ROOT / "benchmarks" / "ci_seconds.py"), tmp_path / "seconds.json"
+    script, file = str(ROOT / "benchmarks" / "ci_seconds.py"), tmp_path / "seconds.jsonl"
     for code in (nested, "import time; time.sleep(0.4)"):
         subprocess.run(
             [sys.executable, script, "run", str(file), sys.executable, "-S", "-c", code], check=False
