@@ -43,14 +43,20 @@ def carry_optimizer(
 def renamed(start: NamedOptimizer, direction: Direction) -> NamedOptimizer:
     """The same groups, settings and state under the names of the tensors at the end; no unit has changed yet."""
     groups = tuple(
-        replace(group, names=tuple(end for name in group.names for end in direction.reached.get(name, ())))
+        replace(group, names=tuple(end for name in group.names for end in _ends(name, direction)))
         for group in start.groups
     )
     ends = {end: direction.origin(end) for group in groups for end in group.names}
-    state = {end: start.state[name] for end, name in ends.items() if name in start.state}
+    new = {end for end in ends if direction.planned(end)[1].new}
+    state = {end: start.state[name] for end, name in ends.items() if name in start.state and end not in new}
     frozen = {end for end in ends if not direction.planned(end)[1].trainable}
     idle = frozen | {end for end, name in ends.items() if name in start.idle}
     return NamedOptimizer(start.label, groups, state, idle)
+
+
+def _ends(name: str, direction: Direction) -> tuple[str, ...]:
+    """What a tensor becomes at the end, and the new tensors that join its group there."""
+    return (*direction.reached.get(name, ()), *direction.joining.get(name, ()))
 
 
 def carry_groups(groups: Iterable[NamedGroup], direction: Direction) -> tuple[NamedGroup, ...]:

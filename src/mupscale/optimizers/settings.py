@@ -89,7 +89,7 @@ def same_setting(one: Any, other: Any) -> bool:
 def cannot_be_exact(
     rule: OptimizerRule, settings: Mapping[str, Any], name: str, entry: TensorPlan
 ) -> list[Fault]:
-    """Settings that no factor makes exact for this tensor: eps = 0 with padding, decay of a folded (1 + w) gain."""
+    """Settings that no factor makes exact for this tensor: eps = 0 where gradients are zero, decay of a folded (1 + w) gain."""
     faults = []
     eps, decay, gain = (
         settings.get("eps"),
@@ -97,8 +97,8 @@ def cannot_be_exact(
         f"a (1 + w) gain with a fold of {entry.fold}",
     )
     folded = entry.shift and not entry.fold.is_one
-    if entry.padded and "eps" in rule.hyper and isinstance(eps, float) and eps == 0.0:
-        what = "eps = 0 on a padded tensor divides zero by zero"
+    if (entry.padded or entry.new) and "eps" in rule.hyper and isinstance(eps, float) and eps == 0.0:
+        what = f"eps = 0 on a {'new' if entry.new else 'padded'} tensor divides zero by zero"
         faults.append(Fault(name, what, "give eps a positive value"))
     if folded and decay:
         what = f"{gain} and weight_decay = {decay}: decay pulls w to 0, and in the wide model that is another gain"

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import Fault, raise_faults
 from ..rules.scale import Scale
 from ..tensors.collapse import collapse
-from ..tensors.expand import expand
+from ..tensors.expand import expand, expand_
 from ..tensors.making import Making
 from ..tensors.noise import TensorNoise
 from .fits import End, check_duplicates, expect_plan
@@ -67,6 +67,15 @@ class Direction:
             return {name: tensor.sources for name, tensor in self.plan.tensors.items()}
         return {source: tuple(names) for source, names in self.plan.sources.items()}
 
+    @cached_property
+    def joining(self) -> Mapping[str, tuple[str, ...]]:
+        """Name at the start -> new parameters at the end, which join its group and have no state yet."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, entry in self.plan.tensors.items():
+            if entry.new and entry.like is not None:
+                found[entry.like] = (*found.get(entry.like, ()), name)
+        return found
+
     def planned(self, end_name: str) -> tuple[str, TensorPlan]:
         """The planned (wide) name and the entry of a name at the end."""
         name = self.plan.planned(end_name)
@@ -74,15 +83,23 @@ class Direction:
             name = self.plan.sources[name][0]
         return name, self.plan[name]
 
-    def origin(self, end_name: str) -> str:
-        """The name at the start of the tensor from which `end_name` takes its state, group and mode."""
+    def origin(self, end_name: str) -> str | None:
+        """The name at the start of the tensor from which `end_name` takes its group, mode, dtype and device.
+
+        It takes its state from there too, unless it is new. None for a new tensor that is like no other.
+        """
         name, entry = self.planned(end_name)
-        return name if self.back else entry.sources[0]
+        if self.back:
+            return name
+        return entry.sources[0] if entry.sources else entry.like
 
     def tensor(self, source: Mapping[str, Tensor], end_name: str) -> Tensor:
         """The weight or buffer `end_name`, in new memory, from the tensors at the start."""
         name, entry = self.planned(end_name)
         noise = self.noise.tensor(name) if self.noise is not None else None
+        if not entry.sources and entry.like is not None:
+            new = source[entry.like].detach().new_empty(entry.wide_shape)
+            return expand_(new, None, entry.making(noise))
         return self.made(source[name] if self.back else entry.source(source), entry.making(noise))
 
     def made(self, value: Tensor, making: Making) -> Tensor:

@@ -117,7 +117,9 @@ class Plan:
     def parameters(self, end: Literal["base", "wide"]) -> int:
         """How many parameters the model at one end has."""
         planned = [t for t in self.tensors.values() if t.kind == "parameter"]
-        return sum(prod(t.base_shape if end == "base" else t.wide_shape) for t in planned)
+        if end == "wide":
+            return sum(prod(t.wide_shape) for t in planned)
+        return sum(prod(t.base_shape) for t in planned if not t.new)
 
     def with_tensors(self, changes: Mapping[str, TensorPlan]) -> Plan:
         """The plan with some tensors replaced or added. Nothing has proved the result."""
@@ -186,13 +188,25 @@ class Plan:
 
     def _composed(self, late: TensorPlan) -> TensorPlan:
         if not late.sources:
-            return late
+            return late if late.like is None else self._new(late, late.like)
         unknown = [source for source in late.sources if source not in self]
         if unknown:
             raise MupscaleError(
                 f"its source {unknown[0]!r} is not made by the first plan; use plans that meet at one model"
             )
         return self[late.sources[0]].then(late)
+
+    def _new(self, late: TensorPlan, like: str) -> TensorPlan:
+        """A tensor that is new in the second plan, in the units of the tensor it is like."""
+        early = self[like]
+        return replace(
+            early.then(replace(late, sources=(like,))),
+            sources=(),
+            cat=None,
+            fill=late.fill,
+            like=early.sources[0] if early.sources else early.like,
+            quiet=late.quiet,
+        )
 
     def to_json(self) -> str:
         """The plan as JSON text, which `from_json` reads back."""

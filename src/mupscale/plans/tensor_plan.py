@@ -52,6 +52,10 @@ class TensorPlan:
     fill: Fill = "zero"
     """What a tensor without a source holds; "own" keeps what the wide model computes by itself."""
     trainable: bool = True
+    like: str | None = None
+    """Of a new tensor: the base tensor whose parameter group it joins, and whose norm decides the size of its noise."""
+    quiet: bool = False
+    """Of a new tensor: whether it stays as it is when noise wakes the others, so that waking does not change the output."""
 
     @cached_property
     def change(self) -> Change:
@@ -71,7 +75,7 @@ class TensorPlan:
     def making(self, noise: TensorNoise | None = None) -> Making:
         """How the wide weight or buffer is made: copied, and scaled by s."""
         fill = self.fill if self.fill == "own" or not self.sources else None
-        return Making(self.axes, self.change.s, self.shift, None if fill else noise, fill, self.join)
+        return Making(self.axes, self.change.s, self.shift, None if fill == "own" else noise, fill, self.join)
 
     def gradient_making(self) -> Making:
         """How the wide gradient is expected to follow from the base's: r · dup(G)."""
@@ -90,6 +94,11 @@ class TensorPlan:
     def wide_shape(self) -> tuple[int, ...]:
         """Its shape in the wide model."""
         return tuple(axis.wide for axis in self.axes)
+
+    @property
+    def new(self) -> bool:
+        """True for a parameter that the base does not have."""
+        return self.kind == "parameter" and not self.sources
 
     @property
     def grows(self) -> bool:
@@ -141,6 +150,8 @@ class TensorPlan:
             "kind": (self.kind, "parameter"),
             "fill": (self.fill, "zero"),
             "trainable": (self.trainable, True),
+            "like": (self.like, None),
+            "quiet": (self.quiet, False),
         }
         entry.update({key: value for key, (value, usual) in optional.items() if value != usual})
         return entry
@@ -186,4 +197,6 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "kind": _one_of("parameter", "buffer"),
     "fill": _one_of(*get_args(Fill)),
     "trainable": flag,
+    "like": text,
+    "quiet": flag,
 }

@@ -79,7 +79,9 @@ def expand_(
     tensor([[3., 3., 1., 1.],
             [3., 3., 1., 1.]])
     """
-    if base is None or making.fill is not None:
+    if making.fill is not None:
+        base = None
+    if base is None and making.noise is None:
         return making.fill_(out)
     out_at = list(out_start) if out_start is not None else [0] * len(making.axes)
     base_at = list(base_start) if base_start is not None else [0] * len(making.axes)
@@ -97,8 +99,12 @@ def expand(base: Tensor, making: Making) -> Tensor:
     return expand_(base.new_empty(making.wide_shape), base, making)
 
 
-def _expand_exact(out: Tensor, base: Tensor, making: Making, out_at: list[int], base_at: list[int]) -> Tensor:
+def _expand_exact(
+    out: Tensor, base: Tensor | None, making: Making, out_at: list[int], base_at: list[int]
+) -> Tensor:
     """The slice without noise."""
+    if base is None:
+        return making.fill_(out)
     cuts = _cuts(out, base, making.axes, out_at, base_at)
     if not making.axes:
         return out.copy_(rescale(base, making.scale, making.shift))
@@ -116,7 +122,12 @@ def _expand_exact(out: Tensor, base: Tensor, making: Making, out_at: list[int], 
 
 
 def _expand_noisy(
-    out: Tensor, base: Tensor, making: Making, out_at: list[int], base_at: list[int], noise: TensorNoise
+    out: Tensor,
+    base: Tensor | None,
+    making: Making,
+    out_at: list[int],
+    base_at: list[int],
+    noise: TensorNoise,
 ) -> Tensor:
     """The slice in small blocks, in the compute type, with noise added to each block."""
     wide = compute_dtype(out.dtype)

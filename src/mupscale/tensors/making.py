@@ -48,6 +48,8 @@ class Making:
     torch.Size([4, 3])
     >>> Making((Axis.fixed(2),), fill="one").fill_(torch.empty(2))
     tensor([1., 1.])
+    >>> Making((Axis.fixed(2),), shift=1, fill="zero").fill_(torch.empty(2))    # a gain of zero, used as (1 + w)
+    tensor([-1., -1.])
     """
 
     axes: tuple[Axis, ...]
@@ -55,7 +57,7 @@ class Making:
     shift: int = 0
     """1 for gains that the model uses as (1 + w)."""
     noise: TensorNoise | None = None
-    """Added after the scale and before the one rounding."""
+    """Added after the scale, or the filling, and before the one rounding."""
     fill: Fill | None = None
     """What a tensor without a source holds; "own" is what the wide model computes by itself, source or not."""
     join: Join | None = None
@@ -86,4 +88,4 @@ class Making:
         if self.fill not in ("zero", "one"):
             what = "computed by the wide model itself" if self.fill == "own" else "made from a source"
             raise MupscaleError(f"a tensor {what} cannot be filled, expected zeros or ones; leave it out")
-        return out.fill_(1 if self.fill == "one" else 0)
+        return out.fill_((1 if self.fill == "one" else 0) - self.shift)

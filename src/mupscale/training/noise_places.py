@@ -1,7 +1,7 @@
 """Which weights get noise: one rule for live models, files and shards.
 
 Noise parts copies and wakes zeros, so it is added only to weights that have copies or zeros. Of those, it leaves out
-weights that are not trained, and the padding row of an embedding, because training would never correct it there.
+the quiet weights of new blocks, which would change the output, weights that are not trained, and the padding row of an embedding, because training would never correct it there.
 Gains and biases get none unless the scheme asks for `vectors`.
 """
 
@@ -85,7 +85,6 @@ def noisy_weights(plan: Plan, exempt: Exempt, *, vectors: bool) -> dict[str, Ten
         name: entry
         for name, entry in plan.tensors.items()
         if entry.kind == "parameter"
-        and entry.sources
         and must_part(entry)
         and name not in exempt.frozen
         and entry.trainable
@@ -96,6 +95,8 @@ def noisy_weights(plan: Plan, exempt: Exempt, *, vectors: bool) -> dict[str, Ten
 
 def must_part(entry: TensorPlan) -> bool:
     """Whether a weight has copies, along an axis or in other tensors, or zeros that only noise can wake."""
+    if entry.new:
+        return entry.like is not None and not entry.quiet
     return entry.grows or entry.spread != 1
 
 

@@ -23,7 +23,7 @@ from ..arguments import wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.plan import Plan, TensorPlan
 from ..rules.scale import Scale
-from ..rules.sizes import noise_size, size_of_ratios
+from ..rules.sizes import WAKE, noise_size, size_of_ratios
 from ..tensors.noise import TensorNoise
 from ..tensors.philox import Stream
 from ..tensors.spectral import gaussian_norm, spectral_norms
@@ -101,6 +101,10 @@ def resolve_noise(
     without = [name for name in everything if name not in noisy]
     for name, entry in noisy.items():
         size = reference_size(name, plan, since)
+        if entry.new and not _is_silent(noise):
+            sigmas[name] = _signal(WAKE, entry, partial(measure, _measured(name, plan)), float(size))
+            stds[name] = _std(sigmas[name], size)
+            continue
         if isinstance(noise, PairedNoise):
             if (dim := _pairing(entry)) is None:
                 without.append(name)
@@ -121,6 +125,18 @@ def resolve_noise(
         stds[name] = _std(sigma, size)
     rows = {name: row for name, row in exempt.rows.items() if name in stds}
     return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, since), rows)
+
+
+def _is_silent(noise: Noise) -> bool:
+    """Whether the noise is zero everywhere, which leaves new tensors asleep too."""
+    size = noise.sigma if (relative := relative_size(noise)) is None else relative  # type: ignore[union-attr]
+    return all(not value for value in (size.values() if isinstance(size, Mapping) else [size]))
+
+
+def _measured(name: str, plan: Plan) -> str:
+    """The wide tensor whose source is measured for the noise of a tensor: of a new one, one that it is like."""
+    like = plan[name].like
+    return name if like is None else plan.sources[like][0]
 
 
 def _pairing(entry: TensorPlan) -> int | None:
@@ -146,7 +162,8 @@ def _unknown(
                 for pattern in relative
                 if not any(fnmatchcase(name, pattern) for name in noisy)
             ]
-        needed = [] if callable(base) else [s for entry in noisy.values() for s in entry.sources]
+        measured = [] if callable(base) else [_measured(name, plan) for name in noisy]
+        needed = [source for name in measured for source in plan[name].sources]
         remedy = "pass the base's tensors: dict(model.named_parameters())"
         missing = [name for name in needed if name not in known]
         return faults + [
@@ -156,7 +173,7 @@ def _unknown(
     if not isinstance(noise.sigma, Mapping):
         return faults
     for name, entry in noisy.items():
-        left_alone = isinstance(noise, PairedNoise) and _pairing(entry) is None
+        left_alone = entry.new or (isinstance(noise, PairedNoise) and _pairing(entry) is None)
         if name not in noise.sigma and not left_alone:
             faults.append(Fault(name, "the noise has no σ̄ for it", "give one for every tensor, 0 for none"))
     for name, sigma in noise.sigma.items():
@@ -216,7 +233,7 @@ def reference_size(name: str, plan: Plan, since: Plan | None) -> Scale:
     entry = plan[name]
     if since is None:
         return noise_size(entry.axes, entry.fold)
-    early = since[entry.sources[0]]
+    early = since[entry.sources[0] if entry.like is None else entry.like]
     pairs = [
         (a.role or b.role, Fraction(b.wide, a.base))
         for a, b in zip(early.axes, entry.axes, strict=True)

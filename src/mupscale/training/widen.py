@@ -137,9 +137,11 @@ def carry(
     if not direction.back:
         check_since(run)
     faults = refuse_absolute(run.schedulers)
-    if run.optimizers and any(not t.sources for t in direction.plan.tensors.values()):
-        what = "the plan has new tensors, which belong to no group"
-        faults.append(Fault("optimizers", what, "widen without optimizers and add the new tensors yourself"))
+    if run.optimizers:
+        lone = [name for name, t in direction.plan.tensors.items() if t.new and t.like is None]
+        what = "it is new and like no tensor of the base, so it belongs to no group"
+        remedy = "widen without optimizers and add it to a group yourself"
+        faults += [Fault(name, what, remedy) for name in lone]
     raise_faults("this run cannot be widened exactly", faults)
     model = fill_(built, run.model, direction, settings)
     optimizers, groups = [], {}
@@ -223,7 +225,8 @@ def fill_(model: nn.Module, source: nn.Module, direction: Direction, settings: b
         names.setdefault(id(old), (name, kind, old))
     for identity, (name, kind, old) in names.items():
         _, entry = direction.planned(name)
-        origin = tensors[direction.origin(name)] if entry.sources else None
+        start = direction.origin(name)
+        origin = None if start is None else tensors[start]
         if origin is None or entry.fill == "own":
             value = _own(old, entry.fill, origin)
         else:
