@@ -77,6 +77,16 @@ def grown(config: Config, multipliers: Multipliers) -> Config:
     return config_from(with_edits(data, edits(data, multipliers)))
 
 
+def refuse_nothing(data: Mapping[str, Any], multipliers: Multipliers) -> None:
+    """Raise if no width of the configuration grows."""
+    if edits(data, multipliers):
+        return
+    have = {width for _, part in nested_configs(data) for width in growing_fields(part)}
+    what = f"nothing grows; this configuration has {', '.join(sorted(have)) or 'no known width'}"
+    remedy = "write -k 2, or a number above 1 for one of them" if have else ""
+    raise_faults("this configuration cannot grow exactly like that", [Fault("-k", what, remedy)])
+
+
 def check_growth(data: Mapping[str, Any], multipliers: Multipliers) -> None:
     """Raise unless the configuration has these widths and their growth is known to be exact."""
     faults: list[Fault] = []
@@ -90,14 +100,6 @@ def check_growth(data: Mapping[str, Any], multipliers: Multipliers) -> None:
         for width, k in multipliers.items()
         if width != EVERY and width not in have and k != 1
     ]
-    if not edits(data, multipliers) and not faults:
-        faults.append(
-            Fault(
-                "-k",
-                f"nothing grows; this configuration has {', '.join(sorted(have)) or 'no known width'}",
-                "write -k 2, or a number above 1 for one of them" if have else "",
-            )
-        )
     for path, part in nested_configs(data):
         row = row_for(str(part.get("model_type")))
         where = ".".join((*path, str(part.get("model_type"))))

@@ -184,6 +184,13 @@ def construct(config: Config, cls: Any) -> nn.Module:
     return model
 
 
+def fresh(config: Config, cls: Any) -> nn.Module:
+    """A model as its class initialises it; random numbers are drawn from a fork."""
+    with quiet(), torch.random.fork_rng():
+        model: nn.Module = cls(copy.deepcopy(config))
+        return model
+
+
 def on_meta(config: Config, cls: Any) -> nn.Module:
     """The model on the meta device, which takes no memory at any size."""
     with quiet(), torch.device("meta"):

@@ -20,6 +20,7 @@ from ..extras import needs
 from ..files.directory import has_weights, read_directory
 from ..plans.build import build
 from ..plans.declare import Declared
+from ..plans.fits import identity_plan
 from ..plans.float64 import lifted_casts
 from ..plans.infer import Found, find_plan
 from ..plans.names import named_tensors, pattern_of
@@ -27,8 +28,9 @@ from ..plans.plan import Plan
 from ..rules.axes import Layout
 from ..tensors.expand import expand
 from ..training.noise_places import exempt_of
-from .configs import edits, nested_configs, with_edits
+from .configs import edits, nested_configs, refuse_nothing, with_edits
 from .declarations import Declarations
+from .depth import Depth, deepened, depth_of, new_blocks, parse_to, refuse_spelling, try_blocks
 from .export import start_of, untied, wide_of
 from .lift import Tensors, lift
 from .losses import NoBatchError, batch_for, loss_for
@@ -48,8 +50,9 @@ _TOKEN_ROLES = {f"*{name}": "out" for name in _TOKENS}
 
 def family_plan(
     config: Mapping[str, Any] | str | File,
-    multipliers: str | int | Multipliers,
+    multipliers: str | int | Multipliers = 1,
     *,
+    to: str | None = None,
     architecture: str | None = None,
     export: str | None = None,
     stored: Sequence[str] | None = None,
@@ -58,6 +61,7 @@ def family_plan(
     """The plan that grows a checkpoint of this configuration, tested on a small copy; raises with reasons if none is exact.
 
     - `config` is the content of a config.json, or a directory that has one; `multipliers` is what `parse_multipliers` reads.
+    - `to` is what `--to` says: "layers=8" gives the model new blocks, which sleep until noise wakes them.
     - `export="granite"` grows Llama-like models into Granite, whose configuration shows the multipliers. `export="untie"`
       gives the readout a separate tensor. Its plan is static: the outputs equal the base's, but the training does not.
     - `stored` are the names of the tensors in the checkpoint, which for a directory with weights are read from it; the
@@ -77,21 +81,28 @@ def family_plan(
     with needs("family_plan", "hf"):
         base = config_from(raw)
     cls = model_class(base, architecture)
-    start = start_of(base, export)
+    narrow = start_of(base, export)
+    depth = None if to is None else depth_of(as_data(narrow), parse_to(to))
+    start = narrow if depth is None else deepened(narrow, depth)
     wide, wide_cls = wide_of(start, by_width, export, cls)
+    if depth is None or export is not None:
+        refuse_nothing(as_data(start), by_width)
     wide_model = on_meta(wide, wide_cls)
     base_end, wide_end = Tensors.of(on_meta(start, cls)), Tensors.of(wide_model)
     goal = growth(base_end.shapes, wide_end.shapes)
     try:
-        small = shrunk(start, by_width, cls, goal)
+        small = shrunk(narrow, by_width, cls, goal)
         found = search_small(small, by_width, cls, export, declared)
     except NoBatchError:  # a model may build at sizes at which it does not run
-        small = shrunk(start, by_width, cls, goal, gently=True)
+        small = shrunk(narrow, by_width, cls, goal, gently=True)
         found = search_small(small, by_width, cls, export, declared)
     layouts = declared_layouts(as_data(start), by_width, list(wide_end.shapes), declared)
     plan = lift(found.plan, base_end, wide_end, layouts)
     if export == "untie":
         plan = untied(plan, Tensors.of(on_meta(base, cls)).ties)
+    if depth is not None:
+        found = replace(found, worst=max(found.worst, try_blocks(small, cls)))
+        plan = new_blocks(narrow, start, cls, depth, small).then(plan)
     plan = replace(plan, proof="copy")
     types = {str(part.get("model_type")) for _, part in nested_configs(as_data(base))}
     evidence = Evidence(
@@ -102,15 +113,18 @@ def family_plan(
         count(Tensors.of(on_meta(small, cls)).shapes),
         round(time.monotonic() - started, 3),
     )
-    parts = stored_parts(factory(cls)(small), base_end.shapes)
+    parts = stored_parts(factory(cls)(small), Tensors.of(on_meta(base, cls)).shapes)
     names = _stored_names(config) if stored is None else stored
+    reading = reading_of(on_meta(base, cls), names, parts)
+    if depth is not None:
+        refuse_spelling(parts, reading)
     return FamilyPlan(
         base.model_type,
         cls.__name__,
         wide_cls.__name__,
         by_width,
         raw,
-        _wide_data(raw, base, wide, by_width, export),
+        _wide_data(raw, start if depth is not None else base, wide, by_width, export, depth),
         plan,
         evidence,
         as_data(small),
@@ -118,9 +132,10 @@ def family_plan(
         tuple(_notes(plan)),
         export,
         parts,
-        reading_of(on_meta(base, cls), names, parts),
+        reading,
         exempt_of(wide_model, plan, "wide"),
         declared,
+        () if depth is None else depth.new,
     )
 
 
@@ -132,7 +147,12 @@ def _stored_names(config: Mapping[str, Any] | str | File) -> Sequence[str]:
 
 
 def _wide_data(
-    raw: Mapping[str, Any], base: Config, wide: Config, by_width: Multipliers, export: str | None
+    raw: Mapping[str, Any],
+    base: Config,
+    wide: Config,
+    by_width: Multipliers,
+    export: str | None,
+    depth: Depth | None,
 ) -> dict[str, Any]:
     """The content of the wide config.json: the base's fields with those that grow replaced, or Granite's fields."""
     if export == "granite":
@@ -140,7 +160,7 @@ def _wide_data(
     changed = edits(as_data(base), by_width)
     if export == "untie":
         changed[("tie_word_embeddings",)] = False
-    written = with_edits(raw, changed)
+    written = with_edits(raw, changed if depth is None else {**depth.edits, **changed})
     # A field that is left out (for example a head size) may be derived from one that grew, so it is written.
     goal = dict(nested_configs(as_data(wide)))
     for path, part in nested_configs(as_data(config_from(written))):
@@ -161,6 +181,8 @@ def search_small(
     declared: Declarations | None = None,
 ) -> Found:
     """The exact plan of the small copy, and the statistics of the search."""
+    if not edits(as_data(small), by_width) and export is None:
+        return Found(identity_plan(on_meta(small, cls)), 0, 0.0, 0.0, ())
     wide, wide_cls = wide_of(small, by_width, export, cls)
     makers = {"base": lambda: factory(cls)(small), "wide": lambda: factory(wide_cls)(wide)}
     with torch.random.fork_rng():

@@ -32,6 +32,7 @@ def plan_in_process(
     config: Mapping[str, Any] | str | Path,
     multipliers: str | int | Mapping[str, int],
     *,
+    to: str | None = None,
     architecture: str | None = None,
     export: str | None = None,
     stored: Sequence[str] | None = None,
@@ -43,6 +44,7 @@ def plan_in_process(
     request = {
         "config": dict(config) if isinstance(config, Mapping) else str(config),
         "multipliers": dict(multipliers) if isinstance(multipliers, Mapping) else str(multipliers),
+        "to": to,
         "architecture": architecture,
         "export": export,
         "stored": None if stored is None else list(stored),
@@ -93,6 +95,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
         family = family_plan(
             request["config"],
             request["multipliers"],
+            to=request["to"],
             architecture=request["architecture"],
             export=request["export"],
             stored=request["stored"],

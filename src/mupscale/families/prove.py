@@ -7,7 +7,7 @@ nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from ..runs.run import Run
 from ..tensors.differences import curve_gap, loss_gap
 from ..training.verify import verify
 from ..training.widen import widen
+from .depth import deepened, new_blocks, small_depth, width_part
 from .export import untied, wide_of
 from .lift import Tensors, lift
 from .losses import another_batch, find_batch, growing_outputs, loss_on
@@ -49,12 +50,16 @@ def small_copy(family: FamilyPlan, batches: int) -> Copy:
     """Both ends of the small copy with random weights, and a loss for each of several batches."""
     small = config_from(family.small_config)
     cls = model_class(small, family.architecture)
-    wide, wide_cls = wide_of(small, family.multipliers, family.export, cls)
-    ends = Tensors.of(on_meta(small, cls)), Tensors.of(on_meta(wide, wide_cls))
+    depth = small_depth(small) if family.new_blocks else None
+    start = small if depth is None else deepened(small, depth)
+    wide, wide_cls = wide_of(start, family.multipliers, family.export, cls)
+    ends = Tensors.of(on_meta(start, cls)), Tensors.of(on_meta(wide, wide_cls))
     layouts = declared_layouts(
         dict(family.small_config), family.multipliers, list(ends[1].shapes), family.declared
     )
-    plan = lift(family.plan, *ends, layouts)
+    plan = lift(family.plan if depth is None else width_part(family.plan), *ends, layouts)
+    if depth is not None:
+        plan = replace(new_blocks(small, start, cls, depth, small).then(plan), proof="copy")
     if family.export == "untie":
         small = config_from({**family.small_config, "tie_word_embeddings": True})
         plan = untied(plan, Tensors.of(on_meta(small, cls)).ties)

@@ -117,6 +117,8 @@ class FamilyPlan:
     """What gets no noise: gains of norms, padding rows."""
     declared: Declarations = field(default_factory=Declarations)
     """What the user declared about the model."""
+    new_blocks: tuple[int, ...] = ()
+    """The numbers of the blocks that the base does not have, where the model grows deeper."""
 
     def with_evidence(self, **changes: Any) -> FamilyPlan:
         return replace(self, evidence=replace(self.evidence, **changes))
@@ -140,6 +142,7 @@ class FamilyPlan:
             "export": self.export,
             "exempt": self.exempt.as_json(),
             "declared": self.declared.as_json(),
+            "new_blocks": list(self.new_blocks),
         }
 
     def to_json(self) -> str:
@@ -167,5 +170,6 @@ class FamilyPlan:
                     "notes": tuple(entry["notes"]),
                     "exempt": Exempt.of_json(entry["exempt"]),
                     "declared": Declarations.of_json(entry["declared"]),
+                    "new_blocks": tuple(entry["new_blocks"]),
                 }
             )

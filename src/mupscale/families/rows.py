@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 Width = str
+Fill = Literal["zero", "minus_one"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Row:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Condition on the configuration -> why growth is not exact then."""
     head_size_grows: bool = False
+    silenced: Mapping[str, Fill] = field(default_factory=dict)
+    """Gains behind a branch, and what silences them in a new block: a norm there blows up any small output of a branch."""
     divides: tuple[str, ...] = ()
     """Fields that a small copy may divide by one number although blocks change, because `layouts` gives them all."""
 
@@ -58,6 +62,19 @@ USUAL: Mapping[Width, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
+WRITERS = (
+    "*.o_proj.weight",
+    "*.out_proj.weight",
+    "*.down_proj.weight",
+    "*.fc2.weight",
+    "*.c_proj.weight",
+    "*.w2.weight",
+)
+"""The usual names of weights that write into the stream of a block."""
+_BEHIND: Mapping[str, Fill] = dict.fromkeys(
+    ("*.post_attention_layernorm.weight", "*.post_feedforward_layernorm.weight"), "zero"
+)
+_BEHIND_PLUS_ONE: Mapping[str, Fill] = dict.fromkeys(_BEHIND, "minus_one")  # gains that are used as (1 + w)
 _RECOMPUTED = (
     "its sinusoidal table is computed from the width and not stored, so a stock reload would lose its copies"
 )
@@ -72,6 +89,12 @@ ROWS: Mapping[str, Row] = {
     ),
     "cohere": Row(config={"logit_scale": "1/k"}),
     "cohere2": Row(config={"logit_scale": "1/k"}),
+    "exaone4": Row(silenced=_BEHIND),
+    "gemma2": Row(silenced=_BEHIND_PLUS_ONE),
+    "gemma3_text": Row(silenced=_BEHIND_PLUS_ONE),
+    "glm4": Row(
+        silenced={"*.post_self_attn_layernorm.weight": "zero", "*.post_mlp_layernorm.weight": "zero"}
+    ),
     "granite": Row(config={"logits_scaling": "k"}),
     "dinov2": Row({"hidden": ("hidden_size",), "heads": ("num_attention_heads",)}),
     "falcon": Row(refused={"multi_query and not new_decoder_architecture": _COPIES_DIFFER}),
@@ -93,6 +116,8 @@ ROWS: Mapping[str, Row] = {
         },
         divides=("hidden_size", "num_heads"),
     ),
+    "olmo2": Row(silenced=_BEHIND),
+    "olmo3": Row(silenced=_BEHIND),
     "olmo": Row(
         refused={
             "tie_word_embeddings": "its last norm has no gain, so nothing absorbs the 1/k of a tied readout"

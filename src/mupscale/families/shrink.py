@@ -44,7 +44,7 @@ LARGEST = 60_000_000
 
 # Names of fields, collected from the configurations of transformers. A name that is missing here is not
 # shrunk: the copy stays larger, and if it stays above LARGEST the model is refused.
-_LAYERS = re.compile(r"^(n_layers?|num_(hidden_|encoder_|decoder_)?layers|encoder_(num_)?(hidden_)?layers|decoder_(num_)?(hidden_)?layers|"
+LAYER_COUNTS = re.compile(r"^(n_layers?|num_(hidden_|encoder_|decoder_)?layers|encoder_(num_)?(hidden_)?layers|decoder_(num_)?(hidden_)?layers|"
                      r"n_(encoder|decoder)_layers|layers|num_blocks|num_hidden_groups|num_conv_layers|num_encoder_blocks)$")  # fmt: skip
 _WORDS = re.compile(r"^(vocab_size|.*_vocab_size|vocab_size_.*|n_vocab|n_words)$")
 _POSITIONS = re.compile(
@@ -147,7 +147,7 @@ def _kinds(data: Mapping[str, Any]) -> set[tuple[Any, ...]]:
     """
     found = set()
     for path, part in nested_configs(data):
-        layers = {v for k, v in part.items() if _LAYERS.match(k) and type(v) is int}
+        layers = {v for k, v in part.items() if LAYER_COUNTS.match(k) and type(v) is int}
         for key, value in part.items():
             if (
                 isinstance(value, list)
@@ -196,7 +196,7 @@ def _fewer_layers(path: Path, layers: int) -> Any:
         if isinstance(part.get("depths"), list):  # stages, each with its number of layers
             return {(*path, "depths"): [min(v, layers) for v in part["depths"]]}
         for key, value in part.items():
-            if _LAYERS.match(key) and type(value) is int and value > layers:
+            if LAYER_COUNTS.match(key) and type(value) is int and value > layers:
                 changed[(*path, key)] = layers
                 for other, entries in part.items():
                     if isinstance(entries, list) and len(entries) == value:

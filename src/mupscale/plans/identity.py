@@ -79,8 +79,8 @@ def load_wide_(wide: nn.Module, base: nn.Module, plan: Plan) -> None:
     with torch.no_grad():
         for name, _, target in named_tensors(wide):
             entry = plan[name]
-            if entry.sources and entry.fill != "own":
-                expand_(target, entry.source(tensors), entry.making())
+            if entry.fill != "own":
+                expand_(target, entry.source(tensors) if entry.sources else None, entry.making())
 
 
 @contextmanager

@@ -66,15 +66,13 @@ def block_plan(
     order: Order,
     values: Mapping[str, Fill],
     quiet: Sequence[str],
-    silenced: Sequence[str] = (),
-    plus_one: bool = False,
+    silenced: Mapping[str, Fill],
 ) -> Plan:
     """The plan from a model to one with new blocks, both of one width; nothing has proved it yet.
 
     - `values` are what new vectors hold, by name pattern; other new tensors are zero.
     - `quiet` are patterns of the tensors that write into the stream.
-    - `silenced` are patterns of gains behind a branch, which are zero in place of one; `plus_one` says that they are
-      used as (1 + w).
+    - `silenced` are patterns of gains behind a branch, and what silences them: zero, or -1 where they are used as (1 + w).
     """
     old = {name: (kind, tensor) for name, kind, tensor in named_tensors(base)}
     prefix = _list_of_blocks(old, deeper, order)
@@ -93,12 +91,11 @@ def block_plan(
         elif kind_ == "buffer":
             tensors[name] = TensorPlan((), axes, kind=kind_, fill="own")
         else:
-            off = any(fnmatchcase(name, pattern) for pattern in silenced)
+            off = next((fill for pattern, fill in silenced.items() if fnmatchcase(name, pattern)), None)
             tensors[name] = TensorPlan(
                 (),
                 axes,
-                shift=int(off and plus_one),
-                fill="zero" if off else values.get(pattern_of(name), "zero"),
+                fill=off if off else values.get(pattern_of(name), "zero"),
                 like=source,
                 quiet=any(fnmatchcase(name, pattern) for pattern in quiet),
             )

@@ -120,7 +120,8 @@ class TensorPlan:
             raise MupscaleError(
                 f"{len(self.axes)} dimensions in the first plan, {len(late.axes)} in the second; expected the same tensor"
             )
-        if self.shift != late.shift and not (self.fold.is_one and late.fold.is_one):
+        plain = [one for one in (self, late) if not one.shift]
+        if self.shift != late.shift and not all(one.fold.is_one for one in plain):
             raise MupscaleError(
                 "a (1 + w) gain in one plan and not in the other; declare it in plus_one= of both"
             )

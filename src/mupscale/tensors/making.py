@@ -18,7 +18,8 @@ from ..rules.axes import Axis
 from ..rules.scale import ONE, Scale
 from .noise import TensorNoise
 
-Fill = Literal["zero", "one", "own"]
+Fill = Literal["zero", "one", "minus_one", "own"]
+_FILLINGS = {"zero": 0, "one": 1, "minus_one": -1}  # -1 is a gain of zero that is used as (1 + w)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,6 @@ class Making:
     torch.Size([4, 3])
     >>> Making((Axis.fixed(2),), fill="one").fill_(torch.empty(2))
     tensor([1., 1.])
-    >>> Making((Axis.fixed(2),), shift=1, fill="zero").fill_(torch.empty(2))    # a gain of zero, used as (1 + w)
-    tensor([-1., -1.])
     """
 
     axes: tuple[Axis, ...]
@@ -85,7 +84,7 @@ class Making:
 
     def fill_(self, out: Tensor) -> Tensor:
         """Fill any slice of a wide tensor that has no source, and return it."""
-        if self.fill not in ("zero", "one"):
+        if self.fill not in _FILLINGS:
             what = "computed by the wide model itself" if self.fill == "own" else "made from a source"
-            raise MupscaleError(f"a tensor {what} cannot be filled, expected zeros or ones; leave it out")
-        return out.fill_((1 if self.fill == "one" else 0) - self.shift)
+            raise MupscaleError(f"a tensor {what} cannot be filled, expected one number; leave it out")
+        return out.fill_(_FILLINGS[self.fill])

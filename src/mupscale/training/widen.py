@@ -258,7 +258,7 @@ def _own(old: Tensor, fill: str, like: Tensor | None) -> Tensor:
                 "that is not under torch.device"
             )
         return old.detach().clone() if like is None else old.detach().to(like.device, like.dtype, copy=True)
-    return torch.full(old.shape, 1.0 if fill == "one" else 0.0, dtype=old.dtype)
+    return torch.full(old.shape, {"one": 1.0, "minus_one": -1.0}.get(fill, 0.0), dtype=old.dtype)
 
 
 def _copy_modes(model: nn.Module, source: nn.Module) -> None:

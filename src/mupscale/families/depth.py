@@ -1,0 +1,249 @@
+"""Deeper stock models: what `--to layers=8` says, the configuration that follows, and the plan of the new blocks.
+
+The plan is tried on a small copy with one new block behind each of its own: the gradient identity must hold, and waking
+the new blocks must not change the loss. Knows fields that count layers; a field that it does not know is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.float64 import cast_, lifted_casts
+from ..plans.identity import GRADIENT_TOLERANCE, compare_gradients, gradients, load_wide_
+from ..plans.new_blocks import Order, block_plan, first_values, order_of
+from ..plans.plan import Plan
+from ..tensors.differences import loss_gap
+from ..tensors.expand import expand_
+from ..training.noise_kinds import SignalNoise
+from ..training.noise_places import exempt_of
+from ..training.noises import resolve_noise
+from .configs import Path, nested_configs, with_edits
+from .losses import batch_for, loss_for
+from .models import Config, as_data, config_from, factory, fresh, on_meta
+from .record import Reading
+from .rows import WRITERS, row_for
+from .shrink import LAYER_COUNTS
+
+# Fields that say by a number which layers are of which kind, and the list that says it layer by layer.
+_SPELLED_OUT = {
+    "max_window_layers": "layer_types",
+    "sliding_window_pattern": "layer_types",
+    "_sliding_window_pattern": "layer_types",
+    "full_attention_interval": "layer_types",
+    "no_rope_layer_interval": "no_rope_layers",
+}
+_BY_LAYER = re.compile(r"layer|interval|freq|pattern|first_k_dense|sparse_step|depth")
+_FORM = "--to layers=8, or --to layers=8,after=1:3:5:7 for new blocks behind these"
+
+
+@dataclass(frozen=True)
+class To:
+    """What `--to` says: how many layers, and behind which blocks of the base the new ones go; None spreads them evenly."""
+
+    layers: int
+    after: tuple[int, ...] | None = None
+
+
+def parse_to(text: str) -> To:
+    """What `--to` says.
+
+    >>> parse_to("layers=8"), parse_to("layers=3,after=0")
+    (To(layers=8, after=None), To(layers=3, after=(0,)))
+    """
+    pairs = [part.strip().partition("=") for part in text.split(",")]
+    found = {key: value for key, _, value in pairs}
+    known = {"layers": r"[1-9]\d{0,4}", "after": r"\d{1,5}(:\d{1,5})*"}
+    wrong = [key for key, value in found.items() if not re.fullmatch(known.get(key, "(?!)"), value)]
+    if wrong or "layers" not in found or len(found) != len(pairs):
+        raise MupscaleError(f"--to {text}: expected {_FORM}")
+    after = found.get("after")
+    return To(int(found["layers"]), None if after is None else tuple(map(int, after.split(":"))))
+
+
+@dataclass(frozen=True)
+class Depth:
+    """Where blocks are new, in a configuration that has more layers."""
+
+    order: Order
+    edits: Mapping[Path, Any]
+    """Every field of the configuration that changes, by path."""
+
+    @property
+    def new(self) -> tuple[int, ...]:
+        """The numbers of the new blocks."""
+        return tuple(i for i, block in enumerate(self.order) if block is None)
+
+
+def depth_of(data: Mapping[str, Any], to: To) -> Depth:
+    """Where the new blocks go in this configuration, and its fields; refused where a field is not understood.
+
+    >>> depth_of({"model_type": "llama", "num_hidden_layers": 2}, To(4)).new
+    (1, 3)
+    """
+    counted = [
+        (path, part, key)
+        for path, part in nested_configs(data)
+        for key, value in part.items()
+        if LAYER_COUNTS.match(key) and type(value) is int
+    ]
+    if len(counted) != 1:
+        names = ", ".join(".".join((*path, key)) for path, _, key in counted) or "none"
+        what = f"this configuration counts layers in {names}, expected one field"
+        raise_faults("this model cannot grow deeper", [Fault("--to layers", what, "grow its width with -k")])
+    path, part, key = counted[0]
+    layers = part[key]
+    order = order_of(layers, to.layers, to.after)
+    raise_faults("this configuration counts its layers", _counted(part, key, layers))
+    changed: dict[Path, Any] = {(*path, key): to.layers}
+    like = _nearest(order)
+    for name, value in part.items():
+        if isinstance(value, list) and len(value) == layers and name not in ("architectures",):
+            changed[(*path, name)] = [value[block] for block in like]
+    return Depth(order, changed)
+
+
+def _nearest(order: Order) -> list[int]:
+    """For every block the block of the base that it is, or is like: the one before it.
+
+    >>> _nearest((0, None, 1))
+    [0, 0, 1]
+    """
+    found: list[int] = []
+    for block in order:
+        found.append(block if block is not None else found[-1] if found else 0)
+    return found
+
+
+def _counted(part: Mapping[str, Any], own: str, layers: int) -> list[Fault]:
+    """Fields that mean layers by their number, so that new blocks would change which layers they mean."""
+    faults = []
+    for key, value in part.items():
+        if key == own or not _BY_LAYER.search(key) or isinstance(value, (bool, float, str, type(None))):
+            continue
+        if isinstance(value, list) and (not value or len(value) == layers):
+            continue
+        if isinstance(value, Mapping) or (type(value) is int and value in (0, 1)):
+            continue
+        listed = part.get(_SPELLED_OUT.get(key, ""))
+        if isinstance(listed, list) and len(listed) == layers:
+            continue
+        what = f"it is {value}, and may mean layers by their number, which new blocks change"
+        faults.append(Fault(key, what, "grow its width with -k"))
+    if part.get("scale_attn_by_inverse_layer_idx"):
+        faults.append(Fault("scale_attn_by_inverse_layer_idx", "each layer is scaled by its number"))
+    return faults
+
+
+def deepened(config: Config, depth: Depth) -> Config:
+    """The configuration with its new blocks."""
+    return config_from(with_edits(as_data(config), depth.edits))
+
+
+def small_depth(small: Config) -> Depth:
+    """The depth on which new blocks are tried: one behind each block of the small copy."""
+    data = as_data(small)
+    layers = next(
+        value
+        for _, part in nested_configs(data)
+        for key, value in part.items()
+        if LAYER_COUNTS.match(key) and type(value) is int
+    )
+    return depth_of(data, To(2 * layers, tuple(range(layers))))
+
+
+def new_blocks(base: Config, deeper: Config, cls: Any, depth: Depth, small: Config) -> Plan:
+    """The plan from a model to the deeper one, both of one width; `small` shows what fresh vectors hold."""
+    row = row_for(_inner_type(as_data(base)))
+    values, silenced = first_values(fresh(small, cls)), row.silenced
+    return block_plan(
+        on_meta(base, cls), on_meta(deeper, cls), depth.order, values, tuple(silenced) or WRITERS, silenced
+    )
+
+
+def _inner_type(data: Mapping[str, Any]) -> str:
+    """The model type of the part of a configuration that counts layers."""
+    return next(
+        str(part.get("model_type"))
+        for _, part in nested_configs(data)
+        if any(LAYER_COUNTS.match(key) and type(value) is int for key, value in part.items())
+    )
+
+
+def try_blocks(small: Config, cls: Any) -> float:
+    """Try new blocks on the small copy: the worst gradient error; raises where they do not sleep, or do not wake silently."""
+    depth = small_depth(small)
+    deeper = deepened(small, depth)
+    plan = new_blocks(small, deeper, cls, depth, small)
+    make = factory(cls)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        base, deep = cast_(make(small), torch.float64), cast_(make(deeper), torch.float64)
+    load_wide_(deep, base, plan)
+    kind = str(small.model_type)
+    if not any(entry.quiet for entry in plan.tensors.values()):
+        what = "which weights of a block write into its stream is not known for this type"
+        raise_faults("this model cannot grow deeper", [Fault(kind, what, "grow its width with -k")])
+    with lifted_casts():
+        loss = loss_for(base, deep, batch_for(base, small))
+        before, base_grads = gradients(base, loss)
+        after, deep_grads = gradients(deep, loss)
+        identity = compare_gradients(base_grads, deep_grads, plan)
+        _refuse_awake(kind, loss_gap(before, after), identity.errors, plan)
+        _wake_(deep, base, plan)
+        jump = loss_gap(before, gradients(deep, loss)[0])
+    if not jump <= GRADIENT_TOLERANCE:
+        what = f"waking a new block changes the loss by {jump:.1e}, expected 0"
+        raise_faults("this model cannot grow deeper", [Fault(kind, what, "grow its width with -k")])
+    return max(identity.errors.values(), default=0.0)
+
+
+def _refuse_awake(kind: str, gap: float, errors: Mapping[str, float], plan: Plan) -> None:
+    """Raise unless the deeper model has the base's loss, and no gradient reaches what is new."""
+    faults = []
+    if not gap <= GRADIENT_TOLERANCE:
+        what = "a new block does not pass its input on, as where a norm follows the sum"
+        faults.append(Fault(kind, what, "grow its width with -k"))
+    awake = [n for n, e in errors.items() if not e <= GRADIENT_TOLERANCE and plan[n].new]
+    other = [n for n, e in errors.items() if not e <= GRADIENT_TOLERANCE and not plan[n].new]
+    faults += [Fault(n, "new, and training would move it before it wakes") for n in awake]
+    faults += [Fault(n, "its gradient differs in the deeper model") for n in other if not awake]
+    raise_faults("this model cannot grow deeper exactly", faults[:4])
+
+
+def _wake_(deep: Any, base: Any, plan: Plan) -> None:
+    """Give the new weights their noise, and nothing else."""
+    tensors = dict(base.named_parameters())
+    exempt = exempt_of(deep, plan, "wide")
+    noise = resolve_noise(tensors, SignalNoise(0.1), plan=plan, exempt=exempt)
+    with torch.no_grad():
+        for name, parameter in deep.named_parameters():
+            entry = plan[name]
+            if entry.new:
+                expand_(parameter, None, entry.making(noise.tensor(plan.planned(name))))
+
+
+def refuse_spelling(parts: Mapping[str, Any], reading: Reading) -> None:
+    """Raise where a directory stores tensors under other names than the model's: new blocks have none there."""
+    names = [*parts, *(stored for stored, name in reading.names.items() if stored != name)]
+    what = "stored under another name than the model's, and new blocks have no such name"
+    remedy = "load it with from_pretrained and save it with save_pretrained once"
+    raise_faults("this checkpoint cannot grow deeper", [Fault(name, what, remedy) for name in names[:2]])
+
+
+def width_part(plan: Plan) -> Plan:
+    """The second half of a plan that made a model deeper and then wider: from the deeper model to the wide one."""
+    return replace(
+        plan,
+        tensors={
+            name: replace(
+                entry, sources=(name,), like=None, quiet=False, fill="own" if entry.fill == "own" else "zero"
+            )
+            for name, entry in plan.tensors.items()
+        },
+    )
