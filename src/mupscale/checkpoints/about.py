@@ -85,7 +85,7 @@ def factors(plan: Plan) -> list[dict[str, Any]]:
     rule = RULES["torch.optim.AdamW"]
     found: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for name, entry in plan.tensors.items():
-        if entry.kind != "parameter" or not entry.sources:
+        if entry.kind != "parameter":
             continue
         all_factors = factors_of(rule, {"weight_decay": 0.0}, entry)
         told = {key: str(all_factors[key]) for key in ("lr", "weight_decay", "eps")}

@@ -44,13 +44,15 @@ class Request:
 
     declared: str | None = None
     """What the user declared about the model, as JSON."""
+    to: str | None = None
+    """How deep the result is, as `--to` says it; None for the depth of the base."""
 
     @property
     def adds_noise(self) -> bool:
         return self.noise is not None or self.recipe is not None
 
     def as_json(self) -> dict[str, Any]:
-        usual = {"recipe": None, "trust_base": False, "declared": None}
+        usual = {"recipe": None, "trust_base": False, "declared": None, "to": None}
         return {key: value for key, value in asdict(self).items() if key not in usual or value != usual[key]}
 
     @staticmethod

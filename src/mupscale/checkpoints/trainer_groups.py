@@ -14,6 +14,7 @@ from torch import nn
 from ..errors import Fault, MupscaleError
 from ..files.strict import printable, raise_few
 from ..optimizers.read import Names, settings_of
+from ..plans.direction import Direction
 from ..plans.names import resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES, OptimizerRule
@@ -92,7 +93,10 @@ def trainer_orders(
     if names is not None or all("param_names" in group for group in groups):
         return named_orders(groups, plan, names)
     if len(groups) == 1:
-        return named_orders(groups, plan, [_trained(base, plan.ties)])
+        order = _checked(groups, plan, [_trained(base, plan.ties)])
+        wide_order = [[_planned(n, plan, plan.tensors) for n in _trained(wide, plan.ties)]]
+        raise_few(CLAIM, _misfits(plan, order, wide_order))
+        return order, wide_order
     if len(groups) != 2 or groups[1].get("weight_decay"):
         decays = ", ".join(str(group.get("weight_decay")) for group in groups)
         what = f"groups with weight decays {decays}; the Trainer makes two, the second without decay"
@@ -110,7 +114,10 @@ def named_orders(
     """The same for groups whose names are given, or kept in them; the wide end follows the base's order."""
     given = names if names is not None else [list(map(str, group["param_names"])) for group in groups]
     order = _checked(groups, plan, given)
-    wide_order = [[made for name in of for made in plan.sources[name]] for of in order]
+    joining = Direction(plan).joining
+    wide_order = [
+        [made for name in of for made in (*plan.sources[name], *joining.get(name, ()))] for of in order
+    ]
     raise_few(CLAIM, _misfits(plan, order, wide_order))
     return order, wide_order
 
@@ -140,7 +147,8 @@ def _misfits(plan: Plan, order: Names, wide_order: Names) -> list[Fault]:
     if len(group_of) != sum(map(len, order)):
         faults.append(Fault("param_groups", "a parameter appears twice in them", "put it into one group"))
     for name, i in wide_group.items():
-        sources = plan[name].sources
+        new = plan[name].like
+        sources = plan[name].sources if new is None else (new,)
         if len(sources) != 1:
             what = f"made of {len(sources)} tensors of the base, so there is no state for it"
             faults.append(Fault(name, what, "carry the weights alone, and start its state afresh"))

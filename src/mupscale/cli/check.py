@@ -110,6 +110,7 @@ def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Faul
     family = plan_in_process(
         directory.config,
         request.multipliers,
+        to=request.to,
         architecture=about["base_architecture"],
         export=request.export,
         stored=list(directory.tensors),

@@ -67,6 +67,6 @@ def next_steps(base: Path, out: Path, job: Job, declare: Path | None = None) -> 
 def _arguments(request: Mapping[str, Any]) -> list[str]:
     """The arguments other than base, output and noise."""
     found = ["-k", str(request["multipliers"])]
-    for key in ("export", "dtype", "optimizer"):
-        found += [f"--{key}", str(request[key])] if request[key] is not None else []
+    for key in ("to", "export", "dtype", "optimizer"):
+        found += [f"--{key}", str(request[key])] if request.get(key) is not None else []
     return found if request["state"] else [*found, "--no-state"]

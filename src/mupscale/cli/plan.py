@@ -60,6 +60,7 @@ def planned(directory: Directory, chosen: argparse.Namespace, request: Request) 
         family = plan_in_process(
             directory.config,
             request.multipliers,
+            to=request.to,
             architecture=chosen.architecture,
             export=request.export,
             stored=list(directory.tensors),
@@ -102,14 +103,27 @@ def describe(directory: Directory, family: FamilyPlan, request: Request) -> str:
     plan = family.plan
     ends = [plan.parameters("base"), plan.parameters("wide")]
     into = "" if family.wide_architecture == family.architecture else f" -> {family.wide_architecture}"
-    head = f"{directory.path}: {family.model_type}, {family.architecture}{into}, -k {request.multipliers}"
+    goal = f"-k {request.multipliers}" + ("" if request.to is None else f" --to {request.to}")
+    head = f"{directory.path}: {family.model_type}, {family.architecture}{into}, {goal}"
     rows: list[tuple[str, ...]] = [("", "base", "wide", "")]
     rows += [(name, old, new, "") for name, old, new in changes(family.base_config, family.wide_config)]
     rows.append(("parameters", *(f"{n:,}" for n in ends), f"x{ends[1] / max(1, ends[0]):.2f}"))
     kinds = ", ".join(sorted(_dtypes(directory))) + (f" -> {request.dtype}" if request.dtype else "")
     rows.append(("weights", *map(size, _weights(directory, plan, request)), kinds))
     rows.append(("to train, AdamW", *(size(_TRAINING * n) for n in ends), f"{_TRAINING} bytes per parameter"))
-    return "\n".join([head, columns(rows, right=(1, 2)), *stored_names(directory, family)])
+    return "\n".join(
+        [head, columns(rows, right=(1, 2)), *_new_blocks(family), *stored_names(directory, family)]
+    )
+
+
+def _new_blocks(family: FamilyPlan) -> list[str]:
+    """Which blocks are new, where the model grows deeper."""
+    if not family.new_blocks:
+        return []
+    numbers = ", ".join(map(str, family.new_blocks))
+    return [
+        f"new blocks: {numbers}; they sleep, and the training of the base goes on, until noise wakes them"
+    ]
 
 
 def _dtypes(directory: Directory) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..checkpoints.request import Request
 from ..errors import MupscaleError
-from ..families.multipliers import parse_multipliers
+from ..families.multipliers import parse_multipliers, parse_to
 from .verb import add_verb
 
 
@@ -35,10 +35,15 @@ def add_source(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "-k",
         dest="multipliers",
-        required=True,
         metavar="K",
         help="how many times wider, in whole numbers: 2 for every width, or hidden=2,heads=2,ffn=4,kv_heads=1; a width "
-        "that is not named stays",
+        "that is not named stays (default: 1 with --to)",
+    )
+    verb.add_argument(
+        "--to",
+        metavar="GOAL",
+        help="how deep: layers=8, or layers=8,after=1:3:5:7 for new blocks behind these blocks of the base; new blocks sleep "
+        "until noise wakes them (default: the base's layers)",
     )
     verb.add_argument(
         "--export",
@@ -62,6 +67,16 @@ def add_source(verb: argparse.ArgumentParser) -> None:
     )
 
 
+def check_goal(chosen: argparse.Namespace) -> None:
+    """Raise unless -k or --to says what grows, in a form that can be read; without -k no width grows."""
+    if chosen.multipliers is None and chosen.to is None:
+        raise MupscaleError("say what grows: -k 2 for every width, or --to layers=8")
+    chosen.multipliers = chosen.multipliers or "1"
+    parse_multipliers(chosen.multipliers)
+    if chosen.to is not None:
+        parse_to(chosen.to)
+
+
 def declared(chosen: argparse.Namespace) -> str | None:
     """What --declare says, as a request stores it."""
     if chosen.declare is None:
@@ -72,10 +87,10 @@ def declared(chosen: argparse.Namespace) -> str | None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    parse_multipliers(chosen.multipliers)
+    check_goal(chosen)
     if chosen.json is not None and (chosen.json.is_dir() or not chosen.json.absolute().parent.is_dir()):
         raise MupscaleError(f"--json {chosen.json}: expected the name of a file in a folder that exists")
-    request = Request(chosen.multipliers, export=chosen.export, declared=declared(chosen))
+    request = Request(chosen.multipliers, export=chosen.export, declared=declared(chosen), to=chosen.to)
     from . import plan
 
     return plan.run(chosen, request)

@@ -11,8 +11,7 @@ from typing import Any
 
 from ..checkpoints.request import AUTO, DEFAULT_NOISE, SHARD_BYTES, Request, parse_dtype, parse_noise
 from ..errors import MupscaleError
-from ..families.multipliers import parse_multipliers
-from .plan_options import add_source, declared
+from .plan_options import add_source, check_goal, declared
 from .verb import add_verb
 
 
@@ -110,7 +109,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _request(chosen: argparse.Namespace) -> Request:
-    parse_multipliers(chosen.multipliers)
+    check_goal(chosen)
     if chosen.noise is not None and chosen.recipe is not None:
         raise MupscaleError("--recipe sets the noise: give --noise or --recipe, not both")
     if chosen.verb_name == "upscale" and chosen.noise is None and chosen.recipe is None:
@@ -135,6 +134,7 @@ def _request(chosen: argparse.Namespace) -> Request:
         recipe=None if chosen.recipe is None else _recipe(chosen.recipe),
         trust_base=chosen.trust_base,
         declared=declared(chosen),
+        to=chosen.to,
     )
 
 

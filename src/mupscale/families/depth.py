@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..errors import Fault, MupscaleError, raise_faults
+from ..errors import Fault, raise_faults
 from ..plans.float64 import cast_, lifted_casts
 from ..plans.identity import GRADIENT_TOLERANCE, compare_gradients, gradients, load_wide_
 from ..plans.new_blocks import Order, block_plan, first_values, order_of
@@ -26,6 +26,7 @@ from ..training.noises import resolve_noise
 from .configs import Path, nested_configs, with_edits
 from .losses import batch_for, loss_for
 from .models import Config, as_data, config_from, factory, fresh, on_meta
+from .multipliers import To
 from .record import Reading
 from .rows import WRITERS, row_for
 from .shrink import LAYER_COUNTS
@@ -39,31 +40,6 @@ _SPELLED_OUT = {
     "no_rope_layer_interval": "no_rope_layers",
 }
 _BY_LAYER = re.compile(r"layer|interval|freq|pattern|first_k_dense|sparse_step|depth")
-_FORM = "--to layers=8, or --to layers=8,after=1:3:5:7 for new blocks behind these"
-
-
-@dataclass(frozen=True)
-class To:
-    """What `--to` says: how many layers, and behind which blocks of the base the new ones go; None spreads them evenly."""
-
-    layers: int
-    after: tuple[int, ...] | None = None
-
-
-def parse_to(text: str) -> To:
-    """What `--to` says.
-
-    >>> parse_to("layers=8"), parse_to("layers=3,after=0")
-    (To(layers=8, after=None), To(layers=3, after=(0,)))
-    """
-    pairs = [part.strip().partition("=") for part in text.split(",")]
-    found = {key: value for key, _, value in pairs}
-    known = {"layers": r"[1-9]\d{0,4}", "after": r"\d{1,5}(:\d{1,5})*"}
-    wrong = [key for key, value in found.items() if not re.fullmatch(known.get(key, "(?!)"), value)]
-    if wrong or "layers" not in found or len(found) != len(pairs):
-        raise MupscaleError(f"--to {text}: expected {_FORM}")
-    after = found.get("after")
-    return To(int(found["layers"]), None if after is None else tuple(map(int, after.split(":"))))
 
 
 @dataclass(frozen=True)

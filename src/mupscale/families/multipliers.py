@@ -1,16 +1,18 @@
-"""What `-k` says: by how much each width grows. Knows the names of widths and no configuration; needs no torch."""
+"""What `-k` and `--to` say: by how much each width grows, and how deep. Knows no configuration; needs no torch."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from ..errors import Fault, raise_faults
+from ..errors import Fault, MupscaleError, raise_faults
 from .rows import USUAL
 
 Multipliers = Mapping[str, int]
 EVERY = "every"
 WIDTHS = tuple(USUAL)
+_FORM = "--to layers=8, or --to layers=8,after=1:3:5:7 for new blocks behind these"
 
 
 def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
@@ -53,3 +55,27 @@ def _said(width: str) -> str:
 
 def multiplier(multipliers: Multipliers, width: str) -> int:
     return multipliers.get(width, multipliers.get(EVERY, 1))
+
+
+@dataclass(frozen=True)
+class To:
+    """What `--to` says: how many layers, and behind which blocks of the base the new ones go; None spreads them evenly."""
+
+    layers: int
+    after: tuple[int, ...] | None = None
+
+
+def parse_to(text: str) -> To:
+    """What `--to` says.
+
+    >>> parse_to("layers=8"), parse_to("layers=3,after=0")
+    (To(layers=8, after=None), To(layers=3, after=(0,)))
+    """
+    pairs = [part.strip().partition("=") for part in text.split(",")]
+    found = {key: value for key, _, value in pairs}
+    known = {"layers": r"[1-9]\d{0,4}", "after": r"\d{1,5}(:\d{1,5})*"}
+    wrong = [key for key, value in found.items() if not re.fullmatch(known.get(key, "(?!)"), value)]
+    if wrong or "layers" not in found or len(found) != len(pairs):
+        raise MupscaleError(f"--to {text}: expected {_FORM}")
+    after = found.get("after")
+    return To(int(found["layers"]), None if after is None else tuple(map(int, after.split(":"))))

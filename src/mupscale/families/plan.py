@@ -30,12 +30,12 @@ from ..tensors.expand import expand
 from ..training.noise_places import exempt_of
 from .configs import edits, nested_configs, refuse_nothing, with_edits
 from .declarations import Declarations
-from .depth import Depth, deepened, depth_of, new_blocks, parse_to, refuse_spelling, try_blocks
+from .depth import Depth, deepened, depth_of, new_blocks, refuse_spelling, try_blocks
 from .export import start_of, untied, wide_of
 from .lift import Tensors, lift
 from .losses import NoBatchError, batch_for, loss_for
 from .models import Config, as_data, config_from, factory, model_class, not_stored, on_meta, read_config
-from .multipliers import Multipliers, multiplier, parse_multipliers
+from .multipliers import Multipliers, multiplier, parse_multipliers, parse_to
 from .reading import reading_of
 from .record import Evidence, FamilyPlan
 from .rows import ROWS, row_for
