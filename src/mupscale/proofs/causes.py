@@ -19,6 +19,7 @@ ATTENTION = (
     "model"
 )
 LAYOUT = "a wrong layout: its copies are not where the plan says"
+AWAKE = "it is new and has a gradient, so it does not sleep: a bias that adds to the stream, or a weight that is not zero"
 READOUT = "the readout: the output is off by one factor, so a multiplier of the model's code is missing in the plan; declare it in folds="
 PENALTY = (
     "the loss depends on the width by itself: all outputs of the model agree and the loss does not, as with a sum over "

@@ -21,6 +21,7 @@ from ..tensors.making import Making
 from .attributes import attributes
 from .causes import (
     ATTENTION,
+    AWAKE,
     CLIPPING,
     LAYOUT,
     OPTIMIZER,
@@ -57,7 +58,7 @@ def suspect(trial: Trial, failure: Failure) -> Failure:
     if "gradient" in failure.what:
         ratios = [r for n, r in trial.identity.ratios.items() if n not in trial.identity.untested]
         alike = max(ratios) - min(ratios) <= 1e-3 * abs(ratios[0])
-        return replace(failure, cause=CLIPPING if alike else LAYOUT)
+        return replace(failure, cause=CLIPPING if alike else _layout(trial, failure))
     return replace(failure, cause=OPTIMIZER)
 
 
@@ -94,7 +95,12 @@ def _gradient(trial: Trial, step: Step | None, loss: Loss | None, failure: Failu
     if len(ratios) > 1 and spread <= 1e-6 * abs(ratios[0]) and abs(ratios[0] - 1) > 1e-6:
         what = f"every gradient is {ratios[0]:.6g} times what it should be"
         return replace(failure, where="all tensors", what=what, cause=CLIPPING)
-    return replace(failure, cause=LAYOUT)
+    return replace(failure, cause=_layout(trial, failure))
+
+
+def _layout(trial: Trial, failure: Failure) -> str:
+    """Why one gradient is not what the plan says."""
+    return AWAKE if failure.where in trial.plan and trial.plan[failure.where].new else LAYOUT
 
 
 def _first_difference(trial: Trial, base: Mapping[str, Tensor], wide: Mapping[str, Tensor]) -> str | None:

@@ -101,9 +101,10 @@ def resolve_noise(
     without = [name for name in everything if name not in noisy]
     for name, entry in noisy.items():
         size = reference_size(name, plan, since)
-        if entry.new and not _is_silent(noise):
-            sigmas[name] = _signal(WAKE, entry, partial(measure, _measured(name, plan)), float(size))
-            stds[name] = _std(sigmas[name], size)
+        if entry.new:
+            if not _is_silent(noise):
+                sigmas[name] = _signal(WAKE, entry, partial(measure, _measured(name, plan)), float(size))
+                stds[name] = _std(sigmas[name], size)
             continue
         if isinstance(noise, PairedNoise):
             if (dim := _pairing(entry)) is None:

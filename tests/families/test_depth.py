@@ -1,0 +1,173 @@
+"""Deeper stock models: the plan is exact on a small copy, configurations keep their lists, and what cannot sleep is refused."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("planned_here")
+
+import mupscale as mu  # noqa: E402
+from mupscale.cli.main import main  # noqa: E402
+from mupscale.families.depth import depth_of  # noqa: E402
+from mupscale.families.multipliers import To, parse_to  # noqa: E402
+from mupscale.families.plan import family_plan  # noqa: E402
+from mupscale.families.prove import prove  # noqa: E402
+from mupscale.families.rows import ROWS, Row  # noqa: E402
+
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 97, "max_position_embeddings": 64, "head_dim": 8,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2", "olmo2"])
+def test_the_small_copy_continues_its_base(kind):
+    family = prove(family_plan({"model_type": kind, **SIZES}, to="layers=6"), steps=3)
+    assert family.new_blocks == (2, 5)
+    assert family.evidence.worst_step == 0.0
+    assert family.evidence.control > 1e-3
+    assert family.wide_config["num_hidden_layers"] == 6
+
+
+def test_depth_and_width_are_one_plan():
+    family = prove(family_plan({"model_type": "llama", **SIZES}, 2, to="layers=5,after=0"), steps=3)
+    assert 0 < family.evidence.worst_step < 1e-11
+    assert family.plan["model.layers.1.mlp.up_proj.weight"].like == "model.layers.0.mlp.up_proj.weight"
+    assert family.plan["model.layers.1.mlp.up_proj.weight"].wide_shape == (80, 64)
+
+
+def test_a_norm_behind_a_branch_must_be_silenced(monkeypatch):
+    """Control: without its row, waking a block of OLMo 2 changes the loss."""
+    monkeypatch.setitem(ROWS, "olmo2", Row())
+    family_plan({"model_type": "olmo2", **SIZES}, to="layers=5")
+    monkeypatch.setitem(ROWS, "olmo2", Row(silenced={"*.post_attention_layernorm.weight": "zero"}))
+    with pytest.raises(mu.MupscaleError, match="waking a new block changes the loss"):
+        family_plan({"model_type": "olmo2", **SIZES}, to="layers=5")
+
+
+def test_types_whose_blocks_cannot_sleep_are_refused():
+    gpt2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 97}
+    with pytest.raises(mu.MupscaleError, match=r"c_proj\.bias\n    new, and training would move it"):
+        family_plan(gpt2, to="layers=3")
+    bert = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "head_dim")}
+    with pytest.raises(mu.MupscaleError, match="grow its width with -k"):
+        family_plan({"model_type": "bert", **bert}, to="layers=6")
+
+
+def test_lists_by_layer_take_the_entry_of_the_neighbour():
+    data = {
+        "model_type": "x",
+        "num_hidden_layers": 3,
+        "layer_types": ["a", "b", "a"],
+        "sliding_window_pattern": 2,
+    }
+    assert depth_of(data, To(5, (0, 1))).edits[("layer_types",)] == ["a", "a", "b", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"first_k_dense_replace": 2},
+        {"decoder_sparse_step": 2},
+        {"max_window_layers": 2},
+        {"mlp_only_layers": [1]},
+    ],
+    ids=lambda field: next(iter(field)),
+)
+def test_a_field_that_counts_layers_is_refused(field):
+    with pytest.raises(mu.MupscaleError, match=next(iter(field))):
+        depth_of({"model_type": "x", "num_hidden_layers": 4, **field}, To(6))
+    assert depth_of(
+        {"model_type": "x", "num_hidden_layers": 4, "layer_norm_eps": 1e-6, "attn_layers": None}, To(6)
+    )
+
+
+def test_two_counts_of_layers_are_refused():
+    with pytest.raises(mu.MupscaleError, match="encoder_layers, decoder_layers"):
+        depth_of({"model_type": "bart", "encoder_layers": 2, "decoder_layers": 2}, To(4))
+
+
+@pytest.mark.parametrize(
+    "text", ["layers", "layers=0", "hidden=96", "layers=8,layers=9", "after=1", "layers=8,after=a"]
+)
+def test_a_goal_that_cannot_be_read_is_refused(text):
+    with pytest.raises(mu.MupscaleError, match="expected --to layers=8"):
+        parse_to(text)
+
+
+def save_llama(folder, **changes):
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, **changes}))
+    model.save_pretrained(folder)
+    return model
+
+
+def test_a_directory_grows_deeper_and_loads_in_the_stock_class(tmp_path):
+    base = save_llama(tmp_path / "base", num_hidden_layers=2)
+    assert main(["widen", str(tmp_path / "base"), str(tmp_path / "deep"), "--to", "layers=4", "--quiet"]) == 0
+    assert main(["check", str(tmp_path / "base"), str(tmp_path / "deep"), "--model"]) == 0
+    deep = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "deep")
+    words = torch.randint(0, 97, (2, 9))
+    with torch.no_grad():
+        assert torch.equal(deep(words).logits, base(words).logits)
+    assert float(deep.model.layers[1].mlp.up_proj.weight.detach().abs().max()) == 0.0
+    about = json.loads((tmp_path / "deep" / "mupscale.json").read_text())
+    assert any("model.layers.*.mlp.up_proj.weight" in group["tensors"] for group in about["factors"])
+
+
+def test_noise_wakes_a_directory_without_a_jump_and_equals_the_live_bits(tmp_path):
+    base = save_llama(tmp_path / "base", num_hidden_layers=2)
+    arguments = [
+        "upscale",
+        str(tmp_path / "base"),
+        str(tmp_path / "deep"),
+        "-k",
+        "ffn=2",
+        "--to",
+        "layers=3,after=0",
+    ]
+    assert main([*arguments, "--noise", "t=0.1", "--no-loss", "--quiet"]) == 0
+    stored = load_file(tmp_path / "deep" / "model.safetensors")
+    family = family_plan(tmp_path / "base", "ffn=2", to="layers=3,after=0")
+    make = lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**family.wide_config))  # noqa: E731
+    live = mu.upscale(base, make, mu.SignalNoise(0.1), plan=family.plan).model
+    for name, tensor in live.state_dict().items():
+        assert torch.equal(stored[name], tensor), name
+    assert float(stored["model.layers.1.self_attn.q_proj.weight"].abs().max()) > 0
+    assert float(stored["model.layers.1.self_attn.o_proj.weight"].abs().max()) == 0
+
+
+def test_auto_noise_of_a_deeper_model_costs_nothing(tmp_path, capsys):
+    save_llama(tmp_path / "base", num_hidden_layers=2)
+    arguments = [
+        "upscale",
+        str(tmp_path / "base"),
+        str(tmp_path / "deep"),
+        "--to",
+        "layers=3",
+        "--noise",
+        "auto",
+    ]
+    assert main([*arguments, "--quiet"]) == 0
+    assert "noise t=0.05" in capsys.readouterr().out
+
+
+def test_names_that_are_not_the_models_are_refused(tmp_path):
+    from safetensors.torch import save_file
+
+    save_llama(tmp_path / "base", num_hidden_layers=2)
+    path = tmp_path / "base" / "model.safetensors"
+    renamed = {name.removeprefix("model."): tensor for name, tensor in load_file(path).items()}
+    save_file(renamed, path, {"format": "pt"})
+    with pytest.raises(mu.MupscaleError, match="save it with save_pretrained once"):
+        family_plan(tmp_path / "base", to="layers=3")
+
+
+def test_something_must_grow(tmp_path, capsys):
+    save_llama(tmp_path / "base", num_hidden_layers=2)
+    assert main(["plan", str(tmp_path / "base")]) != 0
+    assert "--to layers=8" in capsys.readouterr().err

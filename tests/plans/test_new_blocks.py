@@ -1,0 +1,190 @@
+"""Deeper models: new blocks sleep, join a group without state, and wake without a jump."""
+
+import pytest
+import torch
+from torch import nn
+
+import mupscale as mu
+from mupscale.plans.new_blocks import block_plan, first_values, order_of
+from mupscale.plans.plan import Plan
+
+WRITERS = ("*.write.weight",)
+X, Y = torch.randn(32, 6, dtype=torch.float64), torch.randn(32, 3, dtype=torch.float64)
+
+
+class Block(nn.Module):
+    def __init__(self, width, bias):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.read, self.write = nn.Linear(width, 2 * width), nn.Linear(2 * width, width, bias=bias)
+
+    def forward(self, x):
+        return x + self.write(torch.relu(self.read(self.norm(x))))
+
+
+class Residual(nn.Module):
+    def __init__(self, width=8, blocks=2, bias=False):
+        super().__init__()
+        self.first = nn.Linear(6, width)
+        self.blocks = nn.ModuleList(Block(width, bias) for _ in range(blocks))
+        self.last = nn.Linear(width, 3)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def make(width=8, blocks=2, **more):
+    return Residual(width, blocks, **more).double()
+
+
+def loss(model):
+    return ((model(X) - Y) ** 2).mean()
+
+
+def value(model):
+    with torch.no_grad():
+        return float(loss(model))
+
+
+def step(run, i):
+    run.optimizers[0].zero_grad()
+    rows = torch.arange(i, i + 16) % 32
+    value = ((run.model(X[rows]) - Y[rows]) ** 2).mean()
+    value.backward()
+    run.optimizers[0].step()
+    return float(value.detach())
+
+
+def deeper(order, quiet=WRITERS, **more):
+    return block_plan(make(**more), make(blocks=len(order), **more), order, first_values(make()), quiet, {})
+
+
+def trained(optimizer, steps=4, **more):
+    torch.manual_seed(0)
+    model = make(**more)
+    run = mu.Run(model, optimizer(model.parameters()))
+    for i in range(steps):
+        step(run, i)
+    return run
+
+
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, weight_decay=0.1),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("order", [(0, None, 1), (None, 0, 1), (0, 1, None, None)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_deeper_run_is_the_run_of_its_base(name, order):
+    run, plan = trained(OPTIMIZERS[name]), deeper(order)
+    certificate = mu.verify(
+        run, lambda: make(blocks=len(order)), step=lambda r, i: step(r, 4 + i), plan=plan, loss=loss, steps=8
+    )
+    assert certificate.worst == 0.0
+
+
+def test_copied_blocks_with_zero_writers_leave_the_base():
+    """Control: blocks that copy their neighbour's readers have the base's outputs, and train otherwise."""
+    run, plan = trained(OPTIMIZERS["adamw"]), deeper((0, None, 1))
+    copied = plan.with_tensors(
+        {
+            name: plan["blocks.0." + name.removeprefix("blocks.1.")]
+            for name, entry in plan.tensors.items()
+            if entry.new and not entry.quiet
+        }
+    )
+    with pytest.raises(mu.MupscaleError, match="does not continue"):
+        mu.widen(run, lambda: make(blocks=3), plan=copied, loss=loss)
+
+
+def test_a_bias_that_writes_into_the_stream_is_awake():
+    plan = deeper((0, None, 1), bias=True)
+    with pytest.raises(mu.MupscaleError, match=r"(?s)blocks\.1\.write\.bias.*does not sleep"):
+        mu.widen(make(bias=True), lambda: make(blocks=3, bias=True), plan=plan, loss=loss)
+
+
+def test_new_tensors_join_the_group_of_the_tensor_they_are_like_and_have_no_state():
+    model = make()
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    run = mu.Run(model, torch.optim.AdamW(groups, lr=1e-2))
+    step(run, 0)
+    wide = mu.widen(run, lambda: make(blocks=3), plan=deeper((0, None, 1)), loss=loss)
+    found = dict(wide.model.named_parameters())
+    for name, parameter in found.items():
+        group = next(g for g in wide.optimizer.param_groups if any(p is parameter for p in g["params"]))
+        assert group["weight_decay"] == (0.1 if parameter.dim() > 1 else 0.0), name
+        assert (parameter in wide.optimizer.state) == (not name.startswith("blocks.1.")), name
+
+
+def test_eps_of_zero_is_refused():
+    run = trained(lambda p: torch.optim.AdamW(p, lr=1e-2, eps=0.0))
+    with pytest.raises(mu.MupscaleError, match="eps = 0 on a new tensor"):
+        mu.widen(run, lambda: make(blocks=3), plan=deeper((0, None, 1)), loss=loss)
+
+
+def test_waking_does_not_change_the_loss_and_every_new_weight_learns_from_the_second_step():
+    run, plan = trained(OPTIMIZERS["adamw"]), deeper((0, None, 1))
+    woken = mu.upscale(run, lambda: make(blocks=3), mu.SignalNoise(0.1), plan=plan, loss=loss)
+    assert value(woken.model) == value(run.model)
+    assert all(name.startswith("blocks.1.read") for name in woken.provenance["noise"]["sigmas"])
+    for i in range(2):
+        step(woken, i)
+    assert all(p.grad.abs().max() > 0 for p in woken.model.parameters())
+    loud = deeper((0, None, 1), quiet=())
+    jumped = mu.upscale(run, lambda: make(blocks=3), mu.SignalNoise(0.1), plan=loud, loss=loss)
+    assert abs(value(jumped.model) - value(run.model)) > 1e-2, "control: writers get noise"
+
+
+def test_noise_of_zero_leaves_new_blocks_asleep():
+    run = trained(OPTIMIZERS["adamw"])
+    plan = deeper((0, None, 1))
+    wide = mu.upscale(run, lambda: make(blocks=3), mu.SignalNoise(0.0), plan=plan, loss=loss)
+    assert float(wide.model.blocks[1].read.weight.abs().max()) == 0.0
+
+
+def test_deeper_and_then_wider_is_one_plan():
+    run, plan = trained(OPTIMIZERS["adamw"]), deeper((0, None, 1))
+    width = mu.infer_plan(lambda: make(blocks=3), lambda: make(16, 3), loss=loss)
+    both = plan.then(width)
+    assert both == Plan.from_json(both.to_json())
+    assert both["blocks.1.read.weight"].like == "blocks.0.read.weight"
+    assert both.parameters("base") == sum(p.numel() for p in make().parameters())
+    assert both.parameters("wide") == sum(p.numel() for p in make(16, 3).parameters())
+    certificate = mu.verify(
+        run, lambda: make(16, 3), step=lambda r, i: step(r, 4 + i), plan=both, loss=loss, steps=6
+    )
+    assert certificate.worst < 1e-12
+
+
+def test_a_wide_run_grows_deeper_in_the_units_of_its_blocks():
+    """Noise and units of a new block are those of its neighbour, counted from the reference."""
+    run = trained(OPTIMIZERS["adamw"])
+    wide = mu.widen(run, lambda: make(16), loss=loss)
+    plan = block_plan(make(16), make(16, 3), (0, None, 1), first_values(make()), WRITERS, {})
+    deep = mu.widen(wide, lambda: make(16, 3), plan=plan, loss=loss)
+    for leaf in ("read.weight", "write.weight", "norm.weight"):
+        assert deep.since[f"blocks.1.{leaf}"].change == deep.since[f"blocks.0.{leaf}"].change
+        assert deep.since[f"blocks.1.{leaf}"].like == f"blocks.0.{leaf}"
+    rates = {n: g["lr"] for g in deep.optimizer.param_groups for n in g["param_names"]}
+    assert rates["blocks.1.read.weight"] == rates["blocks.0.read.weight"] != rates["first.weight"]
+
+
+def test_two_models_that_differ_otherwise_are_refused():
+    other = make(blocks=3)
+    other.extra = nn.Linear(2, 2)
+    with pytest.raises(mu.MupscaleError, match=r"extra\.weight"):
+        block_plan(make(), other, (0, None, 1), {}, WRITERS, {})
+
+
+@pytest.mark.parametrize(("layers", "to", "after"), [(2, 2, None), (2, 3, [2]), (2, 4, [0])])
+def test_an_order_that_cannot_be_is_refused(layers, to, after):
+    with pytest.raises(mu.MupscaleError, match=r"expected|above"):
+        order_of(layers, to, after)
