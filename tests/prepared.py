@@ -93,6 +93,20 @@ def going_on(folder: Path) -> Names:
     }
 
 
+def growth(folder: Path) -> Names:
+    """A Llama with its optimizer, and the same class with four layers."""
+    import torch
+
+    llama(folder / "base")
+    model = trainer.model()
+    return {
+        "config": folder / "base",
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters()),
+        "make_deeper": lambda: trainer.model(num_hidden_layers=4),
+    }
+
+
 def tuning(folder: Path) -> Names:
     """Studies at half and twice the width of the page's own, at its reference: the page lays all three over each other."""
     proxy(folder / "small_proxy.py")
@@ -110,6 +124,7 @@ PREPARED: dict[str, Callable[[Path], Names]] = {
     "coming_from.md": coming_from,
     "continue.md": going_on,
     "cost.md": cost,
+    "growth.md": growth,
     "schedules.md": going_on,
     "tuning.md": tuning,
 }
