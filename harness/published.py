@@ -323,6 +323,13 @@ class _Bitsandbytes(Published):
     }
 
 
+    def __init__(
+        self, params: Any, lr: float = 1e-3, optim_bits: int = 32, is_paged: bool = False, **settings: Any
+    ) -> None:
+        super().__init__(params, lr, **settings)
+        self.optim_bits, self.is_paged = optim_bits, is_paged
+
+
 class BnbAdamW(_Bitsandbytes):
     def update(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
         first, second = zeros(state, p, "state1", "state2")

@@ -63,6 +63,10 @@ _REASONS: dict[tuple[str, ...], str] = {
         "GrokAdamW clips every tensor at a plain norm, which depends on the width, and its betas depend on the position of a "
         f"tensor in its group; {_AFRESH}"
     ),
+    ("LayerWiseDummyOptimizer",): (
+        "it stands for one optimizer per tensor, each of which steps during the backward pass; choose an optim= without "
+        "_layerwise"
+    ),
     ("NpuFusedAdamW",): (
         'its state lies in tensors that join many parameters; train with optim="adamw_torch"'
     ),

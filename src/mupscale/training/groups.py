@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -26,6 +27,7 @@ from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
 from ..runs.run import Since, since_of
 from ..tensors.parts import is_sharded
 
+_CHOICES = frozenset({"foreach", "fused", "capturable", "differentiable", "maximize"})  # of implementation
 _NEVER_SHARDED = ("torch.optim.Adafactor", "torch.optim.Rprop")  # their steps fail on DTensors
 _FUSED_SHARDED = ("torch.optim.Adam", "torch.optim.AdamW")  # the only fused steps on DTensors
 Chosen = Iterable[tuple[str, nn.Parameter]] | Callable[[str, nn.Parameter], bool] | None
@@ -57,7 +59,7 @@ def param_groups(
     faults = [*expect_class(optimizer_class), *wrong_list("no_decay", no_decay)]
     raise_faults("these parameters cannot be grouped", faults)
     rule = rule_for(optimizer_class, rules=rules)
-    settings = {**_defaults(optimizer_class), **constants}
+    settings = _settings(optimizer_class, rule, constants)
     if not all(row.agrees_with_mup for row in _rows(rule, settings)):
         raise MupscaleError(
             f"{qualified_name(optimizer_class)} measures the size of the weights itself, so μP gives it no learning rate that "
@@ -129,6 +131,24 @@ def param_groups(
     return list(groups.values())
 
 
+def _settings(optimizer: type[Optimizer], rule: OptimizerRule, constants: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a group: what is given, and the defaults.
+
+    Other packages have constructors with arguments that are no settings of a group (bits, pages), and settings that they
+    spell in another way. So an optimizer of one number is made to see them; arguments that it keeps elsewhere are left out.
+    """
+    plain = {**_defaults(optimizer), **constants}
+    if qualified_name(optimizer).startswith("torch.optim."):
+        return plain
+    try:
+        made = optimizer([nn.Parameter(torch.zeros(1, 1))], **constants).defaults  # type: ignore[call-arg]
+    except (TypeError, ValueError, AssertionError, KeyError):
+        return plain
+    kept = {key: value for key, value in made.items() if key not in _CHOICES or key in constants}
+    arguments = inspect.signature(optimizer.__init__).parameters
+    return {**kept, **{key: v for key, v in constants.items() if rule.known(key) or key not in arguments}}
+
+
 def _rows(rule: OptimizerRule, settings: Mapping[str, Any]) -> tuple[OptimizerRule, ...]:
     """The rows that tensors can have under these settings."""
     if rule.by in settings:
@@ -192,7 +212,7 @@ def _matters(value: Any) -> bool:
 
 def _defaults(optimizer: type[Optimizer]) -> dict[str, Any]:
     signature = inspect.signature(optimizer.__init__)
-    skip = {"self", "params", "foreach", "fused", "capturable", "differentiable", "maximize"}
+    skip = {"self", "params", *_CHOICES}
     return {
         name: parameter.default
         for name, parameter in signature.parameters.items()
