@@ -110,7 +110,7 @@ CASES = {
     ),
     "Adafactor absolute": Known(
         "transformers.Adafactor",
-        {**_DECAY, "lr": 0.01, "scale_parameter": True, "relative_step": False, "eps": (1e-30, 10.0)},
+        {**_DECAY, "lr": 0.003, "scale_parameter": True, "relative_step": False, "eps": (1e-30, 10.0)},
     ),
     "Adafactor relative": Known("transformers.Adafactor", {"weight_decay": 0.5}),
     "Muon, Keller Jordan": Known(
