@@ -111,7 +111,7 @@ def of_row(name: str, case: Known) -> list[Figure]:
             for group in optimizer.param_groups:
                 if group["lr"] is not None:
                     group["lr"] = group["lr"] * 0.2
-                if "max_lr" in group and group["max_lr"]:
+                if group.get("max_lr"):
                     group["max_lr"] = group["max_lr"] * 0.2
             return optimizer
 
@@ -127,7 +127,13 @@ def of_row(name: str, case: Known) -> list[Figure]:
 def _with_matrices(case: Known, params: list[nn.Parameter]) -> Optimizer:
     """A hybrid: Muon for each matrix, its other optimizer for vectors."""
     key = "kind" if "kind" in case.settings else "use_muon"
-    rest = {key: "adamw" if key == "kind" else False, "lr": 0.1, "weight_decay": 0.5, "eps": 0.1, "betas": (0.9, 0.99)}
+    rest = {
+        key: "adamw" if key == "kind" else False,
+        "lr": 0.1,
+        "weight_decay": 0.5,
+        "eps": 0.1,
+        "betas": (0.9, 0.99),
+    }
     assert case.written is not None
     groups = [{"params": [p], **case.settings} for p in params if p.dim() == 2]
     return case.written([*groups, {"params": [p for p in params if p.dim() != 2], **rest}])

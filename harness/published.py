@@ -322,7 +322,6 @@ class _Bitsandbytes(Published):
         "t_beta3": None,
     }
 
-
     def __init__(
         self, params: Any, lr: float = 1e-3, optim_bits: int = 32, is_paged: bool = False, **settings: Any
     ) -> None:

@@ -20,7 +20,9 @@ NOT_HERE = {"adamw_torch_xla": "torch_xla has AdamW for its own devices"}
 
 
 def make(width: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+    return nn.Sequential(
+        nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)
+    )
 
 
 def test_every_name_of_the_installed_menu_is_supported_or_refused():
@@ -39,7 +41,8 @@ def test_every_name_leads_to_a_row_or_to_a_reason():
 @pytest.mark.parametrize("name", REFUSED_NAMES)
 def test_a_refused_name_says_why(name):
     refusal(
-        lambda: mu.optimizer_for(make(4), mu.plan_between(make, 2, 4), name, lr=0.1), REFUSED[REFUSED_NAMES[name]]
+        lambda: mu.optimizer_for(make(4), mu.plan_between(make, 2, 4), name, lr=0.1),
+        REFUSED[REFUSED_NAMES[name]],
     )
 
 
@@ -90,7 +93,9 @@ def test_values_that_an_optimizer_keeps_in_its_groups_are_kept_at_the_reference(
         for _ in range(3):
             trained(torch.ones(2, 3)).sum().backward()
             optimizer.step()
-    kept = [{k: g[k] for k in ("k", "lr_max", "weight_sum")} for g in (*wide.param_groups, *small.param_groups)]
+    kept = [
+        {k: g[k] for k in ("k", "lr_max", "weight_sum")} for g in (*wide.param_groups, *small.param_groups)
+    ]
     assert kept[0] == pytest.approx(kept[1])
 
 

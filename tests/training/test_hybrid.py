@@ -41,7 +41,9 @@ def nanochat(model: nn.Module) -> NanochatMuonAdamW:
     muon = {"kind": "muon", "lr": 0.02, "momentum": 0.95, "ns_steps": 3, "beta2": 0.9, "weight_decay": 0.1}
     adamw = {"kind": "adamw", "betas": (0.8, 0.95), "eps": 1e-4, "weight_decay": 0.01}
     groups = [{"params": params, **muon} for params in shapes.values()]
-    groups += [{"params": ps, **adamw, "lr": 0.1 if kind == "embedding" else 0.01} for kind, ps in rest.items()]
+    groups += [
+        {"params": ps, **adamw, "lr": 0.1 if kind == "embedding" else 0.01} for kind, ps in rest.items()
+    ]
     for group in groups:
         group["peak"] = group["lr"]
     return NanochatMuonAdamW(groups)

@@ -144,8 +144,6 @@ PACKAGES: dict[str, OptimizerRule] = {
     ),
     "came_pytorch.CAME": _CAME,
     "lion_pytorch.Lion": _LION,
-    "optimi.Lion": _optimi(_LION),
-    "optimi.AdamW": _optimi(_ADAMW),
     "optimi.StableAdamW": _optimi(_ADAMW, takes_padding=False),
     "torchdistx.optimizers.AnyPrecisionAdamW": replace(
         _ADAMW,
@@ -171,15 +169,10 @@ PACKAGES: dict[str, OptimizerRule] = {
         refuse=_silent_or_rectified,
     ),
     "schedulefree.SGDScheduleFree": schedule_free(W / G, decay=Decay.COUPLED, neutral={"momentum"}),
-    "pytorch_optimizer.Lion": _pytorch_optimizer(_LION),
     "pytorch_optimizer.AdEMAMix": _pytorch_optimizer(
         _ADAMW, "alpha", "t_alpha_beta3", state={**ADAM, "exp_avg_slow": G}
     ),
     "pytorch_optimizer.ADOPT": _pytorch_optimizer(_ADAMW, state={**ADAM, "exp_avg": NEUTRAL}),
-    "pytorch_optimizer.StableAdamW": _pytorch_optimizer(
-        _ADAMW, "kahan_sum", state={**ADAM, "kahan_comp": W}, takes_padding=False
-    ),
-    "pytorch_optimizer.CAME": _pytorch_optimizer(_CAME, hyper={"eps1": G**2, "eps2": NEUTRAL}),
     **{
         f"bitsandbytes.optim.{paged}AdamW{bits}": _BNB_ADAM
         for paged in ("", "Paged")
@@ -198,5 +191,4 @@ PACKAGES: dict[str, OptimizerRule] = {
     **{f"bitsandbytes.optim.RMSprop{bits}": _BNB_RMSPROP for bits in ("", "8bit", "32bit")},
     **{f"torchao.optim.AdamW{bits}": _TORCHAO for bits in _LOW_BITS},
     "torchao.optim._AdamW": _TORCHAO,
-    **{f"torchao.optim.Adam{bits}": replace(_TORCHAO, decay=Decay.COUPLED) for bits in _LOW_BITS},
 }

@@ -153,6 +153,8 @@ def optimizer_for(
         **constants,
     )
     grouped = groups[0].keys() if groups else ()
-    asked = {key for key, of in signature(optimizer_class.__init__).parameters.items() if of.default is of.empty}
+    asked = {
+        key for key, of in signature(optimizer_class.__init__).parameters.items() if of.default is of.empty
+    }
     apart = {key: value for key, value in constants.items() if key not in grouped or key in asked}
     return optimizer_class(groups, **apart)  # type: ignore[call-arg]

@@ -131,7 +131,9 @@ def param_groups(
     return list(groups.values())
 
 
-def _settings(optimizer: type[Optimizer], rule: OptimizerRule, constants: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(
+    optimizer: type[Optimizer], rule: OptimizerRule, constants: Mapping[str, Any]
+) -> dict[str, Any]:
     """The settings of a group: what is given, and the defaults.
 
     Other packages have constructors with arguments that are no settings of a group (bits, pages), and settings that they
