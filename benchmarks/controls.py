@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch.optim import Optimizer
 
-from mupscale.rules import NEUTRAL, Decay, OptimizerRule
+from mupscale.rules import NEUTRAL, Decay, OptimizerRule, Units
 
 _CREATED = "read only to create state, which exists by now"
 _REFUSED = "a run in which it is large enough to act is refused"
@@ -35,19 +35,21 @@ def wrong_rules(rule: OptimizerRule) -> dict[str, OptimizerRule]:
     wrong: dict[str, OptimizerRule] = {}
     if rule.lr != NEUTRAL:
         wrong["lr"] = replace(rule, lr=NEUTRAL)
-    if rule.shape_factor is not None:
-        wrong["shape_factor"] = replace(rule, shape_factor=None)
-    if rule.decay is not None:
+    if rule.lr.of_matrices:
+        wrong["shape"] = replace(rule, lr=Units(rule.lr.weight, rule.lr.gradient, rule.lr.filled))
+    if rule.decay not in (None, Decay.INDEPENDENT):
         # Independent decay has the factor 1; the flag must go, and stay known, or it would decide instead.
         flag = {rule.decoupled_flag} if rule.decoupled_flag else set()
         wrong["weight_decay"] = replace(
             rule, decay=Decay.INDEPENDENT, decoupled_flag=None, neutral=rule.neutral | flag
         )
     for key, units in rule.hyper.items():
+        if units == NEUTRAL:
+            continue
         if not isinstance(units, tuple):
             wrong[key] = replace(rule, hyper={**rule.hyper, key: NEUTRAL})
             continue
-        for i in range(len(units)):
+        for i in (i for i, part in enumerate(units) if part != NEUTRAL):
             one_off = (*units[:i], NEUTRAL, *units[i + 1 :])
             wrong[f"{key}[{i}]"] = replace(rule, hyper={**rule.hyper, key: one_off})
     for key, state in rule.state.items():

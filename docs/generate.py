@@ -22,8 +22,10 @@ from benchmarks.families_wide import DATA  # noqa: E402
 from docs.layout import layout  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
 from mupscale.families.rows import USUAL, Row, row_for  # noqa: E402
-from mupscale.rules.optimizers import REFUSED, RULES, Decay, OptimizerRule, State  # noqa: E402
+from mupscale.rules.optimizers import RULES, Decay, OptimizerRule, State  # noqa: E402
+from mupscale.rules.refused import REFUSED  # noqa: E402
 from mupscale.rules.units import NEUTRAL, G, Units, W  # noqa: E402
+from mupscale.trainers.menu import MENU  # noqa: E402
 from reproduce.frontier.page import page as frontier  # noqa: E402
 
 HEAD = """# Which optimizers
@@ -33,7 +35,7 @@ multiplied by s^a r^b. See [How it works](how_it_works.md).
 
 This page is generated from the registry.
 
-## Supported optimizers
+## torch's optimizers
 
 | optimizer | learning rate | weight decay | other settings | state |
 |---|---|---|---|---|"""
@@ -42,10 +44,33 @@ TAIL = """
 - A setting or state that the registry knows and this table omits has no units. It is copied.
 - A setting or state that the registry does not know is refused.
 - *filled* is the share of a tensor that is not zero padding.
+- *rows*, *columns* and *short* are the sizes of the matrix that an optimizer sees in a tensor, and *short* is the smaller of the
+  two. *blocks* counts copies outside one matrix: experts in a stack, heads that are stepped one by one.
+- A class that holds several optimizers chooses a row by a key of the group, by a key of a parameter's state, or by the number of
+  dimensions of a tensor. The table has one line for each.
 
-## Add a third-party optimizer
+## Optimizers of other packages
 
-Register the units of the optimizer. `check_optimizer` then proves them on real training steps:
+The errors are the largest relative differences of outputs over 12 steps after growth in mid-training, in float64 and in float32
+(`python benchmarks/optimizers.py`). Where a package computes in float32 or rounds to 16 bits, or is not installed, float64 is that
+of the same optimizer written from its published description.
+
+{packages}
+
+- Other names of the Trainer's `optim=` are refused. A test walks the menu of the installed transformers, so that no name is
+  neither supported nor refused.
+- The 8-bit and 4-bit classes of bitsandbytes and torchao have the rows of their 32-bit ones. A fresh optimizer
+  (`optimizer_for(model, "./wide", "adamw_bnb_8bit", lr=…)`) has its units. State that is quantised, which that of tensors with
+  4096 entries or more is, is refused when a run is widened.
+- A class that was copied into your own file is registered with the row of its original:
+  `mu.rules.register_optimizer(Muon, mu.rules.rule_for("moonlight.Muon"))`. So are `muon.…` and `nanochat.…`.
+- Muon in bfloat16 has the same row; its own rounding, about 1e-3 after ten steps, is larger than any error of the row.
+
+## Add yours in five minutes
+
+Write down how each setting and each state behaves. A quantity that is added to a weight has the units W. One that is added to a
+gradient has the units G. Adam's rate is multiplied by a number without units and added to a weight, so it is W; SGD's is multiplied
+by a gradient, so it is W / G. `check_optimizer` then proves the row on real training steps, in float64 and in float32:
 
 ```python
 import torch
@@ -81,7 +106,20 @@ If a state is a copy of the weights (a master weight, an average), say so: `stat
 then adds the same noise to it as to the weight. Otherwise the next step would write a copy without noise over the weights.
 `check_optimizer` refuses a row that leaves this out.
 
+| what your optimizer does | what to write |
+|---|---|
+| it is several optimizers in one class | `rule_by("use_muon", {True: muon, False: adamw})` |
+| it treats tensors by their number of dimensions | `rule_by(DIMENSIONS, {2: matrix, 4: kernel})` |
+| a state has lost the dimension it averages over | `State(G**2, mean_over=-1, dropped=True)` |
+| a state averages over the shorter side of a matrix | `State(…, mean_over="short")`; growth that makes the other side shorter is refused |
+| a state holds two tensors, one behind the other | `State(G, stack=2)` |
+| the first tensor of a group holds the state of all | `stacked=True` |
+| each head is a matrix of its own | `blocks="num_heads"`, and `lr=(W / G) ** HALF / BLOCKS**HALF` |
+| a group holds a number that scales nothing | `mu.rules.declare_neutral("lr_scale")` |
+
 ## Refused optimizers
+
+A class with one of these names is refused in any package, unless you register a row for it.
 """
 
 
@@ -101,23 +139,78 @@ def decay(rule: OptimizerRule) -> str:
         Decay.DECOUPLED: "decoupled: 1/lr",
         Decay.INDEPENDENT: "independent: 1",
     }
-    kinds = [words[rule.decay]]
+    kinds = [str(rule.decay) if isinstance(rule.decay, Units) else words[rule.decay]]
     if rule.decoupled_flag and rule.decay is not Decay.DECOUPLED:
         kinds.append(words[Decay.DECOUPLED])
     return ", or ".join(kinds)
 
 
-def row(name: str, rule: OptimizerRule) -> str:
-    settings = ", ".join(f"{key}: {spell(units)}" for key, units in rule.hyper.items()) or "none"
+def _chosen(rule: OptimizerRule, path: tuple[str, ...] = ()) -> list[tuple[str, OptimizerRule]]:
+    """The rows of an optimizer, each once, with the values that choose it."""
+    if not rule.rows:
+        return [("; ".join(path), rule)]
+    found: dict[int, tuple[list[str], OptimizerRule]] = {}
+    for value, row in rule.rows.items():
+        same = next((key for key, (_, r) in found.items() if r == row), id(row))
+        found.setdefault(same, ([], row))[0].append(str(value))
+    if len(found) == 1:
+        return [line for _, row in found.values() for line in _chosen(row, path)]
+    return [
+        line
+        for values, row in found.values()
+        for line in _chosen(row, (*path, f"{rule.by} = {' or '.join(values)}"))
+    ]
+
+
+def _cells(rule: OptimizerRule) -> str:
+    settings = {key: units for key, units in rule.hyper.items() if units != NEUTRAL}
+    named = ", ".join(f"{key}: {spell(units)}" for key, units in settings.items()) or "none"
     states = ", ".join(_state(key, s) for key, s in rule.state.items() if s.units != NEUTRAL) or "none"
-    lr = str(rule.lr) + (", over the change of its own shape factor" if rule.shape_factor else "")
-    return f"| {name.removeprefix('torch.optim.')} | {lr} | {decay(rule)} | {settings} | {states} |"
+    return f"{rule.lr} | {decay(rule)} | {named} | {states}"
+
+
+def rows(name: str, rule: OptimizerRule) -> list[str]:
+    short = name.removeprefix("torch.optim.")
+    return [f"| {short}{f' ({choice})' if choice else ''} | {_cells(row)} |" for choice, row in _chosen(rule)]
+
+
+def _packages() -> str:
+    """Rows of other packages, where they are used, and what was measured; classes with one row share a line."""
+    measured = json.loads((HERE / "optimizers.json").read_text())
+    errors: dict[tuple[str, str], float] = {}
+    for figure in measured:
+        key = figure["row"], figure["dtype"]
+        errors[key] = max(errors.get(key, 0.0), figure["error"])
+    together: dict[int, list[str]] = {}
+    for name, rule in RULES.items():
+        if not name.startswith("torch.optim."):
+            together.setdefault(id(rule), []).append(name)
+    lines = [
+        "| class | Trainer's `optim=` | learning rate | weight decay | other settings | state | float64 | float32 |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for names in together.values():
+        used = ", ".join(name for name, named in MENU.items() if named.kind in names) or "none"
+        worst = [
+            max((errors[name, dtype] for name in names if (name, dtype) in errors), default=None)
+            for dtype in ("float64", "float32")
+        ]
+        shown = " | ".join("not run" if error is None else f"{error:.0e}" for error in worst)
+        for choice, row in _chosen(RULES[names[0]]):
+            label = ", ".join(names) + (f" ({choice})" if choice else "")
+            lines.append(f"| {label} | {used} | {_cells(row)} | {shown} |")
+    return "\n".join(lines)
 
 
 def optimizers() -> str:
-    rows = [row(name, rule) for name, rule in RULES.items() if name.startswith("torch.optim.")]
-    refused = [f"- **{name.rstrip('.')}**: {reason}." for name, reason in REFUSED.items()]
-    return "\n".join([HEAD, *rows, TAIL, *refused]) + "\n"
+    own = [
+        line for name, rule in RULES.items() if name.startswith("torch.optim.") for line in rows(name, rule)
+    ]
+    reasons: dict[str, list[str]] = {}
+    for name, reason in REFUSED.items():
+        reasons.setdefault(reason, []).append(name)
+    refused = [f"- **{', '.join(names)}**: {reason}." for reason, names in reasons.items()]
+    return "\n".join([HEAD, *own, TAIL.replace("{packages}", _packages()), *refused]) + "\n"
 
 
 FAMILIES = """# Which models

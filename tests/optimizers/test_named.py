@@ -131,7 +131,7 @@ def test_the_rule_belongs_to_the_group():
     """Two groups with different rules are carried at once, each by its own units."""
     adam, sgd = rule_for(optim.AdamW), rule_for(optim.SGD)
     settings = {"lr": 1.0}
-    groups = tuple(NamedGroup(("hidden.weight",), settings, rule) for rule in (adam, sgd))
+    groups = tuple(NamedGroup(("hidden.weight",), settings, rule, i) for i, rule in enumerate((adam, sgd)))
     alone = [carry_optimizer(NamedOptimizer("one", (group,)), THERE)[0].groups[0] for group in groups]
     both, faults = carry_optimizer(NamedOptimizer("both", groups), THERE)
     assert not faults

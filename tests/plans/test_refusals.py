@@ -15,6 +15,7 @@ import mupscale as mu
 from harness.draws import data, seeded
 from harness.refusals import refusal
 from harness.runs import train
+from mupscale.rules.refused import REFUSED
 
 
 def mlp(n: int) -> Any:
@@ -46,10 +47,18 @@ def test_lbfgs_is_refused():
     )
 
 
-@pytest.mark.parametrize("module", ["bitsandbytes.optim.adam", "torchao.optim.adam"])
-def test_an_optimizer_with_8_bit_state_is_refused(module):
-    quantised = type("Adam8bit", (torch.optim.Adam,), {"__module__": module})
-    refusal(lambda: widen(trained(quantised)), f"{module}.Adam8bit", "blocks", "convert the state to 32 bits")
+def test_quantised_state_is_refused():
+    run = trained(torch.optim.AdamW)
+    for state in run.optimizers[0].state.values():
+        state["absmax1"] = torch.ones(1)
+    refusal(lambda: widen(run), "state1 is quantised in blocks", "optimizers=[]")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_optimizer_that_cannot_be_exact_is_refused_by_name_in_any_package(name):
+    named = type(name, (torch.optim.AdamW,), {"__module__": "some.package"})
+    refusal(lambda: widen(trained(named)), f"some.package.{name} cannot be widened exactly", REFUSED[name])
+    assert mu.rules.rule_for(torch.optim.AdamW), "control: another name has a row"
 
 
 def test_an_unknown_optimizer_is_refused():

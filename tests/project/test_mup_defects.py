@@ -25,9 +25,10 @@ from harness.toys import MLP, WIDE_MLP, TiedModel, loss_on, mlp, tokens, trained
 from harness.wrong import without
 from mupscale.errors import MupscaleError
 from mupscale.rules.axes import Axis
-from mupscale.rules.optimizers import RULES, lr_factor
+from mupscale.rules.optimizers import RULES, change_for
 from mupscale.rules.scale import Scale
 from mupscale.rules.sizes import noise_size
+from mupscale.rules.units import G, W
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -336,12 +337,15 @@ def test_forgotten_base_shapes_mean_no_scaling():
 @pytest.mark.parametrize("adjust", [None, "original", "match_rms_adamw"])
 def test_shape_factor_of_muon_is_applied_twice(adjust):
     """Where Muon already multiplies lr by a factor of the shape, muP's factor on top counts it twice."""
-    rule = RULES["torch.optim.Muon"]
-    assert rule.shape_factor is not None
+    group = {"adjust_lr_fn": adjust}
+    rule = RULES["torch.optim.Muon"].row(group, 2)
     matrix = mu.plan_between(lambda sizes: mlp(*sizes), MLP, WIDE_MLP)["2.weight"]
-    shapes, group = (matrix.base_shape, matrix.wide_shape), {"adjust_lr_fn": adjust}
-    own = rule.shape_factor(group, matrix.wide_shape) / rule.shape_factor(group, matrix.base_shape)
-    factor = lr_factor(rule, group, matrix.change, shapes)
-    assert factor * own == matrix.change.factor(rule.lr) == Scale.of(2) ** Fraction(1, 2)
-    assert not own.is_one
-    assert factor != matrix.change.factor(rule.lr)
+    (rows, columns), (wide_rows, wide_columns) = matrix.base_shape, matrix.wide_shape
+    if adjust == "match_rms_adamw":
+        own = Fraction(max(wide_rows, wide_columns), max(rows, columns))
+    else:
+        own = max(Fraction(1), Fraction(wide_rows, wide_columns)) / max(Fraction(1), Fraction(rows, columns))
+    factor = change_for(rule, group, matrix.change, matrix.axes).factor(rule.lr)
+    half = Fraction(1, 2)
+    assert factor * Scale.of(own) ** half == matrix.change.factor((W / G) ** half) == Scale.of(2) ** half
+    assert own != 1

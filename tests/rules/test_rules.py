@@ -14,7 +14,7 @@ import mupscale as mu
 from harness.draws import data
 from harness.profiles import examples
 from harness.refusals import refusal
-from mupscale.rules.optimizers import RULES, Decay, decay_factor, lr_factor, qualified_name
+from mupscale.rules.optimizers import RULES, Decay, decay_factor, qualified_name
 from mupscale.rules.sizes import noise_size
 
 G, W = mu.rules.G, mu.rules.W
@@ -64,8 +64,8 @@ def test_units_multiply_as_the_quantities_do(change, a, b):
 @given(changes)
 def test_decay_per_step_does_not_depend_on_the_width(change):
     for rule in RULES.values():
-        if rule.shape_factor is None:
-            lr = lr_factor(rule, {}, change, ((4, 4), (8, 8)))
+        for row in rule.every_row:
+            lr = change.factor(row.lr)
             assert (decay_factor(Decay.DECOUPLED, change, lr) * lr).is_one
             assert decay_factor(Decay.COUPLED, change, lr) * change.s == change.r, "decay · W is a gradient"
             assert decay_factor(Decay.INDEPENDENT, change, lr).is_one
@@ -231,8 +231,8 @@ TORCH = [
 def test_every_torch_optimizer_has_a_row_or_is_refused_by_name(cls):
     assert len(TORCH) >= 15
     if qualified_name(cls) in RULES:
-        rule = mu.rules.rule_for(cls)
         defaults = cls([nn.Parameter(torch.ones(2, 2))]).defaults
+        rule = mu.rules.rule_for(cls).row(defaults, 2)
         assert [key for key in defaults if not rule.known(key)] == []
         assert not rule.known("no such hyperparameter"), "control"
         assert set(rule.hyper) <= defaults.keys(), "no row for what is not there"

@@ -12,7 +12,7 @@ import mupscale as mu
 from harness.closeness import LAST_PLACES, assert_bitwise
 from harness.draws import data, seeded
 from harness.refusals import refusal
-from mupscale.rules.optimizers import RULES, decay_factor, lr_factor
+from mupscale.rules.optimizers import RULES, change_for, decay_factor
 from mupscale.rules.sizes import noise_size
 
 
@@ -56,12 +56,13 @@ def test_groups_follow_the_rules_of_every_optimizer_that_agrees_with_mup(name: s
     rule, constants, model = RULES[name], constants_of(name), net((8, 24))
     groups = mu.param_groups(model, PLAN, class_of(name), parameters=chosen(name), **constants)
     for tensor, group in by_name(groups).items():
-        change, shapes = PLAN[tensor].change, (PLAN[tensor].base_shape, PLAN[tensor].wide_shape)
-        factor = lr_factor(rule, group, change, shapes)
+        row = rule.row(group, len(PLAN[tensor].axes))
+        change = change_for(row, group, PLAN[tensor].change, PLAN[tensor].axes)
+        factor = change.factor(row.lr)
         assert group["lr"] == 0.01 * float(factor), tensor
         assert group["lr_factor"] == float(factor), tensor
         if "weight_decay" in constants:
-            want = 0.1 * float(decay_factor(rule.decay_kind(group), change, factor))
+            want = 0.1 * float(decay_factor(row.decay_kind(group), change, factor))
             assert group["weight_decay"] == want, tensor
     base = seeded(net, (4, 6))
     parameters = [p for p in base.parameters() if p.dim() == 2 or chosen(name) is None]

@@ -17,13 +17,17 @@ from ..errors import Fault
 from ..plans.direction import Direction
 from ..plans.plan import TensorPlan
 from ..rules.axes import Axis
+from ..rules.matrices import short_dimension
 from ..rules.optimizers import OptimizerRule
 from ..rules.scale import Scale
 from ..rules.units import Change
 from ..tensors.making import Making
 from ..tensors.noise import TensorNoise
 from .named import Moment, NamedGroup, NamedOptimizer
-from .settings import by_factors, cannot_be_exact, scale_setting, scaled
+from .quantised import quantised
+from .settings import by_factors, cannot_be_exact, change_of, scale_setting, scaled
+
+_UNQUANTISED = "train a few steps with the 32-bit class and widen its state, or widen the weights alone with optimizers=[]"
 
 
 def carry_optimizer(
@@ -66,13 +70,13 @@ def carry_groups(groups: Iterable[NamedGroup], direction: Direction) -> tuple[Na
     lr for the bias.
     """
     carried: list[NamedGroup] = []
-    for origin, group in enumerate(groups):
+    for group in groups:
         for factors, names in by_factors(group, ((end, direction.planned(end)[1]) for end in group.names)):
             own = copy.deepcopy(dict(group.settings))
             own.setdefault("lr_factor", 1.0)
             settings = scaled(own, factors, direction.back)
             rate = direction.number(factors["lr"])
-            carried.append(NamedGroup(tuple(names), settings, group.rule, origin, rate))
+            carried.append(NamedGroup(tuple(names), settings, group.rule, group.origin, rate))
     return tuple(carried)
 
 
@@ -100,23 +104,28 @@ def carry_states(
 
 
 def state_making(
-    rule: OptimizerRule, key: str, entry: TensorPlan, noise: TensorNoise | None = None
-) -> Making | None:
-    """How a state tensor of one parameter follows its units; None when the registry does not state them.
+    group: NamedGroup, key: str, entry: TensorPlan, noise: TensorNoise | None = None
+) -> Making | str:
+    """How a state tensor of one parameter follows its units, or why it cannot.
 
     A copy of the weight is made as the weight itself, with its noise. Moments get none.
     """
-    known = rule.state.get(key)
+    known = group.rule.state.get(key)
     if known is None:
-        return None
+        return f"its state has {key!r}, whose units the registry does not state"
     if known.copy:
         return entry.making(noise)
-    axes, scale = list(entry.axes), entry.change.factor(known.units)
-    if known.mean_over is not None:
-        averaged = axes[known.mean_over]
-        axes[known.mean_over] = Axis.fixed(1)
-        scale = scale * Scale.of(averaged.filled)
-    return Making(tuple(axes), scale)
+    axes, scale = list(entry.axes), change_of(group.rule, group.settings, entry).factor(known.units)
+    if known.mean_over is not None and len(axes) > 1:
+        mean_over = known.mean_over
+        if mean_over == "short":
+            mean_over = short_dimension(entry.base_shape)
+            if short_dimension(entry.wide_shape) != mean_over:
+                return f"its state {key!r} averages over the shorter dimension, which is another one in the wide model"
+        scale = scale * Scale.of(axes[mean_over].filled)
+        axes[mean_over : mean_over + 1 or None] = [] if known.dropped else [Axis.fixed(1)]
+    stack = (Axis.fixed(known.stack),) if known.stack else ()
+    return Making((*stack, *axes), scale)
 
 
 def carry_state(
@@ -126,16 +135,17 @@ def carry_state(
     planned, entry = direction.planned(end_name)
     faults: list[Fault] = []
     changes = trains and entry.change != Change()  # a copy in the same units is always exact
+    if (coded := quantised(state)) is not None:
+        return {}, [Fault(planned, coded, _UNQUANTISED)] if changes else []
     refuse = group.rule.refuse
     if changes and refuse is not None and (reason := refuse(group.settings, state)):
         faults.append(Fault(planned, reason))
     carried: dict[str, Any] = {}
     noise = direction.noise.tensor(planned) if direction.noise is not None else None
     for key, value in state.items():
-        making = state_making(group.rule, key, entry, noise)
-        if making is None:
-            what = f"its state has {key!r}, whose units the registry does not state"
-            faults.append(Fault(planned, what, "register the optimizer with this key in state="))
+        making = state_making(group, key, entry, noise)
+        if isinstance(making, str):
+            faults.append(Fault(planned, making, _remedy(group.rule, key)))
             continue
         shape = tuple(getattr(value, "shape", ()))
         expected = making.wide_shape if direction.back else making.base_shape
@@ -148,6 +158,12 @@ def carry_state(
             what = f"its state {key!r} has shape {shape}, expected {expected}"
             faults.append(Fault(planned, what, "pass the state of this model's own optimizer"))
     return carried, faults
+
+
+def _remedy(rule: OptimizerRule, key: str) -> str:
+    if key in rule.state:
+        return "grow rows and columns so that the same one stays shorter, or widen the weights alone with optimizers=[]"
+    return "register the optimizer with this key in state="
 
 
 def made(carried: NamedOptimizer, direction: Direction) -> NamedOptimizer:

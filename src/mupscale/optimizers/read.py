@@ -17,6 +17,7 @@ from ..plans.direction import Direction
 from ..plans.names import named_tensors, resolve
 from ..rules.optimizers import OptimizerRule
 from .named import NamedGroup, NamedOptimizer
+from .rows import split_all
 from .settings import unknown_settings
 
 Names = Sequence[Sequence[str]]
@@ -57,14 +58,16 @@ def read_live(
             foreign.append(Fault(f"{where}, group {position}", what, remedy))
         groups.append(NamedGroup(known, _without(group, _MEMBERS), rule, position))
     raise_faults("this optimizer does not belong to the model", foreign)
-    faults = unknown_settings(groups, optimizer.defaults, where)
+    held = {names[id(p)]: s for p, s in optimizer.state.items() if id(p) in names and s}
+    dimensions = {names[id(p)]: p.dim() for g in optimizer.param_groups for p in g["params"]}
+    split, state, faults = split_all(groups, held, dimensions, where)
+    faults += unknown_settings(split, optimizer.defaults, where)
     orphans = sum(id(key) not in names for key in optimizer.state)
     if orphans:
         what = f"{orphans} entries of its state belong to no parameter of the model"
         faults.append(Fault(where, what, "remove them, or widen the run without this optimizer"))
-    state = {names[id(p)]: s for p, s in optimizer.state.items() if id(p) in names and s}
     idle = {names[id(p)] for group in optimizer.param_groups for p in group["params"] if not p.requires_grad}
-    return NamedOptimizer(where, tuple(groups), state, idle), faults
+    return NamedOptimizer(where, split, state, idle), faults
 
 
 def read_state_dict(
@@ -90,11 +93,19 @@ def read_state_dict(
     )
     accepted = inspect.signature(optimizer.__init__).parameters  # type: ignore[misc]
     own = {key for group in groups for key in group.settings if key in accepted}
-    found = {spelled[key]: value for key, value in state["state"].items()}
+    held = {spelled[key]: value for key, value in state["state"].items()}
+    dimensions = {name: _dimensions(name, direction) for name in spelled.values()}
+    groups, found, faults = split_all(groups, held, dimensions, optimizer.__name__)
     # A parameter without state has never trained if other parameters have state.
     idle = set(spelled.values()) - found.keys() if found else frozenset[str]()
     named = NamedOptimizer(optimizer.__name__, groups, found, idle)
-    return named, unknown_settings(groups, own, named.label)
+    return named, faults + unknown_settings(groups, own, named.label)
+
+
+def _dimensions(name: str, direction: Direction) -> int:
+    """How many dimensions a tensor has; 0 for one that the plan leaves behind."""
+    ends = direction.reached.get(name, ())
+    return len(direction.planned(ends[0])[1].axes) if ends else 0
 
 
 def _spelled(state: Mapping[str, Any], direction: Direction, names: Sequence[str] | None) -> dict[Any, str]:
@@ -156,11 +167,18 @@ def read_positions(
         NamedGroup(tuple(of), own, rule, position)
         for position, (of, own) in enumerate(zip(order, settings, strict=True))
     )
-    faults = unknown_settings(named, {key for own in settings for key in own}, where)
     keys = {n: k for g, of in zip(groups, order, strict=True) for n, k in zip(of, g["params"], strict=True)}
+    held = {name: state[key] for name, key in keys.items() if key in state}
+    dimensions = {name: _most_dimensions(held.get(name, {})) for name in keys}
+    split, found, faults = split_all(named, held, dimensions, where)
+    faults += unknown_settings(split, {key for own in settings for key in own}, where)
     faults += [
         Fault(f"{where}, state {key!r}", "it belongs to no group", "remove it from the state dict")
         for key in state.keys() - keys.values()
     ]
-    found = {name: state[key] for name, key in keys.items() if key in state}
-    return NamedOptimizer(where, named, found, keys.keys() - found.keys()), faults
+    return NamedOptimizer(where, split, found, keys.keys() - found.keys()), faults
+
+
+def _most_dimensions(state: Mapping[str, Any]) -> int:
+    """The most dimensions of any state of a tensor, which are those of the tensor unless its state is stacked."""
+    return max((len(getattr(value, "shape", ())) for value in state.values()), default=0)

@@ -13,8 +13,11 @@ from torch import Tensor
 
 from ..errors import Fault
 from ..plans.plan import TensorPlan
-from ..rules.optimizers import OptimizerRule, decay_factor, lr_factor
+from ..rules.matrices import copied_blocks
+from ..rules.optimizer_rule import block_count
+from ..rules.optimizers import OptimizerRule, change_for, decay_factor
 from ..rules.scale import Scale
+from ..rules.units import Change
 from .named import NamedGroup
 
 Factors = dict[str, Any]
@@ -25,26 +28,37 @@ _CLOSE = 1e-6
 
 def factors_of(rule: OptimizerRule, settings: Mapping[str, Any], entry: TensorPlan) -> Factors:
     """What each setting of a group is multiplied by for one tensor."""
-    change = entry.change
-    lr = lr_factor(rule, settings, change, (entry.base_shape, entry.wide_shape))
+    rule = rule.row(settings, len(entry.axes))
+    change = change_of(rule, settings, entry)
+    lr = change.factor(rule.lr)
     factors: Factors = {"lr": lr, "initial_lr": lr, "lr_factor": lr}
-    if "weight_decay" in settings:
-        factors["weight_decay"] = decay_factor(rule.decay_kind(settings), change, lr)
+    if rule.decay_key in settings:
+        factors[rule.decay_key] = decay_factor(rule.decay_kind(settings), change, lr)
+    if rule.blocks is not None and settings.get(rule.blocks):
+        copies = copied_blocks(entry.axes[-2], settings[rule.blocks])
+        factors[rule.blocks] = Scale.of(copies or 1)
     for key, units in rule.hyper.items():
         many = isinstance(units, tuple)
         factors[key] = tuple(map(change.factor, units)) if many else change.factor(units)  # type: ignore[arg-type]
     return factors
 
 
+def change_of(rule: OptimizerRule, settings: Mapping[str, Any], entry: TensorPlan) -> Change:
+    """The change of units of a tensor, as the optimizer of this row sees it."""
+    return change_for(rule, settings, entry.change, entry.axes)
+
+
 def by_factors(
     group: NamedGroup, entries: Iterable[tuple[str, TensorPlan]]
 ) -> list[tuple[Factors, list[str]]]:
     """Tensors of a group, grouped by equal factors, in the order of their first appearance."""
-    found: dict[tuple[tuple[str, Any], ...], list[str]] = {}
+    found: dict[Any, tuple[Factors, list[str]]] = {}
     for name, entry in entries:
         factors = factors_of(group.rule, group.settings, entry)
-        found.setdefault(tuple(sorted(factors.items())), []).append(name)
-    return [(dict(key), names) for key, names in found.items()]
+        # Tensors whose state is stacked must have one shape.
+        shape = entry.wide_shape if group.rule.stacked else ()
+        found.setdefault((shape, *sorted(factors.items())), (factors, []))[1].append(name)
+    return list(found.values())
 
 
 def scaled(settings: Mapping[str, Any], factors: Factors, back: bool = False) -> dict[str, Any]:
@@ -70,6 +84,8 @@ def scale_setting(value: Any, scale: Scale | tuple[Scale, ...], back: bool = Fal
     if scale.is_one or value is None:
         return value
     number = float(scale**-1 if back else scale)
+    if type(value) is int and (value * number).is_integer():
+        return int(value * number)
     return value.detach().clone() * number if isinstance(value, Tensor) else value * number
 
 
@@ -93,7 +109,7 @@ def cannot_be_exact(
     faults = []
     eps, decay, gain = (
         settings.get("eps"),
-        settings.get("weight_decay"),
+        settings.get(rule.decay_key),
         f"a (1 + w) gain with a fold of {entry.fold}",
     )
     folded = entry.shift and not entry.fold.is_one
@@ -107,6 +123,17 @@ def cannot_be_exact(
     elif folded and not rule.entrywise:
         what = f"{gain} under an optimizer that measures the size of w"
         faults.append(Fault(name, what, "use an entrywise optimizer for it"))
+    if entry.padded and not rule.takes_padding:
+        what = "padding changes a mean over the whole tensor, which the optimizer holds against a constant in its code"
+        faults.append(Fault(name, what, "widen by whole multiples, which needs no padding"))
+    if rule.of_matrices and len(entry.axes) < 2:
+        what = f"it has {len(entry.axes)} dimensions, and the row of its group is for matrices"
+        faults.append(Fault(name, what, "give it to a group or an optimizer for vectors"))
+    elif (blocks := block_count(rule, settings)) > 1 and copied_blocks(entry.axes[-2], blocks) is None:
+        what = f"{rule.blocks} = {blocks} cuts its rows {entry.axes[-2]} in blocks that do not grow as wholes"
+        faults.append(
+            Fault(name, what, f"set {rule.blocks} to a number of blocks that the plan copies whole")
+        )
     return faults
 
 

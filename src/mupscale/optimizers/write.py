@@ -8,15 +8,18 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 
 from ..errors import MupscaleError
 from ..plans.names import named_tensors
 from .named import NamedOptimizer
 from .read import Names
+from .rows import stacked
 
 
 def write_live(named: NamedOptimizer, like: Optimizer, model: nn.Module) -> Optimizer:
@@ -30,19 +33,56 @@ def write_live(named: NamedOptimizer, like: Optimizer, model: nn.Module) -> Opti
     built: list[dict[str, Any]] = []
     for group in named.groups:
         built.append({**group.settings, "params": [parameters[n] for n in group.names]})
-    try:
-        new = type(like)(built, **settings)
-    except (TypeError, ValueError) as error:
-        raise MupscaleError(
-            f"{type(like).__name__} could not be built again from its defaults: {error}; carry its state dict with "
-            "widen_optimizer_state_dict instead"
-        ) from error
+    new = _built(like, built, settings)
     for group, own in zip(named.groups, new.param_groups, strict=True):
-        # Set here and not given as pairs: a class that looks at its parameters before torch does expects tensors.
-        own["param_names"] = list(group.names)
+        # Set here and not given as pairs: a class that looks at its parameters before torch does expects tensors. Some
+        # classes sort their parameters.
+        own["params"], own["param_names"] = [parameters[n] for n in group.names], list(group.names)
+    state = stacked(named.groups, named.state)
     order = (name for group in named.groups for name in group.names)
-    new.state.update({parameters[name]: named.state[name] for name in order if name in named.state})
+    new.state.update({parameters[name]: state[name] for name in order if name in state})
     return new
+
+
+def _built(like: Optimizer, groups: list[dict[str, Any]], settings: dict[str, Any]) -> Optimizer:
+    """An optimizer of the class of `like`, with the attributes that its constructor set and that are plain values.
+
+    A class whose constructor takes something else than groups is built by torch's own constructor.
+    """
+    try:
+        new = type(like)(groups, **settings)
+    except (TypeError, ValueError, AssertionError) as error:
+        new = object.__new__(type(like))
+        Optimizer.__init__(new, groups, copy.deepcopy(like.defaults))
+        lost = [key for key in vars(like).keys() - vars(new).keys() if not _plain(vars(like)[key])]
+        if lost:
+            raise MupscaleError(
+                f"{type(like).__name__} could not be built again from its defaults: {error}; carry its state dict with "
+                "widen_optimizer_state_dict instead"
+            ) from error
+    for key, value in vars(like).items():
+        if key not in _TORCHS_OWN and _plain(value):
+            setattr(new, key, copy.deepcopy(value))
+    return new
+
+
+_TORCHS_OWN = frozenset(vars(SGD([nn.Parameter(torch.zeros(1))])))
+"""Attributes that torch's constructor sets: groups, state, defaults and hooks."""
+
+
+def _plain(value: Any, depth: int = 3) -> bool:
+    """True for numbers, texts, types, single-number tensors, and containers and objects of them."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, torch.dtype, torch.device, Enum)):
+        return True
+    if isinstance(value, Tensor):
+        return not value.requires_grad and value.numel() == 1
+    if not depth or callable(value):
+        return False
+    if isinstance(value, Mapping):
+        return all(_plain(part, depth - 1) for pair in value.items() for part in pair)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(_plain(part, depth - 1) for part in value)
+    return hasattr(value, "__dict__") and all(_plain(part, depth - 1) for part in vars(value).values())
 
 
 def write_state_dict(named: NamedOptimizer, by_name: bool) -> dict[str, Any]:
@@ -53,7 +93,8 @@ def write_state_dict(named: NamedOptimizer, by_name: bool) -> dict[str, Any]:
         {**g.settings, "params": [keys[n] for n in g.names], "param_names": list(g.names)}
         for g in named.groups
     ]
-    state = {key: named.state[name] for name, key in keys.items() if name in named.state}
+    kept = stacked(named.groups, named.state)
+    state = {key: kept[name] for name, key in keys.items() if name in kept}
     return {"state": state, "param_groups": groups}
 
 

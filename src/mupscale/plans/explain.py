@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..rules.optimizers import RULES, decay_factor, lr_factor
+from ..rules.optimizers import RULES, change_for, decay_factor
 from ..rules.sizes import noise_size
 from ..text import columns
 from .names import pattern_of
@@ -56,15 +56,16 @@ def explain(name: str, planned: str, tensor: TensorPlan) -> str:
 def _optimizers(tensor: TensorPlan) -> list[str]:
     lines = []
     for name in _SHOWN:
-        rule = RULES[name]
-        if rule.shape_factor is not None and len(tensor.axes) != 2:
+        rule = RULES[name].row({}, len(tensor.axes))
+        if rule.of_matrices and len(tensor.axes) != 2:
             continue
-        lr = lr_factor(rule, {}, tensor.change, (tensor.base_shape, tensor.wide_shape))
-        decay = decay_factor(rule.decay, tensor.change, lr)
+        change = change_for(rule, {}, tensor.change, tensor.axes)
+        lr = change.factor(rule.lr)
+        decay = decay_factor(rule.decay, change, lr)
         parts = [f"lr x {lr}", f"weight_decay x {decay}"]
         eps = rule.hyper.get("eps")
         if eps is not None and not isinstance(eps, tuple):
-            parts.append(f"eps x {tensor.change.factor(eps)}")
+            parts.append(f"eps x {change.factor(eps)}")
         lines.append(f"{name.rpartition('.')[2]:9} {', '.join(parts)}")
     return lines
 

@@ -10,15 +10,22 @@ from ..lazy import exported
 if TYPE_CHECKING:
     from ..training.check_optimizer import check_optimizer as check_optimizer
     from .axes import Axis as Axis
+    from .optimizer_rule import DIMENSIONS as DIMENSIONS
     from .optimizer_rule import Decay as Decay
     from .optimizer_rule import OptimizerRule as OptimizerRule
     from .optimizer_rule import State as State
+    from .optimizer_rule import declare_neutral as declare_neutral
+    from .optimizer_rule import rule_by as rule_by
     from .optimizers import register_optimizer as register_optimizer
     from .optimizers import rule_for as rule_for
     from .products import Factor as Factor
     from .scale import Scale as Scale
+    from .units import BLOCKS as BLOCKS
+    from .units import COLUMNS as COLUMNS
     from .units import FILLED as FILLED
     from .units import NEUTRAL as NEUTRAL
+    from .units import ROWS as ROWS
+    from .units import SHORT as SHORT
     from .units import Change as Change
     from .units import G as G
     from .units import Units as Units
@@ -29,6 +36,10 @@ _NAMES = {
     "G": ("rules.units", ""),
     "FILLED": ("rules.units", ""),
     "NEUTRAL": ("rules.units", ""),
+    "ROWS": ("rules.units", ""),
+    "COLUMNS": ("rules.units", ""),
+    "SHORT": ("rules.units", ""),
+    "BLOCKS": ("rules.units", ""),
     "Units": ("rules.units", ""),
     "Change": ("rules.units", ""),
     "Scale": ("rules.scale", ""),
@@ -37,6 +48,9 @@ _NAMES = {
     "OptimizerRule": ("rules.optimizer_rule", ""),
     "State": ("rules.optimizer_rule", ""),
     "Decay": ("rules.optimizer_rule", ""),
+    "DIMENSIONS": ("rules.optimizer_rule", ""),
+    "rule_by": ("rules.optimizer_rule", ""),
+    "declare_neutral": ("rules.optimizer_rule", ""),
     "register_optimizer": ("rules.optimizers", ""),
     "rule_for": ("rules.optimizers", ""),
     "check_optimizer": ("training.check_optimizer", ""),

@@ -1,19 +1,21 @@
 """What a row of the table of optimizers says, and the factors that follow from it.
 
-Knows: the kinds of decay, of state and of settings, and how lr and decay change with a tensor's units. Which
-optimizer has which row is data in `optimizers.py`.
+Knows: the kinds of decay, of state and of settings, how lr and decay change with a tensor's units, and rows that are
+chosen by a group. Which optimizer has which row is data in `optimizers.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from ..arguments import wrong_kind, wrong_list
 from ..errors import Fault, MupscaleError, raise_faults
+from .axes import Axis
+from .matrices import copied_blocks, with_matrices
 from .scale import Scale
 from .units import NEUTRAL, Change, G, Units, W
 
@@ -35,7 +37,7 @@ class Decay(Enum):
 
 @dataclass(frozen=True)
 class State:
-    """Units of one state tensor; `mean_over` names the dimension a factored moment averages away.
+    """Units of one state tensor, and its shape where that is not the shape of the weights.
 
     A state that is a copy of the weights says so: `State(W, copy=True)`.
 
@@ -45,18 +47,23 @@ class State:
     """
 
     units: Units
-    mean_over: int | None = None
+    mean_over: int | Literal["short"] | None = None
+    """The dimension that a factored moment averages away; "short" is the shorter one of the last two."""
+    dropped: bool = False
+    """True if the state does not have that dimension; otherwise its size is 1."""
+    stack: int = 0
+    """How many tensors lie one behind the other, in a first dimension that the weights do not have; 0 for none."""
     copy: bool = False
     """True for a copy of the weights: an average, a master weight. It is made as the weight is, with the same noise."""
 
     @property
     def may_be_a_copy(self) -> bool:
         """Whether it has the units of the weights, so that it can be a copy of them."""
-        return self.units == W and self.mean_over is None
+        return self.units == W and self.mean_over is None and not self.stack
 
     def __post_init__(self) -> None:
         if self.copy and not self.may_be_a_copy:
-            what = f"a copy of the weights has the units of the weights, and these are {self.units}"
+            what = f"a copy of the weights has the shape and the units of the weights, and these are {self.units}"
             raise MupscaleError(
                 "this is not a row of units", [Fault("copy", what, "write State(W, copy=True)")]
             )
@@ -77,23 +84,34 @@ class OptimizerRule:
     hyper: Mapping[str, Units | tuple[Units, ...]] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
     neutral: frozenset[str] | set[str] = frozenset()
-    decay: Decay | None = None
+    decay: Decay | Units | None = None
+    """How decay is applied, or its units where they do not follow from that."""
+    decay_key: str = "weight_decay"
+    """The name of the decay in a group."""
     decoupled_flag: str | None = None
     """A group key that, when true, turns `decay` into DECOUPLED."""
-    shape_factor: Callable[[Group, tuple[int, ...]], Scale] | None = None
-    """What the optimizer itself multiplies lr by because of a tensor's shape."""
     refuse: Callable[[Group, Mapping[str, Any]], str | None] | None = None
     """Given a group and a parameter's state: why widening cannot be exact now, or None."""
     constructor_only: frozenset[str] | set[str] = frozenset()
     """Settings that the optimizer reads when it is made, not from its groups."""
     entrywise: bool = True
     agrees_with_mup: bool = True
+    takes_padding: bool = True
+    """False if it averages over a whole tensor and no setting can correct that for zeros."""
+    blocks: str | None = None
+    """A group key that counts the blocks of rows (heads) which are stepped as matrices of their own."""
+    stacked: bool = False
+    """True if the first tensor of a group holds the state of all its tensors, stacked along a new first dimension."""
+    by: str | None = None
+    """The key by which one of `rows` is chosen: of the group or of a parameter's state, or `DIMENSIONS`."""
+    rows: Mapping[Any, OptimizerRule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         raise_faults("this is not a row of units", self._faults())
         state = {k: v if isinstance(v, State) else State(v) for k, v in self.state.items()}
         object.__setattr__(self, "state", MappingProxyType({"step": State(NEUTRAL), **state}))
         object.__setattr__(self, "hyper", MappingProxyType(dict(self.hyper)))
+        object.__setattr__(self, "rows", MappingProxyType(dict(self.rows)))
         object.__setattr__(self, "neutral", frozenset(self.neutral))
 
     def _faults(self) -> list[Fault]:
@@ -110,11 +128,12 @@ class OptimizerRule:
             *wrong_list("constructor_only", self.constructor_only),
         ]
         if self.decay is not None:
-            faults += wrong_kind("decay", self.decay, Decay, "write decay=Decay.DECOUPLED, or None")
+            remedy = "write decay=Decay.DECOUPLED, or None"
+            faults += wrong_kind("decay", self.decay, (Decay, Units), remedy)
         return faults
 
-    def decay_kind(self, group: Group) -> Decay | None:
-        """How this group's `weight_decay` is applied; `decoupled_flag` in the group overrides the row."""
+    def decay_kind(self, group: Group) -> Decay | Units | None:
+        """How this group's decay is applied; `decoupled_flag` in the group overrides the row."""
         if self.decoupled_flag is not None and group.get(self.decoupled_flag):
             return Decay.DECOUPLED
         return self.decay
@@ -122,49 +141,138 @@ class OptimizerRule:
     @property
     def constants(self) -> frozenset[str]:
         """The settings of a group that a step reads, without learning rates, which follow a schedule."""
-        return frozenset({*self.hyper, *self.neutral, *(["weight_decay"] if self.decay else [])})
+        if self.rows:
+            return frozenset.intersection(*(row.constants for row in self.rows.values()))
+        return frozenset({*self.hyper, *self.neutral, *([self.decay_key] if self.decay else [])})
+
+    @property
+    def of_matrices(self) -> bool:
+        """Whether it sees matrices in its tensors, so that their sizes are part of its units."""
+        settings = [
+            u for units in self.hyper.values() for u in (units if isinstance(units, tuple) else (units,))
+        ]
+        return any(u.of_matrices for u in (self.lr, *settings, *(s.units for s in self.state.values())))
+
+    @property
+    def every_row(self) -> tuple[OptimizerRule, ...]:
+        """The rows among which a group chooses; the row itself if there is no choice."""
+        return tuple(r for row in self.rows.values() for r in row.every_row) if self.rows else (self,)
 
     def known(self, key: str) -> bool:
         """True for a hyperparameter whose units this row states."""
         return (
-            key in _UNIVERSAL
+            key in UNIVERSAL
             or key in self.hyper
             or key in self.neutral
-            or key == self.decoupled_flag
-            or (key == "weight_decay" and self.decay is not None)
+            or key in (self.decoupled_flag, self.blocks, self.by)
+            or (key == self.decay_key and self.decay is not None)
+            or any(row.known(key) for row in self.rows.values())
         )
+
+    def row(self, group: Group, dimensions: int, state: Mapping[str, Any] | None = None) -> OptimizerRule:
+        """The row of one tensor: this one, or the one that its group, its state or its dimensions choose.
+
+        >>> from mupscale.rules import rule_for
+        >>> str(rule_for("torch.optim.Muon").row({"adjust_lr_fn": "match_rms_adamw"}, 2).lr)
+        'W^1/2 G^-1/2 rows^-1/2 columns^-1/2 short^1/2 blocks^-1/2'
+        """
+        if self.by is None:
+            return self
+        if self.by == DIMENSIONS:
+            value: Any = dimensions
+        else:
+            value = group[self.by] if self.by in group else (state or {}).get(self.by)
+        if value not in self.rows:
+            found = f"{value} dimensions" if self.by == DIMENSIONS else f"{self.by} = {value!r}"
+            raise MupscaleError(
+                f"a tensor has {found}, and the optimizer has rows for {', '.join(map(repr, self.rows))}; register "
+                "it with a row for this value in rule_by"
+            )
+        return self.rows[value].row(group, dimensions, state)
+
+
+DIMENSIONS = "its number of dimensions"
+"""The `by` of rows that are chosen by how many dimensions a tensor has."""
+
+
+def rule_by(key: str, rows: Mapping[Any, OptimizerRule]) -> OptimizerRule:
+    """Rows chosen by a key: of the group, of a parameter's state, or `DIMENSIONS`.
+
+    For an optimizer that is several in one class. A setting that only another row reads has no effect here, so it is
+    neutral.
+
+    >>> adam = OptimizerRule(lr=W, hyper={"eps": G}, state={"exp_avg": G, "exp_avg_sq": G**2})
+    >>> sign = OptimizerRule(lr=W, state={"momentum": G})
+    >>> str(rule_by("kind", {"adam": adam, "sign": sign}).row({"kind": "adam"}, 2).hyper["eps"])
+    'G'
+    """
+    raise_faults(
+        "these are no rows",
+        [f for v, r in rows.items() for f in wrong_kind(repr(v), r, OptimizerRule, "write OptimizerRule(…)")],
+    )
+    every = [leaf for row in rows.values() for leaf in row.every_row]
+    settings = {k for r in every for k in (*r.constants, r.blocks, r.by, r.decoupled_flag) if k is not None}
+    settings |= {row.by for row in rows.values() if row.by is not None} | {key}
+    state = {k: v for row in every for k, v in row.state.items()}
+    return OptimizerRule(
+        lr=NEUTRAL, state=state, by=key, rows={value: _beside(row, settings) for value, row in rows.items()}
+    )
+
+
+def _beside(row: OptimizerRule, settings: set[str]) -> OptimizerRule:
+    """A row that also knows the settings of the rows beside it."""
+    if row.rows:
+        return replace(row, rows={value: _beside(r, settings) for value, r in row.rows.items()})
+    return replace(row, neutral=row.neutral | {key for key in settings if not row.known(key)})
 
 
 # Keys of any group that no row has to list: the parameters, learning rates (which `lr` covers), and torch's
-# choices of implementation, which have no units.
-_UNIVERSAL = frozenset(
-    {
-        "params",
-        "lr",
-        "initial_lr",
-        "lr_factor",
-        "foreach",
-        "fused",
-        "capturable",
-        "differentiable",
-        "maximize",
-    }
-)
+# choices of implementation, which have no units. `declare_neutral` adds to it.
+UNIVERSAL = {
+    "params",
+    "lr",
+    "initial_lr",
+    "lr_factor",
+    "foreach",
+    "fused",
+    "capturable",
+    "differentiable",
+    "maximize",
+}
 
 
-def lr_factor(
-    rule: OptimizerRule, group: Group, change: Change, shapes: tuple[tuple[int, ...], tuple[int, ...]]
-) -> Scale:
-    """What lr is multiplied by: its units, divided by the change of the optimizer's own shape factor."""
-    factor = change.factor(rule.lr)
-    if rule.shape_factor is not None:
-        base, wide = shapes
-        factor = factor * rule.shape_factor(group, base) / rule.shape_factor(group, wide)
-    return factor
+def declare_neutral(*keys: str) -> None:
+    """Say that settings which you keep in groups of any optimizer have no units, such as timm's `lr_scale`.
+
+    >>> declare_neutral("lr_scale")
+    >>> from mupscale.rules import rule_for
+    >>> rule_for("torch.optim.AdamW").known("lr_scale")
+    True
+    >>> UNIVERSAL.remove("lr_scale")                                  # it was for this example only
+    """
+    raise_faults(
+        "no settings are named", [f for key in keys for f in wrong_kind("key", key, str, "write its name")]
+    )
+    UNIVERSAL.update(keys)
 
 
-def decay_factor(kind: Decay | None, change: Change, lr: Scale) -> Scale:
-    """What weight_decay is multiplied by, given the factor put on lr."""
+def change_for(rule: OptimizerRule, group: Group, change: Change, axes: Sequence[Axis]) -> Change:
+    """The change of units of a tensor as an optimizer sees it, with the sizes of its matrices where they matter."""
+    if not rule.of_matrices or len(axes) < 2:
+        return change
+    blocks = block_count(rule, group)
+    return with_matrices(change, axes, blocks, copied_blocks(axes[-2], blocks) or 1)
+
+
+def block_count(rule: OptimizerRule, group: Group) -> int:
+    """How many blocks of rows are stepped as matrices of their own."""
+    return int(group.get(rule.blocks) or 1) if rule.blocks else 1
+
+
+def decay_factor(kind: Decay | Units | None, change: Change, lr: Scale) -> Scale:
+    """What the decay is multiplied by, given the factor put on lr."""
+    if isinstance(kind, Units):
+        return change.factor(kind)
     if kind is Decay.COUPLED:
         return change.factor(G / W)
     return lr**-1 if kind is Decay.DECOUPLED else Scale()

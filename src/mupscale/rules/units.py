@@ -17,30 +17,53 @@ from .scale import Scale
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """The units of a quantity: powers of the weight, of the gradient, and of the filled share.
+    """The units of a quantity: powers of the weight, of the gradient, and of sizes.
 
     `filled` is the share of a tensor that is not zero padding. Only quantities that average over a
-    whole tensor (Adafactor's) depend on it.
+    whole tensor (Adafactor's) depend on it. `rows`, `columns` and `short` are sizes of the matrix that an
+    optimizer sees in a tensor, and `blocks` counts such matrices; only Muon and its relatives depend on them.
 
-    >>> str(W / G), str((W / G) ** Fraction(1, 2)), str(G**2)
-    ('W G^-1', 'W^1/2 G^-1/2', 'G^2')
+    >>> str(W / G), str((W / G) ** Fraction(1, 2)), str(G**2 * ROWS)
+    ('W G^-1', 'W^1/2 G^-1/2', 'G^2 rows')
     """
 
     weight: Fraction = Fraction(0)
     gradient: Fraction = Fraction(0)
     filled: Fraction = Fraction(0)
+    rows: Fraction = Fraction(0)
+    columns: Fraction = Fraction(0)
+    short: Fraction = Fraction(0)
+    blocks: Fraction = Fraction(0)
+
+    @property
+    def powers(self) -> tuple[Fraction, ...]:
+        """The powers, in the order of the fields."""
+        return (
+            self.weight,
+            self.gradient,
+            self.filled,
+            self.rows,
+            self.columns,
+            self.short,
+            self.blocks,
+        )
+
+    @property
+    def of_matrices(self) -> bool:
+        """Whether it depends on the sizes or the number of matrices."""
+        return any(self.powers[3:])
 
     def __mul__(self, other: Units) -> Units:
-        return Units(self.weight + other.weight, self.gradient + other.gradient, self.filled + other.filled)
+        return Units(*(mine + its for mine, its in zip(self.powers, other.powers, strict=True)))
 
     def __truediv__(self, other: Units) -> Units:
         return self * other**-1
 
     def __pow__(self, power: int | Fraction) -> Units:
-        return Units(self.weight * power, self.gradient * power, self.filled * power)
+        return Units(*(mine * power for mine in self.powers))
 
     def __str__(self) -> str:
-        named = (("W", self.weight), ("G", self.gradient), ("filled", self.filled))
+        named = zip(("W", "G", "filled", "rows", "columns", "short", "blocks"), self.powers, strict=True)
         parts = [name if power == 1 else f"{name}^{power}" for name, power in named if power]
         return " ".join(parts) or "1"
 
@@ -53,11 +76,22 @@ G = Units(gradient=Fraction(1))
 """The units of a gradient, a first moment, Adam's eps: multiplied by r."""
 FILLED = Units(filled=Fraction(1))
 """The share of a tensor that is not zero padding; Adafactor's means have it in their units."""
+ROWS = Units(rows=Fraction(1))
+"""The rows of the matrix that an optimizer sees in a tensor, padding included."""
+COLUMNS = Units(columns=Fraction(1))
+"""Its columns."""
+SHORT = Units(short=Fraction(1))
+"""The smaller of its rows and columns."""
+BLOCKS = Units(blocks=Fraction(1))
+"""The number of matrices in a tensor: experts, or heads that are stepped one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """The change of units of one tensor: s, c, filled, and r which follows from s r c = 1.
+
+    `rows`, `columns`, `short` and `blocks` say how many times larger the sizes of its matrices became. They are 1 until
+    `matrices.py` fills them in for an optimizer whose units have them.
 
     >>> change = Change(s=Scale.of("1/2"), c=Fraction(6))      # k_in = 2, k_out = 3
     >>> str(change.r), str(change.factor(W / G))
@@ -67,6 +101,10 @@ class Change:
     s: Scale = NO_CHANGE
     c: Fraction = Fraction(1)
     filled: Fraction = Fraction(1)
+    rows: Fraction = Fraction(1)
+    columns: Fraction = Fraction(1)
+    short: Fraction = Fraction(1)
+    blocks: Fraction = Fraction(1)
 
     @property
     def r(self) -> Scale:
@@ -74,7 +112,7 @@ class Change:
         return (self.s * Scale.of(self.c)) ** -1
 
     def factor(self, units: Units) -> Scale:
-        """What a quantity with these units is multiplied by: s^a r^b filled^f."""
+        """What a quantity with these units is multiplied by: s^a r^b, and its powers of sizes."""
         return _factor(self, units)
 
     def norm_weight(self, p: int | Fraction = 2) -> Scale:
@@ -92,5 +130,9 @@ class Change:
 
 @lru_cache(maxsize=4096)
 def _factor(change: Change, units: Units) -> Scale:
-    filled = Scale.of(change.filled) ** units.filled
-    return change.s**units.weight * change.r**units.gradient * filled
+    factor = change.s**units.weight * change.r**units.gradient
+    sizes = (change.filled, change.rows, change.columns, change.short, change.blocks)
+    for size, power in zip(sizes, units.powers[2:], strict=True):
+        if power:
+            factor = factor * Scale.of(size) ** power
+    return factor

@@ -156,7 +156,7 @@ def _optimizer(
                 prefix + spelled, wide[spelled]
             )  # some optimizers name parameters as the file does
     leaves = {leaf for rule in rules.values() for leaf in rule.state}
-    constants = {key for rule in rules.values() for key in rule.constants}
+    constants = {key for rule in rules.values() for row in rule.every_row for key in row.constants}
     found: dict[str, dict[str, str]] = {}
     roots: dict[str, set[str]] = {}
     unknown: list[str] = []

@@ -17,6 +17,7 @@ from ..errors import Fault, raise_faults
 from ..optimizers.carry import carry_states, renamed
 from ..optimizers.named import NamedGroup
 from ..optimizers.read import read_live, settings_of
+from ..optimizers.rows import split_by_row
 from ..optimizers.settings import cannot_be_exact, factors_of, same_setting, scaled
 from ..plans.direction import Direction
 from ..plans.fits import planned_parameters
@@ -58,9 +59,12 @@ def prepare_states(
                 remedy = "build the optimizer from the parameters of the model that is loaded"
                 what = "it holds parameters that do not belong to the model"
                 faults.append(Fault(f"{kind}, group {position}", what, remedy))
-            faults += _unfit(optimizer, group, idle, source, plan, since)
-            notes += _differences(optimizer, group, source, plan)
-            continued.append(replace(group, names=tuple(name for name in known if name in source.states)))
+            dimensions = {name: own[name].dim() for name in known}
+            for part in split_by_row(group, dimensions, source.states, kind):
+                faults += _unfit(optimizer, part, idle, source, plan, since)
+                notes += _differences(optimizer, part, source, plan)
+                here = tuple(name for name in part.names if name in source.states)
+                continued.append(replace(part, names=here))
         found = {name: _with_numbers(source.states[name], source) for g in continued for name in g.names}
         carried, more = carry_states(continued, found, direction, idle)
         faults += more
@@ -110,6 +114,10 @@ def _unfit(
 ) -> list[Fault]:
     """Faults for tensors of a group that are not stepped in their units, cannot be exact, or have no matching state."""
     faults: list[Fault] = []
+    if group.rule.stacked:
+        what = "the state of many tensors lies in one stack, which is not loaded by parts"
+        remedy = "widen the live optimizer or its state dict with widen_optimizer_state_dict"
+        faults.append(Fault(f"{type(optimizer).__name__}, group {group.origin}", what, remedy))
     for name in group.names:
         faults += _not_in_units(optimizer, group, name, since)
         faults += cannot_be_exact(group.rule, group.settings, name, plan[name])

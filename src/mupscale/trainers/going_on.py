@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -25,6 +26,7 @@ from ..runs.run import Run, since_of
 from ..training.groups import Chosen, param_groups
 from ..training.rewarm import loaded, new_schedulers_, saved_schedules
 from ..training.schedules import GrowthSchedule, begin_stage_, wrong_step_cost
+from .menu import named_optimizer
 
 Grown = Plan | Run | Path | str
 """The plan from the reference to the model, or what holds it: a run, a grown directory, a grown checkpoint."""
@@ -119,7 +121,7 @@ def _others(running: list[GrowthSchedule], rewarm: GrowthSchedule | None) -> lis
 def optimizer_for(
     model: nn.Module,
     since: Grown,
-    optimizer_class: type[AnyOptimizer],
+    optimizer_class: type[AnyOptimizer] | str,
     *,
     parameters: Chosen = None,
     no_decay: tuple[str, ...] | list[str] = (),
@@ -128,8 +130,9 @@ def optimizer_for(
 ) -> AnyOptimizer:
     """A fresh optimizer for a grown model: the constants you would give the base, in each tensor's units.
 
-    `since` is the directory that `mupscale upscale` wrote, the run, or the plan from the reference to `model`. For the state a Trainer left there, keep the stock
-    optimizer and use the callback, or `step_in_units_`.
+    `since` is the directory that `mupscale upscale` wrote, the run, or the plan from the reference to `model`. The optimizer
+    is a class, or a name of the Trainer's `optim=`. For the state a Trainer left there, keep the stock optimizer and use
+    the callback, or `step_in_units_`.
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
@@ -137,6 +140,9 @@ def optimizer_for(
     >>> sorted({group["lr"] for group in optimizer.param_groups})
     [0.0025, 0.01]
     """
+    if isinstance(optimizer_class, str):
+        kind, own = named_optimizer(optimizer_class)
+        constants, optimizer_class = {**own, **constants}, cast("type[AnyOptimizer]", kind)
     groups = param_groups(
         model,
         since if isinstance(since, Run) else both_plans(since)[1],
@@ -146,4 +152,9 @@ def optimizer_for(
         rules=rules,
         **constants,
     )
-    return optimizer_class(groups)  # type: ignore[call-arg]
+    grouped = groups[0].keys() if groups else ()
+    asked = {
+        key for key, of in signature(optimizer_class.__init__).parameters.items() if of.default is of.empty
+    }
+    apart = {key: value for key, value in constants.items() if key not in grouped or key in asked}
+    return optimizer_class(groups, **apart)  # type: ignore[call-arg]

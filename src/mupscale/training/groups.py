@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -26,6 +27,7 @@ from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
 from ..runs.run import Since, since_of
 from ..tensors.parts import is_sharded
 
+_CHOICES = frozenset({"foreach", "fused", "capturable", "differentiable", "maximize"})  # of implementation
 _NEVER_SHARDED = ("torch.optim.Adafactor", "torch.optim.Rprop")  # their steps fail on DTensors
 _FUSED_SHARDED = ("torch.optim.Adam", "torch.optim.AdamW")  # the only fused steps on DTensors
 Chosen = Iterable[tuple[str, nn.Parameter]] | Callable[[str, nn.Parameter], bool] | None
@@ -57,14 +59,14 @@ def param_groups(
     faults = [*expect_class(optimizer_class), *wrong_list("no_decay", no_decay)]
     raise_faults("these parameters cannot be grouped", faults)
     rule = rule_for(optimizer_class, rules=rules)
-    if not rule.agrees_with_mup:
+    settings = _settings(optimizer_class, rule, constants)
+    if not all(row.agrees_with_mup for row in _rows(rule, settings)):
         raise MupscaleError(
             f"{qualified_name(optimizer_class)} measures the size of the weights itself, so μP gives it no learning rate that "
             "holds across widths; a run with it can be widened, but not tuned small and applied large"
         )
     plan = since_of(since, model)
     check_end(plan, model, "wide")
-    settings = {**_defaults(optimizer_class), **constants}
     faults = [
         Fault(
             f"{key} = {settings[key]!r}",
@@ -78,7 +80,8 @@ def param_groups(
         faults.append(Fault("lr", f"{optimizer_class.__name__} has no default learning rate", "pass lr="))
     elif not isinstance(settings["lr"], Tensor):
         faults += wrong_number("lr", settings["lr"], "write lr=1e-3, for example")
-    texts = [key for key in ("weight_decay", *rule.hyper) if isinstance(settings.get(key), str)]
+    measured = {key for row in rule.every_row for key in (row.decay_key, *row.hyper)}
+    texts = [key for key in sorted(measured) if isinstance(settings.get(key), str)]
     faults += [
         Fault(key, f"it is {settings[key]!r}, expected a number", f"write {key}=0.1, for example")
         for key in texts
@@ -96,20 +99,24 @@ def param_groups(
         for key in rule.constructor_only
         if settings.get(key)
     ]
-    if rule.shape_factor is not None:
-        odd = [name for name in named if len(plan[name].axes) != 2]
-        faults += [
-            Fault(name, f"{optimizer_class.__name__} takes matrices only", "pick matrices with parameters=")
-            for name in odd
-        ]
+    rows: dict[str, OptimizerRule] = {}
+    for name in named:
+        try:
+            rows[name] = rule.row(settings, len(plan[name].axes))
+        except MupscaleError as error:
+            faults.append(Fault(name, error.claim))
+            continue
+        if rows[name].of_matrices and len(plan[name].axes) < 2:
+            what = f"{optimizer_class.__name__} takes matrices only"
+            faults.append(Fault(name, what, "pick matrices with parameters="))
     faults += refused_on_shards(optimizer_class, named, settings)
     raise_faults("these parameters cannot be grouped", faults)
     groups: dict[Any, dict[str, Any]] = {}
     for name, parameter in named.items():
-        own = dict(settings)
-        if rule.decay is not None and any(fnmatchcase(name, pattern) for pattern in no_decay):
-            own["weight_decay"] = 0.0
-        factors = factors_of(rule, own, plan[name])
+        own, row = dict(settings), rows[name]
+        if row.decay is not None and any(fnmatchcase(name, pattern) for pattern in no_decay):
+            own[row.decay_key] = 0.0
+        factors = factors_of(row, own, plan[name])
         group = {
             key: scale_setting(copy.deepcopy(v), factors[key]) if key in factors else v
             for key, v in own.items()
@@ -122,6 +129,33 @@ def param_groups(
         apart = is_sharded(parameter)  # foreach and fused steps take plain or sharded tensors, not both
         groups.setdefault((apart, key), {**group, "params": []})["params"].append((name, parameter))
     return list(groups.values())
+
+
+def _settings(
+    optimizer: type[Optimizer], rule: OptimizerRule, constants: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The settings of a group: what is given, and the defaults.
+
+    Other packages have constructors with arguments that are no settings of a group (bits, pages), and settings that they
+    spell in another way. So an optimizer of one number is made to see them; arguments that it keeps elsewhere are left out.
+    """
+    plain = {**_defaults(optimizer), **constants}
+    if qualified_name(optimizer).startswith("torch.optim."):
+        return plain
+    try:
+        made = optimizer([nn.Parameter(torch.zeros(1, 1))], **constants).defaults  # type: ignore[call-arg]
+    except (TypeError, ValueError, AssertionError, KeyError):
+        return plain
+    kept = {key: value for key, value in made.items() if key not in _CHOICES or key in constants}
+    arguments = inspect.signature(optimizer.__init__).parameters
+    return {**kept, **{key: v for key, v in constants.items() if rule.known(key) or key not in arguments}}
+
+
+def _rows(rule: OptimizerRule, settings: Mapping[str, Any]) -> tuple[OptimizerRule, ...]:
+    """The rows that tensors can have under these settings."""
+    if rule.by in settings:
+        return _rows(rule.rows[settings[rule.by]], settings) if settings[rule.by] in rule.rows else ()
+    return tuple(r for row in rule.rows.values() for r in _rows(row, settings)) if rule.rows else (rule,)
 
 
 def expect_class(optimizer: object) -> list[Fault]:
@@ -180,7 +214,7 @@ def _matters(value: Any) -> bool:
 
 def _defaults(optimizer: type[Optimizer]) -> dict[str, Any]:
     signature = inspect.signature(optimizer.__init__)
-    skip = {"self", "params", "foreach", "fused", "capturable", "differentiable", "maximize"}
+    skip = {"self", "params", *_CHOICES}
     return {
         name: parameter.default
         for name, parameter in signature.parameters.items()

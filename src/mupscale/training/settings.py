@@ -60,12 +60,13 @@ def _is_number(value: Any) -> bool:
 def _stepped(
     optimizer: Optimizer, model: nn.Module, rules: Mapping[str, OptimizerRule] | None
 ) -> Iterator[NamedGroup]:
-    """The groups with which an optimizer steps; one per tensor where it is stepped in units."""
+    """The settings with which an optimizer steps, and their row, for each tensor."""
     names, since, rule = parameter_names(model), units_of(optimizer), rule_for(type(optimizer), rules=rules)
     for group in optimizer.param_groups:
-        members, settings = tuple(names[id(p)] for p in group["params"]), settings_of(group)
-        if since is None:
-            yield NamedGroup(members, settings, rule)
-            continue
-        for name in members:
-            yield NamedGroup((name,), in_units(rule, {**settings, "lr_factor": 1.0}, since[name]), rule)
+        settings = settings_of(group)
+        for p in group["params"]:
+            name, row = names[id(p)], rule.row(settings, p.dim(), optimizer.state.get(p))
+            stepped = (
+                settings if since is None else in_units(row, {**settings, "lr_factor": 1.0}, since[name])
+            )
+            yield NamedGroup((name,), stepped, row)

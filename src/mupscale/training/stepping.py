@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -20,11 +21,19 @@ from ..arguments import wrong_kind
 from ..errors import Fault, MupscaleError, raise_faults
 from ..optimizers.named import NamedGroup
 from ..optimizers.read import settings_of
-from ..optimizers.settings import by_factors, cannot_be_exact, scale_setting, unknown_settings
+from ..optimizers.rows import split_by_row
+from ..optimizers.settings import (
+    by_factors,
+    cannot_be_exact,
+    same_setting,
+    scale_setting,
+    unknown_settings,
+)
 from ..plans.fits import check_end
 from ..plans.names import parameter_names
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
+from ..rules.scale import Scale
 from ..runs.run import Since, model_of, since_of
 from ..tensors.parts import is_sharded
 from .groups import refused_on_shards
@@ -70,7 +79,6 @@ class InUnits:
         faults: list[Fault] = []
         for origin, group in enumerate(self._optimizer.param_groups):
             where = f"{type(self._optimizer).__name__}, group {origin}"
-            faults += _refused(self._rule, group, where)
             members: dict[str, nn.Parameter] = {}
             for parameter in group["params"]:
                 name = self._names.get(id(parameter))
@@ -78,14 +86,19 @@ class InUnits:
                     what = "it holds a parameter that does not belong to the model"
                     faults.append(Fault(where, what, "build the optimizer from this model's parameters"))
                     continue
-                faults += cannot_be_exact(self._rule, group, name, self.plan[name])
                 members[name] = parameter
             faults += refused_on_shards(type(self._optimizer), members, group)
             named = NamedGroup(tuple(members), settings_of(group), self._rule, origin)
-            for apart in (False, True):  # foreach and fused steps take plain or sharded tensors, not both
-                entries = [(n, self.plan[n]) for n, p in members.items() if is_sharded(p) is apart]
-                for factors, names in by_factors(named, entries):
-                    shares.append(_Share(origin, factors, [members[n] for n in names]))
+            dimensions = {name: p.dim() for name, p in members.items()}
+            state = {name: self._optimizer.state.get(p, {}) for name, p in members.items()}
+            for part in split_by_row(named, dimensions, state, where):
+                faults += _refused(part.rule, group, where)
+                for name in part.names:
+                    faults += cannot_be_exact(part.rule, group, name, self.plan[name])
+                for apart in (False, True):  # foreach and fused steps take plain or sharded tensors, not both
+                    entries = [(n, self.plan[n]) for n in part.names if is_sharded(members[n]) is apart]
+                    for factors, names in by_factors(part, entries):
+                        shares.append(_Share(origin, factors, [members[n] for n in names]))
         raise_faults("this optimizer cannot be stepped in the units of the plan", faults)
         return shares
 
@@ -97,32 +110,37 @@ class InUnits:
         self._own: Groups = [
             {
                 **{
-                    key: scale_setting(value, share.factors[key]) if key in share.factors else value
+                    key: scale_setting(value, share.factors[key]) if key in share.factors else _own(value)
                     for key, value in stock[share.origin].items()
+                    if key != "params"
                 },
                 "params": share.params,
             }
             for share in self._shares
         ]
-        self._before = [dict(group) for group in self._own]
+        self._before = [{key: _own(value) for key, value in group.items()} for group in self._own]
         self._stock, self._paused = stock, False
         optimizer.param_groups = self._own
 
     def _leave(self, optimizer: Optimizer, *_: Any) -> None:
         if self._stock is None:
             return
-        written = {
-            key
-            for group, before in zip(self._own, self._before, strict=True)
-            for key in group.keys() | before.keys()
-            if group.get(key) is not before.get(key)
-        }
+        stock, shares = self._stock, list(zip(self._shares, self._own, self._before, strict=True))
         self._put_back()
-        if written:
+        written: dict[tuple[int, str], list[Any]] = {}
+        for share, group, before in shares:
+            for key in (key for key in group if not _same(group[key], before.get(key))):
+                back = scale_setting(group[key], share.factors.get(key, Scale()), back=True)
+                written.setdefault((share.origin, key), []).append(back)
+        odd = {key for (_, key), values in written.items() if not self._rule.known(key) or not _agree(values)}
+        if odd:
             raise MupscaleError(
-                f"{type(optimizer).__name__} wrote {', '.join(sorted(written))} into its groups while it stepped; "
-                "values that an optimizer keeps in its groups cannot be scaled; build it from param_groups"
+                f"{type(optimizer).__name__} wrote {', '.join(sorted(odd))} into its groups while it stepped; values that an "
+                "optimizer keeps in its groups need units in its row, and one value for all tensors; build it from "
+                "param_groups"
             )
+        for (origin, key), values in written.items():
+            stock[origin][key] = values[0]
 
     def _pause(self, optimizer: Optimizer) -> None:
         """Restore the original groups in a state dict that is saved inside a step, by a closure or after an error."""
@@ -184,6 +202,23 @@ def units_of(optimizer: Optimizer) -> Plan | None:
     return next((owner.plan for owner in owners if isinstance(owner, InUnits)), None)
 
 
+def _own(value: Any) -> Any:
+    """A setting that a step may change in place without changing it elsewhere."""
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _same(value: Any, before: Any) -> bool:
+    """Whether a step has left a setting as it was."""
+    if isinstance(value, Tensor) and isinstance(before, Tensor):
+        return torch.equal(value, before)
+    return value is before
+
+
+def _agree(values: list[Any]) -> bool:
+    """Whether the values that a step wrote for the tensors of a group are one, in the units of the reference."""
+    return all(same_setting(value, values[0]) for value in values)
+
+
 def _members(groups: Groups) -> list[list[int]]:
     return [[id(parameter) for parameter in group["params"]] for group in groups]
 
@@ -197,6 +232,11 @@ def _refused(rule: OptimizerRule, group: Mapping[str, Any], where: str) -> list[
                 "its settings are in the units of its tensors already (it has an lr_factor)",
                 "step it as it is, or build the optimizer from plain parameters",
             )
+        )
+    if rule.stacked:
+        what = "it stacks the state of the tensors of a group, which steps in units would split"
+        faults.append(
+            Fault(where, what, "build its groups with param_groups, one call for each kind of group")
         )
     faults += [
         Fault(

@@ -227,7 +227,8 @@ def settings_at(
             settings = {"lr_factor": 1.0, **{key: value for key, value in group.items() if key != "params"}}
             for parameter in group["params"]:
                 name = resolve(names.get(id(parameter), ""), since)
-                yield settings if name is None else in_units(rule, settings, since[name], back=True)
+                row = rule.row(settings, parameter.dim(), optimizer.state.get(parameter))
+                yield settings if name is None else in_units(row, settings, since[name], back=True)
 
 
 def replace_run(run: Run, **changes: Any) -> Run:

@@ -1,0 +1,219 @@
+"""Every optimizer with a row, and every name of the Trainer's optim=: is a run that is widened in mid-training exact?
+
+A small network trains, is widened with its optimizer state, and both go on for 12 steps on the same data. The figure is the
+largest difference of their outputs, relative to the largest output: in float64, and in float32. Classes of packages that
+are not installed, or that compute in float32 alone, are written from their published descriptions (`harness/published.py`,
+`harness/muons.py`), with hard-coded floors and 16-bit iterations lifted; the class of the package is run beside them.
+
+    python benchmarks/optimizers.py [--json docs/optimizers.json]
+
+Names of 8-bit and 4-bit classes run on tensors that are too small to be quantised; quantised state is refused when a run is
+widened. The last line is `menu=… supported=… ran=… refused=… unknown=… rows=… worst64=… worst32=… quantised=…`. The exit code is 1
+when a bound fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import mupscale as mu
+from harness.known_optimizers import CASES, WRITTEN_RULES, Known, stand_ins
+from harness.muons import MoonlightMuon
+from mupscale.rules.optimizers import OptimizerRule
+from mupscale.trainers.menu import MENU, REFUSED_NAMES, named_optimizer
+
+BEFORE, STEPS = 6, 12
+WORST64, WORST32, MOVED = 1e-12, 1e-4, 1e-4
+SUPPORTED, RAN = 24, 20
+FASTER = {"torch.optim.SGD": 0.5, "schedulefree.SGDScheduleFree": 0.5}
+"""Rates at which the network moves, where 0.01 is too small."""
+Make = Callable[[list[nn.Parameter]], Optimizer]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One optimizer in one dtype."""
+
+    name: str
+    row: str
+    source: str
+    dtype: str
+    error: float
+    moved: float
+
+
+def network(width: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2)
+    )
+
+
+def error(make: Make, dtype: torch.dtype, rules: Mapping[str, OptimizerRule]) -> tuple[float, float]:
+    """The largest relative difference of outputs after growth, and how far the base moved meanwhile."""
+    torch.manual_seed(0)
+    model, x = network(6).to(dtype), torch.randn(32, 3, dtype=dtype)
+    y = torch.sin(2 * x[:, :2])
+    run = mu.Run(model, make(list(model.parameters())))
+
+    def step(of: mu.Run) -> Tensor:
+        of.model.zero_grad()
+        outputs: Tensor = of.model(x)
+        (outputs - y).square().mean().backward()  # type: ignore[no-untyped-call]
+        of.optimizer.step()
+        return outputs.detach()
+
+    for _ in range(BEFORE):
+        step(run)
+    start: Tensor = run.model(x).detach()
+    wide = mu.widen(run, lambda: network(18).to(dtype), rules=rules)
+    pairs = [(step(run), step(wide)) for _ in range(STEPS)]
+    size = max(float(base.abs().max()) for base, _ in pairs)
+    worst = max(float((grown - base).abs().max()) for base, grown in pairs) / size
+    return worst, float((pairs[-1][0] - start).abs().max()) / size
+
+
+def figures(name: str, row: str, makes: Mapping[tuple[str, torch.dtype], Make]) -> list[Figure]:
+    found = []
+    for (source, dtype), make in makes.items():
+        worst, moved = error(make, dtype, WRITTEN_RULES)
+        found.append(Figure(name, row, source, str(dtype)[6:], worst, moved))
+    return found
+
+
+def both(written: Make, original: Make | None, single: bool) -> dict[tuple[str, torch.dtype], Make]:
+    """In float64 the class that can, in float32 the class of the package where it is installed."""
+    exact = written if single or original is None else original
+    source = "written" if exact is written and written is not original else "package"
+    found = {(source, torch.float64): exact, ("written", torch.float32): written}
+    if original is not None:
+        found = {key: make for key, make in found.items() if key[1] is torch.float64}
+        found["package", torch.float32] = original
+    return found
+
+
+def of_row(name: str, case: Known) -> list[Figure]:
+    def tuned(make: Make) -> Make:
+        # The trials of single tensors have large rates; a network needs smaller ones.
+        def smaller(params: list[nn.Parameter]) -> Optimizer:
+            optimizer = make(params)
+            for group in optimizer.param_groups:
+                if group["lr"] is not None:
+                    group["lr"] = group["lr"] * 0.2
+                if group.get("max_lr"):
+                    group["max_lr"] = group["max_lr"] * 0.2
+            return optimizer
+
+        return smaller
+
+    original = tuned(case.make_original) if case.installed else None
+    written = original if case.written is None and original else tuned(case.make_written)
+    if "Muon" in name and "its" not in name:
+        written, original = tuned(lambda params: _with_matrices(case, params)), None
+    return figures(name, case.row, both(written, original, case.single))
+
+
+def _with_matrices(case: Known, params: list[nn.Parameter]) -> Optimizer:
+    """A hybrid: Muon for each matrix, its other optimizer for vectors."""
+    key = "kind" if "kind" in case.settings else "use_muon"
+    rest = {
+        key: "adamw" if key == "kind" else False,
+        "lr": 0.1,
+        "weight_decay": 0.5,
+        "eps": 0.1,
+        "betas": (0.9, 0.99),
+    }
+    assert case.written is not None
+    groups = [{"params": [p], **case.settings} for p in params if p.dim() == 2]
+    return case.written([*groups, {"params": [p for p in params if p.dim() != 2], **rest}])
+
+
+def moonlight() -> list[Figure]:
+    def make(params: list[nn.Parameter]) -> Optimizer:
+        matrices, rest = ([p for p in params if (p.dim() == 2) is flat] for flat in (True, False))
+        return MoonlightMuon(lr=0.02, wd=0.5, muon_params=matrices, adamw_params=rest, adamw_eps=0.1)
+
+    return figures("Muon, Moonlight", "moonlight.Muon", both(make, None, False))
+
+
+def of_name(name: str, installed: bool) -> list[Figure]:
+    """A name of the Trainer, with the class and the settings that the Trainer gives it."""
+    chosen = MENU[name]
+
+    def make(params: list[nn.Parameter]) -> Optimizer:
+        kind, own = named_optimizer(name)
+        optimizer = kind(params, lr=FASTER.get(chosen.kind, 0.01), **own)  # type: ignore[call-arg]
+        if hasattr(optimizer, "train"):
+            optimizer.train()
+        return optimizer
+
+    single = installed and chosen.kind.startswith(("bitsandbytes", "torchao"))
+    source = "package" if installed else "written"
+    dtypes = [torch.float32] if single else [torch.float64, torch.float32]
+    return figures(f"optim={name}", chosen.kind, {(source, dtype): make for dtype in dtypes})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path, help="where to write the figures, for the documentation")
+    chosen = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    torch.compile = lambda function, **_: function  # type: ignore[assignment, misc]  # torchao compiles its step
+    from transformers.training_args import OptimizerNames
+
+    missing = stand_ins()
+    found = [figure for name, case in CASES.items() for figure in of_row(name, case)] + moonlight()
+    sys.modules.update(missing)
+    names = [name.value for name in OptimizerNames]
+    ran, not_run = [], []
+    for name in (name for name in names if name in MENU):
+        package = MENU[name].kind.partition(".")[0]
+        try:
+            found += of_name(name, package not in missing)
+            ran.append(name)
+        except mu.MupscaleError as reason:
+            if "cannot be imported" not in str(reason):
+                raise
+            not_run.append(name)
+    for f in found:
+        print(f"{f.name:36} {f.source:8} {f.dtype:8} {f.error:8.1e}   moved {f.moved:.1e}   {f.row}")
+    for name in not_run:
+        print(f"optim={name} did not run: {MENU[name].kind} is not installed")
+    worst64, worst32 = (max(f.error for f in found if f.dtype == kind) for kind in ("float64", "float32"))
+    supported, refused = (sum(name in table for name in names) for table in (MENU, REFUSED_NAMES))
+    unknown = len(names) - supported - refused
+    failed = [f"{f.name} in {f.dtype} moved by {f.moved:.1e} only" for f in found if not f.moved >= MOVED]
+    bounds = {
+        f"{unknown} names are neither supported nor refused": unknown == 0,
+        f"{supported} names are supported, expected {SUPPORTED}": supported >= SUPPORTED,
+        f"{len(ran)} names ran, expected {RAN}": len(ran) >= RAN,
+        f"float64 differs by {worst64:.1e}": worst64 <= WORST64,
+        f"float32 differs by {worst32:.1e}": worst32 <= WORST32,
+    }
+    failed += [text for text, holds in bounds.items() if not holds]
+    for failure in failed:
+        print(f"FAILED: {failure}")
+    if chosen.json:
+        chosen.json.write_text(json.dumps([asdict(f) for f in found], indent=1) + "\n")
+    rows = len({f.row for f in found})
+    print(
+        f"\nmenu={len(names)} supported={supported} ran={len(ran)} refused={refused} unknown={unknown} rows={rows} "
+        f"worst64={worst64:.1e} worst32={worst32:.1e} quantised=not_run"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Every optimizer of another package that has a row: the class that is installed, and the one written from its description.
+
+`CASES` builds each with settings under which a wrong factor shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from harness import muons, published
+from mupscale.rules.optimizers import RULES, OptimizerRule, qualified_name
+
+Make = Callable[[list[nn.Parameter]], Optimizer]
+WRITTEN = {**published.ROWS, **muons.MUON_ROWS}
+"""Classes of the harness -> the rows of the registry that they have."""
+WRITTEN_RULES: Mapping[str, OptimizerRule] = {
+    **RULES,
+    **{qualified_name(kind): RULES[row] for kind, row in WRITTEN.items()},
+}
+"""The registry, with rows for those classes."""
+_DECAY = {"lr": 0.1, "weight_decay": 0.5}
+
+
+@dataclass(frozen=True)
+class Known:
+    """One row of the registry with the settings of a trial."""
+
+    row: str
+    settings: Mapping[str, Any]
+    written: type[Optimizer] | None = None
+    """The class of the harness; None where the package is a dependency of the tests."""
+    original: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that the class of the package spells in another way."""
+    single: bool = False
+    """True for a package that computes in float32, whatever the dtype of its parameters."""
+    group: bool = False
+    """True for a class that takes groups and no settings."""
+
+    @property
+    def installed(self) -> bool:
+        package = self.row.partition(".")[0]
+        return find_spec(package) is not None
+
+    def make_original(self, params: list[nn.Parameter]) -> Optimizer:
+        module, _, name = self.row.rpartition(".")
+        made = getattr(import_module(module), name)(params, **{**self.settings, **self.original})
+        if hasattr(made, "train"):
+            made.train()  # schedule-free classes start in eval mode
+        return made  # type: ignore[no-any-return]
+
+    def make_written(self, params: list[nn.Parameter]) -> Optimizer:
+        if self.written is None:
+            return self.make_original(params)
+        if self.group:
+            return self.written([{"params": params, **self.settings}])
+        return self.written(params, **self.settings)
+
+
+_EPS = {**_DECAY, "eps": 0.1}
+_ADOPT = {**_EPS, "eps": 1.0, "betas": (0.9, 0.9)}
+_NANOCHAT = {**_DECAY, "kind": "muon", "momentum": 0.95, "ns_steps": 3, "beta2": 0.9}
+
+CASES = {
+    "Lion": Known("lion_pytorch.Lion", _DECAY, published.Lion),
+    "AdEMAMix": Known("pytorch_optimizer.AdEMAMix", _EPS, published.AdEMAMix),
+    "ADOPT": Known("pytorch_optimizer.ADOPT", _ADOPT, published.ADOPT),
+    "ADOPT decoupled": Known("pytorch_optimizer.ADOPT", {**_ADOPT, "weight_decouple": True}, published.ADOPT),
+    "StableAdamW": Known("optimi.StableAdamW", _EPS, published.StableAdamW),
+    "StableAdamW decouple_lr": Known(
+        "optimi.StableAdamW",
+        {**_EPS, "weight_decay": 1e-4, "decouple_lr": True, "max_lr": 0.2},
+        published.StableAdamW,
+    ),
+    "schedule-free SGD": Known(
+        "schedulefree.SGDScheduleFree", {**_DECAY, "warmup_steps": 3}, published.SGDScheduleFree
+    ),
+    "schedule-free AdamW": Known(
+        "schedulefree.AdamWScheduleFree", {**_EPS, "warmup_steps": 3}, published.AdamWScheduleFree
+    ),
+    "schedule-free AdamW, equal weights": Known(
+        "schedulefree.AdamWScheduleFree", {**_EPS, "weight_lr_power": 0.0}, published.AdamWScheduleFree
+    ),
+    "schedule-free RAdam": Known("schedulefree.RAdamScheduleFree", _EPS, published.RAdamScheduleFree),
+    "CAME": Known("came_pytorch.CAME", _DECAY, published.CAME),
+    "AnyPrecision": Known(
+        "torchdistx.optimizers.AnyPrecisionAdamW",
+        {**_EPS, "use_kahan_summation": True},
+        published.AnyPrecisionAdamW,
+    ),
+    "bitsandbytes AdamW": Known("bitsandbytes.optim.AdamW", _EPS, published.BnbAdamW, single=True),
+    "bitsandbytes AdEMAMix": Known("bitsandbytes.optim.AdEMAMix", _EPS, published.BnbAdEMAMix, single=True),
+    "bitsandbytes Lion": Known("bitsandbytes.optim.Lion", _DECAY, published.BnbLion, single=True),
+    "bitsandbytes RMSprop": Known("bitsandbytes.optim.RMSprop", _EPS, published.BnbRMSprop, single=True),
+    "torchao AdamW": Known("torchao.optim.AdamW8bit", _EPS, published.TorchaoAdamW, single=True),
+    "Adafactor": Known(
+        "transformers.Adafactor",
+        {**_DECAY, "scale_parameter": False, "relative_step": False, "beta1": 0.9},
+    ),
+    "Adafactor by size": Known(
+        "transformers.Adafactor",
+        {**_DECAY, "scale_parameter": True, "relative_step": False, "eps": (1e-30, 0.1)},
+    ),
+    "Adafactor absolute": Known(
+        "transformers.Adafactor",
+        {**_DECAY, "lr": 0.003, "scale_parameter": True, "relative_step": False, "eps": (1e-30, 10.0)},
+    ),
+    "Adafactor relative": Known("transformers.Adafactor", {"weight_decay": 0.5}),
+    "Muon, Keller Jordan": Known(
+        "muon.SingleDeviceMuonWithAuxAdam", {**_DECAY, "use_muon": True}, muons.MuonWithAuxAdam, group=True
+    ),
+    "Muon, Keller Jordan, its Adam": Known(
+        "muon.SingleDeviceMuonWithAuxAdam", {**_EPS, "use_muon": False}, muons.MuonWithAuxAdam, group=True
+    ),
+    "Muon, nanochat": Known("nanochat.optim.MuonAdamW", _NANOCHAT, muons.NanochatMuonAdamW, group=True),
+    "Muon, nanochat, its AdamW": Known(
+        "nanochat.optim.MuonAdamW",
+        {**_EPS, "kind": "adamw", "betas": (0.9, 0.99)},
+        muons.NanochatMuonAdamW,
+        group=True,
+    ),
+}
+
+
+def stand_ins() -> dict[str, ModuleType]:
+    """Modules with the classes of the harness, by name, for the packages that are not installed."""
+    made: dict[str, ModuleType] = {}
+    for kind, row in published.ROWS.items():
+        module, _, name = row.rpartition(".")
+        package = module.partition(".")[0]
+        if find_spec(package) is None:
+            for path in {package, module}:
+                made.setdefault(path, ModuleType(path))
+            setattr(made[module], name, kind)
+    for path in ("torchao.optim",):
+        if path in made:
+            made[path].AdamW4bit = published.TorchaoAdamW  # type: ignore[attr-defined]
+    return made
+
+
+def make_moonlight(params: list[nn.Parameter], matrices: bool = True) -> Optimizer:
+    """Moonlight's Muon, which takes matrices and the rest as two arguments."""
+    if matrices:
+        return muons.MoonlightMuon(lr=0.1, wd=0.5, muon_params=params)
+    return muons.MoonlightMuon(lr=0.1, wd=0.5, adamw_params=params, adamw_eps=0.1)

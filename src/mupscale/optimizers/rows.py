@@ -1,0 +1,86 @@
+"""The row of every tensor of a group, and state that the tensors of a group share in one stack.
+
+A class may hold several optimizers and choose by group, by a parameter's state or by dimensions. Readers split groups by
+row here, so that everything after them sees one row per group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..rules.optimizers import OptimizerRule
+from .named import NamedGroup
+
+States = Mapping[str, Mapping[str, Any]]
+
+
+def split_by_row(
+    group: NamedGroup, dimensions: Mapping[str, int], state: States, where: str
+) -> list[NamedGroup]:
+    """One group per row, in the order of first appearance; raises for tensors that have none."""
+    if group.rule.by is None:
+        return [group]
+    found: dict[int, tuple[OptimizerRule, list[str]]] = {}
+    faults: list[Fault] = []
+    for name in group.names:
+        try:
+            row = group.rule.row(group.settings, dimensions[name], state.get(name))
+        except MupscaleError as error:
+            faults.append(Fault(f"{where}, group {group.origin}, {name}", error.claim))
+            continue
+        found.setdefault(id(row), (row, []))[1].append(name)
+    raise_faults("this optimizer holds tensors that have no row", faults)
+    return [replace(group, names=tuple(names), rule=row) for row, names in found.values()]
+
+
+def split_all(
+    groups: Iterable[NamedGroup], state: States, dimensions: Mapping[str, int], where: str
+) -> tuple[tuple[NamedGroup, ...], dict[str, dict[str, Any]], list[Fault]]:
+    """Groups split by row, the state with stacks given to the tensors they belong to, and faults for the rest."""
+    own = {name: dict(values) for name, values in state.items()}
+    every: list[NamedGroup] = []
+    faults: list[Fault] = []
+    for group in groups:
+        parts = split_by_row(group, dimensions, own, where)
+        for part in parts:
+            faults += _unstack_(part, own, where)
+        every += parts
+    return tuple(every), own, faults
+
+
+def _unstack_(group: NamedGroup, state: dict[str, dict[str, Any]], where: str) -> list[Fault]:
+    """Give every tensor of a group its part of the state that the first one holds for all."""
+    if not group.rule.stacked or not group.names or group.names[0] not in state:
+        return []
+    first, many, faults = state.pop(group.names[0]), len(group.names), []
+    for key, value in first.items():
+        if not isinstance(value, Tensor):
+            what = f"its stacked state {key!r} is not a tensor in memory"
+            faults.append(
+                Fault(f"{where}, {group.names[0]}", what, "widen the live optimizer or its state dict")
+            )
+        elif not value.dim() or len(value) != many:
+            what = f"its stacked state {key!r} has shape {tuple(value.shape)}, expected {many} tensors in a stack"
+            faults.append(
+                Fault(f"{where}, {group.names[0]}", what, "pass the state of this model's own optimizer")
+            )
+        else:
+            for name, part in zip(group.names, value, strict=True):
+                state.setdefault(name, {})[key] = part
+    return faults
+
+
+def stacked(groups: Sequence[NamedGroup], state: States) -> dict[str, dict[str, Any]]:
+    """The state as the optimizer keeps it: where its row says so, the first tensor of a group holds it for all."""
+    kept = {name: dict(values) for name, values in state.items()}
+    for group in groups:
+        held = [kept.pop(name) for name in group.names if name in kept] if group.rule.stacked else []
+        if held:
+            kept[group.names[0]] = {key: torch.stack([values[key] for values in held]) for key in held[0]}
+    return kept
