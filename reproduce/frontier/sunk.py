@@ -17,14 +17,10 @@ FIRST_NOISE = 0.1
 """The noise of the first look at growing: the best in most settings so far."""
 
 
-def names(base: Finished) -> tuple[str, ...]:
-    """The arms of a base, in the order of the table.
-
-    >>> names(Finished(64, 16))
-    ('goes on', 'grown to 128', 'scratch 128', 'grown to 256', 'scratch 256')
-    """
+def names(sizes: Sizes, base: Finished) -> tuple[str, ...]:
+    """The arms of a base, in the order of the table."""
     told = ["goes on"]
-    for k in (2, 4):
+    for k in sizes.ks:
         told += [f"grown to {k * base.width}", f"scratch {k * base.width}"]
     return tuple(told)
 
@@ -54,7 +50,7 @@ def specs(known: Known, sizes: Sizes, base: Finished, extras: tuple[float, ...])
         yield replace(grown, noise=min(sizes.noises, key=lambda t: abs(t - FIRST_NOISE)))
         yield from arm(known, sizes, base, f"scratch {2 * base.width}", extra).specs
     for extra in sorted(extras, key=lambda extra: abs(extra - 1)):
-        arms = [arm(known, sizes, base, name, extra) for name in names(base)]
+        arms = [arm(known, sizes, base, name, extra) for name in names(sizes, base)]
         yield from runs_of(arms, sizes.seeds)
 
 
