@@ -33,11 +33,13 @@ runs below end with a rate of zero, because runs that people finish do, and they
   half, as the mean of seeds {seeds} with the distance between them in brackets. Rates are powers of two; the best one is
   inside of the grid, or one factor of two from the rate that was tuned at the middle budget.
 - One unit is {unit:.3g} FLOPs, {steps:,} steps at width {reference}.
+- Two more studies are smaller: a stock Llama with two layers on BPE tokens of textbooks (OpenStax, AdamW), and a ResNet-18 on
+  CIFAR-10 (SGD with momentum). The schedule and the rules of choosing are the same.
 """
 _LIMITS = """\
 ## Limits
 
-- One task, small models, two reported seeds. What holds here is a sign for larger models, not a law.
+- Small models, mostly one task, two reported seeds. What holds here is a sign for larger models, not a law.
 - Equal FLOPs are not equal data: a wider model reads fewer samples for the same FLOPs. The store has both.
 - Growing tries more settings than the other arms, because it has one more: the noise.
 - What others say against it. [2307.06440](https://arxiv.org/abs/2307.06440): gains of stacking layers vanish against a

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -291,3 +292,16 @@ def test_a_page_that_says_otherwise_than_the_store_is_told(monkeypatch):
     assert page.differences() == []
     monkeypatch.setattr(page, "page", lambda: "something else")
     assert "run python docs/generate.py" in page.differences()[0]
+
+
+def test_the_readme_says_what_is_stored():
+    stored = page.books()[0]
+    base = HERE.cited_bases[0]
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    told = {name: stored.sunk(base, name, 1.0) for name in sunk.names(HERE, base)}
+    for name in ("grown to 64", "goes on", "scratch 64"):
+        seen = told[name]
+        assert seen is not None
+        assert f"{seen.mean:.3f}" in readme, name
+    assert tables.sunk_contest(stored, base, 0.25)[1] is False, "with a quarter growing gains nothing"
+    assert told["grown to 128"].mean > told["grown to 64"].mean, "four times the width gains less"
