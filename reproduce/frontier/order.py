@@ -5,6 +5,7 @@ Core hours at one thread, for the MLP with 2 ms a step at widths 32 and 64, 4 ms
     b  the first base, 1/4 and 1 times its budget     0.2
     c  what exactness buys                            0.3
     b  the other bases, 1/4 and 1 times their budget  0.3 (32 at 4 units), 0.3 (64 at 4), 1.0 (64 at 16)
+    b  the same with noise by the rule                0.1 (32 at 1 unit), 0.2, 0.2, 0.8
     d  the recipe on a setting that chose nothing     0.2
     a  growth in mid-run at equal total FLOPs         0.9
     b  4 times their budget                           0.2, 0.5, 0.3, 0.9
@@ -15,6 +16,7 @@ Text takes 0.9 in all (d 0.35, b 0.5, a and c 0.05), and images 0.2.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 from . import exactness, midrun, sunk, unseen
 from .choose import Known
@@ -40,6 +42,9 @@ PARTS: Mapping[str, Callable[[Known, Sizes], Iterator[Spec]]] = {
     "b, first base": lambda known, sizes: _sunk(known, sizes, sizes.bases[:1], _early(sizes)),
     "b": lambda known, sizes: _sunk(known, sizes, sizes.bases, _early(sizes)),
     "b, all budgets": lambda known, sizes: _sunk(known, sizes, sizes.bases, sizes.extras),
+    "b, noise by rule": lambda known, sizes: chain.from_iterable(
+        sunk.ruled_specs(known, sizes, base, _early(sizes)) for base in sizes.bases
+    ),
     "c": exactness.specs,
     "d": unseen.specs,
 }

@@ -11,7 +11,7 @@ from .choose import Arm
 from .sections import cell, gain_cell, mid_run, noise, state, without_a_sweep
 from .sizes import Finished
 from .studies import STUDIES
-from .tables import Book, Seen, figures, mid_run_contest, regret, sunk_contest
+from .tables import Book, Seen, figures, mid_run_contest, regret, ruled_contest, sunk_contest
 
 _HEAD = """\
 # When growing pays
@@ -121,8 +121,17 @@ def _sunk(stored: Book) -> Iterator[str]:
         lines += [f"| {row[0]} | {' | '.join(row[i] for i in kept)} |" for row in rows]
         gains = [_gain(stored, base, stored.sizes.extras[i - 1]) for i in kept]
         against = "the best alternative minus" if stored.nats else "the best alternative over"
-        lines += [f"| {against} the best grown | {' | '.join(gains)} |", ""]
-        lines += ["Beside each loss: the peak of the rate, and the noise t of growing.", ""]
+        lines += [f"| {against} the best grown | {' | '.join(gains)} |"]
+        extras = [stored.sizes.extras[i - 1] for i in kept]
+        by_rule = [ruled_contest(stored, base, extra) for extra in extras]
+        if any(by_rule):
+            for name in sunk.ruled(stored.sizes, base):
+                lines += [
+                    f"| {name} | {' | '.join(cell(stored.sunk(base, name, extra)) for extra in extras)} |"
+                ]
+            told = [gain_cell(found, stored.nats) if found else "" for found in by_rule]
+            lines += [f"| {against} the best grown by rule | {' | '.join(told)} |"]
+        lines += ["", "Beside each loss: the peak of the rate, and the noise t of growing.", ""]
         yield "\n".join(lines)
 
 

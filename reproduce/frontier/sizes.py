@@ -32,7 +32,15 @@ class Sizes:
     """How many times as wide the model grows on it, to `wide`."""
     ks: tuple[int, ...] = (2, 4)
     """How many times as wide a finished base may grow."""
-    order: tuple[str, ...] = ("b, first base", "c", "b", "d", "a", "b, all budgets")
+    order: tuple[str, ...] = (
+        "b, first base",
+        "c",
+        "b",
+        "d",
+        "b, noise by rule",
+        "a",
+        "b, all budgets",
+    )
     """What is asked of this model, the most telling first: keys of `order.PARTS`."""
     rates: tuple[float, ...] = powers(-7, -5)
     noises: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2)
@@ -56,6 +64,8 @@ class Sizes:
     cited_extras: tuple[float, ...] = (0.25, 1.0)
     cited_exactness: bool = True
     cited_unseen: bool = False
+    cited_ruled: bool = False
+    """Whether the cited bases are cited with noise by the rule too."""
     cited_mid_run: tuple[int, ...] = ()
 
     @property
@@ -132,8 +142,9 @@ SMOKE = Sizes(
     mid_run=(2, 4, 8),
     extend=0,
     cited_bases=(Finished(8, 4),),
-    cited_extras=(0.25, 1.0, 2.0),
+    cited_extras=(0.25, 1.0),
     cited_unseen=True,
+    cited_ruled=True,
     cited_mid_run=(2, 4, 8),
 )
 SMOKE_TEXT = replace(
@@ -142,9 +153,16 @@ SMOKE_TEXT = replace(
     order=("d",),
     rates=powers(-6, -6),
     noises=(0.05,),
+    seeds=(1,),
     extend=0,
     cited_unseen=True,
 )
 SMOKE_IMAGES = replace(
-    IMAGES, unit=24 * STEP_RESNET, rates=powers(-5, -5), noises=(0.1,), extend=0, cited_unseen=True
+    IMAGES,
+    unit=16 * STEP_RESNET,
+    rates=powers(-5, -5),
+    noises=(0.1,),
+    seeds=(1,),
+    extend=0,
+    cited_unseen=True,
 )

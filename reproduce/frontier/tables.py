@@ -84,7 +84,8 @@ class Book:
         """What the page cites and is not stored."""
         for base in self.sizes.cited_bases:
             for extra in self.sizes.cited_extras:
-                for name in sunk.names(self.sizes, base):
+                ruled = sunk.ruled(self.sizes, base) if self.sizes.cited_ruled else ()
+                for name in (*sunk.names(self.sizes, base), *ruled):
                     if self.sunk(base, name, extra) is None:
                         yield f"b: base {base.width} of {base.units} units, {extra:g} times more: {name}"
         for name in exactness.cited(self.sizes) if self.sizes.cited_exactness else ():
@@ -128,6 +129,13 @@ def sunk_contest(book: Book, base: Finished, extra: float) -> tuple[float, bool]
     for name in sunk.names(book.sizes, base):
         sides[name.startswith("grown")].append(book.sunk(base, name, extra))
     return contest(sides[True], sides[False], book.nats)
+
+
+def ruled_contest(book: Book, base: Finished, extra: float) -> tuple[float, bool] | None:
+    """The same contest, where growing has noise by the rule."""
+    others = [book.sunk(base, n, extra) for n in sunk.names(book.sizes, base) if not n.startswith("grown")]
+    grown = [book.sunk(base, name, extra) for name in sunk.ruled(book.sizes, base)]
+    return contest(grown, others, book.nats)
 
 
 def mid_run_contest(book: Book, units: int) -> tuple[float, bool] | None:
@@ -208,6 +216,10 @@ def _show(book: Book, say: Callable[[str], object]) -> None:
             say(_row(name, [_cell(book.sunk(base, name, extra)) for extra in sizes.extras]))
         gains = [_gain(sunk_contest(book, base, extra), book.nats) for extra in sizes.extras]
         say(_row("gain of growing", gains))
+        for name in sunk.ruled(sizes, base):
+            say(_row(name, [_cell(book.sunk(base, name, extra)) for extra in sizes.extras]))
+        gains = [_gain(ruled_contest(book, base, extra), book.nats) for extra in sizes.extras]
+        say(_row("gain by rule", gains))
     if "a" in sizes.stages:
         say(f"\na: {sizes.narrow} -> {sizes.wide} in mid-run, equal total FLOPs")
         say(_row("", [f"{units} units" for units in sizes.mid_run]))
@@ -273,4 +285,4 @@ def _cell(seen: Seen | None) -> str:
 
 
 def _row(name: str, cells: Sequence[str]) -> str:
-    return f"{name:24}" + "".join(f"{cell:28}" for cell in cells).rstrip()
+    return f"{name:28}" + "".join(f"{cell:28}" for cell in cells).rstrip()

@@ -188,6 +188,7 @@ def test_tables_are_printed_from_a_store(known):
         ("c", "carried, no noise"),
         ("a", "grown at 0.5"),
         ("d", "recipe"),
+        ("b", sunk.ruled(SMOKE, SMOKE.bases[0])[0]),
     ],
 )
 def test_a_missing_seed_fails(known, name, without):
