@@ -23,10 +23,8 @@ def grow(setting: Setting, base: mu.Run, spec: Spec, steps: int, loss: Loss) -> 
     plan = setting.plan(narrow, wide)
     if spec.method != "ours":
         return PEERS[spec.method](_start(setting, base, spec, plan))
-    if spec.by_rule:
-        noise, by = mu.AutoNoise(steps=steps), loss
-    else:
-        noise, by = mu.SignalNoise(spec.noise), None
+    noise: mu.Noise | mu.AutoNoise = mu.AutoNoise(steps=steps) if spec.by_rule else mu.SignalNoise(spec.noise)
+    by = loss if spec.by_rule else None
     run = mu.upscale(base, lambda: setting.build(wide), noise, loss=by, plan=plan, seed=spec.seed)
     if spec.state == "wrong_units":
         _lose_units_(run, plan)
