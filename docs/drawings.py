@@ -1,18 +1,27 @@
-"""Draw docs/figures/dup.svg, blocks.svg and units.svg: `python docs/drawings.py`.
+"""Draw docs/figures/dup.svg, blocks.svg, units.svg and frontier.svg: `python docs/drawings.py`.
 
 Each stands on a light panel of its own, so that it reads the same on a light and on a dark page. What the drawings
-say in numbers is computed by the package.
+say in numbers is computed by the package, or read from stored runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import pairwise
+from math import log
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mupscale.plans import TensorPlan
 from mupscale.rules import Axis, rule_for
 from mupscale.rules.optimizers import decay_factor
+from reproduce.frontier import sunk
+from reproduce.frontier.page import books
+from reproduce.frontier.sizes import Finished
+from reproduce.frontier.tables import Book, Seen
 
 FIGURES = Path(__file__).parent / "figures"
 INK, FAINT, PAPER, WRONG = "#24292f", "#6a737d", "#fbfaf7", "#b3261e"
@@ -51,6 +60,9 @@ class Drawing:
         self.shapes.append(
             f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" stroke="{ink}" stroke-width="{width}"/>'
         )
+
+    def dot(self, x: float, y: float, ink: str, size: float = 5) -> None:
+        self.shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" fill="{ink}"/>')
 
     def arrow(self, x: float, y: float, length: float) -> None:
         self.line(x, y, x + length, y, width=2)
@@ -176,7 +188,70 @@ def units() -> Drawing:
     return drawing
 
 
-DRAWINGS = {"dup.svg": dup, "blocks.svg": blocks, "units.svg": units}
+GROWN, ON, SCRATCH = ("#b3541e", "#e0a070"), "#24292f", ("#33658a", "#86bbd8")
+PANEL, TOP, BOTTOM = 400, 70, 270
+
+
+def frontier() -> Drawing:
+    """Finished bases with more FLOPs to spend: held-out loss at the end by budget, for every way to spend them."""
+    stored = books()[0]
+    panels = {base: found for base in stored.sizes.cited_bases if len(found := _budgets(stored, base)) > 1}
+    drawing = Drawing(
+        120 + PANEL * len(panels), 350, "A finished model may spend more: stay, grow or start anew"
+    )
+    for number, (base, arms) in enumerate(panels.items()):
+        told = f"width {base.width}, trained with {stored.sizes.flops(base.units):.2g} FLOPs"
+        _panel(drawing, 80 + PANEL * number, told, arms)
+    drawing.say(
+        30, 30, "A finished model may spend more FLOPs: held-out loss at the end", at="start", bold=True
+    )
+    names = ("train on", "grow ×2", "grow ×4", "new model ×2", "new model ×4")
+    for i, (name, ink) in enumerate(zip(names, (ON, *GROWN, *SCRATCH), strict=True)):
+        drawing.dot(40 + 84 * i, 330, ink)
+        drawing.say(48 + 84 * i, 334, name, at="start", size=11)
+    return drawing
+
+
+def _budgets(stored: Book, base: Finished) -> dict[float, dict[str, Seen]]:
+    """The arms of a base for every budget that has all of them."""
+    found = {}
+    for extra in stored.sizes.extras:
+        arms = {name: stored.sunk(base, name, extra) for name in sunk.names(stored.sizes, base)}
+        known = {name: seen for name, seen in arms.items() if seen is not None}
+        if len(known) == len(arms):
+            found[extra] = known
+    return found
+
+
+def _panel(drawing: Drawing, left: float, told: str, arms: Mapping[float, Mapping[str, Seen]]) -> None:
+    """Loss on a logarithmic axis; a bar spans the seeds."""
+    values = [value for found in arms.values() for seen in found.values() for value in seen.values]
+    low, high = min(values), max(values)
+
+    def y(loss: float) -> float:
+        return BOTTOM - (BOTTOM - TOP) * log(loss / low) / log(high / low)
+
+    wide = (PANEL - 80) / (len(arms) - 1)
+    places = {extra: left + 20 + wide * i for i, extra in enumerate(arms)}
+    for tick in (low, (low * high) ** 0.5, high):
+        drawing.line(
+            left - 10, round(y(tick), 1), left + PANEL - 40, round(y(tick), 1), ink="#e3e0d8", width=1
+        )
+        drawing.say(left - 14, round(y(tick) + 4, 1), f"{tick:.2f}", at="end", size=11, ink=FAINT)
+    for extra, x in places.items():
+        drawing.say(x, BOTTOM + 22, f"{extra:g} × its FLOPs", size=12, ink=FAINT)
+    drawing.say(left + 20, 54, told, at="start", size=12, ink=FAINT)
+    inks = dict(zip(next(iter(arms.values())), (ON, GROWN[0], SCRATCH[0], GROWN[1], SCRATCH[1]), strict=True))
+    for name, ink in inks.items():
+        points = [(x, arms[extra][name]) for extra, x in places.items()]
+        for (x, seen), (to_x, to) in pairwise(points):
+            drawing.line(round(x, 1), round(y(seen.mean), 1), round(to_x, 1), round(y(to.mean), 1), ink)
+        for x, seen in points:
+            drawing.line(x, round(y(min(seen.values)), 1), x, round(y(max(seen.values)), 1), ink, width=4)
+            drawing.dot(x, y(seen.mean), ink)
+
+
+DRAWINGS = {"dup.svg": dup, "blocks.svg": blocks, "units.svg": units, "frontier.svg": frontier}
 
 
 if __name__ == "__main__":

@@ -133,6 +133,13 @@ def text(words: int = WORDS) -> tuple[Tensor, Tensor]:
     The vocabulary is a byte-level BPE made from the training documents. A smaller one than 8,192 leaves its rarer
     words out, for quick tests.
     """
+    train, held = subwords(WORDS)
+    return train[train < words], held[held < words]
+
+
+@cache
+def subwords(words: int) -> tuple[Tensor, Tensor]:
+    """The same text in a byte-level BPE of so many words that is made from the training documents; none is left out."""
     path = DATA / "text" / "openstax.jsonl.xz"
     if not path.is_file():
         raise MupscaleError(
@@ -140,12 +147,12 @@ def text(words: int = WORDS) -> tuple[Tensor, Tensor]:
         )
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:12]
-    kept = CACHE / f"openstax-{digest}-{WORDS}.npz"
+    kept = CACHE / f"openstax-{digest}-{words}.npz"
     if not kept.is_file():
-        _tokenise(path, kept)
+        _tokenise(path, kept, words)
     tokens = np.load(kept)
     train, held = (torch.from_numpy(tokens[part].astype("i8")) for part in ("train", "held"))
-    return train[train < words], held[held < words]
+    return train, held
 
 
 FINEWEB, FINEWEB_TOKENS, FINEWEB_HELD = "CC-MAIN-2013-20", 11_800_000_000, 5_500_000
@@ -182,7 +189,7 @@ def _fetch_fineweb(path: Path) -> None:
     unfinished.replace(path)
 
 
-def _tokenise(path: Path, kept: Path) -> None:
+def _tokenise(path: Path, kept: Path, words: int) -> None:
     from tokenizers import ByteLevelBPETokenizer
 
     with lzma.open(path, "rt", encoding="utf-8") as lines:
@@ -191,7 +198,7 @@ def _tokenise(path: Path, kept: Path) -> None:
     tokenizer = ByteLevelBPETokenizer()
     end = "<|endoftext|>"
     tokenizer.train_from_iterator(
-        documents[:cut], vocab_size=WORDS, special_tokens=[end], show_progress=False
+        documents[:cut], vocab_size=words, special_tokens=[end], show_progress=False
     )
     parts = {}
     for name, chosen in (("train", documents[:cut]), ("held", documents[cut:])):

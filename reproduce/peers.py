@@ -23,6 +23,8 @@ TENTH = 0.1
 """What Net2WiderNet multiplies the learning rate by."""
 JITTER = 0.05
 """Noise on a randomly duplicated weight, in units of its spread. Net2Net asks for a little and gives no size."""
+SHRINK = 0.4
+"""What the weights of the base are multiplied by before a wide model takes them (arXiv 2411.07340)."""
 DECIBELS = 10.0
 """Signal to noise where weights are tiled. HyperCloning measures noise like this; the number is ours."""
 
@@ -195,6 +197,21 @@ def zero_padding(start: Start) -> mu.Run:
                     tensor[tuple(read)] = 0
             tensor[tuple(slice(axis.base) for axis in entry.axes)] = source
     return plain(start, fresh.model)
+
+
+def shrink_pad(start: Start) -> mu.Run:
+    """The base, shrunk, in the first block of a wide model that is initialised afresh, and a fresh optimizer.
+
+    This is how arXiv 2411.07340 starts a wide model under μP from a narrow one.
+    """
+    fresh = from_scratch(start)
+    sources = dict(_tensors(start.base.model))
+    with torch.no_grad():
+        for name, tensor in fresh.model.named_parameters():
+            entry = start.plan[name]
+            first = tensor[tuple(slice(axis.base) for axis in entry.axes)]
+            first.add_(SHRINK * sources[entry.sources[0]].detach())
+    return fresh
 
 
 def plain(start: Start, model: nn.Module, factor: float = 1.0) -> mu.Run:

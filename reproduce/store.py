@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -45,6 +45,10 @@ class Store:
 
     def known(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
         return self._kept.get(_name(key))
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Every key with its result."""
+        return ((json.loads(name), result) for name, result in self._kept.items())
 
     def of(self, key: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         name = _name(key)

@@ -12,21 +12,19 @@ import torch
 
 from mupscale import MupscaleError
 
-from ..data import CACHE
-from ..store import RESULTS, Store
 from .order import STAGES, next_missing
-from .sizes import HERE, SMOKE, Sizes
+from .page import books, differences
+from .sizes import Sizes
+from .studies import SMALLEST, STUDIES
 from .tables import Book, show
-from .task import made_up, task
 from .train import Trainer
-
-STORE = RESULTS / "frontier.jsonl"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line asks for; the exit code is 1 if cited runs are missing, 2 where data are."""
     parser = argparse.ArgumentParser(prog="python -m reproduce.frontier")
     parser.add_argument("--stage", choices=("all", *STAGES, "print", "smoke"), default="all")
+    parser.add_argument("--study", choices=tuple(STUDIES), default="mlp", help="the model that is trained")
     parser.add_argument("--runs", type=int, help="stop after so many runs; by default when all is done")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -34,13 +32,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.stage == "smoke":
             with TemporaryDirectory() as folder:
                 return smoke(Path(folder))
-        trainer = Trainer(Store(STORE), CACHE / "reproduce" / "frontier", task)
         if options.stage != "print":
-            train(trainer, HERE, options.stage, options.runs)
-        return show(Book(trainer.known, HERE))
+            study = STUDIES[options.study]
+            train(study.trainer(), study.sizes, options.stage, options.runs)
+        return max(show(books()), _compare())
     except MupscaleError as error:
         print(error)
         return 2
+
+
+def _compare() -> int:
+    """1 if the page says otherwise than the store."""
+    found = differences()
+    for line in found:
+        print(line)
+    return 1 if found else 0
 
 
 def train(trainer: Trainer, sizes: Sizes, stage: str = "all", runs: int | None = None) -> None:
@@ -53,11 +59,10 @@ def train(trainer: Trainer, sizes: Sizes, stage: str = "all", runs: int | None =
 
 
 def smoke(folder: Path) -> int:
-    """Every stage at its smallest, on made-up rows; nothing is kept."""
-    trainer = Trainer(
-        Store(folder / "frontier.jsonl"),
-        folder / "cache",
-        lambda layers: task(layers, made_up, SMOKE.reference),
-    )
-    train(trainer, SMOKE)
-    return show(Book(trainer.known, SMOKE))
+    """Every stage of every study at its smallest, on made-up data; nothing is kept."""
+    books = []
+    for study in SMALLEST.values():
+        trainer = study.trainer(folder, folder / "cache")
+        train(trainer, study.sizes)
+        books.append(Book.of(study, trainer))
+    return show(books)

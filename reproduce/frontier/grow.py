@@ -1,30 +1,35 @@
-"""Growth as the study compares it: ours with four things that may happen to the state, and two other methods."""
+"""Growth as the study compares it: ours with five things that may happen to the state, and three other methods."""
 
 from __future__ import annotations
 
 import torch
 
 import mupscale as mu
+from mupscale.plans.identity import Loss
 from mupscale.training.recipe import TensorGrowth
 
-from ..peers import Start, net2wider, tiling
+from ..peers import Start, net2wider, shrink_pad, tiling
 from ..setting import Setting
 from .spec import Spec
 
-PEERS = {"tiling": tiling, "net2wider": net2wider}
+PEERS = {"tiling": tiling, "net2wider": net2wider, "shrink_pad": shrink_pad}
 
 
-def grow(setting: Setting, base: mu.Run, spec: Spec) -> mu.Run:
-    """The wide run, at the peak rate of the spec."""
+def grow(setting: Setting, base: mu.Run, spec: Spec, steps: int, loss: Loss) -> mu.Run:
+    """The wide run, at the peak rate of the spec. `steps` follow, and noise by rule is chosen by this loss."""
     assert spec.start is not None
     narrow, wide = spec.start.width, spec.width
     mu.set_lr_(base.optimizer, spec.lr)
     plan = setting.plan(narrow, wide)
     if spec.method != "ours":
         return PEERS[spec.method](_start(setting, base, spec, plan))
-    run = mu.upscale(base, lambda: setting.build(wide), mu.SignalNoise(spec.noise), plan=plan, seed=spec.seed)
+    noise: mu.Noise | mu.AutoNoise = mu.AutoNoise(steps=steps) if spec.by_rule else mu.SignalNoise(spec.noise)
+    by = loss if spec.by_rule else None
+    run = mu.upscale(base, lambda: setting.build(wide), noise, loss=by, plan=plan, seed=spec.seed)
     if spec.state == "wrong_units":
         _lose_units_(run, plan)
+    elif spec.state == "asymmetric":
+        _keep_first_copies_(run, plan)
     elif spec.state != "carried":
         run.optimizer.state.clear()
     return run
@@ -37,6 +42,18 @@ def _lose_units_(run: mu.Run, plan: mu.Plan) -> None:
             r, state = float(plan[name].change.r), run.optimizer.state[parameter]
             state["exp_avg"].div_(r)
             state["exp_avg_sq"].div_(r * r)
+
+
+def _keep_first_copies_(run: mu.Run, plan: mu.Plan) -> None:
+    """Empty the moments of every entry that is not the first copy of its source."""
+    with torch.no_grad():
+        for name, parameter in run.model.named_parameters():
+            state = run.optimizer.state[parameter]
+            for dim, axis in enumerate(plan[name].axes):
+                sources = [axis.source(i) for i in range(axis.wide)]
+                later = torch.tensor([sources.index(source) < i for i, source in enumerate(sources)])
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    state[moment].index_fill_(dim, later.nonzero().flatten(), 0.0)
 
 
 def _start(setting: Setting, base: mu.Run, spec: Spec, plan: mu.Plan) -> Start:

@@ -19,7 +19,10 @@ TUNED_SHARE = 0.25
 def names(sizes: Sizes) -> tuple[str, ...]:
     """The arms, in the order of the table."""
     widths = (sizes.narrow, sizes.between, sizes.wide)
-    return (*(f"{width} throughout" for width in widths), *(f"grown at {f:g}" for f in sizes.shares))
+    return (
+        *(f"{width} throughout" for width in widths if width is not None),
+        *(f"grown at {f:g}" for f in sizes.shares),
+    )
 
 
 def middle(sizes: Sizes) -> int:

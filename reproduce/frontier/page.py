@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import log2
+from pathlib import Path
 from textwrap import fill
 
-from ..store import RESULTS, Store
-from . import exactness, midrun, sunk, unseen
+from . import exactness, sunk
 from .choose import Arm
-from .sizes import HERE, Finished
-from .spec import Spec
-from .tables import Book, Seen, figures, sunk_contest
-from .train import Trainer
+from .sections import cell, gain_cell, mid_run, noise, state, without_a_sweep
+from .sizes import Finished
+from .studies import STUDIES
+from .tables import Book, Seen, figures, mid_run_contest, regret, ruled_contest, sunk_contest
 
 _HEAD = """\
 # When growing pays
 
-This page is printed from stored runs (`reproduce/results/frontier.jsonl`) by `python docs/generate.py`. `python -m
+This page is printed from stored runs (`reproduce/results/frontier*.jsonl`) by `python docs/generate.py`. `python -m
 reproduce.frontier` makes the runs that are missing, and `--stage print` prints every table.
 
 You have a model, and FLOPs to spend. Is growing better than to train on, or to train a wider model from its start? All
@@ -34,11 +33,13 @@ runs below end with a rate of zero, because runs that people finish do, and they
   half, as the mean of seeds {seeds} with the distance between them in brackets. Rates are powers of two; the best one is
   inside of the grid, or one factor of two from the rate that was tuned at the middle budget.
 - One unit is {unit:.3g} FLOPs, {steps:,} steps at width {reference}.
+- Two more studies are smaller: a stock Llama with two layers on BPE tokens of textbooks (OpenStax, AdamW), and a ResNet-18 on
+  CIFAR-10 (SGD with momentum). The schedule and the rules of choosing are the same.
 """
 _LIMITS = """\
 ## Limits
 
-- One task, small models, two reported seeds. What holds here is a sign for larger models, not a law.
+- Small models, mostly one task, two reported seeds. What holds here is a sign for larger models, not a law.
 - Equal FLOPs are not equal data: a wider model reads fewer samples for the same FLOPs. The store has both.
 - Growing tries more settings than the other arms, because it has one more: the noise.
 - What others say against it. [2307.06440](https://arxiv.org/abs/2307.06440): gains of stacking layers vanish against a
@@ -50,30 +51,34 @@ _LIMITS = """\
 """
 
 
-def book() -> Book:
-    """What is stored in the repository."""
-
-    def no_task(layers: int) -> None:
-        raise AssertionError("printing trains nothing")
-
-    trainer = Trainer(Store(RESULTS / "frontier.jsonl"), RESULTS, no_task)  # type: ignore[arg-type]
-    return Book(trainer.known, HERE)
+def books() -> list[Book]:
+    """What is stored in the repository, of every study."""
+    return [Book.of(study, study.trainer()) for study in STUDIES.values()]
 
 
 def page() -> str:
     """The whole page."""
-    stored = book()
-    sizes = stored.sizes
+    stored = books()
+    mlp = stored[0]
+    sizes = mlp.sizes
     head = _HEAD.format(
-        short=fill(" ".join(["**In short.**", *_short(stored)]), 120),
+        short=fill(" ".join(["**In short.**", *_short(mlp)]), 120),
         reference=sizes.reference,
         tuning=sizes.tuning_seed,
         seeds=" and ".join(map(str, sizes.seeds)),
         unit=sizes.unit,
         steps=10_000,
     )
-    parts = [head, *_sunk(stored), _exactness(stored), _open(stored), _LIMITS]
-    return "\n".join(part for part in parts if part)
+    told = [part for book in stored[1:] for part in (*_sunk(book), mid_run(book))]
+    parts = [head, *_sunk(mlp), mid_run(mlp), *told, noise(mlp), state(mlp), without_a_sweep(stored)]
+    return "\n".join(part for part in [*parts, _open(stored), _LIMITS] if part)
+
+
+def differences() -> list[str]:
+    """What docs/frontier.md says otherwise than the store: nothing, or what to do."""
+    path = Path(__file__).parents[2] / "docs" / "frontier.md"
+    same = path.is_file() and path.read_text(encoding="utf-8") == page()
+    return [] if same else [f"{path.name} is not what is stored: run python docs/generate.py"]
 
 
 def _short(stored: Book) -> Iterator[str]:
@@ -100,50 +105,34 @@ def _short(stored: Book) -> Iterator[str]:
 def _sunk(stored: Book) -> Iterator[str]:
     for base in stored.sizes.bases:
         rows = [
-            [name, *(_cell(stored.sunk(base, name, extra)) for extra in stored.sizes.extras)]
-            for name in sunk.names(base)
+            [name, *(cell(stored.sunk(base, name, extra)) for extra in stored.sizes.extras)]
+            for name in sunk.names(stored.sizes, base)
         ]
         kept = [i for i, _ in enumerate(stored.sizes.extras, 1) if all(row[i] for row in rows)]
         if not kept:
             continue
         told = [f"{stored.sizes.extras[i - 1]:g} × its budget" for i in kept]
-        lines = [f"## A finished base of width {base.width}, paid for ({_units(base)})", ""]
+        of = {"mlp": "", "text": ", a Llama on text"}[stored.name]
+        lines = [f"## A finished base of width {base.width}{of}, paid for ({_units(base)})", ""]
         own = _own(stored, base)
         if own is not None:
             lines += [f"The base itself is at {own.mean:.4f} ({own.spread:.4f}).", ""]
         lines += [f"| | {' | '.join(told)} |", "|---" * (len(kept) + 1) + "|"]
         lines += [f"| {row[0]} | {' | '.join(row[i] for i in kept)} |" for row in rows]
         gains = [_gain(stored, base, stored.sizes.extras[i - 1]) for i in kept]
-        lines += [f"| the best alternative over the best grown | {' | '.join(gains)} |", ""]
-        lines += ["Beside each loss: the peak of the rate, and the noise t of growing.", ""]
+        against = "the best alternative minus" if stored.nats else "the best alternative over"
+        lines += [f"| {against} the best grown | {' | '.join(gains)} |"]
+        extras = [stored.sizes.extras[i - 1] for i in kept]
+        by_rule = [ruled_contest(stored, base, extra) for extra in extras]
+        if any(by_rule):
+            for name in sunk.ruled(stored.sizes, base):
+                lines += [
+                    f"| {name} | {' | '.join(cell(stored.sunk(base, name, extra)) for extra in extras)} |"
+                ]
+            told = [gain_cell(found, stored.nats) if found else "" for found in by_rule]
+            lines += [f"| {against} the best grown by rule | {' | '.join(told)} |"]
+        lines += ["", "Beside each loss: the peak of the rate, and the noise t of growing.", ""]
         yield "\n".join(lines)
-
-
-def _exactness(stored: Book) -> str:
-    """What carried optimizer state is worth, once all of its runs are stored."""
-    arms = {name: (stored.exactness(name), stored.exactness(name, "early")) for name in exactness.names()}
-    if any(seen is None for pair in arms.values() for seen in pair):
-        return ""
-    sizes = stored.sizes
-    rows = [f"| {name} | {_short_cell(end)} | {_short_cell(early)} |" for name, (end, early) in arms.items()]
-    return f"""\
-## What exact optimizer state is worth
-
-A base of width {sizes.narrow} is grown to {2 * sizes.narrow} in mid-run, with the same wide weights in every row: the state is
-carried in new units, carried as it is, or fresh.
-
-| | held out, at the end | training, over the first 1 % |
-|---|---|---|
-{chr(10).join(rows)}
-
-Noise is worth far more than the state. With noise, carried state over the best other row is {figures(stored)["c_end"]} at the
-end and {figures(stored)["c_early"]} over the first 1 %: at this size a fresh optimizer does as well, and carrying the state buys
-exactness, not a lower loss. State in wrong units is the worst of the rows with noise at the end.
-"""
-
-
-def _short_cell(seen: Seen | None) -> str:
-    return "" if seen is None else f"{seen.mean:.4f} ({seen.spread:.4f})"
 
 
 def _units(base: Finished) -> str:
@@ -158,40 +147,31 @@ def _own(stored: Book, base: Finished) -> Seen | None:
 def _gain(stored: Book, base: Finished, extra: float) -> str:
     found = sunk_contest(stored, base, extra)
     assert found is not None
-    return f"{found[0]:.3f}{'' if found[1] else ', seeds overlap'}"
+    return gain_cell(found, stored.nats)
 
 
-def _cell(seen: Seen | None) -> str:
-    return "" if seen is None else f"{seen.mean:.4f} ({seen.spread:.4f}) {_told(seen.chosen)}"
-
-
-def _told(spec: Spec) -> str:
-    return f"2^{log2(spec.lr):g}" + (f", t = {spec.noise:g}" if spec.grows else "")
-
-
-def _open(stored: Book) -> str:
+def _open(stored: list[Book]) -> str:
     """The questions that no stored runs answer yet."""
-    sizes = stored.sizes
-    open_bases = [
-        f"a base of width {base.width}, {_units(base)}, with {extra:g} × its budget"
-        for base in sizes.bases
-        for extra in sizes.extras
-        if sunk_contest(stored, base, extra) is None
+    lines = [
+        f"{line} ({book.name})" if book.name != "mlp" else line for book in stored for line in _lacking(book)
     ]
-    questions = {
-        "growth in mid-run at equal total FLOPs": all(
-            stored.mid_run(name, units) is not None for units in sizes.mid_run for name in midrun.names(sizes)
-        ),
-        "what exact optimizer state is worth": all(
-            stored.exactness(name) is not None for name in exactness.names()
-        ),
-        "the recipe without a sweep on settings that chose nothing": all(
-            stored.unseen(name) is not None for name in unseen.NAMES
-        ),
-    }
-    lines = [*open_bases, *(name for name, done in questions.items() if not done)]
     if not lines:
         return ""
     told = " ".join(f"{name}={value}" for name, value in figures(stored).items())
     listed = "\n".join(f"- {line}" for line in lines)
     return f"## Not answered yet\n\n{listed}\n\nThe last line of `--stage print`: `{told}`.\n"
+
+
+def _lacking(book: Book) -> Iterator[str]:
+    sizes = book.sizes
+    for base in sizes.bases:
+        for extra in sizes.extras:
+            if sunk_contest(book, base, extra) is None:
+                yield f"a base of width {base.width}, {_units(base)}, with {extra:g} × its budget"
+    mid_run = [mid_run_contest(book, units) for units in sizes.mid_run]
+    if "a" in sizes.stages and None in mid_run:
+        yield "growth in mid-run at equal total FLOPs"
+    if "c" in sizes.stages and any(book.exactness(name) is None for name in exactness.names(sizes)):
+        yield "every other way to begin the optimizer's state"
+    if regret(book) is None:
+        yield "the recipe without a sweep on a setting that chose nothing"

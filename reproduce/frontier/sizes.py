@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..scale import powers
 
@@ -24,10 +24,24 @@ class Sizes:
     bases: tuple[Finished, ...]
     narrow: int
     """The width that grows in mid-run; `between` and `wide` are compared with it."""
-    between: int
     wide: int
-    depth: int
-    """Layers of the setting on which nothing was tuned."""
+    between: int | None = None
+    depth: int = 4
+    """Layers of the setting on which nothing was tuned, an MLP; other models have their own depth."""
+    unseen_k: int = 8
+    """How many times as wide the model grows on it, to `wide`."""
+    ks: tuple[int, ...] = (2, 4)
+    """How many times as wide a finished base may grow."""
+    order: tuple[str, ...] = (
+        "b, first base",
+        "c",
+        "b",
+        "d",
+        "b, noise by rule",
+        "a",
+        "b, all budgets",
+    )
+    """What is asked of this model, the most telling first: keys of `order.PARTS`."""
     rates: tuple[float, ...] = powers(-7, -5)
     noises: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2)
     extras: tuple[float, ...] = (0.25, 1.0, 4.0)
@@ -42,12 +56,21 @@ class Sizes:
     """Seeds that are reported; choices look at the tuning seed alone."""
     extend: int = 2
     """How often a grid grows when its best point is at its edge."""
+    stop: float = 1.0
+    """The share of the remaining steps that the comparison of optimizer states takes."""
 
     cited_bases: tuple[Finished, ...] = ()
     """What the page cites: bases of stage b with their extra budgets, stage c, and units of stage a."""
     cited_extras: tuple[float, ...] = (0.25, 1.0)
     cited_exactness: bool = True
+    cited_unseen: bool = False
+    cited_ruled: bool = False
+    """Whether the cited bases are cited with noise by the rule too."""
     cited_mid_run: tuple[int, ...] = ()
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return tuple(sorted({part[0] for part in self.order}))
 
     def flops(self, units: float) -> int:
         return round(self.unit * units)
@@ -58,17 +81,56 @@ STEP_32 = 10_518_528
 HERE = Sizes(
     unit=10_000 * STEP_32,
     reference=32,
-    bases=(Finished(32, 1), Finished(32, 4), Finished(64, 4), Finished(64, 16)),
+    bases=(Finished(32, 1), Finished(32, 4), Finished(64, 16), Finished(64, 4)),
     narrow=64,
     between=128,
     wide=256,
     depth=3,
     cited_bases=(Finished(32, 1),),
 )
+STEP_LLAMA = 207_618_048
+"""FLOPs of one step of the Llama at width 32, with 8 windows of 64 tokens."""
+TEXT = Sizes(
+    unit=4000 * STEP_LLAMA,
+    reference=32,
+    bases=(Finished(32, 1),),
+    narrow=32,
+    wide=64,
+    unseen_k=2,
+    ks=(2,),
+    order=("d", "b", "a", "c"),
+    rates=powers(-8, -6),
+    noises=(0.02, 0.05, 0.1),
+    extras=(0.25, 1.0),
+    middle=1,
+    mid_run=(1,),
+    shares=(0.25,),
+    extend=1,
+    stop=0.02,
+    cited_bases=(),
+    cited_exactness=False,
+)
+STEP_RESNET = 1_689_747_456
+"""FLOPs of one step of the ResNet at width 8, with 128 images."""
+IMAGES = Sizes(
+    unit=640 * STEP_RESNET,
+    reference=8,
+    bases=(),
+    narrow=8,
+    wide=16,
+    unseen_k=2,
+    ks=(2,),
+    order=("d",),
+    rates=powers(-6, -4),
+    noises=(0.05, 0.1, 0.2),
+    middle=1,
+    extend=1,
+    cited_exactness=False,
+)
 SMOKE = Sizes(
     unit=30_000_000,
     reference=4,
-    bases=(Finished(8, 8),),
+    bases=(Finished(8, 4),),
     narrow=8,
     between=16,
     wide=32,
@@ -76,9 +138,31 @@ SMOKE = Sizes(
     rates=powers(-6, -6),
     noises=(0.1,),
     middle=4,
-    mid_run=(4, 8, 16),
+    extras=(0.25, 1.0, 2.0),
+    mid_run=(2, 4, 8),
     extend=0,
-    cited_bases=(Finished(8, 8),),
-    cited_extras=(0.25, 1.0, 4.0),
-    cited_mid_run=(4, 8, 16),
+    cited_bases=(Finished(8, 4),),
+    cited_extras=(0.25, 1.0),
+    cited_unseen=True,
+    cited_ruled=True,
+    cited_mid_run=(2, 4, 8),
+)
+SMOKE_TEXT = replace(
+    TEXT,
+    unit=12 * STEP_LLAMA,
+    order=("d",),
+    rates=powers(-6, -6),
+    noises=(0.05,),
+    seeds=(1,),
+    extend=0,
+    cited_unseen=True,
+)
+SMOKE_IMAGES = replace(
+    IMAGES,
+    unit=16 * STEP_RESNET,
+    rates=powers(-5, -5),
+    noises=(0.1,),
+    seeds=(1,),
+    extend=0,
+    cited_unseen=True,
 )

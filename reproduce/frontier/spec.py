@@ -6,9 +6,10 @@ from dataclasses import dataclass, fields, replace
 from math import log2
 from typing import Any, Literal
 
-State = Literal["carried", "wrong_units", "fresh", "fresh_rewarmed"]
-"""What growth does to the optimizer's state: carried in its units, copied as if it had none, or emptied."""
-Method = Literal["ours", "tiling", "net2wider"]
+State = Literal["carried", "wrong_units", "fresh", "fresh_rewarmed", "asymmetric"]
+"""What growth does to the optimizer's state: carried in its units, copied as if it had none, emptied, or emptied for all
+copies of a unit but the first and warmed up again (SPARKLING, arXiv 2602.02472), which parts copies without noise."""
+Method = Literal["ours", "tiling", "net2wider", "shrink_pad"]
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,17 @@ class Spec:
     """The peak rate, at the reference width."""
     seed: int
     layers: int = 4
+    """Of the MLP; other models have their own."""
     start: Spec | None = None
     at: float = 1.0
     noise: float = 0.0
     """t of SignalNoise: the spectral norm of the noise over that of the weight."""
     state: State = "carried"
     method: Method = "ours"
+    by_rule: bool = False
+    """Whether the noise is the library's own choice, by its rule for the steps that follow; the result has its t."""
+    stop: float = 1.0
+    """The share of its steps after which the run ends; its schedule is that of the whole."""
 
     @property
     def grows(self) -> bool:
@@ -61,11 +67,13 @@ class Spec:
             told.append(f"f={self.at:g}")
         told.append(f"lr=2^{log2(self.lr):g}")
         if self.grows:
-            told.append(f"t={self.noise:g}")
+            told.append("t by rule" if self.by_rule else f"t={self.noise:g}")
         if self.layers != 4:
             told.append(f"layers={self.layers}")
         if self.method != "ours" or self.state != "carried":
             told.append(self.method if self.method != "ours" else self.state)
+        if self.stop != 1:
+            told.append(f"first {self.stop:.0%}")
         return " ".join([*told, f"seed {self.seed}"])
 
     def with_seed(self, seed: int) -> Spec:

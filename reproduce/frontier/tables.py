@@ -12,8 +12,11 @@ from statistics import fmean
 
 from . import exactness, midrun, sunk, unseen
 from .choose import Arm, Known
+from .noise_rule import RULES, Case, cases, regrets
 from .sizes import Finished, Sizes
 from .spec import Spec
+from .studies import Study
+from .train import Trainer
 
 NOT_RUN = "not_run"
 
@@ -38,10 +41,19 @@ class Seen:
 
 @dataclass(frozen=True)
 class Book:
-    """What is stored, read for one size of the study."""
+    """What is stored of one study."""
 
     known: Known
     sizes: Sizes
+    name: str = "mlp"
+    nats: bool = False
+    """Whether losses are compared by their difference; else by their ratio."""
+    grown: tuple[Case, ...] = ()
+    """Growth with several noises, by which rules for the noise are judged."""
+
+    @staticmethod
+    def of(study: Study, trainer: Trainer) -> Book:
+        return Book(trainer.known, study.sizes, study.name, study.nats, tuple(cases(trainer.all())))
 
     def seen(self, arm: Arm, figure: str = "held") -> Seen | None:
         """An arm with all its seeds; None while a run is missing or if one diverged."""
@@ -72,20 +84,28 @@ class Book:
         """What the page cites and is not stored."""
         for base in self.sizes.cited_bases:
             for extra in self.sizes.cited_extras:
-                for name in sunk.names(base):
+                ruled = sunk.ruled(self.sizes, base) if self.sizes.cited_ruled else ()
+                for name in (*sunk.names(self.sizes, base), *ruled):
                     if self.sunk(base, name, extra) is None:
                         yield f"b: base {base.width} of {base.units} units, {extra:g} times more: {name}"
-        for name in exactness.names() if self.sizes.cited_exactness else ():
+        for name in exactness.cited(self.sizes) if self.sizes.cited_exactness else ():
             if self.exactness(name) is None:
                 yield f"c: {name}"
         for units in self.sizes.cited_mid_run:
             for name in midrun.names(self.sizes):
                 if self.mid_run(name, units) is None:
                     yield f"a: {units} units: {name}"
+        for name in unseen.NAMES if self.sizes.cited_unseen else ():
+            if self.unseen(name) is None:
+                yield f"d: {name}"
 
 
-def contest(grown: Sequence[Seen | None], others: Sequence[Seen | None]) -> tuple[float, bool] | None:
+def contest(
+    grown: Sequence[Seen | None], others: Sequence[Seen | None], nats: bool = False
+) -> tuple[float, bool] | None:
     """The mean loss of the best alternative over that of growing, and whether the difference is beyond the spread.
+
+    With `nats` it is their difference.
 
     It is if the worst seed of growing is below the best seed of the alternative: bases of two seeds differ by more than
     some gains. On each side the tuning seed chooses; None while a run is missing.
@@ -99,15 +119,23 @@ def contest(grown: Sequence[Seen | None], others: Sequence[Seen | None]) -> tupl
     if [len(side) for side in sides] != [len(grown), len(others)]:
         return None
     ours, best = (min(side, key=lambda seen: seen.choose) for side in sides)
-    return best.mean / ours.mean, max(ours.values) < min(best.values)
+    gain = best.mean - ours.mean if nats else best.mean / ours.mean
+    return gain, max(ours.values) < min(best.values)
 
 
 def sunk_contest(book: Book, base: Finished, extra: float) -> tuple[float, bool] | None:
     """Growing a finished base against the best of going on and of new models."""
     sides: dict[bool, list[Seen | None]] = {True: [], False: []}
-    for name in sunk.names(base):
+    for name in sunk.names(book.sizes, base):
         sides[name.startswith("grown")].append(book.sunk(base, name, extra))
-    return contest(sides[True], sides[False])
+    return contest(sides[True], sides[False], book.nats)
+
+
+def ruled_contest(book: Book, base: Finished, extra: float) -> tuple[float, bool] | None:
+    """The same contest, where growing has noise by the rule."""
+    others = [book.sunk(base, n, extra) for n in sunk.names(book.sizes, base) if not n.startswith("grown")]
+    grown = [book.sunk(base, name, extra) for name in sunk.ruled(book.sizes, base)]
+    return contest(grown, others, book.nats)
 
 
 def mid_run_contest(book: Book, units: int) -> tuple[float, bool] | None:
@@ -115,7 +143,7 @@ def mid_run_contest(book: Book, units: int) -> tuple[float, bool] | None:
     sides: dict[bool, list[Seen | None]] = {True: [], False: []}
     for name in midrun.names(book.sizes):
         sides[name.startswith("grown")].append(book.mid_run(name, units))
-    return contest(sides[True], sides[False])
+    return contest(sides[True], sides[False], book.nats)
 
 
 def cited_contest(book: Book, extra: float) -> tuple[float, bool] | None:
@@ -127,17 +155,17 @@ def cited_contest(book: Book, extra: float) -> tuple[float, bool] | None:
     return min(gain for gain, _ in told), all(beyond for _, beyond in told)
 
 
-def figures(book: Book) -> dict[str, str]:
-    """The figures of the last line; gains of stage b are those of the cited base that gains least."""
-    sizes = book.sizes
-    mid = mid_run_contest(book, midrun.middle(sizes))
-    gains = {extra: cited_contest(book, extra) for extra in sizes.extras}
+def figures(books: Sequence[Book]) -> dict[str, str]:
+    """The figures of the last line. a, b and c are of the first study; b of its cited base that gains least.
+
+    d is the worst of all studies: in per cent for classification, in nats for text.
+    """
+    book = books[0]
+    mid = mid_run_contest(book, midrun.middle(book.sizes))
+    gains = {extra: cited_contest(book, extra) for extra in book.sizes.extras}
     told = {extra: gain for extra, gain in gains.items() if gain is not None}
     paying = [extra for extra, (gain, beyond) in told.items() if gain > 1 and beyond]
-    end, early = (_carried_over_others(book, figure) for figure in ("held", "early"))
-    recipe, tuned = (book.unseen(name) for name in unseen.NAMES)
-    regret = _ratio(recipe, tuned)
-    nats = None if recipe is None or tuned is None else recipe.mean - tuned.mean
+    end, early = (carried_over_others(book, figure) for figure in ("held", "early"))
     at_one = told.get(1.0)
     return {
         "a_gain": _told(None if mid is None else mid[0]),
@@ -145,16 +173,37 @@ def figures(book: Book) -> dict[str, str]:
         "b_from": NOT_RUN if not told else f"{min(paying):g}" if paying else "never",
         "c_end": _told(end),
         "c_early": _told(early),
-        "d_regret": _told(None if regret is None else regret - 1),
-        "d_nats": _told(nats),
+        "d_regret": _worst([regret(book) for book in books if not book.nats]),
+        "d_nats": _worst([regret(book) for book in books if book.nats]),
         "e_worst": NOT_RUN,
     }
 
 
-def show(book: Book, say: Callable[[str], object] = print) -> int:
+def regret(book: Book) -> float | None:
+    """What the recipe without a sweep loses to the tuned point: in nats, or as a share of the loss."""
+    recipe, tuned = (book.unseen(name) for name in unseen.NAMES)
+    if recipe is None or tuned is None:
+        return None
+    return recipe.mean - tuned.mean if book.nats else recipe.mean / tuned.mean - 1
+
+
+def show(books: Sequence[Book], say: Callable[[str], object] = print) -> int:
     """Print the tables and the line; 1 if something that the page cites is missing."""
+    lacking = []
+    for book in books:
+        say(f"\n{book.name}")
+        _show(book, say)
+        lacking += [f"{line}{'' if book is books[0] else f' ({book.name})'}" for line in book.missing()]
+    for line in lacking:
+        say(f"missing: {line}")
+    say(" ".join(f"{name}={value}" for name, value in figures(books).items()))
+    return 1 if lacking else 0
+
+
+def _show(book: Book, say: Callable[[str], object]) -> None:
+    """The tables of one study."""
     sizes = book.sizes
-    for base in sizes.bases:
+    for base in sizes.bases if "b" in sizes.stages else ():
         say(
             f"\nb: base {base.width} of {base.units} units, finished: held-out loss by what it may still spend"
         )
@@ -163,60 +212,77 @@ def show(book: Book, say: Callable[[str], object] = print) -> int:
             own = book.seen(Arm((), trained.chosen.start))
             say(f"the base itself: {_cell(own)}")
         say(_row("", [f"{extra:g} x its budget" for extra in sizes.extras]))
-        for name in sunk.names(base):
+        for name in sunk.names(sizes, base):
             say(_row(name, [_cell(book.sunk(base, name, extra)) for extra in sizes.extras]))
-        say(_row("gain of growing", [_gain(sunk_contest(book, base, extra)) for extra in sizes.extras]))
-    say(f"\na: {sizes.narrow} -> {sizes.wide} in mid-run, equal total FLOPs")
-    say(_row("", [f"{units} units" for units in sizes.mid_run]))
-    for name in midrun.names(sizes):
-        say(_row(name, [_cell(book.mid_run(name, units)) for units in sizes.mid_run]))
-    say(_row("gain of growing", [_gain(mid_run_contest(book, units)) for units in sizes.mid_run]))
-    say(f"\nc: {sizes.narrow} -> {2 * sizes.narrow} in mid-run, the same wide weights")
-    say(_row("", ["end, held out", "first 1 %, training"]))
-    for name in exactness.names():
-        say(_row(name, [_cell(book.exactness(name)), _cell(book.exactness(name, "early"))]))
-    say(f"\nd: {sizes.depth} layers, {sizes.wide // unseen.K} -> {sizes.wide}")
+        gains = [_gain(sunk_contest(book, base, extra), book.nats) for extra in sizes.extras]
+        say(_row("gain of growing", gains))
+        for name in sunk.ruled(sizes, base):
+            say(_row(name, [_cell(book.sunk(base, name, extra)) for extra in sizes.extras]))
+        gains = [_gain(ruled_contest(book, base, extra), book.nats) for extra in sizes.extras]
+        say(_row("gain by rule", gains))
+    if "a" in sizes.stages:
+        say(f"\na: {sizes.narrow} -> {sizes.wide} in mid-run, equal total FLOPs")
+        say(_row("", [f"{units} units" for units in sizes.mid_run]))
+        for name in midrun.names(sizes):
+            say(_row(name, [_cell(book.mid_run(name, units)) for units in sizes.mid_run]))
+        gains = [_gain(mid_run_contest(book, units), book.nats) for units in sizes.mid_run]
+        say(_row("gain of growing", gains))
+    if "c" in sizes.stages:
+        say(f"\nc: {sizes.narrow} -> {2 * sizes.narrow} in mid-run, the same wide weights")
+        say(_row("", [f"after {sizes.stop:.0%}, held out", "first 1 %, training"]))
+        for name in exactness.names(sizes):
+            say(_row(name, [_cell(book.exactness(name)), _cell(book.exactness(name, "early"))]))
+    say(f"\nd: {sizes.wide // sizes.unseen_k} -> {sizes.wide}, a setting that chose nothing")
     for name in unseen.NAMES:
         say(_row(name, [_cell(book.unseen(name))]))
-    lacking = list(book.missing())
-    for line in lacking:
-        say(f"missing: {line}")
-    say(" ".join(f"{name}={value}" for name, value in figures(book).items()))
-    return 1 if lacking else 0
+    say(_row("regret", [_told(regret(book))]))
+    if book.grown:
+        say(f"\nrules for the noise, {len(book.grown)} cases: mean and worst regret in per cent")
+        for case in book.grown:
+            say(f"  {case.label:44} {case.steps:6} steps, best share {case.best:.3f}")
+        for name, rule in RULES.items():
+            mean, worst = regrets(book.grown, rule)
+            say(f"  {name:44} {100 * mean:.2f}  {100 * worst:.2f}")
 
 
-def _carried_over_others(book: Book, figure: str) -> float | None:
-    """The loss with noise and carried state over that of the best other way to start the same wide model with noise."""
-    arms = {name: book.exactness(name, figure) for name in exactness.names() if name.endswith(", noise")}
+def carried_over_others(book: Book, figure: str) -> float | None:
+    """The loss with noise and carried state over that of the best other state of the same wide model with noise."""
+    arms = {
+        name: book.exactness(name, figure) for name in exactness.names(book.sizes) if name.endswith(", noise")
+    }
     seen = {name: arm for name, arm in arms.items() if arm is not None}
-    if len(seen) < len(arms):
+    if not {name for name in exactness.cited(book.sizes) if name in arms} <= seen.keys():
         return None
     others = [arm.mean for name, arm in seen.items() if not name.startswith("carried")]
     return seen["carried, noise"].mean / min(others)
 
 
-def _ratio(first: Seen | None, second: Seen | None) -> float | None:
-    return None if first is None or second is None else first.mean / second.mean
+def _worst(values: Sequence[float | None]) -> str:
+    """The largest; not run while one is missing."""
+    known = [value for value in values if value is not None]
+    return _told(max(known) if known and len(known) == len(values) else None)
 
 
 def _told(value: float | None) -> str:
     return NOT_RUN if value is None else f"{value:.4f}"
 
 
-def _gain(found: tuple[float, bool] | None) -> str:
+def _gain(found: tuple[float, bool] | None, nats: bool) -> str:
     if found is None:
         return NOT_RUN
     gain, beyond = found
-    return f"{gain:.3f}{'' if beyond else ' (seeds overlap)'}"
+    told = f"{gain:+.4f} nats" if nats else f"{gain:.3f}"
+    return f"{told}{'' if beyond else ' (seeds overlap)'}"
 
 
 def _cell(seen: Seen | None) -> str:
     if seen is None:
         return NOT_RUN
     spec = seen.chosen
-    told = f"2^{log2(spec.lr):g}" + (f" t={spec.noise:g}" if spec.grows else "")
+    noise = "t by rule" if spec.by_rule else f"t={spec.noise:g}"
+    told = f"2^{log2(spec.lr):g}" + (f" {noise}" if spec.grows else "")
     return f"{seen.mean:.4f} ({seen.spread:.4f}) {told}"
 
 
 def _row(name: str, cells: Sequence[str]) -> str:
-    return f"{name:24}" + "".join(f"{cell:28}" for cell in cells).rstrip()
+    return f"{name:28}" + "".join(f"{cell:28}" for cell in cells).rstrip()

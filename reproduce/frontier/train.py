@@ -13,8 +13,10 @@ from time import monotonic, process_time
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import mupscale as mu
+from mupscale.training.jump import measured
 from mupscale.tuning.checkpoint import restore_
 
 from ..setting import Setting
@@ -22,7 +24,7 @@ from ..stages import digest_text, rounded
 from ..store import Store
 from .clock import Rates, multiplier
 from .grow import grow
-from .spec import Spec
+from .spec import Spec, spec_of
 
 POINTS = 20
 EARLY = 0.01
@@ -86,6 +88,10 @@ class Trainer:
     def known(self, spec: Spec) -> Result | None:
         return self.store.known(spec.key)
 
+    def all(self) -> list[tuple[Spec, Result]]:
+        """Every stored run."""
+        return [(spec_of(key), result) for key, result in self.store]
+
     def run(self, spec: Spec) -> Result:
         """The result of a spec, made if it is not stored; so is that of the run it starts from."""
         if spec.start is not None:
@@ -119,7 +125,7 @@ class Trainer:
             progress = Progress(**told["progress"])
         ends = {round(phase.steps * i / POINTS): i for i in range(1, POINTS + 1)}
         kept_at = {round(phase.steps * share): share for share in SNAPSHOTS} if spec.start is None else {}
-        last = phase.steps if until is None else round(phase.steps * until)
+        last = round(phase.steps * (spec.stop if until is None else until))
         early, diverged = max(1, round(phase.steps * EARLY)), False
         saved, begun = monotonic(), process_time() - progress.seconds
         for step in range(progress.step, last):
@@ -140,7 +146,7 @@ class Trainer:
                 progress.step, progress.seconds = done, process_time() - begun
                 self._keep(unfinished, run, progress)
                 saved = monotonic()
-        if until is None:
+        if until is None and spec.stop == 1.0:
             self._keep(self._path(spec, 1.0), run)
         unfinished.unlink(missing_ok=True)
         ended = {} if diverged else setting.measure(run.model)
@@ -151,9 +157,9 @@ class Trainer:
             "diverged": diverged,
             "early": rounded(fmean(progress.early)) if progress.early else None,
             "curve": progress.curve,
-            "steps": phase.steps,
-            "samples": phase.steps * setting.batch,
-            "flops": phase.steps * phase.flops,
+            "steps": last,
+            "samples": last * setting.batch,
+            "flops": last * phase.flops,
             "flops_before": self._flops_before(spec),
             "cpu_seconds": round(process_time() - begun, 1),
             **around,
@@ -163,7 +169,9 @@ class Trainer:
     def _factor(self, spec: Spec, phase: Phase, step: int) -> float:
         spent = phase.spent(step + 0.5)
         factor = multiplier(spent)
-        if spec.state == "fresh_rewarmed" and not spec.rewarmed:  # a warm-up over as much of what is left
+        if (
+            spec.state in ("fresh_rewarmed", "asymmetric") and not spec.rewarmed
+        ):  # a warm-up over as much of what is left
             left = (spent - phase.begins) / (1 - phase.begins)
             factor *= multiplier(left, decay=0.0)
         return factor
@@ -174,15 +182,19 @@ class Trainer:
         if spec.start is None:
             return setting.fresh(spec.width, spec.lr, spec.seed), {}
         base = self._trained(spec.start, spec.at)
-        first = self.phase(spec).first
+        phase = self.phase(spec)
+        first = phase.first
         before = _losses(setting, base, spec, first)
         if not spec.grows:
             mu.set_lr_(base.optimizer, spec.lr)
             return base, {"noise": {"before": before}}
-        run = grow(setting, base, spec)
+        run = grow(
+            setting, base, spec, phase.steps, lambda model: _next_batches(setting, model, spec.seed, first)
+        )
         fresh = setting.fresh(spec.width, spec.lr, spec.seed)
         after, untrained = (_losses(setting, each, spec, first) for each in (run, fresh))
-        return run, {"noise": {"before": before, "after": after, "untrained": untrained}}
+        chosen = {"t": run.provenance["auto"]["t"]} if spec.by_rule else {}
+        return run, {"noise": {"before": before, "after": after, "untrained": untrained, **chosen}}
 
     def _trained(self, spec: Spec, at: float) -> mu.Run:
         """A run as it was at a share of its steps, from the cache or trained again."""
@@ -222,6 +234,9 @@ class Trainer:
 def _losses(setting: Setting, run: mu.Run, spec: Spec, first: int) -> dict[str, float]:
     """The held-out loss, and that of the next training batches, as a user would measure it around growth."""
     assert setting.watch is not None
-    with torch.no_grad():
-        batches = [float(setting.loss(run.model, step, spec.seed)) for step in range(first, first + BATCHES)]
-    return {"choose": rounded(setting.watch(run.model)["choose"]), "train": rounded(fmean(batches))}
+    batches = measured(lambda model: _next_batches(setting, model, spec.seed, first), run.model, spec.seed)
+    return {"choose": rounded(setting.watch(run.model)["choose"]), "train": rounded(batches)}
+
+
+def _next_batches(setting: Setting, model: nn.Module, seed: int, first: int) -> Tensor:
+    return torch.stack([setting.loss(model, step, seed) for step in range(first, first + BATCHES)]).mean()

@@ -1,7 +1,7 @@
-"""Stage d: the recipe without a sweep against the tuned point, on a setting that chose nothing: another depth, k = 8.
+"""Stage d: the recipe without a sweep against the tuned point, on a setting that chose nothing.
 
-The recipe is the base's own rate, a quarter of the FLOPs, and the documented noise. The tuned point is the best of the
-grid of noises, at the base's rate and at half and twice of it.
+The recipe is the base's own rate, a quarter of the FLOPs, and noise by the library's rule for the steps that follow. The
+tuned point is the best of the grid of noises, at the base's rate and at half and twice of it.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mupscale.rules.sizes import DEFAULT_T
-
 from .choose import Arm, Known, best, runs_of, scratch, search
 from .sizes import Sizes
 from .spec import Spec
 
-K, SHARE = 8, 0.25
+SHARE = 0.25
 NAMES = ("recipe", "tuned")
 
 
 def arm(known: Known, sizes: Sizes, name: str) -> Arm:
-    narrow = sizes.wide // K
+    narrow = sizes.wide // sizes.unseen_k
     base = scratch(known, sizes, narrow, sizes.middle, layers=sizes.depth)
     if base.chosen is None:
         return base
@@ -30,7 +28,7 @@ def arm(known: Known, sizes: Sizes, name: str) -> Arm:
 
     chosen = base.chosen
     if name == "recipe":
-        return base.then(best(known, [at(chosen, DEFAULT_T)]))
+        return base.then(best(known, [replace(at(chosen, 0.0), by_rule=True)]))
     noise = search(known, lambda t: at(chosen, t), sizes.noises, sizes.extend)
     if noise.chosen is None:
         return base.then(noise)

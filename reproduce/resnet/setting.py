@@ -5,6 +5,7 @@ The standard ("1x") model has width 64. CIFAR-10 stands in for CIFAR-100 unless 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -80,20 +81,24 @@ def setting(
     rows: int | None = None,
     watched: int | None = None,
     device: str = "cpu",
+    data: Callable[[], Images] | None = None,
 ) -> Setting:
-    """The setting on so many images. `stem` 2 halves them in the first layer, which quarters the cost."""
+    """The setting on so many images, or on those that `data` gives.
+
+    `stem` 2 halves them in the first layer, which quarters the cost.
+    """
     classes = {"cifar10": 10, "cifar100": 100}[dataset]
 
-    @cache
-    def data() -> Images:
-        return images(dataset, rows, edge=EDGE)
+    known_images = data if data is not None else lambda: images(dataset, rows, edge=EDGE)
 
     @cache
     def order(epoch: int, seed: int) -> Tensor:
-        return torch.randperm(len(data().y), generator=torch.Generator().manual_seed(1000 * seed + epoch))
+        return torch.randperm(
+            len(known_images().y), generator=torch.Generator().manual_seed(1000 * seed + epoch)
+        )
 
     def batch(step: int, seed: int) -> tuple[Tensor, Tensor]:
-        known = data()
+        known = known_images()
         epoch, place = divmod(step, len(known.y) // BATCH)
         chosen = order(epoch, seed)[place * BATCH : (place + 1) * BATCH]
         generator = torch.Generator().manual_seed(1_000_000 * (seed + 1) + step)
@@ -112,12 +117,12 @@ def setting(
         return float(F.cross_entropy(out, y)), float((out.argmax(-1) == y).double().mean())
 
     def held_out(model: nn.Module, rows: int | None) -> dict[str, float]:
-        known = data()
+        known = known_images()
         loss, accuracy = measured(model, known.normal(known.x_held[:rows]), known.y_held[:rows])
         return {"held_out": loss, "accuracy": accuracy}
 
     def measure(model: nn.Module) -> dict[str, float]:
-        known = data()
+        known = known_images()
         inside = known.x[:, :, EDGE:-EDGE, EDGE:-EDGE]
         return {"loss": measured(model, known.normal(inside), known.y)[0], **held_out(model, None)}
 

@@ -157,6 +157,8 @@ WRONG = {
     f"{GROW} --noise t=-1": ["--noise t=-1: expected", "such as t=0.05"],
     f"{GROW} --noise t=1.5": ["--noise t=1.5: noise above 1 times the norm", "such as t=0.05"],
     f"{GROW} --noise much": ["--noise much: expected", "such as t=0.05"],
+    f"{GROW} --noise t=1 --steps 9": ["--steps is for --noise auto", "t=1"],
+    f"{GROW} --noise auto --steps 0": ["--steps 0: expected a whole number, 1 or more"],
     f"{GROW} --noise t=1 --workers 0": ["--workers 0: expected", "1 or more"],
     f"{GROW} --noise t=1 --worker 2/2": ["--worker 2/2: expected I/N"],
     f"{GROW} --noise t=1 --dtype int8": ["--dtype int8: expected float32"],

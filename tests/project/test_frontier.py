@@ -3,16 +3,29 @@
 import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
+import torch
 
 import mupscale as mu
-from reproduce.frontier import clock, command, exactness, midrun, order, sunk, tables
-from reproduce.frontier.page import book
+from reproduce.frontier import (
+    clock,
+    command,
+    exactness,
+    midrun,
+    noise_rule,
+    order,
+    page,
+    sunk,
+    tables,
+    unseen,
+)
 from reproduce.frontier.sizes import HERE, SMOKE
 from reproduce.frontier.spec import Spec, spec_of
 from reproduce.frontier.task import made_up, task
 from reproduce.frontier.train import Trainer
+from reproduce.peers import SHRINK
 from reproduce.store import Store
 
 NARROW = Spec(8, 40_000_000, 2**-6, 0)
@@ -48,7 +61,9 @@ def grown(**changes):
 def invented(spec):
     """A result without training: wider is better, growing better still, and seeds differ a little."""
     loss = 1 / spec.width + 0.001 * spec.seed - (0.005 if spec.grows else 0.0) + abs(spec.lr - 2**-6)
-    return {"held": loss, "choose": loss, "train": loss, "early": loss, "diverged": False}
+    noise = {name: {"train": value} for name, value in (("before", 0.3), ("after", 0.4), ("untrained", 1.9))}
+    result = {"held": loss, "choose": loss, "train": loss, "early": loss, "diverged": False}
+    return {**result, "noise": {**noise, "t": 0.1}, "steps": 100, "flops": 100, "flops_before": 100}
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +123,10 @@ def test_phases_share_the_budget_and_the_clock(tmp_path):
     assert clock.multiplier(again.spent(again.steps)) < 0.01
 
 
-@pytest.mark.parametrize(("state", "follows"), [("carried", True), ("wrong_units", False), ("fresh", False)])
+@pytest.mark.parametrize(
+    ("state", "follows"),
+    [("carried", True), ("wrong_units", False), ("fresh", False), ("asymmetric", False)],
+)
 def test_only_the_carried_state_follows_the_base(tmp_path, state, follows):
     """Without noise a wide run of as many steps is the base's own, if the rate is the same at every step."""
     made, _ = trainer(tmp_path)
@@ -149,7 +167,7 @@ def test_choices_look_at_the_tuning_seed_alone(known):
 def test_tables_are_printed_from_a_store(known):
     lines: list[str] = []
     book = tables.Book(known, SMOKE)
-    assert tables.show(book, lines.append) == 0
+    assert tables.show([book, replace(book, name="text", nats=True)], lines.append) == 0
     figures = dict(part.split("=") for part in lines[-1].split())
     names = ["a_gain", "b_gain", "b_from", "c_end", "c_early", "d_regret", "d_nats", "e_worst"]
     assert list(figures) == names
@@ -157,15 +175,20 @@ def test_tables_are_printed_from_a_store(known):
     assert tables.NOT_RUN not in figures.values()
     assert float(figures["b_gain"]) > 0
     assert figures["b_from"] == "0.25"
+    recipe, tuned = (book.unseen(name) for name in unseen.NAMES)
+    assert float(figures["d_regret"]) == pytest.approx(recipe.mean / tuned.mean - 1, abs=1e-4)
+    assert float(figures["d_nats"]) == pytest.approx(recipe.mean - tuned.mean, abs=1e-4)
 
 
 @pytest.mark.parametrize(
     ("name", "without"),
     [
-        ("b", sunk.names(SMOKE.bases[0])[1]),
+        ("b", sunk.names(SMOKE, SMOKE.bases[0])[1]),
         ("b", "goes on"),
         ("c", "carried, no noise"),
         ("a", "grown at 0.5"),
+        ("d", "recipe"),
+        ("b", sunk.ruled(SMOKE, SMOKE.bases[0])[0]),
     ],
 )
 def test_a_missing_seed_fails(known, name, without):
@@ -174,18 +197,19 @@ def test_a_missing_seed_fails(known, name, without):
         "b": lambda: sunk.arm(known, SMOKE, base, without, 1.0),
         "c": lambda: exactness.arm(known, SMOKE, without),
         "a": lambda: midrun.arm(known, SMOKE, without, SMOKE.mid_run[1]),
+        "d": lambda: unseen.arm(known, SMOKE, without),
     }[name]()
     assert arm.chosen is not None
     lost = arm.chosen.with_seed(SMOKE.seeds[-1])
     lines: list[str] = []
     book = tables.Book(lambda spec: None if spec == lost else known(spec), SMOKE)
-    assert tables.show(book, lines.append) == 1
+    assert tables.show([book], lines.append) == 1
     assert any(line.startswith(f"missing: {name}: ") and line.endswith(without) for line in lines)
 
 
 def test_an_empty_store_has_not_run(tmp_path):
     lines: list[str] = []
-    assert tables.show(tables.Book(lambda spec: None, HERE), lines.append) == 1
+    assert tables.show([tables.Book(lambda spec: None, HERE)], lines.append) == 1
     assert {part.split("=")[1] for part in lines[-1].split()} == {tables.NOT_RUN}
 
 
@@ -196,11 +220,89 @@ def test_the_smoke_run_makes_every_stage(tmp_path, capsys):
 
 
 def test_the_sentences_about_optimizer_state_are_what_is_stored():
-    stored = book()
-    means = {name: seen.mean for name in exactness.names() if (seen := stored.exactness(name)) is not None}
+    stored = page.books()[0]
+    arms = {name: stored.exactness(name) for name in exactness.cited(HERE)}
+    means = {name: seen.mean for name, seen in arms.items() if seen is not None}
     noisy = {name: mean for name, mean in means.items() if name.endswith(", noise")}
     assert max(noisy, key=noisy.__getitem__) == "wrong_units, noise"
     by_state = max(noisy.values()) - min(noisy.values())
     by_noise = means["carried, no noise"] - means["carried, noise"]
     assert by_noise > 4 * by_state, "noise is worth far more than the state"
     assert noisy["carried, noise"] > noisy["fresh, noise"], "a fresh optimizer does as well"
+
+
+def test_noise_by_rule_is_the_librarys_own_choice_for_the_steps_that_follow(tmp_path):
+    made, _ = trainer(tmp_path)
+    spec = grown(by_rule=True, at=0.5)
+    result = made.run(spec)
+    told = result["noise"]
+    share = mu.AutoNoise(steps=result["steps"]).share
+    rise = told["after"]["train"] - told["before"]["train"]
+    wide, _ = made._begin(replace(spec, by_rule=False, noise=told["t"]))
+    by_rule, _ = made._begin(spec)
+    untrained = by_rule.provenance["auto"]["untrained"]
+    assert rise == pytest.approx(share * (untrained - told["before"]["train"]), rel=0.2)
+    assert all(map(torch.equal, wide.model.parameters(), by_rule.model.parameters()))
+    assert "noise" not in spec.key
+
+
+def test_only_first_copies_keep_their_moments(tmp_path):
+    made, _ = trainer(tmp_path)
+    made.run(NARROW)
+    run, _ = made._begin(grown(at=0.5, state="asymmetric"))
+    moments = run.optimizer.state[run.model.get_parameter("2.weight")]["exp_avg_sq"]
+    assert bool(moments[::2, ::2].any())
+    assert not moments[1::2].any()
+    assert not moments[:, 1::2].any()
+
+
+def test_a_run_that_stops_early_has_the_schedule_of_the_whole(tmp_path):
+    made, _ = trainer(tmp_path)
+    whole, part = (made.run(grown(noise=0.1, at=0.25, stop=stop)) for stop in (1.0, 0.1))
+    assert (part["early"], part["curve"][0]) == (whole["early"], whole["curve"][0])
+    assert part["steps"] == round(0.1 * whole["steps"])
+
+
+def test_shrink_pad_and_perturb_has_the_base_in_its_first_block(tmp_path):
+    made, _ = trainer(tmp_path)
+    made.run(NARROW)
+    base = made._trained(NARROW, 0.5)
+    fresh = made.of(4).fresh(16, NARROW.lr, 0)
+    run, _ = made._begin(grown(at=0.5, method="shrink_pad"))
+    found, start, small = (each.model.get_parameter("2.weight") for each in (run, fresh, base))
+    assert torch.allclose(found[:8, :8] - start[:8, :8], SHRINK * small, atol=1e-6)
+    assert torch.equal(found[8:], start[8:])
+
+
+def test_a_rule_is_judged_between_the_noises_beside_it():
+    case = noise_rule.Case("", 1000, 1.0, ((0.01, 1.2), (0.1, 1.0), (1.0, 1.5)))
+    assert case.best == 0.1
+    assert [round(case.regret(share), 3) for share in (0.001, 0.1, 10**-0.5, 5.0)] == [0.2, 0.0, 0.25, 0.5]
+    assert noise_rule.regrets([case], lambda case: case.best) == (0.0, 0.0)
+
+
+def test_the_rule_is_nearer_to_the_best_noise_than_any_fixed_share():
+    """What the pages say; the control is a fixed share, which must not win."""
+    stored = page.books()[0].grown
+    mean = {name: noise_rule.regrets(stored, rule)[0] for name, rule in noise_rule.RULES.items()}
+    (ours,) = (value for name, value in mean.items() if name.endswith("(the rule)"))
+    assert ours < min(value for name, value in mean.items() if name.startswith("a fixed"))
+
+
+def test_a_page_that_says_otherwise_than_the_store_is_told(monkeypatch):
+    assert page.differences() == []
+    monkeypatch.setattr(page, "page", lambda: "something else")
+    assert "run python docs/generate.py" in page.differences()[0]
+
+
+def test_the_readme_says_what_is_stored():
+    stored = page.books()[0]
+    base = HERE.cited_bases[0]
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    told = {name: stored.sunk(base, name, 1.0) for name in sunk.names(HERE, base)}
+    for name in ("grown to 64", "goes on", "scratch 64"):
+        seen = told[name]
+        assert seen is not None
+        assert f"{seen.mean:.3f}" in readme, name
+    assert tables.sunk_contest(stored, base, 0.25)[1] is False, "with a quarter growing gains nothing"
+    assert told["grown to 128"].mean > told["grown to 64"].mean, "four times the width gains less"

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from harness.refusals import refusal
-from mupscale.rules.sizes import DEFAULT_RISE
+from mupscale.checkpoints.request import parse_noise
+from mupscale.rules.sizes import DEFAULT_RISE, MOST_RISE
 from mupscale.training.auto_noise import MOST, MOST_NOISE, chosen_size
 
 CLASSES = 5
@@ -82,6 +83,31 @@ def test_no_noise_given_means_the_documented_rise_and_needs_a_loss(trained):
     refusal(lambda: mu.upscale(trained, lambda: mlp(64), mu.AutoNoise()), "needs a loss", "add loss=")
     refusal(lambda: mu.upscale(trained, lambda: mlp(64), mu.AutoNoise(0), loss=loss), "mu.widen")
     refusal(lambda: mu.upscale(trained, lambda: mlp(64), mu.AutoNoise(-1), loss=loss), "rise")
+
+
+def test_more_steps_ask_for_more_noise(trained):
+    """The control is a size that knows nothing of the steps: the documented rise."""
+    torch.manual_seed(0)
+    found = {
+        steps: mu.upscale(trained, lambda: mlp(64), mu.AutoNoise(steps=steps), loss=Count()).provenance[
+            "auto"
+        ]
+        for steps in (40, 400, None)
+    }
+    assert [found[steps]["rise"] for steps in (40, 400, None)] == [0.01, 0.1, DEFAULT_RISE]
+    assert found[40]["t"] < found[None]["t"] < found[400]["t"]
+    assert mu.AutoNoise(steps=10**6).share == MOST_RISE
+    both = mu.AutoNoise(0.1, steps=400)
+    refusal(lambda: mu.upscale(trained, lambda: mlp(64), both, loss=Count()), "leave out rise= or steps=")
+    none = mu.AutoNoise(steps=0)
+    refusal(lambda: mu.upscale(trained, lambda: mlp(64), none, loss=Count()), "whole number, 1 or more")
+
+
+def test_the_command_line_asks_by_the_same_rule():
+    assert parse_noise("auto", 400) == ("auto", mu.AutoNoise(steps=400).share)
+    refusal(lambda: parse_noise("t=0.05", 400), "--steps is for --noise auto")
+    refusal(lambda: parse_noise("auto=0.2", 400), "--steps is for --noise auto")
+    refusal(lambda: parse_noise("auto", 0), "--steps 0", "1 or more")
 
 
 def test_at_most_twelve_forward_passes(trained, monkeypatch):

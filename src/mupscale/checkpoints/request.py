@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import MupscaleError
 from ..files.floats import FLOATS, TORCH_NAMES
 from ..rules.schemes import SCHEMES
-from ..rules.sizes import DEFAULT_RISE, DEFAULT_T, LARGEST_T
+from ..rules.sizes import DEFAULT_T, LARGEST_T, rise_for
 
 SHARD_BYTES = 5_000_000_000  # the largest file that transformers 4 writes by default
 DEFAULT_NOISE = f"t={DEFAULT_T}"
@@ -64,15 +64,18 @@ class Request:
             raise MupscaleError(f"the record's request cannot be read: {error}") from None
 
 
-def parse_noise(text: str) -> tuple[str, float]:
-    """What `--noise` says.
+def parse_noise(text: str, steps: int | None = None) -> tuple[str, float]:
+    """What `--noise` says; the share of automatic noise follows from the steps of training that `--steps` announces.
 
-    >>> parse_noise("t=0.05"), parse_noise("auto")
-    (('t', 0.05), ('auto', 0.05))
+    >>> parse_noise("t=0.05"), parse_noise("auto"), parse_noise("auto", 1000)
+    (('t', 0.05), ('auto', 0.05), ('auto', 0.25))
     """
     scheme, _, size = text.partition("=")
+    if steps is not None and (text != AUTO or steps < 1):
+        what = f"--steps {steps}: expected a whole number, 1 or more"
+        raise MupscaleError(what if text == AUTO else f"--steps is for --noise auto, found --noise {text}")
     if text == AUTO:
-        return AUTO, DEFAULT_RISE
+        return AUTO, rise_for(steps)
     try:
         value = float(size)
     except ValueError:

@@ -33,10 +33,18 @@ def add_to(verbs: Any) -> None:
             verb.add_argument(
                 "--noise",
                 metavar="SIZE",
-                help="auto (the size at which the loss has risen by a twentieth of what was learned; auto=0.2 for a fifth), t=… "
+                help="auto (the size at which the loss has risen by a twentieth of what was learned, or by what --steps allow; "
+                "auto=0.2 for a fifth), t=… "
                 "(relative to each weight's spectral norm), sigma=… (one reference constant for all tensors) or paired=… "
                 "(zero-sum over copies: the output moves by rounding only). Write auto where no size was tuned and the model fits "
                 f"into memory, else {DEFAULT_NOISE}",
+            )
+            verb.add_argument(
+                "--steps",
+                type=int,
+                metavar="N",
+                help="steps that the result will be trained for: --noise auto may cost a 4,000th of what was learned for each, and "
+                "at most all of it",
             )
             verb.add_argument(
                 "--recipe",
@@ -60,7 +68,16 @@ def add_to(verbs: Any) -> None:
                 help="do not load base and result at the end to show the loss before and after noise",
             )
         _add_writing(verb)
-        verb.set_defaults(run=run, noise=None, recipe=None, seed=0, batch=None, no_loss=False, verb_name=name)
+        verb.set_defaults(
+            run=run,
+            noise=None,
+            steps=None,
+            recipe=None,
+            seed=0,
+            batch=None,
+            no_loss=False,
+            verb_name=name,
+        )
 
 
 def _add_writing(verb: argparse.ArgumentParser) -> None:
@@ -112,6 +129,8 @@ def _request(chosen: argparse.Namespace) -> Request:
     check_goal(chosen)
     if chosen.noise is not None and chosen.recipe is not None:
         raise MupscaleError("--recipe sets the noise: give --noise or --recipe, not both")
+    if chosen.steps is not None and chosen.recipe is not None:
+        raise MupscaleError("--recipe sets the noise: leave out --steps, which is for --noise auto")
     if chosen.verb_name == "upscale" and chosen.noise is None and chosen.recipe is None:
         raise MupscaleError(
             "upscale needs a noise size: --noise auto | t=… | sigma=… | paired=…, or --recipe FILE\n"
@@ -124,7 +143,7 @@ def _request(chosen: argparse.Namespace) -> Request:
         raise MupscaleError(f"--workers {chosen.workers}: expected a whole number, 1 or more")
     return Request(
         multipliers=chosen.multipliers,
-        noise=None if chosen.noise is None else parse_noise(chosen.noise),
+        noise=None if chosen.noise is None else parse_noise(chosen.noise, chosen.steps),
         seed=chosen.seed,
         dtype=None if chosen.dtype is None else parse_dtype(chosen.dtype),
         shard_bytes=chosen.shard_size,

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..arguments import wrong_number
+from ..arguments import wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.build import Make, build
 from ..plans.copied import copied
@@ -29,7 +29,7 @@ from ..plans.direction import Direction
 from ..plans.identity import Loss
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
-from ..rules.sizes import DEFAULT_RISE, DEFAULT_T
+from ..rules.sizes import DEFAULT_RISE, DEFAULT_T, rise_for
 from .jump import measured
 from .noise_kinds import SignalNoise
 from .noise_places import Exempt
@@ -50,13 +50,21 @@ class AutoNoise:
     """`SignalNoise` whose size is chosen such that the loss rises by `rise` of what the base has learned.
 
     What was learned is the loss of the wide model as its factory builds it, or `untrained`, minus that of the base.
+    Without `rise` it is a 4,000th for each of the `steps` that the wide model will be trained for, at most 1; without
+    both a twentieth.
 
-    >>> AutoNoise()
-    AutoNoise(rise=0.05, untrained=None)
+    >>> AutoNoise(rise=0.1).share, AutoNoise(steps=1000).share, AutoNoise().share
+    (0.1, 0.25, 0.05)
     """
 
-    rise: float = DEFAULT_RISE
+    rise: float | None = None
     untrained: float | None = None
+    steps: int | None = None
+
+    @property
+    def share(self) -> float:
+        """The share of what was learned that the noise may cost."""
+        return rise_for(self.steps) if self.rise is None else self.rise
 
 
 @dataclass(frozen=True)
@@ -97,9 +105,15 @@ class Choice:
 
 def wrong_auto(noise: AutoNoise) -> list[Fault]:
     """Faults of the numbers in an `AutoNoise`."""
-    faults = wrong_number("rise", noise.rise, f"write AutoNoise(rise={DEFAULT_RISE})")
-    if not faults and not noise.rise > 0:
-        faults = [Fault("rise", "it is 0, which asks for no noise", "write mu.widen, which adds none")]
+    faults: list[Fault] = []
+    if noise.rise is not None:
+        faults = wrong_number("rise", noise.rise, f"write AutoNoise(rise={DEFAULT_RISE})")
+        if not faults and not noise.rise > 0:
+            faults = [Fault("rise", "it is 0, which asks for no noise", "write mu.widen, which adds none")]
+    if noise.steps is not None:
+        faults += wrong_whole("steps", noise.steps, least=1)
+        if noise.rise is not None:
+            faults += [Fault("steps", "rise= sets the share already", "leave out rise= or steps=")]
     if noise.untrained is not None:
         faults += wrong_number("untrained", noise.untrained, "write the loss of a model that was not trained")
     return faults
@@ -139,7 +153,7 @@ def choose_noise(
 
     before = measured(loss, base, seed)
     untrained = noise.untrained if noise.untrained is not None else _untrained(wide, base, loss, seed)
-    return chosen_size(at, before, untrained, noise.rise)
+    return chosen_size(at, before, untrained, noise.share)
 
 
 def _untrained(wide: Make, base: nn.Module, loss: Loss, seed: int) -> float:

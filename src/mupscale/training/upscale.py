@@ -68,7 +68,8 @@ def upscale(
     `loss(model)`, your loss on one batch, proves that growing is exact before noise is added, as for `widen`, and
     measures what the noise costs: both losses are saved in the provenance, and a large increase causes a warning.
     Without `noise` and `recipe` the noise is chosen by this loss: the size at which it has risen by a twentieth of
-    what the base has learned (`AutoNoise`), found with at most 11 forward passes.
+    what the base has learned, found with at most 11 forward passes. `AutoNoise(steps=…)` asks for more where long
+    training follows.
     `example_inputs`, `plan` and `unproved` are as for `widen`.
 
     >>> from mupscale import MupNoise

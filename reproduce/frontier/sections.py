@@ -1,0 +1,158 @@
+"""Sections of the page that are tables with their sentences: growth in mid-run, noise, optimizer state, no sweep."""
+
+from __future__ import annotations
+
+from math import log2
+
+from . import exactness, midrun, unseen
+from .noise_rule import RULES, regrets
+from .spec import Spec
+from .tables import Book, Seen, figures, mid_run_contest, regret
+
+
+def mid_run(stored: Book) -> str:
+    """Growth on the way, for the budgets whose runs are all stored."""
+    sizes = stored.sizes
+    found = {units: mid_run_contest(stored, units) for units in sizes.mid_run if "a" in sizes.stages}
+    kept = {units: gain for units, gain in found.items() if gain is not None}
+    if not kept:
+        return ""
+    of = "" if stored.name == "mlp" else ", a Llama on text"
+    lines = [f"## One budget for all: {sizes.narrow} to {sizes.wide} on the way{of}", ""]
+    lines += ["Every column has the same total FLOPs; growing is charged for its base.", ""]
+    lines += [f"| | {' | '.join(f'{units} units' for units in kept)} |", "|---" * (len(kept) + 1) + "|"]
+    for name in midrun.names(sizes):
+        lines += [f"| {name} | {' | '.join(cell(stored.mid_run(name, units)) for units in kept)} |"]
+    gains = [gain_cell(gain, stored.nats) for gain in kept.values()]
+    against = "the best width throughout minus" if stored.nats else "the best width throughout over"
+    return "\n".join([*lines, f"| {against} the best grown | {' | '.join(gains)} |", ""])
+
+
+def noise(stored: Book) -> str:
+    """Rules for the noise beside the best noise."""
+    if not stored.grown:
+        return ""
+    told = {name: regrets(stored.grown, rule) for name, rule in RULES.items()}
+    rows = [f"| {name} | {100 * mean:.1f} % | {100 * worst:.1f} % |" for name, (mean, worst) in told.items()]
+    most = max(stored.grown, key=lambda case: case.best)
+    least = min(stored.grown, key=lambda case: case.best)
+    return f"""\
+## How much noise
+
+Noise costs a share of what the base has learned, and `mu.AutoNoise` chooses its size by that share. Which share ends lowest
+depends on the training that follows: {least.best:.2f} with {least.steps:,} steps, {most.best:.1f} with {most.steps:,}. The rule
+of `AutoNoise(steps=…)` is a 4,000th for every step, and at most 1. The table shows how far above the lowest loss of the tuning
+seed a rule ends, over {len(stored.grown)} growths that were run with three noises or more; between two of them the loss is read
+on a line.
+
+| share of what was learned | mean | worst |
+|---|---|---|
+{chr(10).join(rows)}
+
+The rule was found on these runs, so its rows are what it could be fitted to. Settings that had no part in it are
+[below](#without-a-sweep).
+"""
+
+
+def state(stored: Book) -> str:
+    """What carried optimizer state is worth, once all cited runs are stored."""
+    sizes = stored.sizes
+    arms = {
+        name: (stored.exactness(name), stored.exactness(name, "early")) for name in exactness.names(sizes)
+    }
+    if any(seen is None for name in exactness.cited(sizes) for seen in arms[name]):
+        return ""
+    rows = [
+        f"| {_arm(name)} | {mean_cell(end)} | {mean_cell(early)} |"
+        for name, (end, early) in arms.items()
+        if end is not None and early is not None
+    ]
+    c = figures([stored])
+    return f"""\
+## What exact optimizer state is worth
+
+A base of width {sizes.narrow} is grown to {2 * sizes.narrow} in mid-run. With the same wide weights the state is carried in
+new units, carried as it is, or fresh. Other methods follow, at the base's rate or at a rate that is tuned for them.
+
+| | held out, at the end | training, over the first 1 % |
+|---|---|---|
+{chr(10).join(rows)}
+
+Noise is worth far more than the state. With noise, carried state over the best other row is {c["c_end"]} at the
+end and {c["c_early"]} over the first 1 %: at this size a fresh optimizer does as well, and carrying the state buys
+exactness, not a lower loss. State in wrong units is the worst of the rows with noise at the end.
+"""
+
+
+def without_a_sweep(stored: list[Book]) -> str:
+    """The recipe against the tuned point, for every study that has both."""
+    rows = []
+    for book in stored:
+        recipe, tuned = (book.unseen(name) for name in unseen.NAMES)
+        lost = regret(book)
+        if recipe is None or tuned is None or lost is None:
+            continue
+        sizes = book.sizes
+        chosen = book.known(recipe.chosen)
+        assert chosen is not None
+        what = {
+            "mlp": f"MLP of {sizes.depth} layers",
+            "text": "Llama on text",
+            "images": "ResNet on CIFAR-10",
+        }
+        told = f"{lost:+.4f} nats" if book.nats else f"{100 * lost:+.1f} %"
+        rows.append(
+            f"| {what[book.name]}, {sizes.wide // sizes.unseen_k} → {sizes.wide} | {mean_cell(recipe)}, "
+            f"t = {chosen['noise']['t']:g} on seed {sizes.tuning_seed} | {cell(tuned)} | {told} |"
+        )
+    if not rows:
+        return ""
+    return f"""\
+## Without a sweep
+
+The recipe without a sweep: grow at a quarter of the FLOPs, keep the base's rate, let `AutoNoise(steps=…)` choose the noise.
+The tuned point is the best of a grid of noises and of the base's rate, half and twice of it. These settings had no part in
+the recipe.
+
+| | recipe | tuned | regret |
+|---|---|---|---|
+{chr(10).join(rows)}
+"""
+
+
+def _arm(name: str) -> str:
+    """An arm of stage c in words.
+
+    >>> _arm("wrong_units, noise"), _arm("shrink_pad, own rate")
+    ('state in wrong units, noise', 'shrink, pad and perturb, own rate')
+    """
+    words = {
+        "carried": "state carried",
+        "wrong_units": "state in wrong units",
+        "fresh_rewarmed": "state fresh, warmed up again",
+        "fresh": "state fresh",
+        "asymmetric": "state of one copy only, warmed up again",
+        "net2wider": "Net2WiderNet",
+        "shrink_pad": "shrink, pad and perturb",
+        "tiling": "tiling (HyperCloning)",
+    }
+    first, comma, rest = name.partition(", ")
+    return words[first] + comma + rest
+
+
+def mean_cell(seen: Seen | None) -> str:
+    return "" if seen is None else f"{seen.mean:.4f} ({seen.spread:.4f})"
+
+
+def gain_cell(found: tuple[float, bool], nats: bool) -> str:
+    gain, beyond = found
+    return f"{f'{gain:+.4f} nats' if nats else f'{gain:.3f}'}{'' if beyond else ', seeds overlap'}"
+
+
+def cell(seen: Seen | None) -> str:
+    return "" if seen is None else f"{seen.mean:.4f} ({seen.spread:.4f}) {_told(seen.chosen)}"
+
+
+def _told(spec: Spec) -> str:
+    noise = "t by rule" if spec.by_rule else f"t = {spec.noise:g}"
+    return f"2^{log2(spec.lr):g}" + (f", {noise}" if spec.grows else "")

@@ -1,0 +1,63 @@
+"""The models that are studied, each with its sizes and a store of its own: an MLP, text and images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..data import CACHE
+from ..setting import Setting
+from ..store import RESULTS, Store
+from . import images, text
+from .sizes import HERE, IMAGES, SMOKE, SMOKE_IMAGES, SMOKE_TEXT, TEXT, Sizes
+from .task import made_up, task
+from .train import Trainer
+
+
+@dataclass(frozen=True)
+class Study:
+    """A model of any size with its data. Several processes may train, each another study."""
+
+    name: str
+    file: str
+    sizes: Sizes
+    setting: Callable[[int], Setting]
+    """By the number of layers, which only the MLP looks at."""
+    nats: bool = False
+    """Whether losses are compared by their difference; else by their ratio."""
+
+    def trainer(self, results: Path = RESULTS, cache: Path = CACHE / "reproduce") -> Trainer:
+        """Weights are kept in a folder with the name of the store."""
+        path = results / self.file
+        return Trainer(Store(path), cache / path.stem, self.setting)
+
+
+STUDIES: Mapping[str, Study] = {
+    study.name: study
+    for study in (
+        Study("mlp", "frontier.jsonl", HERE, task),
+        Study("text", "frontier_text.jsonl", TEXT, text.task, nats=True),
+        Study("images", "frontier_images.jsonl", IMAGES, images.task),
+    )
+}
+SMALLEST: Mapping[str, Study] = {
+    study.name: study
+    for study in (
+        Study("mlp", "frontier.jsonl", SMOKE, lambda layers: task(layers, made_up, SMOKE.reference)),
+        Study(
+            "text",
+            "frontier_text.jsonl",
+            SMOKE_TEXT,
+            lambda layers: text.task(layers, text.made_up, SMOKE_TEXT.reference, measured=1),
+            nats=True,
+        ),
+        Study(
+            "images",
+            "frontier_images.jsonl",
+            SMOKE_IMAGES,
+            lambda layers: images.task(layers, images.made_up, SMOKE_IMAGES.reference),
+        ),
+    )
+}
+"""The same on made-up data, as small as they run."""

@@ -1,0 +1,124 @@
+"""Text: a stock Llama of transformers on BPE tokens of textbooks, a setting that had no part in any choice of the library.
+
+OpenStax stands in for a web corpus. Held-out windows are split in two, as the rows of the MLP are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data import subwords
+from ..setting import Setting
+
+WORDS, CONTEXT, ROWS, LAYERS, HEAD = 1024, 64, 8, 2, 16
+"""The size of the vocabulary, tokens of a window, windows of a batch, layers, and the size of a head."""
+WATCHED, MEASURED = 4, 16
+"""Batches of 64 windows that a point of a curve and the end of a run are measured on."""
+CONSTANTS = {"betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
+
+Tokens = tuple[Tensor, Tensor]
+"""Those to train on, then those held out."""
+
+
+def build(width: int) -> nn.Module:
+    """Heads have a fixed size and grow in number; input and output embeddings are one tensor."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    heads = width // HEAD
+    config = LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=LAYERS,
+        head_dim=HEAD,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        use_cache=False,
+    )
+    stock: Any = LlamaForCausalLM
+    model: nn.Module = stock(config)
+    return model
+
+
+def task(
+    layers: int = 0,
+    tokens: Callable[[], Tokens] = lambda: subwords(WORDS),
+    reference: int = 32,
+    measured: int = MEASURED,
+) -> Setting:
+    """The setting. The number of layers is that of MLPs, and says nothing here."""
+    del layers
+
+    def loss_of(model: nn.Module, windows: Tensor) -> Tensor:
+        logits = model(windows[:, :-1]).logits
+        return F.cross_entropy(logits.flatten(0, -2), windows[:, 1:].flatten())
+
+    def loss(model: nn.Module, step: int, seed: int) -> Tensor:
+        return loss_of(model, _windows(tokens()[0], ROWS, 1_000_000 * seed + step))
+
+    def mean(model: nn.Module, part: Tensor, count: int, first: int) -> float:
+        with torch.no_grad():
+            found = [loss_of(model, _windows(part, 64, 900_000_000 + first + i)) for i in range(count)]
+        return float(torch.stack(found).mean())
+
+    def measure(model: nn.Module) -> dict[str, float]:
+        train, held = tokens()
+        half = len(held) // 2
+        return {
+            "choose": mean(model, held[:half], measured, 0),
+            "held": mean(model, held[half:], measured, 0),
+            "train": mean(model, train, measured, 0),
+        }
+
+    def watch(model: nn.Module) -> dict[str, float]:
+        held = tokens()[1]
+        return {"choose": mean(model, held[: len(held) // 2], min(WATCHED, measured), 1000)}
+
+    def inputs() -> Any:
+        """With a mask, because without one transformers looks at values, which a model has none of while it is counted."""
+        tokens = torch.zeros(ROWS, CONTEXT, dtype=torch.long)
+        return {"input_ids": tokens, "attention_mask": torch.zeros(ROWS, 1, CONTEXT, CONTEXT)}
+
+    return Setting(
+        "llama",
+        build,
+        loss,
+        measure,
+        torch.optim.AdamW,
+        reference=reference,
+        constants=CONSTANTS,
+        clip=1.0,
+        shapes_tell=False,
+        watch=watch,
+        inputs=inputs,
+        batch=ROWS * CONTEXT,
+    )
+
+
+@cache
+def made_up(count: int = 60_000) -> Tokens:
+    """Tokens in which each of the words is followed by one of four: for tests, without any file."""
+    drawn = torch.Generator().manual_seed(0)
+    after = torch.randint(WORDS, (WORDS, 4), generator=drawn)
+    choices = torch.randint(4, (count,), generator=drawn).tolist()
+    word, found = 0, []
+    for choice in choices:
+        word = int(after[word, choice])
+        found.append(word)
+    tokens = torch.tensor(found)
+    return tokens[: 4 * count // 5], tokens[4 * count // 5 :]
+
+
+def _windows(tokens: Tensor, rows: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(len(tokens) - CONTEXT - 1, (rows,), generator=generator)
+    return tokens[starts[:, None] + torch.arange(CONTEXT + 1)]
