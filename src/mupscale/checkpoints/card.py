@@ -50,7 +50,7 @@ def _section(about: Mapping[str, Any]) -> str:
         how = ", ".join(f"{key} = {value}" for key, value in sorted(noise["asked"].items()))
         state = (
             f"Noise ({noise['kind']}: {how}, seed {about['request']['seed']}) was added after the exact map, so that copies of a "
-            "unit can part."
+            f"unit can part. {_losses(about['losses'])}"
         )
     rows = "\n".join(
         f"| {', '.join(f'`{n}`' for n in group['tensors'][:4])}{' …' if len(group['tensors']) > 4 else ''} "
@@ -86,6 +86,19 @@ What that does to AdamW's constants since the reference:
 
 Plan, reference, seed and the base's digests stand in `{NAME}`; `mupscale check <base> <this directory>` proves the bytes.
 {_differences(about)}"""
+
+
+def _losses(losses: Mapping[str, Any] | None) -> str:
+    """What the noise costs, as it was measured before the weights were written."""
+    if losses is None:
+        return "What it costs was not measured."
+    if losses["kind"] == "outputs":
+        change = f"{losses['after']:.3f} (root mean square)"
+        return f"It changes the cosines between outputs for {losses['text']} by {change}."
+    return (
+        f"The loss of {losses['text']} is **{losses['before']:.4g} before** the noise, as the base's, and "
+        f"**{losses['after']:.4g} after** it."
+    )
 
 
 def _differences(about: Mapping[str, Any]) -> str:

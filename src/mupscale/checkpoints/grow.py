@@ -91,6 +91,7 @@ def record(
             **family.reading.as_json(),
         },
         "noise": noise,
+        "losses": None,
         "factors": factors(since),
         # Nothing that depends on the machine or the hour: workers that plan at the same time make the same job.
         "evidence": {key: getattr(family.evidence, key) for key in ("source", "trials", "steps")},
@@ -110,8 +111,7 @@ def _asked(
         scheme, value = request.noise
         if scheme == AUTO:
             assert choice is not None
-            losses = {"loss before": round(choice["before"], 4), "loss after": round(choice["after"], 4)}
-            return SignalNoise(choice["t"]), {"t": choice["t"], "chosen for a rise of": value, **losses}
+            return SignalNoise(choice["t"]), {"t": choice["t"], "chosen for a rise of": value}
         return CLASSES[scheme](value), {scheme: value}
     recipe = Recipe.from_json(request.recipe)
     recipe.check(plan, early, [] if request.optimizer is None else [request.optimizer])
