@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from .about import NAME
+from .train_script import writes_text
 
 _KEY = re.compile(r"([A-Za-z_][\w-]*):")
 _OURS = ("base_model", "base_model_relation", "model-index")
@@ -84,8 +86,26 @@ What that does to AdamW's constants since the reference:
 |---|---|---|---|
 {rows}
 
-Plan, reference, seed and the base's digests stand in `{NAME}`; `mupscale check <base> <this directory>` proves the bytes.
+{_evaluation(about)}Plan, reference, seed and the base's digests stand in `{NAME}`; `mupscale check <base> <this directory>` proves the bytes.
 {_differences(about)}"""
+
+
+def evaluation(folder: str) -> list[str]:
+    """The command that evaluates a decoder with EleutherAI's harness."""
+    return ["lm_eval", "--model", "hf", "--model_args", f"pretrained={folder}", "--tasks", "hellaswag"]
+
+
+def _evaluation(about: Mapping[str, Any]) -> str:
+    if not writes_text(about):
+        return ""
+    command = shlex.join(evaluation("path/to/this/directory"))
+    return f"""To compare it with the base on common tasks (`pip install "lm_eval[hf]"`):
+
+```bash
+{command}
+```
+
+"""
 
 
 def _losses(losses: Mapping[str, Any] | None) -> str:

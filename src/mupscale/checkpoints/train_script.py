@@ -100,6 +100,12 @@ _LR = 3e-4
 """A rate that is usual for small decoders; the recipe's is taken where there is one."""
 
 
+def writes_text(about: Mapping[str, Any]) -> bool:
+    """Whether the model predicts the next token, so that it can be trained on text and evaluated by lm-eval."""
+    name, config = about["architecture"], about["config"]
+    return name.endswith(("ForCausalLM", "LMHeadModel")) and not config.get("is_encoder_decoder")
+
+
 def train_script(about: Mapping[str, Any]) -> str | None:
     """The script for a record, or None for a model whose labels are not its text.
 
@@ -108,7 +114,7 @@ def train_script(about: Mapping[str, Any]) -> str | None:
     (True, None)
     """
     name, config = about["architecture"], about["config"]
-    if name.endswith(("ForCausalLM", "LMHeadModel")) and not config.get("is_encoder_decoder"):
+    if writes_text(about):
         labels = _NEXT
     elif name.endswith("ForMaskedLM"):
         labels = _MASKED

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.card import evaluation
 from ..checkpoints.request import AUTO
 from ..checkpoints.train_script import NAME as SCRIPT
+from ..checkpoints.train_script import writes_text
 from ..checkpoints.trainer_state import OPTIMIZER
 from ..jobs.job import Job
 
@@ -61,6 +63,12 @@ def next_steps(base: Path, out: Path, job: Job, declare: Path | None = None) -> 
         "To prove what was written:",
         f"  {shlex.join(['mupscale', 'check', str(base), str(out)])}",
     ]
+    if writes_text(about):
+        lines += [
+            "",
+            'To compare it with the base on common tasks (pip install "lm_eval[hf]"):',
+            f"  {shlex.join(evaluation(str(out)))}",
+        ]
     return "\n".join(lines)
 
 
