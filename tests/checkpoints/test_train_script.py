@@ -52,7 +52,6 @@ def test_automatic_noise_of_a_directory_is_recorded_checked_and_trained(base, tm
         "2",
         "--noise",
         "auto=0.005",
-        "--quiet",
         "--workers",
         "1",
     ]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .about import NAME
-from .train_script import writes_text
+from .train_script import rate_of, writes_text
 
 _KEY = re.compile(r"([A-Za-z_][\w-]*):")
 _OURS = ("base_model", "base_model_relation", "model-index")
@@ -54,6 +54,7 @@ def _section(about: Mapping[str, Any]) -> str:
             f"Noise ({noise['kind']}: {how}, seed {about['request']['seed']}) was added after the exact map, so that copies of a "
             f"unit can part. {_losses(about['losses'])}"
         )
+    rate, source = rate_of(about)
     rows = "\n".join(
         f"| {', '.join(f'`{n}`' for n in group['tensors'][:4])}{' …' if len(group['tensors']) > 4 else ''} "
         f"| {group['lr']} | {group['eps']} | {group['weight_decay']} |"
@@ -77,7 +78,7 @@ from transformers import {about["architecture"]}
 
 here = "path/to/this/directory"
 model = {about["architecture"]}.from_pretrained(here)
-optimizer = mu.optimizer_for(model, here, torch.optim.AdamW, lr=1e-4)
+optimizer = mu.optimizer_for(model, here, torch.optim.AdamW, lr={rate})  # as you would give the base; {source}
 ```
 
 What that does to AdamW's constants since the reference:

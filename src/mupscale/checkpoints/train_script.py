@@ -100,6 +100,12 @@ _LR = 3e-4
 """A rate that is usual for small decoders; the recipe's is taken where there is one."""
 
 
+def rate_of(about: Mapping[str, Any]) -> tuple[float, str]:
+    """The learning rate to start with, and where it comes from."""
+    tuned = ((about["noise"] or {}).get("asked") or {}).get("lr")
+    return (_LR, "a usual rate, not tuned for this model") if tuned is None else (tuned, "the recipe's")
+
+
 def writes_text(about: Mapping[str, Any]) -> bool:
     """Whether the model predicts the next token, so that it can be trained on text and evaluated by lm-eval."""
     name, config = about["architecture"], about["config"]
@@ -121,12 +127,12 @@ def train_script(about: Mapping[str, Any]) -> str | None:
     else:
         return None
     longest = config.get("max_position_embeddings") or config.get("n_positions") or _LENGTH
-    tuned = ((about["noise"] or {}).get("asked") or {}).get("lr")
+    lr, source = rate_of(about)
     return _SCRIPT.format(
         architecture=name,
         labels=labels,
         mask=_MASK if labels is _MASKED else "",
         length=min(_LENGTH, int(longest)),
-        lr=_LR if tuned is None else tuned,
-        source="a usual rate, not tuned for this model" if tuned is None else "the recipe's",
+        lr=lr,
+        source=source,
     )

@@ -10,7 +10,6 @@ import argparse
 import os
 import shlex
 import signal
-import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -40,8 +39,9 @@ from ..text import columns
 from ..training.jump import is_jump, jump_message, smaller
 from ..training.recipe import Recipe
 from .next_steps import next_steps
-from .plan import cost, describe, evidence, planned
+from .plan import UNTIED, cost, describe, evidence, planned
 from .resume import begun, is_done
+from .working import working
 
 
 def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | None) -> int:
@@ -73,7 +73,8 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
         return 0
     if _unmeasured(chosen, request):
         print("\n" + _stored_losses(chosen), flush=True)
-    print("\n" + next_steps(chosen.base, chosen.out, job, chosen.declare))
+    told = next_steps(chosen.base, chosen.out, job, chosen.declare)
+    print(told.splitlines()[0] if chosen.quiet else f"\n{told}")
     return 0
 
 
@@ -89,10 +90,15 @@ def _plan(chosen: argparse.Namespace, request: Request, measured: bool) -> Job:
         check_memory(_float32_bytes(directory, chosen), "--batch")
     recipe = None if request.recipe is None else Recipe.from_json(request.recipe)
     notes = [] if recipe is None else notes_on(recipe, directory, request.optimizer)
-    print(f"planning on a small copy of {directory.path} …", file=sys.stderr, flush=True)
+    working(f"planning on a small copy of {directory.path}", chosen)
     family = planned(directory, chosen, request)
-    print(describe(directory, family, request) + "\n\n" + evidence(family) + "\n", flush=True)
+    if not chosen.quiet:
+        print(describe(directory, family, request) + "\n\n" + evidence(family) + "\n", flush=True)
+    elif family.plan.exact != "dynamic":
+        print(UNTIED)
     choice = _chosen_size(directory, family, request, chosen)
+    if request.adds_noise:
+        working("reading the weights, whose norms the noise is relative to", chosen)
     about = record(directory, family, request, choice)
     if measured:
         about["losses"] = _planned_losses(directory, about, chosen, request)
@@ -102,6 +108,7 @@ def _plan(chosen: argparse.Namespace, request: Request, measured: bool) -> Job:
     for name, why in job.about["not_carried"].items():
         print(f"not carried: {printable(name)}, because {why}")
     if request.adds_noise:
+        working("drawing some of the noise, to see how much of it rounding loses", chosen)
         print(_rounding(job))
     if recipe is not None:
         print(_recipe_notes(recipe, notes))
@@ -130,7 +137,7 @@ def _chosen_size(
         return None
     # The base and one wide model at a time.
     check_memory(2 * _float32_bytes(directory, chosen), "--noise auto")
-    print("choosing the noise by what it costs …", file=sys.stderr, flush=True)
+    working("choosing the noise by what it costs", chosen)
     early = earlier_plan(directory.path)
     choice = choose_size(directory.path, family, early, request.noise[1], request.seed, chosen.batch)
     if choice["kind"] == "loss":
@@ -149,7 +156,7 @@ def _planned_losses(
     """What the noise costs, measured before anything is written; None where it cannot be measured."""
     try:
         check_memory(2 * _float32_bytes(directory, chosen), "the loss after noise")
-        print("measuring what the noise costs …", file=sys.stderr, flush=True)
+        working("measuring what the noise costs", chosen)
         dtype = request.dtype or _dtype(directory)
         found = losses_with(directory.path, about, earlier_plan(directory.path), dtype, chosen.batch)
     except MupscaleError as error:  # the result is right all the same
@@ -171,7 +178,7 @@ def _stored_losses(chosen: argparse.Namespace) -> str:
     """What the noise of a finished directory costs."""
     try:
         check_memory(_float32_bytes(read_directory(chosen.base), chosen), "the loss after noise")
-        print("measuring what the noise costs …", file=sys.stderr, flush=True)
+        working("measuring what the noise costs", chosen)
         return _costs(stored_losses(chosen.base, chosen.out, chosen.batch), chosen)
     except MupscaleError as error:
         return _not_measured(error)

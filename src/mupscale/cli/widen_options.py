@@ -99,7 +99,7 @@ def _add_writing(verb: argparse.ArgumentParser) -> None:
         help="do not read the base once more before the result is published, to see whether it changed meanwhile; recorded in mupscale.json",
     )
     verb.add_argument("--dry-run", action="store_true", help="plan and check everything, write nothing")
-    verb.add_argument("--quiet", action="store_true", help="print no progress")
+    verb.add_argument("--quiet", action="store_true", help="print no progress, no table and no next steps")
 
 
 def run(chosen: argparse.Namespace) -> int:

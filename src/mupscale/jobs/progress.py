@@ -73,7 +73,9 @@ def bar(what: str, start: int, done: int, total: int, seconds: float, width: int
     tail = f"| {size(done)}/{size(total)} [{clock(seconds)}<{left}, {size(rate)}/s]"
     room = width - len(head) - len(tail)
     if room < 1:
-        return f"{head} [{clock(seconds)}<{left}]"[:width]  # in a narrow terminal, the time left is what is wanted
+        return f"{head} [{clock(seconds)}<{left}]"[
+            :width
+        ]  # in a narrow terminal, the time left is what is wanted
     eighths = round(8 * room * share)
     drawn = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
     return f"{head}{drawn.ljust(room)}{tail}"
