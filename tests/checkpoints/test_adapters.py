@@ -83,7 +83,7 @@ def test_an_adapter_learns_as_at_the_base_when_the_rate_of_its_first_half_is_div
         model = adapted(wide)
         grow_(model, adapted(base))
         gap = max(abs(a - b) for a, b in zip(want, losses(model, rate), strict=True))
-        assert (gap < 1e-10) is same, (rate, gap)
+        assert (gap < 1e-6) is same, (rate, gap)  # transformers computes the loss in float32
     assert want[-1] < want[0]
 
 

@@ -31,9 +31,10 @@ from ..training.recipe import Recipe
 from ..version import __version__
 from .about import FORMAT, MARK, factors, read_about, read_plans
 from .card import card
+from .noise_words import AUTO
 from .norms import measured_in
 from .not_carried import not_carried
-from .request import AUTO, Request
+from .request import Request
 from .sentence_modules import module_files
 from .shards import Spelling, planned_names, stored_tensors, weight_moves
 from .train_script import NAME as SCRIPT

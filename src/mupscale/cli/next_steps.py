@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.card import evaluation
-from ..checkpoints.request import AUTO
+from ..checkpoints.noise_words import AUTO
 from ..checkpoints.train_script import NAME as SCRIPT
 from ..checkpoints.train_script import rate_of, writes_text
 from ..checkpoints.trainer_state import OPTIMIZER

@@ -20,8 +20,9 @@ from typing import Any
 
 from ..checkpoints.about import read_about
 from ..checkpoints.grow import check_free, earlier_plan, existing_above, has_state, job_of, record
+from ..checkpoints.noise_words import AUTO, DEFAULT_NOISE, parse_noise
 from ..checkpoints.recipe_state import notes_on
-from ..checkpoints.request import AUTO, DEFAULT_NOISE, Request, parse_noise
+from ..checkpoints.request import Request
 from ..checkpoints.rounding import ADVISE, lost_to_rounding
 from ..errors import MupscaleError
 from ..families.batches import read_batch

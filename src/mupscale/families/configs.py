@@ -13,8 +13,9 @@ from typing import Any
 from ..errors import Fault, raise_faults
 from .models import Config, as_data, config_from
 from .multipliers import EVERY, WIDTHS, Multipliers, multiplier
-from .rows import USUAL, row_for
+from .rows import row_for
 from .symbols import evaluate, explicit_head_size, power, symbols
+from .widths import USUAL
 
 Path = tuple[str, ...]
 

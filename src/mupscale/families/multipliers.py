@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from ..errors import Fault, raise_faults
-from .rows import USUAL
+from .widths import USUAL
 
 Multipliers = Mapping[str, int]
 EVERY = "every"
