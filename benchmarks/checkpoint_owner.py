@@ -129,7 +129,9 @@ def llama(walk: Walk, found: Figures, control: Figures) -> None:
     walk.program("llama", "drawn", "llama/base", "drawn.jsonl", "128", "1")
     walk.program("llama", "drawn", "llama/base", "held.jsonl", "64", "2")
     walk.live("llama", "drawn.jsonl")
-    walk.mupscale("llama", "upscale", "llama/base", "llama/wrong", "-k", "2", "--noise", WRONG_NOISE, "--no-loss")
+    walk.mupscale(
+        "llama", "upscale", "llama/base", "llama/wrong", "-k", "2", "--noise", WRONG_NOISE, "--no-loss"
+    )
     told = walk.program(
         "llama", "losses", "held.jsonl", *(f"llama/{name}" for name in ("base", "wide", "wrong"))
     )

@@ -168,7 +168,11 @@ WRONG = {
     "check base empty": ["no mupscale.json", "name a directory that"],
     "cost": ["name a Python file or a directory, or write --paper"],
     "cost sound.py -k 2": ["(2 faults)", "write --steps", "write --width"],
-    "cost sound.py -k 2 --width 8 --steps 5 --trials 3": ["--trials", "no proxy to tune on", "add --proxy 128"],
+    "cost sound.py -k 2 --width 8 --steps 5 --trials 3": [
+        "--trials",
+        "no proxy to tune on",
+        "add --proxy 128",
+    ],
     "cost sound.py -k 1 --width 8 --proxy 4 --steps 5": ["-k", "1, expected 2 or more", "write -k 2"],
     f"cost sound.py {COST} --width 8": ["inputs", "write def inputs()"],
     f"cost nowhere {COST} --batch 2 --context 8": ["nowhere: No such file", "config.json"],

@@ -48,6 +48,10 @@ _CARRIED = (
 )
 _REPLACED = (CONFIG, "*.index.json", CARD, _OURS)
 _PICKLED = ("pytorch_model*.bin", "pytorch_model.bin.index.json", "model*.bin", "*.ckpt", "consolidated*.pth")
+_UNQUANTISED = (
+    "name the model that was quantised, which the card calls base_model, and quantise the result again; or dequantise this one "
+    "and save it"
+)
 _QUANTISED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _QUANTISED_LEAVES = (
     *("qweight", "qzeros", "g_idx", "absmax", "quant_map", "SCB", "weight_packed", "weight_scale"),
@@ -201,7 +205,7 @@ def _refused_files(path: Path, names: Mapping[str, bool], bare: bool) -> list[Fa
     adapters = adapter_faults(path, names)
     faults = [*adapters]
     faults += [
-        Fault(printable(name), "the weights are quantised", "dequantise the model and save it again")
+        Fault(printable(name), "the weights are quantised", _UNQUANTISED)
         for name in names
         if name in _QUANTISED_FILES
     ]
@@ -224,8 +228,7 @@ def _refused_files(path: Path, names: Mapping[str, bool], bare: bool) -> list[Fa
 def _refused_config(config: Mapping[str, Any]) -> list[Fault]:
     faults = []
     if config.get("quantization_config") is not None or config.get("compression_config") is not None:
-        remedy = "dequantise the model (model.dequantize()), drop quantization_config and save it again"
-        faults.append(Fault(f"{CONFIG}: quantization_config", "the weights are quantised", remedy))
+        faults.append(Fault(f"{CONFIG}: quantization_config", "the weights are quantised", _UNQUANTISED))
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or text_fault(model_type) is not None:
         what = f"{printable(model_type)}, expected the name of a type of transformers"
@@ -281,5 +284,5 @@ def _quantised_tensors(tensors: Mapping[str, Place]) -> list[Fault]:
         packed = leaf == "weight" and place.dtype not in FLOATS
         if packed or leaf in _QUANTISED_LEAVES or place.dtype.startswith("F8"):
             what = f"{place.dtype}, a quantised weight or part of one"
-            faults.append(Fault(printable(name), what, "dequantise the model and save it again"))
+            faults.append(Fault(printable(name), what, _UNQUANTISED))
     return faults
