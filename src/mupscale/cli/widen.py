@@ -102,7 +102,7 @@ def _plan(chosen: argparse.Namespace, request: Request, measured: bool) -> Job:
         working("reading the weights, whose norms the noise is relative to", chosen)
     about = record(directory, family, request, choice)
     if measured:
-        about["losses"] = _planned_losses(directory, about, chosen, request)
+        about["losses"] = _planned_losses(directory, about, chosen, request, choice)
     job = _job(directory, chosen.out, about, has_state(directory, request))
     if directory.trainer and not has_state(directory, request):
         print("the optimizer state stored with the weights is not carried")
@@ -152,13 +152,20 @@ def _chosen_size(
 
 
 def _planned_losses(
-    directory: Directory, about: dict[str, Any], chosen: argparse.Namespace, request: Request
+    directory: Directory,
+    about: dict[str, Any],
+    chosen: argparse.Namespace,
+    request: Request,
+    choice: dict[str, Any] | None,
 ) -> dict[str, Any] | None:
     """What the noise costs, measured before anything is written; None where it cannot be measured."""
+    dtype = request.dtype or _dtype(directory)
+    if choice is not None and dtype == "F32":  # it was measured in float32, so there is nothing left to round
+        told: dict[str, Any] = {key: choice[key] for key in ("before", "after", "kind", "text")}
+        return Losses(**told).as_json()
     try:
         check_memory(2 * _float32_bytes(directory, chosen), "the loss after noise")
         working("measuring what the noise costs", chosen)
-        dtype = request.dtype or _dtype(directory)
         found = losses_with(directory.path, about, earlier_plan(directory.path), dtype, chosen.batch)
     except MupscaleError as error:  # the result is right all the same
         print(_not_measured(error))
