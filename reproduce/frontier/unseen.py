@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mupscale.rules.sizes import DEFAULT_T
+from mupscale.rules.noise_defaults import DEFAULT_T
 
 from .choose import Arm, Known, best, runs_of, scratch, search
 from .sizes import Sizes

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from harness.refusals import refusal
-from mupscale.rules.sizes import DEFAULT_RISE
+from mupscale.rules.noise_defaults import DEFAULT_RISE
 from mupscale.training.auto_noise import MOST, MOST_NOISE, chosen_size
 
 CLASSES = 5

@@ -17,7 +17,6 @@ from ..tuning.paper_cost import EXPERIMENTS, TOKENS, VOCABULARY, Experiment
 from ..tuning.stock_flops import StockModel
 
 _MISSING = "–"
-_TRIALS = 25  # a grid of 5 x 5
 Model = StockModel | FileModel
 
 
@@ -35,10 +34,10 @@ def run(chosen: argparse.Namespace) -> int:
     case = Case(
         model.width,
         chosen.k,
-        chosen.proxy or model.width,
+        chosen.proxy,
         chosen.steps,
         chosen.base_steps or chosen.steps,
-        0 if chosen.proxy is None else _TRIALS if chosen.trials is None else chosen.trials,
+        chosen.trials,
         chosen.upscaled_steps,
     )
     print(describe(str(chosen.model), case, model))
@@ -77,7 +76,7 @@ def describe(name: str, case: Case, model: Model) -> str:
         _steps(name, case, model),
         _runs(case, model, cost),
         _accounts(case, cost),
-        *([_proxies(case, model)] if case.trials else []),
+        _proxies(case, model),
     ]
     tokens = (
         None if model.tokens is None else float(case.steps * model.tokens) / model.at(case.wide).parameters
@@ -88,20 +87,17 @@ def describe(name: str, case: Case, model: Model) -> str:
 
 
 def _steps(name: str, case: Case, model: Model) -> str:
-    widths = {"base": case.width, "wide": case.wide}
-    if case.trials:
-        widths["proxy, grown"] = case.k * case.proxy
+    widths = {"base": case.width, "wide": case.wide, "proxy, grown": case.k * case.proxy}
     steps = {what: model.at(width) for what, width in widths.items()}
     unit, size = unit_for(step.counted for step in steps.values())
     rows = [("", "width", "parameters", "by formula", "counted")]
     for what, step in steps.items():
         flops = (_shown(step.formula, size), _shown(step.counted, size))
         rows.append((what, f"{step.width:,}", f"{step.parameters:,}", *flops))
-    head = f"{name}: {case.width:,} -> {case.wide:,} (k = {case.k}), "
-    if case.trials:
-        head += f"tuned on {case.proxy:,} -> {case.k * case.proxy:,} (n/n0 = {case.width / case.proxy:.3g})"
-    else:
-        head += "nothing is tuned"
+    head = (
+        f"{name}: {case.width:,} -> {case.wide:,} (k = {case.k}), "
+        f"tuned on {case.proxy:,} -> {case.k * case.proxy:,} (n/n0 = {case.width / case.proxy:.3g})"
+    )
     return f"{head}\n\n{unit} of one training step, forward and backward\n" + columns(
         rows, right=(1, 2, 3, 4)
     )
@@ -110,14 +106,13 @@ def _steps(name: str, case: Case, model: Model) -> str:
 def _runs(case: Case, model: Model, cost: Cost) -> str:
     formula = case.cost(lambda width: model.at(width).formula)
     last = "as long as from scratch" if case.upscaled_steps is None else f"{case.upscaled_steps:,} steps"
-    runs = [
+    runs = (
         ("from scratch", f"{case.steps:,} steps", formula.scratch, cost.scratch),
         ("base", f"{case.base_steps:,} steps", formula.base, cost.base),
         ("tuning", f"{case.trials:g} x {case.steps:,} steps", formula.tuning, cost.tuning),
         ("upscaled", last, formula.upscaled, cost.upscaled),
         ("stay", _throughout(case, model), formula.scratch, cost.scratch),
-    ]
-    runs = [run for run in runs if run[0] != "tuning" or case.trials]
+    )
     unit, size = unit_for(counted for _, _, _, counted in runs)
     rows = [("", "", "by formula", "counted", "of scratch")]
     for what, length, by_formula, counted in runs:
@@ -133,7 +128,7 @@ def _throughout(case: Case, model: Model) -> str:
 def _accounts(case: Case, cost: Cost) -> str:
     known = case.upscaled_steps is not None
     rows = [("", "speedup" if known else "", "pays if the upscaled run is as good as from scratch")]
-    for account in ACCOUNTS if case.trials else ACCOUNTS[:2]:
+    for account in ACCOUNTS:
         faster = cost.break_even(account)
         speedup = f"{cost.speedup(account):.2f}" if known else ""
         if faster is None:
@@ -146,6 +141,8 @@ def _accounts(case: Case, cost: Cost) -> str:
 
 
 def _proxies(case: Case, model: Model) -> str:
+    if not case.trials:
+        return "n/n0: nothing is tuned"
     widths = (case.width, case.wide, 2 * case.wide, case.k * case.proxy)
     curve = quadratic([(width, model.at(width).counted) for width in widths])
     if curve is None:

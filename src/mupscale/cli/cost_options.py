@@ -18,12 +18,11 @@ def add_to(verbs: Any) -> None:
         verbs,
         "cost",
         "show FLOPs of training from scratch and of growing, and when growing does not pay",
-        "A base of width n is grown k times. With --proxy, noise and learning rate are tuned on a proxy that grows from n0 "
-        "to k·n0; without it nothing is tuned, as with --noise auto. FLOPs are those of forward and backward, by the paper's formulas and counted on the model, which "
+        "A base of width n is grown k times; noise and learning rate are tuned on a proxy that grows from n0 to "
+        "k·n0. FLOPs are those of forward and backward, by the paper's formulas and counted on the model, which "
         "takes no memory.",
         examples=(
             "proxy.py -k 4 --width 500 --proxy 100 --steps 100000",
-            "./base -k 2 --steps 10000 --batch 256 --context 1024",
             "./base -k 2 --proxy 192 --steps 10000 --batch 256 --context 1024",
             "--paper",
         ),
@@ -41,12 +40,7 @@ def add_to(verbs: Any) -> None:
         help="show the paper's own runs, computed from their sizes, and nothing else",
     )
     verb.add_argument("-k", type=int, metavar="K", help="how many times wider, 2 or more; needed")
-    verb.add_argument(
-        "--proxy",
-        type=int,
-        metavar="N0",
-        help="width of the proxy's base, in units (default: nothing is tuned)",
-    )
+    verb.add_argument("--proxy", type=int, metavar="N0", help="width of the proxy's base, in units; needed")
     verb.add_argument(
         "--steps", type=int, metavar="T", help="steps of the run from scratch, and of each trial; needed"
     )
@@ -74,8 +68,9 @@ def add_to(verbs: Any) -> None:
     verb.add_argument(
         "--trials",
         type=float,
+        default=25,
         metavar="R",
-        help="tuning, in full runs of the grown proxy (default with --proxy: 25, a grid of 5 x 5; runs that are "
+        help="tuning, in full runs of the grown proxy (default: 25, a grid of 5 x 5; runs that are "
         "stopped early count for their share)",
     )
     verb.add_argument(
@@ -96,15 +91,11 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _check(chosen: argparse.Namespace) -> None:
     faults = []
-    named = {"-k": chosen.k, "--steps": chosen.steps}
+    named = {"-k": chosen.k, "--proxy": chosen.proxy, "--steps": chosen.steps}
     for_file = {"--width": chosen.width}
     for_stock = {"--batch": chosen.batch, "--context": chosen.context}
     given = {**named, **for_file, **for_stock}
-    given |= {
-        "--proxy": chosen.proxy,
-        "--base-steps": chosen.base_steps,
-        "--upscaled-steps": chosen.upscaled_steps,
-    }
+    given |= {"--base-steps": chosen.base_steps, "--upscaled-steps": chosen.upscaled_steps}
     if chosen.paper:
         odd = [name for name, value in given.items() if value is not None] + ["model"] * (
             chosen.model is not None
@@ -133,16 +124,8 @@ def _check(chosen: argparse.Namespace) -> None:
             for name, value in given.items()
             if value is not None and value < (least := 2 if name == "-k" else 1)
         ]
-        if chosen.trials is not None and not (isfinite(chosen.trials) and chosen.trials >= 0):
+        if not (isfinite(chosen.trials) and chosen.trials >= 0):
             faults.append(
                 Fault("--trials", f"{chosen.trials}, expected a number, 0 or more", "write --trials 25")
-            )
-        if chosen.trials and chosen.proxy is None:
-            faults.append(
-                Fault(
-                    "--trials",
-                    "there is no proxy to tune on",
-                    "add --proxy 128, for example, or leave it out",
-                )
             )
     raise_faults("the cost cannot be computed", faults)
