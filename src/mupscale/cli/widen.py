@@ -13,7 +13,7 @@ import signal
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from math import prod
+from math import isfinite, prod
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
     if not whole:
         print(f"share {chosen.worker} is done; the worker that finishes last moves {chosen.out} into place")
         return 0
-    if _unmeasured(chosen, request):
+    if share is not None and _unmeasured(chosen, request):
         print("\n" + _stored_losses(chosen), flush=True)
     told = next_steps(chosen.base, chosen.out, job, chosen.declare)
     print(told.splitlines()[0] if chosen.quiet else f"\n{told}")
@@ -171,7 +171,7 @@ def _planned_losses(
         print(_not_measured(error))
         return None
     print(_costs(found, chosen), flush=True)
-    return found.as_json()
+    return found.as_json() if isfinite(found.after) else None
 
 
 def _dtype(directory: Directory) -> str:

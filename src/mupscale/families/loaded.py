@@ -99,6 +99,7 @@ def losses_with(
                 "config": about["config"],
                 "classes": [about["base_architecture"], about["architecture"]],
                 "dtype": dtype,
+                "absent": about["spelling"]["absent"],
             }
         )
     )
@@ -118,6 +119,7 @@ def choose_size(
             "config": dict(family.wide_config),
             "classes": [family.architecture, family.wide_architecture],
             "exempt": family.exempt.as_json(),
+            "absent": list(family.reading.absent),
             "rise": rise,
             "seed": seed,
         }

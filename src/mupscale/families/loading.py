@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,17 @@ from .measures import Measure, measure_for
 from .models import config_from, model_class, quiet, read_config
 
 
-def _load(directory: str, dtype: Any, architecture: str | None = None) -> Any:
+def _load(directory: str, dtype: Any, architecture: str | None = None, absent: Collection[str] = ()) -> Any:
+    """The model of a directory, which must load cleanly but for tensors that are known to be absent from it."""
+    torch.manual_seed(0)  # what is absent is drawn, and every process draws the same
     config = config_from(read_config(directory))
     with quiet():
         model, info = model_class(config, architecture).from_pretrained(
             directory, dtype=dtype, output_loading_info=True, attn_implementation="eager"
         )
     # Unexpected tensors are left out, as they were when the directory was read; what is missing would be random.
-    wrong = {
-        key: sorted(map(str, names)) for key, names in info.items() if names and key != "unexpected_keys"
-    }
+    odd = {key: sorted({*map(str, names)} - {*absent}) for key, names in info.items()}
+    wrong = {key: names for key, names in odd.items() if names and key != "unexpected_keys"}
     if wrong:
         lines = "; ".join(f"{key}: {', '.join(names[:4])}" for key, names in wrong.items())
         raise MupscaleError(f"{directory} does not load cleanly: {lines}")
@@ -57,7 +58,7 @@ def _stored(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _planned(request: Mapping[str, Any]) -> dict[str, Any]:
-    base, _ = _load(request["base"], torch.float32, request["classes"][0])
+    base, _ = _load(request["base"], torch.float32, request["classes"][0], request["absent"])
     measure = _measure(request, base)
     plan, since = Plan.of_json(request["plan"]), _since(request)
     noise = restore_noise(request["noise"], plan, since)
@@ -88,7 +89,7 @@ def _wide(request: Mapping[str, Any]) -> Callable[[], Any]:
 
 
 def _choose(request: Mapping[str, Any]) -> dict[str, Any]:
-    base, _ = _load(request["base"], torch.float32, request["classes"][0])
+    base, _ = _load(request["base"], torch.float32, request["classes"][0], request["absent"])
     measure = _measure(request, base)
     choice = choose_noise(
         base,
