@@ -59,6 +59,7 @@ def test_automatic_noise_of_a_directory_is_recorded_checked_and_trained(base, tm
     said = capsys.readouterr()
     assert "choosing the noise by what it costs" in said.err
     assert "by text that the base writes: the loss goes from" in said.out
+    assert "before noise (the base's)" in said.out
     about = json.loads((wide / "mupscale.json").read_text())
     noise, losses = about["noise"], about["losses"]
     assert losses["kind"] == "loss"

@@ -160,13 +160,13 @@ def _planned_losses(
 ) -> dict[str, Any] | None:
     """What the noise costs, measured before anything is written; None where it cannot be measured."""
     dtype = request.dtype or _dtype(directory)
-    if choice is not None and dtype == "F32":  # it was measured in float32, so there is nothing left to round
-        told: dict[str, Any] = {key: choice[key] for key in ("before", "after", "kind", "text")}
-        return Losses(**told).as_json()
     try:
-        check_memory(2 * _float32_bytes(directory, chosen), "the loss after noise")
-        working("measuring what the noise costs", chosen)
-        found = losses_with(directory.path, about, earlier_plan(directory.path), dtype, chosen.batch)
+        if choice is not None and dtype == "F32":  # what the choice measured, as nothing is rounded
+            found = Losses(choice["before"], choice["after"], choice["kind"], choice["text"])
+        else:
+            check_memory(2 * _float32_bytes(directory, chosen), "the loss after noise")
+            working("measuring what the noise costs", chosen)
+            found = losses_with(directory.path, about, earlier_plan(directory.path), dtype, chosen.batch)
     except MupscaleError as error:  # the result is right all the same
         print(_not_measured(error))
         return None
