@@ -57,7 +57,7 @@ def old_bert(tokenizer: str, text: str, out: str) -> dict[str, Any]:
         intermediate_size=96,
     )
     model: Any = BertForPreTraining(config)
-    ids = torch.tensor(reader(_text(text))["input_ids"][: 32 * LENGTH * 8]).view(-1, 8, LENGTH)
+    ids = torch.tensor(reader(_text(text))["input_ids"][: 12 * LENGTH * 8]).view(-1, 8, LENGTH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for batch in ids:
         hidden = batch.masked_fill(torch.rand(batch.shape) < 0.15, reader.mask_token_id)
