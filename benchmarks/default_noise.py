@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mupscale as mu
 from benchmarks import covertype
-from mupscale.rules.sizes import DEFAULT_T
+from mupscale.rules.noise_defaults import DEFAULT_T
 
 DATA = Path(os.environ.get("MUPSCALE_DATA", covertype.ROOT.parent / "shared" / "data"))
 TEXT = DATA / "text" / "openstax.jsonl.xz"

@@ -55,17 +55,20 @@ class Shell:
         """Run a command without anything of this environment but the way to the registry."""
         print(f"$ {shlex.join(map(str, command))}", flush=True)
         began = time.monotonic()
-        clean = {
-            k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "MUPSCALE"))
-        }
-        clean["PATH"] = f"{self.room / 'venv' / 'bin'}{os.pathsep}{clean.get('PATH', '')}"
         done = subprocess.run(
-            list(map(str, command)), cwd=self.room, env=clean, text=True, capture_output=True
+            list(map(str, command)), cwd=self.room, env=self.environment(), text=True, capture_output=True
         )
         self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - began
         for line in (done.stdout + done.stderr).splitlines()[-6:]:
             print(f"  {line}", flush=True)
         return done
+
+    def environment(self) -> dict[str, str]:
+        clean = {
+            k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "MUPSCALE"))
+        }
+        clean["PATH"] = f"{self.room / 'venv' / 'bin'}{os.pathsep}{clean.get('PATH', '')}"
+        return clean
 
 
 def wheel_in(folder: Path) -> Path:

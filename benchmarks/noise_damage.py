@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from mupscale.rules.sizes import DEFAULT_T
+from mupscale.rules.noise_defaults import DEFAULT_T
 from mupscale.training.jump import is_jump
 
 DATA = Path(os.environ.get("MUPSCALE_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -21,7 +21,8 @@ sys.path.insert(0, str(HERE.parent))
 from benchmarks.families_wide import DATA  # noqa: E402
 from docs.layout import layout  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
-from mupscale.families.rows import USUAL, Row, row_for  # noqa: E402
+from mupscale.families.rows import Row, row_for  # noqa: E402
+from mupscale.families.widths import USUAL  # noqa: E402
 from mupscale.rules.optimizers import RULES, Decay, OptimizerRule, State  # noqa: E402
 from mupscale.rules.refused import REFUSED  # noqa: E402
 from mupscale.rules.units import NEUTRAL, G, Units, W  # noqa: E402

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import mupscale as mu
-from mupscale.rules.sizes import DEFAULT_T
+from mupscale.rules.noise_defaults import DEFAULT_T
 
 from .ledger import final
 from .page import experiments

@@ -19,11 +19,10 @@ mupscale.errors.MupscaleError: the plan does not fit (1 fault)
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """One thing that is wrong: where, what was found, and what to write instead.
 
     >>> print(Fault("w", "length 5, expected 6", "pass 6"))

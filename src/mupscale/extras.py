@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .errors import MupscaleError
 
 
-@dataclass(frozen=True)
-class Extra:
+class Extra(NamedTuple):
     """Package names, the same for import and installation, and what they enable."""
 
     packages: tuple[str, ...]

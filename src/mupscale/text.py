@@ -49,3 +49,14 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = int(seconds // 60)
     return f"{minutes} min {seconds % 60:.0f} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as a progress bar shows them.
+
+    >>> clock(7), clock(75.2), clock(7300)
+    ('00:07', '01:15', '2:01:40')
+    """
+    whole = round(seconds)
+    minutes = f"{whole // 60 % 60:02d}:{whole % 60:02d}"
+    return f"{whole // 3600}:{minutes}" if whole >= 3600 else minutes

@@ -52,15 +52,19 @@ def test_automatic_noise_of_a_directory_is_recorded_checked_and_trained(base, tm
         "2",
         "--noise",
         "auto=0.005",
-        "--quiet",
         "--workers",
         "1",
     ]
     assert main(command) == 0
-    printed = capsys.readouterr().out
-    assert "choosing the noise by the loss of text that the base writes" in printed
-    assert "before noise (the base's)" in printed
-    noise = json.loads((wide / "mupscale.json").read_text())["noise"]
+    said = capsys.readouterr()
+    assert "choosing the noise by what it costs" in said.err
+    assert "by text that the base writes: the loss goes from" in said.out
+    assert "before noise (the base's)" in said.out
+    about = json.loads((wide / "mupscale.json").read_text())
+    noise, losses = about["noise"], about["losses"]
+    assert losses["kind"] == "loss"
+    assert losses["after"] > losses["before"]
+    assert f"**{losses['after']:.4g} after** it" in (wide / "README.md").read_text()
     assert noise["kind"] == "SignalNoise"
     assert noise["auto"]["found"] == pytest.approx(0.005, rel=0.2)
     assert main(["check", str(base), str(wide), "--bytes"]) == 0
@@ -90,37 +94,73 @@ def test_automatic_noise_of_a_directory_is_recorded_checked_and_trained(base, tm
         float(line.rsplit(" ", 1)[1]) for line in done.stdout.splitlines() if line.startswith("held-out loss")
     )
     assert after < before
-    assert (wide / "trained" / "config.json").is_file()
-
-
-def test_a_batch_chooses_the_noise_too_and_an_encoder_needs_one(tmp_path, base, capsys):
-    batch = tmp_path / "batch.json"
-    batch.write_text(json.dumps({"input_ids": counting(8, 12).tolist()}))
-    wide = tmp_path / "wide"
+    assert (wide / "trained" / "mupscale.json").is_file(), "its units: it can be grown again"
     assert (
-        main(
-            ["upscale", str(base), str(wide), "-k", "2", "--noise", "auto", "--batch", str(batch), "--quiet"]
-        )
-        == 0
+        main(["upscale", str(wide / "trained"), str(tmp_path / "twice"), "-k", "2", "--noise", "t=0.01"]) == 0
     )
-    assert str(batch) in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder without a head. Its weights are large, so that tokens differ as they do in a trained one."""
+    folder = tmp_path_factory.mktemp("encoder") / "bert"
+    torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=17, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        max_position_embeddings=32,
+        max_position_embeddings=32, initializer_range=0.3,
     )  # fmt: skip
-    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "bert")
-    assert main(["upscale", str(tmp_path / "bert"), str(tmp_path / "no"), "-k", "2", "--noise", "auto"]) == 2
-    assert "--batch FILE" in capsys.readouterr().err
-    grown = [
+    model = transformers.BertModel(config)
+    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("pooler")}
+    model.save_pretrained(folder, state_dict=state)  # without its pooler, as many encoders are stored
+    return folder
+
+
+def test_a_batch_chooses_the_noise_too(tmp_path, base, capsys):
+    batch = tmp_path / "batch.json"
+    batch.write_text(json.dumps({"input_ids": counting(8, 12).tolist()}))
+    command = [
         "upscale",
-        str(tmp_path / "bert"),
-        str(tmp_path / "yes"),
+        str(base),
+        str(tmp_path / "wide"),
         "-k",
         "2",
         "--noise",
-        "t=0.05",
-        "--quiet",
+        "auto",
+        "--batch",
+        str(batch),
     ]
-    assert main(grown) == 0
-    assert "loss not measured: BertForMaskedLM does not write text" in capsys.readouterr().out
-    assert "mask_token_id" in (tmp_path / "yes" / "train.py").read_text()
+    assert main([*command, "--dtype", "bfloat16", "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    assert f"by {batch}: the loss goes from" in printed
+    assert f"loss of {batch}:" in printed, "measured again, as it will be rounded"
+
+
+def test_an_encoder_is_judged_by_its_outputs(tmp_path, bert, capsys):
+    wide = tmp_path / "wide"
+    assert main(["upscale", str(bert), str(wide), "-k", "2", "--noise", "auto", "--quiet"]) == 0
+    assert "by random tokens: the cosines between outputs change by" in capsys.readouterr().out
+    auto = json.loads((wide / "mupscale.json").read_text())["noise"]["auto"]
+    assert auto["before"] == 0
+    assert auto["found"] == pytest.approx(0.05, rel=0.11)
+    assert "changes the cosines between outputs for random tokens by" in (wide / "README.md").read_text()
+    assert not (wide / "train.py").exists(), "it has no loss to be trained by"
+
+    assert main(["upscale", str(bert), str(tmp_path / "far"), "-k", "2", "--noise", "t=0.9", "--quiet"]) == 0
+    assert "warning: noise changes the cosines between outputs" in capsys.readouterr().out, "control"
+
+
+def test_a_masked_model_has_a_script_and_the_loss_of_labels(tmp_path, bert):
+    from mupscale.families.measures import measure_for
+
+    config = transformers.BertConfig.from_pretrained(bert)
+    model = transformers.BertForMaskedLM(config)
+    model.save_pretrained(tmp_path / "bert")
+    batch = tmp_path / "batch.json"
+    ids = counting(2, 8).tolist()
+    batch.write_text(json.dumps({"input_ids": ids}))
+    assert measure_for(model, batch).kind == "outputs"
+    batch.write_text(json.dumps({"input_ids": ids, "labels": ids}))
+    assert measure_for(model, batch).kind == "loss"
+    command = ["upscale", str(tmp_path / "bert"), str(tmp_path / "wide"), "-k", "2", "--noise", "t=0.05"]
+    assert main([*command, "--quiet"]) == 0
+    assert "mask_token_id" in (tmp_path / "wide" / "train.py").read_text()

@@ -6,7 +6,6 @@ import os
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +18,7 @@ from mupscale.checkpoints.request import Request
 from mupscale.cli import demo, resume, widen
 from mupscale.cli.main import main, parser
 from mupscale.cli.verb import Parser
+from mupscale.families.loaded import Losses
 
 VERBS: dict[str, argparse.ArgumentParser] = parser()._subparsers._group_actions[0].choices  # type: ignore
 
@@ -169,7 +169,12 @@ WRONG = {
     "widen base file/place -k 2": ["file", "a file, expected a folder", "somewhere else"],
     "check base empty": ["no mupscale.json", "name a directory that"],
     "cost": ["name a Python file or a directory, or write --paper"],
-    "cost sound.py -k 2": ["(3 faults)", "write --proxy", "write --steps", "write --width"],
+    "cost sound.py -k 2": ["(2 faults)", "write --steps", "write --width"],
+    "cost sound.py -k 2 --width 8 --steps 5 --trials 3": [
+        "--trials",
+        "no proxy to tune on",
+        "add --proxy 128",
+    ],
     "cost sound.py -k 1 --width 8 --proxy 4 --steps 5": ["-k", "1, expected 2 or more", "write -k 2"],
     f"cost sound.py {COST} --width 8": ["inputs", "write def inputs()"],
     f"cost nowhere {COST} --batch 2 --context 8": ["nowhere: No such file", "config.json"],
@@ -348,10 +353,9 @@ def test_without_extras_every_verb_says_in_one_line_what_to_install(tmp_path):
     ("losses", "noise", "text"),
     [((1.703273, 4.502408), "t=0.2", "write --noise auto, or t=0.1"), ((1.7, 4.5), None, "write less noise"), ((1.7, 1.8), "t=0.2", "")],
 )  # fmt: skip
-def test_a_jump_of_the_batch_is_warned_of(losses, noise, text, monkeypatch):
-    monkeypatch.setattr(widen, "batch_losses", lambda *_: losses)
-    chosen = argparse.Namespace(base=Path("b"), out=Path("w"), batch=Path("x.json"), noise=noise)
-    told = widen._losses(chosen).splitlines()
+def test_a_jump_of_the_batch_is_warned_of(losses, noise, text):
+    chosen = argparse.Namespace(noise=noise)
+    told = widen._costs(Losses(*losses, "loss", "x.json"), chosen).splitlines()
     assert told[0] == f"loss of x.json: {losses[0]:.4f} before noise (the base's), {losses[1]:.4f} after"
     assert len(told) == (2 if text else 1), "the last one is the control: a rise that is no jump"
     assert told[-1].startswith("warning: noise raises the loss from") == bool(text)

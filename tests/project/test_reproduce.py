@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import mupscale as mu
 from harness.closeness import difference
-from mupscale.rules.sizes import DEFAULT_T
+from mupscale.rules.noise_defaults import DEFAULT_T
 from mupscale.training.recipe import TensorGrowth
 from mupscale.tuning.cost import Cost
 from reproduce import command, ledger, page, peers, stages, without_proxy

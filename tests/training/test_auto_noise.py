@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from harness.refusals import refusal
-from mupscale.checkpoints.request import parse_noise
-from mupscale.rules.sizes import DEFAULT_RISE, MOST_RISE
+from mupscale.checkpoints.noise_words import parse_noise
+from mupscale.rules.noise_defaults import DEFAULT_RISE, MOST_RISE
 from mupscale.training.auto_noise import MOST, MOST_NOISE, chosen_size
 
 CLASSES = 5

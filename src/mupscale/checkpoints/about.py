@@ -22,7 +22,7 @@ FORMAT = "mupscale directory 1"
 MARK = "mupscale"
 """The field of a grown config.json that says so: it survives where the record is lost."""
 KEYS = (
-    "architecture", "base", "base_architecture", "config", "noise", "not_carried", "not_stored", "parameters", "plan", "plan_hash",
+    "architecture", "base", "base_architecture", "config", "losses", "noise", "not_carried", "not_stored", "parameters", "plan", "plan_hash",
     "request", "since_reference", "spelling",
 )  # fmt: skip
 """What a record says that leads back to its base; a trainer's copy of it may hold the plans alone."""

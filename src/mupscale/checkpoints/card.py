@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from .about import NAME
+from .train_script import rate_of, writes_text
 
 _KEY = re.compile(r"([A-Za-z_][\w-]*):")
 _OURS = ("base_model", "base_model_relation", "model-index")
@@ -50,8 +52,9 @@ def _section(about: Mapping[str, Any]) -> str:
         how = ", ".join(f"{key} = {value}" for key, value in sorted(noise["asked"].items()))
         state = (
             f"Noise ({noise['kind']}: {how}, seed {about['request']['seed']}) was added after the exact map, so that copies of a "
-            "unit can part."
+            f"unit can part. {_losses(about['losses'])}"
         )
+    rate, source = rate_of(about)
     rows = "\n".join(
         f"| {', '.join(f'`{n}`' for n in group['tensors'][:4])}{' …' if len(group['tensors']) > 4 else ''} "
         f"| {group['lr']} | {group['eps']} | {group['weight_decay']} |"
@@ -75,7 +78,7 @@ from transformers import {about["architecture"]}
 
 here = "path/to/this/directory"
 model = {about["architecture"]}.from_pretrained(here)
-optimizer = mu.optimizer_for(model, here, torch.optim.AdamW, lr=1e-4)
+optimizer = mu.optimizer_for(model, here, torch.optim.AdamW, lr={rate})  # as you would give the base; {source}
 ```
 
 What that does to AdamW's constants since the reference:
@@ -84,8 +87,39 @@ What that does to AdamW's constants since the reference:
 |---|---|---|---|
 {rows}
 
-Plan, reference, seed and the base's digests stand in `{NAME}`; `mupscale check <base> <this directory>` proves the bytes.
+{_evaluation(about)}Plan, reference, seed and the base's digests stand in `{NAME}`; `mupscale check <base> <this directory>` proves the bytes.
 {_differences(about)}"""
+
+
+def evaluation(folder: str) -> list[str]:
+    """The command that evaluates a decoder with EleutherAI's harness."""
+    return ["lm_eval", "--model", "hf", "--model_args", f"pretrained={folder}", "--tasks", "hellaswag"]
+
+
+def _evaluation(about: Mapping[str, Any]) -> str:
+    if not writes_text(about):
+        return ""
+    command = shlex.join(evaluation("path/to/this/directory"))
+    return f"""To compare it with the base on common tasks (`pip install "lm_eval[hf]"`):
+
+```bash
+{command}
+```
+
+"""
+
+
+def _losses(losses: Mapping[str, Any] | None) -> str:
+    """What the noise costs, as it was measured before the weights were written."""
+    if losses is None:
+        return "What it costs was not measured."
+    if losses["kind"] == "outputs":
+        change = f"{losses['after']:.3f} (root mean square)"
+        return f"It changes the cosines between outputs for {losses['text']} by {change}."
+    return (
+        f"The loss of {losses['text']} is **{losses['before']:.4g} before** the noise, as the base's, and "
+        f"**{losses['after']:.4g} after** it."
+    )
 
 
 def _differences(about: Mapping[str, Any]) -> str:

@@ -31,9 +31,10 @@ from ..training.recipe import Recipe
 from ..version import __version__
 from .about import FORMAT, MARK, factors, read_about, read_plans
 from .card import card
+from .noise_words import AUTO
 from .norms import measured_in
 from .not_carried import not_carried
-from .request import AUTO, Request
+from .request import Request
 from .sentence_modules import module_files
 from .shards import Spelling, planned_names, stored_tensors, weight_moves
 from .train_script import NAME as SCRIPT
@@ -91,6 +92,7 @@ def record(
             **family.reading.as_json(),
         },
         "noise": noise,
+        "losses": None,
         "factors": factors(since),
         # Nothing that depends on the machine or the hour: workers that plan at the same time make the same job.
         "evidence": {key: getattr(family.evidence, key) for key in ("source", "trials", "steps")},
@@ -110,8 +112,7 @@ def _asked(
         scheme, value = request.noise
         if scheme == AUTO:
             assert choice is not None
-            losses = {"loss before": round(choice["before"], 4), "loss after": round(choice["after"], 4)}
-            return SignalNoise(choice["t"]), {"t": choice["t"], "chosen for a rise of": value, **losses}
+            return SignalNoise(choice["t"]), {"t": choice["t"], "chosen for a rise of": value}
         return CLASSES[scheme](value), {scheme: value}
     recipe = Recipe.from_json(request.recipe)
     recipe.check(plan, early, [] if request.optimizer is None else [request.optimizer])

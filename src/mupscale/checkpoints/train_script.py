@@ -18,6 +18,7 @@ Each line of the file is JSON with "text" (a tokenizer must lie beside this file
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -37,6 +38,7 @@ parser.add_argument("--lr", type=float, default={lr}, help="as you would give th
 chosen = parser.parse_args()
 
 rows = [json.loads(line) for line in chosen.data.read_text(encoding="utf-8").splitlines() if line.strip()]
+tokenizer = None
 if "input_ids" in rows[0]:
     tokens = [token for row in rows for token in row["input_ids"]]
 else:
@@ -49,7 +51,7 @@ texts = torch.tensor(tokens[: count * chosen.length]).view(count, chosen.length)
 held = max(1, count // 50)  # the last fiftieth is held out
 
 
-def collate(batch):
+{mask}def collate(batch):
     ids = torch.stack(list(batch))
 {labels}
 
@@ -75,21 +77,39 @@ trainer = Trainer(
     train_dataset=list(texts[:-held]),
     eval_dataset=list(texts[-held:]),
     data_collator=collate,
+    processing_class=tokenizer,  # saved with the model
     callbacks=[mu.trainers.HuggingFaceCallback(HERE)],  # each tensor's own rate, eps and decay
 )
 print("held-out loss before:", trainer.evaluate()["eval_loss"])
 trainer.train()
 print("held-out loss after:", trainer.evaluate()["eval_loss"])
 trainer.save_model(str(chosen.out))
+shutil.copy(HERE / "mupscale.json", chosen.out)  # its units: it can be trained on and grown again
 '''
 
 _NEXT = '    return {"input_ids": ids, "labels": ids}'
+_MASK = """MASK = transformers.AutoTokenizer.from_pretrained(HERE).mask_token_id
+
+
+"""
 _MASKED = """    masked = torch.rand(ids.shape) < 0.15
-    hidden = ids.masked_fill(masked, transformers.AutoTokenizer.from_pretrained(HERE).mask_token_id)
+    hidden = ids.masked_fill(masked, MASK)
     return {"input_ids": hidden, "labels": ids.masked_fill(~masked, -100)}"""
 _LENGTH = 256
 _LR = 3e-4
 """A rate that is usual for small decoders; the recipe's is taken where there is one."""
+
+
+def rate_of(about: Mapping[str, Any]) -> tuple[float, str]:
+    """The learning rate to start with, and where it comes from."""
+    tuned = ((about["noise"] or {}).get("asked") or {}).get("lr")
+    return (_LR, "a usual rate, not tuned for this model") if tuned is None else (tuned, "the recipe's")
+
+
+def writes_text(about: Mapping[str, Any]) -> bool:
+    """Whether the model predicts the next token, so that it can be trained on text and evaluated by lm-eval."""
+    name, config = about["architecture"], about["config"]
+    return name.endswith(("ForCausalLM", "LMHeadModel")) and not config.get("is_encoder_decoder")
 
 
 def train_script(about: Mapping[str, Any]) -> str | None:
@@ -100,18 +120,19 @@ def train_script(about: Mapping[str, Any]) -> str | None:
     (True, None)
     """
     name, config = about["architecture"], about["config"]
-    if name.endswith(("ForCausalLM", "LMHeadModel")) and not config.get("is_encoder_decoder"):
+    if writes_text(about):
         labels = _NEXT
     elif name.endswith("ForMaskedLM"):
         labels = _MASKED
     else:
         return None
     longest = config.get("max_position_embeddings") or config.get("n_positions") or _LENGTH
-    tuned = ((about["noise"] or {}).get("asked") or {}).get("lr")
+    lr, source = rate_of(about)
     return _SCRIPT.format(
         architecture=name,
         labels=labels,
+        mask=_MASK if labels is _MASKED else "",
         length=min(_LENGTH, int(longest)),
-        lr=_LR if tuned is None else tuned,
-        source="a usual rate, not tuned for this model" if tuned is None else "the recipe's",
+        lr=lr,
+        source=source,
     )

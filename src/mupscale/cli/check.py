@@ -21,6 +21,7 @@ from ..jobs.verify_bytes import check_alone, check_bytes
 from ..plans.identity import GRADIENT_TOLERANCE
 from ..plans.plan import Plan
 from .plan import changes, declarations
+from .working import working
 
 _SHOWN = 20  # faults per level; a wrong plan has one per tensor
 
@@ -47,11 +48,13 @@ def run(chosen: argparse.Namespace) -> int:
         if level == "bytes":
             said, faults = _bytes(directory, chosen.wide, about, chosen.workers, chosen.quiet)
         elif level == "layout":
+            working("planning again on a small copy", chosen)
             said, faults = _layout(directory, about)
         elif (why := _no_comparison(about)) is not None:
             print(f"{level:7} not applicable: {why}", flush=True)
             continue
         else:
+            working("loading both models", chosen)
             said, faults = _model(directory, chosen.wide, about)
         held = held and not faults
         _print(level, said, faults)

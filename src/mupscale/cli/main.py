@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from importlib import import_module
 
 from ..errors import MupscaleError
 from ..version import __version__
-from .verb import Parser
+from .verb import Help, Parser
 
 VERBS = {
     "plan": "plan_options",
@@ -43,7 +42,7 @@ def parser(words: Sequence[str] = ()) -> Parser:
         prog="mupscale",
         description="Grow trained PyTorch models in width, exactly.",
         epilog=_MORE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     top.add_argument("--version", action="version", version=f"mupscale {__version__}")
     verbs = top.add_subparsers(dest="verb", metavar="verb")

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.request import AUTO
+from ..checkpoints.card import evaluation
+from ..checkpoints.noise_words import AUTO
 from ..checkpoints.train_script import NAME as SCRIPT
+from ..checkpoints.train_script import rate_of, writes_text
 from ..checkpoints.trainer_state import OPTIMIZER
 from ..jobs.job import Job
 
@@ -16,6 +18,7 @@ from ..jobs.job import Job
 def next_steps(base: Path, out: Path, job: Job, declare: Path | None = None) -> str:
     """The commands that a user runs next; `declare` is the file of declarations that was used."""
     about = job.about
+    rate, source = rate_of(about)
     lines = [f"written: {out}   ({about['architecture']}, {about['parameters']['wide']:,} parameters)", ""]
     if about["plan"]["exact"] != "dynamic":
         lines += [
@@ -53,14 +56,20 @@ def next_steps(base: Path, out: Path, job: Job, declare: Path | None = None) -> 
             "",
         ]
     lines += [
-        f"To {'start with a fresh optimizer' if stated else 'train it in your own loop'} (lr as you would give the base):",
+        f"To {'start with a fresh optimizer' if stated else 'train it in your own loop'} (lr as you would give the base; {source}):",
         "  import mupscale as mu, torch, transformers",
         f'  model = transformers.{about["architecture"]}.from_pretrained("{out}")',
-        f'  optimizer = mu.optimizer_for(model, "{out}", torch.optim.AdamW, lr=…)',
+        f'  optimizer = mu.optimizer_for(model, "{out}", torch.optim.AdamW, lr={rate:g})',
         "",
         "To prove what was written:",
         f"  {shlex.join(['mupscale', 'check', str(base), str(out)])}",
     ]
+    if writes_text(about):
+        lines += [
+            "",
+            'To compare it with the base on common tasks (pip install "lm_eval[hf]"):',
+            f"  {shlex.join(evaluation(str(out)))}",
+        ]
     return "\n".join(lines)
 
 

@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from ..checkpoints.grow import check_stored, has_state
 from ..checkpoints.request import Request
 from ..errors import Fault, MupscaleError
 from ..families.declarations import FORM, Declarations
+from ..families.multipliers import parse_multipliers
 from ..families.process import plan_in_process
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
@@ -29,17 +29,19 @@ from ..files.places import item_size
 from ..plans.plan import Plan
 from ..text import columns, duration, size
 from .stored_names import stored_names
+from .working import working
 
 _TRAINING = 16  # bytes per parameter: weight, gradient and two moments in float32, or bf16 with fp32 masters
 _DECLARED = ("roles=", "layouts=", "folds=", "plus_one=")
 """Words of a remedy that --declare takes."""
+UNTIED = "NOT the same training: this plan keeps the function, but training differs from the first step on"
 _PROBE = 64 << 20  # bytes written to measure the disk
 
 
 def run(chosen: argparse.Namespace, request: Request) -> int:
     directory = read_directory(chosen.base, weights_needed=False)
     early = None if read_about(chosen.base) is None else read_plans(chosen.base)[1]
-    print(f"planning on a small copy of {directory.path} …", file=sys.stderr, flush=True)
+    working(f"planning on a small copy of {directory.path}", chosen)
     family = planned(directory, chosen, request)
     print(describe(directory, family, request))
     print("\n" + cost(directory, family, request, chosen.base.absolute().parent))
@@ -67,15 +69,40 @@ def planned(directory: Directory, chosen: argparse.Namespace, request: Request) 
             declared=declarations(request),
         )
     except MupscaleError as error:
-        if not any(word in str(error) for word in _DECLARED):
+        ways = [*_declarable(error), *_narrower(directory, chosen, request, error)]
+        if not ways:
             raise
-        what = "takes what is to be declared, as JSON by pattern of names; each part may be left out"
-        raise MupscaleError(
-            error.claim, [*error.faults, Fault("--declare FILE", what, f"write {FORM}")]
-        ) from None
+        raise MupscaleError(error.claim, [*error.faults, *ways]) from None
     if directory.weights:
         check_stored(directory, family)
     return family
+
+
+def _declarable(error: MupscaleError) -> list[Fault]:
+    """How to declare here what an error asks to declare."""
+    if not any(word in str(error) for word in _DECLARED):
+        return []
+    what = "takes what is to be declared, as JSON by pattern of names; each part may be left out"
+    return [Fault("--declare FILE", what, f"write {FORM}")]
+
+
+def _narrower(
+    directory: Directory, chosen: argparse.Namespace, request: Request, error: MupscaleError
+) -> list[Fault]:
+    """The growth of the feed-forward layers alone, where it is exact and more was asked for: it is tried here."""
+    asked = parse_multipliers(request.multipliers)
+    only = f"ffn={max(asked.values())}"
+    if request.multipliers == only or "pip install" in str(error):
+        return []
+    working(f"that cannot be grown; trying -k {only}", chosen)
+    try:
+        plan_in_process(
+            directory.config, only, architecture=chosen.architecture, stored=list(directory.tensors)
+        )
+    except MupscaleError:
+        return []
+    what = "not every width of this model can grow; its feed-forward layers can"
+    return [Fault(f"-k {request.multipliers}", what, f"write -k {only}, which was tried and is exact")]
 
 
 def declarations(request: Request) -> Declarations | None:
@@ -106,7 +133,10 @@ def describe(directory: Directory, family: FamilyPlan, request: Request) -> str:
     goal = f"-k {request.multipliers}" + ("" if request.to is None else f" --to {request.to}")
     head = f"{directory.path}: {family.model_type}, {family.architecture}{into}, {goal}"
     rows: list[tuple[str, ...]] = [("", "base", "wide", "")]
-    rows += [(name, old, new, "") for name, old, new in changes(family.base_config, family.wide_config)]
+    shown = changes(family.base_config, family.wide_config)
+    if into:  # another class writes its defaults; its multipliers are what is new
+        shown = [row for row in shown if row[1] != "null" or _is_number(row[2])]
+    rows += [(name, old, new, "") for name, old, new in shown]
     rows.append(("parameters", *(f"{n:,}" for n in ends), f"x{ends[1] / max(1, ends[0]):.2f}"))
     kinds = ", ".join(sorted(_dtypes(directory))) + (f" -> {request.dtype}" if request.dtype else "")
     rows.append(("weights", *map(size, _weights(directory, plan, request)), kinds))
@@ -124,6 +154,16 @@ def _new_blocks(family: FamilyPlan) -> list[str]:
     return [
         f"new blocks: {numbers}; they sleep, and the training of the base goes on, until noise wakes them"
     ]
+
+
+def _is_number(text: str) -> bool:
+    """Whether a value of a configuration, as JSON, is a number other than zero.
+
+    >>> _is_number("2.0"), _is_number("null"), _is_number("0"), _is_number("true")
+    (True, False, False, False)
+    """
+    value = json.loads(text)
+    return type(value) in (int, float) and value != 0
 
 
 def _dtypes(directory: Directory) -> set[str]:
@@ -201,13 +241,11 @@ def evidence(family: FamilyPlan) -> str:
     """The evidence for the plan."""
     seen = family.evidence
     how = "the registry and the search" if seen.source == "row" else "the search alone"
+    steps = f"; {seen.steps} AdamW steps to {seen.worst_step:.0e}, without the new units {seen.control:.0e}"
     lines = [
         f"found by {how}, {seen.trials} tried on a copy of {seen.parameters:,} parameters in float64:",
-        f"  gradients agree to {seen.worst_gradient:.0e}; {seen.steps} AdamW steps to {seen.worst_step:.0e}, "
-        f"without the new units {seen.control:.0e}",
+        f"  gradients agree to {seen.worst_gradient:.0e}{steps if seen.steps else ''}",
     ]
     if family.plan.exact != "dynamic":
-        lines.append(
-            "  NOT the same training: this plan keeps the function, but training differs from the first step on"
-        )
+        lines.append(f"  {UNTIED}")
     return "\n".join([*lines, *(f"  note: {note}" for note in family.notes)])

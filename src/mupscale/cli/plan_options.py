@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import Any
 
-from ..checkpoints.request import Request
 from ..errors import MupscaleError
 from ..families.multipliers import parse_multipliers, parse_to
-from .verb import add_verb
+from .verb import add_verb, path
 
 
 def add_to(verbs: Any) -> None:
@@ -24,14 +21,14 @@ def add_to(verbs: Any) -> None:
     add_source(verb)
     verb.add_argument("--tensors", action="store_true", help="list every kind of tensor with its axes")
     verb.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the whole plan to a file (default: to none)"
+        "--json", type=path, metavar="FILE", help="write the whole plan to a file (default: to none)"
     )
     verb.set_defaults(run=run)
 
 
 def add_source(verb: argparse.ArgumentParser) -> None:
     """The arguments that decide a plan, for every verb that makes one."""
-    verb.add_argument("base", type=Path, help="a Hugging Face directory with safetensors")
+    verb.add_argument("base", type=path, help="a Hugging Face directory with safetensors")
     verb.add_argument(
         "-k",
         dest="multipliers",
@@ -60,7 +57,7 @@ def add_source(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument(
         "--declare",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="roles, layouts and folds of tensors, as JSON by pattern of their names; see docs/checkpoints.md (default: all "
         "are found)",
@@ -81,6 +78,8 @@ def declared(chosen: argparse.Namespace) -> str | None:
     """What --declare says, as a request stores it."""
     if chosen.declare is None:
         return None
+    import json
+
     from ..families.declarations import read_declarations
 
     return json.dumps(read_declarations(chosen.declare).as_json(), sort_keys=True)
@@ -90,6 +89,8 @@ def run(chosen: argparse.Namespace) -> int:
     check_goal(chosen)
     if chosen.json is not None and (chosen.json.is_dir() or not chosen.json.absolute().parent.is_dir()):
         raise MupscaleError(f"--json {chosen.json}: expected the name of a file in a folder that exists")
+    from ..checkpoints.request import Request
+
     request = Request(chosen.multipliers, export=chosen.export, declared=declared(chosen), to=chosen.to)
     from . import plan
 

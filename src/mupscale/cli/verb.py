@@ -6,15 +6,44 @@ Also suggests the nearest option or verb for a mistyped one. Knows nothing about
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from textwrap import fill
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _WIDTH = 88  # columns of help
+_USUAL = 80  # columns where there is no terminal to ask
 _ALIKE = (
     0.75  # similarity of a short option with two letters swapped; --noise and --no-state are less similar
 )
+
+
+def path(text: str) -> Path:
+    """The type of an option that names a file or a folder; help needs no pathlib, so it is imported here."""
+    from pathlib import Path
+
+    return Path(text)
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Help as wide as the terminal. argparse would import shutil, and with it every compression, to ask for the width."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_columns() - 2)
+
+
+def _columns() -> int:
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns if sys.__stdout__ else _USUAL
+    except (OSError, ValueError):  # a pipe, or a stream that is closed
+        return _USUAL
 
 
 class Parser(argparse.ArgumentParser):
@@ -74,6 +103,6 @@ def add_verb(verbs: Any, name: str, text: str, more: str = "", *, examples: tupl
         help=text,
         description=fill(f"{text[0].upper()}{text[1:]}. {more}".strip(), _WIDTH),
         epilog=f"{'examples' if len(examples) > 1 else 'example'}:\n{lines}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     return verb

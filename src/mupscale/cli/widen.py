@@ -10,23 +10,27 @@ import argparse
 import os
 import shlex
 import signal
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from math import prod
+from math import isfinite, prod
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.about import read_about
 from ..checkpoints.grow import check_free, earlier_plan, existing_above, has_state, job_of, record
+from ..checkpoints.noise_words import AUTO, DEFAULT_NOISE, parse_noise
 from ..checkpoints.recipe_state import notes_on
-from ..checkpoints.request import AUTO, Request, parse_noise
+from ..checkpoints.request import Request
 from ..checkpoints.rounding import ADVISE, lost_to_rounding
 from ..errors import MupscaleError
 from ..families.batches import read_batch
-from ..families.loaded import batch_losses, check_memory, choose_size
+from ..families.loaded import Losses, check_memory, choose_size, losses_with, stored_losses
 from ..families.multipliers import parse_multipliers
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
+from ..files.floats import FLOATS
 from ..files.strict import printable
 from ..jobs.job import Job
 from ..jobs.progress import shown_progress
@@ -36,8 +40,9 @@ from ..text import columns
 from ..training.jump import is_jump, jump_message, smaller
 from ..training.recipe import Recipe
 from .next_steps import next_steps
-from .plan import cost, describe, evidence, planned
+from .plan import UNTIED, cost, describe, evidence, planned
 from .resume import begun, is_done
+from .working import working
 
 
 def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | None) -> int:
@@ -48,15 +53,15 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
         print(
             f"already complete: {chosen.out}\nto prove it: {shlex.join(['mupscale', 'check', str(chosen.base), str(chosen.out)])}"
         )
-        if chosen.batch is not None:
-            print(_losses(chosen))
+        if chosen.batch is not None or _unmeasured(chosen, request):
+            print(_stored_losses(chosen))
         return 0
     job = begun(chosen, request)
     if job is not None:
         print(f"resuming {chosen.out}", flush=True)
     else:
         check_free(chosen.out, chosen.base)
-        job = _plan(chosen, request)
+        job = _plan(chosen, request, measured=request.adds_noise and share is None and not chosen.no_loss)
     if chosen.dry_run:
         print("\ndry run: nothing was written")
         return 0
@@ -67,29 +72,44 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
     if not whole:
         print(f"share {chosen.worker} is done; the worker that finishes last moves {chosen.out} into place")
         return 0
-    if request.adds_noise and not chosen.no_loss:
-        print("\n" + _losses(chosen), flush=True)
-    print("\n" + next_steps(chosen.base, chosen.out, job, chosen.declare))
+    if share is not None and _unmeasured(chosen, request):
+        print("\n" + _stored_losses(chosen), flush=True)
+    told = next_steps(chosen.base, chosen.out, job, chosen.declare)
+    print(told.splitlines()[0] if chosen.quiet else f"\n{told}")
     return 0
 
 
-def _plan(chosen: argparse.Namespace, request: Request) -> Job:
+def _unmeasured(chosen: argparse.Namespace, request: Request) -> bool:
+    """Whether the finished directory has noise, and its record says nothing of what that costs."""
+    told = read_about(chosen.out)
+    return request.adds_noise and not chosen.no_loss and (told is None or told.get("losses") is None)
+
+
+def _plan(chosen: argparse.Namespace, request: Request, measured: bool) -> Job:
     directory = read_directory(chosen.base)
     if chosen.batch is not None:
         check_memory(_float32_bytes(directory, chosen), "--batch")
     recipe = None if request.recipe is None else Recipe.from_json(request.recipe)
     notes = [] if recipe is None else notes_on(recipe, directory, request.optimizer)
-    print(f"planning on a small copy of {directory.path} …", flush=True)
+    working(f"planning on a small copy of {directory.path}", chosen)
     family = planned(directory, chosen, request)
-    print(describe(directory, family, request) + "\n\n" + evidence(family) + "\n", flush=True)
+    if not chosen.quiet:
+        print(describe(directory, family, request) + "\n\n" + evidence(family) + "\n", flush=True)
+    elif family.plan.exact != "dynamic":
+        print(UNTIED)
     choice = _chosen_size(directory, family, request, chosen)
+    if request.adds_noise:
+        working("reading the weights, whose norms the noise is relative to", chosen)
     about = record(directory, family, request, choice)
+    if measured:
+        about["losses"] = _planned_losses(directory, about, chosen, request, choice)
     job = _job(directory, chosen.out, about, has_state(directory, request))
     if directory.trainer and not has_state(directory, request):
         print("the optimizer state stored with the weights is not carried")
     for name, why in job.about["not_carried"].items():
         print(f"not carried: {printable(name)}, because {why}")
     if request.adds_noise:
+        working("drawing some of the noise, to see how much of it rounding loses", chosen)
         print(_rounding(job))
     if recipe is not None:
         print(_recipe_notes(recipe, notes))
@@ -118,33 +138,78 @@ def _chosen_size(
         return None
     # The base and one wide model at a time.
     check_memory(2 * _float32_bytes(directory, chosen), "--noise auto")
-    text = "text that the base writes" if chosen.batch is None else str(chosen.batch)
-    print(f"choosing the noise by the loss of {text} …", flush=True)
+    working("choosing the noise by what it costs", chosen)
     early = earlier_plan(directory.path)
     choice = choose_size(directory.path, family, early, request.noise[1], request.seed, chosen.batch)
-    print(
-        f"noise t={choice['t']:g}: the loss goes from {choice['before']:.4f} to {choice['after']:.4f}, "
-        f"{choice['found']:.0%} of the way to an untrained model's {choice['untrained']:.4f}\n",
-        flush=True,
-    )
+    if choice["kind"] == "loss":
+        told = f"the loss goes from {choice['before']:.4f} to {choice['after']:.4f}, {choice['found']:.0%} of the way to"
+        end = f"an untrained model's {choice['untrained']:.4f}"
+    else:
+        told = f"the cosines between outputs change by {choice['after']:.3f} (root mean square), {choice['found']:.0%} of"
+        end = f"an untrained model's {choice['untrained']:.3f}"
+    print(f"noise t={choice['t']:g}, by {choice['text']}: {told} {end}\n", flush=True)
     return choice
 
 
-def _losses(chosen: argparse.Namespace) -> str:
-    """The loss before and after noise, of the given batch or of text that the base writes."""
-    text = "text that the base writes" if chosen.batch is None else str(chosen.batch)
+def _planned_losses(
+    directory: Directory,
+    about: dict[str, Any],
+    chosen: argparse.Namespace,
+    request: Request,
+    choice: dict[str, Any] | None,
+) -> dict[str, Any] | None:
+    """What the noise costs, measured before anything is written; None where it cannot be measured."""
+    dtype = request.dtype or _dtype(directory)
     try:
-        if chosen.batch is None:
-            check_memory(_float32_bytes(read_directory(chosen.base), chosen), "the loss after noise")
-        before, after = batch_losses([chosen.base, chosen.out], chosen.batch)
-    except MupscaleError as error:  # the result is complete all the same
-        return f"loss not measured: {error}"
-    told = f"loss of {text}: {before:.4f} before noise (the base's), {after:.4f} after"
+        if choice is not None and dtype == "F32":  # what the choice measured, as nothing is rounded
+            found = Losses(choice["before"], choice["after"], choice["kind"], choice["text"])
+        else:
+            check_memory(2 * _float32_bytes(directory, chosen), "the loss after noise")
+            working("measuring what the noise costs", chosen)
+            found = losses_with(directory.path, about, earlier_plan(directory.path), dtype, chosen.batch)
+    except MupscaleError as error:  # the result is right all the same
+        print(_not_measured(error))
+        return None
+    print(_costs(found, chosen), flush=True)
+    return found.as_json() if isfinite(found.after) else None
+
+
+def _dtype(directory: Directory) -> str:
+    """The dtype that most of the weights are stored in."""
+    counts: Counter[str] = Counter()
+    for place in directory.tensors.values():
+        counts[place.dtype] += place.bytes * (place.dtype in FLOATS)
+    return counts.most_common(1)[0][0]
+
+
+def _stored_losses(chosen: argparse.Namespace) -> str:
+    """What the noise of a finished directory costs."""
+    try:
+        check_memory(_float32_bytes(read_directory(chosen.base), chosen), "the loss after noise")
+        working("measuring what the noise costs", chosen)
+        return _costs(stored_losses(chosen.base, chosen.out, chosen.batch), chosen)
+    except MupscaleError as error:
+        return _not_measured(error)
+
+
+def _not_measured(error: MupscaleError) -> str:
+    return (
+        f"loss not measured: {error}\n  the noise that is measured to be harmless on trained models is {DEFAULT_NOISE}; to see "
+        "what it costs, run this command again where base and result fit into memory: it measures a finished result"
+    )
+
+
+def _costs(found: Losses, chosen: argparse.Namespace) -> str:
+    """What the noise costs, with a warning of a jump."""
     scheme, size = (None, 0.0) if chosen.noise is None else parse_noise(chosen.noise)
-    if scheme == AUTO or not is_jump(before, after):
-        return told
+    if scheme == AUTO or not is_jump(found.before, found.after):
+        return str(found)
     remedy = f"write --noise {AUTO}, or {scheme}={smaller(size):g}" if size > 0 else "write less noise"
-    return f"{told}\nwarning: {jump_message(before, after, remedy)}"
+    if found.kind == "outputs":
+        told = f"noise changes the cosines between outputs by {found.after:.3f}: what they mean is lost; {remedy}"
+    else:
+        told = jump_message(found.before, found.after, remedy)
+    return f"{found}\nwarning: {told}"
 
 
 def _job(directory: Directory, out: Path, about: dict[str, Any], state: bool) -> Job:

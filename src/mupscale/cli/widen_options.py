@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..checkpoints.request import AUTO, DEFAULT_NOISE, SHARD_BYTES, Request, parse_dtype, parse_noise
+from ..checkpoints.noise_words import AUTO, DEFAULT_NOISE, parse_noise
 from ..errors import MupscaleError
 from .plan_options import add_source, check_goal, declared
-from .verb import add_verb
+from .verb import add_verb, path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..checkpoints.request import Request
 
 
 def add_to(verbs: Any) -> None:
@@ -28,7 +31,7 @@ def add_to(verbs: Any) -> None:
     ):
         verb = add_verb(verbs, name, text, about, examples=examples)
         add_source(verb)
-        verb.add_argument("out", type=Path, help="the directory to write")
+        verb.add_argument("out", type=path, help="the directory to write")
         if name == "upscale":
             verb.add_argument(
                 "--noise",
@@ -48,7 +51,7 @@ def add_to(verbs: Any) -> None:
             )
             verb.add_argument(
                 "--recipe",
-                type=Path,
+                type=path,
                 metavar="FILE",
                 help="noise as mupscale tune found it, instead of --noise",
             )
@@ -57,7 +60,7 @@ def add_to(verbs: Any) -> None:
             )
             verb.add_argument(
                 "--batch",
-                type=Path,
+                type=path,
                 metavar="FILE",
                 help="inputs (safetensors or JSON, by argument name) whose loss is shown before and after noise, and by which "
                 "--noise auto chooses (default: text that the model itself writes)",
@@ -95,7 +98,6 @@ def _add_writing(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--shard-size",
         type=_bytes,
-        default=SHARD_BYTES,
         metavar="SIZE",
         help="bytes of the largest file, as 200kB, 500MB, 5GB or 1TB (default: 5GB)",
     )
@@ -115,17 +117,19 @@ def _add_writing(verb: argparse.ArgumentParser) -> None:
         help="do not read the base once more before the result is published, to see whether it changed meanwhile; recorded in mupscale.json",
     )
     verb.add_argument("--dry-run", action="store_true", help="plan and check everything, write nothing")
-    verb.add_argument("--quiet", action="store_true", help="print no progress")
+    verb.add_argument("--quiet", action="store_true", help="print no progress, no table and no next steps")
 
 
 def run(chosen: argparse.Namespace) -> int:
+    _checked(chosen)
     request, share = _request(chosen), _share(chosen.worker)
     from . import widen
 
     return widen.run(chosen, request, share)
 
 
-def _request(chosen: argparse.Namespace) -> Request:
+def _checked(chosen: argparse.Namespace) -> None:
+    """Raise if options cannot work, before anything that takes long to import."""
     check_goal(chosen)
     if chosen.noise is not None and chosen.recipe is not None:
         raise MupscaleError("--recipe sets the noise: give --noise or --recipe, not both")
@@ -141,12 +145,19 @@ def _request(chosen: argparse.Namespace) -> Request:
         raise MupscaleError("--batch is for the loss that --no-loss leaves out; give one of them")
     if chosen.workers < 1:
         raise MupscaleError(f"--workers {chosen.workers}: expected a whole number, 1 or more")
+    if chosen.noise is not None:
+        parse_noise(chosen.noise, chosen.steps)
+
+
+def _request(chosen: argparse.Namespace) -> Request:
+    from ..checkpoints.request import SHARD_BYTES, Request, parse_dtype
+
     return Request(
         multipliers=chosen.multipliers,
         noise=None if chosen.noise is None else parse_noise(chosen.noise, chosen.steps),
         seed=chosen.seed,
         dtype=None if chosen.dtype is None else parse_dtype(chosen.dtype),
-        shard_bytes=chosen.shard_size,
+        shard_bytes=chosen.shard_size or SHARD_BYTES,
         export=chosen.export,
         state=not chosen.no_state,
         optimizer=chosen.optimizer,
@@ -157,11 +168,13 @@ def _request(chosen: argparse.Namespace) -> Request:
     )
 
 
-def _recipe(path: Path) -> str:
+def _recipe(file: Path) -> str:
     """A recipe as a request stores it: without the points that were tried."""
+    from dataclasses import replace
+
     from ..training.recipe import Recipe
 
-    return replace(Recipe.read(path), tried=()).to_json()
+    return replace(Recipe.read(file), tried=()).to_json()
 
 
 def _share(text: str | None) -> tuple[int, int] | None:

@@ -33,19 +33,19 @@ def read_batch(path: Path) -> dict[str, Any]:
         ) from None
 
 
+def writes_text(model: Any) -> bool:
+    """Whether a model writes text by itself: decoders do, encoders and encoders with decoders do not."""
+    writes = getattr(model, "can_generate", lambda: False)()
+    return bool(writes) and not getattr(model.config, "is_encoder_decoder", False)
+
+
 def drawn_text(model: Any, seed: int = 0) -> dict[str, Any]:
     """Text that a language model writes by itself, token by token at its own probabilities.
 
     Its loss on such text is near its loss on what it was trained on, as far as it models that text well. Texts begin with
     the model's first token, or with token 0 if its configuration names none.
     """
-    config = model.config
-    writes = getattr(model, "can_generate", lambda: False)()
-    if not writes or getattr(config, "is_encoder_decoder", False):
-        raise MupscaleError(
-            f"{type(model).__name__} does not write text by itself, so the loss needs a batch: --batch FILE"
-        )
-    text = config.get_text_config()
+    text = model.config.get_text_config()
     first = text.bos_token_id if isinstance(text.bos_token_id, int) else 0
     length = min(TOKENS, int(getattr(text, "max_position_embeddings", None) or TOKENS)) - 1
     with torch.random.fork_rng(), torch.no_grad():

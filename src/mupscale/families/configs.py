@@ -13,8 +13,9 @@ from typing import Any
 from ..errors import Fault, raise_faults
 from .models import Config, as_data, config_from
 from .multipliers import EVERY, WIDTHS, Multipliers, multiplier
-from .rows import USUAL, row_for
+from .rows import row_for
 from .symbols import evaluate, explicit_head_size, power, symbols
+from .widths import USUAL
 
 Path = tuple[str, ...]
 
@@ -103,9 +104,13 @@ def check_growth(data: Mapping[str, Any], multipliers: Multipliers) -> None:
     for path, part in nested_configs(data):
         row = row_for(str(part.get("model_type")))
         where = ".".join((*path, str(part.get("model_type"))))
-        faults += [
-            Fault(where, why) for condition, why in row.refused.items() if evaluate(condition, symbols(part))
-        ]
+        # What is known not to be exact is so in attention and in the stream; feed-forward layers can grow alone.
+        if any(multiplier(multipliers, width) > 1 for width in WIDTHS if width != "ffn"):
+            faults += [
+                Fault(where, why)
+                for condition, why in row.refused.items()
+                if evaluate(condition, symbols(part))
+            ]
         faults += [
             Fault(where, what, remedy) for what, remedy in _together(part, multipliers, row.head_size_grows)
         ]
@@ -123,6 +128,13 @@ def _together(part: Mapping[str, Any], multipliers: Multipliers, free: bool) -> 
             f"its head size is hidden / heads, and hidden grows by {k['hidden']}, heads by {k['heads']}",
             f"give both the same multiplier: hidden={k['hidden']},heads={k['hidden']}",
         )
+    if "kv_heads" in fields and k["kv_heads"] > k["heads"]:
+        yield (
+            f"key heads grow by {k['kv_heads']} and query heads by {k['heads']}, so copies of a key head would serve different "
+            "queries and train apart",
+            f"write heads={k['kv_heads']},kv_heads={k['kv_heads']}, or leave kv_heads out",
+        )
+        return
     heads, kv = names["H"] * k["heads"], names["KV"] * (k["kv_heads"] if "kv_heads" in fields else k["heads"])
     if heads % kv:
         yield f"{heads} query heads cannot share {kv} key heads", "choose kv_heads so that they divide heads"

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,39 +42,92 @@ def check_memory(needed: float, what: str) -> None:
         )
 
 
-def batch_losses(directories: Sequence[Path], batch: Path | None) -> list[float]:
-    """The loss of one batch under the model of each directory, in float32, one after the other.
+@dataclass(frozen=True)
+class Losses:
+    """What noise costs: the loss before and after it, or how far it moves the outputs."""
 
-    Without a batch it is text that the first model writes.
+    before: float
+    after: float
+    kind: str
+    """"loss", or "outputs" for how far they move."""
+    text: str
+    """The data, in words."""
+
+    def __str__(self) -> str:
+        """One sentence.
+
+        >>> print(Losses(1.7, 1.75, "loss", "batch.json"))
+        loss of batch.json: 1.7000 before noise (the base's), 1.7500 after
+        >>> print(Losses(0.0, 0.02, "outputs", "random tokens"))
+        outputs for random tokens: noise changes the cosines between them by 0.020 (root mean square)
+        """
+        if self.kind == "outputs":
+            return f"outputs for {self.text}: noise changes the cosines between them by {self.after:.3f} (root mean square)"
+        return f"loss of {self.text}: {self.before:.4f} before noise (the base's), {self.after:.4f} after"
+
+    def as_json(self) -> dict[str, Any]:
+        """As a record stores it: with four digits, which machines that round otherwise agree on."""
+        rounded = {end: float(f"{getattr(self, end):.4g}") for end in ("before", "after")}
+        return {**rounded, "kind": self.kind, "text": self.text}
+
+
+def stored_losses(base: Path, wide: Path, batch: Path | None) -> Losses:
+    """The losses of two directories in float32, one after the other."""
+    return Losses(**_ask({"ask": "stored", "directories": [str(base), str(wide)], **_batch(batch)}))
+
+
+def losses_with(
+    base: Path,
+    about: Mapping[str, Any],
+    since: Plan | None,
+    dtype: str,
+    batch: Path | None,
+) -> Losses:
+    """The losses of a base and of what a record will make of it, before anything is written.
+
+    `dtype` is the one that weights will be stored in; they are rounded to it.
     """
-    found = _ask(
-        {
-            "ask": "losses",
-            "directories": [str(d) for d in directories],
-            "batch": None if batch is None else str(batch),
-        }
+    return Losses(
+        **_ask(
+            {
+                "ask": "planned",
+                "base": str(base),
+                **_batch(batch),
+                "plan": about["plan"],
+                "since": None if since is None else since.as_json(),
+                "noise": about["noise"],
+                "config": about["config"],
+                "classes": [about["base_architecture"], about["architecture"]],
+                "dtype": dtype,
+                "absent": about["spelling"]["absent"],
+            }
+        )
     )
-    return [float(value) for value in found["losses"]]
 
 
 def choose_size(
     base: Path, family: FamilyPlan, since: Plan | None, rise: float, seed: int, batch: Path | None
 ) -> dict[str, Any]:
-    """The noise size at which the loss of a batch has risen by a share of what was learned, as `Choice.as_json`."""
+    """The noise size that costs a share of what was learned: `Choice.as_json`, with the kind of measure."""
     return _ask(
         {
             "ask": "noise",
             "base": str(base),
-            "batch": None if batch is None else str(batch),
+            **_batch(batch),
             "plan": family.plan.as_json(),
             "since": None if since is None else since.as_json(),
             "config": dict(family.wide_config),
             "classes": [family.architecture, family.wide_architecture],
             "exempt": family.exempt.as_json(),
+            "absent": list(family.reading.absent),
             "rise": rise,
             "seed": seed,
         }
     )
+
+
+def _batch(batch: Path | None) -> dict[str, str | None]:
+    return {"batch": None if batch is None else str(batch)}
 
 
 def compare_models(
@@ -93,7 +147,7 @@ def compare_models(
 
 def _ask(request: Mapping[str, Any]) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", __name__],
+        [sys.executable, "-m", f"{__package__}.loading"],
         input=json.dumps(request).encode(),
         env={**os.environ, **OFFLINE},
         capture_output=True,
@@ -107,106 +161,3 @@ def _ask(request: Mapping[str, Any]) -> dict[str, Any]:
     if "claim" in found:
         raise MupscaleError(found["claim"])
     return found
-
-
-def _load(directory: str, dtype: Any, architecture: str | None = None) -> Any:
-    from .models import config_from, model_class, quiet, read_config
-
-    config = config_from(read_config(directory))
-    with quiet():
-        model, info = model_class(config, architecture).from_pretrained(
-            directory, dtype=dtype, output_loading_info=True, attn_implementation="eager"
-        )
-    # Unexpected tensors are left out, as they were when the directory was read; what is missing would be random.
-    wrong = {
-        key: sorted(map(str, names)) for key, names in info.items() if names and key != "unexpected_keys"
-    }
-    if wrong:
-        lines = "; ".join(f"{key}: {', '.join(names[:4])}" for key, names in wrong.items())
-        raise MupscaleError(f"{directory} does not load cleanly: {lines}")
-    return model.eval(), config
-
-
-def _losses(request: Mapping[str, Any]) -> dict[str, Any]:
-    import torch
-
-    from .batches import loss_of_batch
-
-    losses, inputs = [], None
-    for directory in request["directories"]:
-        model, _ = _load(directory, torch.float32)
-        inputs = _inputs(request, model) if inputs is None else inputs
-        with torch.no_grad():
-            losses.append(float(loss_of_batch(inputs)(model)))
-        del model
-    return {"losses": losses}
-
-
-def _inputs(request: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """The batch of the request, or text that the model writes."""
-    from .batches import drawn_text, read_batch
-
-    return drawn_text(model) if request["batch"] is None else read_batch(Path(request["batch"]))
-
-
-def _choose(request: Mapping[str, Any]) -> dict[str, Any]:
-    import torch
-
-    from ..plans.plan import Plan
-    from ..training.auto_noise import AutoNoise, choose_noise
-    from ..training.noise_places import Exempt
-    from .batches import loss_of_batch
-    from .models import config_from, model_class
-
-    base, _ = _load(request["base"], torch.float32, request["classes"][0])
-    config = config_from(request["config"])
-
-    def wide() -> Any:
-        return model_class(config, request["classes"][1])(config)
-
-    choice = choose_noise(
-        base,
-        wide,
-        AutoNoise(request["rise"]),
-        loss_of_batch(_inputs(request, base)),
-        plan=Plan.of_json(request["plan"]),
-        since=None if request["since"] is None else Plan.of_json(request["since"]),
-        seed=request["seed"],
-        exempt=Exempt.of_json(request["exempt"]),
-    )
-    return choice.as_json()
-
-
-def _compare(request: Mapping[str, Any]) -> dict[str, Any]:
-    import torch
-
-    from ..plans.float64 import lifted_casts
-    from ..plans.identity import compare_gradients, gradients
-    from ..plans.plan import Plan
-    from ..tensors.differences import loss_gap
-    from .losses import batch_for, loss_for
-
-    plan = Plan.of_json(request["plan"])
-    base, config = _load(request["base"], torch.float64, request["classes"][0])
-    wide, _ = _load(request["wide"], torch.float64, request["classes"][1])
-    with lifted_casts():
-        loss = loss_for(base, wide, batch_for(base, config))
-        value, base_grads = gradients(base, loss)
-        found, wide_grads = gradients(wide, loss)
-    identity = compare_gradients(base_grads, wide_grads, plan)
-    gap = loss_gap(float(value), float(found))
-    return {"gap": gap, "errors": identity.errors, "untested": list(identity.untested)}
-
-
-def main() -> None:
-    """Entry point of the child: a request on standard input, an answer as the last line of standard output."""
-    request = json.loads(sys.stdin.read())
-    try:
-        answer = {"losses": _losses, "noise": _choose, "compare": _compare}[request["ask"]](request)
-    except MupscaleError as error:
-        answer = {"claim": str(error)}
-    print("\n" + json.dumps(answer))
-
-
-if __name__ == "__main__":
-    main()

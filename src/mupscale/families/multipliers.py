@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import Fault, MupscaleError, raise_faults
-from .rows import USUAL
+from .widths import USUAL
 
 Multipliers = Mapping[str, int]
 EVERY = "every"
@@ -57,8 +57,7 @@ def multiplier(multipliers: Multipliers, width: str) -> int:
     return multipliers.get(width, multipliers.get(EVERY, 1))
 
 
-@dataclass(frozen=True)
-class To:
+class To(NamedTuple):
     """What `--to` says: how many layers, and behind which blocks of the base the new ones go; None spreads them evenly."""
 
     layers: int

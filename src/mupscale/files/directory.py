@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, MupscaleError
+from .adapters import adapter_faults
 from .elsewhere import cache_faults, download_remedy, pointer_faults
 from .floats import FLOATS
 from .headers import read_header
@@ -47,7 +48,10 @@ _CARRIED = (
 )
 _REPLACED = (CONFIG, "*.index.json", CARD, _OURS)
 _PICKLED = ("pytorch_model*.bin", "pytorch_model.bin.index.json", "model*.bin", "*.ckpt", "consolidated*.pth")
-_ADAPTERS = ("adapter_config.json", "adapter_model.*")
+_UNQUANTISED = (
+    "name the model that was quantised, which the card calls base_model, and quantise the result again; or dequantise this one "
+    "and save it"
+)
 _QUANTISED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _QUANTISED_LEAVES = (
     *("qweight", "qzeros", "g_idx", "absmax", "quant_map", "SCB", "weight_packed", "weight_scale"),
@@ -96,7 +100,7 @@ def read_directory(path: Path | str, *, weights_needed: bool = True) -> Director
     bare = not weights_needed and CONFIG in names and not has_weights(path)
     if CONFIG not in names:
         raise_few(claim, cache_faults(path))
-    raise_few(claim, _refused_files(names, bare))
+    raise_few(claim, _refused_files(path, names, bare))
     read = [n for n, regular in names.items() if regular and (n.endswith(".safetensors") or _is_carried(n))]
     raise_few(claim, pointer_faults(path, (CONFIG, INDEX, *read)))
     config = parse_json(read_regular(path / CONFIG), CONFIG, infinity=True)
@@ -197,16 +201,11 @@ def _is_carried(name: str) -> bool:
     return _matches(name, _CARRIED) and not replaced and name_fault(name) is None
 
 
-def _refused_files(names: Mapping[str, bool], bare: bool) -> list[Fault]:
-    faults = []
-    adapters = [name for name in names if _matches(name, _ADAPTERS)]
-    if adapters:
-        remedy = "merge the adapter into its model first: peft's merge_and_unload(), then save_pretrained"
-        faults.append(
-            Fault(printable(adapters[0]), "an adapter, which changes a model that lies elsewhere", remedy)
-        )
+def _refused_files(path: Path, names: Mapping[str, bool], bare: bool) -> list[Fault]:
+    adapters = adapter_faults(path, names)
+    faults = [*adapters]
     faults += [
-        Fault(printable(name), "the weights are quantised", "dequantise the model and save it again")
+        Fault(printable(name), "the weights are quantised", _UNQUANTISED)
         for name in names
         if name in _QUANTISED_FILES
     ]
@@ -229,8 +228,7 @@ def _refused_files(names: Mapping[str, bool], bare: bool) -> list[Fault]:
 def _refused_config(config: Mapping[str, Any]) -> list[Fault]:
     faults = []
     if config.get("quantization_config") is not None or config.get("compression_config") is not None:
-        remedy = "dequantise the model (model.dequantize()), drop quantization_config and save it again"
-        faults.append(Fault(f"{CONFIG}: quantization_config", "the weights are quantised", remedy))
+        faults.append(Fault(f"{CONFIG}: quantization_config", "the weights are quantised", _UNQUANTISED))
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or text_fault(model_type) is not None:
         what = f"{printable(model_type)}, expected the name of a type of transformers"
@@ -286,5 +284,5 @@ def _quantised_tensors(tensors: Mapping[str, Place]) -> list[Fault]:
         packed = leaf == "weight" and place.dtype not in FLOATS
         if packed or leaf in _QUANTISED_LEAVES or place.dtype.startswith("F8"):
             what = f"{place.dtype}, a quantised weight or part of one"
-            faults.append(Fault(printable(name), what, "dequantise the model and save it again"))
+            faults.append(Fault(printable(name), what, _UNQUANTISED))
     return faults

@@ -1,4 +1,4 @@
-"""Progress of a job: a bar on a terminal, a periodic log line elsewhere.
+"""Progress of a job: a bar on a terminal as tqdm draws it, nothing elsewhere.
 
 Knows: bytes, seconds and the width of a terminal. Knows nothing of what is being written.
 """
@@ -12,20 +12,22 @@ from shutil import get_terminal_size
 from time import monotonic
 from typing import TextIO
 
-_BAR_EVERY, _LINE_EVERY = 0.1, 10.0
+from ..text import clock, size
+
+_EVERY = 0.1  # seconds between two drawings, as tqdm's
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 class Progress:
-    """Call it with the bytes done and the bytes to do; close it at the end.
+    """Call it with the bytes done and the bytes to do; close it at the end. Nothing is shown off a terminal.
 
     >>> progress = Progress(sys.stdout)
-    >>> progress(0, 4_000_000_000); progress(4_000_000_000, 4_000_000_000); progress.close()   # doctest: +ELLIPSIS
-    4.00 of 4.00 GB  100 %  ... GB/s
+    >>> progress(0, 4_000_000_000); progress.close()
     """
 
     def __init__(self, stream: TextIO | None = None, what: str = "") -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._what = f"{what}  " if what else ""
+        self._what = what
         self._terminal = self._stream.isatty()
         self._first: tuple[float, int] | None = None
         self._last = (0, 0)
@@ -36,40 +38,47 @@ class Progress:
         if self._first is None:
             self._first = (now, done)
         self._last = (done, total)
-        if now - self._shown >= (_BAR_EVERY if self._terminal else _LINE_EVERY):
+        if self._terminal and now - self._shown >= _EVERY:
             self._shown = now
-            self._show("\r" if self._terminal else "", "" if self._terminal else "\n")
+            self._show("")
 
     def close(self) -> None:
         """Show the final state, and leave the cursor on a new line."""
-        if self._first is not None:
-            self._show("\r" if self._terminal else "", "\n")
+        if self._terminal and self._first is not None:
+            self._show("\n")
 
-    def _show(self, before: str, after: str) -> None:
-        text = self._text()
-        if self._terminal:
-            columns = get_terminal_size().columns
-            text = text[: columns - 1].ljust(columns - 1)
-        self._stream.write(f"{before}{text}{after}")
+    def _show(self, after: str) -> None:
+        assert self._first is not None
+        began, start = self._first
+        width = get_terminal_size().columns - 1
+        line = bar(self._what, start, *self._last, max(monotonic() - began, 1e-9), width)
+        self._stream.write(f"\r{line.ljust(width)}{after}")
         self._stream.flush()
 
-    def _text(self) -> str:
-        assert self._first is not None
-        done, total = self._last
-        seconds = max(monotonic() - self._first[0], 1e-9)
-        rate = (done - self._first[1]) / seconds
-        share = done / total if total else 1.0
-        parts = [
-            f"{self._what}{done / 1e9:.2f} of {total / 1e9:.2f} GB",
-            f"{100 * share:.0f} %",
-            f"{rate / 1e9:.2f} GB/s",
-        ]
-        if self._terminal:
-            parts.insert(0, "█" * round(24 * share) + "·" * (24 - round(24 * share)))
-        if rate > 0 and done < total:
-            left = round((total - done) / rate)
-            parts.append(f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left")
-        return "  ".join(parts)
+
+def bar(what: str, start: int, done: int, total: int, seconds: float, width: int) -> str:
+    """One line as tqdm draws it: share, bar, amounts, time gone and left, rate. The bar takes the room that is left.
+
+    `start` is what was done when the time began, so that a resumed job has the rate of this run.
+
+    >>> print(bar("writing", 0, 300_000, 1_200_000, 2.0, 70))
+    writing:  25%|████▎            | 300 kB/1.2 MB [00:02<00:06, 150 kB/s]
+    >>> print(bar("writing", 0, 30_000_000_000, 60_000_000_000, 3600.0, 40))
+    writing:  50%| [1:00:00<1:00:00]
+    """
+    share = done / total if total else 1.0
+    rate = (done - start) / seconds
+    left = clock((total - done) / rate) if rate > 0 else "?"
+    head = f"{what}: {100 * share:3.0f}%|"
+    tail = f"| {size(done)}/{size(total)} [{clock(seconds)}<{left}, {size(rate)}/s]"
+    room = width - len(head) - len(tail)
+    if room < 1:
+        return f"{head} [{clock(seconds)}<{left}]"[
+            :width
+        ]  # in a narrow terminal, the time left is what is wanted
+    eighths = round(8 * room * share)
+    drawn = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+    return f"{head}{drawn.ljust(room)}{tail}"
 
 
 @contextmanager

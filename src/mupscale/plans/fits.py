@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -86,6 +86,8 @@ def check_shapes(plan: Plan, shapes: Mapping[str, tuple[int, ...]], end: End, co
         elif tensor.cat is None:
             expected.update(dict.fromkeys(tensor.sources, tensor.base_shape))
     expected.update({alias: expected[name] for alias, name in plan.ties.items() if name in expected})
+    unknown = (name for name in shapes if resolve(name, expected) is None)
+    raise_faults("adapters have no units in a plan", _adapters(unknown))
     seen = set()
     for name, shape in shapes.items():
         known = resolve(name, expected)
@@ -113,6 +115,20 @@ def check_shapes(plan: Plan, shapes: Mapping[str, tuple[int, ...]], end: End, co
             for name in missing
         ]
     raise_faults(f"this is not the {end} model of the plan", faults)
+
+
+def _adapters(names: Iterable[str]) -> list[Fault]:
+    """A fault if a model carries adapters of PEFT: they are new tensors, and the model's own are frozen.
+
+    >>> [fault.where for fault in _adapters(["base_model.model.q.base_layer.weight", "base_model.model.q.lora_A.default.weight"])]
+    ['base_model.model.q.lora_A.default.weight']
+    """
+    found = next((name for name in names if ".lora_" in name), None)
+    remedy = (
+        "train the adapters alone with a plain optimizer over the parameters that require gradients; to train the model's own "
+        "weights, call merge_and_unload() first"
+    )
+    return [] if found is None else [Fault(found, "an adapter: a new tensor, which did not grow", remedy)]
 
 
 def check_ties(plan: Plan, tensors: Mapping[str, Tensor]) -> None:

@@ -7,14 +7,13 @@ class of each scheme.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
-from .sizes import LARGEST_T
+from .noise_defaults import LARGEST_T
 
 
-@dataclass(frozen=True)
-class Scheme:
+class Scheme(NamedTuple):
     """One way to give the size of noise: its name in files and on the command line, and its words."""
 
     name: str

@@ -16,37 +16,6 @@ from .scale import ONE, Scale
 if TYPE_CHECKING:
     from .axes import Axis, Role
 
-DEFAULT_T = 0.05
-"""t of `SignalNoise` to start from where none was tuned. The loss of a trained Llama rises from 1.85 to 1.92 at 0.05,
-to 2.13 at 0.1 and to 4.44 at 0.2 (`benchmarks/noise_damage.py`); small models that are grown in mid-training gain at
-0.05 too, and gain more at 0.1 and 0.2 (`benchmarks/default_noise.py`)."""
-DEFAULT_RISE = 0.05
-"""The share of what a base has learned that automatic noise may cost, where none is given. A trained Llama goes from 1.66
-to 1.88 with it (`benchmarks/auto_noise.py`), and copies are far enough apart to learn different things."""
-WAKE = 1.0
-"""Noise that wakes a new tensor has this times the spectral norm of the trained tensor that it is like, so that a new
-block starts with readers of the size of its neighbour's."""
-STEPS_OF_ALL = 4000
-"""Steps that make up for noise that costs all that was learned. On stored runs 2,000 and 4,000 come nearer to the best
-noise than 8,000 and than any fixed share (`python -m reproduce.frontier --stage print`); 4,000 is the more cautious."""
-MOST_RISE = 1.0
-"""The largest share that is asked for where none is given: with it the loss is that of a model that has learned nothing.
-Small models that had stopped learning gained up to 5 % more with two or three times as much; nothing larger was tried."""
-LARGEST_T = 1.0
-"""Noise with the spectral norm of the weight itself; with more, the noise is the model."""
-
-
-def rise_for(steps: int | None) -> float:
-    """The share of what was learned that noise may cost: a 4,000th for every step that follows, and at most all of it.
-
-    Training repairs the loss step by step, while copies that are further apart are used better to the end. So the more
-    steps follow, the more noise pays. Where nothing is known about them, 200 are assumed.
-
-    >>> rise_for(1000), rise_for(20_000), rise_for(None)
-    (0.25, 1.0, 0.05)
-    """
-    return DEFAULT_RISE if steps is None else min(steps / STEPS_OF_ALL, MOST_RISE)
-
 
 def noise_size(axes: Iterable[Axis], fold: Scale = ONE) -> Scale:
     """fold · q for a tensor whose axes grow from the reference to its present width.

@@ -29,7 +29,7 @@ from ..plans.direction import Direction
 from ..plans.identity import Loss
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
-from ..rules.sizes import DEFAULT_RISE, DEFAULT_T, rise_for
+from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T, rise_for
 from .jump import measured
 from .noise_kinds import SignalNoise
 from .noise_places import Exempt

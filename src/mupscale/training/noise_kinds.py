@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from ..arguments import wrong_kind, wrong_number
 from ..errors import Fault
-from ..rules.sizes import DEFAULT_T, LARGEST_T
+from ..rules.noise_defaults import DEFAULT_T, LARGEST_T
 
 Sigma = float | tuple[float, ...]
 

@@ -22,8 +22,9 @@ from torch import Tensor
 from ..arguments import wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.plan import Plan, TensorPlan
+from ..rules.noise_defaults import WAKE
 from ..rules.scale import Scale
-from ..rules.sizes import WAKE, noise_size, size_of_ratios
+from ..rules.sizes import noise_size, size_of_ratios
 from ..tensors.noise import TensorNoise
 from ..tensors.philox import Stream
 from ..tensors.spectral import gaussian_norm, spectral_norms

@@ -129,7 +129,7 @@ class Recipe:
         """The recipe that `as_json` gave; anything else is refused."""
         with refuse_malformed(_MALFORMED):
             entry = dict(values)
-            if entry.pop("format") != FORMAT:
+            if entry.pop("format", None) != FORMAT:
                 raise MupscaleError(f"this is not a recipe, expected format {FORMAT!r}")
             unknown = sorted(set(entry) - {f.name for f in fields(Recipe)})
             if unknown:

@@ -117,7 +117,7 @@ def missing_functions(owner: object, **wanted: tuple[str, ...]) -> list[Fault]:
         write def build(width): …
     """
     return [
-        replace(fault, remedy=f"write def {name}({', '.join(arguments)}): …")
+        fault._replace(remedy=f"write def {name}({', '.join(arguments)}): …")
         for name, arguments in wanted.items()
         for fault in wrong_function(name, getattr(owner, name, None), *arguments)
     ]

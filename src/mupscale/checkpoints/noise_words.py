@@ -1,0 +1,41 @@
+"""How noise is asked for on a command line. Needs no torch, so that help and refusals come at once."""
+
+from __future__ import annotations
+
+from ..errors import MupscaleError
+from ..rules.noise_defaults import DEFAULT_T, LARGEST_T, rise_for
+from ..rules.schemes import SCHEMES
+
+DEFAULT_NOISE = f"t={DEFAULT_T}"
+"""What to write where no noise was tuned and the model cannot be loaded to choose it."""
+AUTO = "auto"
+"""Noise chosen by the loss that it costs."""
+
+
+def parse_noise(text: str, steps: int | None = None) -> tuple[str, float]:
+    """What `--noise` says; the share of automatic noise follows from the steps of training that `--steps` announces.
+
+    >>> parse_noise("t=0.05"), parse_noise("auto"), parse_noise("auto", 1000)
+    (('t', 0.05), ('auto', 0.05), ('auto', 0.25))
+    """
+    scheme, _, size = text.partition("=")
+    if steps is not None and (text != AUTO or steps < 1):
+        what = f"--steps {steps}: expected a whole number, 1 or more"
+        raise MupscaleError(what if text == AUTO else f"--steps is for --noise auto, found --noise {text}")
+    if text == AUTO:
+        return AUTO, rise_for(steps)
+    try:
+        value = float(size)
+    except ValueError:
+        value = -1.0
+    if scheme not in (*SCHEMES, AUTO) or not 0 <= value < float("inf") or (scheme == AUTO and not value):
+        sizes = ", ".join(f"{name}=…" for name in SCHEMES)
+        raise MupscaleError(
+            f"--noise {text}: expected auto, or {sizes} with a size of zero or more, such as {DEFAULT_NOISE}"
+        )
+    if scheme == "t" and value > LARGEST_T:
+        raise MupscaleError(
+            f"--noise {text}: noise above {LARGEST_T:g} times the norm of a weight leaves nothing of the weight; expected t "
+            f"up to {LARGEST_T:g}, such as {DEFAULT_NOISE}"
+        )
+    return scheme, value

@@ -1,0 +1,78 @@
+"""A refused growth says what can grow instead, after it was tried."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mupscale.checkpoints.request import Request
+from mupscale.cli import plan
+from mupscale.errors import MupscaleError
+from mupscale.families.configs import check_growth
+
+CHOSEN: Any = SimpleNamespace(architecture=None)
+DIRECTORY: Any = SimpleNamespace(config={}, tensors={}, weights=(), path="base")
+HEADS = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 32,
+    "head_dim": 8,
+    "intermediate_size": 40,
+}
+FALCON = {
+    "model_type": "falcon", "multi_query": True, "new_decoder_architecture": False, "hidden_size": 32,
+    "num_attention_heads": 4, "ffn_hidden_size": 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_feed_forward_layers_are_offered_only_if_they_were_tried(monkeypatch, exact, capsys):
+    tried = []
+
+    def planned(config: Any, multipliers: str, **_: Any) -> object:
+        tried.append(multipliers)
+        if multipliers == "3" or not exact:
+            raise MupscaleError(
+                "conv1d.weight goes from (160, 1, 4) to (288, 1, 4), not a whole number of copies"
+            )
+        return object()
+
+    monkeypatch.setattr(plan, "plan_in_process", planned)
+    monkeypatch.setattr(plan, "check_record", lambda directory: None)
+    with pytest.raises(MupscaleError) as refused:
+        plan.planned(DIRECTORY, CHOSEN, Request("3"))
+    assert tried == ["3", "ffn=3"]
+    assert ("write -k ffn=3, which was tried and is exact" in str(refused.value)) is exact
+    assert "trying -k ffn=3" in capsys.readouterr().err
+
+
+def test_what_is_asked_for_is_not_offered_and_a_missing_package_is_not_tried_again(monkeypatch):
+    tried = []
+
+    def planned(config: Any, multipliers: str, **_: Any) -> object:
+        tried.append(multipliers)
+        raise MupscaleError(
+            "planning needs transformers: pip install 'mupscale[hf]'" if multipliers == "2" else "no"
+        )
+
+    monkeypatch.setattr(plan, "plan_in_process", planned)
+    monkeypatch.setattr(plan, "check_record", lambda directory: None)
+    for asked in ("2", "ffn=2"):
+        with pytest.raises(MupscaleError):
+            plan.planned(DIRECTORY, CHOSEN, Request(asked))
+    assert tried == ["2", "ffn=2"]
+
+
+def test_key_heads_do_not_grow_without_query_heads():
+    llama = {"model_type": "llama", **HEADS}
+    with pytest.raises(MupscaleError, match="copies of a key head would serve different queries") as refused:
+        check_growth(llama, {"kv_heads": 2})
+    assert "write heads=2,kv_heads=2" in str(refused.value)
+    check_growth(llama, {"heads": 2, "kv_heads": 2})
+    check_growth(llama, {"heads": 2})
+
+
+def test_one_key_head_refuses_heads_and_not_the_feed_forward_layers():
+    check_growth(FALCON, {"ffn": 2})
+    with pytest.raises(MupscaleError, match="one key and value head"):
+        check_growth(FALCON, {"every": 2})
