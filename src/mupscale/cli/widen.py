@@ -49,7 +49,7 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
             f"already complete: {chosen.out}\nto prove it: {shlex.join(['mupscale', 'check', str(chosen.base), str(chosen.out)])}"
         )
         if chosen.batch is not None:
-            print(_losses(chosen))
+            print(_losses(chosen, request))
         return 0
     job = begun(chosen, request)
     if job is not None:
@@ -68,7 +68,7 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
         print(f"share {chosen.worker} is done; the worker that finishes last moves {chosen.out} into place")
         return 0
     if request.adds_noise and not chosen.no_loss:
-        print("\n" + _losses(chosen), flush=True)
+        print("\n" + _losses(chosen, request), flush=True)
     print("\n" + next_steps(chosen.base, chosen.out, job, chosen.declare))
     return 0
 
@@ -114,14 +114,15 @@ def _chosen_size(
     directory: Directory, family: FamilyPlan, request: Request, chosen: argparse.Namespace
 ) -> dict[str, Any] | None:
     """The size of automatic noise, measured on the base with real weights; None if a size was given."""
-    if request.noise is None or request.noise[0] != AUTO:
+    rise = request.rise
+    if rise is None:
         return None
     # The base and one wide model at a time.
-    check_memory(2 * _float32_bytes(directory, chosen), "--noise auto")
+    check_memory(2 * _float32_bytes(directory, chosen), "noise chosen by the loss")
     text = "text that the base writes" if chosen.batch is None else str(chosen.batch)
     print(f"choosing the noise by the loss of {text} …", flush=True)
     early = earlier_plan(directory.path)
-    choice = choose_size(directory.path, family, early, request.noise[1], request.seed, chosen.batch)
+    choice = choose_size(directory.path, family, early, rise, request.seed, chosen.batch)
     print(
         f"noise t={choice['t']:g}: the loss goes from {choice['before']:.4f} to {choice['after']:.4f}, "
         f"{choice['found']:.0%} of the way to an untrained model's {choice['untrained']:.4f}\n",
@@ -130,7 +131,7 @@ def _chosen_size(
     return choice
 
 
-def _losses(chosen: argparse.Namespace) -> str:
+def _losses(chosen: argparse.Namespace, request: Request) -> str:
     """The loss before and after noise, of the given batch or of text that the base writes."""
     text = "text that the base writes" if chosen.batch is None else str(chosen.batch)
     try:
@@ -141,7 +142,7 @@ def _losses(chosen: argparse.Namespace) -> str:
         return f"loss not measured: {error}"
     told = f"loss of {text}: {before:.4f} before noise (the base's), {after:.4f} after"
     scheme, size = (None, 0.0) if chosen.noise is None else parse_noise(chosen.noise)
-    if scheme == AUTO or not is_jump(before, after):
+    if request.rise is not None or not is_jump(before, after):
         return told
     remedy = f"write --noise {AUTO}, or {scheme}={smaller(size):g}" if size > 0 else "write less noise"
     return f"{told}\nwarning: {jump_message(before, after, remedy)}"

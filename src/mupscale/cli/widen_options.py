@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.request import AUTO, DEFAULT_NOISE, SHARD_BYTES, Request, parse_dtype, parse_noise
+from ..checkpoints.request import DEFAULT_NOISE, SHARD_BYTES, Request, parse_dtype, parse_noise
 from ..errors import MupscaleError
 from ..families.multipliers import parse_multipliers
 from .plan_options import add_source, declared
@@ -43,7 +43,7 @@ def add_to(verbs: Any) -> None:
                 "--recipe",
                 type=Path,
                 metavar="FILE",
-                help="noise as mupscale tune found it, instead of --noise",
+                help="noise as mupscale tune found it, instead of --noise; a rise of the loss is measured as with --noise auto",
             )
             verb.add_argument(
                 "--seed", type=int, default=0, metavar="N", help="seed of the noise (default: 0)"
@@ -53,7 +53,7 @@ def add_to(verbs: Any) -> None:
                 type=Path,
                 metavar="FILE",
                 help="inputs (safetensors or JSON, by argument name) whose loss is shown before and after noise, and by which "
-                "--noise auto chooses (default: text that the model itself writes)",
+                "--noise auto and a recipe with a rise choose (default: text that the model itself writes)",
             )
             verb.add_argument(
                 "--no-loss",
@@ -119,11 +119,9 @@ def _request(chosen: argparse.Namespace) -> Request:
             f"  without a tuned size write --noise auto; for a model that does not fit into memory {DEFAULT_NOISE}\n"
             "  for the exact map without noise: mupscale widen"
         )
-    if chosen.no_loss and chosen.batch is not None and chosen.noise != AUTO:
-        raise MupscaleError("--batch is for the loss that --no-loss leaves out; give one of them")
     if chosen.workers < 1:
         raise MupscaleError(f"--workers {chosen.workers}: expected a whole number, 1 or more")
-    return Request(
+    request = Request(
         multipliers=chosen.multipliers,
         noise=None if chosen.noise is None else parse_noise(chosen.noise),
         seed=chosen.seed,
@@ -136,6 +134,9 @@ def _request(chosen: argparse.Namespace) -> Request:
         trust_base=chosen.trust_base,
         declared=declared(chosen),
     )
+    if chosen.no_loss and chosen.batch is not None and request.rise is None:
+        raise MupscaleError("--batch is for the loss that --no-loss leaves out; give one of them")
+    return request
 
 
 def _recipe(path: Path) -> str:

@@ -99,6 +99,9 @@ def bars_of(known: Known, proxy: str | Path | None = None) -> Bars:
 
 def _flops(known: Known, proxy: str | Path | None) -> tuple[int, int]:
     """Counted FLOPs of a step at the two widths."""
+    if known.settings.flops is not None:
+        narrow, wide = known.settings.flops
+        return narrow, wide
     if proxy is None:
         raise MupscaleError("the proxy's file was not named (--proxy FILE)")
     width = known.settings.width

@@ -11,7 +11,7 @@ from math import inf
 
 from matplotlib.figure import Figure
 
-from ..rules.schemes import SCHEMES
+from ..rules.schemes import TUNED
 from .bars import Bars
 from .html import folded, notes, page, pair, picture, table, tag
 from .known import Known, Sweep, Tried
@@ -145,7 +145,7 @@ def _second(known: Known, gallery: Gallery, prefix: str) -> list[str]:
     sweep = known.wide
     if sweep is None:
         return [tag("h3", "Sweep 2"), tag("p", "Noise and learning rate are tuned when sweep 1 is done.")]
-    name = SCHEMES[known.settings.scheme].label
+    name = TUNED[known.settings.scheme].label
     states = [tried.state for tried in sweep.tried]
     counts = "; ".join(
         f"{states.count(s)} {s}" for s in ("finished", "stopped", "diverged", "open") if s in states
