@@ -63,6 +63,7 @@ def _steps(known: Known, full: bool) -> tuple[int, int]:
                 narrow += steps
             else:
                 wide += steps
+    narrow += sum(leg.end for leg, result in known.stay.items() if result is not None)
     return narrow, wide
 
 

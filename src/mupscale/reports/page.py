@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
@@ -12,6 +12,9 @@ from math import inf
 from matplotlib.figure import Figure
 
 from ..rules.schemes import TUNED
+from ..training.recipe import Recipe
+from ..tuning.status import GOES_ON
+from ..tuning.tune import verdict
 from .bars import Bars
 from .html import folded, notes, page, pair, picture, table, tag
 from .known import Known, Sweep, Tried
@@ -67,6 +70,7 @@ def _overview(studies: Sequence[Known]) -> str:
                 "–" if best is None else f"{best.point.noise:.4g}",
                 "–" if best is None else _loss(best.loss),
                 "–" if control is None else _loss(control),
+                _loss(min((done.loss for done in known.stay.values() if done is not None), default=None)),
                 known.status,
             )
         )
@@ -80,9 +84,10 @@ def _overview(studies: Sequence[Known]) -> str:
         "noise",
         "loss",
         "without noise",
+        "not grown",
         "status",
     )
-    return table(head, rows, numbers=(0, 2, 3, 4, 5, 6, 7, 8))
+    return table(head, rows, numbers=(0, 2, 3, 4, 5, 6, 7, 8, 9))
 
 
 def _control(known: Known) -> float | None:
@@ -130,6 +135,7 @@ def _study(known: Known, costs: Bars, gallery: Gallery, prefix: str) -> list[str
         "; ".join(f"{bar.name} {amount(float(bar.total), costs.unit)}" for bar in costs.bars),
         _cost_caption(known, costs),
     )
+    parts.append(_growing(known))
     parts += [tag("h3", "Learning rate of the base, and the cost"), pair([first, drawn]), _recipe(known)]
     parts += [tag("h3", "What was tried"), _tried(known), tag("h3", "The work"), _work(known)]
     return parts
@@ -211,7 +217,7 @@ def _recipe(known: Known) -> str:
         ("optimizer", recipe.optimizer),
         ("learning rate of bases", f"{recipe.base_lr:.8g}" if recipe.base_lr is not None else "–"),
         ("learning rate after growth", f"{recipe.lr:.8g}"),
-        ("noise σ̄", f"{sigma:.6g}" if isinstance(sigma, float) else f"one for each of {len(sigma)} tensors"),
+        ("noise", _noise(recipe)),
         *((key, str(value)) for key, value in recipe.constants.items() if key != "lr"),
         ("reference width", str(recipe.reference)),
         ("k", str(recipe.k)),
@@ -221,12 +227,53 @@ def _recipe(known: Known) -> str:
         ("loss", _loss(recipe.loss)),
         ("continued without noise", _loss(recipe.control)),
     ]
-    sigmas = [] if isinstance(sigma, float) else [(str(n), _sigma(v)) for n, v in sigma.items()]
+    sigmas = [(str(n), _sigma(v)) for n, v in sigma.items()] if isinstance(sigma, Mapping) else []
     parts = [tag("h3", "The recipe"), table(("constant, at the reference", "value"), rows)]
     if sigmas:
         parts.append(folded("σ̄ of each tensor", table(("tensor", "σ̄"), sigmas)))
     parts.append(folded("recipe.json", tag("pre", recipe.to_json())))
     return "".join(parts)
+
+
+def _noise(recipe: Recipe) -> str:
+    if recipe.rise is not None:
+        return f"its size is measured on each base: the loss rises by {recipe.rise:g} of what was learned"
+    sigma = recipe.sigma
+    return f"σ̄ for each of {len(sigma)} tensors" if isinstance(sigma, Mapping) else f"σ̄ = {sigma:.6g}"
+
+
+def _growing(known: Known) -> str:
+    """Whether growing beat not growing, at equal FLOPs."""
+    head = tag("h3", "Growing, or staying at the base's width")
+    settings = known.settings
+    if settings.flops is None or not settings.stay:
+        why = (
+            "was left out"
+            if not settings.stay
+            else "needs the FLOPs of a step: define inputs() in the proxy's file"
+        )
+        return head + tag("p", f"The run at the base's width for as many FLOPs {why}.")
+    leader = known.wide.leader if known.wide is not None and known.wide.best is not None else None
+    if leader is None or leader.loss is None:
+        return head + tag("p", "The base's width is trained for as many FLOPs when the sweeps are done.")
+    narrow, wide = settings.flops
+    base = settings.steps * narrow
+    rows = [
+        (
+            "grown",
+            f"{settings.steps:,} + {settings.after:,}",
+            f"{base + settings.after * wide:.4g}",
+            _loss(leader.loss),
+        )
+    ]
+    for leg, done in known.stay.items():
+        steps = f"{settings.steps:,} + {leg.end:,}" if leg.how == GOES_ON else f"{leg.end:,}"
+        flops = narrow * leg.end + (base if leg.how == GOES_ON else 0)
+        loss = _loss(None if done is None else done.loss)
+        rows.append((f"not grown, {leg.how}", steps, f"{flops:.4g}", loss))
+    losses = {leg.how: done.loss for leg, done in known.stay.items() if done is not None}
+    said = tag("p", f"{verdict(leader.loss, losses)}.") if len(losses) == len(known.stay) else ""
+    return head + said + table(("", "steps", "FLOPs", "loss"), rows, numbers=(1, 2, 3))
 
 
 def _sigma(value: object) -> str:

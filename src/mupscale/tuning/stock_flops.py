@@ -20,6 +20,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..families.configs import grown
 from ..families.models import Config, as_data, config_from, model_class, on_meta, quiet, read_config
 from ..families.multipliers import EVERY
+from ..families.narrow import proxy_width
 from ..families.symbols import symbols
 from .flops import Step, count, quadratic, transformer_flops
 
@@ -44,6 +45,8 @@ class StockModel:
         self.batch, self.context = batch, context
         config = config_from(read_config(source))
         self.width = _check(config, batch, context)
+        self.proxy = proxy_width(config)
+        """The width of the proxy that `mupscale tune` makes of this configuration."""
         multiples = list(dict.fromkeys((1, 2, 3, 4, k)))
         known = [
             self._step(config if m == 1 else grown(config, {EVERY: m}), m * self.width) for m in multiples
