@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import gcd
 from typing import Any
 
-from ..errors import Fault, raise_faults
+from ..errors import Fault, MupscaleError, raise_faults
 from .configs import Path, growing_fields, grown, nested_configs, with_edits
 from .models import Config, as_data, config_from
 from .multipliers import EVERY
@@ -42,9 +42,8 @@ def hidden_size(config: Config) -> int:
     size = symbols(as_data(config)).get("E")
     if size is None:
         what = "its hidden size is not known by any usual name"
-        raise_faults(
-            "this model has no width", [Fault(config.model_type, what, "tune a Python file instead")]
-        )
+        fault = Fault(config.model_type, what, "tune a Python file instead")
+        raise MupscaleError("this model has no width", [fault])
     return int(size)
 
 

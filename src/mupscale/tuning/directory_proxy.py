@@ -66,7 +66,19 @@ class StockFamily:
         ):
             what = f"{name} does not predict the next token of a text"
             return [Fault(self.config.model_type, what, _FILE)]
+        if self._looks_ahead():
+            what = f"{name} is an encoder here: a later token changes what it says of earlier ones"
+            return [Fault(self.config.model_type, what, _FILE)]
         return []
+
+    def _looks_ahead(self) -> bool:
+        """Whether outputs depend on later tokens, measured on the narrowest model with random weights."""
+        model = self.build(self.width // divisors(self.config)[-1])
+        tokens = torch.arange(8).remainder(self.words).repeat(2, 1)
+        tokens[1, -1] = (tokens[1, -1] + 1) % self.words
+        with torch.no_grad(), quiet():
+            first, second = model(input_ids=tokens).logits[:, :-1]
+        return not torch.allclose(first, second, rtol=1e-4, atol=1e-6)
 
     @property
     def words(self) -> int:

@@ -153,7 +153,7 @@ class Runs:
         if self.proxy.loss is None:
             what = "the size of the noise is a rise of the loss, and there is none to measure"
             remedy = "write def loss(model): …, which returns the loss of one batch as a tensor"
-            raise_faults("the proxy needs a loss", [Fault("loss", what, remedy)])
+            raise MupscaleError("the proxy needs a loss", [Fault("loss", what, remedy)])
         choice = choose_noise(
             base.model,
             lambda: self._built(self.settings.k * self.settings.width),
