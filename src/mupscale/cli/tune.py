@@ -26,7 +26,8 @@ from .log_lines import log_lines
 
 def run(chosen: argparse.Namespace, given: Mapping[str, Any]) -> int:
     shown = nullcontext() if chosen.quiet else log_lines(_say)
-    with needs("tuning", "tune", "hf"), _failing(chosen.proxy), shown:
+    extras = ("tune", "hf") if chosen.proxy.is_dir() else ("tune",)
+    with needs("tuning", *extras), _failing(chosen.proxy), shown:
         from ..tuning.outlook import described as planned
         from ..tuning.proxy import read_proxy
         from ..tuning.tune import tune
@@ -107,8 +108,7 @@ def _report(chosen: argparse.Namespace) -> str:
     from ..reports.report import report
 
     try:
-        proxy = None if chosen.proxy.is_dir() else chosen.proxy
-        path = report(chosen.folder, storage=chosen.storage, study=chosen.study, proxy=proxy)
+        path = report(chosen.folder, storage=chosen.storage, study=chosen.study)
     except (MupscaleError, OSError) as error:
         return f"note: no report: {error}"
     return f"report: {path}"

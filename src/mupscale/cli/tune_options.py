@@ -141,6 +141,9 @@ def _faults(chosen: argparse.Namespace, given: Mapping[str, Any], directory: boo
         "--batch": chosen.batch,
         "--device": chosen.device,
     }
+    if not chosen.proxy.exists() and chosen.proxy.suffix != ".py":
+        what = "no such directory or file"
+        return [Fault(str(chosen.proxy), what, "name a Hugging Face directory, or a Python file")]
     if not directory:
         examples = {"width": "--width 128", "k": "-k 2", "steps": "--steps 400"}
         faults = [
