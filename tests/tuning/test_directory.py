@@ -55,6 +55,21 @@ def text(tmp_path_factory):
     return path
 
 
+def tuned(base: Path, text: Path, folder: Path, *more: str) -> Recipe:
+    assert (
+        main(["tune", str(base), "--data", str(text), *QUICK, "--folder", str(folder), "--quiet", *more]) == 0
+    )
+    return Recipe.read(folder / "recipe.json")
+
+
+@pytest.fixture(scope="module")
+def study(base, text, tmp_path_factory):
+    """The folder of a study that was not disturbed."""
+    folder = tmp_path_factory.mktemp("study") / "study"
+    tuned(base, text, folder)
+    return folder
+
+
 def words_tokenizer(folder: Path) -> None:
     """A tokenizer of whole words w0, w1, …"""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -212,16 +227,9 @@ def test_what_only_a_directory_has_is_refused_for_a_file(tmp_path, capsys):
     assert "write -k 2" in told
 
 
-def tuned(base: Path, text: Path, folder: Path, *more: str) -> Recipe:
-    assert (
-        main(["tune", str(base), "--data", str(text), *QUICK, "--folder", str(folder), "--quiet", *more]) == 0
-    )
-    return Recipe.read(folder / "recipe.json")
-
-
-def test_a_directory_is_tuned_and_grown_by_the_recipe(base, text, tmp_path, capsys, monkeypatch):
+def test_a_directory_is_tuned_and_grown_by_the_recipe(base, text, study, tmp_path, capsys, monkeypatch):
     """Also: a study that is stopped goes on, and gives the recipe of one that was not."""
-    whole = tuned(base, text, tmp_path / "whole")
+    whole = Recipe.read(study / "recipe.json")
     train, left = Trained.train, [20]
 
     def stopping(self, run, steps, report):
@@ -248,7 +256,7 @@ def test_a_directory_is_tuned_and_grown_by_the_recipe(base, text, tmp_path, caps
         assert main([*command, "--every", "0"]) == 130
     assert not (tmp_path / "stopped" / "recipe.json").exists()
     tuned(base, text, tmp_path / "stopped")
-    recipes = [(tmp_path / name / "recipe.json").read_bytes() for name in ("whole", "stopped")]
+    recipes = [(folder / "recipe.json").read_bytes() for folder in (study, tmp_path / "stopped")]
     assert recipes[0] == recipes[1]
     assert (whole.k, whole.reference, whole.width, whole.optimizer) == (2, 16, 8, "torch.optim.AdamW")
     assert set(whole.stay) == {"going on", "from scratch"}
@@ -295,11 +303,11 @@ def learned(base: Path, folder: Path, rows: list[list[int]]) -> Path:
     return folder
 
 
-def test_the_recipe_holds_for_a_base_that_was_grown_itself(base, text, tmp_path, capsys):
+def test_the_recipe_holds_for_a_base_that_was_grown_itself(base, study, tmp_path, capsys):
     """Its reference is the directory that was tuned. Control: a wider model of its own has another reference."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    recipe = tuned(base, text, tmp_path / "study")
+    recipe = Recipe.read(study / "recipe.json")
     replace(recipe, sigma=0.01, rise=None).save(tmp_path / "recipe.json")
     with_recipe = ["-k", "2", "--recipe", str(tmp_path / "recipe.json"), "--no-loss", "--quiet"]
     assert main(["widen", str(base), str(tmp_path / "x2"), "-k", "2", "--quiet"]) == 0
