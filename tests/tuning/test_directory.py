@@ -303,7 +303,7 @@ def learned(base: Path, folder: Path, rows: list[list[int]]) -> Path:
     return folder
 
 
-def test_the_recipe_holds_for_a_base_that_was_grown_itself(base, study, tmp_path, capsys):
+def test_the_recipe_holds_for_a_base_that_was_grown_itself(base, text, study, tmp_path, capsys):
     """Its reference is the directory that was tuned. Control: a wider model of its own has another reference."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -311,6 +311,8 @@ def test_the_recipe_holds_for_a_base_that_was_grown_itself(base, study, tmp_path
     replace(recipe, sigma=0.01, rise=None).save(tmp_path / "recipe.json")
     with_recipe = ["-k", "2", "--recipe", str(tmp_path / "recipe.json"), "--no-loss", "--quiet"]
     assert main(["widen", str(base), str(tmp_path / "x2"), "-k", "2", "--quiet"]) == 0
+    with pytest.raises(MupscaleError, match="tune the base that it was grown from"):
+        directory_study(tmp_path / "x2", text, {})
     assert main(["upscale", str(tmp_path / "x2"), str(tmp_path / "x4"), *with_recipe]) == 0
     sizes = {**SIZES, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
     LlamaForCausalLM(LlamaConfig(**{**sizes, "num_key_value_heads": 4})).save_pretrained(tmp_path / "other")

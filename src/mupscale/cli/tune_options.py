@@ -19,7 +19,8 @@ def add_to(verbs: Any) -> None:
         "tune",
         "tune noise and learning rate on a small pair, and write the recipe for large ones",
         "The pair is made from a Hugging Face directory of a language model, whose weights are not read, or by a Python "
-        "file. Start it once per worker; run it again to continue.",
+        "file. Settings of a directory that are not given follow from it; --dry-run shows them. Start it once per worker; "
+        "run it again to continue.",
         examples=(
             "./base --data text.jsonl",
             "./base --data text.jsonl --dry-run",

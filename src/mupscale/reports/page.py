@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 
 from ..rules.schemes import TUNED
 from ..training.recipe import Recipe
-from ..tuning.status import GOES_ON
-from ..tuning.tune import verdict
 from .bars import Bars
+from .growing import growing, loss_text
 from .html import folded, notes, page, pair, picture, table, tag
 from .known import Known, Sweep, Tried
 from .lines import amount, curves_of, draw_bars, draw_curves, draw_first
@@ -68,9 +67,9 @@ def _overview(studies: Sequence[Known]) -> str:
                 "–" if known.base.best is None else f"{known.base.best.lr:.4g}",
                 "–" if best is None else f"{best.point.lr:.4g}",
                 "–" if best is None else f"{best.point.noise:.4g}",
-                "–" if best is None else _loss(best.loss),
-                "–" if control is None else _loss(control),
-                _loss(min((done.loss for done in known.stay.values() if done is not None), default=None)),
+                "–" if best is None else loss_text(best.loss),
+                "–" if control is None else loss_text(control),
+                loss_text(min((done.loss for done in known.stay.values() if done is not None), default=None)),
                 known.status,
             )
         )
@@ -97,10 +96,6 @@ def _control(known: Known) -> float | None:
         (t.loss for t in tried if t.point.is_control and t.state == "finished" and t.loss is not None),
         default=None,
     )
-
-
-def _loss(loss: float | None) -> str:
-    return "–" if loss is None else "diverged" if loss == inf else f"{loss:.6g}"
 
 
 def _widths(studies: Sequence[Known], gallery: Gallery) -> str:
@@ -135,7 +130,7 @@ def _study(known: Known, costs: Bars, gallery: Gallery, prefix: str) -> list[str
         "; ".join(f"{bar.name} {amount(float(bar.total), costs.unit)}" for bar in costs.bars),
         _cost_caption(known, costs),
     )
-    parts.append(_growing(known))
+    parts.append(growing(known))
     parts += [tag("h3", "Learning rate of the base, and the cost"), pair([first, drawn]), _recipe(known)]
     parts += [tag("h3", "What was tried"), _tried(known), tag("h3", "The work"), _work(known)]
     return parts
@@ -224,8 +219,8 @@ def _recipe(known: Known) -> str:
         ("steps, before and after", f"{recipe.steps}, {recipe.wide_steps}"),
         ("batch", str(recipe.batch if recipe.batch is not None else "not given")),
         ("schedule", str(recipe.schedule or "none")),
-        ("loss", _loss(recipe.loss)),
-        ("continued without noise", _loss(recipe.control)),
+        ("loss", loss_text(recipe.loss)),
+        ("continued without noise", loss_text(recipe.control)),
     ]
     sigmas = [(str(n), _sigma(v)) for n, v in sigma.items()] if isinstance(sigma, Mapping) else []
     parts = [tag("h3", "The recipe"), table(("constant, at the reference", "value"), rows)]
@@ -240,40 +235,6 @@ def _noise(recipe: Recipe) -> str:
         return f"its size is measured on each base: the loss rises by {recipe.rise:g} of what was learned"
     sigma = recipe.sigma
     return f"σ̄ for each of {len(sigma)} tensors" if isinstance(sigma, Mapping) else f"σ̄ = {sigma:.6g}"
-
-
-def _growing(known: Known) -> str:
-    """Whether growing beat not growing, at equal FLOPs."""
-    head = tag("h3", "Growing, or staying at the base's width")
-    settings = known.settings
-    if settings.flops is None or not settings.stay:
-        why = (
-            "was left out"
-            if not settings.stay
-            else "needs the FLOPs of a step: define inputs() in the proxy's file"
-        )
-        return head + tag("p", f"The run at the base's width for as many FLOPs {why}.")
-    leader = known.wide.leader if known.wide is not None and known.wide.best is not None else None
-    if leader is None or leader.loss is None:
-        return head + tag("p", "The base's width is trained for as many FLOPs when the sweeps are done.")
-    narrow, wide = settings.flops
-    base = settings.steps * narrow
-    rows = [
-        (
-            "grown",
-            f"{settings.steps:,} + {settings.after:,}",
-            f"{base + settings.after * wide:.4g}",
-            _loss(leader.loss),
-        )
-    ]
-    for leg, done in known.stay.items():
-        steps = f"{settings.steps:,} + {leg.end:,}" if leg.how == GOES_ON else f"{leg.end:,}"
-        flops = narrow * leg.end + (base if leg.how == GOES_ON else 0)
-        loss = _loss(None if done is None else done.loss)
-        rows.append((f"not grown, {leg.how}", steps, f"{flops:.4g}", loss))
-    losses = {leg.how: done.loss for leg, done in known.stay.items() if done is not None}
-    said = tag("p", f"{verdict(leader.loss, losses)}.") if len(losses) == len(known.stay) else ""
-    return head + said + table(("", "steps", "FLOPs", "loss"), rows, numbers=(1, 2, 3))
 
 
 def _sigma(value: object) -> str:
@@ -293,7 +254,7 @@ def _tried(known: Known) -> str:
             name,
             "" if tried.point.noise is None else f"{tried.point.noise:.6g}",
             f"{tried.point.lr:.6g}",
-            _loss(tried.loss),
+            loss_text(tried.loss),
             str(tried.steps),
             {"stopped": "before its end", "open": "not yet"}.get(tried.state, tried.state),
         )

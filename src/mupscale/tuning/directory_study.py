@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.about import read_about
 from ..errors import Fault, raise_faults
-from ..families.loaded import check_memory
+from ..families.loaded import free_memory
 from ..families.models import on_meta
 from ..families.narrow import proxy_width
 from ..rules.schemes import RISE
@@ -63,6 +64,10 @@ def directory_study(
     device: str | None = None,
 ) -> DirectoryStudy:
     """Read the configuration and the text, and refuse what cannot be trained; `given` are settings by name."""
+    if read_about(directory) is not None:
+        what = "it was grown itself, so its constants are written at the width of another base"
+        remedy = "tune the base that it was grown from: the recipe applies to both"
+        raise_faults("this directory is not its own reference", [Fault(str(directory), what, remedy)])
     family = StockFamily(directory)
     length, size = context or family.longest, batch or BATCH
     limit = getattr(family.config.get_text_config(), "max_position_embeddings", None)
@@ -72,11 +77,20 @@ def directory_study(
     chosen = {"width": proxy_width(family.config), "reference": family.width, **DEFAULTS, **given}
     settings = Settings(**chosen)
     widths = (settings.width, settings.k * settings.width)
-    parameters = sum(p.numel() for p in on_meta(family.config, family.cls).parameters())
-    check_memory(4.0 * parameters, "the base's own initialisation, whose sizes the proxy takes,")
+    _check_memory(family)
     flops = tuple(counted_step(family.config_at(width), size, length) for width in widths)
     settings = replace(settings, flops=flops)
     needed = size * (settings.steps + max(settings.after, settings.stay_steps or 0))
     text = read_text(data, directory, words=family.words, length=length, most=needed)
     check_enough(text, data, needed)
     return DirectoryStudy(Trained(family, text, size, device).proxy, settings, family, text)
+
+
+def _check_memory(family: StockFamily) -> None:
+    """Raise unless a model of the base's size fits: the proxy is initialised with the sizes of such a one."""
+    needed = 4 * sum(p.numel() for p in on_meta(family.config, family.cls).parameters())
+    if needed > free_memory():
+        what = f"a model of its size, with random weights, takes {needed / 1e9:.1f} GB, and {free_memory() / 1e9:.1f} GB are free"
+        raise_faults(
+            "the proxy cannot be initialised", [Fault(family.config.model_type, what, "use a larger machine")]
+        )

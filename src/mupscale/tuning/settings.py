@@ -48,7 +48,7 @@ def _option(help: str, **more: Any) -> Any:
 class Settings:
     """The two sweeps of a study. Two workers with unequal settings do not share one.
 
-    `mupscale tune --help` describes each field; the last four are filled in from the proxy.
+    `mupscale tune --help` describes each field; the last five are filled in from the proxy.
 
     >>> settings = Settings(width=32, k=4, steps=100, lrs=[0.001, 0.002, 0.004])
     >>> len(settings.base_agenda({}).open), settings.wide_ladder.rungs
