@@ -23,13 +23,16 @@ DEFAULTS: Mapping[str, Any] = {
     "k": 2,
     "steps": 200,
     "scheme": RISE.name,
-    "lrs": tuple(2.0**power for power in range(-12, -5)),
+    "lrs": tuple(2.0**power for power in range(-11, -5)),
+    "rungs": (0.5,),
     "noises": (0.05, 0.1, 0.2),
     "factors": (0.5, 1.0, 2.0),
     "extend": 1,
 }
 """Settings of a study whose proxy is made from a directory, unless others are given. Noise is a rise of the loss, because
-the weights of a base that was trained elsewhere need not have the sizes that the proxy's weights have."""
+the weights of a base that was trained elsewhere need not have the sizes that the proxy's weights have. Rates are compared at
+half of the steps and not earlier: the rate has decayed to zero before growth, so in the first steps after it the lowest
+rate always looks best."""
 
 
 @dataclass(frozen=True)
