@@ -6,6 +6,7 @@ file names and nothing of their text.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,11 @@ def growth(folder: Path) -> Names:
 
 
 def tuning(folder: Path) -> Names:
-    """Studies at half and twice the width of the page's own, at its reference: the page lays all three over each other."""
+    """A directory with a text, and studies at half and twice the width of the page's own, at its reference: the page
+    lays all three over each other."""
+    llama(folder / "base")
+    row = json.dumps({"input_ids": [token % 32 for token in range(512)]})
+    (folder / "text.jsonl").write_text(f"{row}\n" * 800, encoding="utf-8")
     proxy(folder / "small_proxy.py")
     for width in (64, 256):
         settings = Settings(

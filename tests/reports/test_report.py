@@ -170,7 +170,7 @@ def test_what_is_known_is_what_the_recipe_says(tuned):
 
 def test_the_bars_are_those_of_the_cost_command(tuned, capsys):
     known = know(tuned / "study")
-    bars = bars_of(known, tuned / "proxy.py")
+    bars = bars_of(known)
     assert bars.unit == "FLOPs"
     assert bars.case is not None
     assert bars.cost is not None
@@ -192,17 +192,33 @@ def test_the_bars_are_those_of_the_cost_command(tuned, capsys):
             counted = float(row.split()[-2].replace(",", ""))
             assert counted == pytest.approx(float(total[bar]) / unit, rel=6e-4), (said, row)
     # Control: the two ways of tuning differ by far more than the digits that are printed.
-    assert float(total["tuning, full grid"] / total["tuning, as done"]) > 1.2
+    assert float(total["tuning, full grid"] / total["tuning, as done"]) > 1.1
     assert bars.cost.tuning == total["tuning, as done"]
 
 
-def test_without_the_file_the_cost_is_in_steps_and_another_file_is_refused(tuned, tmp_path):
-    bars = bars_of(know(tuned / "study"))
+def test_a_study_whose_proxy_counts_no_flops_has_its_cost_in_steps(tuned):
+    known = know(tuned / "study")
+    assert bars_of(known).unit == "FLOPs"
+    uncounted = replace(known, settings=replace(known.settings, flops=None))
+    bars = bars_of(uncounted)
     assert bars.unit == "steps"
-    assert "--proxy" in bars.why_steps
-    (tmp_path / "other.py").write_text(PROXY + "\n# another\n")
-    with pytest.raises(MupscaleError, match="is not the file"):
-        report(tuned / "study", proxy=tmp_path / "other.py", out=tmp_path)
+    assert "inputs()" in bars.why_steps
+
+
+def test_the_page_says_whether_growing_beat_not_growing(tuned, tmp_path):
+    """Controls: a study without those runs says why, and one that has not done them yet says so."""
+    recipe, text = Recipe.read(tuned / "study" / "recipe.json"), report(tuned / "study").read_text()
+    assert set(recipe.stay) == {"going on", "from scratch"}
+    won = min(loss for loss in recipe.stay.values() if loss is not None) > (recipe.loss or inf)
+    assert f"growing {'beat' if won else 'did not beat'} not growing on the proxy" in text
+    assert "not grown, from scratch" in text
+    made(tmp_path / "none")
+    assert "needs the FLOPs of a step" in report(tmp_path / "none").read_text()
+    made(tmp_path / "left out", flops=(1, 4), stay=False)
+    assert "was left out" in report(tmp_path / "left out").read_text()
+    total = known_of(flops=(1, 4)).work.counted
+    made(tmp_path / "open", total - 1, flops=(1, 4))
+    assert know(tmp_path / "open").status == "unfinished: 1 of 2 runs that do not grow"
 
 
 class Resources(HTMLParser):

@@ -391,3 +391,50 @@ def test_a_file_that_is_no_recipe_is_named(tmp_path):
         (tmp_path / "other.json").write_bytes(content)
         with pytest.raises(mu.MupscaleError, match=r"other\.json: "):
             Recipe.read(tmp_path / "other.json")
+
+
+def noisy_loss(model):
+    x = torch.linspace(-1, 1, 96).view(32, 3)
+    return (model(x) - x[:, :1] * x[:, 1:2]).square().mean()
+
+
+def learned(run, steps=200):
+    for _ in range(steps):
+        run.optimizer.zero_grad()
+        noisy_loss(run.model).backward()
+        run.optimizer.step()
+    return run
+
+
+def test_a_rise_is_measured_on_the_base_that_the_recipe_is_applied_to(tmp_path):
+    recipe = recipe_for(sigma=None, rise=0.01)
+    recipe.save(tmp_path / "recipe.json")
+    recipe = Recipe.read(tmp_path / "recipe.json")
+    torch.manual_seed(0)
+    run = learned(run_at(2 * WIDTH, WIDTH))
+    by_recipe, by_hand = (
+        mu.upscale(run, lambda: make(4 * WIDTH), loss=noisy_loss, seed=3, **given)
+        for given in ({"recipe": recipe}, {"noise": mu.AutoNoise(0.01), "lr": 2e-3})
+    )
+    for one, other in zip(by_recipe.model.parameters(), by_hand.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    auto = by_recipe.provenance["auto"]
+    assert auto["found"] == pytest.approx(0.01, rel=0.2)
+    assert mu.diagnostics.reference_lr(by_recipe.optimizers[0]) == pytest.approx(2e-3)
+    with pytest.raises(mu.MupscaleError, match="this recipe needs a loss"):
+        mu.upscale(run, lambda: make(4 * WIDTH), recipe=recipe)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rise": 0.1}, "expected one of sigma and rise"),
+        ({"sigma": None}, "expected one of sigma and rise"),
+        ({"sigma": None, "rise": 0}, "rise = 0.0, expected a number above 0"),
+        ({"sigma": None, "rise": "much"}, "this is not a recipe"),
+    ],
+)
+def test_a_recipe_gives_a_size_or_a_rise(changes, said):
+    values = {**recipe_for().as_json(), **changes}
+    with pytest.raises(mu.MupscaleError, match=said):
+        Recipe.from_json(json.dumps(values))

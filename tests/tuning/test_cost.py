@@ -372,6 +372,8 @@ def test_the_command_counts_a_configuration(tmp_path, capsys):
     assert main(["cost", str(tmp_path), *sizes]) == 0
     out = capsys.readouterr().out
     assert "32 -> 64 (k = 2), tuned on 8 -> 16 (n/n0 = 4)" in out
+    assert main(["cost", str(tmp_path), *sizes[:2], *sizes[4:]]) == 0
+    assert "tuned on 16 -> 32 (n/n0 = 2)" in capsys.readouterr().out, "the proxy that tune makes"
     assert f"{2 * 16 * 200_000 / 105_216:,.0f} tokens per parameter" in out
     assert main(["cost", str(tmp_path / "config.json"), *sizes[:-1], "17"]) == 2
     assert "this configuration holds 16" in capsys.readouterr().err

@@ -478,3 +478,42 @@ def test_a_study_is_not_gone_on_with_by_another_proxy(tmp_path, other, named):
     tune(Proxy(build, train, torch.optim.SGD), Settings(**SMALL), folder=tmp_path)  # the same one may
     with pytest.raises(MupscaleError, match=named):
         tune(other, Settings(**SMALL), folder=tmp_path)
+
+
+def test_the_run_that_does_not_grow_takes_as_many_flops(tmp_path):
+    """At equal FLOPs of both widths, going on is the run without noise, step for step."""
+    same = Proxy(build, train, flops=lambda width: 7)
+    found = tune(same, Settings(**SMALL), folder=tmp_path / "same")
+    assert found.stay["going on"] == found.control
+    assert (
+        found.cost["base_width_steps"]
+        > tune(Proxy(build, train), Settings(**SMALL), folder=tmp_path / "none").cost["base_width_steps"]
+    )
+    more = tune(Proxy(build, train, flops=lambda width: width), Settings(**SMALL), folder=tmp_path / "more")
+    assert more.stay["going on"] != more.control, "control: twice the steps"
+    assert (more.loss, more.control, more.base_lr) == (found.loss, found.control, found.base_lr)
+
+
+def test_the_run_that_does_not_grow_is_left_out_where_flops_are_unknown(tmp_path):
+    counted = Proxy(build, train, flops=lambda width: width)
+    assert tune(counted, Settings(**SMALL, stay=False), folder=tmp_path / "a").stay == {}
+    assert tune(Proxy(build, train), Settings(**SMALL), folder=tmp_path / "b").stay == {}
+
+    def broken(width):
+        raise MupscaleError("no FLOPs")
+
+    assert tune(Proxy(build, train, flops=broken), Settings(**SMALL), folder=tmp_path / "c").stay == {}
+
+
+def test_noise_can_be_tuned_as_a_rise_of_the_loss(tmp_path):
+    batch = torch.randn(64, 4, generator=torch.Generator().manual_seed(5))
+
+    def loss(model):
+        return (model(batch) - (2 * batch[:, :1]).sin() * batch[:, 1:2]).square().mean()
+
+    settings = Settings(**{**SMALL, "steps": 60, "lrs": [0.02], "scheme": "rise"})
+    recipe = tune(Proxy(build, train, loss=loss), settings, folder=tmp_path / "rise")
+    assert (recipe.rise, recipe.sigma) in ((0.1, None), (None, 0.0))
+    assert {row["noise"] for row in rows(recipe, "wide")} == {0.0, 0.1}
+    with pytest.raises(MupscaleError, match="the proxy needs a loss"):
+        tune(Proxy(build, train), settings, folder=tmp_path / "none")

@@ -25,13 +25,13 @@ from ..files.strict import read_regular
 from ..jobs.identity import check_outside, make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..plans.plan import Plan
+from ..training.auto_noise import AutoNoise
 from ..training.noise_kinds import CLASSES, Noise, SignalNoise
 from ..training.noises import NoisePlan, resolve_noise, restore_noise
 from ..training.recipe import Recipe
 from ..version import __version__
 from .about import FORMAT, MARK, factors, read_about, read_plans
 from .card import card
-from .noise_words import AUTO
 from .norms import measured_in
 from .not_carried import not_carried
 from .request import Request
@@ -107,16 +107,22 @@ def _asked(
     request: Request, plan: Plan, early: Plan | None, choice: Mapping[str, Any] | None
 ) -> tuple[Noise, dict[str, Any]]:
     """The noise that was asked for, by size, by its cost or by recipe, and how it is recorded."""
-    if request.recipe is None:
+    told: dict[str, Any] = {}
+    noise: Noise | AutoNoise
+    if request.recipe is not None:
+        recipe = Recipe.from_json(request.recipe)
+        recipe.check(plan, early, [] if request.optimizer is None else [request.optimizer])
+        noise, told = recipe.noise, {"lr": recipe.lr, "recipe": f"proxy of width {recipe.width}"}
+    elif request.rise is None:
         assert request.noise is not None
         scheme, value = request.noise
-        if scheme == AUTO:
-            assert choice is not None
-            return SignalNoise(choice["t"]), {"t": choice["t"], "chosen for a rise of": value}
-        return CLASSES[scheme](value), {scheme: value}
-    recipe = Recipe.from_json(request.recipe)
-    recipe.check(plan, early, [] if request.optimizer is None else [request.optimizer])
-    return recipe.noise, {"lr": recipe.lr, "recipe": f"proxy of width {recipe.width}"}
+        noise, told = CLASSES[scheme](value), {scheme: value}
+    else:
+        noise = AutoNoise(request.rise)
+    if isinstance(noise, AutoNoise):
+        assert choice is not None
+        return SignalNoise(choice["t"]), {"t": choice["t"], "chosen for a rise of": noise.share, **told}
+    return noise, told
 
 
 def config_digest(directory: Directory) -> str:

@@ -5,6 +5,7 @@ Knows how requests are written on a command line and in a record. Acts on nothin
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -44,6 +45,18 @@ class Request:
     @property
     def adds_noise(self) -> bool:
         return self.noise is not None or self.recipe is not None
+
+    @property
+    def rise(self) -> float | None:
+        """The share of what was learned by which the loss may rise, where the size of the noise is to be measured.
+
+        >>> Request("2", noise=("auto", 0.1)).rise, Request("2", recipe='{"rise": 0.2}').rise, Request("2", noise=("t", 0.1)).rise
+        (0.1, 0.2, None)
+        """
+        if self.recipe is not None:
+            found = json.loads(self.recipe).get("rise")
+            return None if found is None else float(found)
+        return self.noise[1] if self.noise is not None and self.noise[0] == AUTO else None
 
     def as_json(self) -> dict[str, Any]:
         usual = {"recipe": None, "trust_base": False, "declared": None, "to": None}

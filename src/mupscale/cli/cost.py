@@ -29,12 +29,13 @@ def run(chosen: argparse.Namespace) -> int:
     with needs("the cost of a Hugging Face model", "hf"):
         if stock:
             model = StockModel(chosen.model, chosen.k, chosen.batch, chosen.context)
+            proxy = chosen.proxy or model.proxy
         else:
-            model = FileModel(chosen.model, chosen.width)
+            model, proxy = FileModel(chosen.model, chosen.width), chosen.proxy
     case = Case(
         model.width,
         chosen.k,
-        chosen.proxy,
+        proxy,
         chosen.steps,
         chosen.base_steps or chosen.steps,
         chosen.trials,

@@ -23,7 +23,7 @@ def add_to(verbs: Any) -> None:
         "takes no memory.",
         examples=(
             "proxy.py -k 4 --width 500 --proxy 100 --steps 100000",
-            "./base -k 2 --proxy 192 --steps 10000 --batch 256 --context 1024",
+            "./base -k 2 --steps 10000 --batch 256 --context 1024",
             "--paper",
         ),
     )
@@ -40,7 +40,13 @@ def add_to(verbs: Any) -> None:
         help="show the paper's own runs, computed from their sizes, and nothing else",
     )
     verb.add_argument("-k", type=int, metavar="K", help="how many times wider, 2 or more; needed")
-    verb.add_argument("--proxy", type=int, metavar="N0", help="width of the proxy's base, in units; needed")
+    verb.add_argument(
+        "--proxy",
+        type=int,
+        metavar="N0",
+        help="width of the proxy's base, in units; needed for a Python file (default for a directory: the one that mupscale "
+        "tune makes)",
+    )
     verb.add_argument(
         "--steps", type=int, metavar="T", help="steps of the run from scratch, and of each trial; needed"
     )
@@ -91,10 +97,11 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _check(chosen: argparse.Namespace) -> None:
     faults = []
-    named = {"-k": chosen.k, "--proxy": chosen.proxy, "--steps": chosen.steps}
+    named = {"-k": chosen.k, "--steps": chosen.steps}
     for_file = {"--width": chosen.width}
+    proxy = {"--proxy": chosen.proxy}
     for_stock = {"--batch": chosen.batch, "--context": chosen.context}
-    given = {**named, **for_file, **for_stock}
+    given = {**named, **proxy, **for_file, **for_stock}
     given |= {"--base-steps": chosen.base_steps, "--upscaled-steps": chosen.upscaled_steps}
     if chosen.paper:
         odd = [name for name, value in given.items() if value is not None] + ["model"] * (
@@ -110,7 +117,7 @@ def _check(chosen: argparse.Namespace) -> None:
             Fault(
                 name, "not given, and the cost depends on it", f"write {name} {_EXAMPLES[name]}, for example"
             )
-            for name, value in {**named, **needed}.items()
+            for name, value in {**named, **({} if stock else proxy), **needed}.items()
             if value is None
         ]
         says = "the configuration says it" if stock else "inputs() says it"

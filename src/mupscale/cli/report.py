@@ -16,7 +16,7 @@ def add_to(verbs: Any) -> None:
         "report",
         "write one page about one or several tuning studies, done or still running",
         "The page is index.html, which is self-contained; its images are also written next to it as PNG.",
-        examples=("tuning", "width128 width256 --out report --proxy proxy.py"),
+        examples=("tuning", "width128 width256 --out report"),
     )
     verb.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a folder of mupscale tune")
     verb.add_argument(
@@ -34,12 +34,6 @@ def add_to(verbs: Any) -> None:
         metavar="DIR",
         help="where to write (default: FOLDER/report; ./report when there are several folders)",
     )
-    verb.add_argument(
-        "--proxy",
-        type=Path,
-        metavar="FILE",
-        help="the file that was tuned; with it the cost is given in FLOPs (default: in steps)",
-    )
     verb.set_defaults(run=run)
 
 
@@ -52,7 +46,6 @@ def run(chosen: argparse.Namespace) -> int:
             storage=chosen.storage,
             study=chosen.study or "mupscale",
             out=chosen.out,
-            proxy=chosen.proxy,
         )
     print(f"written to {path}")
     return 0

@@ -6,12 +6,14 @@ Calls `mu.tune` and prints what was found. Several processes share the work.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from math import inf
 from pathlib import Path
 from traceback import format_list
+from typing import Any
 
 from ..errors import MupscaleError
 from ..extras import needs
@@ -22,13 +24,37 @@ from ..tuning.settings import Settings
 from .log_lines import log_lines
 
 
-def run(chosen: argparse.Namespace, settings: Settings) -> int:
+def run(chosen: argparse.Namespace, given: Mapping[str, Any]) -> int:
     shown = nullcontext() if chosen.quiet else log_lines(_say)
-    with needs("tuning", "tune"), _failing(chosen.proxy), shown:
+    extras = ("tune", "hf") if chosen.proxy.is_dir() else ("tune",)
+    with needs("tuning", *extras), _failing(chosen.proxy), shown:
+        from ..tuning.outlook import described as planned
+        from ..tuning.proxy import read_proxy
         from ..tuning.tune import tune
 
+        tokens, about = None, ""
+        if chosen.proxy.is_dir():
+            from ..tuning.directory_study import directory_study
+
+            study = directory_study(
+                chosen.proxy,
+                chosen.data,
+                given,
+                context=chosen.context,
+                batch=chosen.batch,
+                device=chosen.device,
+            )
+            proxy, settings, tokens = study.proxy, study.settings, study.tokens
+            about = f"{chosen.proxy}: {study}\n"
+        else:
+            proxy, settings = read_proxy(chosen.proxy), Settings(**given)
+        if chosen.dry_run or not chosen.quiet:
+            _say(about + planned(settings.for_proxy(proxy), tokens) + "\n")
+        if chosen.dry_run:
+            _say("dry run: nothing was trained or written")
+            return 0
         recipe = tune(
-            chosen.proxy,
+            proxy,
             settings,
             storage=chosen.storage,
             study=chosen.study,
@@ -36,10 +62,29 @@ def run(chosen: argparse.Namespace, settings: Settings) -> int:
             every=chosen.every,
             beat=chosen.beat,
         )
-    print("\n" + described(recipe, chosen.folder / "recipe.json"))
+    print("\n" + described(recipe, chosen.folder / "recipe.json", _use(chosen, recipe)))
     if not chosen.no_report:
         print(_report(chosen))
     return 0
+
+
+def _use(chosen: argparse.Namespace, recipe: Recipe) -> str:
+    """How the recipe is applied."""
+    path = str(chosen.folder / "recipe.json")
+    if not chosen.proxy.is_dir():
+        return f"mu.upscale(run, make_wide, recipe=mu.Recipe.read({path!r}))"
+    return shlex.join(
+        [
+            "mupscale",
+            "upscale",
+            str(chosen.proxy),
+            f"{chosen.proxy}-x{recipe.k}",
+            "-k",
+            str(recipe.k),
+            "--recipe",
+            path,
+        ]
+    )
 
 
 @contextmanager
@@ -63,7 +108,7 @@ def _report(chosen: argparse.Namespace) -> str:
     from ..reports.report import report
 
     try:
-        path = report(chosen.folder, storage=chosen.storage, study=chosen.study, proxy=chosen.proxy)
+        path = report(chosen.folder, storage=chosen.storage, study=chosen.study)
     except (MupscaleError, OSError) as error:
         return f"note: no report: {error}"
     return f"report: {path}"
@@ -73,8 +118,8 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def described(recipe: Recipe, path: Path) -> str:
-    """The recipe as text, with the points that were tried, best first."""
+def described(recipe: Recipe, path: Path, use: str) -> str:
+    """The recipe as text, with the points that were tried, best first, and how it is applied."""
     rows = [("noise", "lr", "loss", "steps")]
     wide = [row for row in recipe.tried if row["sweep"] == "wide"]
     for row in sorted(wide, key=lambda r: (-r["steps"], inf if r["loss"] is None else r["loss"]))[:10]:
@@ -87,7 +132,5 @@ def described(recipe: Recipe, path: Path) -> str:
     if recipe.control is not None and recipe.loss is not None:
         parts.append(f"loss {recipe.loss:.6g}; continued without noise {recipe.control:.6g}")
     parts += [f"note: {remark}" for remark in recipe.remarks]
-    parts.append(
-        f"written to {path}; apply it: mu.upscale(run, make_wide, recipe=mu.Recipe.read({str(path)!r}))"
-    )
+    parts.append(f"written to {path}; apply it: {use}")
     return "\n".join(parts)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from ..errors import Fault, raise_faults
 from ..tuning.settings import Settings
 from .verb import add_verb
 
@@ -16,15 +18,23 @@ def add_to(verbs: Any) -> None:
         verbs,
         "tune",
         "tune noise and learning rate on a small pair, and write the recipe for large ones",
-        "Start it once per worker; run it again to continue.",
+        "The pair is made from a Hugging Face directory of a language model, whose weights are not read, or by a Python "
+        "file. Settings of a directory that are not given follow from it; --dry-run shows them. Start it once per worker; "
+        "run it again to continue.",
         examples=(
+            "./base --data text.jsonl",
+            "./base --data text.jsonl --dry-run",
             "proxy.py --width 128 -k 2 --steps 400",
             "proxy.py --width 128 -k 2 --steps 400 --storage postgresql://user@host/database --folder /shared/tuning",
         ),
     )
     verb.add_argument(
-        "proxy", type=Path, help="a Python file with build(width) and train(run, steps, report)"
+        "proxy",
+        type=Path,
+        metavar="DIRECTORY|FILE",
+        help="a Hugging Face directory, or a Python file with build(width) and train(run, steps, report)",
     )
+    _add_text(verb)
     _add_settings(verb)
     verb.add_argument(
         "--storage",
@@ -58,9 +68,30 @@ def add_to(verbs: Any) -> None:
         metavar="S",
         help="seconds between signs of life (default: %(default)s)",
     )
+    verb.add_argument(
+        "--dry-run", action="store_true", help="show what would be trained and what it costs, train nothing"
+    )
     verb.add_argument("--quiet", action="store_true", help="print no progress")
     verb.add_argument("--no-report", action="store_true", help="write no page about the study to DIR/report")
     verb.set_defaults(run=run)
+
+
+def _add_text(verb: Any) -> None:
+    """The options that only a directory has."""
+    verb.add_argument(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help='text for a directory: .jsonl with lines of {"text": "…"} or {"input_ids": […]}, or one plain text',
+    )
+    verb.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="tokens of a sequence (default: 256, or what the model holds)",
+    )
+    verb.add_argument("--batch", type=int, metavar="N", help="sequences of a step (default: 16)")
+    verb.add_argument("--device", metavar="NAME", help="where a directory's proxy is trained (default: cpu)")
 
 
 def _add_settings(verb: Any) -> None:
@@ -71,12 +102,13 @@ def _add_settings(verb: Any) -> None:
         text, kind = field.metadata["help"], str(field.type).removesuffix(" | None")
         words = field.name.replace("_", "-")
         if kind == "bool":
-            verb.add_argument(f"--no-{words}", dest=field.name, action="store_false", help=text)
+            verb.add_argument(f"--no-{words}", dest=field.name, action="store_false", default=None, help=text)
             continue
         name = f"--{words}" if len(words) > 1 else f"-{words}"
-        required, (read, metavar) = field.default is MISSING, _READ[kind]
-        default = None if required else field.default
-        if default is not None:
+        (read, metavar), default = _READ[kind], field.default
+        if default is MISSING:
+            text += "; needed for a file"
+        elif default is not None:
             value = ",".join(f"{v:g}" for v in default) if isinstance(default, tuple) else default
             text += f" (default: {value})"
         choices = field.metadata.get("choices")
@@ -84,8 +116,6 @@ def _add_settings(verb: Any) -> None:
             name,
             dest=field.name,
             type=read,
-            required=required,
-            default=default,
             choices=choices,
             metavar=None if choices else metavar,
             help=text,
@@ -93,13 +123,44 @@ def _add_settings(verb: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    given = {
-        field.name: getattr(chosen, field.name) for field in fields(Settings) if "help" in field.metadata
-    }
-    settings = Settings(**given)
+    named = [field.name for field in fields(Settings) if "help" in field.metadata]
+    given = {name: getattr(chosen, name) for name in named if getattr(chosen, name) is not None}
+    directory = chosen.proxy.is_dir()
+    raise_faults("this study cannot be run", _faults(chosen, given, directory))
+    if not directory:
+        Settings(**given)
     from . import tune
 
-    return tune.run(chosen, settings)
+    return tune.run(chosen, given)
+
+
+def _faults(chosen: argparse.Namespace, given: Mapping[str, Any], directory: bool) -> list[Fault]:
+    """What is missing, or given to a file although only a directory has it."""
+    text = {
+        "--data": chosen.data,
+        "--context": chosen.context,
+        "--batch": chosen.batch,
+        "--device": chosen.device,
+    }
+    if not chosen.proxy.exists() and chosen.proxy.suffix != ".py":
+        what = "no such directory or file"
+        return [Fault(str(chosen.proxy), what, "name a Hugging Face directory, or a Python file")]
+    if not directory:
+        examples = {"width": "--width 128", "k": "-k 2", "steps": "--steps 400"}
+        faults = [
+            Fault(write.partition(" ")[0], "not given, and a file does not say it", f"write {write}")
+            for name, write in examples.items()
+            if name not in given
+        ]
+        odd = [name for name, value in text.items() if value is not None]
+        return faults + [Fault(name, "the file says it", "leave it out") for name in odd]
+    faults = (
+        [] if chosen.data is not None else [Fault("--data", "no text to train on", "write --data text.jsonl")]
+    )
+    for name in ("--context", "--batch"):
+        if text[name] is not None and text[name] < (2 if name == "--context" else 1):
+            faults.append(Fault(name, f"{text[name]}, expected a larger whole number", f"write {name} 64"))
+    return faults
 
 
 def _numbers(text: str) -> list[float]:

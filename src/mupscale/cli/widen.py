@@ -54,7 +54,7 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
             f"already complete: {chosen.out}\nto prove it: {shlex.join(['mupscale', 'check', str(chosen.base), str(chosen.out)])}"
         )
         if chosen.batch is not None or _unmeasured(chosen, request):
-            print(_stored_losses(chosen))
+            print(_stored_losses(chosen, request))
         return 0
     job = begun(chosen, request)
     if job is not None:
@@ -73,7 +73,7 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
         print(f"share {chosen.worker} is done; the worker that finishes last moves {chosen.out} into place")
         return 0
     if share is not None and _unmeasured(chosen, request):
-        print("\n" + _stored_losses(chosen), flush=True)
+        print("\n" + _stored_losses(chosen, request), flush=True)
     told = next_steps(chosen.base, chosen.out, job, chosen.declare)
     print(told.splitlines()[0] if chosen.quiet else f"\n{told}")
     return 0
@@ -134,13 +134,14 @@ def _chosen_size(
     directory: Directory, family: FamilyPlan, request: Request, chosen: argparse.Namespace
 ) -> dict[str, Any] | None:
     """The size of automatic noise, measured on the base with real weights; None if a size was given."""
-    if request.noise is None or request.noise[0] != AUTO:
+    rise = request.rise
+    if rise is None:
         return None
     # The base and one wide model at a time.
-    check_memory(2 * _float32_bytes(directory, chosen), "--noise auto")
+    check_memory(2 * _float32_bytes(directory, chosen), "noise chosen by its cost")
     working("choosing the noise by what it costs", chosen)
     early = earlier_plan(directory.path)
-    choice = choose_size(directory.path, family, early, request.noise[1], request.seed, chosen.batch)
+    choice = choose_size(directory.path, family, early, rise, request.seed, chosen.batch)
     if choice["kind"] == "loss":
         told = f"the loss goes from {choice['before']:.4f} to {choice['after']:.4f}, {choice['found']:.0%} of the way to"
         end = f"an untrained model's {choice['untrained']:.4f}"
@@ -170,7 +171,7 @@ def _planned_losses(
     except MupscaleError as error:  # the result is right all the same
         print(_not_measured(error))
         return None
-    print(_costs(found, chosen), flush=True)
+    print(_costs(found, chosen, request), flush=True)
     return found.as_json() if isfinite(found.after) else None
 
 
@@ -182,12 +183,12 @@ def _dtype(directory: Directory) -> str:
     return counts.most_common(1)[0][0]
 
 
-def _stored_losses(chosen: argparse.Namespace) -> str:
+def _stored_losses(chosen: argparse.Namespace, request: Request) -> str:
     """What the noise of a finished directory costs."""
     try:
         check_memory(_float32_bytes(read_directory(chosen.base), chosen), "the loss after noise")
         working("measuring what the noise costs", chosen)
-        return _costs(stored_losses(chosen.base, chosen.out, chosen.batch), chosen)
+        return _costs(stored_losses(chosen.base, chosen.out, chosen.batch), chosen, request)
     except MupscaleError as error:
         return _not_measured(error)
 
@@ -199,10 +200,10 @@ def _not_measured(error: MupscaleError) -> str:
     )
 
 
-def _costs(found: Losses, chosen: argparse.Namespace) -> str:
+def _costs(found: Losses, chosen: argparse.Namespace, request: Request) -> str:
     """What the noise costs, with a warning of a jump."""
     scheme, size = (None, 0.0) if chosen.noise is None else parse_noise(chosen.noise)
-    if scheme == AUTO or not is_jump(found.before, found.after):
+    if request.rise is not None or not is_jump(found.before, found.after):
         return str(found)
     remedy = f"write --noise {AUTO}, or {scheme}={smaller(size):g}" if size > 0 else "write less noise"
     if found.kind == "outputs":

@@ -7,7 +7,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoints.noise_words import AUTO, DEFAULT_NOISE, parse_noise
+from ..checkpoints.noise_words import DEFAULT_NOISE, parse_noise
 from ..errors import MupscaleError
 from .plan_options import add_source, check_goal, declared
 from .verb import add_verb, path
@@ -53,7 +53,7 @@ def add_to(verbs: Any) -> None:
                 "--recipe",
                 type=path,
                 metavar="FILE",
-                help="noise as mupscale tune found it, instead of --noise",
+                help="noise as mupscale tune found it, instead of --noise; a rise of the loss is measured as with --noise auto",
             )
             verb.add_argument(
                 "--seed", type=int, default=0, metavar="N", help="seed of the noise (default: 0)"
@@ -63,7 +63,7 @@ def add_to(verbs: Any) -> None:
                 type=path,
                 metavar="FILE",
                 help="inputs (safetensors or JSON, by argument name) whose loss is shown before and after noise, and by which "
-                "--noise auto chooses (default: text that the model itself writes)",
+                "--noise auto and a recipe with a rise choose (default: text that the model itself writes)",
             )
             verb.add_argument(
                 "--no-loss",
@@ -141,8 +141,6 @@ def _checked(chosen: argparse.Namespace) -> None:
             f"  without a tuned size write --noise auto; for a model that does not fit into memory {DEFAULT_NOISE}\n"
             "  for the exact map without noise: mupscale widen"
         )
-    if chosen.no_loss and chosen.batch is not None and chosen.noise != AUTO:
-        raise MupscaleError("--batch is for the loss that --no-loss leaves out; give one of them")
     if chosen.workers < 1:
         raise MupscaleError(f"--workers {chosen.workers}: expected a whole number, 1 or more")
     if chosen.noise is not None:
@@ -152,7 +150,7 @@ def _checked(chosen: argparse.Namespace) -> None:
 def _request(chosen: argparse.Namespace) -> Request:
     from ..checkpoints.request import SHARD_BYTES, Request, parse_dtype
 
-    return Request(
+    request = Request(
         multipliers=chosen.multipliers,
         noise=None if chosen.noise is None else parse_noise(chosen.noise, chosen.steps),
         seed=chosen.seed,
@@ -166,6 +164,9 @@ def _request(chosen: argparse.Namespace) -> Request:
         declared=declared(chosen),
         to=chosen.to,
     )
+    if chosen.no_loss and chosen.batch is not None and request.rise is None:
+        raise MupscaleError("--batch is for the loss that --no-loss leaves out; give one of them")
+    return request
 
 
 def _recipe(file: Path) -> str:

@@ -1,18 +1,14 @@
 """The cost of a study next to the runs it serves: scratch, base, tuning, upscaled; in FLOPs, or in steps if not counted.
 
-Accounts come from `tuning/cost.py`, FLOPs of a step from `tuning/file_flops.py`; this module fills in what a study did.
+Accounts come from `tuning/cost.py`, FLOPs of a step from the study's settings; this module fills in what a study did.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 
-from ..errors import MupscaleError
 from ..tuning.cost import Case, Cost
-from ..tuning.file_flops import FileModel
-from ..tuning.proxy import read_proxy
 from ..tuning.status import EQUAL_STEPS
 from .known import Known
 
@@ -63,11 +59,12 @@ def _steps(known: Known, full: bool) -> tuple[int, int]:
                 narrow += steps
             else:
                 wide += steps
+    narrow += sum(leg.end for leg, result in known.stay.items() if result is not None)
     return narrow, wide
 
 
-def bars_of(known: Known, proxy: str | Path | None = None) -> Bars:
-    """The bars of a study; `proxy` is the user's file, without which the FLOPs of a step are unknown."""
+def bars_of(known: Known) -> Bars:
+    """The bars of a study, in FLOPs where its proxy could count them."""
     settings = known.settings
     done, full = steps_taken(known), steps_in_full(known)
     runs = (
@@ -77,12 +74,12 @@ def bars_of(known: Known, proxy: str | Path | None = None) -> Bars:
         ("tuning, full grid", full),
         ("upscaled", (0, settings.after)),
     )
-    try:
-        narrow, wide = _flops(known, proxy)
-    except MupscaleError as error:
+    if settings.flops is None:
         plain = tuple(Bar(name, Fraction(a), Fraction(b)) for name, (a, b) in runs)
-        faults = [f"{fault.where}: {fault.what}; {fault.remedy}" for fault in error.faults]
-        return Bars("steps", plain, why_steps=" – ".join([error.claim, *faults]))
+        return Bars(
+            "steps", plain, why_steps="the proxy's file has no inputs() on which a step could be counted"
+        )
+    narrow, wide = settings.flops
     bars = tuple(Bar(name, Fraction(a * narrow), Fraction(b * wide)) for name, (a, b) in runs)
     case = Case(
         width=settings.width,
@@ -95,23 +92,3 @@ def bars_of(known: Known, proxy: str | Path | None = None) -> Bars:
     return Bars(
         "FLOPs", bars, case=case, cost=case.cost(lambda width: narrow if width == settings.width else wide)
     )
-
-
-def _flops(known: Known, proxy: str | Path | None) -> tuple[int, int]:
-    """Counted FLOPs of a step at the two widths."""
-    if proxy is None:
-        raise MupscaleError("the proxy's file was not named (--proxy FILE)")
-    width = known.settings.width
-    model = FileModel(Path(proxy), width)
-    return model.at(width).counted, model.at(known.settings.k * width).counted
-
-
-def check_proxy(proxy: str | Path, studies: list[Known]) -> None:
-    """Raise unless the file is the one that all these studies trained."""
-    digest = read_proxy(proxy).digest
-    for known in studies:
-        if known.settings.proxy != digest:
-            raise MupscaleError(
-                f"{proxy} is not the file that {known.folder} was tuned with, or has changed since: its FLOPs would be "
-                "those of another model; leave --proxy out to get the cost in steps"
-            )

@@ -7,7 +7,7 @@ about drawings and pages.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
 from pathlib import Path
@@ -23,7 +23,7 @@ from ..tuning.grid import Point
 from ..tuning.halving import Agenda, Ladder
 from ..tuning.ledger import Ledger
 from ..tuning.settings import Settings
-from ..tuning.status import EQUALITY, LegResult
+from ..tuning.status import EQUALITY, LegResult, Stay, stays
 
 
 @dataclass(frozen=True)
@@ -121,19 +121,25 @@ class Known:
     wide: Sweep | None
     equality: LegResult | None
     """How far zero noise at the two widths differs, where it was measured."""
+    stay: Mapping[Stay, LegResult | None]
+    """The runs that do not grow, each with its result once it is done; known when the sweeps are done."""
     work: Work
     recipe: Recipe | None
     notes: tuple[str, ...]
 
     @property
     def done(self) -> bool:
-        return self.wide is not None and self.wide.best is not None
+        swept = self.wide is not None and self.wide.best is not None
+        return swept and None not in self.stay.values()
 
     @property
     def status(self) -> str:
         """One line: done, or how much of which sweep is done."""
         if self.done:
             return "done"
+        if self.stay:
+            ended = sum(result is not None for result in self.stay.values())
+            return f"unfinished: {ended} of {len(self.stay)} runs that do not grow"
         number, sweep = (1, self.base) if self.wide is None else (2, self.wide)
         if not sweep.open and sweep.best is None:
             return f"ended: every run of sweep {number} diverged"
@@ -163,9 +169,12 @@ def know(folder: str | Path, storage: Any = None, study: str = "mupscale") -> Kn
     results = ledger.results(trials)
     losses = {key: done.loss for key, done in results.items()}
     base = settings.base_agenda(losses)
-    wide = None
+    wide, stay = None, dict[Stay, LegResult | None]()
     if base.best is not None and (EQUALITY in results or not settings.control_at_base):
-        wide = _sweep(settings.wide_agenda(base.best, losses), settings.wide_ladder, results)
+        agenda = settings.wide_agenda(base.best, losses)
+        wide = _sweep(agenda, settings.wide_ladder, results)
+        if agenda.best is not None:
+            stay = {leg: results.get(leg.key) for leg in stays(settings, base, agenda)}
     first, equality = _sweep(base, settings.base_ladder, results), results.get(EQUALITY)
     known = Known(
         place,
@@ -174,12 +183,13 @@ def know(folder: str | Path, storage: Any = None, study: str = "mupscale") -> Kn
         first,
         wide,
         equality,
+        stay,
         _work(trials, results, ledger.running(trials)),
         None,
         (),
     )
     recipe, notes = _recipe(known)
-    return Known(place, study, settings, first, wide, equality, known.work, recipe, notes)
+    return replace(known, recipe=recipe, notes=notes)
 
 
 def _settings(storage: BaseStorage, study: str) -> Settings:

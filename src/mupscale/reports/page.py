@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
@@ -11,8 +11,10 @@ from math import inf
 
 from matplotlib.figure import Figure
 
-from ..rules.schemes import SCHEMES
+from ..rules.schemes import TUNED
+from ..training.recipe import Recipe
 from .bars import Bars
+from .growing import growing, loss_text
 from .html import folded, notes, page, pair, picture, table, tag
 from .known import Known, Sweep, Tried
 from .lines import amount, curves_of, draw_bars, draw_curves, draw_first
@@ -65,8 +67,9 @@ def _overview(studies: Sequence[Known]) -> str:
                 "–" if known.base.best is None else f"{known.base.best.lr:.4g}",
                 "–" if best is None else f"{best.point.lr:.4g}",
                 "–" if best is None else f"{best.point.noise:.4g}",
-                "–" if best is None else _loss(best.loss),
-                "–" if control is None else _loss(control),
+                "–" if best is None else loss_text(best.loss),
+                "–" if control is None else loss_text(control),
+                loss_text(min((done.loss for done in known.stay.values() if done is not None), default=None)),
                 known.status,
             )
         )
@@ -80,9 +83,10 @@ def _overview(studies: Sequence[Known]) -> str:
         "noise",
         "loss",
         "without noise",
+        "not grown",
         "status",
     )
-    return table(head, rows, numbers=(0, 2, 3, 4, 5, 6, 7, 8))
+    return table(head, rows, numbers=(0, 2, 3, 4, 5, 6, 7, 8, 9))
 
 
 def _control(known: Known) -> float | None:
@@ -92,10 +96,6 @@ def _control(known: Known) -> float | None:
         (t.loss for t in tried if t.point.is_control and t.state == "finished" and t.loss is not None),
         default=None,
     )
-
-
-def _loss(loss: float | None) -> str:
-    return "–" if loss is None else "diverged" if loss == inf else f"{loss:.6g}"
 
 
 def _widths(studies: Sequence[Known], gallery: Gallery) -> str:
@@ -130,6 +130,7 @@ def _study(known: Known, costs: Bars, gallery: Gallery, prefix: str) -> list[str
         "; ".join(f"{bar.name} {amount(float(bar.total), costs.unit)}" for bar in costs.bars),
         _cost_caption(known, costs),
     )
+    parts.append(growing(known))
     parts += [tag("h3", "Learning rate of the base, and the cost"), pair([first, drawn]), _recipe(known)]
     parts += [tag("h3", "What was tried"), _tried(known), tag("h3", "The work"), _work(known)]
     return parts
@@ -145,7 +146,7 @@ def _second(known: Known, gallery: Gallery, prefix: str) -> list[str]:
     sweep = known.wide
     if sweep is None:
         return [tag("h3", "Sweep 2"), tag("p", "Noise and learning rate are tuned when sweep 1 is done.")]
-    name = SCHEMES[known.settings.scheme].label
+    name = TUNED[known.settings.scheme].label
     states = [tried.state for tried in sweep.tried]
     counts = "; ".join(
         f"{states.count(s)} {s}" for s in ("finished", "stopped", "diverged", "open") if s in states
@@ -211,22 +212,29 @@ def _recipe(known: Known) -> str:
         ("optimizer", recipe.optimizer),
         ("learning rate of bases", f"{recipe.base_lr:.8g}" if recipe.base_lr is not None else "–"),
         ("learning rate after growth", f"{recipe.lr:.8g}"),
-        ("noise σ̄", f"{sigma:.6g}" if isinstance(sigma, float) else f"one for each of {len(sigma)} tensors"),
+        ("noise", _noise(recipe)),
         *((key, str(value)) for key, value in recipe.constants.items() if key != "lr"),
         ("reference width", str(recipe.reference)),
         ("k", str(recipe.k)),
         ("steps, before and after", f"{recipe.steps}, {recipe.wide_steps}"),
         ("batch", str(recipe.batch if recipe.batch is not None else "not given")),
         ("schedule", str(recipe.schedule or "none")),
-        ("loss", _loss(recipe.loss)),
-        ("continued without noise", _loss(recipe.control)),
+        ("loss", loss_text(recipe.loss)),
+        ("continued without noise", loss_text(recipe.control)),
     ]
-    sigmas = [] if isinstance(sigma, float) else [(str(n), _sigma(v)) for n, v in sigma.items()]
+    sigmas = [(str(n), _sigma(v)) for n, v in sigma.items()] if isinstance(sigma, Mapping) else []
     parts = [tag("h3", "The recipe"), table(("constant, at the reference", "value"), rows)]
     if sigmas:
         parts.append(folded("σ̄ of each tensor", table(("tensor", "σ̄"), sigmas)))
     parts.append(folded("recipe.json", tag("pre", recipe.to_json())))
     return "".join(parts)
+
+
+def _noise(recipe: Recipe) -> str:
+    if recipe.rise is not None:
+        return f"its size is measured on each base: the loss rises by {recipe.rise:g} of what was learned"
+    sigma = recipe.sigma
+    return f"σ̄ for each of {len(sigma)} tensors" if isinstance(sigma, Mapping) else f"σ̄ = {sigma:.6g}"
 
 
 def _sigma(value: object) -> str:
@@ -246,7 +254,7 @@ def _tried(known: Known) -> str:
             name,
             "" if tried.point.noise is None else f"{tried.point.noise:.6g}",
             f"{tried.point.lr:.6g}",
-            _loss(tried.loss),
+            loss_text(tried.loss),
             str(tried.steps),
             {"stopped": "before its end", "open": "not yet"}.get(tried.state, tried.state),
         )

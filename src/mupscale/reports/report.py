@@ -10,13 +10,12 @@ from typing import Any
 
 from ..errors import MupscaleError
 from ..extras import needs
-from .bars import bars_of, check_proxy
+from .bars import bars_of
 from .known import know
 
 
 def report(
     *folders: str | Path,
-    proxy: str | Path | None = None,
     out: str | Path | None = None,
     storage: Any = None,
     study: str | Sequence[str] = "mupscale",
@@ -25,7 +24,6 @@ def report(
 
     A folder is where `tune` kept a study; `storage` and `study` are those that it was given, one name for all folders
     or one for each. `out` is by default `report` in the folder, or in this directory when there are several.
-    `proxy`, the file that was tuned, lets the cost be counted in FLOPs.
 
     >>> report("nowhere")
     Traceback (most recent call last):
@@ -46,11 +44,9 @@ def report(
             f"{place} is a file, expected a folder for the page; name another one (--out DIR)"
         )
     studies = [know(folder, storage, name) for folder, name in zip(folders, names, strict=True)]
-    if proxy is not None:
-        check_proxy(proxy, studies)
     with needs("a report", "plot"):
         from .page import page_of
-    page, images = page_of(studies, [bars_of(known, proxy) for known in studies])
+    page, images = page_of(studies, [bars_of(known) for known in studies])
     place.mkdir(parents=True, exist_ok=True)
     for name, data in {**images, "index.html": page.encode()}.items():
         _write(place / name, data)

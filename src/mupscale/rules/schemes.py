@@ -39,3 +39,11 @@ SCHEMES: Mapping[str, Scheme] = {
     )
 }
 """Every noise scheme by name; the first is the default."""
+RISE = Scheme(
+    "rise",
+    "noise, as the rise of the loss in shares of what was learned",
+    "the share of what the base has learned by which the loss rises",
+)
+"""A size that is measured on each base instead of given: only studies and recipes write it."""
+TUNED: Mapping[str, Scheme] = {**SCHEMES, RISE.name: RISE}
+"""What a study can tune."""

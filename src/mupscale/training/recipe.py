@@ -20,6 +20,7 @@ from ..optimizers.settings import same_setting
 from ..plans.plan import Plan, TensorPlan
 from ..rules.axes import Axis
 from ..rules.optimizers import qualified_name
+from .auto_noise import AutoNoise
 from .noise_kinds import MupNoise, Noise, PairedNoise
 
 FORMAT = "mupscale recipe 1"
@@ -65,12 +66,14 @@ class Recipe:
     optimizer: str
     constants: Mapping[str, Any]
     """lr, weight_decay, eps, … of the wide run, as written at the reference."""
-    sigma: float | Mapping[str, Any]
-    """σ̄ of the noise, one for all tensors or one for each."""
+    sigma: float | Mapping[str, Any] | None
+    """σ̄ of the noise, one for all tensors or one for each; None where `rise` is given."""
     k: int
     tensors: Mapping[str, TensorGrowth]
     """The tensors of the proxy: their names show its depth, their shapes its reference, their axes its growth."""
     paired: bool = False
+    rise: float | None = None
+    """The noise as a share of what the base has learned, by which the loss rises: its size is measured on each base."""
     units: int = 0
     """The fewest units that grew in the proxy base."""
     width: int = 0
@@ -86,6 +89,8 @@ class Recipe:
     loss: float | None = None
     control: float | None = None
     """The loss of the best point without noise."""
+    stay: Mapping[str, float | None] = field(default_factory=dict)
+    """Losses of the proxy base's width for as many FLOPs, by how it was trained; None where it diverged."""
     tried: Sequence[Mapping[str, Any]] = field(default=())
     cost: Mapping[str, Any] = field(default_factory=dict)
     remarks: Sequence[str] = field(default=())
@@ -96,8 +101,15 @@ class Recipe:
         return float(self.constants["lr"])
 
     @property
-    def noise(self) -> Noise:
-        """The noise, at the reference."""
+    def noise(self) -> Noise | AutoNoise:
+        """The noise, at the reference, or the rise of the loss by which its size is chosen on the base.
+
+        >>> Recipe("torch.optim.AdamW", {"lr": 1e-3}, None, k=2, tensors={}, rise=0.05).noise
+        AutoNoise(rise=0.05, untrained=None)
+        """
+        if self.rise is not None:
+            return AutoNoise(self.rise)
+        assert self.sigma is not None
         return PairedNoise(self.sigma) if self.paired else MupNoise(self.sigma)
 
     def summary(self) -> dict[str, Any]:
@@ -142,6 +154,10 @@ class Recipe:
             made = Recipe(
                 **{key: value if key == "tensors" else _READ[key](value) for key, value in entry.items()}
             )
+            if (made.sigma is None) == (made.rise is None):
+                raise MupscaleError("this is not a recipe: expected one of sigma and rise, the other null")
+            if made.rise is not None and not made.rise > 0:
+                raise MupscaleError(f"this is not a recipe: rise = {made.rise}, expected a number above 0")
             if not (isfinite(made.lr) and made.lr > 0):
                 raise MupscaleError(f"this is not a recipe: lr = {made.lr}, expected a finite number above 0")
             return made
@@ -314,11 +330,13 @@ _READ: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("optimizer", "plan"), typed.text),
     **dict.fromkeys(("base_lr", "loss", "control"), _maybe(typed.number)),
     "constants": lambda value: {name: _constant(part) for name, part in typed.named(value).items()},
-    "sigma": _sigma,
+    "sigma": _maybe(_sigma),
+    "rise": _maybe(typed.number),
     "paired": typed.flag,
     "batch": _maybe(typed.whole),
     "schedule": _maybe(typed.text),
     "tried": lambda value: tuple(map(typed.named, typed.many(value))),
+    "stay": lambda value: {how: _maybe(typed.number)(loss) for how, loss in typed.named(value).items()},
     "cost": typed.named,
     "remarks": typed.texts,
 }

@@ -94,6 +94,10 @@ def upscale(
             )
         start = at_recipe(recipe, start, chosen, rules)
         noise, lr = recipe.noise, recipe.lr if start.optimizers else None
+        if isinstance(noise, AutoNoise) and loss is None:
+            what = "it gives the noise as a rise of the loss, whose size is measured on this base"
+            remedy = "add loss=lambda model: …, the loss of one batch"
+            raise_faults("this recipe needs a loss", [Fault("recipe", what, remedy)])
     if noise is None and loss is None:
         raise MupscaleError(
             "upscale needs its noise; write loss=lambda model: …, the loss of one batch, and it is chosen by what it "

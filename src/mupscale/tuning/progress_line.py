@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from .halving import Leg
 from .leg import Outcome
 from .settings import Settings
-from .status import Equality, LegResult, study_status
+from .status import Equality, LegResult, Stay, study_status
 
 
 def line_of(
@@ -19,6 +19,8 @@ def line_of(
     done = {key: found for key, found in results.items() if key.startswith(sweep)}
     work = sum(_steps(settings, key) for key in done)
     total = max(work, agenda.steps, 1)
+    if isinstance(leg, Stay):
+        return f"{_described(leg, outcome)}  ·  the base's width for as many FLOPs as the grown one"
     parts = [_described(leg, outcome), f"{sweep} sweep {100 * work // total} %, {len(done)} trials"]
     best = min(((-_end(key), found.loss, key) for key, found in done.items()), default=None)
     if best is not None:

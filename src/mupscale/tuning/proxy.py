@@ -10,6 +10,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from traceback import FrameSummary, extract_tb
 from types import ModuleType
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 
 from ..arguments import shown, wrong_function
 from ..errors import Fault, MupscaleError, raise_faults
+from ..plans.plan import Plan
 from ..rules.optimizers import qualified_name
 from ..runs.run import Run
 from .digest import digest_of
@@ -52,12 +54,21 @@ class Proxy:
     device: str | None = None
     batch: int | None = None
     """The batch size, recorded in the recipe."""
+    plan: Callable[[int, int], Plan] | None = None
+    """The plan between two widths, where it is known; by default it is inferred from `build` and `loss`."""
+    flops: Callable[[int], int] | None = None
+    """FLOPs of one step at a width; a file that has inputs() gets them counted."""
     digest: str = ""
     """Identifies the proxy, so that a study cannot be continued with another one; by default a hash of its functions' code."""
 
     def __post_init__(self) -> None:
         faults = missing_functions(self, build=("width",), train=("run", "steps", "report"))
-        optional = {"schedule": ("optimizer", "steps"), "loss": ("model",)}
+        optional = {
+            "schedule": ("optimizer", "steps"),
+            "loss": ("model",),
+            "plan": ("base", "wide"),
+            "flops": ("width",),
+        }
         given_ones = {name: of for name, of in optional.items() if getattr(self, name) is not None}
         faults += missing_functions(self, **given_ones)
         given: Any = self.optimizer
@@ -134,6 +145,20 @@ def frames_from(path: Path, error: Exception) -> list[FrameSummary]:
     return frames[own[0] :] if own else []
 
 
+def _counted(make: Callable[[int], nn.Module], inputs: Callable[[], Any], width: int) -> int:
+    """FLOPs of one step, counted on what `inputs()` returns."""
+    from .flops import step_of
+
+    try:
+        return step_of(partial(make, width), inputs(), width).counted
+    except MupscaleError:
+        raise
+    except Exception as error:  # user code: any exception is reported
+        raise MupscaleError(f"inputs() or build({width}) failed: {type(error).__name__}: {error}") from error
+
+
 def _from(module: ModuleType, digest: str) -> Proxy:
     values = {name: getattr(module, name) for name in _FIELDS if hasattr(module, name)}
+    if callable(getattr(module, "inputs", None)) and callable(values.get("build")):
+        values["flops"] = partial(_counted, values["build"], module.inputs)
     return Proxy(**{"build": None, "train": None, **values, "digest": digest})

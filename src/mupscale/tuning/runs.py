@@ -5,9 +5,10 @@ Deterministic: the same point is the same run in every process.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,15 +20,20 @@ from ..arguments import wrong_kind
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.infer import plan_between
 from ..plans.plan import Plan
+from ..rules.schemes import RISE
 from ..runs.run import Run
+from ..training.auto_noise import AutoNoise, choose_noise
 from ..training.groups import param_groups, set_lr_
 from ..training.init import init_
-from ..training.noise_kinds import CLASSES, Noise
+from ..training.noise_kinds import CLASSES, Noise, SignalNoise
+from ..training.noise_places import exempt_of
 from ..training.upscale import replace_run, upscale
 from .checkpoint import restore_, seed_
 from .grid import Point
 from .proxy import Proxy
 from .settings import Settings
+
+_log = logging.getLogger(__name__)
 
 
 def _constant(optimizer: Optimizer, _: int) -> Any:
@@ -40,6 +46,8 @@ class Runs:
 
     proxy: Proxy
     settings: Settings
+    sizes: dict[float, float] = field(default_factory=dict)
+    """t by the rise that it costs."""
 
     @cached_property
     def reference(self) -> Plan | None:
@@ -61,7 +69,10 @@ class Runs:
         return self.plan if self.reference is None else self.reference.then(self.plan)
 
     def _plan(self, narrow: int, wide: int) -> Plan:
-        plan = plan_between(self.proxy.build, narrow, wide, loss=self.proxy.loss)
+        if self.proxy.plan is not None:
+            plan = self.proxy.plan(narrow, wide)
+        else:
+            plan = plan_between(self.proxy.build, narrow, wide, loss=self.proxy.loss)
         if not plan.proved:
             what = "build(width) returns a model with code of its own, and shapes do not show that it grows exactly"
             remedy = "write def loss(model): …, which returns the loss of one batch as a tensor"
@@ -70,22 +81,35 @@ class Runs:
             )
         return plan
 
-    def base(self, lr: float) -> Run:
-        """The proxy base before its first step."""
+    @cached_property
+    def _reference_model(self) -> nn.Module:
+        """The model at the reference, whose sizes the proxy base is initialised with."""
+        seed_(self.settings.seed)
+        return self._built(self.settings.at)
+
+    def base(self, lr: float, steps: int | None = None) -> Run:
+        """The proxy base before its first step, on a schedule of its own length or of `steps`."""
+        since = self.reference
+        reference = None if since is None else self._reference_model
         seed_(self.settings.seed)
         model = self._built(self.settings.width)
-        since = self.reference
         if since is not None:
-            seed_(self.settings.seed)
-            init_(model, since, std=self._built(self.settings.at), seed=self.settings.seed)
+            init_(model, since, std=reference, seed=self.settings.seed)
         run = self._with_optimizer(model, since, lr)
         seed_(self.settings.seed)
-        return self._scheduled(run, self.settings.steps, self.proxy.schedule)
+        return self._scheduled(run, steps or self.settings.steps, self.proxy.schedule)
 
-    def wide(self, point: Point, parts: dict[str, Any], at_base: bool, constant: bool = False) -> Run:
+    def wide(
+        self,
+        point: Point,
+        parts: dict[str, Any],
+        at_base: bool,
+        constant: bool = False,
+        steps: int | None = None,
+    ) -> Run:
         """The run that continues the best base with a point's noise and learning rate, on its own schedule.
 
-        `constant` replaces the proxy's schedule by a constant rate.
+        `constant` replaces the proxy's schedule by a constant rate; `steps` is its length if it is not that of the sweep.
         """
         base = self.base(point.lr)
         restore_(base, parts)
@@ -98,14 +122,16 @@ class Runs:
             run = upscale(
                 run,
                 lambda: self._built(width),
-                self.noise(point),
+                self.noise(point, run),
                 plan=self.plan,
                 seed=self.settings.seed,
             )
         for optimizer in run.optimizers:
             set_lr_(optimizer, point.lr)
         seed_(self.settings.seed + 1)
-        return self._scheduled(run, self.settings.after, _constant if constant else self.proxy.schedule)
+        return self._scheduled(
+            run, steps or self.settings.after, _constant if constant else self.proxy.schedule
+        )
 
     def _built(self, width: int) -> nn.Module:
         model = self.proxy.build(width)
@@ -113,9 +139,33 @@ class Runs:
         raise_faults("the proxy's model cannot be trained", faults)
         return model
 
-    def noise(self, point: Point) -> Noise:
-        """The noise of a point; of a point of the base, none."""
-        return CLASSES[self.settings.scheme](point.noise or 0.0)
+    def noise(self, point: Point, base: Run) -> Noise:
+        """The noise of a point that is grown from a base; of a point of the base, none."""
+        size = point.noise or 0.0
+        if self.settings.scheme != RISE.name:
+            return CLASSES[self.settings.scheme](size)
+        if size and size not in self.sizes:  # every point grows from the same base
+            self.sizes[size] = self._measured(size, base)
+        return SignalNoise(self.sizes[size] if size else 0.0)
+
+    def _measured(self, rise: float, base: Run) -> float:
+        """The t at which the loss of the upscaled proxy has risen by a share of what its base has learned."""
+        if self.proxy.loss is None:
+            what = "the size of the noise is a rise of the loss, and there is none to measure"
+            remedy = "write def loss(model): …, which returns the loss of one batch as a tensor"
+            raise MupscaleError("the proxy needs a loss", [Fault("loss", what, remedy)])
+        choice = choose_noise(
+            base.model,
+            lambda: self._built(self.settings.k * self.settings.width),
+            AutoNoise(rise),
+            self.proxy.loss,
+            plan=self.plan,
+            seed=self.settings.seed,
+            since=base.since,
+            exempt=exempt_of(base.model, self.plan, "base"),
+        )
+        _log.info("%s", choice)
+        return choice.t
 
     def _with_optimizer(self, model: nn.Module, since: Plan | None, lr: float) -> Run:
         if self.proxy.device is not None:

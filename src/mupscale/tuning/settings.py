@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import shown, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
-from ..rules.schemes import SCHEMES
+from ..rules.schemes import TUNED
 from .grid import Point, points_of
 from .halving import Agenda, Ladder, Results, grid_agenda, sampled_agenda
 from .tpe import propose
@@ -18,6 +19,7 @@ from .tpe import propose
 if TYPE_CHECKING:
     from .proxy import Proxy
 
+_log = logging.getLogger(__name__)
 RUNGS = (0.0625, 0.5)
 _SAMPLERS = ("grid", "tpe")
 _LEAST = {
@@ -46,7 +48,7 @@ def _option(help: str, **more: Any) -> Any:
 class Settings:
     """The two sweeps of a study. Two workers with unequal settings do not share one.
 
-    `mupscale tune --help` describes each field; the last four are filled in from the proxy.
+    `mupscale tune --help` describes each field; the last five are filled in from the proxy.
 
     >>> settings = Settings(width=32, k=4, steps=100, lrs=[0.001, 0.002, 0.004])
     >>> len(settings.base_agenda({}).open), settings.wide_ladder.rungs
@@ -70,9 +72,9 @@ class Settings:
         "noise sizes; zero is always included", default=(0.0, 0.05, 0.1, 0.2, 0.4)
     )
     scheme: str = _option(
-        f"what the sizes are: {', '.join(f'{s.size} ({s.name})' for s in SCHEMES.values())}",
-        choices=tuple(SCHEMES),
-        default=next(iter(SCHEMES)),
+        f"what the sizes are: {', '.join(f'{s.size} ({s.name})' for s in TUNED.values())}",
+        choices=tuple(TUNED),
+        default=next(iter(TUNED)),
     )
     factors: Sequence[float] = _option(
         "learning rates after growth, as multiples of the base's best", default=(0.25, 0.5, 1.0, 2.0, 4.0)
@@ -96,12 +98,18 @@ class Settings:
         "fraction of the cost",
         default=True,
     )
+    stay: bool = _option(
+        "do not train the base's width for as many FLOPs, which shows whether growing beats not growing",
+        default=True,
+    )
     batch: int | None = None
     optimizer: str = ""
     constants: str = ""
     """Reference constants other than the learning rate, as text."""
     proxy: str = ""
     """Digest of the user's file or functions."""
+    flops: Sequence[int] | None = None
+    """FLOPs of a step at the base's width and at k times it, where the proxy can count them."""
 
     def __post_init__(self) -> None:
         faults = []
@@ -140,11 +148,11 @@ class Settings:
         if not all(0 < v < 1 for v in self.rungs) or not 0 < self.keep < 1:
             what = f"rungs {self.rungs}, keep {self.keep}, expected fractions between 0 and 1"
             faults.append(Fault("halving", what, f"write rungs={RUNGS}, keep=0.5"))
-        for key, known in (("scheme", tuple(SCHEMES)), ("sampler", _SAMPLERS)):
+        for key, known in (("scheme", tuple(TUNED)), ("sampler", _SAMPLERS)):
             if getattr(self, key) not in known:
                 what = f"{getattr(self, key)!r}, expected one of {', '.join(map(repr, known))}"
                 faults.append(Fault(key, what, f"write {key}={known[0]!r}"))
-        largest = SCHEMES[self.scheme].largest if self.scheme in SCHEMES else inf
+        largest = TUNED[self.scheme].largest if self.scheme in TUNED else inf
         if any(v > largest for v in self.noises):
             what = f"{self.noises}, expected at most {largest:g} with the scheme {self.scheme!r}"
             faults.append(Fault("noises", what, f"write {_EXAMPLES['noises']}, for example"))
@@ -162,7 +170,17 @@ class Settings:
             optimizer=proxy.optimizer_name,
             constants=repr(sorted(proxy.settings.items())),
             proxy=proxy.digest,
+            flops=self._flops(proxy),
         )
+
+    def _flops(self, proxy: Proxy) -> tuple[int, int] | None:
+        if proxy.flops is None:
+            return None
+        try:
+            return proxy.flops(self.width), proxy.flops(self.k * self.width)
+        except MupscaleError as error:
+            _log.warning("the FLOPs of a step are not known: %s", error.claim)
+            return None
 
     @property
     def at(self) -> int:
@@ -173,6 +191,18 @@ class Settings:
     def after(self) -> int:
         """Steps after growth."""
         return self.steps if self.wide_steps is None else self.wide_steps
+
+    @property
+    def stay_steps(self) -> int | None:
+        """Steps at the base's width that cost as much as those after growth; None where that run is left out or unknown.
+
+        >>> Settings(width=8, k=2, steps=100, flops=(10, 35)).stay_steps
+        350
+        """
+        if not self.stay or self.flops is None:
+            return None
+        narrow, wide = self.flops
+        return round(self.after * wide / narrow)
 
     @property
     def base_ladder(self) -> Ladder:
@@ -200,7 +230,7 @@ class Settings:
         self, lrs: Sequence[float], noises: Sequence[float | None], results: Results, ladder: Ladder
     ) -> Agenda:
         if self.sampler == "grid":
-            return grid_agenda(lrs, noises, results, ladder, self.extend, SCHEMES[self.scheme].largest)
+            return grid_agenda(lrs, noises, results, ladder, self.extend, TUNED[self.scheme].largest)
         first = points_of(lrs, (noises[0],))
         if noises[0] is not None:
             first += propose(-1, {}, count=len(lrs), lrs=lrs, noises=noises, seed=self.seed)

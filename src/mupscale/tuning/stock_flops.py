@@ -20,6 +20,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..families.configs import grown
 from ..families.models import Config, as_data, config_from, model_class, on_meta, quiet, read_config
 from ..families.multipliers import EVERY
+from ..families.narrow import proxy_width
 from ..families.symbols import symbols
 from .flops import Step, count, quadratic, transformer_flops
 
@@ -44,6 +45,8 @@ class StockModel:
         self.batch, self.context = batch, context
         config = config_from(read_config(source))
         self.width = _check(config, batch, context)
+        self.proxy = proxy_width(config)
+        """The width of the proxy that `mupscale tune` makes of this configuration."""
         multiples = list(dict.fromkeys((1, 2, 3, 4, k)))
         known = [
             self._step(config if m == 1 else grown(config, {EVERY: m}), m * self.width) for m in multiples
@@ -72,26 +75,32 @@ class StockModel:
         return self._known[width]
 
     def _step(self, config: Config, width: int) -> Step:
-        config._experts_implementation = (
-            "batched_mm"  # the implementation that routes tokens without reading values
-        )
+        counted = counted_step(config, self.batch, self.context)
         model = on_meta(config, model_class(config)).eval()
-        with quiet():
-            counted = self._count(model)
         parameters = sum(p.numel() for p in model.parameters())
         return Step(width, parameters, self.tokens * _formula(model, config, self.context), counted)
 
-    def _count(self, model: nn.Module) -> int:
-        """Try the masks that classes accept on the meta device; the mask does not change the FLOPs."""
-        accepted = inspect.signature(model.forward).parameters
-        words = torch.zeros(self.batch, self.context, dtype=torch.long, device="meta")
-        whole = torch.ones(self.batch, 1, self.context, self.context, dtype=torch.bool, device="meta")
-        batch: dict[str, Any] = {"input_ids": words}
-        batch |= {"use_cache": False} if "use_cache" in accepted else {}
-        for mask in (whole, torch.ones_like(words)) if "attention_mask" in accepted else ():
-            with suppress(MupscaleError):
-                return count(model, {**batch, "attention_mask": mask})[1]
-        return count(model, batch)[1]
+
+def counted_step(config: Config, batch: int, context: int) -> int:
+    """FLOPs of one training step on `batch` sequences, counted on the meta device."""
+    # The implementation that routes tokens without reading values.
+    config._experts_implementation = "batched_mm"
+    model = on_meta(config, model_class(config)).eval()
+    with quiet():
+        return _counted(model, batch, context)
+
+
+def _counted(model: nn.Module, batch: int, context: int) -> int:
+    """Try the masks that classes accept on the meta device; the mask does not change the FLOPs."""
+    accepted = inspect.signature(model.forward).parameters
+    words = torch.zeros(batch, context, dtype=torch.long, device="meta")
+    whole = torch.ones(batch, 1, context, context, dtype=torch.bool, device="meta")
+    inputs: dict[str, Any] = {"input_ids": words}
+    inputs |= {"use_cache": False} if "use_cache" in accepted else {}
+    for mask in (whole, torch.ones_like(words)) if "attention_mask" in accepted else ():
+        with suppress(MupscaleError):
+            return count(model, {**inputs, "attention_mask": mask})[1]
+    return count(model, inputs)[1]
 
 
 def _check(config: Config, batch: int, context: int) -> int:

@@ -30,7 +30,7 @@ from .progress_line import line_of
 from .proxy import Proxy
 from .runs import Runs
 from .settings import Settings
-from .status import EQUAL_STEPS, EQUALITY, Equality, LegResult, StudyStatus, study_status
+from .status import EQUAL_STEPS, EQUALITY, GOES_ON, Equality, LegResult, Stay, StudyStatus, study_status
 
 _log = logging.getLogger(__name__)
 
@@ -78,9 +78,12 @@ class Worker:
     def _do(self, leg: Leg, trial: int, now: StudyStatus) -> None:
         try:
             with self._beating(trial) as owned:
-                outcome = (
-                    self._equality(leg, owned) if isinstance(leg, Equality) else self._train(leg, now, owned)
-                )
+                if isinstance(leg, Equality):
+                    outcome = self._equality(leg, owned)
+                elif isinstance(leg, Stay):
+                    outcome = self._stay(leg, now, owned)
+                else:
+                    outcome = self._train(leg, now, owned)
         except Lost:
             self.ledger.fail(trial, "its worker was silent")
             return
@@ -104,6 +107,23 @@ class Worker:
         total = settings.steps if point.noise is None else settings.after
         path = self.folder / f"{point.name}.pt"
         return train_leg(self.proxy, make, leg, path, total=total, start=start, every=self.every, owned=owned)
+
+    def _stay(self, leg: Stay, now: StudyStatus, owned: Callable[[], bool]) -> Outcome:
+        base = self.base_of(now)
+        make: Callable[[], Run] = partial(self.runs.base, leg.point.lr, steps=leg.end)
+        if leg.how == GOES_ON:
+            make = partial(self.runs.wide, leg.point, base.parts, at_base=True, steps=leg.end)
+        path = self.folder / f"stay-{leg.how.replace(' ', '-')}.pt"
+        return train_leg(
+            self.proxy,
+            make,
+            leg,
+            path,
+            total=leg.end,
+            start=untrained(base.losses),
+            every=self.every,
+            owned=owned,
+        )
 
     def base_of(self, now: StudyStatus) -> Kept:
         """The checkpoint of the best base after sweep 1."""

@@ -17,13 +17,13 @@ from typing import Any
 from ..arguments import wrong_kind, wrong_number
 from ..errors import Fault, raise_faults
 from ..plans.build import build
+from ..rules.schemes import RISE
 from ..runs.run import Run
 from ..training.groups import param_groups
-from ..training.noise_kinds import PairedNoise, SignalNoise
 from ..training.recipe import NO_SCHEDULE, Recipe, TensorGrowth
 from .proxy import Proxy, read_proxy
 from .settings import Settings
-from .status import EQUAL_STEPS, LegResult, StudyStatus
+from .status import EQUAL_STEPS, LegResult, StudyStatus, stays
 from .study import Worker
 
 
@@ -88,7 +88,7 @@ def recipe_of(worker: Worker, now: StudyStatus, results: Mapping[str, LegResult]
     base, best = now.base.best, now.wide.best
     assert base is not None
     assert best is not None
-    noise, run = runs.noise(best), runs.wide(best, worker.base_of(now).parts, at_base=False)
+    run = runs.wide(best, worker.base_of(now).parts, at_base=False)
     controls = [loss for point, loss in now.wide.top.items() if point.is_control]
     remarks = [
         f"the best point of the {name} sweep still lies on an edge of the grid: extend it"
@@ -104,16 +104,25 @@ def recipe_of(worker: Worker, now: StudyStatus, results: Mapping[str, LegResult]
     groups = param_groups(model, Run(model), proxy.optimizer, lr=best.lr, **proxy.settings)
     constants = {key: value for key, value in groups[0].items() if key not in ("params", "lr_factor")}
     sizes = [axis.base for entry in runs.plan.tensors.values() for axis in entry.axes if axis.grows]
-    sigma = None if isinstance(noise, SignalNoise) else noise.sigma
-    if sigma is None:
+    sigma: float | dict[str, Any] | None = best.noise
+    rise = None
+    if settings.scheme == "t":
         sigma = run.provenance["noise"]["sigmas"]
+    elif settings.scheme == RISE.name:
+        sigma, rise = (None, best.noise) if best.noise else (0.0, None)
+        remarks += [f"a rise of {rise:g} was t = {runs.sizes[rise]:g} on the proxy"] if rise else []
+    not_grown = {leg.how: results[leg.key].loss for leg in stays(settings, now.base, now.wide)}
+    grown = now.wide.top[best]
+    if not_grown:
+        remarks.append(verdict(grown, not_grown))
     recipe = Recipe(
         optimizer=proxy.optimizer_name,
         constants={key: list(v) if isinstance(v, tuple) else v for key, v in constants.items()},
         sigma=sigma,
         k=settings.k,
         tensors=TensorGrowth.all_of(runs.plan, runs.reference),
-        paired=isinstance(noise, PairedNoise),
+        paired=settings.scheme == "paired",
+        rise=rise,
         units=min(sizes),
         width=settings.width,
         reference=settings.at,
@@ -124,13 +133,25 @@ def recipe_of(worker: Worker, now: StudyStatus, results: Mapping[str, LegResult]
         schedule=type(run.schedulers[0]).__name__ if run.schedulers else NO_SCHEDULE,
         base_lr=base.lr,
         seed=settings.seed,
-        loss=now.wide.top[best],
+        loss=grown,
         control=min(controls, default=None),
+        stay={how: None if loss == inf else loss for how, loss in not_grown.items()},
         tried=_tried(now, settings, results),
         cost=_cost(now, settings, results),
         remarks=remarks,
     )
     return replace(recipe, remarks=(*remarks, *recipe.differences()))
+
+
+def verdict(grown: float, stay: Mapping[str, float]) -> str:
+    """Whether growing beat not growing on the proxy, at equal FLOPs.
+
+    >>> verdict(2.0, {"going on": 2.1, "from scratch": 1.9})
+    'growing did not beat not growing on the proxy: loss 2 grown; the base\'s width for as many FLOPs: 2.1 going on, 1.9 from scratch'
+    """
+    losses = ", ".join(f"{loss:.6g} {how}" for how, loss in stay.items())
+    won = "beat" if grown < min(stay.values()) else "did not beat"
+    return f"growing {won} not growing on the proxy: loss {grown:.6g} grown; the base's width for as many FLOPs: {losses}"
 
 
 def _tried(
@@ -165,6 +186,8 @@ def _cost(now: StudyStatus, settings: Settings, results: Mapping[str, LegResult]
                 narrow += reached
             else:
                 wide += reached
+    if now.wide is not None:
+        narrow += sum(leg.end for leg in stays(settings, now.base, now.wide))
     return {"base_width_steps": narrow, "wide_steps": wide}
 
 
