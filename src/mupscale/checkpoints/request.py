@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import MupscaleError
 from ..files.floats import FLOATS, TORCH_NAMES
+from .noise_words import AUTO
 
 SHARD_BYTES = 5_000_000_000  # the largest file that transformers 4 writes by default
 

@@ -27,7 +27,7 @@ from ..checkpoints.rounding import ADVISE, lost_to_rounding
 from ..errors import MupscaleError
 from ..families.batches import read_batch
 from ..families.loaded import Losses, check_memory, choose_size, losses_with, stored_losses
-from ..families.multipliers import parse_multipliers
+from ..families.multipliers import parse_multipliers, parse_to
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
 from ..files.floats import FLOATS
@@ -127,7 +127,9 @@ def _recipe_notes(recipe: Recipe, notes: list[str]) -> str:
 def _float32_bytes(directory: Directory, chosen: argparse.Namespace) -> float:
     """About how many bytes the wide model takes in float32."""
     base = 4 * sum(prod(place.shape) for place in directory.tensors.values())
-    return float(base * max(parse_multipliers(chosen.multipliers).values()) ** 2)
+    layers = directory.config.get("num_hidden_layers") or 1
+    deeper = 1.0 if chosen.to is None else max(1.0, parse_to(chosen.to).layers / layers)
+    return float(base * max(parse_multipliers(chosen.multipliers).values()) ** 2 * deeper)
 
 
 def _chosen_size(
