@@ -32,7 +32,8 @@ def orthogonal(g: Tensor, steps: tuple[tuple[float, float, float], ...] = QUINTI
     for a, b, c in steps:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.mT if tall else x).to(g.dtype)
+    made: Tensor = (x.mT if tall else x).to(g.dtype)
+    return made
 
 
 class _Hybrid(Optimizer):

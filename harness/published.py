@@ -60,7 +60,8 @@ def adam(first: Tensor, second: Tensor, g: Tensor, group: Group, step: int) -> T
     beta1, beta2 = group["betas"][:2]
     first.lerp_(g, 1 - beta1)
     second.lerp_(g.square(), 1 - beta2)
-    return (first / (1 - beta1**step)) / ((second / (1 - beta2**step)).sqrt() + group["eps"])
+    made: Tensor = (first / (1 - beta1**step)) / ((second / (1 - beta2**step)).sqrt() + group["eps"])
+    return made
 
 
 class Lion(Published):
@@ -189,7 +190,8 @@ class ScheduleFree(Published):
         """Training needs nothing here; the originals start in eval mode."""
 
     def rate(self, group: Group) -> float:
-        return float(group["lr"]) * min(1.0, (group["k"] + 1) / max(1, group["warmup_steps"]))
+        made: float = float(group["lr"]) * min(1.0, (group["k"] + 1) / max(1, group["warmup_steps"]))
+        return made
 
     def begin(self, group: Group) -> None:
         lr = self.rate(group)
@@ -224,7 +226,8 @@ class AdamWScheduleFree(ScheduleFree):
         [second] = zeros(state, p, "exp_avg_sq")
         second.lerp_(g.square(), 1 - group["betas"][1])
         scale = (second / (1 - group["betas"][1] ** group["k"])).sqrt() + group["eps"]
-        return (g / scale).add(p, alpha=group["weight_decay"])
+        made: Tensor = (g / scale).add(p, alpha=group["weight_decay"])
+        return made
 
 
 class RAdamScheduleFree(AdamWScheduleFree):
@@ -241,7 +244,8 @@ class RAdamScheduleFree(AdamWScheduleFree):
         if rho <= 4:
             return 0.0 if group["silent_sgd_phase"] else float(group["lr"])
         top = (rho - 4) * (rho - 2) * limit
-        return float(group["lr"]) * (top / ((limit - 4) * (limit - 2) * rho)) ** 0.5
+        made: float = float(group["lr"]) * (top / ((limit - 4) * (limit - 2) * rho)) ** 0.5
+        return made
 
 
 class CAME(Published):
@@ -280,7 +284,8 @@ class CAME(Published):
         rows.lerp_(square.mean(-1), 1 - beta)
         columns.lerp_(square.mean(-2), 1 - beta)
         share = (rows / rows.mean(-1, keepdim=True)).rsqrt()
-        return share.unsqueeze(-1) * columns.unsqueeze(-2).rsqrt()
+        made: Tensor = share.unsqueeze(-1) * columns.unsqueeze(-2).rsqrt()
+        return made
 
 
 class AnyPrecisionAdamW(Published):
