@@ -26,6 +26,12 @@ EXCUSES = {
 }
 """(setup, key) -> why leaving that factor at 1 has no effect."""
 
+NOT_IN_A_RUN = {
+    ("StableAdamW", "kahan_comp"): "kept for weights in 16 bits only",
+    ("CAME", "exp_avg_sq"): "shown by the moments of vectors, which have the same key",
+}
+"""(class, key) -> why no run in float64 has this factor; tests/optimizers/test_rows.py shows it or says why not."""
+
 
 def wrong_rules(rule: OptimizerRule) -> dict[str, OptimizerRule]:
     """Key -> the same row with that key's factor left at 1, for every key whose exponents are not zero.
@@ -58,10 +64,32 @@ def wrong_rules(rule: OptimizerRule) -> dict[str, OptimizerRule]:
     return wrong
 
 
+def wrong_for(optimizer: Optimizer, rule: OptimizerRule) -> dict[str, OptimizerRule]:
+    """The wrong rules that matter to an optimizer: for each row that its tensors have, and the factors that it uses."""
+    used: list[OptimizerRule] = []
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            row = rule.row(group, p.dim(), optimizer.state.get(p))
+            used += [row] if all(row is not other for other in used) else []
+    found: dict[str, OptimizerRule] = {}
+    for row in used:
+        for key, wrong in wrong_rules(row).items():
+            if has(optimizer, row, key):
+                found[key if key not in found else f"{key}, another row"] = _swapped(rule, row, wrong)
+    return found
+
+
+def _swapped(rule: OptimizerRule, row: OptimizerRule, wrong: OptimizerRule) -> OptimizerRule:
+    """A rule with one of its rows replaced."""
+    if rule is row:
+        return wrong
+    return replace(rule, rows={value: _swapped(each, row, wrong) for value, each in rule.rows.items()})
+
+
 def has(optimizer: Optimizer, rule: OptimizerRule, key: str) -> bool:
     """False for state and decay that this configuration of the optimizer does without."""
     if key in rule.state:
-        return any(key in state for state in optimizer.state.values())
+        return any(state.get(key) is not None for state in optimizer.state.values())
     if key == "weight_decay":
-        return any(group["weight_decay"] for group in optimizer.param_groups)
-    return True
+        return any(group.get(rule.decay_key) for group in optimizer.param_groups)
+    return not (key in rule.hyper and all(group.get(key) is None for group in optimizer.param_groups))
