@@ -14,6 +14,7 @@ from mupscale.rules import NEUTRAL, Decay, OptimizerRule, Units
 
 _CREATED = "read only to create state, which exists by now"
 _REFUSED = "a run in which it is large enough to act is refused"
+_FACTORED = ("CAME", "HF Adafactor", "HF Adafactor by size", "HF Adafactor absolute")
 EXCUSES = {
     ("Rprop", "lr"): _CREATED,
     ("Rprop", "prev"): "only its sign is read",
@@ -22,6 +23,20 @@ EXCUSES = {
     ("Adagrad sparse", "initial_accumulator_value"): _CREATED,
     ("Adafactor", "eps[0]"): _REFUSED,
     ("Adafactor absolute", "eps[0]"): _REFUSED,
+    **{
+        (f"Schedule-free {kind}", "scheduled_lr"): "written before it is read"
+        for kind in ("SGD", "AdamW", "RAdam")
+    },
+    **{(name, "eps[0]"): "too small to act" for name in _FACTORED},
+    **{(name, "RMS"): "written and never read" for name in _FACTORED},
+    ("HF Adafactor", "eps[1]"): "read with scale_parameter only",
+    ("HF Adafactor by size", "eps[1]"): "below the size of every weight here; HF Adafactor absolute shows it",
+    ("AnyPrecision", "compensation"): "below the rounding of float64; tests/optimizers/test_rows.py shows it",
+    **{
+        (name, f"{key}, another row"): "its vectors have s = 1"
+        for name in ("Keller Jordan's Muon", "Moonlight's Muon")
+        for key in ("lr", "weight_decay")
+    },
     ("Adafactor", "eps[1]"): "below the size of every weight here; Adafactor absolute shows it",
 }
 """(setup, key) -> why leaving that factor at 1 has no effect."""
