@@ -29,7 +29,7 @@ from torch.optim import _muon
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mupscale as mu
-from benchmarks.controls import EXCUSES, has, wrong_rules
+from benchmarks.controls import EXCUSES, NOT_IN_A_RUN, wrong_for, wrong_rules
 from harness.closeness import difference
 from harness.data import HELD_OUT
 from harness.models import CASES, Case
@@ -38,7 +38,7 @@ from harness.setups import SETUPS, Setup, newton_schulz
 from mupscale.rules.optimizers import RULES, qualified_name
 
 STEPS, QUICK_STEPS, CONTROL_STEPS, EVERY = 200, 20, 20, 5
-WORST, CONTROL, MOVED, PAIRS = 1e-10, 1e-6, 1e-2, 40
+WORST, CONTROL, MOVED, PAIRS = 1e-10, 1e-6, 1e-2, 280
 CONTROL_CASE = CASES["MLP+p"]  # copies and padding, so that factors of the fill show as well
 WORKERS = 2
 
@@ -122,11 +122,7 @@ def measure_controls(setup_name: str) -> list[Control]:
     name = qualified_name(setup.optimizer)
     with precise_muon():
         base = warm_base(setup, case)
-        rules = {
-            key: rule
-            for key, rule in wrong_rules(RULES[name]).items()
-            if has(base.optimizers[0], RULES[name], key)
-        }
+        rules = wrong_for(base.optimizers[0], RULES[name])
         wides = [
             mu.widen(base, lambda: case.make(case.wide), plan=case.plan, rules={**RULES, name: rule})
             for rule in rules.values()
@@ -165,10 +161,14 @@ def gaps(pairs: Sequence[Pair], controls: Sequence[Control]) -> Iterable[str]:
     for setup, key in sorted(EXCUSES.keys() - {(c.setup, c.key) for c in controls}):
         yield f"{setup} is excused from {key}, which it does not have"
     seen = {(c.optimizer, c.key) for c in controls}
+    for kind in dict.fromkeys(setup.optimizer for setup in SETUPS.values()):
+        for key in (key for row in RULES[qualified_name(kind)].every_row for key in wrong_rules(row)):
+            if (kind.__name__, key) not in seen and (kind.__name__, key) not in NOT_IN_A_RUN:
+                yield f"no run has a factor for {key} of {kind.__name__}"
+    run = [RULES[qualified_name(setup.optimizer)] for setup in SETUPS.values()]
     for name, rule in RULES.items():
-        for key in wrong_rules(rule):
-            if (name.rpartition(".")[2], key) not in seen:
-                yield f"no run has a factor for {key} of {name}"
+        if all(rule is not other for other in run):
+            yield f"no run has the row of {name}"
 
 
 def print_pairs(pairs: Sequence[Pair], stock: Sequence[Pair]) -> None:

@@ -6,14 +6,20 @@ be tested. Learning rates are such that every model moves, and that 200 steps st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn, optim
+from transformers.optimization import Adafactor
 
+from harness import published
 from harness.lion import Lion
 from harness.models import Case
+from harness.muons import MUON_ROWS, MoonlightMuon, MuonWithAuxAdam, NanochatMuonAdamW
+from mupscale.rules import register_optimizer
+from mupscale.rules.matrices import short_dimension
+from mupscale.rules.optimizers import RULES
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,10 @@ class Setup:
     warm: int = 5
     """Steps of the base before it is widened."""
     sparse: bool = False
+    padding: bool = True
+    """False for a row that refuses padded tensors."""
+    groups: Callable[[nn.Module], list[optim.Optimizer]] | None = None
+    """How the optimizers of a model are built, for a class that holds several."""
 
     @property
     def sign(self) -> int:
@@ -33,10 +43,14 @@ class Setup:
         return -1 if self.settings.get("maximize") else 1
 
     def accepts(self, case: Case) -> bool:
-        return self.sparse == case.sparse
+        if self.optimizer is NanochatMuonAdamW and not _one_shorter_side(case):
+            return False
+        return self.sparse == case.sparse and (self.padding or not case.pad)
 
     def build(self, model: nn.Module) -> list[optim.Optimizer]:
         """The optimizers of a model: this one, or Muon for its matrices and AdamW for the rest."""
+        if self.groups is not None:
+            return self.groups(model)
         parameters = list(model.parameters())
         if self.optimizer is not optim.Muon:
             return [self.optimizer(parameters, **self.settings)]
@@ -51,6 +65,46 @@ _SGD = {"lr": 0.1, "weight_decay": 0.01}
 _HEAVY = {"lr": 0.02, "weight_decay": 0.01, "momentum": 0.9}
 _MUON = {"lr": 0.02, "eps": 1e-1, "weight_decay": 0.1}
 _DECOUPLED = {"decoupled_weight_decay": True}
+
+
+def _apart(model: nn.Module, dimensions: tuple[int, ...]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Parameters with these numbers of dimensions, and the rest."""
+    own = list(model.parameters())
+    return [p for p in own if p.dim() in dimensions], [p for p in own if p.dim() not in dimensions]
+
+
+def _keller_jordan(model: nn.Module) -> list[optim.Optimizer]:
+    matrices, rest = _apart(model, (2, 4))
+    muon = {"params": matrices, "use_muon": True, "lr": 0.02, "weight_decay": 0.1}
+    return [MuonWithAuxAdam([muon, {"params": rest, "use_muon": False, **_ADAMW}])]
+
+
+def _moonlight(model: nn.Module) -> list[optim.Optimizer]:
+    matrices, rest = _apart(model, (2,))
+    return [MoonlightMuon(0.01, 0.1, matrices, adamw_params=rest, adamw_eps=1e-2)]
+
+
+def _nanochat(model: nn.Module) -> list[optim.Optimizer]:
+    matrices, rest = _apart(model, (2,))
+    shapes: dict[Any, list[nn.Parameter]] = {}
+    for p in matrices:
+        shapes.setdefault(p.shape, []).append(p)
+    muon = {"kind": "muon", "lr": 0.02, "momentum": 0.9, "ns_steps": 3, "beta2": 0.9, "weight_decay": 0.1}
+    groups = [{"params": of, **muon} for of in shapes.values()]
+    return [NanochatMuonAdamW([*groups, {"params": rest, "kind": "adamw", "betas": (0.9, 0.99), **_ADAMW}])]
+
+
+def _one_shorter_side(case: Case) -> bool:
+    """Whether every matrix of a model has the same shorter side at both widths."""
+    return all(
+        short_dimension(entry.base_shape) == short_dimension(entry.wide_shape)
+        for entry in case.plan.tensors.values()
+        if len(entry.axes) == 2
+    )
+
+
+for _kind, _row in {**published.ROWS, **MUON_ROWS}.items():
+    register_optimizer(_kind, RULES[_row])
 
 SETUPS = {
     setup.name: setup
@@ -94,6 +148,51 @@ SETUPS = {
         Setup("Muon original", optim.Muon, _MUON),
         Setup("Muon match_rms", optim.Muon, {**_MUON, "adjust_lr_fn": "match_rms_adamw"}),
         Setup("Lion", Lion, {"lr": 0.002, "weight_decay": 0.1}),
+        Setup("AdEMAMix", published.AdEMAMix, {**_ADAM, "lr": 0.005}),
+        Setup("AdEMAMix decoupled", published.AdEMAMix, {**_ADAMW, "lr": 0.005, "weight_decouple": True}),
+        Setup("ADOPT", published.ADOPT, {**_ADAM, "betas": (0.9, 0.95)}),
+        Setup("ADOPT decoupled", published.ADOPT, {**_ADAMW, "betas": (0.9, 0.95), "weight_decouple": True}),
+        Setup("StableAdamW", published.StableAdamW, _ADAMW, padding=False),
+        Setup(
+            "StableAdamW fully decoupled",
+            published.StableAdamW,
+            {**_ADAMW, "weight_decay": 1e-3, "decouple_lr": True, "max_lr": 0.02},
+            padding=False,
+        ),
+        Setup("Schedule-free SGD", published.SGDScheduleFree, {"lr": 0.2, "weight_decay": 0.01}),
+        Setup("Schedule-free AdamW", published.AdamWScheduleFree, {**_ADAMW, "warmup_steps": 3}),
+        Setup("Schedule-free RAdam", published.RAdamScheduleFree, {**_ADAMW, "lr": 0.03}, warm=8),
+        Setup("CAME", published.CAME, {"lr": 0.005, "weight_decay": 0.1}, padding=False),
+        Setup(
+            "HF Adafactor",
+            Adafactor,
+            {
+                "lr": 0.005,
+                "weight_decay": 0.1,
+                "scale_parameter": False,
+                "relative_step": False,
+                "beta1": 0.9,
+            },
+        ),
+        Setup(
+            "HF Adafactor by size",
+            Adafactor,
+            {"lr": 0.02, "weight_decay": 0.1, "scale_parameter": True, "relative_step": False},
+        ),
+        Setup(
+            "HF Adafactor absolute",
+            Adafactor,
+            {"lr": 0.005, "eps": (1e-30, 1.0), "weight_decay": 0.1, "relative_step": False},
+        ),
+        Setup("AnyPrecision", published.AnyPrecisionAdamW, {**_ADAMW, "use_kahan_summation": True}),
+        Setup("bitsandbytes AdamW", published.BnbAdamW, _ADAMW),
+        Setup("bitsandbytes AdEMAMix", published.BnbAdEMAMix, {**_ADAMW, "lr": 0.005}),
+        Setup("bitsandbytes Lion", published.BnbLion, {"lr": 0.002, "weight_decay": 0.1}),
+        Setup("bitsandbytes RMSprop", published.BnbRMSprop, {**_ADAM, "lr": 0.005}),
+        Setup("torchao AdamW", published.TorchaoAdamW, _ADAMW),
+        Setup("Keller Jordan's Muon", MuonWithAuxAdam, {}, groups=_keller_jordan),
+        Setup("Moonlight's Muon", MoonlightMuon, {}, groups=_moonlight),
+        Setup("nanochat's Muon", NanochatMuonAdamW, {}, groups=_nanochat),
     )
 }
 

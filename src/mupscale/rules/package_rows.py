@@ -81,7 +81,7 @@ def _adafactor(lr: Units, decay: Units) -> OptimizerRule:
 
 _CAME = OptimizerRule(
     lr=W,
-    hyper={"eps": (G**2, NEUTRAL), "clip_threshold": FILLED**HALF},
+    hyper={"eps": (G**2, NEUTRAL)},
     decay=Decay.DECOUPLED,
     state={
         **_ROW_AND_COLUMN,
@@ -90,7 +90,7 @@ _CAME = OptimizerRule(
         "exp_avg_res_col": State(NEUTRAL, mean_over=-2, dropped=True),
         "RMS": _RMS,
     },
-    neutral={"betas"},
+    neutral={"betas", "clip_threshold"},
     entrywise=False,
     takes_padding=False,
 )

@@ -157,4 +157,4 @@ def optimizer_for(
         key for key, of in signature(optimizer_class.__init__).parameters.items() if of.default is of.empty
     }
     apart = {key: value for key, value in constants.items() if key not in grouped or key in asked}
-    return optimizer_class(groups, **apart)  # type: ignore[call-arg]
+    return optimizer_class(groups, **apart)

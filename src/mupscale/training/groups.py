@@ -143,7 +143,7 @@ def _settings(
     if qualified_name(optimizer).startswith("torch.optim."):
         return plain
     try:
-        made = optimizer([nn.Parameter(torch.zeros(1, 1))], **constants).defaults  # type: ignore[call-arg]
+        made = optimizer([nn.Parameter(torch.zeros(1, 1))], **constants).defaults
     except (TypeError, ValueError, AssertionError, KeyError):
         return plain
     kept = {key: value for key, value in made.items() if key not in _CHOICES or key in constants}
@@ -153,7 +153,7 @@ def _settings(
 
 def _rows(rule: OptimizerRule, settings: Mapping[str, Any]) -> tuple[OptimizerRule, ...]:
     """The rows that tensors can have under these settings."""
-    if rule.by in settings:
+    if rule.by is not None and rule.by in settings:
         return _rows(rule.rows[settings[rule.by]], settings) if settings[rule.by] in rule.rows else ()
     return tuple(r for row in rule.rows.values() for r in _rows(row, settings)) if rule.rows else (rule,)
 
