@@ -93,7 +93,7 @@ def test_adapters_have_no_units(wide):
         mu.optimizer_for(model, wide, torch.optim.AdamW, lr=1e-3)
     assert "plain optimizer over the parameters that require gradients" in str(refused.value)
     assert len(refused.value.faults) == 1
-    merged = model.merge_and_unload()
+    merged = model.merge_and_unload().requires_grad_(True)  # PEFT has frozen them
     assert mu.optimizer_for(merged, wide, torch.optim.AdamW, lr=1e-3), "and after the other remedy they have"
 
 
