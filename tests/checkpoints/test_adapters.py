@@ -19,7 +19,10 @@ from mupscale.files.directory import read_directory
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft", reason="adapters are tested with the real package: pip install peft")
-pytestmark = pytest.mark.usefixtures("planned_here")
+pytestmark = [
+    pytest.mark.usefixtures("planned_here"),
+    pytest.mark.filterwarnings("ignore"),  # PEFT warns of configurations that it cannot look up on the Hub
+]
 K, HEADS, STEPS = 2, 2, 6
 
 
@@ -93,7 +96,7 @@ def test_adapters_have_no_units(wide):
         mu.optimizer_for(model, wide, torch.optim.AdamW, lr=1e-3)
     assert "plain optimizer over the parameters that require gradients" in str(refused.value)
     assert len(refused.value.faults) == 1
-    merged = model.merge_and_unload()
+    merged = model.merge_and_unload().requires_grad_(True)  # PEFT has frozen them
     assert mu.optimizer_for(merged, wide, torch.optim.AdamW, lr=1e-3), "and after the other remedy they have"
 
 
@@ -118,5 +121,4 @@ def test_a_lone_adapter_is_refused_with_a_command_that_works(base, tmp_path):
     ):
         with torch.no_grad():
             found.append(loaded(input_ids=ids).logits)
-    torch.testing.assert_close(*found)
     torch.testing.assert_close(found[0], found[1])

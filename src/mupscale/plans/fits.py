@@ -126,7 +126,7 @@ def _adapters(names: Iterable[str]) -> list[Fault]:
     found = next((name for name in names if ".lora_" in name), None)
     remedy = (
         "train the adapters alone with a plain optimizer over the parameters that require gradients; to train the model's own "
-        "weights, call merge_and_unload() first"
+        "weights, merge them first: merge_and_unload().requires_grad_(True)"
     )
     return [] if found is None else [Fault(found, "an adapter: a new tensor, which did not grow", remedy)]
 
