@@ -31,7 +31,7 @@ def backward(plan: Plan) -> Plan:
     ]
     raise_faults("this plan has no way back in units", faults)
     tensors = {name: _back(entry) for name, entry in plan.tensors.items()}
-    edits = tuple(Edit(edit.path, edit.new, edit.scale**-1) for edit in plan.edits)
+    edits = tuple(Edit(edit.path, edit.new, ONE / edit.scale) for edit in plan.edits)
     return replace(plan, tensors=tensors, edits=edits)
 
 

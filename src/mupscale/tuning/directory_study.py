@@ -23,7 +23,7 @@ DEFAULTS: Mapping[str, Any] = {
     "k": 2,
     "steps": 200,
     "scheme": RISE.name,
-    "lrs": tuple(2.0**power for power in range(-11, -5)),
+    "lrs": tuple(1 / n for n in (2048, 1024, 512, 256, 128, 64)),
     "rungs": (0.5,),
     "noises": (0.05, 0.1, 0.2),
     "factors": (0.5, 1.0, 2.0),
