@@ -5,9 +5,9 @@ Core hours at one thread, with 2 ms a step at widths 32 and 64, 4 ms at 128 and 
     b  the first base, 1/4 and 1 times its budget     0.2
     c  what exactness buys                            0.1
     b  the other bases, 1/4 and 1 times their budget  0.3 (32 at 4 units), 0.3 (64 at 4), 1.0 (64 at 16)
-    b  4 times their budget                           0.2, 0.5, 0.3, 0.9
-    a  growth in mid-run at equal total FLOPs         0.9
     d  the recipe on a setting that chose nothing     0.2
+    a  growth in mid-run at equal total FLOPs         0.9
+    b  4 times their budget                           0.2, 0.5, 0.3, 0.9
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ def specs(known: Known, sizes: Sizes, stage: str = "all") -> Iterator[Spec]:
     if stage in ("all", "c"):
         yield from exactness.specs(known, sizes)
     if stage in ("all", "b"):
-        for extras in (early, sizes.extras):
-            for base in sizes.bases:
-                yield from sunk.specs(known, sizes, base, extras)
-    if stage in ("all", "a"):
-        yield from midrun.specs(known, sizes)
+        for base in sizes.bases:
+            yield from sunk.specs(known, sizes, base, early)
     if stage in ("all", "d"):
         yield from unseen.specs(known, sizes)
+    if stage in ("all", "a"):
+        yield from midrun.specs(known, sizes)
+    if stage in ("all", "b"):
+        for base in sizes.bases:
+            yield from sunk.specs(known, sizes, base, sizes.extras)
 
 
 def next_missing(known: Known, sizes: Sizes, stage: str = "all") -> Spec | None:
