@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import log
 from statistics import fmean
 
-from mupscale.rules.sizes import DEFAULT_RISE, MOST_RISE, STEPS_OF_ALL, rise_for
+from mupscale.rules.noise_defaults import DEFAULT_RISE, MOST_RISE, STEPS_OF_ALL, rise_for
 
 from .spec import Spec
 from .train import Result
