@@ -121,4 +121,4 @@ def test_a_lone_adapter_is_refused_with_a_command_that_works(base, tmp_path):
     ):
         with torch.no_grad():
             found.append(loaded(input_ids=ids).logits)
-    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=0)  # rotary tables are float32
