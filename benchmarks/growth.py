@@ -148,7 +148,8 @@ def measure(row: Row) -> Measured:
             return float(loss.detach())
 
         def make() -> nn.Module:
-            return factory(cls)(wide)
+            made: nn.Module = factory(cls)(wide)
+            return made
 
         for i in range(BEFORE):
             step(run, i)

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -136,7 +137,9 @@ def _with_matrices(case: Known, params: list[nn.Parameter]) -> Optimizer:
     }
     assert case.written is not None
     groups = [{"params": [p], **case.settings} for p in params if p.dim() == 2]
-    return case.written([*groups, {"params": [p for p in params if p.dim() != 2], **rest}])
+    rule: Any = case.written
+    made: torch.optim.Optimizer = rule([*groups, {"params": [p for p in params if p.dim() != 2], **rest}])
+    return made
 
 
 def moonlight() -> list[Figure]:
@@ -170,7 +173,7 @@ def main() -> int:
     chosen = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    torch.compile = lambda function, **_: function  # type: ignore[assignment, misc]  # torchao compiles its step
+    torch.compile = lambda function, **_: function  # type: ignore[assignment]  # torchao compiles its step
     from transformers.training_args import OptimizerNames
 
     missing = stand_ins()

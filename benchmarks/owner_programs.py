@@ -56,7 +56,8 @@ def old_bert(tokenizer: str, text: str, out: str) -> dict[str, Any]:
         num_attention_heads=4,
         intermediate_size=96,
     )
-    model: Any = BertForPreTraining(config)
+    stock: Any = BertForPreTraining
+    model = stock(config)
     ids = torch.tensor(reader(_text(text))["input_ids"][: 12 * LENGTH * 8]).view(-1, 8, LENGTH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for batch in ids:
@@ -91,11 +92,21 @@ def qwen(data: str, out: str) -> dict[str, Any]:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    sizes: dict[str, Any] = {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 3,
+    }
+    heads: dict[str, Any] = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+    }
     # Without an end token: it would be one of the 512, and the text that chooses the noise goes on after it.
     config: Any = Qwen2Config(**sizes, **heads, bos_token_id=1, eos_token_id=None)
-    model: Any = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    stock: Any = Qwen2ForCausalLM
+    model = stock(config).to(torch.bfloat16)
     trainer = _trainer(model, data, Path(out).parent / "run", steps=60, schedule=120)
     trainer.train()
     folder = Path(out).parent / "run" / "checkpoint-60"
@@ -153,7 +164,8 @@ def losses(data: str, *folders: str) -> dict[str, Any]:
     rows = _rows(data)
     found, texts = [], []
     for folder in folders:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model.eval()
         with torch.no_grad():
             found.append(float(model(input_ids=rows, labels=rows).loss))
             more = {"do_sample": False, "max_new_tokens": GREEDY, "eos_token_id": -1, "pad_token_id": 0}

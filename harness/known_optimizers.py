@@ -60,7 +60,7 @@ class Known:
         if self.written is None:
             return self.make_original(params)
         if self.group:
-            return self.written([{"params": params, **self.settings}])
+            return self.written([{"params": params, **self.settings}])  # type: ignore[call-arg]
         return self.written(params, **self.settings)
 
 

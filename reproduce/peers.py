@@ -128,7 +128,7 @@ def paper_code(start: Start) -> mu.Run:
     sigmas: dict[str, Any] = {}
     for name, entry in plan.tensors.items():
         if entry.kind == "parameter" and len(entry.axes) > 1:
-            sigma = recipe.sigma[name] if isinstance(recipe.sigma, Mapping) else recipe.sigma
+            sigma: Any = recipe.sigma[name] if isinstance(recipe.sigma, Mapping) else recipe.sigma
             sigmas[name] = float(sigma / start.k) if name in shrunk else sigma
     run = mu.upscale(start.base, start.build, mu.MupNoise(sigmas), lr=recipe.lr, plan=plan, seed=start.seed)
     for group in run.optimizers[0].param_groups:

@@ -68,7 +68,7 @@ def losses(model: Any, rate_of_a: float) -> list[float]:
     ids = (torch.arange(8)[:, None] + torch.arange(12)) % 17
     inner = [p for n, p in model.named_parameters() if "lora_A" in n]
     outer = [p for n, p in model.named_parameters() if "lora_B" in n]
-    groups = [{"params": inner, "lr": rate_of_a}, {"params": outer}]
+    groups: list[dict[str, Any]] = [{"params": inner, "lr": rate_of_a}, {"params": outer}]
     optimizer = torch.optim.AdamW(groups, lr=0.02, eps=1e-30, weight_decay=0.0)
     found = []
     for _ in range(STEPS):

@@ -355,7 +355,7 @@ def test_without_extras_every_verb_says_in_one_line_what_to_install(tmp_path):
 )  # fmt: skip
 def test_a_jump_of_the_batch_is_warned_of(losses, noise, text):
     chosen = argparse.Namespace(noise=noise)
-    told = widen._costs(Losses(*losses, "loss", "x.json"), chosen).splitlines()
+    told = widen._costs(Losses(losses[0], losses[1], "loss", "x.json"), chosen, Request("2")).splitlines()
     assert told[0] == f"loss of x.json: {losses[0]:.4f} before noise (the base's), {losses[1]:.4f} after"
     assert len(told) == (2 if text else 1), "the last one is the control: a rise that is no jump"
     assert told[-1].startswith("warning: noise raises the loss from") == bool(text)

@@ -137,7 +137,8 @@ def test_waking_does_not_change_the_loss_and_every_new_weight_learns_from_the_se
     assert all(name.startswith("blocks.1.read") for name in woken.provenance["noise"]["sigmas"])
     for i in range(2):
         step(woken, i)
-    assert all(p.grad.abs().max() > 0 for p in woken.model.parameters())
+    grads = [p.grad for p in woken.model.parameters()]
+    assert all(grad is not None and grad.abs().max() > 0 for grad in grads)
     loud = deeper((0, None, 1), quiet=())
     jumped = mu.upscale(run, lambda: make(blocks=3), mu.SignalNoise(0.1), plan=loud, loss=loss)
     assert abs(value(jumped.model) - value(run.model)) > 1e-2, "control: writers get noise"
@@ -147,7 +148,7 @@ def test_noise_of_zero_leaves_new_blocks_asleep():
     run = trained(OPTIMIZERS["adamw"])
     plan = deeper((0, None, 1))
     wide = mu.upscale(run, lambda: make(blocks=3), mu.SignalNoise(0.0), plan=plan, loss=loss)
-    assert float(wide.model.blocks[1].read.weight.detach().abs().max()) == 0.0
+    assert float(wide.model.get_parameter("blocks.1.read.weight").detach().abs().max()) == 0.0
 
 
 def test_deeper_and_then_wider_is_one_plan():
@@ -170,6 +171,7 @@ def test_a_wide_run_grows_deeper_in_the_units_of_its_blocks():
     wide = mu.widen(run, lambda: make(16), loss=loss)
     plan = block_plan(make(16), make(16, 3), (0, None, 1), first_values(make()), WRITERS, {})
     deep = mu.widen(wide, lambda: make(16, 3), plan=plan, loss=loss)
+    assert deep.since is not None
     for leaf in ("read.weight", "write.weight", "norm.weight"):
         assert deep.since[f"blocks.1.{leaf}"].change == deep.since[f"blocks.0.{leaf}"].change
         assert deep.since[f"blocks.1.{leaf}"].like == f"blocks.0.{leaf}"

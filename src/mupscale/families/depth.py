@@ -170,9 +170,9 @@ def try_blocks(small: Config, cls: Any) -> float:
         before, base_grads = gradients(base, loss)
         after, deep_grads = gradients(deep, loss)
         identity = compare_gradients(base_grads, deep_grads, plan)
-        _refuse_awake(kind, loss_gap(before, after), identity.errors, plan)
+        _refuse_awake(kind, loss_gap(float(before), float(after)), identity.errors, plan)
         _wake_(deep, base, plan)
-        jump = loss_gap(before, gradients(deep, loss)[0])
+        jump = loss_gap(float(before), float(gradients(deep, loss)[0]))
     if not jump <= GRADIENT_TOLERANCE:
         what = f"waking a new block changes the loss by {jump:.1e}, expected 0"
         raise_faults("this model cannot grow deeper", [Fault(kind, what, "grow its width with -k")])

@@ -50,7 +50,7 @@ def renamed(start: NamedOptimizer, direction: Direction) -> NamedOptimizer:
         replace(group, names=tuple(end for name in group.names for end in _ends(name, direction)))
         for group in start.groups
     )
-    ends = {end: direction.origin(end) for group in groups for end in group.names}
+    ends = {end: direction.origin(end) or end for group in groups for end in group.names}
     new = {end for end in ends if direction.planned(end)[1].new}
     state = {end: start.state[name] for end, name in ends.items() if name in start.state and end not in new}
     frozen = {end for end in ends if not direction.planned(end)[1].trainable}
