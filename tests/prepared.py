@@ -95,7 +95,7 @@ def going_on(folder: Path) -> Names:
 
 
 def growth(folder: Path) -> Names:
-    """A Llama with its optimizer, and the same class with four layers."""
+    """A Llama with its optimizer."""
     import torch
 
     llama(folder / "base")
@@ -104,7 +104,6 @@ def growth(folder: Path) -> Names:
         "config": folder / "base",
         "model": model,
         "optimizer": torch.optim.AdamW(model.parameters()),
-        "make_deeper": lambda: trainer.model(num_hidden_layers=4),
     }
 
 

@@ -43,7 +43,8 @@ def test_depth_and_width_are_one_plan():
 def test_a_norm_behind_a_branch_must_be_silenced(monkeypatch):
     """Control: without its row, waking a block of OLMo 2 changes the loss."""
     monkeypatch.setitem(ROWS, "olmo2", Row())
-    family_plan({"model_type": "olmo2", **SIZES}, to="layers=5")
+    with pytest.raises(mu.MupscaleError, match="do not wake quietly"):
+        family_plan({"model_type": "olmo2", **SIZES}, to="layers=5")
     monkeypatch.setitem(ROWS, "olmo2", Row(silenced={"*.post_attention_layernorm.weight": "zero"}))
     with pytest.raises(mu.MupscaleError, match="waking a new block changes the loss"):
         family_plan({"model_type": "olmo2", **SIZES}, to="layers=5")
@@ -97,6 +98,45 @@ def test_two_counts_of_layers_are_refused():
 def test_a_goal_that_cannot_be_read_is_refused(text):
     with pytest.raises(mu.MupscaleError, match="expected --to layers=8"):
         parse_to(text)
+
+
+def test_settings_of_a_block_move_with_it():
+    """Rotary embeddings are off in one block of this SmolLM3; live attributes follow the block, not its number."""
+    fields = {**SIZES, "model_type": "smollm3", "no_rope_layers": [1, 1, 0, 1]}
+    family = family_plan(fields, to="layers=5,after=0")
+    stock = transformers.SmolLM3ForCausalLM
+    torch.manual_seed(0)
+    base = stock(transformers.SmolLM3Config(**{k: v for k, v in fields.items() if k != "model_type"}))
+    base.model.layers[3].eval()
+    deep = mu.widen(
+        base, lambda: stock(transformers.SmolLM3Config(**family.wide_config)), plan=family.plan
+    ).model
+    assert [block.self_attn.use_rope for block in deep.model.layers] == [1, 1, 1, 0, 1]
+    assert [block.training for block in deep.model.layers] == [True, True, True, True, False]
+    words = torch.randint(0, 97, (2, 9))
+    with torch.no_grad():
+        assert torch.equal(deep(words).logits, base(words).logits)
+
+
+def test_a_sleeping_block_wakes_no_other(tmp_path, capsys):
+    """Noise has the size of the block before; behind one that sleeps it would be zero."""
+    save_llama(tmp_path / "base", num_hidden_layers=2)
+    assert (
+        main(["widen", str(tmp_path / "base"), str(tmp_path / "deep"), "--to", "layers=3,after=0", "--quiet"])
+        == 0
+    )
+    more = [
+        "upscale",
+        str(tmp_path / "deep"),
+        str(tmp_path / "more"),
+        "--noise",
+        "t=0.1",
+        "--no-loss",
+        "--quiet",
+    ]
+    assert main([*more, "--to", "layers=4,after=1"]) != 0
+    assert "put the new block behind a trained one" in capsys.readouterr().err
+    assert main([*more, "--to", "layers=4,after=0"]) == 0
 
 
 def save_llama(folder, **changes):

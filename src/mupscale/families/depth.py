@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..errors import Fault, raise_faults
 from ..plans.float64 import cast_, lifted_casts
@@ -39,6 +40,10 @@ _SPELLED_OUT = {
     "full_attention_interval": "layer_types",
     "no_rope_layer_interval": "no_rope_layers",
 }
+_LOUD = 10.0
+"""How much larger the first gradient of a writer may be than that of a trained block. Types that are known have at most 1;
+with a norm behind the branch and without a row it is 28, because the norm blows up an output of nearly zero."""
+_EVERY = re.compile(r"interval|freq|step|pattern")  # of these, 1 means every layer
 _BY_LAYER = re.compile(r"layer|interval|freq|pattern|first_k_dense|sparse_step|depth")
 
 
@@ -104,7 +109,7 @@ def _counted(part: Mapping[str, Any], own: str, layers: int) -> list[Fault]:
             continue
         if isinstance(value, list) and (not value or len(value) == layers):
             continue
-        if isinstance(value, Mapping) or (type(value) is int and value in (0, 1)):
+        if isinstance(value, Mapping) or value == 0 or (value == 1 and _EVERY.search(key)):
             continue
         listed = part.get(_SPELLED_OUT.get(key, ""))
         if isinstance(listed, list) and len(listed) == layers:
@@ -172,11 +177,26 @@ def try_blocks(small: Config, cls: Any) -> float:
         identity = compare_gradients(base_grads, deep_grads, plan)
         _refuse_awake(kind, loss_gap(float(before), float(after)), identity.errors, plan)
         _wake_(deep, base, plan)
-        jump = loss_gap(float(before), float(gradients(deep, loss)[0]))
+        woken, woken_grads = gradients(deep, loss)
+        jump = loss_gap(float(before), float(woken))
     if not jump <= GRADIENT_TOLERANCE:
         what = f"waking a new block changes the loss by {jump:.1e}, expected 0"
         raise_faults("this model cannot grow deeper", [Fault(kind, what, "grow its width with -k")])
+    _refuse_loud(woken_grads, plan)
     return max(identity.errors.values(), default=0.0)
+
+
+def _refuse_loud(grads: Mapping[str, Tensor | None], plan: Plan) -> None:
+    """Raise unless the quiet tensors have gradients when the others wake, and none far above that of a trained block."""
+    faults = []
+    for name, entry in plan.tensors.items():
+        if entry.quiet and entry.like is not None:
+            old = grads[plan.sources[entry.like][0]]
+            size, usual = (0.0 if grad is None else float(grad.norm()) for grad in (grads[name], old))
+            if not 0 < size <= _LOUD * usual:
+                what = f"its gradient is {size:.1e} when the block wakes, that of {entry.like} is {usual:.1e}"
+                faults.append(Fault(name, what, "grow its width with -k"))
+    raise_faults("new blocks of this model do not wake quietly", faults[:2])
 
 
 def _refuse_awake(kind: str, gap: float, errors: Mapping[str, float], plan: Plan) -> None:

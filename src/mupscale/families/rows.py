@@ -46,6 +46,7 @@ WRITERS = (
     "*.fc2.weight",
     "*.c_proj.weight",
     "*.w2.weight",
+    "*.experts.down_proj",
 )
 """The usual names of weights that write into the stream of a block."""
 _BEHIND: Mapping[str, Fill] = dict.fromkeys(

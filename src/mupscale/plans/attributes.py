@@ -20,7 +20,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from .moved_blocks import base_path, moved_blocks
 from .names import strip_wrappers, unwrap
+from .plan import Plan
 
 Kind = Literal["expected", "carried", "refused"]
 
@@ -49,17 +51,26 @@ class Difference:
     """Expected (it follows the width), carried (the base's value replaces the wide one's), or refused."""
 
 
-def compare_attributes(base: nn.Module, wide: nn.Module) -> list[Difference]:
-    """Every plain attribute, tensor attribute and hook in which the two models differ, in the order of modules."""
+def compare_attributes(base: nn.Module, wide: nn.Module, plan: Plan | None = None) -> list[Difference]:
+    """Every plain attribute, tensor attribute and hook in which the two models differ, in the order of modules.
+
+    In a deeper model blocks have moved: `plan` says from where. A new block is compared with nothing.
+    """
     base, wide = unwrap(base), unwrap(wide)
     ratios = _ratios(base, wide)
-    others = {_path(name): module for name, module in wide.named_modules()}
+    modules = {_path(name): module for name, module in base.named_modules()}
+    moved = {} if plan is None else moved_blocks(plan)
     found: list[Difference] = []
-    for name, module in base.named_modules():
+    for name, module in wide.named_modules():
         path = _path(name)
-        if path in others:
-            found += _attributes(path, module, others[path], ratios)
-            found += _hooks(path, module, others[path])
+        source = base_path(path, moved)
+        if source in modules:
+            numbers = [[int(word) for word in text.split(".") if word.isdigit()] for text in (source, path)]
+            renumbered = [(a, b) for a, b in zip(*numbers, strict=True) if a != b]
+            differences = _attributes(path, modules[source], module, ratios)
+            # A block that knows its number has another one where it has moved.
+            found += [d for d in differences if (d.base, d.wide) not in renumbered]
+            found += _hooks(path, modules[source], module)
     return found
 
 

@@ -46,9 +46,15 @@ class Direction:
         check_duplicates(self.plan)
         if self.back:
             many = {name: len(entry.sources) for name, entry in self.plan.tensors.items()}
-            remedy = "narrow by a plan of copies"
+            remedies = {0: "load the base, which does not have it"}
             others = [
-                Fault(n, f"made from {m} tensors, expected one", remedy) for n, m in many.items() if m != 1
+                Fault(
+                    n,
+                    f"made from {m} tensors of the base, expected one",
+                    remedies.get(m, "narrow by a plan of copies"),
+                )
+                for n, m in many.items()
+                if m != 1
             ]
             raise_faults("this plan has no way back", others)
 

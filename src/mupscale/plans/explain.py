@@ -39,7 +39,9 @@ def explain(name: str, planned: str, tensor: TensorPlan) -> str:
     if tensor.sources and tensor.sources != (planned,):
         lines.append(f"  made from {', '.join(tensor.sources)}")
     if not tensor.sources:
-        lines.append(f"  new       holds {tensor.fill}")
+        like = "" if tensor.like is None else f", in the group of {tensor.like}"
+        woken = "" if tensor.like is None else "; noise leaves it" if tensor.quiet else "; noise wakes it"
+        lines.append(f"  new       holds {tensor.fill}{like}{woken}")
     for dim, axis in enumerate(tensor.axes):
         lines.append(f"  axis {dim}    {axis}" if axis.grows else f"  axis {dim}    {axis} (fixed)")
     if not tensor.fold.is_one:

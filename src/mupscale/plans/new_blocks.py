@@ -79,6 +79,7 @@ def block_plan(
     tensors: dict[str, TensorPlan] = {}
     ties: dict[str, str] = {}
     first: dict[int, str] = {}
+    odd: list[Fault] = []
     for name, kind, tensor in named_tensors(deeper):
         if (owner := first.setdefault(id(tensor), name)) != name:
             ties[name] = owner
@@ -91,6 +92,9 @@ def block_plan(
         elif kind_ == "buffer":
             tensors[name] = TensorPlan((), axes, kind=kind_, fill="own")
         else:
+            if source not in old or tuple(old[source][1].shape) != tuple(tensor.shape):
+                odd.append(Fault(name, f"new, and {source}, which it would be like, is not of its kind"))
+                continue
             off = next((fill for pattern, fill in silenced.items() if fnmatchcase(name, pattern)), None)
             tensors[name] = TensorPlan(
                 (),
@@ -99,6 +103,7 @@ def block_plan(
                 like=source,
                 quiet=any(fnmatchcase(name, pattern) for pattern in quiet),
             )
+    raise_faults("the new blocks are not like those before them", odd[:4])
     return Plan(tensors, ties)
 
 

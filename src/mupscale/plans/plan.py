@@ -149,7 +149,11 @@ class Plan:
         """The same plan with other tensor names at both ends, for a framework that names them differently."""
         new = names if callable(names) else lambda name: names.get(name, name)
         tensors = {
-            new(name): replace(tensor, sources=tuple(map(new, tensor.sources)))
+            new(name): replace(
+                tensor,
+                sources=tuple(map(new, tensor.sources)),
+                like=None if tensor.like is None else new(tensor.like),
+            )
             for name, tensor in self.tensors.items()
         }
         if len(tensors) != len(self.tensors):

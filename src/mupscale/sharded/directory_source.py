@@ -84,8 +84,9 @@ def _trainer(
     states: dict[str, dict[str, Any]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for name in (name for of in wide_order for name in of):
-        key, group = keys[plan[name].sources[0]]
-        if key in state:
+        entry = plan[name]
+        key, group = keys[entry.sources[0] if entry.like is None else entry.like]
+        if key in state and not entry.new:
             states[name] = {k: Stored.whole(v) if isinstance(v, Place) else v for k, v in state[key].items()}
             settings[name] = {k: v for k, v in group.items() if k != "params"}
     return states, settings

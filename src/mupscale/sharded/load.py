@@ -88,7 +88,7 @@ def load_wide(
             early = _checked(base, target, chosen, since, unproved)
             checked = True
             if isinstance(base, Run):
-                carry_attributes_(target.model, compare_attributes(base.model, target.model))
+                carry_attributes_(target.model, compare_attributes(base.model, target.model, chosen))
             reshard_(target.model)
             opened = _open(base, chosen, family, target, prefix, rules)
             try:

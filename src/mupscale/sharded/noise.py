@@ -73,7 +73,7 @@ def noise_identity(noise: Noise | NoisePlan | None) -> str:
 
 def _check_plan(noise: NoisePlan, plan: Plan, seed: int) -> None:
     what = "it has noise, and the plan has no such parameter"
-    parameters = {name for name, entry in plan.tensors.items() if entry.kind == "parameter" and entry.sources}
+    parameters = {name for name, entry in plan.tensors.items() if entry.kind == "parameter"}
     faults = [
         Fault(name, what, "resolve the noise for this plan") for name in noise.stds if name not in parameters
     ]

@@ -240,7 +240,7 @@ class _Reference:
         self, name: str, entry: TensorPlan, own: Tensor
     ) -> tuple[Shape | None, Kept | None, Fault | None]:
         """How a tensor is distributed, what of it is kept, and why it cannot be drawn, if it cannot."""
-        source = name if self._is_model else entry.sources[0]
+        source = name if self._is_model else entry.sources[0] if entry.like is None else entry.like
         tensor, fixed = whole(self._tensors[source]), self._fixed[source]
         if not fixed.any() or bool((tensor == tensor.flatten()[0]).all()):
             shape = Shape.measured(tensor)

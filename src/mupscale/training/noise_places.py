@@ -96,7 +96,7 @@ def noisy_weights(plan: Plan, exempt: Exempt, *, vectors: bool) -> dict[str, Ten
 def must_part(entry: TensorPlan) -> bool:
     """Whether a weight has copies, along an axis or in other tensors, or zeros that only noise can wake."""
     if entry.new:
-        return entry.like is not None and not entry.quiet
+        return entry.like is not None and not entry.quiet and entry.fill == "zero"
     return entry.grows or entry.spread != 1
 
 

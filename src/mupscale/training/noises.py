@@ -97,6 +97,7 @@ def resolve_noise(
     sigmas: dict[str, Sigma] = {}
     stds: dict[str, Sigma] = {}
     paired: dict[str, int] = {}
+    asleep: list[str] = []
     noisy = noisy_weights(plan, exempt, vectors=noise.vectors)
     everything = noisy_weights(plan, replace(exempt, frozen=frozenset()), vectors=noise.vectors)
     without = [name for name in everything if name not in noisy]
@@ -106,6 +107,7 @@ def resolve_noise(
             if not _is_silent(noise):
                 sigmas[name] = _signal(WAKE, entry, partial(measure, _measured(name, plan)), float(size))
                 stds[name] = _std(sigmas[name], size)
+                asleep += [name] if len(entry.axes) > 1 and not any(_each(sigmas[name])) else []
             continue
         if isinstance(noise, PairedNoise):
             if (dim := _pairing(entry)) is None:
@@ -125,8 +127,15 @@ def resolve_noise(
             sigma = _given(noise.sigma[name] if isinstance(noise.sigma, Mapping) else noise.sigma)
         sigmas[name] = sigma
         stds[name] = _std(sigma, size)
+    what = "it is new, and the tensor that it is like is zero, so that noise of its size would not wake it"
+    remedy = "put the new block behind a trained one, after=…"
+    raise_faults("this noise wakes nothing", [Fault(name, what, remedy) for name in asleep])
     rows = {name: row for name, row in exempt.rows.items() if name in stds}
     return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, since), rows)
+
+
+def _each(sigma: Sigma) -> tuple[float, ...]:
+    return sigma if isinstance(sigma, tuple) else (sigma,)
 
 
 def _is_silent(noise: Noise) -> bool:

@@ -64,7 +64,7 @@ def proved_plan(
         check_end(plan, base, "base")
         check_end(plan, built, "wide")
     # Without a proof nothing shows whether the wide model's own settings are meant.
-    differences = [] if unproved else compare_attributes(base, built)
+    differences = [] if unproved else compare_attributes(base, built, plan)
     carry_attributes_(built, differences)
     if loss is None or unproved:
         chosen = plan if plan is not None else infer_plan(base, built)

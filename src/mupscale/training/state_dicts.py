@@ -87,6 +87,8 @@ def carry_tensors(
             if end not in done:
                 done[end] = direction.tensor(named, end)
             out[key[: len(key) - len(name)] + (end if name == start else name)] = done[end]
+        for end in direction.joining.get(start, ()) if name == start and not direction.back else ():
+            out[key[: len(key) - len(name)] + end] = direction.tensor(named, end)
     return out
 
 

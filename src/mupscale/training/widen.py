@@ -29,6 +29,7 @@ from ..plans.direction import Direction
 from ..plans.fits import check_end, check_ties
 from ..plans.identity import Loss
 from ..plans.infer import measured_with
+from ..plans.moved_blocks import base_path, moved_blocks
 from ..plans.names import averaged, named_tensors, resolve, strip_wrappers, unwrap
 from ..plans.plan import Plan
 from ..plans.projection import ExampleInputs
@@ -243,9 +244,10 @@ def fill_(model: nn.Module, source: nn.Module, direction: Direction, settings: b
                 # Not through the dicts: recurrent layers keep a list of their weights up to date here.
                 setattr(module, leaf, done[id(empty)])
     rebind_(inner, done)
-    _copy_modes(inner, unwrap(source))
+    plan = None if direction.back else direction.plan
+    _copy_modes(inner, unwrap(source), plan)
     if settings:
-        carry_attributes_(inner, compare_attributes(unwrap(source), inner))
+        carry_attributes_(inner, compare_attributes(unwrap(source), inner, plan))
     edit_(inner, direction)
     return model
 
@@ -261,10 +263,16 @@ def _own(old: Tensor, fill: str, like: Tensor | None) -> Tensor:
     return torch.full(old.shape, {"one": 1.0, "minus_one": -1.0}.get(fill, 0.0), dtype=old.dtype)
 
 
-def _copy_modes(model: nn.Module, source: nn.Module) -> None:
-    modes = {strip_wrappers(f"{name}."): module.training for name, module in source.named_modules()}
+def _copy_modes(model: nn.Module, source: nn.Module, plan: Plan | None) -> None:
+    """Give every module the mode that it has in the source; new blocks get that of the whole model."""
+    modes = {
+        strip_wrappers(f"{name}.").rstrip("."): module.training for name, module in source.named_modules()
+    }
+    moved = {} if plan is None else moved_blocks(plan)
     for name, module in model.named_modules():
-        module.training = modes.get(strip_wrappers(f"{name}."), module.training)
+        path = strip_wrappers(f"{name}.").rstrip(".")
+        origin = base_path(path, moved)
+        module.training = source.training if origin is None else modes.get(origin, module.training)
 
 
 def edit_(model: nn.Module, direction: Direction) -> None:

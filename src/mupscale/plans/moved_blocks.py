@@ -1,0 +1,62 @@
+"""Where the blocks of a deeper model come from, by the names of its tensors: what belongs to a module moves with its block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .plan import Plan
+
+Moved = Mapping[str, str | None]
+"""Block of the wide model -> the block of the base that it is, or None for a new one; blocks that did not move are left out."""
+
+
+def moved_blocks(plan: Plan) -> Moved:
+    """The blocks of the wide model that are new, or have another number than in the base.
+
+    >>> from mupscale.plans import TensorPlan
+    >>> from mupscale.rules import Axis
+    >>> new, old = TensorPlan((), (Axis.fixed(1),), like="h.0.w"), TensorPlan(("h.0.w",), (Axis.fixed(1),))
+    >>> moved_blocks(Plan({"h.0.w": new, "h.1.w": old}))
+    {'h.1': 'h.0', 'h.0': None}
+    """
+    found: dict[str, str | None] = {}
+    for name, tensor in plan.tensors.items():
+        origin = tensor.like if tensor.new else tensor.sources[0] if len(tensor.sources) == 1 else None
+        at = None if origin is None else _other_number(name.split("."), origin.split("."))
+        if at is not None and origin is not None:
+            block, old = (".".join(text.split(".")[: at + 1]) for text in (name, origin))
+            found[block] = None if tensor.new else old
+    lists = {block.rpartition(".")[0] for block in found}
+    for name in (name for name, tensor in plan.tensors.items() if tensor.new):
+        parts = name.split(".")
+        blocks = (".".join(parts[: i + 1]) for i in range(1, len(parts)) if ".".join(parts[:i]) in lists)
+        found.update(dict.fromkeys(blocks))
+    return found
+
+
+def base_path(path: str, moved: Moved) -> str | None:
+    """The path in the base of a module of the wide model; None if it is in a new block.
+
+    >>> [base_path(path, {"h.1": "h.0", "h.0": None}) for path in ("h.1.mlp", "h.0.mlp", "head")]
+    ['h.0.mlp', None, 'head']
+    """
+    parts = path.split(".")
+    for i in range(len(parts), 0, -1):
+        block = ".".join(parts[:i])
+        if block in moved:
+            old = moved[block]
+            return None if old is None else ".".join([old, *parts[i:]])
+    return path
+
+
+def _other_number(name: list[str], origin: list[str]) -> int | None:
+    """Where two names have different numbers and are equal otherwise; None if that is not so.
+
+    >>> _other_number(["h", "2", "w"], ["h", "1", "w"]), _other_number(["a", "w"], ["b", "w"])
+    (1, None)
+    """
+    if len(name) != len(origin):
+        return None
+    differ = [i for i, (a, b) in enumerate(zip(name, origin, strict=True)) if a != b]
+    numbers = len(differ) == 1 and name[differ[0]].isdigit() and origin[differ[0]].isdigit()
+    return differ[0] if numbers else None
