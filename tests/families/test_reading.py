@@ -110,7 +110,7 @@ def test_such_a_directory_grows_and_loads(tmp_path, capsys, case):
     _, name, _, told = CASES[case]
     assert main(["plan", str(base), "-k", "2"]) == 0
     assert told in capsys.readouterr().out
-    assert main(["widen", str(base), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
+    assert main(["widen", str(base), str(out), "-k", "2", "--workers", "1"]) == 0
     assert told in capsys.readouterr().out
     (want, logits), (found, wide_logits) = outputs(base, name), outputs(out, name)
     assert (
@@ -128,7 +128,7 @@ def test_such_a_directory_grows_and_loads(tmp_path, capsys, case):
 def test_noise_passes_over_a_head_that_is_not_there(tmp_path):
     base, out = tmp_path / "base", tmp_path / "wide"
     saved(base, CASES["body alone"])
-    assert main(["upscale", str(base), str(out), "-k", "2", "--noise", "t=0.1", "--quiet"]) == 0
+    assert main(["upscale", str(base), str(out), "-k", "2", "--noise", "t=0.1"]) == 0
     sizes = json.loads((out / "mupscale.json").read_text())["noise"]["sigmas"]
     assert "model.embed_tokens.weight" in sizes
     assert "lm_head.weight" not in sizes

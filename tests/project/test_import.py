@@ -69,7 +69,7 @@ HELP = [
 REFUSED = {
     "plna base -k 2": "plna: did you mean plan?",
     "upscale base wide -k 2 --nosie t=0.1": "--nosie: did you mean --noise?",
-    "plan base": "the following arguments are required: -k",
+    "plan base": "say what grows: -k 2 for every width, or --to layers=8",
     "plan base -k 1.5": "'1.5', expected a whole number from 1 to 9999",
     "plan base -k depth=2": "no such width, expected one of hidden",
     "plan base -k 2 --json none/plan.json": "--json none/plan.json: expected the name of a file",

@@ -106,8 +106,10 @@ def test_a_tensor_without_a_source_is_filled():
     grown = (mu.rules.Axis.parse("out: 4x2"),)
     for fill, value in (("zero", 0.0), ("one", 1.0)):
         new = mu.plans.TensorPlan((), grown, fill=fill).making(noise)  # type: ignore[arg-type]
-        assert new.noise is None, "noise goes to what has a source"
-        assert_bitwise(expand_(torch.empty(3), None, new, out_start=[2]), torch.full((3,), value))
+        woken = expand_(torch.empty(3), None, new, out_start=[2])
+        assert_bitwise(woken, torch.full((3,), value) + noise.slice(grown, [2], [3], woken))
+        asleep = mu.plans.TensorPlan((), grown, fill=fill).making()  # type: ignore[arg-type]
+        assert_bitwise(expand_(torch.empty(3), None, asleep, out_start=[2]), torch.full((3,), value))
     own = mu.plans.TensorPlan(("w",), grown, kind="buffer", fill="own").making()
     refusal(lambda: expand(torch.ones(4), own), "computed by the wide model itself")
     refusal(lambda: expand_(torch.empty(8), None, Making(grown)), "made from a source")

@@ -63,7 +63,9 @@ def optimizers_of(settings: Sequence[Mapping[str, Any]], kept: Sequence[str]) ->
         if flag is None
         or all(flag not in g or bool(g[flag]) == (RULES[name].decay is Decay.DECOUPLED) for g in settings)
     ]
-    return telling or list(found)
+    told = telling or list(found)
+    # Packages rebuild torch's classes with the same settings and state; those of torch are the usual ones.
+    return [name for name in told if name.startswith("torch.optim.")] or told
 
 
 def _untold(recipe: Recipe, why: str) -> str:

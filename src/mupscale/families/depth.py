@@ -175,8 +175,9 @@ def try_blocks(small: Config, cls: Any) -> float:
         before, base_grads = gradients(base, loss)
         after, deep_grads = gradients(deep, loss)
         identity = compare_gradients(base_grads, deep_grads, plan)
-        _refuse_awake(kind, loss_gap(float(before), float(after)), identity.errors, plan)
-        _wake_(deep, base, plan)
+    _refuse_awake(kind, loss_gap(float(before), float(after)), identity.errors, plan)
+    _wake_(deep, base, plan)
+    with lifted_casts():
         woken, woken_grads = gradients(deep, loss)
         jump = loss_gap(float(before), float(woken))
     if not jump <= GRADIENT_TOLERANCE:

@@ -105,7 +105,7 @@ class Recipe:
         """The noise, at the reference, or the rise of the loss by which its size is chosen on the base.
 
         >>> Recipe("torch.optim.AdamW", {"lr": 1e-3}, None, k=2, tensors={}, rise=0.05).noise
-        AutoNoise(rise=0.05, untrained=None)
+        AutoNoise(rise=0.05, untrained=None, steps=None)
         """
         if self.rise is not None:
             return AutoNoise(self.rise)

@@ -146,8 +146,8 @@ def recipe_of(worker: Worker, now: StudyStatus, results: Mapping[str, LegResult]
 def verdict(grown: float, stay: Mapping[str, float]) -> str:
     """Whether growing beat not growing on the proxy, at equal FLOPs.
 
-    >>> verdict(2.0, {"going on": 2.1, "from scratch": 1.9})
-    'growing did not beat not growing on the proxy: loss 2 grown; the base\'s width for as many FLOPs: 2.1 going on, 1.9 from scratch'
+    >>> print(verdict(2.0, {"going on": 2.1, "from scratch": 1.9}))
+    growing did not beat not growing on the proxy: loss 2 grown; the base's width for as many FLOPs: 2.1 going on, 1.9 from scratch
     """
     losses = ", ".join(f"{loss:.6g} {how}" for how, loss in stay.items())
     won = "beat" if grown < min(stay.values()) else "did not beat"
