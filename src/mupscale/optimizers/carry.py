@@ -136,7 +136,9 @@ def carry_state(
     faults: list[Fault] = []
     changes = trains and entry.change != Change()  # a copy in the same units is always exact
     if (coded := quantised(state)) is not None:
-        return {}, [Fault(planned, coded, _UNQUANTISED)] if changes else []
+        if _unchanged(entry):
+            return {key: _as_it_is(value) for key, value in state.items()}, []
+        return {}, [Fault(planned, coded, _UNQUANTISED)]
     refuse = group.rule.refuse
     if changes and refuse is not None and (reason := refuse(group.settings, state)):
         faults.append(Fault(planned, reason))
@@ -158,6 +160,19 @@ def carry_state(
             what = f"its state {key!r} has shape {shape}, expected {expected}"
             faults.append(Fault(planned, what, "pass the state of this model's own optimizer"))
     return carried, faults
+
+
+def _unchanged(entry: TensorPlan) -> bool:
+    """Whether a tensor is the same at both ends, so that its codes are too."""
+    return entry.change == Change() and entry.base_shape == entry.wide_shape and len(entry.sources) == 1
+
+
+def _as_it_is(value: Any) -> Any:
+    """A value of the state as a copy: a tensor in new memory, or one elsewhere to be read whole."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    shape = tuple(getattr(value, "shape", ()))
+    return Moment(value, Making(tuple(map(Axis.fixed, shape)), Scale())) if shape else value
 
 
 def _remedy(rule: OptimizerRule, key: str) -> str:

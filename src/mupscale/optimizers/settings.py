@@ -107,15 +107,11 @@ def cannot_be_exact(
 ) -> list[Fault]:
     """Settings that no factor makes exact for this tensor: eps = 0 where gradients are zero, decay of a folded (1 + w) gain."""
     faults = []
-    eps, decay, gain = (
-        settings.get("eps"),
-        settings.get(rule.decay_key),
-        f"a (1 + w) gain with a fold of {entry.fold}",
-    )
+    decay, gain = settings.get(rule.decay_key), f"a (1 + w) gain with a fold of {entry.fold}"
     folded = entry.shift and not entry.fold.is_one
-    if (entry.padded or entry.new) and "eps" in rule.hyper and isinstance(eps, float) and eps == 0.0:
-        what = f"eps = 0 on a {'new' if entry.new else 'padded'} tensor divides zero by zero"
-        faults.append(Fault(name, what, "give eps a positive value"))
+    for key in _zero_floors(rule, settings) if entry.padded or entry.new else ():
+        what = f"{key} = 0 on a {'new' if entry.new else 'padded'} tensor divides zero by zero"
+        faults.append(Fault(name, what, f"give {key} a positive value"))
     if folded and decay:
         what = f"{gain} and weight_decay = {decay}: decay pulls w to 0, and in the wide model that is another gain"
         remedy = "put this tensor in a group with weight_decay=0, or fold the constant elsewhere"
@@ -135,6 +131,30 @@ def cannot_be_exact(
             Fault(name, what, f"set {rule.blocks} to a number of blocks that the plan copies whole")
         )
     return faults
+
+
+def _zero_floors(rule: OptimizerRule, settings: Mapping[str, Any]) -> list[str]:
+    """Settings that keep an optimizer from dividing by a gradient of zero, and are zero themselves.
+
+    These are the powers of G, by any name, and `eps`, which Muon has in other units. Of a pair, the part that has the
+    units of a weight is not one.
+    """
+    found = []
+    for key, units in rule.hyper.items():
+        many = isinstance(units, tuple)
+        parts, values = (units, settings.get(key)) if many else ((units,), (settings.get(key),))
+        floors = [
+            value
+            for part, value in zip(parts, values or (), strict=False)  # type: ignore[arg-type]
+            if (key == "eps" and part.weight <= 0) or (part.gradient > 0 and not part.weight)
+        ]
+        if key not in rule.constructor_only and any(_is_zero(value) for value in floors):
+            found.append(key)
+    return found
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, (int, float, Tensor)) and float(value) == 0.0
 
 
 def unknown_settings(groups: Iterable[NamedGroup], own: Iterable[str], where: str) -> list[Fault]:
