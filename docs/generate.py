@@ -115,7 +115,7 @@ then adds the same noise to it as to the weight. Otherwise the next step would w
 | a state averages over the shorter side of a matrix | `State(…, mean_over="short")`; growth that makes the other side shorter is refused |
 | a state holds two tensors, one behind the other | `State(G, stack=2)` |
 | the first tensor of a group holds the state of all | `stacked=True` |
-| each head is a matrix of its own | `blocks="num_heads"`, and `lr=(W / G) ** HALF / BLOCKS**HALF` |
+| each head is a matrix of its own | `blocks="num_heads"`, and `lr=(W / G / BLOCKS) ** Fraction(1, 2)` |
 | a group holds a number that scales nothing | `mu.rules.declare_neutral("lr_scale")` |
 
 ## Refused optimizers

@@ -162,7 +162,7 @@ SETUPS = {
         Setup("Schedule-free SGD", published.SGDScheduleFree, {"lr": 0.2, "weight_decay": 0.01}),
         Setup("Schedule-free AdamW", published.AdamWScheduleFree, {**_ADAMW, "warmup_steps": 3}),
         Setup("Schedule-free RAdam", published.RAdamScheduleFree, {**_ADAMW, "lr": 0.03}, warm=8),
-        Setup("CAME", published.CAME, {"lr": 0.005, "weight_decay": 0.1}, padding=False),
+        Setup("CAME", published.CAME, {"lr": 0.005, "weight_decay": 0.1}),
         Setup(
             "HF Adafactor",
             Adafactor,
