@@ -147,7 +147,7 @@ def moonlight() -> list[Figure]:
         matrices, rest = ([p for p in params if (p.dim() == 2) is flat] for flat in (True, False))
         return MoonlightMuon(lr=0.02, wd=0.5, muon_params=matrices, adamw_params=rest, adamw_eps=0.1)
 
-    return figures("Muon, Moonlight", "moonlight.Muon", both(make, None, False))
+    return figures("Muon, Moonlight", "moonlight", both(make, None, False))
 
 
 def of_name(name: str, installed: bool) -> list[Figure]:

@@ -17,7 +17,7 @@ from harness import published
 from harness.lion import Lion
 from harness.models import Case
 from harness.muons import MUON_ROWS, MoonlightMuon, MuonWithAuxAdam, NanochatMuonAdamW
-from mupscale.rules import register_optimizer
+from mupscale.rules import muon_row, register_optimizer
 from mupscale.rules.matrices import short_dimension
 from mupscale.rules.optimizers import RULES
 
@@ -103,8 +103,10 @@ def _one_shorter_side(case: Case) -> bool:
     )
 
 
-for _kind, _row in {**published.ROWS, **MUON_ROWS}.items():
+for _kind, _row in published.ROWS.items():
     register_optimizer(_kind, RULES[_row])
+for _kind, _version in MUON_ROWS.items():
+    register_optimizer(_kind, muon_row(_version))
 
 SETUPS = {
     setup.name: setup

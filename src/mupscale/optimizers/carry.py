@@ -25,7 +25,7 @@ from ..tensors.making import Making
 from ..tensors.noise import TensorNoise
 from .named import Moment, NamedGroup, NamedOptimizer
 from .quantised import quantised
-from .settings import by_factors, cannot_be_exact, change_of, scale_setting, scaled
+from .settings import by_factors, cannot_be_exact, change_of, refused_by_row, scale_setting, scaled
 
 _UNQUANTISED = "train a few steps with the 32-bit class and widen its state, or widen the weights alone with optimizers=[]"
 
@@ -134,14 +134,12 @@ def carry_state(
     """The state of one parameter in its new units: numbers and counters as copies, tensors as a `Moment` each."""
     planned, entry = direction.planned(end_name)
     faults: list[Fault] = []
-    changes = trains and entry.change != Change()  # a copy in the same units is always exact
     if (coded := quantised(state)) is not None:
         if _unchanged(entry):
             return {key: _as_it_is(value) for key, value in state.items()}, []
         return {}, [Fault(planned, coded, _UNQUANTISED)]
-    refuse = group.rule.refuse
-    if changes and refuse is not None and (reason := refuse(group.settings, state)):
-        faults.append(Fault(planned, reason))
+    if trains:
+        faults += refused_by_row(group.rule, group.settings, state, planned, entry)
     carried: dict[str, Any] = {}
     noise = direction.noise.tensor(planned) if direction.noise is not None else None
     for key, value in state.items():

@@ -133,6 +133,20 @@ def cannot_be_exact(
     return faults
 
 
+LATE: Mapping[str, Any] = {"step": 1_000_000}
+"""The state of a tensor long after the first steps: what is refused with it is refused because of the settings."""
+
+
+def refused_by_row(
+    rule: OptimizerRule, settings: Mapping[str, Any], state: Mapping[str, Any], name: str, entry: TensorPlan
+) -> list[Fault]:
+    """A fault if the row refuses this group and this state; a tensor in the same units is always exact."""
+    if rule.refuse is None or entry.change == Change():
+        return []
+    reason = rule.refuse(settings, state)
+    return [Fault(name, reason)] if reason else []
+
+
 def _zero_floors(rule: OptimizerRule, settings: Mapping[str, Any]) -> list[str]:
     """Settings that keep an optimizer from dividing by a gradient of zero, and are zero themselves.
 
@@ -157,14 +171,24 @@ def _is_zero(value: Any) -> bool:
     return isinstance(value, (int, float, Tensor)) and float(value) == 0.0
 
 
+def _is_number(value: Any, whole: bool) -> bool:
+    """Whether a setting is a number or holds one; integers count with `whole`, flags never."""
+    if isinstance(value, (list, tuple)):
+        return any(_is_number(part, whole) for part in value)
+    return isinstance(value, (float, Tensor)) or (
+        whole and isinstance(value, int) and type(value) is not bool
+    )
+
+
 def unknown_settings(groups: Iterable[NamedGroup], own: Iterable[str], where: str) -> list[Fault]:
     """Hyperparameters whose units the registry does not state: the optimizer's own, and any other number.
 
-    Names and flags that a user keeps in a group are carried as they are.
+    Names and flags that a user keeps in a group are carried as they are. So are whole numbers, unless the class lists no
+    settings of its own (`own`) and they may be its settings.
     """
     listed, keys = list(own), set()
     for group in groups:
-        numbers = [key for key, value in group.settings.items() if isinstance(value, (float, Tensor))]
+        numbers = [key for key, value in group.settings.items() if _is_number(value, whole=not listed)]
         keys |= {key for key in (*listed, *numbers) if not group.rule.known(key)}
     what, remedy = (
         "has no units in the registry",

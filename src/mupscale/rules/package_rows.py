@@ -16,8 +16,8 @@ from .units import FILLED, NEUTRAL, G, Units, W
 
 
 def _in_train_mode(group: Group, state: Mapping[str, Any]) -> str | None:
-    """In eval mode the weights hold the average, from which no step may be taken."""
-    if group.get("train_mode", True):
+    """In eval mode the weights hold the average, from which no step may be taken; without state there is none yet."""
+    if group.get("train_mode", True) or "z" not in state:
         return None
     return "schedule-free optimizers are widened in train mode, and this one is in eval mode; call optimizer.train()"
 
