@@ -149,7 +149,7 @@ def test_the_line_to_write_works_and_is_proved():
     class Muon(muons.MoonlightMuon):
         pass
 
-    refusal(lambda: mu.rules.rule_for(Muon), "muon_row('moonlight')")
+    refusal(lambda: mu.rules.rule_for(Muon, rules={}), "muon_row('moonlight')")
     try:
         mu.rules.register_optimizer(Muon, mu.rules.muon_row("moonlight"))
         assert mu.rules.check_optimizer(lambda params: Muon(lr=0.1, wd=0.5, muon_params=params)) < 1e-12

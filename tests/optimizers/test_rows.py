@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
-from math import isfinite
+from math import inf, isfinite, nan
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from transformers.optimization import Adafactor
 
 import mupscale as mu
 from benchmarks.controls import has, wrong_rules
+from benchmarks.optimizers import largest
 from harness import muons
 from harness.known_optimizers import CASES, WRITTEN_RULES, Known, make_moonlight
 from harness.refusals import refusal
@@ -135,6 +136,12 @@ def grown(
         assert isfinite(error)
         worst = max(worst, error)
     return worst
+
+
+def test_an_error_that_is_not_a_number_is_the_largest():
+    for values in ([1.0, nan], [nan, 1.0], [1.0, inf]):
+        assert largest(values) == inf
+    assert largest([1.0, 2.0]) == 2.0
 
 
 PER_HEAD = mu.rules.OptimizerRule(

@@ -95,8 +95,8 @@ def _hint(optimizer: type | str, name: str, table: Mapping[str, OptimizerRule]) 
         here, there = name.rpartition(".")[2], parent.rpartition(".")[2]
         line = f"mupscale.rules.register_optimizer({here}, mupscale.rules.rule_for({there}))"
         return f"it derives from {parent}; if its update is the same, write {line}"
-    if (line := line_to_write(name.rpartition(".")[2])) is not None:
-        return line
+    if (muon := line_to_write(name.rpartition(".")[2])) is not None:
+        return muon
     return (
         "state its units with mupscale.rules.register_optimizer(cls, mupscale.rules.OptimizerRule(...)) "
         "and prove them with mupscale.rules.check_optimizer"
