@@ -155,14 +155,14 @@ def _zero_floors(rule: OptimizerRule, settings: Mapping[str, Any]) -> list[str]:
     """
     found = []
     for key, units in rule.hyper.items():
-        many = isinstance(units, tuple)
-        parts, values = (units, settings.get(key)) if many else ((units,), (settings.get(key),))
+        value = settings.get(key)
+        pairs = zip(units, value or (), strict=False) if isinstance(units, tuple) else [(units, value)]
         floors = [
-            value
-            for part, value in zip(parts, values or (), strict=False)  # type: ignore[arg-type]
+            own
+            for part, own in pairs
             if (key == "eps" and part.weight <= 0) or (part.gradient > 0 and not part.weight)
         ]
-        if key not in rule.constructor_only and any(_is_zero(value) for value in floors):
+        if key not in rule.constructor_only and any(map(_is_zero, floors)):
             found.append(key)
     return found
 
