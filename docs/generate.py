@@ -23,6 +23,7 @@ from docs.layout import layout  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
 from mupscale.families.rows import Row, row_for  # noqa: E402
 from mupscale.families.widths import USUAL  # noqa: E402
+from mupscale.rules.muon_rows import MUONS  # noqa: E402
 from mupscale.rules.optimizers import RULES, Decay, OptimizerRule, State  # noqa: E402
 from mupscale.rules.refused import REFUSED  # noqa: E402
 from mupscale.rules.units import NEUTRAL, G, Units, W  # noqa: E402
@@ -64,7 +65,22 @@ of the same optimizer written from its published description.
   (`optimizer_for(model, "./wide", "adamw_bnb_8bit", lr=…)`) has its units. State that is quantised, which that of tensors with
   4096 entries or more is, is refused when a run is widened.
 - A class that was copied into your own file is registered with the row of its original:
-  `mu.rules.register_optimizer(Muon, mu.rules.rule_for("moonlight.Muon"))`. So are `muon.…` and `nanochat.…`.
+  `mu.rules.register_optimizer(Lion, mu.rules.rule_for("lion_pytorch.Lion"))`.
+
+## Versions of Muon
+
+Muon is mostly copied from file to file, and classes of one name differ. So a class called `Muon`, `SingleDeviceMuon`,
+`MuonWithAuxAdam`, `SingleDeviceMuonWithAuxAdam` or `MuonAdamW` (other than `torch.optim.Muon`) is refused until you register it
+with the row of its version, and you prove the row on your copy:
+
+<!-- not run: it needs your file with the class -->
+```python
+mu.rules.register_optimizer(Muon, mu.rules.muon_row("moonlight"))
+mu.rules.check_optimizer(lambda params: Muon(lr=0.1, wd=0.5, muon_params=params))
+```
+
+{muons}
+
 - Muon in bfloat16 has the same row; its own rounding, about 1e-3 after ten steps, is larger than any error of the row.
 
 ## Add yours in five minutes
@@ -115,7 +131,7 @@ then adds the same noise to it as to the weight. Otherwise the next step would w
 | a state averages over the shorter side of a matrix | `State(…, mean_over="short")`; growth that makes the other side shorter is refused |
 | a state holds two tensors, one behind the other | `State(G, stack=2)` |
 | the first tensor of a group holds the state of all | `stacked=True` |
-| each head is a matrix of its own | `blocks="num_heads"`, and `lr=(W / G) ** HALF / BLOCKS**HALF` |
+| each head is a matrix of its own | `blocks="num_heads"`, and `lr=(W / G / BLOCKS) ** Fraction(1, 2)` |
 | a group holds a number that scales nothing | `mu.rules.declare_neutral("lr_scale")` |
 
 ## Refused optimizers
@@ -175,13 +191,34 @@ def rows(name: str, rule: OptimizerRule) -> list[str]:
     return [f"| {short}{f' ({choice})' if choice else ''} | {_cells(row)} |" for choice, row in _chosen(rule)]
 
 
-def _packages() -> str:
-    """Rows of other packages, where they are used, and what was measured; classes with one row share a line."""
+def _measured() -> dict[tuple[str, str], float]:
+    """The row and the dtype -> the largest error."""
     measured = json.loads((HERE / "optimizers.json").read_text())
     errors: dict[tuple[str, str], float] = {}
     for figure in measured:
         key = figure["row"], figure["dtype"]
         errors[key] = max(errors.get(key, 0.0), figure["error"])
+    return errors
+
+
+def _muons() -> str:
+    """Rows of versions of Muon, and what was measured."""
+    errors = _measured()
+    lines = ["| version | learning rate | weight decay | other settings | state | float64 | float32 |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for version, rule in MUONS.items():
+        worst = [errors.get((version, dtype)) for dtype in ("float64", "float32")]
+        shown = " | ".join("not run" if error is None else f"{error:.0e}" for error in worst)
+        lines += [
+            f'| "{version}"{f" ({choice})" if choice else ""} | {_cells(row)} | {shown} |'
+            for choice, row in _chosen(rule)
+        ]
+    return "\n".join(lines)
+
+
+def _packages() -> str:
+    """Rows of other packages, where they are used, and what was measured; classes with one row share a line."""
+    errors = _measured()
     together: dict[int, list[str]] = {}
     for name, rule in RULES.items():
         if not name.startswith("torch.optim."):
@@ -211,7 +248,12 @@ def optimizers() -> str:
     for name, reason in REFUSED.items():
         reasons.setdefault(reason, []).append(name)
     refused = [f"- **{', '.join(names)}**: {reason}." for reason, names in reasons.items()]
-    return "\n".join([HEAD, *own, TAIL.replace("{packages}", _packages()), *refused]) + "\n"
+    return (
+        "\n".join(
+            [HEAD, *own, TAIL.replace("{packages}", _packages()).replace("{muons}", _muons()), *refused]
+        )
+        + "\n"
+    )
 
 
 FAMILIES = """# Which models

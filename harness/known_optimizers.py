@@ -16,16 +16,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 from harness import muons, published
+from mupscale.rules import muon_row
 from mupscale.rules.optimizers import RULES, OptimizerRule, qualified_name
 
 Make = Callable[[list[nn.Parameter]], Optimizer]
-WRITTEN = {**published.ROWS, **muons.MUON_ROWS}
-"""Classes of the harness -> the rows of the registry that they have."""
 WRITTEN_RULES: Mapping[str, OptimizerRule] = {
     **RULES,
-    **{qualified_name(kind): RULES[row] for kind, row in WRITTEN.items()},
+    **{qualified_name(kind): RULES[row] for kind, row in published.ROWS.items()},
+    **{qualified_name(kind): muon_row(version) for kind, version in muons.MUON_ROWS.items()},
 }
-"""The registry, with rows for those classes."""
+"""The registry, with rows for the classes of the harness."""
 _DECAY = {"lr": 0.1, "weight_decay": 0.5}
 
 
@@ -34,6 +34,7 @@ class Known:
     """One row of the registry with the settings of a trial."""
 
     row: str
+    """The name of a class that has a row, or of a version of Muon."""
     settings: Mapping[str, Any]
     written: type[Optimizer] | None = None
     """The class of the harness; None where the package is a dependency of the tests."""
@@ -46,8 +47,8 @@ class Known:
 
     @property
     def installed(self) -> bool:
-        package = self.row.partition(".")[0]
-        return find_spec(package) is not None
+        package, _, name = self.row.partition(".")
+        return bool(name) and find_spec(package) is not None
 
     def make_original(self, params: list[nn.Parameter]) -> Optimizer:
         module, _, name = self.row.rpartition(".")
@@ -114,14 +115,14 @@ CASES = {
     ),
     "Adafactor relative": Known("transformers.Adafactor", {"weight_decay": 0.5}),
     "Muon, Keller Jordan": Known(
-        "muon.SingleDeviceMuonWithAuxAdam", {**_DECAY, "use_muon": True}, muons.MuonWithAuxAdam, group=True
+        "keller_jordan_with_adam", {**_DECAY, "use_muon": True}, muons.MuonWithAuxAdam, group=True
     ),
     "Muon, Keller Jordan, its Adam": Known(
-        "muon.SingleDeviceMuonWithAuxAdam", {**_EPS, "use_muon": False}, muons.MuonWithAuxAdam, group=True
+        "keller_jordan_with_adam", {**_EPS, "use_muon": False}, muons.MuonWithAuxAdam, group=True
     ),
-    "Muon, nanochat": Known("nanochat.optim.MuonAdamW", _NANOCHAT, muons.NanochatMuonAdamW, group=True),
+    "Muon, nanochat": Known("nanochat", _NANOCHAT, muons.NanochatMuonAdamW, group=True),
     "Muon, nanochat, its AdamW": Known(
-        "nanochat.optim.MuonAdamW",
+        "nanochat",
         {**_EPS, "kind": "adamw", "betas": (0.9, 0.99)},
         muons.NanochatMuonAdamW,
         group=True,

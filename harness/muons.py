@@ -177,8 +177,8 @@ class PerHeadMuon(_Hybrid):
 
 
 MUON_ROWS: dict[type[Optimizer], str] = {
-    MuonWithAuxAdam: "muon.SingleDeviceMuonWithAuxAdam",
-    MoonlightMuon: "moonlight.Muon",
-    NanochatMuonAdamW: "nanochat.optim.MuonAdamW",
+    MuonWithAuxAdam: "keller_jordan_with_adam",
+    MoonlightMuon: "moonlight",
+    NanochatMuonAdamW: "nanochat",
 }
-"""A class here -> the row of the registry that it has."""
+"""A class here -> the version of Muon that it is."""

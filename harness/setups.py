@@ -17,7 +17,7 @@ from harness import published
 from harness.lion import Lion
 from harness.models import Case
 from harness.muons import MUON_ROWS, MoonlightMuon, MuonWithAuxAdam, NanochatMuonAdamW
-from mupscale.rules import register_optimizer
+from mupscale.rules import muon_row, register_optimizer
 from mupscale.rules.matrices import short_dimension
 from mupscale.rules.optimizers import RULES
 
@@ -103,8 +103,10 @@ def _one_shorter_side(case: Case) -> bool:
     )
 
 
-for _kind, _row in {**published.ROWS, **MUON_ROWS}.items():
+for _kind, _row in published.ROWS.items():
     register_optimizer(_kind, RULES[_row])
+for _kind, _version in MUON_ROWS.items():
+    register_optimizer(_kind, muon_row(_version))
 
 SETUPS = {
     setup.name: setup
@@ -162,7 +164,7 @@ SETUPS = {
         Setup("Schedule-free SGD", published.SGDScheduleFree, {"lr": 0.2, "weight_decay": 0.01}),
         Setup("Schedule-free AdamW", published.AdamWScheduleFree, {**_ADAMW, "warmup_steps": 3}),
         Setup("Schedule-free RAdam", published.RAdamScheduleFree, {**_ADAMW, "lr": 0.03}, warm=8),
-        Setup("CAME", published.CAME, {"lr": 0.005, "weight_decay": 0.1}, padding=False),
+        Setup("CAME", published.CAME, {"lr": 0.005, "weight_decay": 0.1}),
         Setup(
             "HF Adafactor",
             Adafactor,

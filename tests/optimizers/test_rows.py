@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from math import inf, isfinite, nan
 from typing import Any
 
 import pytest
 import torch
 from torch import nn, optim
+from transformers.optimization import Adafactor
 
 import mupscale as mu
 from benchmarks.controls import has, wrong_rules
+from benchmarks.optimizers import largest
 from harness import muons
 from harness.known_optimizers import CASES, WRITTEN_RULES, Known, make_moonlight
 from harness.refusals import refusal
@@ -67,7 +70,6 @@ NOT_HERE = {
     ("Adafactor relative", "eps[1]"): "below the size of the weights; Adafactor absolute shows it",
     ("Adafactor by size", "lr"): "changed by padding only",
     ("Adafactor absolute", "lr"): "changed by padding only",
-    ("Adafactor relative", "lr"): "changed by padding only",
     ("Muon, Keller Jordan", "weight_decay"): "1, because that of lr is",
     ("Muon, Keller Jordan", "lr"): "1 for the shapes of this trial; its part of the shape is seen",
 }
@@ -130,8 +132,16 @@ def grown(
         run.optimizer.step()
         wide.optimizer.step()
         want = expected_weight(entry, {"weight": base.weight.detach()}, weight)
-        worst = max(worst, float((weight.detach() - want).abs().max() / want.abs().max()))
+        error = float((weight.detach() - want).abs().max() / want.abs().max())
+        assert isfinite(error)
+        worst = max(worst, error)
     return worst
+
+
+def test_an_error_that_is_not_a_number_is_the_largest():
+    for values in ([1.0, nan], [nan, 1.0], [1.0, inf]):
+        assert largest(values) == inf
+    assert largest([1.0, 2.0]) == 2.0
 
 
 PER_HEAD = mu.rules.OptimizerRule(
@@ -238,9 +248,38 @@ def test_compensated_sums_of_16_bit_weights_are_widened_bit_for_bit():
     assert grown(make, axes, dtype=dtype, rules=rules) > 0, "control: the compensation is not scaled"
 
 
-@pytest.mark.parametrize("name", ["Adafactor", "Adafactor by size", "Adafactor absolute", "Lion", "ADOPT"])
+@pytest.mark.parametrize(
+    "name", ["Adafactor", "Adafactor by size", "Adafactor absolute", "CAME", "Lion", "ADOPT"]
+)
 def test_rows_hold_on_padded_tensors(name):
     assert grown(CASES[name].make_written, ("out: 6x2+2", "in: 4x3+1"), rules=WRITTEN_RULES) < 1e-12
+
+
+def test_a_relative_step_is_refused_on_padded_tensors():
+    make, name = CASES["Adafactor relative"].make_written, "transformers.Adafactor"
+    refusal(lambda: grown(make, ("out: 6x2+2", "in: 4x3"), rules=WRITTEN_RULES), "padding changes a mean")
+    row = WRITTEN_RULES[name].row({"relative_step": True, "scale_parameter": True}, 2)
+    rules = {**WRITTEN_RULES, name: replace(row, takes_padding=True)}
+    assert grown(make, ("out: 6x2+2", "in: 4x3"), rules=rules) > 1e-6, "control"
+
+
+def test_a_relative_step_that_no_setting_scales_is_refused():
+    def make(params: Any) -> Any:
+        return Adafactor(params, scale_parameter=False, relative_step=True)
+
+    axes, name = ("out: 6x2", "in: 4x3"), "transformers.Adafactor"
+    refusal(lambda: grown(make, axes), "relative_step=True and scale_parameter=False", "relative_step=False")
+    row = WRITTEN_RULES[name].row({"relative_step": True, "scale_parameter": False}, 2)
+    rules = {name: replace(row, refuse=None)}
+    assert grown(make, axes, rules=rules) > 1e-6, "control"
+
+
+def test_the_clipping_of_came_counts_padding():
+    make = CASES["CAME"].make_written
+    row = WRITTEN_RULES["came_pytorch.CAME"]
+    wrong = replace(row, hyper={**row.hyper, "clip_threshold": mu.rules.NEUTRAL})
+    rules = {**WRITTEN_RULES, qualified_name(type(make([nn.Parameter(torch.ones(1))]))): wrong}
+    assert grown(make, ("out: 6x2+2", "in: 4x3+1"), rules=rules) > 1e-6, "control"
 
 
 def test_schedule_free_state_in_eval_mode_is_refused():

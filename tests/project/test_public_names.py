@@ -31,10 +31,11 @@ def described(thing: Any, name: str) -> str:
     """The docstring of a class or function, or the string under the assignment of a constant."""
     if inspect.isclass(thing) or inspect.isroutine(thing):
         return inspect.cleandoc(thing.__doc__ or "")
-    body = ast.parse(inspect.getsource(sys.modules[type(thing).__module__])).body
-    for assignment, after in pairwise(body):
-        if isinstance(assignment, ast.Assign) and ast.unparse(assignment.targets[0]) == name:
-            return str(ast.literal_eval(after.value)) if isinstance(after, ast.Expr) else ""
+    ours = {path: module for path, module in sys.modules.items() if path.startswith("mupscale.")}
+    for module in (module for module in ours.values() if vars(module).get(name) is thing):
+        for assignment, after in pairwise(ast.parse(inspect.getsource(module)).body):
+            if isinstance(assignment, ast.Assign) and ast.unparse(assignment.targets[0]) == name:
+                return str(ast.literal_eval(after.value)) if isinstance(after, ast.Expr) else ""
     return ""
 
 

@@ -12,10 +12,10 @@ from harness.models import CASES, GPT2, GPT2Sizes
 from harness.muons import NanochatMuonAdamW
 from harness.refusals import refusal
 from mupscale.rules.optimizer_rule import UNIVERSAL
-from mupscale.rules.optimizers import RULES, qualified_name
+from mupscale.rules.optimizers import qualified_name
 
 NAME = qualified_name(NanochatMuonAdamW)
-ROW = RULES["nanochat.optim.MuonAdamW"]
+ROW = mu.rules.muon_row("nanochat")
 BASE, WIDE = GPT2Sizes(12, 4, 10), GPT2Sizes(24, 8, 20)
 STEPS, GROWN_AT = 30, 10
 

@@ -25,7 +25,7 @@ from ..tensors.making import Making
 from ..tensors.noise import TensorNoise
 from .named import Moment, NamedGroup, NamedOptimizer
 from .quantised import quantised
-from .settings import by_factors, cannot_be_exact, change_of, scale_setting, scaled
+from .settings import by_factors, cannot_be_exact, change_of, refused_by_row, scale_setting, scaled
 
 _UNQUANTISED = "train a few steps with the 32-bit class and widen its state, or widen the weights alone with optimizers=[]"
 
@@ -134,12 +134,12 @@ def carry_state(
     """The state of one parameter in its new units: numbers and counters as copies, tensors as a `Moment` each."""
     planned, entry = direction.planned(end_name)
     faults: list[Fault] = []
-    changes = trains and entry.change != Change()  # a copy in the same units is always exact
     if (coded := quantised(state)) is not None:
-        return {}, [Fault(planned, coded, _UNQUANTISED)] if changes else []
-    refuse = group.rule.refuse
-    if changes and refuse is not None and (reason := refuse(group.settings, state)):
-        faults.append(Fault(planned, reason))
+        if _unchanged(entry):
+            return {key: _as_it_is(value) for key, value in state.items()}, []
+        return {}, [Fault(planned, coded, _UNQUANTISED)]
+    if trains:
+        faults += refused_by_row(group.rule, group.settings, state, planned, entry)
     carried: dict[str, Any] = {}
     noise = direction.noise.tensor(planned) if direction.noise is not None else None
     for key, value in state.items():
@@ -158,6 +158,19 @@ def carry_state(
             what = f"its state {key!r} has shape {shape}, expected {expected}"
             faults.append(Fault(planned, what, "pass the state of this model's own optimizer"))
     return carried, faults
+
+
+def _unchanged(entry: TensorPlan) -> bool:
+    """Whether a tensor is the same at both ends, so that its codes are too."""
+    return entry.change == Change() and entry.base_shape == entry.wide_shape and len(entry.sources) == 1
+
+
+def _as_it_is(value: Any) -> Any:
+    """A value of the state as a copy: a tensor in new memory, or one elsewhere to be read whole."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    shape = tuple(getattr(value, "shape", ()))
+    return Moment(value, Making(tuple(map(Axis.fixed, shape)), Scale())) if shape else value
 
 
 def _remedy(rule: OptimizerRule, key: str) -> str:

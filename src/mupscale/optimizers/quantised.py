@@ -1,6 +1,7 @@
 """State in 8 or 4 bits: how it is recognised, and why it is not carried.
 
-A block of neighbouring entries shares one scale. Copies would put other entries in a block, so the codes cannot be copied.
+A block of neighbouring entries shares one scale. Copies would put other entries in a block, so only the codes of a tensor that
+does not change are carried.
 """
 
 from __future__ import annotations

@@ -77,10 +77,29 @@ def _unstack_(group: NamedGroup, state: dict[str, dict[str, Any]], where: str) -
 
 
 def stacked(groups: Sequence[NamedGroup], state: States) -> dict[str, dict[str, Any]]:
-    """The state as the optimizer keeps it: where its row says so, the first tensor of a group holds it for all."""
+    """The state as the optimizer keeps it: where its row says so, the first tensor of a group holds it for all.
+
+    A tensor that joined its group has no state yet, and gets the zeros with which the optimizer starts.
+    """
     kept = {name: dict(values) for name, values in state.items()}
     for group in groups:
-        held = [kept.pop(name) for name in group.names if name in kept] if group.rule.stacked else []
+        held = {name: kept.pop(name) for name in group.names if name in kept} if group.rule.stacked else {}
         if held:
-            kept[group.names[0]] = {key: torch.stack([values[key] for values in held]) for key in held[0]}
+            kept[group.names[0]] = _stack(group.names, held)
     return kept
+
+
+def _stack(names: Sequence[str], held: States) -> dict[str, Any]:
+    """One stack per key, with a place for every tensor of the group."""
+    first, example = next(iter(held.items()))
+    what = f"its state does not have the keys and shapes of that of {first}, with which it is stacked"
+    faults = [
+        Fault(name, what, "put it in a group of its own")
+        for name, values in held.items()
+        if {k: v.shape for k, v in values.items()} != {k: v.shape for k, v in example.items()}
+    ]
+    raise_faults("the state of these tensors cannot be stacked", faults)
+    return {
+        key: torch.stack([held[name][key] if name in held else torch.zeros_like(value) for name in names])
+        for key, value in example.items()
+    }

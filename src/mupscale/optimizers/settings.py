@@ -107,15 +107,11 @@ def cannot_be_exact(
 ) -> list[Fault]:
     """Settings that no factor makes exact for this tensor: eps = 0 where gradients are zero, decay of a folded (1 + w) gain."""
     faults = []
-    eps, decay, gain = (
-        settings.get("eps"),
-        settings.get(rule.decay_key),
-        f"a (1 + w) gain with a fold of {entry.fold}",
-    )
+    decay, gain = settings.get(rule.decay_key), f"a (1 + w) gain with a fold of {entry.fold}"
     folded = entry.shift and not entry.fold.is_one
-    if (entry.padded or entry.new) and "eps" in rule.hyper and isinstance(eps, float) and eps == 0.0:
-        what = f"eps = 0 on a {'new' if entry.new else 'padded'} tensor divides zero by zero"
-        faults.append(Fault(name, what, "give eps a positive value"))
+    for key in _zero_floors(rule, settings) if entry.padded or entry.new else ():
+        what = f"{key} = 0 on a {'new' if entry.new else 'padded'} tensor divides zero by zero"
+        faults.append(Fault(name, what, f"give {key} a positive value"))
     if folded and decay:
         what = f"{gain} and weight_decay = {decay}: decay pulls w to 0, and in the wide model that is another gain"
         remedy = "put this tensor in a group with weight_decay=0, or fold the constant elsewhere"
@@ -137,14 +133,62 @@ def cannot_be_exact(
     return faults
 
 
+LATE: Mapping[str, Any] = {"step": 1_000_000}
+"""The state of a tensor long after the first steps: what is refused with it is refused because of the settings."""
+
+
+def refused_by_row(
+    rule: OptimizerRule, settings: Mapping[str, Any], state: Mapping[str, Any], name: str, entry: TensorPlan
+) -> list[Fault]:
+    """A fault if the row refuses this group and this state; a tensor in the same units is always exact."""
+    if rule.refuse is None or entry.change == Change():
+        return []
+    reason = rule.refuse(settings, state)
+    return [Fault(name, reason)] if reason else []
+
+
+def _zero_floors(rule: OptimizerRule, settings: Mapping[str, Any]) -> list[str]:
+    """Settings that keep an optimizer from dividing by a gradient of zero, and are zero themselves.
+
+    These are the powers of G, by any name, and `eps`, which Muon has in other units. Of a pair, the part that has the
+    units of a weight is not one.
+    """
+    found = []
+    for key, units in rule.hyper.items():
+        value = settings.get(key)
+        pairs = zip(units, value or (), strict=False) if isinstance(units, tuple) else [(units, value)]
+        floors = [
+            own
+            for part, own in pairs
+            if (key == "eps" and part.weight <= 0) or (part.gradient > 0 and not part.weight)
+        ]
+        if key not in rule.constructor_only and any(map(_is_zero, floors)):
+            found.append(key)
+    return found
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, (int, float, Tensor)) and float(value) == 0.0
+
+
+def _is_number(value: Any, whole: bool) -> bool:
+    """Whether a setting is a number or holds one; integers count with `whole`, flags never."""
+    if isinstance(value, (list, tuple)):
+        return any(_is_number(part, whole) for part in value)
+    return isinstance(value, (float, Tensor)) or (
+        whole and isinstance(value, int) and type(value) is not bool
+    )
+
+
 def unknown_settings(groups: Iterable[NamedGroup], own: Iterable[str], where: str) -> list[Fault]:
     """Hyperparameters whose units the registry does not state: the optimizer's own, and any other number.
 
-    Names and flags that a user keeps in a group are carried as they are.
+    Names and flags that a user keeps in a group are carried as they are. So are whole numbers, unless the class lists no
+    settings of its own (`own`) and they may be its settings.
     """
     listed, keys = list(own), set()
     for group in groups:
-        numbers = [key for key, value in group.settings.items() if isinstance(value, (float, Tensor))]
+        numbers = [key for key, value in group.settings.items() if _is_number(value, whole=not listed)]
         keys |= {key for key in (*listed, *numbers) if not group.rule.known(key)}
     what, remedy = (
         "has no units in the registry",

@@ -10,6 +10,7 @@ from ..lazy import exported
 if TYPE_CHECKING:
     from ..training.check_optimizer import check_optimizer as check_optimizer
     from .axes import Axis as Axis
+    from .muon_rows import muon_row as muon_row
     from .optimizer_rule import DIMENSIONS as DIMENSIONS
     from .optimizer_rule import Decay as Decay
     from .optimizer_rule import OptimizerRule as OptimizerRule
@@ -53,6 +54,7 @@ _NAMES = {
     "declare_neutral": ("rules.optimizer_rule", ""),
     "register_optimizer": ("rules.optimizers", ""),
     "rule_for": ("rules.optimizers", ""),
+    "muon_row": ("rules.muon_rows", ""),
     "check_optimizer": ("training.check_optimizer", ""),
 }
 __all__ = [*_NAMES]

@@ -1,9 +1,13 @@
-"""The rows of Muon as other packages define it: classes that hold Muon for matrices and another optimizer for the rest."""
+"""The rows of Muon as other packages define it: classes that hold Muon for matrices and another optimizer for the rest.
+
+These classes are copied from file to file and changed on the way, so no class has one of these rows by its name alone.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from ..errors import MupscaleError
 from .optimizer_rule import DIMENSIONS, Decay, OptimizerRule, State, rule_by
 from .torch_rows import ADAM, BY_LONG, BY_ROWS, HALF, ORTHOGONAL
 from .units import NEUTRAL, ROWS, SHORT, G, W
@@ -29,6 +33,7 @@ _MOONLIGHT = {
         lr=ORTHOGONAL * BY_LONG,
         decay_key="wd",
         state={"momentum_buffer": G, "use_muon": NEUTRAL},
+        neutral={*_STEPS, "adamw_betas", "adamw_eps"},
     ),
     False: OptimizerRule(
         lr=W,
@@ -36,7 +41,7 @@ _MOONLIGHT = {
         decay=Decay.DECOUPLED,
         decay_key="wd",
         state={"moment1": G, "moment2": G**2, "use_muon": NEUTRAL},
-        neutral={"adamw_betas"},
+        neutral={*_STEPS, "adamw_betas"},
     ),
 }
 
@@ -55,10 +60,45 @@ _NANOCHAT = OptimizerRule(
 )
 
 MUONS: dict[str, OptimizerRule] = {
-    "muon.Muon": _KELLER_JORDAN,
-    "muon.SingleDeviceMuon": _KELLER_JORDAN,
-    "muon.MuonWithAuxAdam": _KELLER_JORDAN_HYBRID,
-    "muon.SingleDeviceMuonWithAuxAdam": _KELLER_JORDAN_HYBRID,
-    "moonlight.Muon": rule_by("use_muon", _MOONLIGHT),
-    "nanochat.optim.MuonAdamW": rule_by("kind", {"muon": _NANOCHAT, "adamw": _ADAMW}),
+    "keller_jordan": _KELLER_JORDAN,
+    "keller_jordan_with_adam": _KELLER_JORDAN_HYBRID,
+    "moonlight": rule_by("use_muon", _MOONLIGHT),
+    "nanochat": rule_by("kind", {"muon": _NANOCHAT, "adamw": _ADAMW}),
 }
+"""The version of Muon -> its row."""
+
+CLASSES: dict[str, tuple[str, ...]] = {
+    "Muon": ("keller_jordan", "moonlight"),
+    "SingleDeviceMuon": ("keller_jordan",),
+    "MuonWithAuxAdam": ("keller_jordan_with_adam",),
+    "SingleDeviceMuonWithAuxAdam": ("keller_jordan_with_adam",),
+    "MuonAdamW": ("nanochat",),
+}
+"""The name of a class -> the versions that are called so."""
+
+
+def muon_row(version: str) -> OptimizerRule:
+    """The row of a version of Muon, to register your copy of it with.
+
+    `register_optimizer(Muon, muon_row("moonlight"))`, and then `check_optimizer`, because copies differ.
+
+    >>> str(muon_row("moonlight").row({"use_muon": False}, 2).hyper["adamw_eps"])
+    'G'
+    """
+    if version not in MUONS:
+        raise MupscaleError(
+            f"{version!r} is no version of Muon with a row; write one of {', '.join(map(repr, MUONS))}"
+        )
+    return MUONS[version]
+
+
+def line_to_write(name: str) -> str | None:
+    """What to write for a class of this name that has no row, if it is called like a version of Muon."""
+    versions = CLASSES.get(name, ())
+    lines = [f"mupscale.rules.register_optimizer({name}, mupscale.rules.muon_row({v!r}))" for v in versions]
+    if not lines:
+        return None
+    return (
+        f"copies of a class with this name differ; if its update is that of {' or '.join(versions)}, write "
+        f"{' or '.join(lines)}, and prove it with mupscale.rules.check_optimizer"
+    )

@@ -198,8 +198,8 @@ DIMENSIONS = "its number of dimensions"
 def rule_by(key: str, rows: Mapping[Any, OptimizerRule]) -> OptimizerRule:
     """Rows chosen by a key: of the group, of a parameter's state, or `DIMENSIONS`.
 
-    For an optimizer that is several in one class. A setting that only another row reads has no effect here, so it is
-    neutral.
+    For an optimizer that is several in one class. Each row lists every setting of its own groups: what only another row
+    reads, and its groups hold nevertheless, is in its `neutral`.
 
     >>> adam = OptimizerRule(lr=W, hyper={"eps": G}, state={"exp_avg": G, "exp_avg_sq": G**2})
     >>> sign = OptimizerRule(lr=W, state={"momentum": G})
@@ -211,19 +211,17 @@ def rule_by(key: str, rows: Mapping[Any, OptimizerRule]) -> OptimizerRule:
         [f for v, r in rows.items() for f in wrong_kind(repr(v), r, OptimizerRule, "write OptimizerRule(…)")],
     )
     every = [leaf for row in rows.values() for leaf in row.every_row]
-    settings = {k for r in every for k in (*r.constants, r.blocks, r.by, r.decoupled_flag) if k is not None}
-    settings |= {row.by for row in rows.values() if row.by is not None} | {key}
     state = {k: v for row in every for k, v in row.state.items()}
     return OptimizerRule(
-        lr=NEUTRAL, state=state, by=key, rows={value: _beside(row, settings) for value, row in rows.items()}
+        lr=NEUTRAL, state=state, by=key, rows={value: _chosen_by(key, row) for value, row in rows.items()}
     )
 
 
-def _beside(row: OptimizerRule, settings: set[str]) -> OptimizerRule:
-    """A row that also knows the settings of the rows beside it."""
+def _chosen_by(key: str, row: OptimizerRule) -> OptimizerRule:
+    """A row that also knows the key by which it is chosen."""
     if row.rows:
-        return replace(row, rows={value: _beside(r, settings) for value, r in row.rows.items()})
-    return replace(row, neutral=row.neutral | {key for key in settings if not row.known(key)})
+        return replace(row, rows={value: _chosen_by(key, r) for value, r in row.rows.items()})
+    return replace(row, neutral=row.neutral if row.known(key) else row.neutral | {key})
 
 
 # Keys of any group that no row has to list: the parameters, learning rates (which `lr` covers), and torch's

@@ -5,7 +5,7 @@ the factor follows from `units.Change.factor`. Rows are keyed by the qualified n
 that this file needs no torch and a state called `momentum_buffer` can mean G in SGD and 1 in RMSprop.
 
 Knows: where rows and refusals are found. Does not know: tensors, parameter groups, how state is stored. What a row can
-say is in `optimizer_rule.py`; the rows are in `torch_rows.py`, `package_rows.py` and `muon_rows.py`.
+say is in `optimizer_rule.py`; the rows are in `torch_rows.py` and `package_rows.py`, and those that users register by hand in `muon_rows.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from ..arguments import shown, wrong_kind
 from ..errors import MupscaleError, raise_faults
-from .muon_rows import MUONS
+from .muon_rows import line_to_write
 from .optimizer_rule import Decay as Decay
 from .optimizer_rule import OptimizerRule as OptimizerRule
 from .optimizer_rule import State as State
@@ -25,7 +25,7 @@ from .package_rows import PACKAGES
 from .refused import why_refused
 from .torch_rows import TORCH
 
-RULES: dict[str, OptimizerRule] = {**TORCH, **PACKAGES, **MUONS}
+RULES: dict[str, OptimizerRule] = {**TORCH, **PACKAGES}
 
 _ROW = "write mupscale.rules.OptimizerRule(lr=…, state=…)"
 
@@ -95,6 +95,8 @@ def _hint(optimizer: type | str, name: str, table: Mapping[str, OptimizerRule]) 
         here, there = name.rpartition(".")[2], parent.rpartition(".")[2]
         line = f"mupscale.rules.register_optimizer({here}, mupscale.rules.rule_for({there}))"
         return f"it derives from {parent}; if its update is the same, write {line}"
+    if (muon := line_to_write(name.rpartition(".")[2])) is not None:
+        return muon
     return (
         "state its units with mupscale.rules.register_optimizer(cls, mupscale.rules.OptimizerRule(...)) "
         "and prove them with mupscale.rules.check_optimizer"

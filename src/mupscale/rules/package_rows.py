@@ -16,8 +16,8 @@ from .units import FILLED, NEUTRAL, G, Units, W
 
 
 def _in_train_mode(group: Group, state: Mapping[str, Any]) -> str | None:
-    """In eval mode the weights hold the average, from which no step may be taken."""
-    if group.get("train_mode", True):
+    """In eval mode the weights hold the average, from which no step may be taken; without state there is none yet."""
+    if group.get("train_mode", True) or "z" not in state:
         return None
     return "schedule-free optimizers are widened in train mode, and this one is in eval mode; call optimizer.train()"
 
@@ -66,22 +66,48 @@ _RMS = W * FILLED**HALF
 """The root of the mean square of the weights."""
 
 
-def _adafactor(lr: Units, decay: Units) -> OptimizerRule:
+def _relative_to_nothing(group: Group, state: Mapping[str, Any]) -> str:
+    return (
+        "Adafactor with relative_step=True and scale_parameter=False takes its rate from the number of the step alone, so no "
+        "setting can give that rate the units of a tensor; train with relative_step=False and an lr, or with "
+        "scale_parameter=True"
+    )
+
+
+def _adafactor(lr: Units, **more: Any) -> OptimizerRule:
     """transformers' Adafactor. Its decay is multiplied by the rate that it computes, which has the units of a weight."""
     return OptimizerRule(
         lr=lr,
         hyper={"eps": (G**2, _RMS), "clip_threshold": FILLED**HALF},
-        decay=decay,
+        decay=W**-1,
         state={**_ROW_AND_COLUMN, "exp_avg": W, "RMS": _RMS},
-        neutral={"decay_rate", "beta1", "relative_step", "warmup_init"},
+        neutral={"decay_rate", "beta1", "warmup_init"},
         entrywise=False,
         agrees_with_mup=lr == W,
+        **more,
     )
+
+
+# A relative step does not read lr. Its rate is the root of the mean square of the weights times a number that follows from
+# the step, and no setting corrects that mean for padding.
+_ADAFACTOR = rule_by(
+    "relative_step",
+    {
+        False: rule_by("scale_parameter", {True: _adafactor(FILLED**-HALF), False: _adafactor(W)}),
+        True: rule_by(
+            "scale_parameter",
+            {
+                True: _adafactor(NEUTRAL, takes_padding=False),
+                False: _adafactor(NEUTRAL, refuse=_relative_to_nothing),
+            },
+        ),
+    },
+)
 
 
 _CAME = OptimizerRule(
     lr=W,
-    hyper={"eps": (G**2, NEUTRAL)},
+    hyper={"eps": (G**2, NEUTRAL), "clip_threshold": FILLED**HALF},
     decay=Decay.DECOUPLED,
     state={
         **_ROW_AND_COLUMN,
@@ -90,9 +116,8 @@ _CAME = OptimizerRule(
         "exp_avg_res_col": State(NEUTRAL, mean_over=-2, dropped=True),
         "RMS": _RMS,
     },
-    neutral={"betas", "clip_threshold"},
+    neutral={"betas"},
     entrywise=False,
-    takes_padding=False,
 )
 _LION = OptimizerRule(lr=W, decay=Decay.DECOUPLED, state={"exp_avg": G}, neutral={"betas"})
 _ADAMW = OptimizerRule(
@@ -139,9 +164,7 @@ def _pytorch_optimizer(row: OptimizerRule, *neutral: str, **changes: Any) -> Opt
 
 
 PACKAGES: dict[str, OptimizerRule] = {
-    "transformers.Adafactor": rule_by(
-        "scale_parameter", {True: _adafactor(FILLED**-HALF, W**-1), False: _adafactor(W, W**-1)}
-    ),
+    "transformers.Adafactor": _ADAFACTOR,
     "came_pytorch.CAME": _CAME,
     "lion_pytorch.Lion": _LION,
     "optimi.StableAdamW": _optimi(_ADAMW, takes_padding=False),

@@ -1,9 +1,12 @@
 """Optimizers that cannot be widened exactly: why, and what to do instead.
 
-Keyed by the name of the class, in whatever package it is; a class of that name with a row in the table is not refused.
+Keyed by the name of the class, in whatever package it is, where * stands for any letters; a class of that name with a row
+in the table is not refused.
 """
 
 from __future__ import annotations
+
+from fnmatch import fnmatchcase
 
 _AFRESH = "widen the weights alone with optimizers=[] and start it afresh"
 _MIXED = "so per-tensor units cannot be applied to it"
@@ -44,14 +47,15 @@ _REASONS: dict[tuple[str, ...], str] = {
     ("DAdaptAdam", "DAdaptAdaGrad", "DAdaptAdan", "DAdaptLion", "DAdaptSGD"): (
         f"D-Adaptation estimates one step size from sums over all tensors, {_MIXED}; {_AFRESH}"
     ),
-    ("LAMB", "Lamb", "FusedLAMB"): (
+    ("*LAMB*", "*Lamb"): (
         "LAMB clips the norm of the weights at a constant, written in its code, and that norm depends on the width; "
         f"{_AFRESH}"
     ),
     (
-        "LARS",
+        "*LARS*",
+        "*Lars",
     ): f"LARS divides norms of weights and of gradients, which depend on the width and on padding; {_AFRESH}",
-    ("Sophia", "SophiaH", "AdaHessian", "Adahessian"): (
+    ("Sophia", "SophiaG", "SophiaH", "AdaHessian", "Adahessian"): (
         "it uses the diagonal of the Hessian, which is no power of the units of a weight and a gradient; "
         f"{_AFRESH}"
     ),
@@ -64,8 +68,8 @@ _REASONS: dict[tuple[str, ...], str] = {
         f"tensor in its group; {_AFRESH}"
     ),
     ("LayerWiseDummyOptimizer",): (
-        "it stands for one optimizer per tensor, each of which steps during the backward pass; choose an optim= without "
-        "_layerwise"
+        "it stands for one optimizer per tensor, each of which steps during the backward pass; train with "
+        'optim="adafactor" or optim="adamw_torch"'
     ),
     ("NpuFusedAdamW",): (
         'its state lies in tensors that join many parameters; train with optim="adamw_torch"'
@@ -73,7 +77,7 @@ _REASONS: dict[tuple[str, ...], str] = {
 }
 
 REFUSED = {name: reason for names, reason in _REASONS.items() for name in names}
-"""The name of a class -> why it is refused, and what to do."""
+"""The name of a class, or a pattern of names -> why it is refused, and what to do."""
 
 
 def why_refused(name: str) -> str | None:
@@ -82,4 +86,5 @@ def why_refused(name: str) -> str | None:
     >>> why_refused("pytorch_optimizer.SOAP").split(".")[0]
     'SOAP divides by second moments in the eigenbasis of the gradients'
     """
-    return REFUSED.get(name.rpartition(".")[2])
+    own = name.rpartition(".")[2]
+    return next((reason for pattern, reason in REFUSED.items() if fnmatchcase(own, pattern)), None)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from ..arguments import shown, wrong_kind, wrong_list, wrong_number
 from ..errors import Fault, MupscaleError, raise_faults
-from ..optimizers.settings import factors_of, scale_setting
+from ..optimizers.settings import LATE, cannot_be_exact, factors_of, refused_by_row, scale_setting
 from ..plans.fits import check_end
 from ..plans.names import named_tensors, resolve
 from ..plans.plan import Plan
@@ -74,7 +74,7 @@ def param_groups(
             "check its spelling, or register the optimizer with this key in hyper= or neutral=",
         )
         for key in settings
-        if not rule.known(key)
+        if not all(row.known(key) for row in _rows(rule, settings) or (rule,))
     ]
     if "lr" not in settings:
         faults.append(Fault("lr", f"{optimizer_class.__name__} has no default learning rate", "pass lr="))
@@ -111,11 +111,14 @@ def param_groups(
             faults.append(Fault(name, what, "pick matrices with parameters="))
     faults += refused_on_shards(optimizer_class, named, settings)
     raise_faults("these parameters cannot be grouped", faults)
+    chosen = {name: _own_settings(settings, rows[name], name, no_decay) for name in named}
+    for name, own in chosen.items():
+        faults += cannot_be_exact(rows[name], own, name, plan[name])
+        faults += refused_by_row(rows[name], own, LATE, name, plan[name])
+    raise_faults("these parameters cannot be grouped", faults)
     groups: dict[Any, dict[str, Any]] = {}
     for name, parameter in named.items():
-        own, row = dict(settings), rows[name]
-        if row.decay is not None and any(fnmatchcase(name, pattern) for pattern in no_decay):
-            own[row.decay_key] = 0.0
+        own, row = chosen[name], rows[name]
         factors = factors_of(row, own, plan[name])
         group = {
             key: scale_setting(copy.deepcopy(v), factors[key]) if key in factors else v
@@ -129,6 +132,14 @@ def param_groups(
         apart = is_sharded(parameter)  # foreach and fused steps take plain or sharded tensors, not both
         groups.setdefault((apart, key), {**group, "params": []})["params"].append((name, parameter))
     return list(groups.values())
+
+
+def _own_settings(
+    settings: Mapping[str, Any], row: OptimizerRule, name: str, no_decay: Sequence[str]
+) -> dict[str, Any]:
+    """The settings of one tensor at the reference."""
+    without = row.decay is not None and any(fnmatchcase(name, pattern) for pattern in no_decay)
+    return {**settings, row.decay_key: 0.0} if without else dict(settings)
 
 
 def _settings(

@@ -23,8 +23,10 @@ from ..optimizers.named import NamedGroup
 from ..optimizers.read import settings_of
 from ..optimizers.rows import split_by_row
 from ..optimizers.settings import (
+    LATE,
     by_factors,
     cannot_be_exact,
+    refused_by_row,
     same_setting,
     scale_setting,
     unknown_settings,
@@ -58,7 +60,7 @@ class InUnits:
         self._optimizer, self._rule = optimizer, rule
         self._names = {key: plan.planned(name) for key, name in parameter_names(model).items()}
         self._stock: Groups | None = None
-        self._paused = False
+        self._paused = self._begun = False
         self._shares = self._split()
         self._split_of = _members(optimizer.param_groups)
         self._handles: list[RemovableHandle] = [
@@ -91,10 +93,16 @@ class InUnits:
             named = NamedGroup(tuple(members), settings_of(group), self._rule, origin)
             dimensions = {name: p.dim() for name, p in members.items()}
             state = {name: self._optimizer.state.get(p, {}) for name, p in members.items()}
+            started = any(self._optimizer.state.values())
             for part in split_by_row(named, dimensions, state, where):
                 faults += _refused(part.rule, group, where)
+                faults += unknown_settings([part], self._optimizer.defaults, where)
                 for name in part.names:
                     faults += cannot_be_exact(part.rule, group, name, self.plan[name])
+                    # State may be loaded later, so it is judged at the first step. A tensor that has none when others have
+                    # gets no gradients.
+                    own = state[name] if self._begun and (state[name] or not started) else LATE
+                    faults += refused_by_row(part.rule, group, own, name, self.plan[name])
                 for apart in (False, True):  # foreach and fused steps take plain or sharded tensors, not both
                     entries = [(n, self.plan[n]) for n in part.names if is_sharded(members[n]) is apart]
                     for factors, names in by_factors(part, entries):
@@ -105,7 +113,8 @@ class InUnits:
     def _enter(self, optimizer: Optimizer, *_: Any) -> None:
         self._leave(optimizer)  # a step that raised has left its groups behind
         stock = optimizer.param_groups
-        if _members(stock) != self._split_of:
+        if _members(stock) != self._split_of or not self._begun:
+            self._begun = True
             self._shares, self._split_of = self._split(), _members(stock)
         self._own: Groups = [
             {
@@ -189,10 +198,6 @@ def step_in_units_(
             "this optimizer is stepped in units already; to attach it anew, first call remove() on the handle that "
             "step_in_units_ returned"
         )
-    where = type(optimizer).__name__
-    groups = [NamedGroup((), settings_of(group), rule) for group in optimizer.param_groups]
-    faults = unknown_settings(groups, optimizer.defaults, where)
-    raise_faults("this optimizer cannot be stepped in the units of the plan", faults)
     return InUnits(optimizer, plan, target, rule)
 
 
