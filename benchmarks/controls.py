@@ -34,7 +34,7 @@ EXCUSES = {
     ("AnyPrecision", "compensation"): "below the rounding of float64; tests/optimizers/test_rows.py shows it",
     **{
         (name, f"{key}, another row"): "its vectors have s = 1"
-        for name in ("Keller Jordan's Muon", "Moonlight's Muon")
+        for name in ("Keller Jordan's Muon", "Moonlight's Muon", "nanochat's Muon")
         for key in ("lr", "weight_decay")
     },
     ("Adafactor", "eps[1]"): "below the size of every weight here; Adafactor absolute shows it",
@@ -43,6 +43,7 @@ EXCUSES = {
 
 NOT_IN_A_RUN = {
     ("StableAdamW", "kahan_comp"): "kept for weights in 16 bits only",
+    ("TorchaoAdamW", "max_exp_avg_sq"): "kept with amsgrad only; torch.optim.AdamW shows it",
     ("CAME", "exp_avg_sq"): "shown by the moments of vectors, which have the same key",
 }
 """(class, key) -> why no run in float64 has this factor; tests/optimizers/test_rows.py shows it or says why not."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn, optim
 from transformers.optimization import Adafactor
 
 from harness import published
-from harness.lion import Lion
 from harness.models import Case
 from harness.muons import MUON_ROWS, MoonlightMuon, MuonWithAuxAdam, NanochatMuonAdamW
 from mupscale.rules import muon_row, register_optimizer
@@ -149,7 +148,7 @@ SETUPS = {
         Setup("Adafactor absolute", optim.Adafactor, {"lr": 0.01, "eps": (1e-12, 1.0), "weight_decay": 0.1}),
         Setup("Muon original", optim.Muon, _MUON),
         Setup("Muon match_rms", optim.Muon, {**_MUON, "adjust_lr_fn": "match_rms_adamw"}),
-        Setup("Lion", Lion, {"lr": 0.002, "weight_decay": 0.1}),
+        Setup("Lion", published.Lion, {"lr": 0.002, "weight_decay": 0.1}),
         Setup("AdEMAMix", published.AdEMAMix, {**_ADAM, "lr": 0.005}),
         Setup("AdEMAMix decoupled", published.AdEMAMix, {**_ADAMW, "lr": 0.005, "weight_decouple": True}),
         Setup("ADOPT", published.ADOPT, {**_ADAM, "betas": (0.9, 0.95)}),
