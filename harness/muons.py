@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from harness.published import Group, State, adam, count, decay, zeros
+from harness.written import Group, State, adam, count, decay, zeros
 
 ROUND_TO: torch.dtype | None = None
 """The dtype of the iterations; None for that of the gradient."""

@@ -13,8 +13,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .low_bit import BnbAdamW, BnbAdEMAMix, BnbLion, BnbRMSprop, TorchaoAdamW
-from .schedule_free import AdamWScheduleFree, RAdamScheduleFree, SGDScheduleFree
+from .low_bit import BnbAdamW as BnbAdamW
+from .low_bit import BnbAdEMAMix as BnbAdEMAMix
+from .low_bit import BnbLion as BnbLion
+from .low_bit import BnbRMSprop as BnbRMSprop
+from .low_bit import TorchaoAdamW as TorchaoAdamW
+from .schedule_free import AdamWScheduleFree as AdamWScheduleFree
+from .schedule_free import RAdamScheduleFree as RAdamScheduleFree
+from .schedule_free import SGDScheduleFree as SGDScheduleFree
 from .written import Group, Published, State, adam, count, decay, zeros
 
 

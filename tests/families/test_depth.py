@@ -1,6 +1,7 @@
 """Deeper stock models: the plan is exact on a small copy, configurations keep their lists, and what cannot sleep is refused."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
