@@ -109,7 +109,7 @@ def test_settings_of_a_block_move_with_it():
     torch.manual_seed(0)
     base = stock(transformers.SmolLM3Config(**{k: v for k, v in fields.items() if k != "model_type"}))
     base.model.layers[3].eval()
-    deep = mu.widen(
+    deep: Any = mu.widen(
         base, lambda: stock(transformers.SmolLM3Config(**family.wide_config)), plan=family.plan
     ).model
     assert [block.self_attn.use_rope for block in deep.model.layers] == [1, 1, 1, 0, 1]
