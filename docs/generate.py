@@ -24,8 +24,10 @@ from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
 from mupscale.families.rows import Row, row_for  # noqa: E402
 from mupscale.families.widths import USUAL  # noqa: E402
 from mupscale.rules.muon_rows import MUONS  # noqa: E402
-from mupscale.rules.optimizers import RULES, Decay, OptimizerRule, State  # noqa: E402
+from mupscale.rules.optimizers import Decay, OptimizerRule, State  # noqa: E402
+from mupscale.rules.package_rows import PACKAGES  # noqa: E402
 from mupscale.rules.refused import REFUSED  # noqa: E402
+from mupscale.rules.torch_rows import TORCH  # noqa: E402
 from mupscale.rules.units import NEUTRAL, G, Units, W  # noqa: E402
 from mupscale.trainers.menu import MENU  # noqa: E402
 from reproduce.frontier.page import page as frontier  # noqa: E402
@@ -220,9 +222,8 @@ def _packages() -> str:
     """Rows of other packages, where they are used, and what was measured; classes with one row share a line."""
     errors = _measured()
     together: dict[int, list[str]] = {}
-    for name, rule in RULES.items():
-        if not name.startswith("torch.optim."):
-            together.setdefault(id(rule), []).append(name)
+    for name, rule in PACKAGES.items():
+        together.setdefault(id(rule), []).append(name)
     lines = [
         "| class | Trainer's `optim=` | learning rate | weight decay | other settings | state | float64 | float32 |"
     ]
@@ -234,7 +235,7 @@ def _packages() -> str:
             for dtype in ("float64", "float32")
         ]
         shown = " | ".join("not run" if error is None else f"{error:.0e}" for error in worst)
-        for choice, row in _chosen(RULES[names[0]]):
+        for choice, row in _chosen(PACKAGES[names[0]]):
             label = ", ".join(names) + (f" ({choice})" if choice else "")
             lines.append(f"| {label} | {used} | {_cells(row)} | {shown} |")
     return "\n".join(lines)
@@ -242,7 +243,7 @@ def _packages() -> str:
 
 def optimizers() -> str:
     own = [
-        line for name, rule in RULES.items() if name.startswith("torch.optim.") for line in rows(name, rule)
+        line for name, rule in TORCH.items() if name.startswith("torch.optim.") for line in rows(name, rule)
     ]
     reasons: dict[str, list[str]] = {}
     for name, reason in REFUSED.items():
