@@ -12,7 +12,8 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 
 import mupscale as mu  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
-from mupscale.families.depth import depth_of  # noqa: E402
+from mupscale.families.depth import deepened, depth_of  # noqa: E402
+from mupscale.families.models import as_data, config_from  # noqa: E402
 from mupscale.families.multipliers import To, parse_to  # noqa: E402
 from mupscale.families.plan import family_plan  # noqa: E402
 from mupscale.families.prove import prove  # noqa: E402
@@ -56,7 +57,7 @@ def test_types_whose_blocks_cannot_sleep_are_refused():
     with pytest.raises(mu.MupscaleError, match=r"c_proj\.bias\n    new, and training would move it"):
         family_plan(gpt2, to="layers=3")
     bert = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "head_dim")}
-    with pytest.raises(mu.MupscaleError, match="grow its width with -k"):
+    with pytest.raises(mu.MupscaleError, match="says whether its width can grow"):
         family_plan({"model_type": "bert", **bert}, to="layers=6")
 
 
@@ -86,6 +87,32 @@ def test_a_field_that_counts_layers_is_refused(field):
     assert depth_of(
         {"model_type": "x", "num_hidden_layers": 4, "layer_norm_eps": 1e-6, "attn_layers": None}, To(6)
     )
+
+
+def test_lists_as_long_as_the_layers_that_are_not_about_them_stay():
+    """Two end tokens of a model with two layers. Control: an unknown list of that length is refused."""
+    data = {"model_type": "x", "num_hidden_layers": 2, "eos_token_id": [1, 2], "architectures": ["A", "B"]}
+    assert depth_of(data, To(4)).edits == {("num_hidden_layers",): 4}
+    for field in ({"scales": [0.5, 0.7]}, {"moe_layers": [0, 1]}, {"hybrid_override_pattern": "M*"}):
+        with pytest.raises(mu.MupscaleError, match=next(iter(field))):
+            depth_of({**data, **field}, To(4))
+
+
+def test_a_class_that_makes_something_else_of_a_field_is_noticed(monkeypatch):
+    """Control: the class as it is. The other one forgets what was set."""
+    config = config_from({"model_type": "qwen2", **SIZES})
+    depth = depth_of(as_data(config), To(5, (0,)))
+    assert deepened(config, depth).num_hidden_layers == 5
+    monkeypatch.setattr("mupscale.families.depth.config_from", lambda _: config)
+    with pytest.raises(
+        mu.MupscaleError, match=r"(?s)num_hidden_layers.*set to 5, and its class makes 4 of it"
+    ):
+        deepened(config, depth)
+
+
+def test_deeper_and_exported_at_once_is_refused():
+    with pytest.raises(mu.MupscaleError, match="leave one of them out"):
+        family_plan({"model_type": "llama", **SIZES}, 2, to="layers=5", export="granite")
 
 
 def test_two_counts_of_layers_are_refused():

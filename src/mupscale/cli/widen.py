@@ -197,7 +197,7 @@ def _stored_losses(chosen: argparse.Namespace, request: Request) -> str:
 
 def _not_measured(error: MupscaleError) -> str:
     return (
-        f"loss not measured: {error}\n  the noise that is measured to be harmless on trained models is {DEFAULT_NOISE}; to see "
+        f"loss not measured: {error}\n  the smallest noise that is documented is {DEFAULT_NOISE}; to see "
         "what it costs, run this command again where base and result fit into memory: it measures a finished result"
     )
 

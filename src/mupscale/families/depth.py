@@ -41,8 +41,13 @@ _SPELLED_OUT = {
     "no_rope_layer_interval": "no_rope_layers",
 }
 _LOUD = 10.0
-"""How much larger the first gradient of a writer may be than that of a trained block. Types that are known have at most 1;
-with a norm behind the branch and without a row it is 28, because the norm blows up an output of nearly zero."""
+"""How much larger the first gradient of a writer may be than that of a trained block. It is of the same size in the types of
+`benchmarks/growth.py`. Behind a norm without a row it is far larger, because a norm blows up an output of nearly zero."""
+_WIDTH = "mupscale plan BASE -k 2 says whether its width can grow instead"
+_LISTS = frozenset(_SPELLED_OUT.values())
+"""Lists that are known to hold one entry for every layer."""
+_OTHER_LISTS = re.compile(r"^architectures$|token_ids?$")
+"""Lists that may be as long as there are layers and say nothing about them."""
 _EVERY = re.compile(r"interval|freq|step|pattern")  # of these, 1 means every layer
 _BY_LAYER = re.compile(r"layer|interval|freq|pattern|first_k_dense|sparse_step|depth")
 
@@ -61,12 +66,8 @@ class Depth:
         return tuple(i for i, block in enumerate(self.order) if block is None)
 
 
-def depth_of(data: Mapping[str, Any], to: To) -> Depth:
-    """Where the new blocks go in this configuration, and its fields; refused where a field is not understood.
-
-    >>> depth_of({"model_type": "llama", "num_hidden_layers": 2}, To(4)).new
-    (1, 3)
-    """
+def _layer_count(data: Mapping[str, Any]) -> tuple[Path, Mapping[str, Any], str]:
+    """The part of a configuration that counts layers, with its path, and the field; refused unless there is exactly one."""
     counted = [
         (path, part, key)
         for path, part in nested_configs(data)
@@ -76,15 +77,24 @@ def depth_of(data: Mapping[str, Any], to: To) -> Depth:
     if len(counted) != 1:
         names = ", ".join(".".join((*path, key)) for path, _, key in counted) or "none"
         what = f"this configuration counts layers in {names}, expected one field"
-        raise_faults("this model cannot grow deeper", [Fault("--to layers", what, "grow its width with -k")])
-    path, part, key = counted[0]
+        raise_faults("this model cannot grow deeper", [Fault("--to layers", what, _WIDTH)])
+    return counted[0]
+
+
+def depth_of(data: Mapping[str, Any], to: To) -> Depth:
+    """Where the new blocks go in this configuration, and its fields; refused where a field is not understood.
+
+    >>> depth_of({"model_type": "llama", "num_hidden_layers": 2}, To(4)).new
+    (1, 3)
+    """
+    path, part, key = _layer_count(data)
     layers = part[key]
     order = order_of(layers, to.layers, to.after)
     raise_faults("this configuration counts its layers", _counted(part, key, layers))
     changed: dict[Path, Any] = {(*path, key): to.layers}
     like = _nearest(order)
     for name, value in part.items():
-        if isinstance(value, list) and len(value) == layers and name not in ("architectures",):
+        if isinstance(value, list) and len(value) == layers and not _OTHER_LISTS.search(name):
             changed[(*path, name)] = [value[block] for block in like]
     return Depth(order, changed)
 
@@ -102,57 +112,69 @@ def _nearest(order: Order) -> list[int]:
 
 
 def _counted(part: Mapping[str, Any], own: str, layers: int) -> list[Fault]:
-    """Fields that mean layers by their number, so that new blocks would change which layers they mean."""
-    faults = []
-    for key, value in part.items():
-        if key == own or not _BY_LAYER.search(key) or isinstance(value, (bool, float, str, type(None))):
-            continue
-        if isinstance(value, list) and (not value or len(value) == layers):
-            continue
-        if isinstance(value, Mapping) or value == 0 or (value == 1 and _EVERY.search(key)):
-            continue
-        listed = part.get(_SPELLED_OUT.get(key, ""))
-        if isinstance(listed, list) and len(listed) == layers:
-            continue
-        what = f"it is {value}, and may mean layers by their number, which new blocks change"
-        faults.append(Fault(key, what, "grow its width with -k"))
-    if part.get("scale_attn_by_inverse_layer_idx"):
-        faults.append(Fault("scale_attn_by_inverse_layer_idx", "each layer is scaled by its number"))
-    return faults
+    """Fields that may mean layers by their number, so that new blocks would change which layers they mean."""
+    told = [key for key, value in part.items() if key != own and not _understood(key, value, part, layers)]
+    what = "it is {}, and may mean layers by their number, which new blocks change"
+    return [Fault(key, what.format(part[key]), _WIDTH) for key in told]
+
+
+def _understood(key: str, value: Any, part: Mapping[str, Any], layers: int) -> bool:
+    """Whether a field means no layer, or says entry by entry what every layer is.
+
+    >>> [_understood(key, 2, {"layer_types": ["a", "b"]}, 2) for key in ("hidden_size", "max_window_layers", "moe_layers")]
+    [True, True, False]
+    >>> _understood("layer_types", ["a", "b"], {}, 2), _understood("moe_layers", [0, 1], {}, 2)
+    (True, False)
+    """
+    if key == "scale_attn_by_inverse_layer_idx":
+        return not value
+    if isinstance(value, list) and len(value) == layers:
+        # A list of all the layers' own numbers is not one of entries.
+        numbers = all(type(entry) is int for entry in value) and sorted(value) == list(range(layers))
+        return (
+            bool(_OTHER_LISTS.search(key)) or key in _LISTS or (bool(_BY_LAYER.search(key)) and not numbers)
+        )
+    if not _BY_LAYER.search(key) or isinstance(value, (bool, float, Mapping, type(None))) or not value:
+        return True
+    if isinstance(value, str):
+        return len(value) != layers
+    if value == 1 and _EVERY.search(key):
+        return True
+    listed = part.get(_SPELLED_OUT.get(key, ""))
+    return isinstance(listed, list) and len(listed) == layers
 
 
 def deepened(config: Config, depth: Depth) -> Config:
-    """The configuration with its new blocks."""
-    return config_from(with_edits(as_data(config), depth.edits))
+    """The configuration with its new blocks; refused if its class changes what was set."""
+    made = config_from(with_edits(as_data(config), depth.edits))
+    data = dict(nested_configs(as_data(made)))
+    faults = [
+        Fault(
+            ".".join(path),
+            f"set to {value}, and its class makes {data[path[:-1]].get(path[-1])} of it",
+            _WIDTH,
+        )
+        for path, value in depth.edits.items()
+        if data[path[:-1]].get(path[-1]) != value
+    ]
+    raise_faults("this configuration cannot be written with new blocks", faults)
+    return made
 
 
 def small_depth(small: Config) -> Depth:
     """The depth on which new blocks are tried: one behind each block of the small copy."""
     data = as_data(small)
-    layers = next(
-        value
-        for _, part in nested_configs(data)
-        for key, value in part.items()
-        if LAYER_COUNTS.match(key) and type(value) is int
-    )
-    return depth_of(data, To(2 * layers, tuple(range(layers))))
+    _, part, key = _layer_count(data)
+    return depth_of(data, To(2 * part[key], tuple(range(part[key]))))
 
 
 def new_blocks(base: Config, deeper: Config, cls: Any, depth: Depth, small: Config) -> Plan:
     """The plan from a model to the deeper one, both of one width; `small` shows what fresh vectors hold."""
-    row = row_for(_inner_type(as_data(base)))
+    _, part, _ = _layer_count(as_data(base))
+    row = row_for(str(part.get("model_type")))
     values, silenced = first_values(fresh(small, cls)), row.silenced
     return block_plan(
         on_meta(base, cls), on_meta(deeper, cls), depth.order, values, tuple(silenced) or WRITERS, silenced
-    )
-
-
-def _inner_type(data: Mapping[str, Any]) -> str:
-    """The model type of the part of a configuration that counts layers."""
-    return next(
-        str(part.get("model_type"))
-        for _, part in nested_configs(data)
-        if any(LAYER_COUNTS.match(key) and type(value) is int for key, value in part.items())
     )
 
 
@@ -169,7 +191,7 @@ def try_blocks(small: Config, cls: Any) -> float:
     kind = str(small.model_type)
     if not any(entry.quiet for entry in plan.tensors.values()):
         what = "which weights of a block write into its stream is not known for this type"
-        raise_faults("this model cannot grow deeper", [Fault(kind, what, "grow its width with -k")])
+        raise_faults("this model cannot grow deeper", [Fault(kind, what, _WIDTH)])
     with lifted_casts():
         loss = loss_for(base, deep, batch_for(base, small))
         before, base_grads = gradients(base, loss)
@@ -182,7 +204,7 @@ def try_blocks(small: Config, cls: Any) -> float:
         jump = loss_gap(float(before), float(woken))
     if not jump <= GRADIENT_TOLERANCE:
         what = f"waking a new block changes the loss by {jump:.1e}, expected 0"
-        raise_faults("this model cannot grow deeper", [Fault(kind, what, "grow its width with -k")])
+        raise_faults("this model cannot grow deeper", [Fault(kind, what, _WIDTH)])
     _refuse_loud(woken_grads, plan)
     return max(identity.errors.values(), default=0.0)
 
@@ -196,7 +218,7 @@ def _refuse_loud(grads: Mapping[str, Tensor | None], plan: Plan) -> None:
             size, usual = (0.0 if grad is None else float(grad.norm()) for grad in (grads[name], old))
             if not 0 < size <= _LOUD * usual:
                 what = f"its gradient is {size:.1e} when the block wakes, that of {entry.like} is {usual:.1e}"
-                faults.append(Fault(name, what, "grow its width with -k"))
+                faults.append(Fault(name, what, _WIDTH))
     raise_faults("new blocks of this model do not wake quietly", faults[:2])
 
 
@@ -205,7 +227,7 @@ def _refuse_awake(kind: str, gap: float, errors: Mapping[str, float], plan: Plan
     faults = []
     if not gap <= GRADIENT_TOLERANCE:
         what = "a new block does not pass its input on, as where a norm follows the sum"
-        faults.append(Fault(kind, what, "grow its width with -k"))
+        faults.append(Fault(kind, what, _WIDTH))
     awake = [n for n, e in errors.items() if not e <= GRADIENT_TOLERANCE and plan[n].new]
     other = [n for n, e in errors.items() if not e <= GRADIENT_TOLERANCE and not plan[n].new]
     faults += [Fault(n, "new, and training would move it before it wakes") for n in awake]
@@ -214,7 +236,7 @@ def _refuse_awake(kind: str, gap: float, errors: Mapping[str, float], plan: Plan
 
 
 def _wake_(deep: Any, base: Any, plan: Plan) -> None:
-    """Give the new weights their noise, and nothing else."""
+    """Give the new weights their noise, whose size does not depend on t, and nothing else."""
     tensors = dict(base.named_parameters())
     exempt = exempt_of(deep, plan, "wide")
     noise = resolve_noise(tensors, SignalNoise(0.1), plan=plan, exempt=exempt)

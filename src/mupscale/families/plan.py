@@ -82,10 +82,15 @@ def family_plan(
         base = config_from(raw)
     cls = model_class(base, architecture)
     narrow = start_of(base, export)
+    if to is not None and export is not None:
+        what = f"{export}, and --to {to}: new blocks are added in the base's own class"
+        raise_faults(
+            "a model is exported or grows deeper", [Fault("--export", what, "leave one of them out")]
+        )
     depth = None if to is None else depth_of(as_data(narrow), parse_to(to))
     start = narrow if depth is None else deepened(narrow, depth)
     wide, wide_cls = wide_of(start, by_width, export, cls)
-    if depth is None or export is not None:
+    if depth is None:
         refuse_nothing(as_data(start), by_width)
     wide_model = on_meta(wide, wide_cls)
     base_end, wide_end = Tensors.of(on_meta(start, cls)), Tensors.of(wide_model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..rules.schemes import TUNED
@@ -52,8 +53,8 @@ def described(settings: Settings, tokens: int | None = None) -> str:
     lines = [
         f"proxy: width {settings.width:,} -> {wide:,} (k = {settings.k}), constants written at width {settings.at:,}",
         f"base:  {settings.steps:,} steps, learning rates {_list(settings.lrs or ())}",
-        f"grown: {settings.after:,} steps, {_list(settings.factors)} times the best of them, noise 0,"
-        f"{_list(tuple(n for n in settings.noises if n))} ({TUNED[settings.scheme].size})",
+        f"grown: {settings.after:,} steps, {_list(settings.factors)} times the best of them, noise "
+        f"{_list([0.0, *(n for n in settings.noises if n)])} ({TUNED[settings.scheme].size})",
     ]
     if look.stay:
         lines.append(
@@ -73,6 +74,5 @@ def _flops(settings: Settings, end: int, steps: int) -> str:
     return "" if settings.flops is None else f"{steps * settings.flops[end]:.3g} FLOPs"
 
 
-def _list(values: tuple[float, ...] | object) -> str:
-    assert isinstance(values, tuple)
+def _list(values: Iterable[float]) -> str:
     return ",".join(f"{value:.4g}" for value in values)
