@@ -74,7 +74,7 @@ def test_licence_tags_and_text_of_the_base_are_kept(base, wide):
         assert new[key] == old[key]
     assert "model-index" not in new, "results of the base are not those of this model"
     body = parts((wide / "README.md").read_text())[1]
-    assert body.index("grown in width from `org/some-7b`") < body.index("It scores 12 points.")
+    assert body.index("grown from `org/some-7b`") < body.index("It scores 12 points.")
     assert main(["check", str(base), str(wide), "--bytes", "--quiet"]) == 0
 
 

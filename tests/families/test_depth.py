@@ -183,6 +183,9 @@ def test_a_directory_grows_deeper_and_loads_in_the_stock_class(tmp_path):
     with torch.no_grad():
         assert torch.equal(deep(words).logits, base(words).logits)
     assert float(deep.model.layers[1].mlp.up_proj.weight.detach().abs().max()) == 0.0
+    card = (tmp_path / "deep" / "README.md").read_text()
+    assert "(`--to layers=4`)" in card
+    assert "its new blocks are zero" in card
     about = json.loads((tmp_path / "deep" / "mupscale.json").read_text())
     assert any("model.layers.*.mlp.up_proj.weight" in group["tensors"] for group in about["factors"])
 

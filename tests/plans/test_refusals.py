@@ -1,5 +1,6 @@
 """Optimizers, schedulers, plans and state dicts: what is refused, where, and what to write instead."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -52,6 +53,7 @@ def test_quantised_state_is_refused():
     for state in run.optimizers[0].state.values():
         state["absmax1"] = torch.ones(1)
     refusal(lambda: widen(run), "state1 is quantised in blocks", "optimizers=[]")
+    assert not widen(dataclasses.replace(run, optimizers=[])).optimizers, "the remedy"
 
 
 @pytest.mark.parametrize("name", REFUSED)

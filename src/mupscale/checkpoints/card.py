@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .about import NAME
+from .request import Request
 from .train_script import rate_of, writes_text
 
 _KEY = re.compile(r"([A-Za-z_][\w-]*):")
@@ -36,7 +37,9 @@ def card(about: Mapping[str, Any], base_card: str = "") -> str:
 
 def _section(about: Mapping[str, Any]) -> str:
     noise = about["noise"]
-    width = f"`-k {about['multipliers']}`"
+    request = Request.from_json(about["request"])
+    awake = "" if request.to is None else " and new blocks wake"
+    asleep = "" if request.to is None else " and its new blocks are zero"
     if about["plan"]["exact"] != "dynamic":
         state = (
             "Its readout was untied from its embedding: it computes the same function as the base, and **does not train "
@@ -45,14 +48,14 @@ def _section(about: Mapping[str, Any]) -> str:
     elif noise is None:
         state = (
             "It computes the same function as the base and, trained with the units below, **trains exactly like the "
-            "base**: copies of a unit stay equal, so it cannot use its new width until noise is added "
+            f"base**: copies of a unit stay equal{asleep}, so it cannot use what is new until noise is added "
             "(`mupscale upscale`)."
         )
     else:
         how = ", ".join(f"{key} = {value}" for key, value in sorted(noise["asked"].items()))
         state = (
             f"Noise ({noise['kind']}: {how}, seed {about['request']['seed']}) was added after the exact map, so that copies of a "
-            f"unit can part. {_losses(about['losses'])}"
+            f"unit can part{awake}. {_losses(about['losses'])}"
         )
     rate, source = rate_of(about)
     rows = "\n".join(
@@ -62,7 +65,7 @@ def _section(about: Mapping[str, Any]) -> str:
     )
     return f"""# {about["base"]["name"]}, {about["parameters"]["wide"] / about["parameters"]["base"]:.1f} times the parameters
 
-`{about["architecture"]}`, grown in width from `{about["base"]["name"]}` ({width}) by
+`{about["architecture"]}`, grown from `{about["base"]["name"]}` (`{request.goal}`) by
 [mupscale](https://pypi.org/project/mupscale) {about["version"]}. {state}
 
 | | base | this model |

@@ -44,6 +44,16 @@ class Request:
     """How deep the result is, as `--to` says it; None for the depth of the base."""
 
     @property
+    def goal(self) -> str:
+        """What grows, as it is written on a command line.
+
+        >>> Request("2").goal, Request("1", to="layers=8").goal
+        ('-k 2', '--to layers=8')
+        """
+        width = [f"-k {self.multipliers}"] if self.to is None or self.multipliers != "1" else []
+        return " ".join([*width, *([] if self.to is None else [f"--to {self.to}"])])
+
+    @property
     def adds_noise(self) -> bool:
         return self.noise is not None or self.recipe is not None
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..checkpoints.card import evaluation
 from ..checkpoints.noise_words import AUTO
+from ..checkpoints.request import Request
 from ..checkpoints.train_script import NAME as SCRIPT
 from ..checkpoints.train_script import rate_of, writes_text
 from ..checkpoints.trainer_state import OPTIMIZER
@@ -37,7 +38,7 @@ def next_steps(base: Path, out: Path, job: Job, declare: Path | None = None) -> 
             AUTO,
         ]
         lines += [
-            "It trains exactly like the base, and cannot use its new width until noise is added:",
+            "It trains exactly like the base, and cannot use what is new until noise is added:",
             f"  {shlex.join(again)}",
             "",
         ]
@@ -75,7 +76,7 @@ def next_steps(base: Path, out: Path, job: Job, declare: Path | None = None) -> 
 
 def _arguments(request: Mapping[str, Any]) -> list[str]:
     """The arguments other than base, output and noise."""
-    found = ["-k", str(request["multipliers"])]
-    for key in ("to", "export", "dtype", "optimizer"):
-        found += [f"--{key}", str(request[key])] if request.get(key) is not None else []
+    found = Request.from_json(request).goal.split()
+    for key in ("export", "dtype", "optimizer"):
+        found += [f"--{key}", str(request[key])] if request[key] is not None else []
     return found if request["state"] else [*found, "--no-state"]

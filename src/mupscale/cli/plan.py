@@ -92,7 +92,7 @@ def _narrower(
     """The growth of the feed-forward layers alone, where it is exact and more was asked for: it is tried here."""
     asked = parse_multipliers(request.multipliers)
     only = f"ffn={max(asked.values())}"
-    if request.multipliers == only or "pip install" in str(error):
+    if request.multipliers == only or max(asked.values()) == 1 or "pip install" in str(error):
         return []
     working(f"that cannot be grown; trying -k {only}", chosen)
     try:
@@ -130,8 +130,7 @@ def describe(directory: Directory, family: FamilyPlan, request: Request) -> str:
     plan = family.plan
     ends = [plan.parameters("base"), plan.parameters("wide")]
     into = "" if family.wide_architecture == family.architecture else f" -> {family.wide_architecture}"
-    goal = f"-k {request.multipliers}" + ("" if request.to is None else f" --to {request.to}")
-    head = f"{directory.path}: {family.model_type}, {family.architecture}{into}, {goal}"
+    head = f"{directory.path}: {family.model_type}, {family.architecture}{into}, {request.goal}"
     rows: list[tuple[str, ...]] = [("", "base", "wide", "")]
     shown = changes(family.base_config, family.wide_config)
     if into:  # another class writes its defaults; its multipliers are what is new

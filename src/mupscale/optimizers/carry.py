@@ -27,7 +27,7 @@ from .named import Moment, NamedGroup, NamedOptimizer
 from .quantised import quantised
 from .settings import by_factors, cannot_be_exact, change_of, refused_by_row, scale_setting, scaled
 
-_UNQUANTISED = "train a few steps with the 32-bit class and widen its state, or widen the weights alone with optimizers=[]"
+_UNQUANTISED = "widen the weights alone with optimizers=[] and start it afresh"
 
 
 def carry_optimizer(

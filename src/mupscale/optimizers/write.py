@@ -9,6 +9,7 @@ import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import torch
@@ -61,13 +62,18 @@ def _built(like: Optimizer, groups: list[dict[str, Any]], settings: dict[str, An
                 "widen_optimizer_state_dict instead"
             ) from error
     for key, value in vars(like).items():
-        if key not in _TORCHS_OWN and _plain(value):
+        if key not in _torchs_own() and _plain(value):
             setattr(new, key, copy.deepcopy(value))
     return new
 
 
-_TORCHS_OWN = frozenset(vars(SGD([nn.Parameter(torch.zeros(1))])))
-"""Attributes that torch's constructor sets: groups, state, defaults and hooks."""
+@cache
+def _torchs_own() -> frozenset[str]:
+    """Attributes that torch's constructor sets: groups, state, defaults and hooks.
+
+    Not a constant, because the first optimizer of a process imports torch._dynamo, which takes as long as torch itself.
+    """
+    return frozenset(vars(SGD([nn.Parameter(torch.zeros(1))])))
 
 
 def _plain(value: Any, depth: int = 3) -> bool:
