@@ -61,7 +61,7 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
         print(f"resuming {chosen.out}", flush=True)
     else:
         check_free(chosen.out, chosen.base)
-        job = _plan(chosen, request, measured=request.adds_noise and share is None and not chosen.no_loss)
+        job = _plan(chosen, request, share)
     if chosen.dry_run:
         print("\ndry run: nothing was written")
         return 0
@@ -85,7 +85,7 @@ def _unmeasured(chosen: argparse.Namespace, request: Request) -> bool:
     return request.adds_noise and not chosen.no_loss and (told is None or told.get("losses") is None)
 
 
-def _plan(chosen: argparse.Namespace, request: Request, measured: bool) -> Job:
+def _plan(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | None) -> Job:
     directory = read_directory(chosen.base)
     if chosen.batch is not None:
         check_memory(_float32_bytes(directory, chosen), "--batch")
@@ -100,8 +100,16 @@ def _plan(chosen: argparse.Namespace, request: Request, measured: bool) -> Job:
     choice = _chosen_size(directory, family, request, chosen)
     if request.adds_noise:
         working("reading the weights, whose norms the noise is relative to", chosen)
-    about = record(directory, family, request, choice)
-    if measured:
+    about = record(
+        directory,
+        family,
+        request,
+        choice,
+        out=None if chosen.dry_run else chosen.out,
+        share=share or (0, 1),
+        threads=chosen.workers,
+    )
+    if request.adds_noise and share is None and not chosen.no_loss:
         about["losses"] = _planned_losses(directory, about, chosen, request, choice)
     job = _job(directory, chosen.out, about, has_state(directory, request))
     if directory.trainer and not has_state(directory, request):

@@ -22,10 +22,9 @@ from ..plans.plan import Plan
 from ..training.noise_kinds import Noise, relative_size
 from ..training.noise_places import Exempt
 from ..training.noises import NoisePlan, norms_of, resolve_noise
+from ..training.norms_wanted import Wanted, norms_wanted
 from .agreement import AllOrNone, Ranks, several, sum_over_ranks
 from .source import AnySource
-
-Wanted = tuple[str, bool]
 
 
 def shared_noise(
@@ -46,13 +45,7 @@ def shared_noise(
         return noise
     if relative_size(noise) is None:
         return resolve_noise({}, noise, plan=plan, seed=seed, since=since, exempt=exempt)
-    wanted: dict[Wanted, int] = {}
-
-    def note(name: str, stacked: bool) -> Tensor:
-        wanted[name, stacked] = plan[name].base_shape[0] if stacked else 1
-        return torch.ones(wanted[name, stacked]) if stacked else torch.ones(())
-
-    resolve_noise(note, noise, plan=plan, seed=seed, since=since, exempt=exempt)
+    wanted = norms_wanted(noise, plan=plan, since=since, exempt=exempt)
     norms = _measured(wanted, plan, source, together, group)
     return resolve_noise(
         lambda name, stacked: norms[name, stacked],
