@@ -73,6 +73,11 @@ def _one_size(
     """A size can be named where the configuration has the width once, and only to grow it."""
     for width in goal.sizes:
         found = {name: part[name] for _, part, fields in parts for name in fields.get(width, ())}
+        inside = [".".join(path) for path, _, fields in parts if path and width in fields]
+        if inside:
+            what = f"it is a width of {', '.join(inside)}, and --to names sizes of a model without parts"
+            yield Fault(width, what, f"write -k {width}=2")
+            continue
         several = len({str(value) for value in found.values()}) > 1
         if several or any(isinstance(value, list) for value in found.values()):
             told = ", ".join(f"{name} = {value}" for name, value in found.items())

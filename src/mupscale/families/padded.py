@@ -17,7 +17,7 @@ from ..plans.identity import GRADIENT_TOLERANCE, compare_gradients, gradients, l
 from ..plans.names import pattern_of
 from ..plans.plan import Plan
 from ..plans.search import Found
-from ..plans.streams import is_norm, layer_norm_fault, subtracts_mean
+from ..plans.streams import centred_fault, is_norm, subtracts_mean
 from ..tensors.differences import loss_gap
 from .export import wide_of
 from .goal import Goal
@@ -29,7 +29,7 @@ from .models import Config, factory, on_meta
 def refuse_layer_norms(small: Any, base: Tensors, wide: Tensors) -> None:
     """Raise if a norm of the full model that would get zeros subtracts the mean; `small` is a copy that can run."""
     centred = {
-        f"{pattern_of(path)}.{leaf}" if path else leaf
+        (f"{pattern_of(path)}.{leaf}" if path else leaf): type(module).__name__
         for path, module in small.named_modules()
         if is_norm(module) and subtracts_mean(module)
         for leaf, _ in module.named_parameters(recurse=False)
@@ -37,8 +37,8 @@ def refuse_layer_norms(small: Any, base: Tensors, wide: Tensors) -> None:
     faults: dict[str, Fault] = {}
     for name, shape in base.shapes.items():
         if pattern_of(name) in centred and len(shape) == 1 and wide.shapes[name][0] % shape[0]:
-            where = pattern_of(name).rpartition(".")[0]
-            faults.setdefault(where, layer_norm_fault(where, shape[0], wide.shapes[name][0]))
+            where, kind = pattern_of(name).rpartition(".")[0], centred[pattern_of(name)]
+            faults.setdefault(where, centred_fault(where, kind, shape[0], wide.shapes[name][0]))
     raise_faults("this configuration cannot grow exactly like that", list(faults.values())[:2])
 
 

@@ -97,7 +97,7 @@ def family_plan(
     cls = model_class(base, architecture)
     narrow = start_of(base, export)
     if to is not None and export is not None:
-        what = f"{export}, and --to {to}: new blocks are added in the base's own class"
+        what = f"{export}, and --to {to}: what --to adds is added in the base's own class"
         raise_faults(
             "a model is exported or grows deeper", [Fault("--export", what, "leave one of them out")]
         )

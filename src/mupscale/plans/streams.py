@@ -100,6 +100,24 @@ def streams(draft: Draft, trace: Trace) -> Streams:
     return Streams(frozenset(writers), gains, frozenset(raw), listed, frozenset(_rooted(trace, walk)))
 
 
+def streams_by_size(draft: Draft) -> Streams:
+    """The same without a recorded evaluation: every axis of the size of a padded norm is taken for its space.
+
+    Zeros of another space of that size then stay zero for longer than they must, and change nothing.
+    """
+    norms = padded_norms(draft)
+    sizes = {(draft.entries[n].base_shape[0], draft.entries[n].wide_shape[0]) for n in norms.values()}
+    places = {
+        (name, dim): role
+        for name, entry in draft.entries.items()
+        for dim, role in (entry.roles or {}).items()
+        if entry.growing and (entry.base_shape[dim], entry.wide_shape[dim]) in sizes
+    }
+    gains = frozenset((name, 0) for name in norms.values())
+    writers = frozenset(place for place, role in places.items() if role == "out") - gains
+    return Streams(writers, gains, frozenset(places) - writers - gains, {}, frozenset())
+
+
 def _rooted(trace: Trace, walk: _Walk) -> Iterator[str]:
     """Tables whose rows are multiplied by one number, the root of their width, as Gemma does."""
     for call in trace.calls:
@@ -133,14 +151,15 @@ def unpaddable(draft: Draft) -> list[Fault]:
     for path, name in padded_norms(draft).items():
         entry = draft.entries[name]
         if subtracts_mean(entry.module[0]):
-            faults.append(layer_norm_fault(path, entry.base_shape[0], entry.wide_shape[0]))
+            kind = type(entry.module[0]).__name__
+            faults.append(centred_fault(path, kind, entry.base_shape[0], entry.wide_shape[0]))
     return faults
 
 
-def layer_norm_fault(where: str, base: int, wide: int) -> Fault:
+def centred_fault(where: str, kind: str, base: int, wide: int) -> Fault:
     """Why a norm that subtracts the mean cannot have zeros, and the sizes that it can have."""
     k = wide // base
-    what = f"LayerNorm over {base} -> {wide}: zeros would change its mean, so only whole multiples are exact"
+    what = f"{kind} over {base} -> {wide}: zeros would change its mean, so only whole multiples are exact"
     nearest = f"nearest: {base * k} (x{k}), {base * (k + 1)} (x{k + 1}); ffn and heads may grow by any amount"
     return Fault(where, what, nearest)
 
@@ -224,7 +243,9 @@ class _Walk:
 
 
 def is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower()
+    """True for norms that average over channels; a batch norm takes each channel by itself."""
+    batch = isinstance(module, nn.modules.batchnorm._NormBase)
+    return "norm" in type(module).__name__.lower() and not batch
 
 
 def _padded(entry: Entry, dim: int) -> bool:

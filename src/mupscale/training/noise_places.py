@@ -109,6 +109,11 @@ def must_part(entry: TensorPlan) -> bool:
     return has_copies(entry) or entry.padded
 
 
+def wakes(plan: Plan) -> bool:
+    """Whether a plan has zeros or new tensors, whose noise has the size of trained weights."""
+    return any(entry.new or entry.padded for entry in plan.tensors.values())
+
+
 def has_copies(entry: TensorPlan) -> bool:
     """Whether a weight has copies, along an axis or in other tensors.
 
