@@ -75,7 +75,7 @@ class Goal:
     @staticmethod
     def of_json(entry: Mapping[str, Any]) -> Goal:
         after = entry["after"]
-        sizes = tuple((str(width), int(size)) for width, size in entry["sizes"].items())
+        sizes = tuple((str(width), int(size)) for width, size in sorted(entry["sizes"].items()))
         to = To(int(entry["layers"]), None if after is None else tuple(map(int, after)), sizes)
         return Goal({str(width): int(k) for width, k in entry["k"].items()}, to)
 

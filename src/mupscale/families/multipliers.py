@@ -63,6 +63,7 @@ class To(NamedTuple):
     after: tuple[int, ...] | None = None
     """None spreads new blocks evenly."""
     sizes: tuple[tuple[str, int], ...] = ()
+    """By width, in alphabetical order."""
 
 
 NOTHING = To(0)
@@ -75,7 +76,7 @@ def parse_to(text: str) -> To:
     >>> parse_to("layers=3,after=0")
     To(layers=3, after=(0,), sizes=())
     >>> parse_to("hidden=96,ffn=264")
-    To(layers=0, after=None, sizes=(('hidden', 96), ('ffn', 264)))
+    To(layers=0, after=None, sizes=(('ffn', 264), ('hidden', 96)))
     """
     pairs = [part.strip().partition("=") for part in text.split(",")]
     found = {key: value for key, _, value in pairs}
@@ -88,5 +89,5 @@ def parse_to(text: str) -> To:
     return To(
         int(found.get("layers", 0)),
         None if after is None else tuple(map(int, after.split(":"))),
-        tuple((width, int(found[width])) for width in SIZED if width in found),
+        tuple((width, int(found[width])) for width in sorted(SIZED) if width in found),
     )

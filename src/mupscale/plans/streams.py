@@ -226,7 +226,7 @@ class _Walk:
                 continue
             seen.add(at)
             call = self.trace.calls[at]
-            if call.path in self.norms:
+            if call.path in self.norms and not _returns_its_input(call):
                 found.add((self.norms[call.path], 0))
                 continue
             weights = self.weights(call)
@@ -240,6 +240,11 @@ class _Walk:
                     if parent is not None and not self.trace.weight(call, i)
                 ]
         return frozenset(found)
+
+
+def _returns_its_input(call: Call) -> bool:
+    """True for a cast to the dtype that a tensor has: a norm's first call may return what the residual branch reads."""
+    return not call.name.endswith("_") and any(out is given for out in call.outputs for given in call.inputs)
 
 
 def is_norm(module: nn.Module) -> bool:
