@@ -121,7 +121,7 @@ def test_two_counts_of_layers_are_refused():
 
 
 @pytest.mark.parametrize(
-    "text", ["layers", "layers=0", "hidden=96", "layers=8,layers=9", "after=1", "layers=8,after=a"]
+    "text", ["layers", "layers=0", "width=96", "layers=8,layers=9", "after=1", "layers=8,after=a"]
 )
 def test_a_goal_that_cannot_be_read_is_refused(text):
     with pytest.raises(mu.MupscaleError, match="expected --to layers=8"):

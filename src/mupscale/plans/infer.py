@@ -32,6 +32,7 @@ from .projection import ExampleInputs, Projection, refuse_unreached
 from .readers import reading_faults
 from .search import Found as Found
 from .search import search
+from .streams import streams_by_size, with_streams
 
 # Modules without parameters that read channels in a special order: neighbours (local response), blocks
 # (shuffles, GLU halves) or all together (softmax). Plain copies are wrong for some of them, and shapes do not
@@ -76,7 +77,7 @@ def infer_plan(
         return find_plan(base, wide, measure, declared, pad).plan
     made, _ = _opened(base, wide, declared, pad)
     raise_faults("a plan needs more than the shapes of these two models", _undecided(made))
-    plan = made.plan()
+    plan = with_streams(made, streams_by_size(made)).plan()
     # Layouts that were declared are compared with what modules write and read; nothing checks the rest.
     by_hand = declared.roles or declared.folds or declared.plus_one
     proof: Proof = "none" if by_hand or why_undecided(*made.models, plan) else "modules"

@@ -20,7 +20,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..jobs.blocks import StoredBase
 from ..plans.plan import Plan
 from ..training.noise_kinds import Noise, relative_size
-from ..training.noise_places import Exempt
+from ..training.noise_places import Exempt, wakes
 from ..training.noises import NoisePlan, norms_of, resolve_noise
 from ..training.norms_wanted import Wanted, norms_wanted
 from .agreement import AllOrNone, Ranks, several, sum_over_ranks
@@ -43,7 +43,7 @@ def shared_noise(
     if isinstance(noise, NoisePlan):
         _check_plan(noise, plan, seed)
         return noise
-    if relative_size(noise) is None:
+    if relative_size(noise) is None and not wakes(plan):
         return resolve_noise({}, noise, plan=plan, seed=seed, since=since, exempt=exempt)
     wanted = norms_wanted(noise, plan=plan, since=since, exempt=exempt)
     norms = _measured(wanted, plan, source, together, group)

@@ -130,7 +130,8 @@ def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseRepo
         size = float(torch.linalg.vector_norm(delta))
         arrived = float(torch.linalg.vector_norm(stored.detach().to(high) - exact - delta))
         weight = float(torch.linalg.vector_norm(exact)) or 1.0
-        rows.append(NoiseRow(name, noise.sigmas[name], size / weight, arrived / size if size else 0.0))
+        sigma = noise.sigmas[name] if name in noise.sigmas else noise.woken[name]
+        rows.append(NoiseRow(name, sigma, size / weight, arrived / size if size else 0.0))
     values = [None, None] if loss is None else [_value(side.model, loss) for side in (base, wide)]
     return NoiseReport(tuple(rows), noise.without, values[0], values[1])
 
