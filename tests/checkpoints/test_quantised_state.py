@@ -48,9 +48,9 @@ def test_quantised_state_is_streamed_with_the_bits_of_a_run_in_memory(kind, tmp_
     assert wide.plan is not None
     names = [[name for name, _ in run.model.named_parameters()]]
     row = f"bitsandbytes.optim.{kind.__name__.removeprefix('Bnb')}"
-    file, moves = trainer_moves(
-        tmp_path / "base", wide.plan, run.model, wide.model, optimizer=row, names=names
-    )
+    ends = run.model, wide.model
+    with pytest.warns(UserWarning, match="keeps quantised state"):
+        file, moves = trainer_moves(tmp_path / "base", wide.plan, *ends, optimizer=row, names=names)
     run_job(make_job(tmp_path / "base", tmp_path / "wide", [file], moves, block_bytes=4096))
     found = torch.load(tmp_path / "wide" / "optimizer.pt", weights_only=True)["state"]
     for i, name in enumerate(names[0]):

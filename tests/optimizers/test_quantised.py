@@ -204,7 +204,7 @@ def test_the_parts_of_a_tensor_in_a_file_move_by_whole_blocks():
 def test_a_tensor_in_a_file_whose_blocks_do_not_stay_whole_is_refused(shape, axes):
     """A code of zero in the padding would be the most negative number of the table."""
     _, [fault] = in_a_file(shape, axes)
-    assert "would read several" in fault.what
+    assert "do not move as wholes" in fault.what
     assert "mu.widen" in str(fault.remedy)
 
 
@@ -232,8 +232,17 @@ def test_values_are_rounded_to_the_nearest_number_of_the_table():
     assert apart == pytest.approx(float((back - x).abs().max() / x.abs().max()))
 
 
-def test_state_without_a_table_is_refused():
-    state = {"state1": torch.zeros(4, 4, dtype=torch.uint8), "absmax1": torch.ones(1)}
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"qmap1": 1.0},
+        {"qmap1": torch.zeros(2, 128)},
+        {"qmap1": torch.zeros(256), "absmax1": torch.ones(9)},
+    ],
+)
+def test_state_that_is_no_codes_with_scales_and_a_table_is_refused(more):
+    state = {"state1": torch.zeros(4, 4, dtype=torch.uint8), "absmax1": torch.ones(1), **more}
     group = NamedGroup(("weight",), {"lr": 0.1}, rule_for("bitsandbytes.optim.Lion"))
     entry = TensorPlan(("weight",), (Axis.parse("4x2"), Axis.parse("4x2")))
     _, faults = carry_state(group, state, "weight", Direction(Plan({"weight": entry})), True)

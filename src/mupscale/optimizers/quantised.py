@@ -95,8 +95,8 @@ class Coded:
         scales = None if any(axis.padded for axis in axes) else block_axis(axes, self.size)
         if scales is None or not isinstance(self.codes, Place):
             return (
-                f"its state {self.keys[0]!r} has one scale for {self.size} neighbouring entries, and blocks of the wide state "
-                "would read several"
+                f"its state {self.keys[0]!r} has one scale for {self.size} neighbouring entries, and these blocks do not "
+                "move as wholes"
             )
         own = (
             Making(making.axes),
@@ -132,15 +132,18 @@ def _in_blocks(rows: Tensor, size: int) -> Tensor:
 
 def folded(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state of one parameter with a `Coded` for every tensor that is quantised, under one key."""
-    found = {**{key: value for key, value in state.items() if key != _WRAPPED}, **state.get(_WRAPPED, {})}
-    for key in [key for key in found if key.startswith("absmax") and f"state{key[6:]}" in found]:
-        keys = (f"state{key[6:]}", key, f"qmap{key[6:]}")
-        codes, scales, shape = found[keys[0]], found[key], tuple(found[keys[0]].shape)
-        entries = prod(shape) // (prod(scales.shape[:-1]) or 1)
-        size = next((size for size in _SIZES if -(-entries // size) == scales.shape[-1]), None)
-        if size is not None and keys[2] in found:
-            found[keys[0]] = Coded(codes, scales, found.pop(keys[2]), shape, size, keys)
-            del found[key]
+    inner = state.get(_WRAPPED)
+    wrapped = inner if isinstance(inner, Mapping) else {}
+    found = {**{k: v for k, v in state.items() if k != _WRAPPED or v is not wrapped}, **wrapped}
+    for number in [key[6:] for key in found if key.startswith("absmax")]:
+        keys = (f"state{number}", f"absmax{number}", f"qmap{number}")
+        shape, scales, table = (tuple(getattr(found.get(key), "shape", ())) for key in keys)
+        if keys[0] in found and scales and len(table) == 1:
+            entries = prod(shape) // max(prod(scales[:-1]), 1)
+            size = next((size for size in _SIZES if -(-entries // size) == scales[-1]), None)
+            if size is not None:
+                parts = (found.pop(key) for key in keys)
+                found[keys[0]] = Coded(*parts, shape, size, keys)
     return {
         key: _of_torchao(key, value) if hasattr(value, "block_size") else value
         for key, value in found.items()
@@ -155,7 +158,7 @@ def _of_torchao(key: str, value: Any) -> Coded:
         made = {"codes": codes if packed else codes.reshape(shape), "scale": scales}
         about = [shape if isinstance(part, (tuple, torch.Size)) else part for part in context]
         return type(value).__tensor_unflatten__(
-            {name: made[name] if name in made else getattr(value, name) for name in names}, about
+            {name: made[name] if name in made else getattr(value, name).clone() for name in names}, about
         )
 
     table = value.qmap if "qmap" in names else None
