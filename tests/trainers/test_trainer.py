@@ -147,15 +147,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "RMSprop, floor": {"optim": "rmsprop", "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-3}},
     "Adagrad, no clipping": {"optim": "adagrad", "max_grad_norm": 0.0, "gradient_accumulation_steps": 1},
+    "Adafactor": {"optim": "adafactor"},
+    "Lion": {"optim": "lion_32bit", "learning_rate": 3e-4},
+    "schedule-free": {"optim": "schedule_free_adamw", "lr_scheduler_type": "constant"},
 }  # fmt: skip
+
+
+PACKAGES = {"Lion": "bitsandbytes", "schedule-free": "schedulefree"}
+ROWS = {"Lion": "bitsandbytes.optim.Lion"}  # its file could be that of RMSprop, whose state has other units
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_other_optimizers_and_schedulers_of_the_trainer(name, setting, tmp_path):
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name])
     options = {"save_steps": 4, "learning_rate": 3e-3, **VARIANTS[name]}
     _, trainer = hugging_face(model(), tmp_path / "base", stop=4, **options)
     base = tmp_path / "base" / "checkpoint-4"
-    wide = widen_directory(base, tmp_path / "wide", setting.plan, trainer.model, model(K))
+    row = ROWS.get(name)
+    wide = widen_directory(base, tmp_path / "wide", setting.plan, trainer.model, model(K), optimizer=row)
     on, _ = hugging_face(model(), tmp_path / "on", base, stop=9, **{**options, **QUIET})
     callback = mu.trainers.HuggingFaceCallback(wide)
     curve, _ = hugging_face(model(K), tmp_path / "w", wide, [callback], stop=9, **{**options, **QUIET})
