@@ -7,17 +7,22 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import mupscale as mu
 from benchmarks import trainer as bench
 from benchmarks.trainer import gap, hugging_face, model, plan_for, widen_directory
+from harness.refusals import refusal
 from mupscale.checkpoints.trainer_groups import trainer_order
 from mupscale.checkpoints.trainer_state import trainer_moves
 from mupscale.files.torch_file import read_tree
@@ -28,6 +33,7 @@ from tests.continued import Setting
 pytest.importorskip("transformers")
 
 K = 2
+ARGS = SimpleNamespace(deepspeed=None, fsdp=None, max_grad_norm=1.0)
 QUIET: dict[str, Any] = {"save_strategy": "no"}
 
 
@@ -219,6 +225,20 @@ def test_sharded_training_is_refused():
     args = SimpleNamespace(deepspeed="zero3.json", fsdp=["full_shard"], max_grad_norm=1.0)
     with pytest.raises(mu.MupscaleError, match="2 faults"):
         callback.on_train_begin(args, None, None, model=None, optimizer=None)
+
+
+def test_sharding_that_the_arguments_do_not_show_is_refused(tmp_path):
+    """`accelerate launch --use_fsdp` shards parameters, and `args.fsdp` stays empty."""
+    sharded, plan = nn.Linear(4, 4), mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
+        begin = partial(mu.trainers.HuggingFaceCallback(plan).on_train_begin, ARGS, None, None, model=sharded)
+        refusal(
+            lambda: begin(optimizer=torch.optim.AdamW(sharded.parameters())), "accelerate's FSDP", "torchrun"
+        )
+    finally:
+        dist.destroy_process_group()
 
 
 def test_the_callback_is_one_class_that_can_be_pickled(setting):
