@@ -230,3 +230,11 @@ def test_steps_in_units_are_refused_while_the_row_does_not_hold(steps):
         refusal(step, "RAdam is at step 0", "train with NAdam")
     else:
         step()
+
+
+def test_a_row_without_decay_is_told_what_kind_of_decay_to_write():
+    row = mu.rules.OptimizerRule(lr=W)
+    group = NamedGroup((), {"lr": 0.1, "weight_decay": 0.1, "beta": 0.9}, row)
+    beta, decay = unknown_settings([group], ["lr", "weight_decay", "beta"], "here")
+    assert "decay=Decay.DECOUPLED" in str(decay.remedy)
+    assert "neutral=" in str(beta.remedy), "control: another setting"
