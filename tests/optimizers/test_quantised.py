@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 import mupscale as mu
 from harness.known_optimizers import WRITTEN_RULES
 from harness.low_bit import BnbAdamW, BnbAdEMAMix, BnbLion, BnbRMSprop, dequantise, dynamic_map, quantise
+from harness.refusals import refusal
 from mupscale.files.places import Place
 from mupscale.optimizers.carry import carry_state
 from mupscale.optimizers.named import Moment, NamedGroup
@@ -171,6 +173,19 @@ def test_an_upscaled_run_records_what_was_rounded():
     with pytest.warns(UserWarning, match="keeps quantised state"):
         wide = mu.upscale(run, lambda: make(SEVERAL[1]), noise=mu.MupNoise(0.01), rules=WRITTEN_RULES)
     assert max(wide.provenance["rounded"].values()) > 1e-6
+
+
+def test_settings_that_bitsandbytes_keeps_for_single_parameters_are_refused():
+    run, _ = trained("Lion", 8)
+    manager = SimpleNamespace(index2config={(0, 1): {"optim_bits": 32}}, pid2config={})
+    run.optimizer.mng = manager  # type: ignore[attr-defined]
+    mu.widen(run, lambda: make(16), rules=WRITTEN_RULES)  # control: bits are kept in the state
+    manager.pid2config[0] = {"lr": 1.0}
+    refusal(
+        lambda: mu.widen(run, lambda: make(16), rules=WRITTEN_RULES),
+        "GlobalOptimManager overrides lr",
+        "group",
+    )
 
 
 def in_a_file(shape: tuple[int, int], axes: tuple[str, str]) -> tuple[dict[str, Any], list[Any]]:

@@ -179,6 +179,39 @@ def test_other_optimizers_and_schedulers_of_the_trainer(name, setting, tmp_path)
     assert on.rates == curve.rates
 
 
+def test_the_trainer_goes_on_with_quantised_state(tmp_path):
+    """Rows of 256 are whole blocks, so the codes are kept; later steps round in other blocks."""
+    pytest.importorskip("bitsandbytes")
+    from transformers import LlamaForCausalLM
+
+    def sizes(k: int) -> dict[str, int]:
+        heads = {"num_attention_heads": 4 * k, "num_key_value_heads": 2 * k, "head_dim": 64}
+        return {"hidden_size": 256 * k, "intermediate_size": 256 * k, "num_hidden_layers": 1, **heads}
+
+    rows = torch.stack([row["input_ids"] for row in bench.data()[:4]])
+    ends = (bench.config(1, **sizes(k)) for k in (1, K))
+    plan = mu.plan_between(LlamaForCausalLM, *ends, loss=lambda m: m(input_ids=rows, labels=rows).loss)
+    options = {"optim": "adamw_bnb_8bit", "learning_rate": 1e-3, "save_steps": 4}
+    _, trainer = hugging_face(model(**sizes(1)), tmp_path / "base", stop=4, **options)
+    states = bench_optimizer(trainer).state.values()
+    assert sum(state["state1"].dtype == torch.uint8 for state in states) == 7, (
+        "the rest is small, or an embedding"
+    )
+    base, row = tmp_path / "base" / "checkpoint-4", "bitsandbytes.optim.AdamW"
+    with pytest.warns(UserWarning, match="0 of the 14 quantised tensors were rounded"):
+        wide = widen_directory(base, tmp_path / "wide", plan, trainer.model, model(**sizes(K)), optimizer=row)
+    on, _ = hugging_face(model(**sizes(1)), tmp_path / "on", base, stop=8, **{**options, **QUIET})
+    curves = []
+    for _ in range(2):
+        callback = mu.trainers.HuggingFaceCallback(wide)
+        grown = model(**sizes(K))
+        curve, _ = hugging_face(grown, tmp_path / "w", wide, [callback], stop=8, **{**options, **QUIET})
+        curves.append(gap(on.losses, curve.losses))
+        (wide / "optimizer.pt").unlink(missing_ok=True)
+    assert curves[0] < 1e-3
+    assert curves[1] > 1e-2, "control: without the state"
+
+
 def test_bf16_autocast_goes_on_as_well_as_its_rounding_allows(setting):
     options = {**QUIET, "bf16": True}
     on, _ = hugging_face(model(), setting.folder / "b16", setting.base, stop=25, **options)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import Fault
 from ..files.places import Place
 from ..rules.axes import Axis
 from ..rules.products import Factor
@@ -142,8 +143,8 @@ def folded(state: Mapping[str, Any]) -> dict[str, Any]:
             entries = prod(shape) // max(prod(scales[:-1]), 1)
             size = next((size for size in _SIZES if -(-entries // size) == scales[-1]), None)
             if size is not None:
-                parts = (found.pop(key) for key in keys)
-                found[keys[0]] = Coded(*parts, shape, size, keys)
+                codes, own, numbers = map(found.pop, keys)
+                found[keys[0]] = Coded(codes, own, numbers, shape, size, keys)
     return {
         key: _of_torchao(key, value) if hasattr(value, "block_size") else value
         for key, value in found.items()
@@ -165,6 +166,16 @@ def _of_torchao(key: str, value: Any) -> Coded:
     return Coded(
         value.codes, value.scale, table, tuple(value.shape), value.block_size, (key,), whole, value.dtype
     )
+
+
+def overridden(optimizer: Any, where: str) -> list[Fault]:
+    """A fault if bitsandbytes' manager holds settings for single parameters, which the groups do not show."""
+    manager = getattr(optimizer, "mng", None)
+    held = [config for by in ("index2config", "pid2config") for config in getattr(manager, by, {}).values()]
+    keys = sorted({key for config in held for key in config} - {"optim_bits"})
+    what = f"GlobalOptimManager overrides {', '.join(keys)} for single parameters, whose units are not applied there"
+    remedy = "put these parameters in a group with these settings, and remove the override"
+    return [Fault(where, what, remedy)] if keys else []
 
 
 def told(label: str, rounded: Mapping[str, float]) -> str:

@@ -17,7 +17,7 @@ from ..plans.direction import Direction
 from ..plans.names import named_tensors, resolve
 from ..rules.optimizers import OptimizerRule
 from .named import NamedGroup, NamedOptimizer
-from .quantised import folded
+from .quantised import folded, overridden
 from .rows import split_all
 from .settings import unknown_settings
 
@@ -62,7 +62,7 @@ def read_live(
     held = {names[id(p)]: s for p, s in optimizer.state.items() if id(p) in names and s}
     dimensions = {names[id(p)]: p.dim() for g in optimizer.param_groups for p in g["params"]}
     split, state, faults = split_all(groups, held, dimensions, where)
-    faults += unknown_settings(split, optimizer.defaults, where)
+    faults += [*unknown_settings(split, optimizer.defaults, where), *overridden(optimizer, where)]
     orphans = sum(id(key) not in names for key in optimizer.state)
     if orphans:
         what = f"{orphans} entries of its state belong to no parameter of the model"
