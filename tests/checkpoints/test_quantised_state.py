@@ -11,9 +11,13 @@ import mupscale as mu
 from harness.known_optimizers import WRITTEN_RULES
 from harness.low_bit import BnbAdamW, BnbAdEMAMix
 from harness.refusals import refusal
+from mupscale.checkpoints.trainer_groups import told_by
 from mupscale.checkpoints.trainer_state import trainer_moves
+from mupscale.files.torch_file import read_tree
 from mupscale.jobs.identity import make_job
 from mupscale.jobs.worker import run_job
+from mupscale.optimizers.read import parts
+from mupscale.rules.optimizers import RULES
 
 HIDDEN = {"state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2"}
 
@@ -58,6 +62,17 @@ def test_quantised_state_is_streamed_with_the_bits_of_a_run_in_memory(kind, tmp_
         assert found[i].keys() == wanted.keys()
         assert all(torch.equal(torch.as_tensor(found[i][k]), torch.as_tensor(v)) for k, v in wanted.items())
     assert found[2]["state1"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize(("kind", "told"), [(BnbAdamW, True), (BnbAdEMAMix, False)])
+def test_adamw_is_told_from_the_shape_of_its_state(kind, told, tmp_path):
+    """AdEMAMix keeps two averages in one tensor. A file that may be that of either is refused until it is named."""
+    saved(kind, 8, tmp_path / "base")
+    groups, state = parts(read_tree(tmp_path / "base" / "optimizer.pt"), "optimizer.pt")
+    if told:
+        assert told_by(groups, state.values()) is RULES["bitsandbytes.optim.AdamW"]
+    else:
+        refusal(lambda: told_by(groups, state.values()), "bitsandbytes.optim.AdEMAMix", "--optimizer")
 
 
 def test_state_whose_rows_are_not_whole_blocks_is_refused_in_a_file(tmp_path):

@@ -21,6 +21,8 @@ from mupscale.optimizers.quantised import Coded, block_axis, folded
 from mupscale.plans.direction import Direction
 from mupscale.plans.plan import Plan, TensorPlan
 from mupscale.rules import Axis, rule_for
+from mupscale.sharded.fill import state_fillings
+from mupscale.tensors.making import Making
 
 KINDS: dict[str, tuple[type[Optimizer], float]] = {
     "AdamW": (BnbAdamW, 3e-3),
@@ -245,6 +247,17 @@ def test_values_are_rounded_to_the_nearest_number_of_the_table():
     back = dequantise(found["state1"], found["absmax1"], table)
     assert torch.allclose(back, dequantise(codes, scales, table), atol=1e-6)
     assert apart == pytest.approx(float((back - x).abs().max() / x.abs().max()))
+
+
+def test_quantised_state_is_not_loaded_into_shards():
+    run, _ = trained("AdamW", ONE_SCALE[0])
+    making = Making((Axis.parse("out: 64x2"), Axis.parse("in: 64x2")))
+    carried = {"step": 3, "state1": Moment(folded(state_of(run))["state1"], making)}
+    weight = run.model.get_parameter("2.weight")
+    source: Any = None
+    state, fillings, [fault] = state_fillings("AdamW", weight, "2.weight", carried, {}, source)
+    assert "quantised in blocks" in fault.what
+    assert (state, fillings) == ({"step": 3}, []), "control: a number is loaded"
 
 
 @pytest.mark.parametrize(

@@ -197,9 +197,9 @@ def test_the_trainer_goes_on_with_quantised_state(tmp_path):
     assert sum(state["state1"].dtype == torch.uint8 for state in states) == 7, (
         "the rest is small, or an embedding"
     )
-    base, row = tmp_path / "base" / "checkpoint-4", "bitsandbytes.optim.AdamW"
+    base = tmp_path / "base" / "checkpoint-4"
     with pytest.warns(UserWarning, match="0 of the 14 quantised tensors were rounded"):
-        wide = widen_directory(base, tmp_path / "wide", plan, trainer.model, model(**sizes(K)), optimizer=row)
+        wide = widen_directory(base, tmp_path / "wide", plan, trainer.model, model(**sizes(K)))
     on, _ = hugging_face(model(**sizes(1)), tmp_path / "on", base, stop=8, **{**options, **QUIET})
     curves = []
     for _ in range(2):
