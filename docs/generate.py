@@ -69,7 +69,8 @@ of the same optimizer written from its published description.
   of the largest entry in 8 bits, and warn. Later steps round in blocks that hold other entries than those of the base, so losses
   follow the base up to that rounding and not exactly: to between 2e-4 and 1e-2 over 20 steps, where fresh state is off by 0.09 to
   2.4 (`quantised` in the last line of the script). `run.provenance["rounded"]` has the rounding of every tensor. A checkpoint's
-  `optimizer.pt` is widened if its rows are whole blocks, and refused otherwise. A tensor keeps the bits that its state has.
+  `optimizer.pt` by bitsandbytes is widened if its rows are whole blocks, and refused otherwise, as one by torchao always is. A
+  tensor keeps the bits that its state has.
 - A class that was copied into your own file is registered with the row of its original:
   `mu.rules.register_optimizer(Lion, mu.rules.rule_for("lion_pytorch.Lion"))`.
 

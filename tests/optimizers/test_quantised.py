@@ -15,6 +15,7 @@ from harness.known_optimizers import WRITTEN_RULES
 from harness.low_bit import BnbAdamW, BnbAdEMAMix, BnbLion, BnbRMSprop, dequantise, dynamic_map, quantise
 from harness.refusals import refusal
 from mupscale.files.places import Place
+from mupscale.files.torch_file import read_tree
 from mupscale.optimizers.carry import carry_state
 from mupscale.optimizers.named import Moment, NamedGroup
 from mupscale.optimizers.quantised import Coded, block_axis, folded
@@ -279,7 +280,7 @@ def test_state_that_is_no_codes_with_scales_and_a_table_is_refused(more):
 
 @pytest.mark.parametrize("kind", ["AdamW8bit", "AdamW4bit", "AdamWFp8"])
 @pytest.mark.parametrize("widths", [ONE_SCALE, SEVERAL], ids=str)
-def test_the_state_of_torchao_is_carried(kind, widths, monkeypatch):
+def test_the_state_of_torchao_is_carried(kind, widths, monkeypatch, tmp_path):
     torchao = pytest.importorskip("torchao.optim")
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     torch.manual_seed(0)
@@ -291,6 +292,8 @@ def test_the_state_of_torchao_is_carried(kind, widths, monkeypatch):
         run.optimizer.step()
     with pytest.warns(UserWarning, match="keeps quantised state"):
         wide = mu.widen(run, lambda: make(widths[1]))
+    torch.save(run.optimizer.state_dict(), tmp_path / "optimizer.pt")
+    refusal(lambda: read_tree(tmp_path / "optimizer.pt"), "made of several tensors", "mu.widen")
     base, grown = (state_of(of)["exp_avg"] for of in (run, wide))
     assert type(grown) is type(base)
     right = base.dequantize().repeat_interleave(2, -1).repeat_interleave(2, -2) / 2
