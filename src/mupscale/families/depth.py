@@ -13,16 +13,16 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import Fault, raise_faults
+from ..plans.deeper import check_asleep, check_woken
 from ..plans.float64 import cast_, lifted_casts
-from ..plans.identity import GRADIENT_TOLERANCE, compare_gradients, gradients, load_wide_
+from ..plans.identity import load_wide_
 from ..plans.names import pattern_of
 from ..plans.new_blocks import Order, Sleep, block_plan, first_values, nearest, order_of
 from ..plans.plan import Plan
 from ..rules.scale import Scale
-from ..tensors.differences import loss_gap
 from ..tensors.expand import expand_
 from ..training.noise_kinds import SignalNoise
 from ..training.noise_places import exempt_of
@@ -43,9 +43,6 @@ _SPELLED_OUT = {
     "full_attention_interval": "layer_types",
     "no_rope_layer_interval": "no_rope_layers",
 }
-_LOUD = 10.0
-"""How much larger the first gradient of a writer may be than that of a trained block. It is of the same size in the types of
-`benchmarks/growth.py`. Behind a norm without a row it is far larger, because a norm blows up an output of nearly zero."""
 _WIDTH = "mupscale plan BASE -k 2 says whether its width can grow instead"
 _LISTS = frozenset(_SPELLED_OUT.values())
 """Lists that are known to hold one entry for every layer."""
@@ -192,44 +189,11 @@ def try_blocks(small: Config, cls: Any) -> float:
         raise_faults("this model cannot grow deeper", [Fault(kind, what, _WIDTH)])
     with lifted_casts():
         loss = loss_for(base, deep, batch_for(base, small))
-        before, base_grads = gradients(base, loss)
-        after, deep_grads = gradients(deep, loss)
-        identity = compare_gradients(base_grads, deep_grads, plan)
-    _refuse_awake(kind, loss_gap(float(before), float(after)), identity.errors, plan)
+        worst = check_asleep(base, deep, plan, loss, kind, _WIDTH)
     _wake_(deep, base, plan)
     with lifted_casts():
-        woken, woken_grads = gradients(deep, loss)
-        jump = loss_gap(float(before), float(woken))
-    if not jump <= GRADIENT_TOLERANCE:
-        what = f"waking a new block changes the loss by {jump:.1e}, expected 0"
-        raise_faults("this model cannot grow deeper", [Fault(kind, what, _WIDTH)])
-    _refuse_loud(woken_grads, plan)
-    return max(identity.errors.values(), default=0.0)
-
-
-def _refuse_loud(grads: Mapping[str, Tensor | None], plan: Plan) -> None:
-    """Raise unless the quiet tensors have gradients when the others wake, and none far above that of a trained block."""
-    faults = []
-    for name, entry in plan.tensors.items():
-        if entry.quiet and entry.like is not None:
-            old = grads[plan.sources[entry.like][0]]
-            size, usual = (0.0 if grad is None else float(grad.norm()) for grad in (grads[name], old))
-            if not 0 < size <= _LOUD * usual:
-                what = f"its gradient is {size:.1e} when the block wakes, that of {entry.like} is {usual:.1e}"
-                faults.append(Fault(name, what, _WIDTH))
-    raise_faults("new blocks of this model do not wake quietly", faults[:2])
-
-
-def _refuse_awake(kind: str, gap: float, errors: Mapping[str, float], plan: Plan) -> None:
-    """Raise unless the deeper model has the base's loss, and no gradient reaches what is new."""
-    if not gap <= GRADIENT_TOLERANCE:
-        what = "a new block does not pass its input on, as where a norm follows the sum"
-        raise_faults("this model cannot grow deeper exactly", [Fault(kind, what, _WIDTH)])
-    awake = [n for n, e in errors.items() if not e <= GRADIENT_TOLERANCE and plan[n].new]
-    other = [n for n, e in errors.items() if not e <= GRADIENT_TOLERANCE and not plan[n].new]
-    faults = [Fault(n, "new, and training would move it before it wakes", _WIDTH) for n in awake]
-    faults += [Fault(n, "its gradient differs in the deeper model", _WIDTH) for n in other if not awake]
-    raise_faults("this model cannot grow deeper exactly", faults[:4])
+        check_woken(base, deep, plan, loss, kind, _WIDTH)
+    return worst
 
 
 def _wake_(deep: Any, base: Any, plan: Plan) -> None:

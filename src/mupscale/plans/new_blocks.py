@@ -161,7 +161,7 @@ def _runs_of_new(order: Order) -> list[tuple[int | None, list[int]]]:
 def _list_of_blocks(old: Iterable[str], names: Iterable[str], order: Order) -> str:
     """The name of the list that has more blocks in the deeper model; refused unless there is exactly one, and the rest
     of the two models is equal."""
-    base, deep = _lists(old), _lists(names)
+    base, deep = lists_of_blocks(old), lists_of_blocks(names)
     layers = sum(block is not None for block in order)
     grown = [name for name, blocks in deep.items() if len(blocks) != len(base.get(name, ()))]
     fitting = [name for name in grown if (len(base.get(name, ())), len(deep[name])) == (layers, len(order))]
@@ -181,10 +181,10 @@ def _list_of_blocks(old: Iterable[str], names: Iterable[str], order: Order) -> s
     return prefix
 
 
-def _lists(names: Iterable[str]) -> dict[str, dict[int, set[str]]]:
+def lists_of_blocks(names: Iterable[str]) -> dict[str, dict[int, set[str]]]:
     """Every list of blocks by name: for each block, by number, the names of its tensors in it.
 
-    >>> _lists(["h.0.w", "h.1.w", "head.w"])
+    >>> lists_of_blocks(["h.0.w", "h.1.w", "head.w"])
     {'h': {0: {'w'}, 1: {'w'}}}
     """
     found: dict[str, dict[int, set[str]]] = {}
