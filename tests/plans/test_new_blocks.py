@@ -303,3 +303,41 @@ def test_a_new_tensor_that_is_like_no_other_belongs_to_no_group():
     plan = plan.with_tensors({name: replace(plan[name], like=None)})
     with pytest.raises(mu.MupscaleError, match=r"(?s)blocks\.1\.read\.weight.*no group"):
         mu.widen(run, lambda: make(blocks=3), plan=plan, loss=loss)
+
+
+def test_new_blocks_say_whether_they_are_awake():
+    run, plan, wide = trained(OPTIMIZERS["adamw"]), deeper((0, None, 1)), lambda: make(blocks=3)
+    asleep = mu.widen(run, wide, plan=plan, loss=loss)
+    for i in range(3):
+        step(asleep, i)
+    found = mu.diagnostics.awake(asleep)
+    zero = [name for name, entry in plan.tensors.items() if entry.new and not name.endswith("norm.weight")]
+    assert found == dict.fromkeys(zero, 0.0)
+    woken = mu.upscale(run, wide, mu.SignalNoise(0.1), plan=plan, loss=loss)
+    found = mu.diagnostics.awake(woken.model, plan=plan)
+    assert found["blocks.1.read.weight"] == 1.0
+    assert found["blocks.1.write.weight"] == found["blocks.1.read.bias"] == 0.0, "quiet, and a bias"
+    for i in range(2):
+        step(woken, i)
+    assert mu.diagnostics.awake(woken) == dict.fromkeys(zero, 1.0)
+    assert mu.diagnostics.symmetry(woken) == {}, "nothing has copies"
+    with pytest.raises(mu.MupscaleError, match="pass plan="):
+        mu.diagnostics.awake(woken.model)
+
+
+def test_pads_say_whether_they_are_awake():
+    def net(n):
+        return nn.Sequential(nn.Linear(6, n), nn.Tanh(), nn.Linear(n, 3)).double()
+
+    plan = mu.plan_between(net, 4, 7, loss=loss, pad=True)
+    base = net(4)
+    assert set(mu.diagnostics.awake(mu.widen(base, lambda: net(7), plan=plan)).values()) == {0.0}
+    woken = mu.diagnostics.awake(mu.upscale(base, lambda: net(7), mu.MupNoise(0.1), plan=plan, loss=loss))
+    assert 0 < woken["0.weight"] < 1
+
+
+def test_the_report_of_noise_knows_new_tensors():
+    run, plan = trained(OPTIMIZERS["adamw"]), deeper((0, None, 1))
+    woken = mu.upscale(run, lambda: make(blocks=3), mu.SignalNoise(0.1), plan=plan, loss=loss)
+    (row,) = mu.diagnostics.noise_report(run, woken, loss=loss).rows
+    assert (row.name, row.share, row.lost) == ("blocks.1.read.weight", 1.0, pytest.approx(0, abs=1e-12))
