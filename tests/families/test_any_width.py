@@ -185,6 +185,7 @@ def test_every_new_entry_has_a_gradient_from_the_second_step_on():
         awake.model(input_ids=words, labels=words).loss.backward()
         awake.optimizer.step()
     for name, parameter in awake.model.named_parameters():
+        assert parameter.grad is not None
         grad = parameter.grad[:60] if "embed" in name else parameter.grad
         for dim, axis in enumerate(family.plan[name].axes):
             if axis.padded:

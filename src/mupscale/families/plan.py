@@ -107,7 +107,9 @@ def family_plan(
     if depth is None:
         refuse_nothing(as_data(start), goal)
     wide_model = on_meta(wide, wide_cls)
-    base_end, wide_end = Tensors.of(on_meta(start, cls)), Tensors.of(wide_model)
+    base_model = on_meta(base, cls)
+    deeper = base_model if start is base else on_meta(start, cls)
+    base_end, wide_end = Tensors.of(deeper), Tensors.of(wide_model)
     kept = growth(base_end.shapes, wide_end.shapes)
     try:
         small = shrunk(narrow, goal, cls, kept)
@@ -124,10 +126,10 @@ def family_plan(
     layouts = declared_layouts(as_data(start), goal, list(wide_end.shapes), declared)
     plan, powers = lift(found.plan, base_end, wide_end, layouts, found.powers)
     if export == "untie":
-        plan = untied(plan, Tensors.of(on_meta(base, cls)).ties)
+        plan = untied(plan, Tensors.of(base_model).ties)
     if depth is not None:
         found = replace(found, worst=max(found.worst, try_blocks(small, cls)))
-        plan = new_blocks(narrow, start, cls, depth, small).then(plan)
+        plan = new_blocks(base_model, deeper, depth, small, cls).then(plan)
     plan = replace(plan, proof="copy")
     types = {str(part.get("model_type")) for _, part in nested_configs(as_data(base))}
     evidence = Evidence(
@@ -138,11 +140,11 @@ def family_plan(
         count(Tensors.of(on_meta(small, cls)).shapes),
         round(time.monotonic() - started, 3),
     )
-    parts = stored_parts(factory(cls)(small), Tensors.of(on_meta(base, cls)).shapes)
+    parts = stored_parts(factory(cls)(small), Tensors.of(base_model).shapes)
     names = _stored_names(config) if stored is None else stored
-    reading = reading_of(on_meta(base, cls), names, parts)
+    reading = reading_of(base_model, names, parts)
     if depth is not None:
-        refuse_spelling(parts, reading)
+        refuse_spelling(plan, parts, reading)
     return FamilyPlan(
         base.model_type,
         cls.__name__,

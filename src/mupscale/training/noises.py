@@ -110,10 +110,14 @@ def resolve_noise(
     for name, entry in noisy.items():
         size = reference_size(name, plan, since)
         if entry.new:
-            if not _is_silent(noise):
-                sigmas[name] = _signal(WAKE, entry, partial(measure, _measured(name, plan)), float(size))
-                stds[name] = _std(sigmas[name], size)
-                asleep += [name] if len(entry.axes) > 1 and not any(_each(sigmas[name])) else []
+            given = 0.0 if _is_silent(noise) else _named(noise, name)
+            if given is not None and not any(_each(given)):
+                without.append(name)
+                continue
+            wake = partial(measure, _measured(name, plan))
+            sigmas[name] = _signal(WAKE, entry, wake, float(size)) if given is None else _given(given)
+            stds[name] = _std(sigmas[name], size)
+            asleep += [name] if len(entry.axes) > 1 and not any(_each(sigmas[name])) else []
             continue
         if entry.padded and not _is_silent(noise):
             known = len(entry.axes) > 1 and not entry.gain
@@ -164,6 +168,14 @@ def _each(sigma: Sigma) -> tuple[float, ...]:
     return sigma if isinstance(sigma, tuple) else (sigma,)
 
 
+def _named(noise: Noise, name: str) -> Sigma | None:
+    """The σ̄ that the noise names for a new tensor: 0 where patterns of t leave it out, None where it wakes as usual."""
+    if (relative := relative_size(noise)) is not None:
+        return None if t_of(relative, name) else 0.0
+    assert not isinstance(noise, SignalNoise)
+    return noise.sigma.get(name) if isinstance(noise.sigma, Mapping) else None
+
+
 def _is_silent(noise: Noise) -> bool:
     """Whether the noise is zero everywhere, which leaves new tensors asleep too."""
     size = noise.sigma if (relative := relative_size(noise)) is None else relative  # type: ignore[union-attr]
@@ -199,6 +211,7 @@ def _unknown(
                 for pattern in relative
                 if not any(fnmatchcase(name, pattern) for name in noisy)
             ]
+            faults += _named_new(relative, noisy)
         measured = [] if callable(base) else [_measured(name, plan) for name in noisy]
         needed = [source for name in measured for source in plan[name].sources]
         remedy = "pass the base's tensors: dict(model.named_parameters())"
@@ -219,9 +232,26 @@ def _unknown(
             faults.append(
                 Fault(name, "it has a σ̄, but no tensor of the plan has such a name", "leave it out")
             )
+        elif plan[name].new and plan[name].quiet and any(_each(sigma)):
+            what = "it is new and writes into the stream, so that noise in it would change the output"
+            faults.append(Fault(name, what, "leave it out"))
         elif isinstance(sigma, tuple) and (len(sigma),) != plan[name].wide_shape[:1]:
             what = f"{len(sigma)} sizes for {plan[name].wide_shape[0]} matrices"
             faults.append(Fault(name, what, "write one for each, or one number for all"))
+    return faults
+
+
+def _named_new(t: Mapping[str, float], noisy: Mapping[str, TensorPlan]) -> list[Fault]:
+    """Faults for a size that is named for new tensors alone: t is relative to a weight, and theirs is zero."""
+    faults = []
+    for pattern, size in t.items():
+        named = [entry for name, entry in noisy.items() if fnmatchcase(name, pattern)]
+        if size and named and all(entry.new for entry in named) and not all(e.new for e in noisy.values()):
+            what = (
+                "it names new weights alone; their noise has the size of the weight that each of them is like"
+            )
+            remedy = "write 0 to leave them asleep, or a pattern that names the same weight of the base's blocks too"
+            faults.append(Fault(f"t, {pattern}", what, remedy))
     return faults
 
 
