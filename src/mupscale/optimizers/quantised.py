@@ -24,6 +24,7 @@ from ..errors import Fault
 from ..files.places import Place
 from ..rules.axes import Axis
 from ..rules.products import Factor
+from ..tensors.differences import difference, relative
 from ..tensors.making import Making
 
 Shape = tuple[int, ...]
@@ -80,7 +81,8 @@ class Coded:
             codes = torch.bucketize(units, (self.table[1:] + self.table[:-1]) / 2, right=True)
             back = self.table[codes]
             codes = codes.to(torch.uint8)
-        apart = float((back * new.unsqueeze(-1) - entries).abs().max()) / (float(values.abs().max()) or 1.0)
+        found = difference(back * new.unsqueeze(-1), entries)
+        apart = relative(found.gap, found.size, unit=found.size)
         flat = codes.reshape(many, -1)[:, : values.numel() // many].reshape(-1)
         if self.codes.numel() < prod(self.shape):
             flat = flat[::2] << 4 | flat[1::2]
