@@ -31,9 +31,9 @@ def attempt(model_type: str, k: int = 2) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     from mupscale.errors import MupscaleError
-    from mupscale.families.configs import check_growth
+    from mupscale.families.goal import Goal
+    from mupscale.families.grown import check_growth
     from mupscale.families.models import as_data, config_from, model_class, on_meta
-    from mupscale.families.multipliers import parse_multipliers
     from mupscale.families.plan import family_plan
     from mupscale.families.prove import prove
 
@@ -45,7 +45,7 @@ def attempt(model_type: str, k: int = 2) -> dict[str, Any]:
     except Exception as error:
         return {"verdict": "not tried", "why": f"its default configuration does not build: {_line(error)}"}
     try:
-        check_growth(raw, parse_multipliers(k))
+        check_growth(raw, Goal.parse(k))
         family = family_plan(raw, k)
     except MupscaleError as refusal:
         verdict = "not tried" if refusal.claim.startswith("no batch is known") else "refused"

@@ -1,4 +1,4 @@
-"""Deeper stock models: a grown run is its base's run until noise wakes the new blocks, and waking does not change the loss.
+"""Deeper and wider stock models: a grown run is its base's until noise wakes what is new, and waking changes no loss.
 
     python benchmarks/growth.py            every type, tied and untied, AdamW, SGD and Muon, new blocks in three places
     python benchmarks/growth.py --quick    a few of them
@@ -7,6 +7,8 @@ Each row is a stock model in float64 with the model's own casts lifted and Muon'
 growing, eight after. The control is the same growth with the new blocks' readers copied from their neighbours and their
 writers zero, as block expansion does it: outputs are the base's, and training leaves it. Rows with a width grow deeper and
 wider in one plan.
+
+Rows of widths at any size are in `growth_width.py`; their figures come first, as `width: rows=R worst=W …`.
 
 The last line is `rows=R worst=W depth=D control=C jump=J woken=S`: the largest relative error over losses, gradients and
 weights of all rows, that of the rows that only grow deeper, the least deviation of a control, the largest change of a
@@ -30,6 +32,7 @@ import torch
 from torch import nn
 
 import mupscale as mu
+from benchmarks import growth_width
 from benchmarks.exactness import precise_muon
 from mupscale.families.losses import another_batch, find_batch, growing_outputs, loss_on
 from mupscale.families.models import config_from, factory, model_class
@@ -174,6 +177,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a few rows")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
+    wider, wide_holds = growth_width.report(quick, optimizers)
+    print(f"\nwidth: {wider}\n", flush=True)
     found: dict[Row, Measured] = {}
     for row in rows(quick):
         found[row] = measure(row)
@@ -190,7 +195,7 @@ def main() -> int:
     print(
         f"\nrows={len(found)} worst={worst:.1e} depth={depth:.1e} control={control:.1e} jump={jump:.1e} woken={woken:.2f}"
     )
-    return 0 if good else 1
+    return 0 if good and wide_holds else 1
 
 
 if __name__ == "__main__":

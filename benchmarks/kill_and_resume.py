@@ -1,6 +1,6 @@
 """A writer that is killed at any moment loses time and nothing else.
 
-A small checkpoint is upscaled, with noise, by processes that are ended with SIGKILL, the whole group at once, at
+A small checkpoint is upscaled, with noise, to twice its width, to new blocks, and to both, by processes that are ended with SIGKILL, the whole group at once, at
 random moments: one worker, one worker with two threads, two workers. After each kill the unfinished directory must
 not be loadable as a model: no config, no weight file under its own name, unless all bytes are already there. Then
 the job is resumed and must give, byte for byte, the directory of a run that nobody disturbed. The same bytes must
@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -39,15 +40,20 @@ from mupscale.jobs.journal import read_journals
 from mupscale.jobs.partial import partial
 from mupscale.jobs.work_units import WorkUnits
 from mupscale.jobs.worker import run_job, run_worker
+from mupscale.plans.new_blocks import order_of
 
 MODEL = Llama(hidden=128, ffn=352, heads=8, kv_heads=2, layers=4, vocabulary=500)
+ORDER = order_of(4, 6)
 BLOCK, SHARD = 64 << 10, 3_000_000
 PROVENANCE = ("mupscale.json", "mupscale.job.json")
 """Files that say how the base was sharded, and so differ when it is sharded differently."""
 
 
-def make_job(directory: Directory, out: Path, block_bytes: int = BLOCK) -> Job:
-    plan = MODEL.plan(2)
+GOALS = {"wider": MODEL.plan(2), "deeper": MODEL.plan(1, ORDER), "both": MODEL.plan(2, ORDER)}
+
+
+def make_job(directory: Directory, out: Path, block_bytes: int = BLOCK, goal: str = "wider") -> Job:
+    plan = GOALS[goal]
     return job_for(plan, directory, out, MODEL.noise(plan), shard_bytes=SHARD, block_bytes=block_bytes)
 
 
@@ -152,26 +158,29 @@ def resharded(directory: Directory, path: Path, shards: int) -> Directory:
     return read_directory(path)
 
 
-def same_bytes(folder: Path, directory: Directory, want: dict[str, bytes], tally: Tally) -> int:
+def same_bytes(folder: Path, directory: Directory, goal: str, want: dict[str, bytes], tally: Tally) -> int:
     """Workers, blocks and shards that must not matter; how many ways were compared."""
     ways: list[tuple[str, Job, int]] = [
-        (f"{workers} workers", make_job(directory, folder / "way"), workers) for workers in (1, 2, 3)
+        (f"{workers} workers", make_job(directory, folder / "way", goal=goal), workers)
+        for workers in (1, 2, 3)
     ]
-    ways += [(f"blocks of {size}", make_job(directory, folder / "way", size), 1) for size in (5_000, 1 << 20)]
+    ways += [
+        (f"blocks of {size}", make_job(directory, folder / "way", size, goal), 1) for size in (5_000, 1 << 20)
+    ]
     count = 0
     for label, job, workers in ways:
         for worker in range(workers):
             run_worker(job, worker, workers)
         count += 1
         if contents(job.out) != want:
-            tally.failed.append(f"{label}: not the same directory")
+            tally.failed.append(f"{goal}, {label}: not the same directory")
         shutil.rmtree(job.out)
     for shards in (1, 5):
-        job = make_job(resharded(directory, folder / f"base{shards}", shards), folder / "way")
+        job = make_job(resharded(directory, folder / f"{goal}{shards}", shards), folder / "way", goal=goal)
         run_job(job)
         count += 1
         if contents(job.out, PROVENANCE) != {k: v for k, v in want.items() if k not in PROVENANCE}:
-            tally.failed.append(f"a base of {shards} shards: not the same directory")
+            tally.failed.append(f"{goal}, a base of {shards} shards: not the same directory")
         shutil.rmtree(job.out)
     return count
 
@@ -186,22 +195,25 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp())
     try:
         directory = write_directory(folder / "base", MODEL.shapes(), "F32", 3)
-        usual = {}
-        for mode, start in MODES.items():
-            job = make_job(directory, folder / "want")
-            began = time.perf_counter()
-            if not wait(start(job)):
-                tally.failed.append(f"{mode}: failed without a kill")
-            usual[mode] = time.perf_counter() - began
-            want = contents(job.out)
-            shutil.rmtree(job.out)
-        size = sum(map(len, want.values()))
-        print(f"{len(WorkUnits(job))} units, {size / 1e6:.1f} MB, undisturbed: ", end="")
-        print(", ".join(f"{mode} {seconds:.2f} s" for mode, seconds in usual.items()), flush=True)
+        usual, want = {}, {}
+        for goal in GOALS:
+            for mode, start in MODES.items():
+                job = make_job(directory, folder / "want", goal=goal)
+                began = time.perf_counter()
+                if not wait(start(job)):
+                    tally.failed.append(f"{goal}, {mode}: failed without a kill")
+                usual[goal, mode] = time.perf_counter() - began
+                want[goal] = contents(job.out)
+                shutil.rmtree(job.out)
+            size = sum(map(len, want[goal].values()))
+            print(f"{goal}: {len(WorkUnits(job))} units, {size / 1e6:.1f} MB, undisturbed: ", end="")
+            print(", ".join(f"{mode} {usual[goal, mode]:.2f} s" for mode in MODES), flush=True)
+        cases = list(product(GOALS, MODES))
         for number in range(arguments.kills):
-            mode = list(MODES)[number % len(MODES)]
-            kill_once(make_job(directory, folder / "wide"), mode, draw.random() * usual[mode], want, tally)
-        ways = same_bytes(folder, directory, want, tally)
+            goal, mode = cases[number % len(cases)]
+            job = make_job(directory, folder / "wide", goal=goal)
+            kill_once(job, mode, draw.random() * usual[goal, mode], want[goal], tally)
+        ways = sum(same_bytes(folder, directory, goal, want[goal], tally) for goal in ("wider", "both"))
     finally:
         shutil.rmtree(folder)
     for line in tally.failed:

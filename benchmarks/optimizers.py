@@ -9,16 +9,23 @@ are not installed, or that compute in float32 alone, are written from their publ
 
 A name is supported if the state of a run is carried, and it ran if the class of its package did; names that were run with a
 class written from its description are counted apart. Names of 8-bit and 4-bit classes run on tensors that are too small to be
-quantised. Their quantised state is refused when a run is widened, so a fresh optimizer is all they have (`fresh_only`).
+quantised, and once more on larger ones: `quantised` is the largest relative difference of their losses to those of the base
+over 20 steps, `quantised_fresh` the smallest such difference with fresh state, the control.
+
+`hybrid` is that of a small GPT on real text with Muon and AdamW in one class, clipped and scheduled as nanochat is, in
+float64; `hybrid_control` that with the row of AdamW for all tensors. It needs `text/openstax.jsonl.xz` in `$MUPSCALE_DATA`.
+
 The aims are 24 names that are supported and 20 that ran; the script says which are missed. The last line is `menu=…
-supported=… fresh_only=… ran=… written=… not_run=… refused=… unknown=… aims_missed=… rows=… worst64=… worst32=…`. The exit
-code is 1 when a bound fails or a figure is not finite; a missed aim does not change it.
+supported=… ran=… written=… not_run=… refused=… unknown=… aims_missed=… rows=… worst64=… worst32=… quantised=…
+quantised_fresh=… hybrid=… hybrid_control=…`. The exit code is 1 when a bound fails or a figure is not finite; a missed aim
+does not change it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -34,6 +41,7 @@ from torch.optim import Optimizer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mupscale as mu
+from harness.hybrid import BASE_TEXT, ONE_ROW, WIDE_TEXT, continued, text_loss
 from harness.known_optimizers import CASES, WRITTEN_RULES, Known, stand_ins
 from harness.muons import MoonlightMuon
 from mupscale.rules.optimizers import OptimizerRule
@@ -41,8 +49,14 @@ from mupscale.trainers.menu import MENU, REFUSED_NAMES, named_optimizer
 
 BEFORE, STEPS = 6, 12
 WORST64, WORST32, MOVED = 1e-12, 1e-4, 1e-4
+QUANTISED, HYBRID = 0.1, 1e-12
+"""The first is for state of 4 bits; fresh state is off by several times as much."""
 SUPPORTED, RAN = 24, 20
-"""Aims, not bounds: 19 names keep state that can be carried, and which packages are installed is not up to this script."""
+"""Aims, not bounds: which packages are installed is not up to this script."""
+TEXT = (
+    Path(os.environ.get("MUPSCALE_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    / "text/openstax.jsonl.xz"
+)
 FASTER = {"torch.optim.SGD": 0.5, "schedulefree.SGDScheduleFree": 0.5}
 """Rates at which the network moves, where 0.01 is too small."""
 Make = Callable[[list[nn.Parameter]], Optimizer]
@@ -182,6 +196,47 @@ def of_name(name: str, installed: bool) -> list[Figure]:
     return figures(f"optim={name}", chosen.kind, {(source, dtype): make for dtype in dtypes})
 
 
+def quantised(name: str) -> tuple[float, float] | None:
+    """The largest relative difference of losses to the base's, with carried and with fresh state; None if none is quantised.
+
+    Rows of 80 entries do not end with blocks of 256, so the state is rounded again.
+    """
+    torch.manual_seed(0)
+    kind, own = named_optimizer(name)
+    model, x = network(80), torch.randn(32, 3)
+    y = torch.sin(2 * x[:, :2])
+    base = mu.Run(model, kind(model.parameters(), lr=3e-3, **own))  # type: ignore[call-arg]
+
+    def step(of: mu.Run) -> float:
+        of.model.zero_grad()
+        loss = (of.model(x) - y).square().mean()
+        loss.backward()
+        of.optimizer.step()
+        return float(loss.detach())
+
+    for _ in range(BEFORE):
+        step(base)
+    wide = mu.widen(base, lambda: network(160), rules=WRITTEN_RULES)
+    if "rounded" not in wide.provenance:
+        return None
+    copy = mu.widen(model, lambda: network(160)).model
+    assert wide.plan is not None
+    fresh = mu.Run(copy, mu.optimizer_for(copy, wide.plan, name, lr=3e-3, rules=WRITTEN_RULES))
+    losses = [(step(base), step(wide), step(fresh)) for _ in range(20)]
+    carried, anew = (largest(abs(of[i] / of[0] - 1) for of in losses) for i in (1, 2))
+    return carried, anew
+
+
+def hybrid() -> tuple[float, float]:
+    """How far a hybrid is from its base on real text, and with one row for all tensors."""
+    mu.rules.declare_neutral("peak")
+    torch.set_default_dtype(torch.float64)
+    loss = text_loss(TEXT)
+    found = [continued(BASE_TEXT, WIDE_TEXT, loss, *row)[0] for row in ((), (ONE_ROW,))]
+    torch.set_default_dtype(torch.float32)
+    return found[0], found[1]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, help="where to write the figures, for the documentation")
@@ -198,11 +253,14 @@ def main() -> int:
     ran: list[str] = []
     written: list[str] = []
     not_run: list[str] = []
+    coded: dict[str, tuple[float, float]] = {}
     for name in (name for name in names if name in MENU):
         package = MENU[name].kind.partition(".")[0]
         try:
             found += of_name(name, package not in missing)
             (written if package in missing else ran).append(name)
+            if MENU[name].quantised and (pair := quantised(name)) is not None:
+                coded[name] = pair
         except mu.MupscaleError as reason:
             if "cannot be imported" not in str(reason):
                 raise
@@ -211,11 +269,14 @@ def main() -> int:
         print(f"{f.name:36} {f.source:8} {f.dtype:8} {f.error:8.1e}   moved {f.moved:.1e}   {f.row}")
     for name in not_run:
         print(f"optim={name} did not run: {MENU[name].kind} is not installed")
+    for name, (carried, fresh) in coded.items():
+        print(f"optim={name:30} quantised: losses differ by {carried:.1e}, with fresh state by {fresh:.1e}")
+    for name in (name for name in names if name in MENU and MENU[name].quantised and name not in coded):
+        print(f"optim={name} did not run with quantised state: {MENU[name].kind} is not installed")
     worst64, worst32 = (largest(f.error for f in found if f.dtype == kind) for kind in ("float64", "float32"))
-    fresh_only = sum(name in MENU and MENU[name].quantised for name in names)
-    supported = sum(name in MENU for name in names) - fresh_only
+    supported = sum(name in MENU for name in names)
     refused = sum(name in REFUSED_NAMES for name in names)
-    unknown = len(names) - supported - fresh_only - refused
+    unknown = len(names) - supported - refused
     aims = {
         f"{supported} names are supported, and the aim is {SUPPORTED}": supported >= SUPPORTED,
         f"{len(ran)} names ran with the class of their package, and the aim is {RAN}": len(ran) >= RAN,
@@ -226,7 +287,30 @@ def main() -> int:
         f"{unknown} names are neither supported nor refused": unknown == 0,
         f"float64 differs by {worst64:.1e}": worst64 <= WORST64,
         f"float32 differs by {worst32:.1e}": worst32 <= WORST32,
+        **{
+            f"{name} with quantised state differs by {carried:.1e}, with fresh state by {fresh:.1e}": carried
+            <= min(QUANTISED, fresh / 3)
+            for name, (carried, fresh) in coded.items()
+        },
     }
+    quantised_told, hybrid_told = "not_run", "not_run hybrid_control=not_run"
+    if coded:
+        worst, least = (
+            largest(carried for carried, _ in coded.values()),
+            min(fresh for _, fresh in coded.values()),
+        )
+        quantised_told = f"{worst:.1e} quantised_fresh={least:.1e}"
+    if TEXT.exists():
+        off, control = hybrid()
+        bounds |= {
+            f"the hybrid differs by {off:.1e}": off <= HYBRID,
+            f"one row for all tensors of the hybrid differs by {control:.1e} only": control > 1e-4,
+        }
+        hybrid_told = f"{off:.1e} hybrid_control={control:.1e}"
+    else:
+        print(
+            f"the hybrid did not run: there is no {TEXT.name}; set MUPSCALE_DATA to the folder that holds text/{TEXT.name}"
+        )
     failed += [text for text, holds in bounds.items() if not holds]
     for aim in missed:
         print(f"aim missed: {aim}")
@@ -236,9 +320,9 @@ def main() -> int:
         chosen.json.write_text(json.dumps([asdict(f) for f in found], indent=1) + "\n")
     rows = len({f.row for f in found})
     print(
-        f"\nmenu={len(names)} supported={supported} fresh_only={fresh_only} ran={len(ran)} written={len(written)} "
+        f"\nmenu={len(names)} supported={supported} ran={len(ran)} written={len(written)} "
         f"not_run={len(not_run)} refused={refused} unknown={unknown} aims_missed={len(missed)} rows={rows} "
-        f"worst64={worst64:.1e} worst32={worst32:.1e}"
+        f"worst64={worst64:.1e} worst32={worst32:.1e} quantised={quantised_told} hybrid={hybrid_told}"
     )
     return 1 if failed else 0
 

@@ -214,6 +214,7 @@ def adapters(wide: str, data: str, out: str) -> dict[str, Any]:
     model: Any = get_peft_model(
         kind.from_pretrained(wide, dtype=torch.float32), LoraConfig(r=4, lora_alpha=8, target_modules=places)
     )
+    model.train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3)
     ids = _ids(wide, data)
     seen = []
@@ -226,7 +227,7 @@ def adapters(wide: str, data: str, out: str) -> dict[str, Any]:
     model.save_pretrained(out)
     again: Any = PeftModel.from_pretrained(kind.from_pretrained(wide, dtype=torch.float32), out)
     with torch.no_grad():
-        gap = abs(float(_loss(again.train(), ids)) - float(_loss(model, ids)))
+        gap = abs(float(_loss(again.eval(), ids)) - float(_loss(model.eval(), ids)))
     if not seen[-1] < seen[0] or gap > 1e-4 * abs(seen[0]):
         raise SystemExit(f"the adapter did not learn ({seen[0]} to {seen[-1]}) or was not saved (gap {gap})")
     return {"from": seen[0], "to": seen[-1]}

@@ -153,9 +153,17 @@ def _first(resume: Path | None) -> int:
     return int(torch.load(resume / "scheduler.pt", weights_only=True)["last_epoch"])
 
 
-def widen_directory(base: Path, out: Path, plan: mu.Plan, start: Any, wide: Any, workers: int = 1) -> Path:
+def widen_directory(
+    base: Path,
+    out: Path,
+    plan: mu.Plan,
+    start: Any,
+    wide: Any,
+    workers: int = 1,
+    optimizer: str | None = None,
+) -> Path:
     """What `mupscale widen` does to a Trainer's directory, without its self-test: state streamed, weights in memory."""
-    file, moves = trainer_moves(base, plan, start, wide)
+    file, moves = trainer_moves(base, plan, start, wide, optimizer=optimizer)
     about = {"format": FORMAT, "plan": plan.as_json(), "since_reference": plan.as_json()}
     carried = [name for name in CARRIED if (base / name).exists()]
     run_job(make_job(base, out, [file], moves, carried=carried, about=about, block_bytes=4096), workers)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +22,8 @@ from mupscale.files.places import item_size, torch_dtype
 from mupscale.jobs.blocks import raw_bytes
 from mupscale.jobs.identity import make_job
 from mupscale.jobs.job import BLOCK_BYTES, Job, Text
+from mupscale.plans.new_blocks import Order, source_of
+from mupscale.training.noise_places import Exempt, noisy_weights
 from mupscale.training.noises import NoisePlan
 
 Shapes = dict[str, tuple[int, ...]]
@@ -61,8 +63,11 @@ class Llama:
             }
         return found | {"model.norm.weight": (h,), "lm_head.weight": (self.vocabulary, h)}
 
-    def plan(self, k: int) -> mu.Plan:
-        """Hidden size, heads and feed-forward times k; the number of queries to a key stays."""
+    def plan(self, k: int, order: Order | None = None) -> mu.Plan:
+        """Hidden size, heads and feed-forward times k; the number of queries to a key stays.
+
+        `order` says which blocks are new, as in `plans/new_blocks.py`.
+        """
         hidden, ffn = f"{self.hidden}x{k}", f"{self.ffn}x{k}"
         group = self.heads // self.kv_heads * self.head
         axes: Mapping[str, Sequence[str]] = {
@@ -80,13 +85,25 @@ class Llama:
             "post_attention_layernorm": (f"out: {hidden}",),
         }
         parsed = {key: tuple(map(mu.rules.Axis.parse, texts)) for key, texts in axes.items()}
-        return mu.Plan(
-            {name: mu.plans.TensorPlan((name,), parsed[name.split(".")[-2]]) for name in self.shapes()}
-        )
+        tensors: dict[str, mu.plans.TensorPlan] = {}
+        wide = self if order is None else replace(self, layers=len(order))
+        for name in wide.shapes():
+            kind = name.split(".")[-2]
+            source, new = (name, False) if order is None else source_of(name, "model.layers", order)
+            tensors[name] = mu.plans.TensorPlan((source,), parsed[kind])
+            if new:
+                tensors[name] = mu.plans.TensorPlan(
+                    (),
+                    parsed[kind],
+                    fill="one" if kind.endswith("norm") else "zero",
+                    like=source,
+                    quiet=kind in ("o_proj", "down_proj"),
+                )
+        return mu.Plan(tensors)
 
     def noise(self, plan: mu.Plan, size: float = 0.01, seed: int = 0) -> NoisePlan:
-        """The same noise for every matrix: what it costs does not depend on its size."""
-        stds = {name: size for name, entry in plan.tensors.items() if len(entry.axes) > 1}
+        """The same noise for every matrix that gets noise: what it costs does not depend on its size."""
+        stds = dict.fromkeys(noisy_weights(plan, Exempt(), vectors=False), size)
         return NoisePlan(stds, stds, seed=seed)
 
 

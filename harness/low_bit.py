@@ -1,4 +1,4 @@
-"""The 32-bit classes of bitsandbytes and torchao, written from their published descriptions."""
+"""The classes of bitsandbytes, in 32 and 8 bits, and of torchao, written from their published descriptions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,41 @@ from torch import Tensor
 
 from .written import Group, Published, State, adam, count, decay, zeros
 
+BLOCK, SMALLEST = 256, 4096
+"""Of bitsandbytes in 8 bits: how many neighbours share a scale, and the entries from which a tensor is quantised."""
+
+
+def dynamic_map(signed: bool) -> Tensor:
+    """Dettmers et al., arXiv 2110.02861: seven decades, each with twice the numbers of the one below it."""
+    found = [0.0, 1.0]
+    for decade in range(7):
+        edges = torch.linspace(0.1, 1, 2 ** (decade + (not signed)) + 1)
+        means = (10.0 ** (decade - 6) * (edges[:-1] + edges[1:]) / 2).tolist()
+        found += means + [-mean for mean in means if signed]
+    return torch.tensor(sorted(found))
+
+
+def quantise(values: Tensor, table: Tensor, stack: int = 0) -> tuple[Tensor, Tensor]:
+    """Codes and one scale per block; a stack of tensors is quantised one by one."""
+    if stack:
+        both = [quantise(part, table) for part in values]
+        return torch.stack([codes for codes, _ in both]), torch.stack([scales for _, scales in both])
+    flat = torch.cat([values.reshape(-1).float(), torch.zeros(-values.numel() % BLOCK)]).reshape(-1, BLOCK)
+    scales = flat.abs().amax(1)
+    units = flat / scales.clamp(min=1e-38).unsqueeze(1)
+    codes = (units.unsqueeze(-1) - table).abs().argmin(-1).to(torch.uint8)
+    return codes.reshape(-1)[: values.numel()].reshape(values.shape), scales
+
+
+def dequantise(codes: Tensor, scales: Tensor, table: Tensor) -> Tensor:
+    rows = scales.reshape(-1, scales.shape[-1]).repeat_interleave(BLOCK, 1)[
+        :, : codes.numel() // scales[..., 0].numel()
+    ]
+    return table[codes.long()] * rows.reshape(codes.shape)
+
 
 class _Bitsandbytes(Published):
-    """The names of bitsandbytes in 32 bits: state1 and state2."""
+    """The names of bitsandbytes: state1 and state2, and in 8 bits a scale per block and a table for each."""
 
     settings: ClassVar[Mapping[str, Any]] = {
         "betas": (0.9, 0.999),
@@ -29,9 +61,29 @@ class _Bitsandbytes(Published):
         super().__init__(params, lr, **settings)
         self.optim_bits, self.is_paged = optim_bits, is_paged
 
+    def update(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
+        # Which of the two is decided when the state is made; later steps keep to what they find.
+        small = p.numel() < SMALLEST if "state1" not in state else "absmax1" not in state
+        if self.optim_bits != 8 or small:
+            return self.update_in_32_bits(p, g, state, group)
+        opened = {key: value for key, value in state.items() if key == "step"}
+        for i in (i for i in "12" if f"state{i}" in state):
+            opened[f"state{i}"] = dequantise(*(state[f"{part}{i}"] for part in ("state", "absmax", "qmap")))
+        self.update_in_32_bits(p, g, opened, group)
+        for key, value in opened.items():
+            if key == "step":
+                state[key] = value
+                continue
+            table = state.setdefault(f"qmap{key[-1]}", dynamic_map(signed=key == "state1"))
+            state[key], state[f"absmax{key[-1]}"] = quantise(value, table, value.dim() - p.dim())
+        return None
+
+    def update_in_32_bits(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
+        raise NotImplementedError
+
 
 class BnbAdamW(_Bitsandbytes):
-    def update(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
+    def update_in_32_bits(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
         first, second = zeros(state, p, "state1", "state2")
         decay(p, group)
         p.sub_(adam(first, second, g, group, count(state)), alpha=group["lr"])
@@ -44,7 +96,7 @@ class BnbAdEMAMix(_Bitsandbytes):
         "alpha": 5.0,
     }
 
-    def update(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
+    def update_in_32_bits(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
         both = state.setdefault("state1", torch.zeros((2, *p.shape), dtype=p.dtype))
         [second] = zeros(state, p, "state2")
         step, (beta1, beta2, beta3) = count(state), group["betas"]
@@ -59,7 +111,7 @@ class BnbAdEMAMix(_Bitsandbytes):
 class BnbLion(_Bitsandbytes):
     settings: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.99), "eps": 0.0, "weight_decay": 0.0}
 
-    def update(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
+    def update_in_32_bits(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
         [average] = zeros(state, p, "state1")
         decay(p, group)
         p.sub_(average.lerp(g, 1 - group["betas"][0]).sign(), alpha=group["lr"])
@@ -69,7 +121,7 @@ class BnbLion(_Bitsandbytes):
 class BnbRMSprop(_Bitsandbytes):
     settings: ClassVar[Mapping[str, Any]] = {"betas": (0.99, 0), "eps": 1e-8, "weight_decay": 0.0}
 
-    def update(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
+    def update_in_32_bits(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
         [second] = zeros(state, p, "state1")
         g = g.add(p, alpha=group["weight_decay"])
         second.lerp_(g.square(), 1 - group["betas"][0])

@@ -166,12 +166,14 @@ class Llama(nn.Module):
 
 @dataclass(frozen=True)
 class GPT2Sizes:
-    """Stream, head size and feed-forward width of a model with two heads."""
+    """Stream, head size and feed-forward width of a model with two heads; the rest does not grow."""
 
     stream: int
     head_size: int
     ffn: int
     heads: int = 2
+    tokens: int = TOKENS
+    length: int = LENGTH
 
 
 class FusedAttention(nn.Module):
@@ -210,11 +212,11 @@ class GPT2(nn.Module):
 
     def __init__(self, sizes: GPT2Sizes) -> None:
         super().__init__()
-        self.embed = nn.Embedding(TOKENS, sizes.stream)
-        self.positions = nn.Embedding(LENGTH, sizes.stream)
+        self.embed = nn.Embedding(sizes.tokens, sizes.stream)
+        self.positions = nn.Embedding(sizes.length, sizes.stream)
         self.blocks = nn.ModuleList(GPT2Block(sizes) for _ in range(2))
         self.norm = nn.LayerNorm(sizes.stream)
-        self.readout = nn.Linear(sizes.stream, TOKENS, bias=False)
+        self.readout = nn.Linear(sizes.stream, sizes.tokens, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens) + self.positions(torch.arange(tokens.shape[1]))

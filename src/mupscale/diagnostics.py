@@ -1,4 +1,4 @@
-"""Measurements of a run: norms and clipping at the reference, symmetry of copies, noise, coordinates, certificates."""
+"""Measurements of a run: norms and clipping at the reference, symmetry of copies, what is awake, noise, coordinates, certificates."""
 
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .training.groups import reference_lr as reference_lr
     from .training.noises import resolve_noise as resolve_noise
     from .training.symmetry import NoiseReport as NoiseReport
+    from .training.symmetry import awake as awake
     from .training.symmetry import noise_report as noise_report
     from .training.symmetry import symmetry as symmetry
 
@@ -24,6 +25,7 @@ _NAMES = {
     "Certificate": ("proofs.certificate", ""),
     "verify_sharded": ("sharded.verify", ""),
     "symmetry": ("training.symmetry", ""),
+    "awake": ("training.symmetry", ""),
     "noise_report": ("training.symmetry", ""),
     "NoiseReport": ("training.symmetry", ""),
     "resolve_noise": ("training.noises", ""),

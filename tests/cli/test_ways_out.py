@@ -8,7 +8,8 @@ import pytest
 from mupscale.checkpoints.request import Request
 from mupscale.cli import plan
 from mupscale.errors import MupscaleError
-from mupscale.families.configs import check_growth
+from mupscale.families.goal import Goal
+from mupscale.families.grown import check_growth
 
 CHOSEN: Any = SimpleNamespace(architecture=None)
 DIRECTORY: Any = SimpleNamespace(config={}, tensors={}, weights=(), path="base")
@@ -66,13 +67,13 @@ def test_what_is_asked_for_is_not_offered_and_a_missing_package_is_not_tried_aga
 def test_key_heads_do_not_grow_without_query_heads():
     llama = {"model_type": "llama", **HEADS}
     with pytest.raises(MupscaleError, match="copies of a key head would serve different queries") as refused:
-        check_growth(llama, {"kv_heads": 2})
+        check_growth(llama, Goal.parse("kv_heads=2"))
     assert "write heads=2,kv_heads=2" in str(refused.value)
-    check_growth(llama, {"heads": 2, "kv_heads": 2})
-    check_growth(llama, {"heads": 2})
+    check_growth(llama, Goal.parse("heads=2,kv_heads=2"))
+    check_growth(llama, Goal.parse("heads=2"))
 
 
 def test_one_key_head_refuses_heads_and_not_the_feed_forward_layers():
-    check_growth(FALCON, {"ffn": 2})
+    check_growth(FALCON, Goal.parse("ffn=2"))
     with pytest.raises(MupscaleError, match="one key and value head"):
-        check_growth(FALCON, {"every": 2})
+        check_growth(FALCON, Goal.parse("2"))

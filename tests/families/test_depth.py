@@ -52,13 +52,83 @@ def test_a_norm_behind_a_branch_must_be_silenced(monkeypatch):
         family_plan({"model_type": "olmo2", **SIZES}, to="layers=5")
 
 
-def test_types_whose_blocks_cannot_sleep_are_refused():
-    gpt2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 97}
+WITH_BIASES = {
+    "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64},
+    "gpt_neox": {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    },
+    "opt": {
+        "hidden_size": 32,
+        "ffn_dim": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "word_embed_proj_dim": 32,
+    },
+}
+TOKENS = {"vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+@pytest.mark.parametrize("kind", WITH_BIASES)
+def test_biases_of_writers_are_split(kind):
+    family = prove(family_plan({"model_type": kind, **WITH_BIASES[kind], **TOKENS}, to="layers=4"), steps=3)
+    assert 0 < family.evidence.worst_step < 1e-12
+    shared = [name for name, entry in family.plan.tensors.items() if entry.spread == 3]
+    assert len(shared) == 6, "the last bias of each of two blocks, and two of each new block"
+
+
+def test_biases_of_writers_that_are_not_split_are_refused(monkeypatch):
+    """Control: a bias writes into the stream by itself, so it trains while its block sleeps."""
+    monkeypatch.setattr("mupscale.plans.new_blocks._split", lambda tensors, *_: dict(tensors))
     with pytest.raises(mu.MupscaleError, match=r"c_proj\.bias\n    new, and training would move it"):
-        family_plan(gpt2, to="layers=3")
-    bert = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "head_dim")}
-    with pytest.raises(mu.MupscaleError, match="says whether its width can grow"):
-        family_plan({"model_type": "bert", **bert}, to="layers=6")
+        family_plan({"model_type": "gpt2", **WITH_BIASES["gpt2"], **TOKENS}, to="layers=3")
+
+
+def test_split_biases_in_files_continue_the_base(tmp_path):
+    torch.manual_seed(0)
+    base = transformers.GPT2LMHeadModel(transformers.GPT2Config(**WITH_BIASES["gpt2"], **TOKENS))
+    with torch.no_grad():
+        for name, parameter in base.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_()
+    base.eval().save_pretrained(tmp_path / "base")
+    assert main(["widen", str(tmp_path / "base"), str(tmp_path / "deep"), "--to", "layers=4", "--quiet"]) == 0
+    deep = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "deep").eval()
+    blocks = deep.transformer.h
+    assert torch.equal(blocks[1].attn.c_proj.bias, blocks[0].mlp.c_proj.bias)
+    words = torch.randint(0, 97, (2, 9))
+    with torch.no_grad():
+        assert torch.allclose(deep(words).logits, base(words).logits, atol=1e-5)
+
+
+REFUSED = {
+    "bert": ("bert", {}, "a new block does not pass its input on, as where a norm follows the sum"),
+    "opt, post-norm": ("opt", {"do_layer_norm_before": False}, "a new block does not pass its input on"),
+    "mixtral": ("mixtral", {"output_router_logits": True}, "balance loss counts the routers of new blocks"),
+    "mixtral in parts": ("mixtral", {}, "new blocks have no such name"),
+    "deepseek_v3": ("deepseek_v3", {"first_k_dense_replace": 2}, "may mean layers by their number"),
+    "olmo_hybrid": ("olmo_hybrid", {}, "do not wake quietly"),
+}
+
+
+@pytest.mark.parametrize(("kind", "fields", "words"), REFUSED.values(), ids=REFUSED)
+def test_types_whose_blocks_cannot_sleep_are_refused(kind, fields, words):
+    sizes = {k: v for k, v in SIZES.items() if kind not in ("bert", "opt") or "key_value" not in k}
+    sizes |= WITH_BIASES.get(kind, {})
+    with pytest.raises(mu.MupscaleError, match=words) as refused:
+        family_plan({"model_type": kind, **sizes, **fields}, to=f"layers={sizes['num_hidden_layers'] + 1}")
+    assert all(
+        fault.remedy == "mupscale plan BASE -k 2 says whether its width can grow instead"
+        for fault in refused.value.faults
+    )
+
+
+def test_blocks_of_several_kinds_are_moved_with_their_own_kind():
+    """Attention in every second block of a hybrid: a new block is of the kind of the block before it."""
+    data = {"model_type": "x", "num_hidden_layers": 4, "layer_types": ["a", "b", "a", "b"]}
+    assert depth_of(data, To(5, (0,))).edits[("layer_types",)] == ["a", "a", "b", "a", "b"]
 
 
 def test_lists_by_layer_take_the_entry_of_the_neighbour():
@@ -121,7 +191,7 @@ def test_two_counts_of_layers_are_refused():
 
 
 @pytest.mark.parametrize(
-    "text", ["layers", "layers=0", "hidden=96", "layers=8,layers=9", "after=1", "layers=8,after=a"]
+    "text", ["layers", "layers=0", "width=96", "layers=8,layers=9", "after=1", "layers=8,after=a"]
 )
 def test_a_goal_that_cannot_be_read_is_refused(text):
     with pytest.raises(mu.MupscaleError, match="expected --to layers=8"):

@@ -8,7 +8,9 @@ import torch
 
 import mupscale as mu
 from harness.family_configs import EXACT, INEXACT
-from mupscale.families.configs import edits, growing_fields, grown
+from mupscale.families.configs import edits, growing_fields
+from mupscale.families.goal import Goal
+from mupscale.families.grown import grown
 from mupscale.families.lift import Tensors, lift
 from mupscale.families.multipliers import parse_multipliers
 from mupscale.families.rows import ROWS
@@ -63,16 +65,16 @@ def test_multipliers_that_make_no_sense_are_refused(text):
 
 
 def test_widths_multiply_their_fields_and_no_others():
-    wide = as_data(grown(config_from(LLAMA), parse_multipliers("hidden=2,heads=4,kv_heads=4,ffn=3")))
+    wide = as_data(grown(config_from(LLAMA), Goal.parse("hidden=2,heads=4,kv_heads=4,ffn=3")))
     assert (wide["hidden_size"], wide["num_attention_heads"], wide["intermediate_size"]) == (128, 32, 336)
     assert (wide["head_dim"], wide["num_hidden_layers"], wide["vocab_size"]) == (8, 5, 300)
-    kept = as_data(grown(config_from(LLAMA), parse_multipliers("2,kv_heads=1")))
+    kept = as_data(grown(config_from(LLAMA), Goal.parse("2,kv_heads=1")))
     assert (kept["num_attention_heads"], kept["num_key_value_heads"]) == (16, 4)
 
 
 def test_nested_configurations_grow_too():
     data = {"model_type": "x", "text_config": {"model_type": "llama", "hidden_size": 8}, "hidden_size": 4}
-    assert edits(data, {"every": 3}) == {("hidden_size",): 12, ("text_config", "hidden_size"): 24}
+    assert edits(data, Goal({"every": 3})) == {("hidden_size",): 12, ("text_config", "hidden_size"): 24}
 
 
 def test_heads_and_hidden_grow_together_where_the_head_size_is_their_ratio():
@@ -110,11 +112,11 @@ def test_every_text_of_the_registry_can_be_read():
 
 @pytest.mark.parametrize("raw", [LLAMA_70B, GPT2, {"model_type": "bert"}], ids=lambda raw: raw["model_type"])
 def test_a_small_copy_is_made_of_the_same_blocks(raw):
-    config, by_width = config_from(raw), {"every": 2}
+    config, goal = config_from(raw), Goal({"every": 2})
     cls = model_class(config)
-    full = growth(shapes(config, cls), shapes(grown(config, by_width), cls))
-    small = shrunk(config, by_width, cls, full)
-    assert growth(shapes(small, cls), shapes(grown(small, by_width), cls)) == full
+    full = growth(shapes(config, cls), shapes(grown(config, goal), cls))
+    small = shrunk(config, goal, cls, full)
+    assert growth(shapes(small, cls), shapes(grown(small, goal), cls)) == full
     before, after = symbols(as_data(config)), symbols(as_data(small))
     assert (before["D"], before["G"]) == (after["D"], after["G"])
     assert sum(p.numel() for p in on_meta(small, cls).parameters()) < 2_000_000
@@ -128,8 +130,8 @@ def test_a_small_copy_keeps_every_kind_of_layer():
     }
     config = config_from(raw)
     cls = model_class(config)
-    by_width = {"every": 2}
-    small = shrunk(config, by_width, cls, growth(shapes(config, cls), shapes(grown(config, by_width), cls)))
+    goal = Goal({"every": 2})
+    small = shrunk(config, goal, cls, growth(shapes(config, cls), shapes(grown(config, goal), cls)))
     assert (
         set(as_data(small)["layer_types"])
         == set(as_data(config)["layer_types"])

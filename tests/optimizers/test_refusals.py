@@ -1,4 +1,4 @@
-"""What cannot be exact is refused, and what does not change is carried as it is."""
+"""What cannot be exact is refused."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,12 +12,10 @@ import mupscale as mu
 from harness import muons, published
 from harness.known_optimizers import WRITTEN_RULES
 from harness.refusals import refusal
-from mupscale.optimizers.carry import carry_state
-from mupscale.optimizers.named import Moment, NamedGroup
+from mupscale.optimizers.named import NamedGroup
 from mupscale.optimizers.rows import stacked
 from mupscale.optimizers.settings import cannot_be_exact, unknown_settings
-from mupscale.plans.direction import Direction
-from mupscale.plans.plan import Plan, TensorPlan
+from mupscale.plans.plan import TensorPlan
 from mupscale.rules.axes import Axis
 from mupscale.rules.muon_rows import CLASSES
 from mupscale.rules.optimizers import RULES, qualified_name
@@ -28,45 +26,6 @@ ADAMW = mu.rules.rule_for(optim.AdamW)
 
 def entry(*axes: str) -> TensorPlan:
     return TensorPlan(("weight",), tuple(map(Axis.parse, axes)))
-
-
-def carried(of: TensorPlan, state: dict[str, Any], trains: bool = True) -> tuple[dict[str, Any], list[Any]]:
-    group = NamedGroup(("weight",), {"lr": 0.1, "eps": 0.1}, ADAMW)
-    return carry_state(group, state, "weight", Direction(Plan({"weight": of})), trains)
-
-
-def codes() -> dict[str, Any]:
-    """State as bitsandbytes keeps it in 8 bits."""
-    return {
-        "step": 3,
-        "state1": torch.arange(8, dtype=torch.uint8).reshape(2, 4),
-        "absmax1": torch.ones(1),
-        "qmap1": torch.arange(256.0),
-    }
-
-
-class Elsewhere:
-    """A tensor that lies in a file."""
-
-    shape = (256,)
-
-
-def test_quantised_state_of_a_tensor_that_does_not_change_is_copied():
-    state = codes()
-    new, faults = carried(entry("2", "4"), state)
-    assert not faults
-    assert new.keys() == state.keys()
-    assert all(torch.equal(torch.as_tensor(new[key]), torch.as_tensor(state[key])) for key in state)
-    assert new["state1"].data_ptr() != state["state1"].data_ptr()
-    new, faults = carried(entry("2", "4"), {**state, "qmap1": Elsewhere()})
-    assert isinstance(new["qmap1"], Moment)
-    assert new["qmap1"].making.wide_shape == (256,)
-
-
-@pytest.mark.parametrize("trains", [True, False])
-def test_quantised_state_of_a_tensor_that_grows_is_refused(trains):
-    _, [fault] = carried(entry("out: 2x2", "4"), codes(), trains)
-    assert "quantised in blocks" in fault.what
 
 
 def test_a_tensor_without_state_has_zeros_in_the_stack_of_its_group():
@@ -271,3 +230,11 @@ def test_steps_in_units_are_refused_while_the_row_does_not_hold(steps):
         refusal(step, "RAdam is at step 0", "train with NAdam")
     else:
         step()
+
+
+def test_a_row_without_decay_is_told_what_kind_of_decay_to_write():
+    row = mu.rules.OptimizerRule(lr=W)
+    group = NamedGroup((), {"lr": 0.1, "weight_decay": 0.1, "beta": 0.9}, row)
+    beta, decay = unknown_settings([group], ["lr", "weight_decay", "beta"], "here")
+    assert "decay=Decay.DECOUPLED" in str(decay.remedy)
+    assert "neutral=" in str(beta.remedy), "control: another setting"

@@ -1,11 +1,13 @@
 """Deeper models: new blocks sleep, join a group without state, and wake without a jump."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import mupscale as mu
-from mupscale.plans.new_blocks import block_plan, first_values, order_of
+from mupscale.plans.new_blocks import Sleep, block_plan, first_values, order_of
 from mupscale.plans.plan import Plan
 
 WRITERS = ("*.write.weight",)
@@ -59,8 +61,9 @@ def step(run, i):
     return float(value.detach())
 
 
-def deeper(order, quiet=WRITERS, **more):
-    return block_plan(make(**more), make(blocks=len(order), **more), order, first_values(make()), quiet, {})
+def deeper(order, quiet=WRITERS, biases=(), **more):
+    sleep = Sleep(first_values(make()), quiet, biases=biases)
+    return block_plan(make(**more), make(blocks=len(order), **more), order, sleep)
 
 
 def trained(optimizer, steps=4, **more):
@@ -104,10 +107,61 @@ def test_copied_blocks_with_zero_writers_leave_the_base():
         mu.widen(run, lambda: make(blocks=3), plan=copied, loss=loss)
 
 
-def test_a_bias_that_writes_into_the_stream_is_awake():
-    plan = deeper((0, None, 1), bias=True)
+BIASES = ("*.write.bias",)
+
+
+@pytest.mark.parametrize("order", [(0, None, 1), (0, 1, None, None)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_bias_that_writes_into_the_stream_is_split(name, order):
+    run, plan = trained(OPTIMIZERS[name], bias=True), deeper(order, biases=BIASES, bias=True)
+    parts = [entry for entry in plan.tensors.values() if entry.spread != 1]
+    assert {str(entry.change.s) for entry in parts} == {f"1/{len(parts)}"}
+    assert {str(entry.change.r) for entry in parts} == {"1"}
+    certificate = mu.verify(
+        run,
+        lambda: make(blocks=len(order), bias=True),
+        step=lambda r, i: step(r, 4 + i),
+        plan=plan,
+        loss=loss,
+        steps=8,
+    )
+    assert certificate.worst < 1e-12
+
+
+def test_a_bias_that_is_not_split_is_awake():
+    """Control: it has a gradient from the first step on. Shared with the wrong tensor, gradients differ."""
+    wide = lambda: make(blocks=3, bias=True)  # noqa: E731
     with pytest.raises(mu.MupscaleError, match=r"(?s)blocks\.1\.write\.bias.*does not sleep"):
-        mu.widen(make(bias=True), lambda: make(blocks=3, bias=True), plan=plan, loss=loss)
+        mu.widen(make(bias=True), wide, plan=deeper((0, None, 1), bias=True), loss=loss)
+    plan = deeper((0, None, 1), biases=BIASES, bias=True)
+    wrong = {
+        "blocks.1.write.bias": plan["blocks.2.write.bias"],
+        "blocks.2.write.bias": plan["blocks.1.write.bias"],
+    }
+    with pytest.raises(mu.MupscaleError, match="does not continue"):
+        mu.widen(make(bias=True), wide, plan=plan.with_tensors(wrong), loss=loss)
+
+
+def test_a_bias_before_the_first_block_is_refused():
+    with pytest.raises(mu.MupscaleError, match=r"(?s)blocks\.0\.write\.bias.*behind a block of the base"):
+        deeper((None, 0, 1), biases=BIASES, bias=True)
+
+
+def test_a_split_bias_counts_once_and_composes():
+    plan = deeper((0, None, 1), biases=BIASES, bias=True)
+    assert plan.parameters("base") == sum(p.numel() for p in make(bias=True).parameters())
+    assert plan == Plan.from_json(plan.to_json())
+    width = mu.infer_plan(lambda: make(blocks=3, bias=True), lambda: make(16, 3, bias=True), loss=loss)
+    run = trained(OPTIMIZERS["adamw"], bias=True)
+    certificate = mu.verify(
+        run,
+        lambda: make(16, 3, bias=True),
+        step=lambda r, i: step(r, 4 + i),
+        plan=plan.then(width),
+        loss=loss,
+        steps=6,
+    )
+    assert certificate.worst < 1e-11
 
 
 def test_new_tensors_join_the_group_of_the_tensor_they_are_like_and_have_no_state():
@@ -170,7 +224,7 @@ def test_a_wide_run_grows_deeper_in_the_units_of_its_blocks():
     """Noise and units of a new block are those of its neighbour, counted from the reference."""
     run = trained(OPTIMIZERS["adamw"])
     wide = mu.widen(run, lambda: make(16), loss=loss)
-    plan = block_plan(make(16), make(16, 3), (0, None, 1), first_values(make()), WRITERS, {})
+    plan = block_plan(make(16), make(16, 3), (0, None, 1), Sleep(first_values(make()), WRITERS))
     deep = mu.widen(wide, lambda: make(16, 3), plan=plan, loss=loss)
     assert deep.since is not None
     for leaf in ("read.weight", "write.weight", "norm.weight"):
@@ -184,7 +238,7 @@ def test_two_models_that_differ_otherwise_are_refused():
     other = make(blocks=3)
     other.extra = nn.Linear(2, 2)
     with pytest.raises(mu.MupscaleError, match=r"extra\.weight"):
-        block_plan(make(), other, (0, None, 1), {}, WRITERS, {})
+        block_plan(make(), other, (0, None, 1), Sleep({}, WRITERS))
 
 
 @pytest.mark.parametrize(("layers", "to", "after"), [(2, 2, None), (2, 3, [2]), (2, 4, [0])])
@@ -220,3 +274,71 @@ def test_the_way_back_is_refused():
     wide = mu.widen(make(), lambda: make(blocks=3), plan=plan, loss=loss)
     with pytest.raises(mu.MupscaleError, match="load the base, which does not have it"):
         mu.narrow(wide, make)
+
+
+def test_sizes_that_are_named_for_new_tensors_are_heeded_or_refused():
+    base, wide = make(), lambda: make(16, 3)
+    plan = deeper((0, None, 1)).then(mu.infer_plan(lambda: make(blocks=3), wide, loss=loss))
+
+    def sigmas(noise):
+        return mu.upscale(base, wide, noise, plan=plan, loss=loss).provenance["noise"]["sigmas"]
+
+    new = "blocks.1.read.weight"
+    usual = sigmas(mu.SignalNoise(0.1))[new]
+    assert sigmas(mu.SignalNoise({"*": 0.2}))[new] == usual
+    assert new not in sigmas(mu.SignalNoise({"blocks.0.*": 0.1}))
+    assert new not in sigmas(mu.SignalNoise({"blocks.1.*": 0, "*": 0.1}))
+    with pytest.raises(mu.MupscaleError, match=r"blocks\.1\.\*\n    it names new weights alone"):
+        sigmas(mu.SignalNoise({"blocks.1.*": 0.3, "*": 0.1}))
+    every = dict.fromkeys(sigmas(mu.MupNoise(0.1)), 0.1)
+    assert sigmas(mu.MupNoise({**every, new: 0.7}))[new] == 0.7
+    assert sigmas(mu.MupNoise({n: s for n, s in every.items() if n != new}))[new] == usual
+    with pytest.raises(mu.MupscaleError, match="noise in it would change the output"):
+        sigmas(mu.MupNoise({**every, "blocks.1.write.weight": 0.1}))
+
+
+def test_a_new_tensor_that_is_like_no_other_belongs_to_no_group():
+    run, plan = trained(OPTIMIZERS["adamw"]), deeper((0, None, 1))
+    name = "blocks.1.read.weight"
+    plan = plan.with_tensors({name: replace(plan[name], like=None)})
+    with pytest.raises(mu.MupscaleError, match=r"(?s)blocks\.1\.read\.weight.*no group"):
+        mu.widen(run, lambda: make(blocks=3), plan=plan, loss=loss)
+
+
+def test_new_blocks_say_whether_they_are_awake():
+    run, plan, wide = trained(OPTIMIZERS["adamw"]), deeper((0, None, 1)), lambda: make(blocks=3)
+    asleep = mu.widen(run, wide, plan=plan, loss=loss)
+    for i in range(3):
+        step(asleep, i)
+    found = mu.diagnostics.awake(asleep)
+    zero = [name for name, entry in plan.tensors.items() if entry.new and not name.endswith("norm.weight")]
+    assert found == dict.fromkeys(zero, 0.0)
+    woken = mu.upscale(run, wide, mu.SignalNoise(0.1), plan=plan, loss=loss)
+    found = mu.diagnostics.awake(woken.model, plan=plan)
+    assert found["blocks.1.read.weight"] == 1.0
+    assert found["blocks.1.write.weight"] == found["blocks.1.read.bias"] == 0.0, "quiet, and a bias"
+    for i in range(2):
+        step(woken, i)
+    assert mu.diagnostics.awake(woken) == dict.fromkeys(zero, 1.0)
+    assert mu.diagnostics.symmetry(woken) == {}, "nothing has copies"
+    with pytest.raises(mu.MupscaleError, match="pass plan="):
+        mu.diagnostics.awake(woken.model)
+
+
+def test_pads_say_whether_they_are_awake():
+    def net(n):
+        return nn.Sequential(nn.Linear(6, n), nn.Tanh(), nn.Linear(n, 3)).double()
+
+    plan = mu.plan_between(net, 4, 7, loss=loss, pad=True)
+    base = net(4)
+    assert set(mu.diagnostics.awake(mu.widen(base, lambda: net(7), plan=plan)).values()) == {0.0}
+    woken = mu.diagnostics.awake(mu.upscale(base, lambda: net(7), mu.MupNoise(0.1), plan=plan, loss=loss))
+    assert 0 < woken["0.weight"] < 1
+
+
+def test_the_report_of_noise_knows_new_tensors():
+    run, plan = trained(OPTIMIZERS["adamw"]), deeper((0, None, 1))
+    woken = mu.upscale(run, lambda: make(blocks=3), mu.SignalNoise(0.1), plan=plan, loss=loss)
+    (row,) = mu.diagnostics.noise_report(run, woken, loss=loss).rows
+    assert (row.name, row.share) == ("blocks.1.read.weight", 1.0)
+    assert row.lost < 1e-12

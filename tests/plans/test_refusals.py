@@ -1,6 +1,5 @@
 """Optimizers, schedulers, plans and state dicts: what is refused, where, and what to write instead."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -46,14 +45,6 @@ def test_lbfgs_is_refused():
     refusal(
         lambda: widen(run), "torch.optim.LBFGS cannot be widened exactly", "inner product", "optimizers=[]"
     )
-
-
-def test_quantised_state_is_refused():
-    run = trained(torch.optim.AdamW)
-    for state in run.optimizers[0].state.values():
-        state["absmax1"] = torch.ones(1)
-    refusal(lambda: widen(run), "state1 is quantised in blocks", "optimizers=[]")
-    assert not widen(dataclasses.replace(run, optimizers=[])).optimizers, "the remedy"
 
 
 @pytest.mark.parametrize("name", REFUSED)

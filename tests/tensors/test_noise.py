@@ -21,7 +21,7 @@ from mupscale.tensors import compiled
 from mupscale.tensors import expand as expanding
 from mupscale.tensors import noise as noises
 from mupscale.tensors.expand import expand, expand_
-from mupscale.tensors.noise import TensorNoise, rectangle
+from mupscale.tensors.noise import TensorNoise, Waking, rectangle
 from mupscale.tensors.philox import Stream, normals, philox, quantiles, uniform_bits, uniforms
 
 CPU = torch.device("cpu")
@@ -289,3 +289,38 @@ def test_paired_noise_sums_to_zero_over_copies_and_keeps_its_variance(kind: str)
     assert abs(float(live.square().mean()) - 1) <= error
     uncorrected = 1 - 1 / int(grown[1].k)
     assert abs(uncorrected - 1) > error, "control: without the correction the variance is seen to be wrong"
+
+
+PADDED = (mu.rules.Axis.parse("out: 2x2+2 * 3"), mu.rules.Axis.parse("in: 5+4"))
+"""12 rows of copies, then 6 of zeros; 5 columns, then 4 of zeros."""
+
+
+@examples(25)
+@given(st.integers(0, 17), st.integers(1, 18), st.integers(0, 8), st.integers(1, 9))
+def test_a_slice_of_noise_with_zeros_is_a_slice_of_the_whole(row, rows, column, columns):
+    noise = TensorNoise(Stream(3, "w"), 0.5, zeros=Waking(2.0, (1,), 0.25))
+    rows, columns = min(rows, 18 - row), min(columns, 9 - column)
+    whole = noise.slice(PADDED, [0, 0], [18, 9], torch.empty(0))
+    part = noise.add_(torch.zeros(rows, columns), PADDED, [row, column])
+    assert_bitwise(part, whole[row : row + rows, column : column + columns])
+
+
+def test_zeros_have_noise_of_their_own_and_none_at_a_cut():
+    z = rectangle(Stream(3, "w"), (18, 9), (0, 0), (18, 9), CPU)
+    found = TensorNoise(Stream(3, "w"), 0.5, zeros=Waking(2.0, (1,), 0.25)).slice(
+        PADDED, [0, 0], [18, 9], torch.empty(0)
+    )
+    assert_bitwise(found[:12, :5], 0.5 * z[:12, :5])
+    assert_bitwise(found[12:, :5], 2.0 * z[12:, :5] + 0.25)
+    assert not bool(found[:, 5:].any()), "the columns are cut"
+    still = TensorNoise(Stream(3, "w"), 0.0, zeros=Waking(2.0)).slice(PADDED, [0, 0], [18, 9], torch.empty(0))
+    assert not bool(still[:12, :5].any()), "without copies, what was trained gets none"
+    assert bool((still[12:] != 0).all())
+    assert bool((still[:, 5:] != 0).all())
+
+
+def test_the_padding_row_of_a_table_with_zeros_gets_none():
+    noise = TensorNoise(Stream(3, "w"), 0.5, without_row=1, zeros=Waking(2.0))
+    found = noise.slice(PADDED, [0, 0], [18, 9], torch.empty(0))
+    assert not bool(found[1].any())
+    assert bool((found[2] != 0).all())

@@ -7,17 +7,22 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import mupscale as mu
 from benchmarks import trainer as bench
 from benchmarks.trainer import gap, hugging_face, model, plan_for, widen_directory
+from harness.refusals import refusal
 from mupscale.checkpoints.trainer_groups import trainer_order
 from mupscale.checkpoints.trainer_state import trainer_moves
 from mupscale.files.torch_file import read_tree
@@ -28,6 +33,7 @@ from tests.continued import Setting
 pytest.importorskip("transformers")
 
 K = 2
+ARGS = SimpleNamespace(deepspeed=None, fsdp=None, max_grad_norm=1.0)
 QUIET: dict[str, Any] = {"save_strategy": "no"}
 
 
@@ -147,20 +153,63 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "RMSprop, floor": {"optim": "rmsprop", "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-3}},
     "Adagrad, no clipping": {"optim": "adagrad", "max_grad_norm": 0.0, "gradient_accumulation_steps": 1},
+    "Adafactor": {"optim": "adafactor"},
+    "Lion": {"optim": "lion_32bit", "learning_rate": 3e-4},
+    "schedule-free": {"optim": "schedule_free_adamw", "lr_scheduler_type": "constant"},
 }  # fmt: skip
+
+
+PACKAGES = {"Lion": "bitsandbytes", "schedule-free": "schedulefree"}
+ROWS = {"Lion": "bitsandbytes.optim.Lion"}  # its file could be that of RMSprop, whose state has other units
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_other_optimizers_and_schedulers_of_the_trainer(name, setting, tmp_path):
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name])
     options = {"save_steps": 4, "learning_rate": 3e-3, **VARIANTS[name]}
     _, trainer = hugging_face(model(), tmp_path / "base", stop=4, **options)
     base = tmp_path / "base" / "checkpoint-4"
-    wide = widen_directory(base, tmp_path / "wide", setting.plan, trainer.model, model(K))
+    row = ROWS.get(name)
+    wide = widen_directory(base, tmp_path / "wide", setting.plan, trainer.model, model(K), optimizer=row)
     on, _ = hugging_face(model(), tmp_path / "on", base, stop=9, **{**options, **QUIET})
     callback = mu.trainers.HuggingFaceCallback(wide)
     curve, _ = hugging_face(model(K), tmp_path / "w", wide, [callback], stop=9, **{**options, **QUIET})
     assert gap(on.losses, curve.losses) < bench.EQUAL
     assert on.rates == curve.rates
+
+
+def test_the_trainer_goes_on_with_quantised_state(tmp_path):
+    """Rows of 256 are whole blocks, so the codes are kept; later steps round in other blocks."""
+    pytest.importorskip("bitsandbytes")
+    from transformers import LlamaForCausalLM
+
+    def sizes(k: int) -> dict[str, int]:
+        heads = {"num_attention_heads": 4 * k, "num_key_value_heads": 2 * k, "head_dim": 64}
+        return {"hidden_size": 256 * k, "intermediate_size": 256 * k, "num_hidden_layers": 1, **heads}
+
+    rows = torch.stack([row["input_ids"] for row in bench.data()[:4]])
+    ends = (bench.config(1, **sizes(k)) for k in (1, K))
+    plan = mu.plan_between(LlamaForCausalLM, *ends, loss=lambda m: m(input_ids=rows, labels=rows).loss)
+    options: dict[str, Any] = {"optim": "adamw_bnb_8bit", "learning_rate": 1e-3, "save_steps": 4}
+    _, trainer = hugging_face(model(**sizes(1)), tmp_path / "base", stop=4, **options)
+    states = bench_optimizer(trainer).state.values()
+    assert sum(state["state1"].dtype == torch.uint8 for state in states) == 7, (
+        "the rest is small, or an embedding"
+    )
+    base = tmp_path / "base" / "checkpoint-4"
+    with pytest.warns(UserWarning, match="0 of the 14 quantised tensors were rounded"):
+        wide = widen_directory(base, tmp_path / "wide", plan, trainer.model, model(**sizes(K)))
+    on, _ = hugging_face(model(**sizes(1)), tmp_path / "on", base, stop=8, **{**options, **QUIET})
+    curves = []
+    for _ in range(2):
+        callback = mu.trainers.HuggingFaceCallback(wide)
+        grown = model(**sizes(K))
+        curve, _ = hugging_face(grown, tmp_path / "w", wide, [callback], stop=8, **{**options, **QUIET})
+        curves.append(gap(on.losses, curve.losses))
+        (wide / "optimizer.pt").unlink(missing_ok=True)
+    assert curves[0] < 1e-3
+    assert curves[1] > 1e-2, "control: without the state"
 
 
 def test_bf16_autocast_goes_on_as_well_as_its_rounding_allows(setting):
@@ -209,6 +258,20 @@ def test_sharded_training_is_refused():
     args = SimpleNamespace(deepspeed="zero3.json", fsdp=["full_shard"], max_grad_norm=1.0)
     with pytest.raises(mu.MupscaleError, match="2 faults"):
         callback.on_train_begin(args, None, None, model=None, optimizer=None)
+
+
+def test_sharding_that_the_arguments_do_not_show_is_refused(tmp_path):
+    """`accelerate launch --use_fsdp` shards parameters, and `args.fsdp` stays empty."""
+    sharded, plan = nn.Linear(4, 4), mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
+        begin = partial(mu.trainers.HuggingFaceCallback(plan).on_train_begin, ARGS, None, None, model=sharded)
+        refusal(
+            lambda: begin(optimizer=torch.optim.AdamW(sharded.parameters())), "accelerate's FSDP", "torchrun"
+        )
+    finally:
+        dist.destroy_process_group()
 
 
 def test_the_callback_is_one_class_that_can_be_pickled(setting):

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from ..families.multipliers import NOTHING, parse_to
 from .about import NAME
 from .request import Request
 from .train_script import rate_of, writes_text
@@ -35,11 +36,18 @@ def card(about: Mapping[str, Any], base_card: str = "") -> str:
     return f"{said}\n---\n\nWhat follows is the card of `{name}`, as it was; results in it were measured there.\n\n{text.strip()}\n"
 
 
+def _new_parts(request: Request) -> str:
+    """What the base does not have and `--to` asked for, in words; "" for copies alone."""
+    to = NOTHING if request.to is None else parse_to(request.to)
+    return " and ".join([*(["blocks"] if to.layers else []), *(["units"] if to.sizes else [])])
+
+
 def _section(about: Mapping[str, Any]) -> str:
     noise = about["noise"]
     request = Request.from_json(about["request"])
-    awake = "" if request.to is None else " and new blocks wake"
-    asleep = "" if request.to is None else " and its new blocks are zero"
+    new = _new_parts(request)
+    awake = f" and new {new} wake" if new else ""
+    asleep = f" and its new {new} are zero" if new else ""
     if about["plan"]["exact"] != "dynamic":
         state = (
             "Its readout was untied from its embedding: it computes the same function as the base, and **does not train "

@@ -28,10 +28,12 @@ from ..plans.plan import Plan
 from ..training.auto_noise import AutoNoise
 from ..training.noise_kinds import CLASSES, Noise, SignalNoise
 from ..training.noises import NoisePlan, resolve_noise, restore_noise
+from ..training.norms_wanted import norms_wanted
 from ..training.recipe import Recipe
 from ..version import __version__
 from .about import FORMAT, MARK, factors, read_about, read_plans
 from .card import card
+from .norm_journal import NormJournal
 from .norms import measured_in
 from .not_carried import not_carried
 from .request import Request
@@ -52,11 +54,19 @@ def earlier_plan(directory: Path) -> Plan | None:
 
 
 def record(
-    directory: Directory, family: FamilyPlan, request: Request, choice: Mapping[str, Any] | None = None
+    directory: Directory,
+    family: FamilyPlan,
+    request: Request,
+    choice: Mapping[str, Any] | None = None,
+    *,
+    out: Path | None = None,
+    share: tuple[int, int] = (0, 1),
+    threads: int = 1,
 ) -> dict[str, Any]:
     """Everything that decides the result, ready to become `mupscale.json`.
 
-    `choice` is the size that was chosen for a request of automatic noise, with the losses that led to it.
+    `choice` is the size that was chosen for a request of automatic noise, with the losses that led to it. Norms are measured by
+    so many threads; with `out`, each is kept there at once, for a run that resumes and for workers with another share.
     """
     plan = family.plan
     early = earlier_plan(directory.path)
@@ -67,9 +77,22 @@ def record(
         spelling = Spelling.of(family)
         stored = stored_plan(family)
         moves = weight_moves(stored, directory, spelling=spelling)[1]
-        measure = measured_in(directory.path, moves, planned_names(stored, directory, spelling))
+        names = planned_names(stored, directory, spelling)
         exempt = replace(family.exempt, frozen=family.exempt.frozen | set(family.reading.absent))
-        resolved = resolve_noise(measure, asked, plan=plan, seed=request.seed, since=early, exempt=exempt)
+        wanted = list(norms_wanted(asked, plan=plan, since=early, exempt=exempt))
+        files = [source.file for move in moves for source in move.sources]
+        journal = None if out is None or not wanted else NormJournal(out, directory.path, files)
+        norms = measured_in(
+            directory.path, moves, names, wanted, journal=journal, share=share, threads=threads
+        )
+        resolved = resolve_noise(
+            lambda name, stacked: norms[name, stacked],
+            asked,
+            plan=plan,
+            seed=request.seed,
+            since=early,
+            exempt=exempt,
+        )
         auto = {} if choice is None else {"auto": dict(choice)}
         noise = {"kind": type(asked).__name__, "asked": told, **auto, **resolved.as_json()}
     return {

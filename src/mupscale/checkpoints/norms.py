@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -12,23 +12,50 @@ from torch import Tensor
 
 from ..jobs.blocks import Reader, StoredBase, stored_base
 from ..jobs.job import Move
+from ..jobs.threads import in_threads
 from ..tensors.spectral import streamed_spectral_norm
-from ..training.noises import Measure
+from ..training.norms_wanted import Wanted
+from .norm_journal import NormJournal
 
 
-def measured_in(base: Path, moves: Sequence[Move], names: Mapping[str, str]) -> Measure:
-    """A measure for `resolve_noise` that reads what the moves would read; `names` gives a move's planned tensor."""
+def measured_in(
+    base: Path,
+    moves: Sequence[Move],
+    names: Mapping[str, str],
+    wanted: Sequence[Wanted],
+    *,
+    journal: NormJournal | None = None,
+    share: tuple[int, int] = (0, 1),
+    threads: int = 1,
+) -> dict[Wanted, Tensor]:
+    """The norms of what the moves would read; `names` gives a move's planned tensor.
+
+    With a journal, tensors that another worker has measured are skipped. Worker i of n begins at its share of the list, so
+    that workers that start together measure different tensors: with 8 tensors and `share=(1, 2)` the order is 4, 5, 6, 7, 0, ….
+    """
     parts: dict[str, list[Move]] = {}
     for move in moves:
         if move.sources:
             parts.setdefault(names.get(move.name, move.name), []).append(move)
+    found: dict[Wanted, Tensor] = {}
+    first = share[0] * len(wanted) // share[1]
+    order = [*range(first, len(wanted)), *range(first)]
 
-    def measure(name: str, stacked: bool) -> Tensor:
+    def measure(units: Iterator[int]) -> None:
         with Reader(base) as reader:
-            stored = [part for move in parts[name] if (part := stored_base(move, reader)) is not None]
-            return measured_by(stored, parts[name][0].making.base_shape, stacked)
+            for unit in units:
+                name, stacked = wanted[unit]
+                if journal is not None:
+                    found.update(journal.known())
+                if wanted[unit] in found:
+                    continue
+                stored = [part for move in parts[name] if (part := stored_base(move, reader)) is not None]
+                found[name, stacked] = measured_by(stored, parts[name][0].making.base_shape, stacked)
+                if journal is not None:
+                    journal.add((name, stacked), found[name, stacked])
 
-    return measure
+    in_threads(threads, order, measure)
+    return found
 
 
 def measured_by(parts: Sequence[StoredBase], shape: tuple[int, ...], stacked: bool) -> Tensor:

@@ -35,9 +35,11 @@ def told_by(
     >>> told_by([settings], [{"step": 1, "exp_avg": 0, "exp_avg_sq": 0}]).decay_kind(settings).name
     'COUPLED'
     """
-    kept = {key for state in states for key in state}
+    every = list(states)
+    kept = {key for state in every for key in state}
     given = {key for group in groups for key in settings_of(group)}
-    found = fitting(given, kept, rules)
+    fits = fitting(given, kept, rules)
+    found = {name: rule for name, rule in fits.items() if all(_stacks(rule, state) for state in every)}
     # Rows that give the present state the same units and the same refusals do the same here.
     kinds = {(rule.refuse, *(rule.state[key] for key in sorted(kept))) for rule in found.values()}
     if len(kinds) == 1:
@@ -63,6 +65,13 @@ def fitting(
         if asked <= given and all(map(rule.known, given)) and kept <= set(rule.state):
             found[name] = rule
     return found
+
+
+def _stacks(rule: OptimizerRule, state: Mapping[str, Any]) -> bool:
+    """Whether what a row calls a stack of tensors has a dimension more than the rest of the state."""
+    sizes = {key: len(getattr(value, "shape", ())) for key, value in state.items()}
+    most = max((size for key, size in sizes.items() if not rule.state[key].stack), default=0)
+    return all(size == most + 1 for key, size in sizes.items() if rule.state[key].stack)
 
 
 def trainer_order(model: nn.Module, ties: Mapping[str, str]) -> Ordered:

@@ -7,6 +7,7 @@ which parameter a position means (`trainer_groups.py`), how bytes are written.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ..files.torch_file import Room, lay_out, read_tensor, read_tree
 from ..jobs.job import Move
 from ..optimizers.carry import carry_optimizer
 from ..optimizers.named import Moment
+from ..optimizers.quantised import Coded, told
 from ..optimizers.read import Groups, Names, parts, read_positions
 from ..optimizers.write import write_positions
 from ..plans.direction import Direction, Noises
@@ -57,6 +59,9 @@ def trainer_moves(
     named, unread = read_positions(groups, there, order, rule, OPTIMIZER)
     carried, uncarried = carry_optimizer(named, Direction(plan, noise=noise), split=False)
     raise_few(CLAIM, unread + uncarried)
+    coded = [f"{name}: {key}" for name, of in named.state.items() for key in of if isinstance(of[key], Coded)]
+    if coded:
+        warnings.warn(told(OPTIMIZER, dict.fromkeys(coded, 0.0)), stacklevel=2)
     tree = write_positions(carried, groups, wide_order)
     rooms = {i: {key: _room(value) for key, value in s.items()} for i, s in tree["state"].items()}
     file, laid = lay_out(OPTIMIZER, {**tree, "state": rooms})

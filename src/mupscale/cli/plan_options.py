@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..errors import MupscaleError
-from ..families.multipliers import parse_multipliers, parse_to
+from ..families.goal import Goal
 from .verb import add_verb, path
 
 
@@ -39,8 +39,8 @@ def add_source(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--to",
         metavar="GOAL",
-        help="how deep: layers=8, or layers=8,after=1:3:5:7 for new blocks behind these blocks of the base; new blocks sleep "
-        "until noise wakes them (default: the base's layers)",
+        help="how deep: layers=8, or layers=8,after=1:3:5:7 for new blocks behind these blocks of the base; or how wide, at "
+        "any size: hidden=96,heads=6,kv_heads=3,ffn=264; what is new sleeps until noise wakes it (default: the base's sizes)",
     )
     verb.add_argument(
         "--export",
@@ -69,9 +69,7 @@ def check_goal(chosen: argparse.Namespace) -> None:
     if chosen.multipliers is None and chosen.to is None:
         raise MupscaleError("say what grows: -k 2 for every width, or --to layers=8")
     chosen.multipliers = chosen.multipliers or "1"
-    parse_multipliers(chosen.multipliers)
-    if chosen.to is not None:
-        parse_to(chosen.to)
+    Goal.parse(chosen.multipliers, chosen.to)
 
 
 def declared(chosen: argparse.Namespace) -> str | None:

@@ -26,8 +26,9 @@ from ..checkpoints.request import Request
 from ..checkpoints.rounding import ADVISE, lost_to_rounding
 from ..errors import MupscaleError
 from ..families.batches import read_batch
+from ..families.configs import edits
+from ..families.goal import Goal
 from ..families.loaded import Losses, check_memory, choose_size, losses_with, stored_losses
-from ..families.multipliers import parse_multipliers, parse_to
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
 from ..files.floats import FLOATS
@@ -61,7 +62,7 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
         print(f"resuming {chosen.out}", flush=True)
     else:
         check_free(chosen.out, chosen.base)
-        job = _plan(chosen, request, measured=request.adds_noise and share is None and not chosen.no_loss)
+        job = _plan(chosen, request, share)
     if chosen.dry_run:
         print("\ndry run: nothing was written")
         return 0
@@ -85,7 +86,7 @@ def _unmeasured(chosen: argparse.Namespace, request: Request) -> bool:
     return request.adds_noise and not chosen.no_loss and (told is None or told.get("losses") is None)
 
 
-def _plan(chosen: argparse.Namespace, request: Request, measured: bool) -> Job:
+def _plan(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | None) -> Job:
     directory = read_directory(chosen.base)
     if chosen.batch is not None:
         check_memory(_float32_bytes(directory, chosen), "--batch")
@@ -100,8 +101,16 @@ def _plan(chosen: argparse.Namespace, request: Request, measured: bool) -> Job:
     choice = _chosen_size(directory, family, request, chosen)
     if request.adds_noise:
         working("reading the weights, whose norms the noise is relative to", chosen)
-    about = record(directory, family, request, choice)
-    if measured:
+    about = record(
+        directory,
+        family,
+        request,
+        choice,
+        out=None if chosen.dry_run else chosen.out,
+        share=share or (0, 1),
+        threads=chosen.workers,
+    )
+    if request.adds_noise and share is None and not chosen.no_loss:
         about["losses"] = _planned_losses(directory, about, chosen, request, choice)
     job = _job(directory, chosen.out, about, has_state(directory, request))
     if directory.trainer and not has_state(directory, request):
@@ -127,9 +136,15 @@ def _recipe_notes(recipe: Recipe, notes: list[str]) -> str:
 def _float32_bytes(directory: Directory, chosen: argparse.Namespace) -> float:
     """About how many bytes the wide model takes in float32."""
     base = 4 * sum(prod(place.shape) for place in directory.tensors.values())
-    layers = directory.config.get("num_hidden_layers") or 1
-    deeper = 1.0 if chosen.to is None else max(1.0, parse_to(chosen.to).layers / layers)
-    return float(base * max(parse_multipliers(chosen.multipliers).values()) ** 2 * deeper)
+    goal, config = Goal.parse(chosen.multipliers, chosen.to), directory.config
+    deeper = max(1.0, goal.to.layers / (config.get("num_hidden_layers") or 1))
+    changed = edits(config, goal)
+    named = [size / config[path[0]] for path, size in changed.items() if len(path) == 1 and _whole(size)]
+    return float(base * max(*goal.k.values(), *named, 1) ** 2 * deeper)
+
+
+def _whole(size: Any) -> bool:
+    return type(size) is int
 
 
 def _chosen_size(

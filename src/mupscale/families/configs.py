@@ -1,7 +1,7 @@
 """Which fields of a configuration grow, and by how much.
 
-Knows configurations as plain nested data and the names of their fields; builds no model. `shrink.py` makes
-them small, `rows.py` holds what is special about a type.
+Knows configurations as plain nested data and the names of their fields; builds no model. `grown.py` says which goals
+are refused, `shrink.py` makes configurations small, `rows.py` holds what is special about a type.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import Fault, raise_faults
-from .models import Config, as_data, config_from
-from .multipliers import EVERY, WIDTHS, Multipliers, multiplier
+from .goal import Goal
 from .rows import row_for
-from .symbols import evaluate, explicit_head_size, power, symbols
+from .symbols import power, symbols
 from .widths import USUAL
 
 Path = tuple[str, ...]
@@ -43,18 +41,17 @@ def growing_fields(data: Mapping[str, Any]) -> dict[str, list[str]]:
     return found
 
 
-def edits(data: Mapping[str, Any], multipliers: Multipliers) -> dict[Path, Any]:
+def edits(data: Mapping[str, Any], goal: Goal) -> dict[Path, Any]:
     """Every field that changes, by path, with its new value."""
     changed: dict[Path, Any] = {}
     for path, part in nested_configs(data):
         row = row_for(str(part.get("model_type")))
         for width, fields in growing_fields(part).items():
-            k = multiplier(multipliers, width)
             for name in fields:
-                if k != 1:
-                    changed[(*path, name)] = _times(part[name], k)
+                if (new := _sized(part[name], width, goal)) != part[name]:
+                    changed[(*path, name)] = new
+        k = goal.copies("hidden", symbols(part).get("E", 1))
         for name, text in row.config.items():
-            k = multiplier(multipliers, "hidden")
             if k != 1 and isinstance(part.get(name), (int, float)):
                 changed[(*path, name)] = part[name] * float(power(text, k))
     return changed
@@ -71,80 +68,11 @@ def with_edits(data: Mapping[str, Any], changed: Mapping[Path, Any]) -> dict[str
     return new
 
 
-def grown(config: Config, multipliers: Multipliers) -> Config:
-    """The wide configuration; raises an error that names every width that cannot grow like this."""
-    data = as_data(config)
-    check_growth(data, multipliers)
-    return config_from(with_edits(data, edits(data, multipliers)))
-
-
-def refuse_nothing(data: Mapping[str, Any], multipliers: Multipliers) -> None:
-    """Raise if no width of the configuration grows."""
-    if edits(data, multipliers):
-        return
-    have = {width for _, part in nested_configs(data) for width in growing_fields(part)}
-    what = f"nothing grows; this configuration has {', '.join(sorted(have)) or 'no known width'}"
-    remedy = "write -k 2, or a number above 1 for one of them" if have else ""
-    raise_faults("this configuration cannot grow exactly like that", [Fault("-k", what, remedy)])
-
-
-def check_growth(data: Mapping[str, Any], multipliers: Multipliers) -> None:
-    """Raise unless the configuration has these widths and their growth is known to be exact."""
-    faults: list[Fault] = []
-    have = {width for _, part in nested_configs(data) for width in growing_fields(part)}
-    faults += [
-        Fault(
-            width,
-            f"this configuration has no such width; it has {', '.join(sorted(have)) or 'none'}",
-            f"leave {width} out",
-        )
-        for width, k in multipliers.items()
-        if width != EVERY and width not in have and k != 1
-    ]
-    for path, part in nested_configs(data):
-        row = row_for(str(part.get("model_type")))
-        where = ".".join((*path, str(part.get("model_type"))))
-        # What is known not to be exact is so in attention and in the stream; feed-forward layers can grow alone.
-        if any(multiplier(multipliers, width) > 1 for width in WIDTHS if width != "ffn"):
-            faults += [
-                Fault(where, why)
-                for condition, why in row.refused.items()
-                if evaluate(condition, symbols(part))
-            ]
-        faults += [
-            Fault(where, what, remedy) for what, remedy in _together(part, multipliers, row.head_size_grows)
-        ]
-    raise_faults("this configuration cannot grow exactly like that", faults)
-
-
-def _together(part: Mapping[str, Any], multipliers: Multipliers, free: bool) -> Iterator[tuple[str, str]]:
-    names = symbols(part)
-    fields = growing_fields(part)
-    k = {width: multiplier(multipliers, width) if width in fields else 1 for width in WIDTHS}
-    if "H" not in names or free:
-        return
-    if "E" in names and "heads" in fields and not explicit_head_size(part) and k["hidden"] != k["heads"]:
-        yield (
-            f"its head size is hidden / heads, and hidden grows by {k['hidden']}, heads by {k['heads']}",
-            f"give both the same multiplier: hidden={k['hidden']},heads={k['hidden']}",
-        )
-    if "kv_heads" in fields and k["kv_heads"] > k["heads"]:
-        yield (
-            f"key heads grow by {k['kv_heads']} and query heads by {k['heads']}, so copies of a key head would serve different "
-            "queries and train apart",
-            f"write heads={k['kv_heads']},kv_heads={k['kv_heads']}, or leave kv_heads out",
-        )
-        return
-    heads, kv = names["H"] * k["heads"], names["KV"] * (k["kv_heads"] if "kv_heads" in fields else k["heads"])
-    if heads % kv:
-        yield f"{heads} query heads cannot share {kv} key heads", "choose kv_heads so that they divide heads"
-
-
 def _whole(value: Any) -> bool:
     if isinstance(value, list):
         return bool(value) and all(_whole(v) for v in value)
     return type(value) is int and value > 0
 
 
-def _times(value: Any, k: int) -> Any:
-    return [_times(v, k) for v in value] if isinstance(value, list) else value * k
+def _sized(value: Any, width: str, goal: Goal) -> Any:
+    return [_sized(v, width, goal) for v in value] if isinstance(value, list) else goal.size(width, value)

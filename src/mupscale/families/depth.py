@@ -9,26 +9,29 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from ..errors import Fault, raise_faults
+from ..plans.deeper import check_asleep, check_woken
 from ..plans.float64 import cast_, lifted_casts
-from ..plans.identity import GRADIENT_TOLERANCE, compare_gradients, gradients, load_wide_
-from ..plans.new_blocks import Order, block_plan, first_values, order_of
+from ..plans.identity import load_wide_
+from ..plans.names import pattern_of
+from ..plans.new_blocks import Order, Sleep, block_plan, first_values, nearest, order_of
 from ..plans.plan import Plan
-from ..tensors.differences import loss_gap
+from ..rules.scale import Scale
 from ..tensors.expand import expand_
 from ..training.noise_kinds import SignalNoise
 from ..training.noise_places import exempt_of
 from ..training.noises import resolve_noise
 from .configs import Path, nested_configs, with_edits
 from .losses import batch_for, loss_for
-from .models import Config, as_data, config_from, factory, fresh, on_meta
+from .models import Config, as_data, config_from, factory, fresh
 from .multipliers import To
-from .record import Reading
+from .record import Part, Reading
 from .rows import WRITERS, row_for
 from .shrink import LAYER_COUNTS
 
@@ -40,9 +43,6 @@ _SPELLED_OUT = {
     "full_attention_interval": "layer_types",
     "no_rope_layer_interval": "no_rope_layers",
 }
-_LOUD = 10.0
-"""How much larger the first gradient of a writer may be than that of a trained block. It is of the same size in the types of
-`benchmarks/growth.py`. Behind a norm without a row it is far larger, because a norm blows up an output of nearly zero."""
 _WIDTH = "mupscale plan BASE -k 2 says whether its width can grow instead"
 _LISTS = frozenset(_SPELLED_OUT.values())
 """Lists that are known to hold one entry for every layer."""
@@ -90,25 +90,21 @@ def depth_of(data: Mapping[str, Any], to: To) -> Depth:
     path, part, key = _layer_count(data)
     layers = part[key]
     order = order_of(layers, to.layers, to.after)
+    raise_faults("this model cannot grow deeper exactly", _shown(data))
     raise_faults("this configuration counts its layers", _counted(part, key, layers))
     changed: dict[Path, Any] = {(*path, key): to.layers}
-    like = _nearest(order)
+    like = nearest(order)
     for name, value in part.items():
         if isinstance(value, list) and len(value) == layers and not _OTHER_LISTS.search(name):
             changed[(*path, name)] = [value[block] for block in like]
     return Depth(order, changed)
 
 
-def _nearest(order: Order) -> list[int]:
-    """For every block the block of the base that it is, or is like: the one before it.
-
-    >>> _nearest((0, None, 1))
-    [0, 0, 1]
-    """
-    found: list[int] = []
-    for block in order:
-        found.append(block if block is not None else found[-1] if found else 0)
-    return found
+def _shown(data: Mapping[str, Any]) -> list[Fault]:
+    """Fields by which a model returns the logits of every router, and adds a loss of them that would move new blocks."""
+    what = "it is true: the balance loss counts the routers of new blocks too, so it would move the base before they wake"
+    field = "output_router_logits"
+    return [Fault(field, what, _WIDTH) for _, part in nested_configs(data) if part.get(field)]
 
 
 def _counted(part: Mapping[str, Any], own: str, layers: int) -> list[Fault]:
@@ -168,25 +164,24 @@ def small_depth(small: Config) -> Depth:
     return depth_of(data, To(2 * part[key], tuple(range(part[key]))))
 
 
-def new_blocks(base: Config, deeper: Config, cls: Any, depth: Depth, small: Config) -> Plan:
+def new_blocks(base: nn.Module, deeper: nn.Module, depth: Depth, small: Config, cls: Any) -> Plan:
     """The plan from a model to the deeper one, both of one width; `small` shows what fresh vectors hold."""
-    _, part, _ = _layer_count(as_data(base))
+    _, part, _ = _layer_count(as_data(small))
     row = row_for(str(part.get("model_type")))
-    values, silenced = first_values(fresh(small, cls)), row.silenced
-    return block_plan(
-        on_meta(base, cls), on_meta(deeper, cls), depth.order, values, tuple(silenced) or WRITERS, silenced
-    )
+    biases = [name.removesuffix("weight") + "bias" for name in WRITERS if name.endswith(".weight")]
+    sleep = Sleep(first_values(fresh(small, cls)), tuple(row.silenced) or WRITERS, row.silenced, biases)
+    return block_plan(base, deeper, depth.order, sleep)
 
 
 def try_blocks(small: Config, cls: Any) -> float:
     """Try new blocks on the small copy: the worst gradient error; raises where they do not sleep, or do not wake silently."""
     depth = small_depth(small)
     deeper = deepened(small, depth)
-    plan = new_blocks(small, deeper, cls, depth, small)
     make = factory(cls)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         base, deep = cast_(make(small), torch.float64), cast_(make(deeper), torch.float64)
+    plan = new_blocks(base, deep, depth, small, cls)
     load_wide_(deep, base, plan)
     kind = str(small.model_type)
     if not any(entry.quiet for entry in plan.tensors.values()):
@@ -194,45 +189,11 @@ def try_blocks(small: Config, cls: Any) -> float:
         raise_faults("this model cannot grow deeper", [Fault(kind, what, _WIDTH)])
     with lifted_casts():
         loss = loss_for(base, deep, batch_for(base, small))
-        before, base_grads = gradients(base, loss)
-        after, deep_grads = gradients(deep, loss)
-        identity = compare_gradients(base_grads, deep_grads, plan)
-    _refuse_awake(kind, loss_gap(float(before), float(after)), identity.errors, plan)
+        worst = check_asleep(base, deep, plan, loss, kind, _WIDTH)
     _wake_(deep, base, plan)
     with lifted_casts():
-        woken, woken_grads = gradients(deep, loss)
-        jump = loss_gap(float(before), float(woken))
-    if not jump <= GRADIENT_TOLERANCE:
-        what = f"waking a new block changes the loss by {jump:.1e}, expected 0"
-        raise_faults("this model cannot grow deeper", [Fault(kind, what, _WIDTH)])
-    _refuse_loud(woken_grads, plan)
-    return max(identity.errors.values(), default=0.0)
-
-
-def _refuse_loud(grads: Mapping[str, Tensor | None], plan: Plan) -> None:
-    """Raise unless the quiet tensors have gradients when the others wake, and none far above that of a trained block."""
-    faults = []
-    for name, entry in plan.tensors.items():
-        if entry.quiet and entry.like is not None:
-            old = grads[plan.sources[entry.like][0]]
-            size, usual = (0.0 if grad is None else float(grad.norm()) for grad in (grads[name], old))
-            if not 0 < size <= _LOUD * usual:
-                what = f"its gradient is {size:.1e} when the block wakes, that of {entry.like} is {usual:.1e}"
-                faults.append(Fault(name, what, _WIDTH))
-    raise_faults("new blocks of this model do not wake quietly", faults[:2])
-
-
-def _refuse_awake(kind: str, gap: float, errors: Mapping[str, float], plan: Plan) -> None:
-    """Raise unless the deeper model has the base's loss, and no gradient reaches what is new."""
-    faults = []
-    if not gap <= GRADIENT_TOLERANCE:
-        what = "a new block does not pass its input on, as where a norm follows the sum"
-        faults.append(Fault(kind, what, _WIDTH))
-    awake = [n for n, e in errors.items() if not e <= GRADIENT_TOLERANCE and plan[n].new]
-    other = [n for n, e in errors.items() if not e <= GRADIENT_TOLERANCE and not plan[n].new]
-    faults += [Fault(n, "new, and training would move it before it wakes") for n in awake]
-    faults += [Fault(n, "its gradient differs in the deeper model") for n in other if not awake]
-    raise_faults("this model cannot grow deeper exactly", faults[:4])
+        check_woken(base, deep, plan, loss, kind, _WIDTH)
+    return worst
 
 
 def _wake_(deep: Any, base: Any, plan: Plan) -> None:
@@ -247,12 +208,19 @@ def _wake_(deep: Any, base: Any, plan: Plan) -> None:
                 expand_(parameter, None, entry.making(noise.tensor(plan.planned(name))))
 
 
-def refuse_spelling(parts: Mapping[str, Any], reading: Reading) -> None:
-    """Raise where a directory stores tensors under other names than the model's: new blocks have none there."""
-    names = [*parts, *(stored for stored, name in reading.names.items() if stored != name)]
+def refuse_spelling(plan: Plan, parts: Mapping[str, Part], reading: Reading) -> None:
+    """Raise where a directory stores tensors of blocks under other names than the model's: new blocks have none there."""
+    moved = {pattern_of(name) for name, entry in plan.tensors.items() if entry.sources != (name,)}
     what = "stored under another name than the model's, and new blocks have no such name"
     remedy = "load it with from_pretrained and save it with save_pretrained once"
-    raise_faults("this checkpoint cannot grow deeper", [Fault(name, what, remedy) for name in names[:2]])
+    faults = [
+        Fault(stored, what, remedy)
+        for stored, name in reading.names.items()
+        if stored != name and pattern_of(name) in moved
+    ]
+    # These are the names that save_pretrained itself writes.
+    faults += [Fault(n, what, _WIDTH) for n, part in parts.items() if pattern_of(part.tensor) in moved]
+    raise_faults("this checkpoint cannot grow deeper", faults[:2])
 
 
 def width_part(plan: Plan) -> Plan:
@@ -261,7 +229,13 @@ def width_part(plan: Plan) -> Plan:
         plan,
         tensors={
             name: replace(
-                entry, sources=(name,), like=None, quiet=False, fill="own" if entry.fill == "own" else "zero"
+                entry,
+                sources=(name,),
+                fold=entry.fold * Scale.of(entry.spread),  # only biases that new blocks share are spread
+                spread=Fraction(1),
+                like=None,
+                quiet=False,
+                fill="own" if entry.fill == "own" else "zero",
             )
             for name, entry in plan.tensors.items()
         },

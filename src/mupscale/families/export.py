@@ -11,9 +11,9 @@ from typing import Any
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.plan import Plan
-from .configs import grown
+from .goal import Goal
+from .grown import grown
 from .models import Config, as_data, config_from, model_class
-from .multipliers import Multipliers, multiplier
 from .symbols import symbols
 
 EXPORTS = ("granite", "untie")
@@ -41,12 +41,13 @@ def start_of(config: Config, export: str | None) -> Config:
     return config_from({**data, "tie_word_embeddings": False})
 
 
-def wide_of(start: Config, by_width: Multipliers, export: str | None, cls: Any) -> tuple[Config, Any]:
+def wide_of(start: Config, goal: Goal, export: str | None, cls: Any) -> tuple[Config, Any]:
     """The wide configuration and its class."""
-    wide = grown(start, by_width)
+    wide = grown(start, goal)
     if export != "granite":
         return wide, cls
-    made = config_from(granite(as_data(start), as_data(wide), multiplier(by_width, "hidden")))
+    k = goal.copies("hidden", symbols(as_data(start)).get("E", 1))
+    made = config_from(granite(as_data(start), as_data(wide), k))
     return made, model_class(made, "GraniteForCausalLM")
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import prod
 from typing import Any
 
 from torch import nn
@@ -22,7 +23,10 @@ from torch import nn
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.names import named_tensors, pattern_of
 from ..plans.plan import Plan, TensorPlan
+from ..plans.search import Powers
 from ..rules.axes import Axis, Factor
+from ..rules.products import Product
+from ..rules.scale import Scale
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,16 @@ class Tensors:
 
 
 def lift(
-    small: Plan, base: Tensors, wide: Tensors, layouts: Mapping[str, Mapping[int, Any]] | None = None
-) -> Plan:
-    """The plan from `base` to `wide` that corresponds to the plan `small` of the copy.
+    small: Plan,
+    base: Tensors,
+    wide: Tensors,
+    layouts: Mapping[str, Mapping[int, Any]] | None = None,
+    powers: Powers | None = None,
+) -> tuple[Plan, Powers]:
+    """The plan from `base` to `wide` that corresponds to the plan `small` of the copy, and the powers in its folds.
 
-    `layouts` are those that a row of the registry gives for the full sizes, by name and dimension.
+    `layouts` are those that a row of the registry gives for the full sizes, by name and dimension. `powers` are the parts
+    of folds that depend on how much of an axis is filled: they are computed again for the full sizes.
     """
     faults: list[Fault] = []
     if base.ties != wide.ties:
@@ -62,13 +71,15 @@ def lift(
     raise_faults("the two full models do not correspond", faults)
     twins = _Twins(small, list(base.shapes))
     tensors: dict[str, TensorPlan] = {}
+    lifted: dict[str, Mapping[int, Fraction]] = {}
     for name in wide.shapes:
         if name in wide.ties:
             if pattern_of(name) not in {pattern_of(alias) for alias in small.ties}:
                 faults.append(Fault(name, "tied in the full model, and not in its small copy"))
             continue
         try:
-            twin = twins.of(name)
+            other = twins.of(name)
+            twin, held = small.tensors[other], (powers or {}).get(other, {})
             declared = (layouts or {}).get(name, {})
             axes = tuple(
                 _axis(axis, a, b, declared.get(dim))
@@ -76,11 +87,28 @@ def lift(
                     zip(twin.axes, base.shapes[name], wide.shapes[name], strict=True)
                 )
             )
-            tensors[name] = replace(twin, sources=(name,) if twin.sources else (), axes=axes)
+            fold = _refilled(twin.fold, held, twin.axes, axes)
+            tensors[name] = replace(twin, sources=(name,) if twin.sources else (), axes=axes, fold=fold)
+            if held:
+                lifted[name] = held
         except (MupscaleError, ValueError) as error:
             faults.append(Fault(name, error.claim if isinstance(error, MupscaleError) else str(error)))
     raise_faults("the plan of the small copy does not fit the full model", faults)
-    return replace(small, tensors=tensors, ties=dict(wide.ties))
+    return replace(small, tensors=tensors, ties=dict(wide.ties)), lifted
+
+
+def _refilled(
+    fold: Scale, powers: Mapping[int, Fraction], small: tuple[Axis, ...], full: tuple[Axis, ...]
+) -> Scale:
+    """A fold of the copy at the full sizes, where other shares of the axes are filled.
+
+    >>> from_56, from_4096 = (Axis.parse("out: 56+14"),), (Axis.parse("out: 4096+1024"),)
+    >>> str(_refilled(Scale.of("4/5") ** Fraction(1, 2), {0: Fraction(1, 2)}, from_56, from_4096))
+    '2*5^(-1/2)'
+    """
+    for dim, power in powers.items():
+        fold = fold * (Scale.of(full[dim].filled) / Scale.of(small[dim].filled)) ** power
+    return fold
 
 
 def _axis(axis: Axis, base: int, wide: int, declared: Any = None) -> Axis:
@@ -106,8 +134,8 @@ def _axis(axis: Axis, base: int, wide: int, declared: Any = None) -> Axis:
             number = Fraction(segment[0].size * base, axis.base)
             if number.denominator != 1:
                 raise MupscaleError(f"{base} units are not a whole number of the blocks in {axis}")
-            segments.append((Factor(int(number), segment[0].k, segment[0].pad), *segment[1:]))
-        found = Axis.of(*segments, role=axis.role)
+            segments.append((Factor(int(number), segment[0].k, 0), *segment[1:]))
+        found = Axis.of(*_padded(axis, segments, wide), role=axis.role)
     if (found.base, found.wide) != (base, wide):
         raise MupscaleError(
             f"the layout {axis} of the small copy gives {found.base} -> {found.wide}, the full model has {base} -> {wide}"
@@ -115,13 +143,33 @@ def _axis(axis: Axis, base: int, wide: int, declared: Any = None) -> Axis:
     return found
 
 
+def _padded(axis: Axis, segments: list[Product], wide: int) -> list[Product]:
+    """The segments with the zeros that the full sizes ask for, where the copy has zeros.
+
+    Query rows in blocks of 32, "2+1 * 32" in the copy, from 1,024 rows to 1,280:
+
+    >>> [as_text(s) for s in _padded(Axis.parse("out: 2+1 * 32"), [(Factor(32), Factor(32))], 1280)]
+    ['32+8 * 32']
+    """
+    if not axis.padded:
+        return segments
+    if len(segments) > 1 or any(factor.pad for factor in axis.segments[0][1:]):
+        raise MupscaleError(f"the zeros of {axis} in the small copy lie inside its parts")
+    (head, *inner), (own, *_) = segments[0], axis.segments[0]
+    block = prod(factor.wide for factor in inner)
+    zeros, rest = divmod(wide - int(head.live) * block, block)
+    if rest or zeros <= 0 or not own.pad:
+        raise MupscaleError(f"{wide} units are not a whole number of the blocks in {axis}")
+    return [(Factor(head.size, head.k, zeros), *inner)]
+
+
 def _structure(plan: TensorPlan) -> tuple[Any, ...]:
     """Everything in a tensor's plan except the number of its outer units."""
     axes = tuple(
-        (axis.role, tuple((s[0].k, s[0].pad, s[1:]) for s in axis.segments) if axis.grows else None)
+        (axis.role, tuple((s[0].k, bool(s[0].pad), s[1:]) for s in axis.segments) if axis.grows else None)
         for axis in plan.axes
     )
-    return axes, plan.fold, plan.shift, plan.kind, plan.fill, plan.trainable, plan.cat
+    return axes, plan.fold, plan.shift, plan.kind, plan.fill, plan.trainable, plan.cat, plan.cut, plan.gain
 
 
 class _Twins:
@@ -142,23 +190,23 @@ class _Twins:
         for name in full:
             self._full.setdefault(pattern_of(name), set()).add(name)
 
-    def of(self, name: str) -> TensorPlan:
+    def of(self, name: str) -> str:
         pattern = pattern_of(name)
         candidates = self._names.get(pattern, [])
         if not candidates:
             raise MupscaleError("the small copy has no tensor of this kind")
         plans = [self._small.tensors[c] for c in candidates]
         if len({_structure(p) for p in plans}) == 1:
-            return self._small.tensors[name] if name in candidates else plans[0]
+            return name if name in candidates else candidates[0]
         if set(candidates) == self._full[pattern]:
-            return self._small.tensors[name]
+            return name
         place = _place(name, self._last["full"])
         alike = [c for c in candidates if _place(c, self._last["small"]) == place]
         if len({_structure(self._small.tensors[c]) for c in alike}) != 1:
             raise MupscaleError(
                 "layers of the small copy treat it differently, and none corresponds to this one"
             )
-        return self._small.tensors[alike[0]]
+        return alike[0]
 
 
 def _last_numbers(names: list[str]) -> dict[str, int]:

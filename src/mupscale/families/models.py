@@ -258,5 +258,7 @@ def not_stored(model: nn.Module) -> list[str]:
 
 
 def _first_line(error: BaseException) -> str:
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    """What an error says: its first line, and the next one where the first ends in a colon."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
     return f"{type(error).__name__}: {text[:300]}"

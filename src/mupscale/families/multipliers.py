@@ -1,4 +1,4 @@
-"""What `-k` and `--to` say: by how much each width grows, and how deep. Knows no configuration; needs no torch."""
+"""What `-k` and `--to` say: by how much each width grows, to which size, and how deep. Knows no configuration; needs no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from .widths import USUAL
 Multipliers = Mapping[str, int]
 EVERY = "every"
 WIDTHS = tuple(USUAL)
-_FORM = "--to layers=8, or --to layers=8,after=1:3:5:7 for new blocks behind these"
+SIZED = (*WIDTHS, "head_dim")
+"""Sizes that `--to` can name. The size of a head is one of them, so that the refusal can say why it stays."""
+_FORM = "--to layers=8, --to layers=8,after=1:3:5:7 for new blocks behind these, or --to hidden=96,heads=6,ffn=264"
 
 
 def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
@@ -53,28 +55,39 @@ def _said(width: str) -> str:
     return "-k" if width == EVERY else width
 
 
-def multiplier(multipliers: Multipliers, width: str) -> int:
-    return multipliers.get(width, multipliers.get(EVERY, 1))
-
-
 class To(NamedTuple):
-    """What `--to` says: how many layers, and behind which blocks of the base the new ones go; None spreads them evenly."""
+    """What `--to` says: how many layers, behind which blocks of the base the new ones go, and the sizes of widths."""
 
     layers: int
+    """0 for as many as the base has."""
     after: tuple[int, ...] | None = None
+    """None spreads new blocks evenly."""
+    sizes: tuple[tuple[str, int], ...] = ()
+    """By width, in alphabetical order."""
+
+
+NOTHING = To(0)
+"""No layers and no sizes."""
 
 
 def parse_to(text: str) -> To:
     """What `--to` says.
 
-    >>> parse_to("layers=8"), parse_to("layers=3,after=0")
-    (To(layers=8, after=None), To(layers=3, after=(0,)))
+    >>> parse_to("layers=3,after=0")
+    To(layers=3, after=(0,), sizes=())
+    >>> parse_to("hidden=96,ffn=264")
+    To(layers=0, after=None, sizes=(('ffn', 264), ('hidden', 96)))
     """
     pairs = [part.strip().partition("=") for part in text.split(",")]
     found = {key: value for key, _, value in pairs}
-    known = {"layers": r"[1-9]\d{0,4}", "after": r"\d{1,5}(:\d{1,5})*"}
+    sizes = dict.fromkeys(SIZED, r"[1-9]\d{0,6}")
+    known = {"layers": r"[1-9]\d{0,4}", "after": r"\d{1,5}(:\d{1,5})*", **sizes}
     wrong = [key for key, value in found.items() if not re.fullmatch(known.get(key, "(?!)"), value)]
-    if wrong or "layers" not in found or len(found) != len(pairs):
+    if wrong or ("after" in found and "layers" not in found) or len(found) != len(pairs):
         raise MupscaleError(f"--to {text}: expected {_FORM}")
     after = found.get("after")
-    return To(int(found["layers"]), None if after is None else tuple(map(int, after.split(":"))))
+    return To(
+        int(found.get("layers", 0)),
+        None if after is None else tuple(map(int, after.split(":"))),
+        tuple((width, int(found[width])) for width in sorted(SIZED) if width in found),
+    )

@@ -9,7 +9,9 @@ from math import gcd
 from typing import Any
 
 from ..errors import Fault, MupscaleError, raise_faults
-from .configs import Path, growing_fields, grown, nested_configs, with_edits
+from .configs import Path, growing_fields, nested_configs, with_edits
+from .goal import Goal
+from .grown import grown
 from .models import Config, as_data, config_from
 from .multipliers import EVERY
 from .rows import row_for
@@ -65,7 +67,7 @@ def narrowed(config: Config, divisor: int) -> Config:
             if isinstance(part.get(name), (int, float)):
                 changed[(*path, name)] = part[name] / float(power(text, divisor))
     small = config_from(with_edits(data, changed))
-    again = as_data(small if divisor == 1 else grown(small, {EVERY: divisor}))
+    again = as_data(small if divisor == 1 else grown(small, Goal({EVERY: divisor})))
     others = [key for key in data if again.get(key) != data[key]]
     raise_faults(
         f"{config.model_type} cannot be made {divisor} times narrower",

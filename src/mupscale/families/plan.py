@@ -28,18 +28,31 @@ from ..plans.plan import Plan
 from ..rules.axes import Layout
 from ..tensors.expand import expand
 from ..training.noise_places import exempt_of
-from .configs import edits, nested_configs, refuse_nothing, with_edits
+from .configs import edits, nested_configs, with_edits
 from .declarations import Declarations
 from .depth import Depth, deepened, depth_of, new_blocks, refuse_spelling, try_blocks
 from .export import start_of, untied, wide_of
+from .goal import Goal
+from .grown import refuse_nothing
 from .lift import Tensors, lift
 from .losses import NoBatchError, batch_for, loss_for
-from .models import Config, as_data, config_from, factory, model_class, not_stored, on_meta, read_config
-from .multipliers import Multipliers, multiplier, parse_multipliers, parse_to
+from .models import (
+    Config,
+    as_data,
+    config_from,
+    factory,
+    fresh,
+    model_class,
+    not_stored,
+    on_meta,
+    read_config,
+)
+from .multipliers import Multipliers
+from .padded import refuse_edits, refuse_layer_norms, try_other_size
 from .reading import reading_of
 from .record import Evidence, FamilyPlan
 from .rows import ROWS, row_for
-from .shrink import count, growth, shrunk
+from .shrink import count, goals_of, growth, shrunk
 from .stored import stored_parts
 from .symbols import layout, power, symbols
 
@@ -61,7 +74,8 @@ def family_plan(
     """The plan that grows a checkpoint of this configuration, tested on a small copy; raises with reasons if none is exact.
 
     - `config` is the content of a config.json, or a directory that has one; `multipliers` is what `parse_multipliers` reads.
-    - `to` is what `--to` says: "layers=8" gives the model new blocks, which sleep until noise wakes them.
+    - `to` is what `--to` says: "layers=8" gives the model new blocks, which sleep until noise wakes them; "hidden=96,heads=6"
+      names sizes, at which zeros follow the copies where they are no whole multiples.
     - `export="granite"` grows Llama-like models into Granite, whose configuration shows the multipliers. `export="untie"`
       gives the readout a separate tensor. Its plan is static: the outputs equal the base's, but the training does not.
     - `stored` are the names of the tensors in the checkpoint, which for a directory with weights are read from it; the
@@ -77,37 +91,45 @@ def family_plan(
     if not isinstance(declared, Declarations):
         declared = Declarations.of_json(dict(declared or {}))
     raw = read_config(config)
-    by_width = parse_multipliers(multipliers)
+    goal = Goal.parse(multipliers, to)
     with needs("family_plan", "hf"):
         base = config_from(raw)
     cls = model_class(base, architecture)
     narrow = start_of(base, export)
     if to is not None and export is not None:
-        what = f"{export}, and --to {to}: new blocks are added in the base's own class"
+        what = f"{export}, and --to {to}: what --to adds is added in the base's own class"
         raise_faults(
             "a model is exported or grows deeper", [Fault("--export", what, "leave one of them out")]
         )
-    depth = None if to is None else depth_of(as_data(narrow), parse_to(to))
+    depth = depth_of(as_data(narrow), goal.to) if goal.to.layers else None
     start = narrow if depth is None else deepened(narrow, depth)
-    wide, wide_cls = wide_of(start, by_width, export, cls)
+    wide, wide_cls = wide_of(start, goal, export, cls)
     if depth is None:
-        refuse_nothing(as_data(start), by_width)
+        refuse_nothing(as_data(start), goal)
     wide_model = on_meta(wide, wide_cls)
-    base_end, wide_end = Tensors.of(on_meta(start, cls)), Tensors.of(wide_model)
-    goal = growth(base_end.shapes, wide_end.shapes)
+    base_model = on_meta(base, cls)
+    deeper = base_model if start is base else on_meta(start, cls)
+    base_end, wide_end = Tensors.of(deeper), Tensors.of(wide_model)
+    kept = growth(base_end.shapes, wide_end.shapes)
     try:
-        small = shrunk(narrow, by_width, cls, goal)
-        found = search_small(small, by_width, cls, export, declared)
+        small = shrunk(narrow, goal, cls, kept)
+        goals = goals_of(goal, as_data(narrow), as_data(small))
+        refuse_layer_norms(fresh(small, cls), base_end, wide_end)
+        found = search_small(small, goals[0], cls, export, declared)
     except NoBatchError:  # a model may build at sizes at which it does not run
-        small = shrunk(narrow, by_width, cls, goal, gently=True)
-        found = search_small(small, by_width, cls, export, declared)
-    layouts = declared_layouts(as_data(start), by_width, list(wide_end.shapes), declared)
-    plan = lift(found.plan, base_end, wide_end, layouts)
+        small = shrunk(narrow, goal, cls, kept, gently=True)
+        goals = goals_of(goal, as_data(narrow), as_data(small))
+        found = search_small(small, goals[0], cls, export, declared)
+    refuse_edits(found.plan)
+    for other in goals[1:]:
+        found = replace(found, worst=max(found.worst, try_other_size(found, small, other, cls)))
+    layouts = declared_layouts(as_data(start), goal, list(wide_end.shapes), declared)
+    plan, powers = lift(found.plan, base_end, wide_end, layouts, found.powers)
     if export == "untie":
-        plan = untied(plan, Tensors.of(on_meta(base, cls)).ties)
+        plan = untied(plan, Tensors.of(base_model).ties)
     if depth is not None:
         found = replace(found, worst=max(found.worst, try_blocks(small, cls)))
-        plan = new_blocks(narrow, start, cls, depth, small).then(plan)
+        plan = new_blocks(base_model, deeper, depth, small, cls).then(plan)
     plan = replace(plan, proof="copy")
     types = {str(part.get("model_type")) for _, part in nested_configs(as_data(base))}
     evidence = Evidence(
@@ -118,21 +140,23 @@ def family_plan(
         count(Tensors.of(on_meta(small, cls)).shapes),
         round(time.monotonic() - started, 3),
     )
-    parts = stored_parts(factory(cls)(small), Tensors.of(on_meta(base, cls)).shapes)
+    parts = stored_parts(factory(cls)(small), Tensors.of(base_model).shapes)
     names = _stored_names(config) if stored is None else stored
-    reading = reading_of(on_meta(base, cls), names, parts)
+    reading = reading_of(base_model, names, parts)
     if depth is not None:
-        refuse_spelling(parts, reading)
+        refuse_spelling(plan, parts, reading)
     return FamilyPlan(
         base.model_type,
         cls.__name__,
         wide_cls.__name__,
-        by_width,
+        goal,
         raw,
-        _wide_data(raw, start if depth is not None else base, wide, by_width, export, depth),
+        _wide_data(raw, start if depth is not None else base, wide, goal, export, depth),
         plan,
         evidence,
         as_data(small),
+        goals[0],
+        powers,
         tuple(not_stored(wide_model)),
         tuple(_notes(plan)),
         export,
@@ -155,24 +179,24 @@ def _wide_data(
     raw: Mapping[str, Any],
     base: Config,
     wide: Config,
-    by_width: Multipliers,
+    goal: Goal,
     export: str | None,
     depth: Depth | None,
 ) -> dict[str, Any]:
     """The content of the wide config.json: the base's fields with those that grow replaced, or Granite's fields."""
     if export == "granite":
         return {key: value for key, value in as_data(wide).items() if value is not None and key[0] != "_"}
-    changed = edits(as_data(base), by_width)
+    changed = edits(as_data(base), goal)
     if export == "untie":
         changed[("tie_word_embeddings",)] = False
     written = with_edits(raw, changed if depth is None else {**depth.edits, **changed})
     # A field that is left out (for example a head size) may be derived from one that grew, so it is written.
-    goal = dict(nested_configs(as_data(wide)))
+    ends = dict(nested_configs(as_data(wide)))
     for path, part in nested_configs(as_data(config_from(written))):
         derived = {
-            (*path, key): goal[path][key]
+            (*path, key): ends[path][key]
             for key, value in part.items()
-            if goal[path].get(key, value) != value
+            if ends[path].get(key, value) != value
         }
         written = with_edits(written, derived)
     return written
@@ -180,15 +204,15 @@ def _wide_data(
 
 def search_small(
     small: Config,
-    by_width: Multipliers,
+    goal: Goal,
     cls: Any,
     export: str | None = None,
     declared: Declarations | None = None,
 ) -> Found:
     """The exact plan of the small copy, and the statistics of the search."""
-    if not edits(as_data(small), by_width) and export is None:
+    if not edits(as_data(small), goal) and export is None:
         return Found(identity_plan(on_meta(small, cls)), 0, 0.0, 0.0, ())
-    wide, wide_cls = wide_of(small, by_width, export, cls)
+    wide, wide_cls = wide_of(small, goal, export, cls)
     makers = {"base": lambda: factory(cls)(small), "wide": lambda: factory(wide_cls)(wide)}
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -196,37 +220,49 @@ def search_small(
     with lifted_casts():
         loss = loss_for(base_model, wide_model, batch_for(base_model, small))
     names = [name for name, _, _ in named_tensors(base_model)]
-    row, k = row_for(small.model_type), multiplier(by_width, "hidden")
+    sizes = symbols(as_data(small))
+    row, k = row_for(small.model_type), goal.copies("hidden", sizes.get("E", 1))
     told = declared or Declarations()
-    values = told.values(symbols(as_data(small)), multiplier(by_width, "heads"))
+    values = told.values(sizes, goal.copies("heads", sizes.get("H", 1)))
     found = find_plan(
         makers["base"],
         makers["wide"],
         loss,
         Declared(
             roles={**_present({**_TOKEN_ROLES, **row.roles}, names), **told.roles},
-            layouts={**declared_layouts(as_data(small), by_width, names), **values},
+            layouts={**declared_layouts(as_data(small), goal, names), **values},
             folds={**{p: power(f, k) for p, f in _present(row.folds, names).items()}, **told.scales(k)},
             plus_one=told.plus_one,
         ),
+        pad=_padded(base_model, wide_model),
     )
     _refuse_recomputed(found.plan, build(makers["base"]), build(makers["wide"]))
     _refuse_unreached(found)
     return found
 
 
+def _padded(base: Any, wide: Any) -> bool:
+    """Whether any axis gets zeros."""
+    sizes = dict(wide.named_parameters())
+    pairs = [
+        (a, b) for name, p in base.named_parameters() for a, b in zip(p.shape, sizes[name].shape, strict=True)
+    ]
+    return any(a and b % a for a, b in pairs)
+
+
 def declared_layouts(
-    data: Mapping[str, Any], by_width: Multipliers, names: list[str], declared: Declarations | None = None
+    data: Mapping[str, Any], goal: Goal, names: list[str], declared: Declarations | None = None
 ) -> dict[str, dict[int, Layout]]:
     """The layouts that rows of the registry, and declarations by axis, give on one configuration, by tensor name."""
     found: dict[str, dict[int, Layout]] = {}
     for _, part in nested_configs(data):
-        k = multiplier(by_width, "heads")
+        k = goal.copies("heads", symbols(part).get("H", 1))
         for pattern, axes in row_for(str(part.get("model_type"))).layouts.items():
             for name in (n for n in names if fnmatchcase(n, pattern)):
                 chosen = {d: layout(text, symbols(part), k) for d, text in axes.items()}
                 found.setdefault(name, {}).update(chosen)
-    values = (declared or Declarations()).values(symbols(data), multiplier(by_width, "heads"))
+    sizes = symbols(data)
+    values = (declared or Declarations()).values(sizes, goal.copies("heads", sizes.get("H", 1)))
     for pattern, spec in values.items():
         for name in (n for n in names if isinstance(spec, dict) and fnmatchcase(n, pattern)):
             found.setdefault(name, {}).update(spec)  # type: ignore[arg-type]

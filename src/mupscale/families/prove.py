@@ -52,14 +52,16 @@ def small_copy(family: FamilyPlan, batches: int) -> Copy:
     cls = model_class(small, family.architecture)
     depth = small_depth(small) if family.new_blocks else None
     start = small if depth is None else deepened(small, depth)
-    wide, wide_cls = wide_of(start, family.multipliers, family.export, cls)
-    ends = Tensors.of(on_meta(start, cls)), Tensors.of(on_meta(wide, wide_cls))
+    wide, wide_cls = wide_of(start, family.small_goal, family.export, cls)
+    deeper = on_meta(start, cls)
+    ends = Tensors.of(deeper), Tensors.of(on_meta(wide, wide_cls))
     layouts = declared_layouts(
-        dict(family.small_config), family.multipliers, list(ends[1].shapes), family.declared
+        dict(family.small_config), family.small_goal, list(ends[1].shapes), family.declared
     )
-    plan = lift(family.plan if depth is None else width_part(family.plan), *ends, layouts)
+    width = family.plan if depth is None else width_part(family.plan)
+    plan, _ = lift(width, *ends, layouts, family.powers)
     if depth is not None:
-        plan = replace(new_blocks(small, start, cls, depth, small).then(plan), proof="copy")
+        plan = replace(new_blocks(on_meta(small, cls), deeper, depth, small, cls).then(plan), proof="copy")
     if family.export == "untie":
         small = config_from({**family.small_config, "tie_word_embeddings": True})
         plan = untied(plan, Tensors.of(on_meta(small, cls)).ties)

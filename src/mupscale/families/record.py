@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 from ..errors import MupscaleError
 from ..files.strict import refuse_malformed
 from ..plans.plan import Plan
+from ..plans.search import Powers
 from ..training.noise_places import Exempt
 from ..training.noises import NOTHING
 from .declarations import Declarations
+from .goal import Goal
 
 FORMAT = "mupscale family plan 1"
 
@@ -88,7 +91,7 @@ class FamilyPlan:
 
     >>> from ..plans.plan import Plan
     >>> evidence = Evidence("search", 1, 1e-15, 0.0, 10, 0.1)
-    >>> family = FamilyPlan("llama", "LlamaForCausalLM", "LlamaForCausalLM", {}, {}, {}, Plan({}), evidence)
+    >>> family = FamilyPlan("llama", "LlamaForCausalLM", "LlamaForCausalLM", Goal(), {}, {}, Plan({}), evidence)
     >>> FamilyPlan.from_json(family.to_json()) == family
     True
     """
@@ -96,7 +99,7 @@ class FamilyPlan:
     model_type: str
     architecture: str
     wide_architecture: str
-    multipliers: Mapping[str, int]
+    goal: Goal
     base_config: Mapping[str, Any]
     wide_config: Mapping[str, Any]
     """What the config.json of the wide checkpoint holds."""
@@ -104,6 +107,10 @@ class FamilyPlan:
     evidence: Evidence
     small_config: Mapping[str, Any] = field(default_factory=dict)
     """The configuration of the copy on which the plan was found and proved."""
+    small_goal: Goal = field(default_factory=Goal)
+    """How the copy grows: as the model does, by sizes of its own."""
+    powers: Powers = field(default_factory=dict)
+    """Parts of folds that depend on how much of an axis is filled, so that they can be computed at other sizes."""
     not_stored: tuple[str, ...] = ()
     """Tensors of the plan that a checkpoint does not hold, because the model computes them."""
     notes: tuple[str, ...] = ()
@@ -129,12 +136,14 @@ class FamilyPlan:
             "model_type": self.model_type,
             "architecture": self.architecture,
             "wide_architecture": self.wide_architecture,
-            "multipliers": dict(self.multipliers),
+            "goal": self.goal.as_json(),
             "base_config": dict(self.base_config),
             "wide_config": dict(self.wide_config),
             "plan": self.plan.as_json(),
             "evidence": asdict(self.evidence),
             "small_config": dict(self.small_config),
+            "small_goal": self.small_goal.as_json(),
+            "powers": {n: {str(d): str(p) for d, p in by.items()} for n, by in self.powers.items()},
             "not_stored": list(self.not_stored),
             "stored": {name: part.as_json() for name, part in self.stored.items()},
             "reading": self.reading.as_json(),
@@ -162,6 +171,12 @@ class FamilyPlan:
             return FamilyPlan(
                 **{
                     **entry,
+                    "goal": Goal.of_json(entry["goal"]),
+                    "small_goal": Goal.of_json(entry["small_goal"]),
+                    "powers": {
+                        name: {int(dim): Fraction(power) for dim, power in by.items()}
+                        for name, by in entry["powers"].items()
+                    },
                     "plan": Plan.of_json(entry["plan"]),
                     "evidence": Evidence(**entry["evidence"]),
                     "not_stored": tuple(entry["not_stored"]),

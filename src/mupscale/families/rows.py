@@ -46,6 +46,9 @@ WRITERS = (
     "*.fc2.weight",
     "*.c_proj.weight",
     "*.w2.weight",
+    "*attention.dense.weight",
+    "*.dense_4h_to_h.weight",
+    "*.output.dense.weight",
     "*.experts.down_proj",
 )
 """The usual names of weights that write into the stream of a block."""

@@ -25,19 +25,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from math import gcd, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import MupscaleError
 from ..plans.names import named_tensors, pattern_of
-from .configs import Path, growing_fields, grown, nested_configs, with_edits
+from .configs import Path, growing_fields, nested_configs, with_edits
+from .goal import Goal, small_goals
+from .grown import grown
 from .models import Config, as_data, config_from, on_meta
-from .multipliers import Multipliers
 from .rows import row_for
 from .symbols import explicit_head_size, symbols
 
 Shapes = Mapping[str, tuple[int, ...]]
-Growth = dict[str, set[tuple[int, ...]]]
-"""Name pattern -> along which dimensions, and how many times, its tensors grow."""
+Growth = dict[str, set[tuple[tuple[int, bool], ...]]]
+"""Name pattern -> for every dimension of its tensors, how many times it is copied and whether zeros follow."""
 
 LARGEST = 60_000_000
 """Parameters of the grown copy: 0.5 GB in float64, and as much for gradients and for what is expected of them."""
@@ -71,24 +72,20 @@ def shapes(config: Config, cls: Any) -> Shapes:
 
 
 def growth(base: Shapes, wide: Shapes) -> Growth:
-    """Which dimensions grow, and how many times, by name pattern; the two models must have the same tensor names.
+    """Which dimensions grow, and how, by name pattern; the two models must have the same tensor names.
 
-    >>> growth({"h.0.w": (4, 3), "h.1.w": (4, 3)}, {"h.0.w": (8, 3), "h.1.w": (8, 3)})
-    {'h.*.w': {(2, 1)}}
+    >>> growth({"h.0.w": (4, 3), "h.1.w": (4, 3)}, {"h.0.w": (8, 5), "h.1.w": (8, 5)})
+    {'h.*.w': {((2, False), (1, True))}}
     """
     if base.keys() != wide.keys():
         odd = sorted(base.keys() ^ wide.keys())
         raise MupscaleError(f"growing changes the tensors of the model: {', '.join(odd[:4])}")
     found: Growth = {}
     for name, shape in base.items():
-        if len(shape) != len(wide[name]) or any(
-            b % max(a, 1) for a, b in zip(shape, wide[name], strict=True)
-        ):
-            raise MupscaleError(
-                f"{name} goes from {shape} to {wide[name]}, which is not a whole number of copies"
-            )
-        ratio = tuple(b // max(a, 1) for a, b in zip(shape, wide[name], strict=True))
-        found.setdefault(pattern_of(name), set()).add(ratio)
+        if len(shape) != len(wide[name]) or any(b < a for a, b in zip(shape, wide[name], strict=True)):
+            raise MupscaleError(f"{name} goes from {shape} to {wide[name]}, which is no growth")
+        pairs = [divmod(b, max(a, 1)) for a, b in zip(shape, wide[name], strict=True)]
+        found.setdefault(pattern_of(name), set()).add(tuple((k, bool(rest)) for k, rest in pairs))
     return found
 
 
@@ -97,8 +94,8 @@ def count(found: Shapes) -> int:
     return sum(prod(shape) for shape in found.values())
 
 
-def shrunk(config: Config, multipliers: Multipliers, cls: Any, goal: Growth, gently: bool = False) -> Config:
-    """The small copy: `goal` is how the full model grows, and the copy grows the same way.
+def shrunk(config: Config, goal: Goal, cls: Any, kept: Growth, gently: bool = False) -> Config:
+    """The small copy: `kept` is how the full model grows, and the copy grows the same way.
 
     `gently` keeps more: images, at least four heads, and heads times head size = hidden size where that
     holds. Refuses if the copy is still too large to be tested in float64.
@@ -108,11 +105,11 @@ def shrunk(config: Config, multipliers: Multipliers, cls: Any, goal: Growth, gen
     for options in _steps(data, gently):
         for option in options:
             trial = with_edits(data, option(data) if callable(option) else option)
-            if trial != data and _same(trial, data, multipliers, cls, goal):
+            if trial != data and _same(trial, data, _Wanted(goal, as_data(config), cls, kept)):
                 data = trial
                 break
     small = config_from(data)
-    size = count(shapes(grown(small, multipliers), cls))
+    size = count(shapes(grown(small, goals_of(goal, as_data(config), data)[0]), cls))
     if size > LARGEST:
         raise MupscaleError(
             f"the smallest copy of this configuration that keeps its blocks has {size / 1e6:.0f} M parameters when "
@@ -121,15 +118,31 @@ def shrunk(config: Config, multipliers: Multipliers, cls: Any, goal: Growth, gen
     return small
 
 
-def _same(
-    trial: dict[str, Any], before: dict[str, Any], multipliers: Multipliers, cls: Any, goal: Growth
-) -> bool:
-    """True when the trial builds, grows like the full model and has lost no kind of layer."""
+def goals_of(goal: Goal, full: Mapping[str, Any], small: Mapping[str, Any]) -> list[Goal]:
+    """The goals with which a small copy of a configuration grows as the full one does; two where there are zeros."""
+    fields = [name for _, part in nested_configs(full) for name in growing_fields(part).get("ffn", ())]
+    return list(small_goals(goal, full, small, fields[0] if fields else None))
+
+
+class _Wanted(NamedTuple):
+    """What a small copy is made for."""
+
+    goal: Goal
+    full: Mapping[str, Any]
+    cls: Any
+    kept: Growth
+
+
+def _same(trial: dict[str, Any], before: dict[str, Any], wanted: _Wanted) -> bool:
+    """True when the trial builds, grows like the full model in every way and has lost no kind of layer."""
+    if _kinds(trial) != _kinds(before):
+        return False
     try:
         small = config_from(trial)
-        return growth(shapes(small, cls), shapes(grown(small, multipliers), cls)) == goal and _kinds(
-            trial
-        ) == _kinds(before)
+        return all(
+            growth(shapes(small, wanted.cls), shapes(grown(small, goal), wanted.cls)) == wanted.kept
+            for goal in goals_of(wanted.goal, wanted.full, as_data(small))
+        )
     except MupscaleError:
         return False
 

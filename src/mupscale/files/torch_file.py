@@ -123,6 +123,10 @@ def _described(tree: Any, file: str, size: int, starts: list[int]) -> Any:
     seen: set[int] = set()
 
     def place(where: str, tensor: Tensor) -> Place | None:
+        if hasattr(tensor, "__tensor_flatten__"):
+            what = f"a {type(tensor).__name__}, which is made of several tensors"
+            faults.append(Fault(f"{file}{where}", what, "widen the run in memory with mu.widen"))
+            return None
         try:
             found, start = _place(tensor, file, size)
             seen.add(start)

@@ -115,7 +115,7 @@ class BlockMaker:
         """The rectangle as a contiguous tensor, valid until the next call; a making with a filling needs no base."""
         out = self.room("out", dtype, shape)
         if base is None:
-            return expand_(out, None, making)
+            return expand_(out, None, making, out_start=start)
         for part, at in _parts(out, making, list(start)):
             self._fill_(part, making, base, at)
         return out

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..files.typed import flag, number, short_numbers, text, whole, wholes
 from ..rules.axes import Axis
 from ..rules.scale import Scale
 from ..tensors.making import Join, Making
-from ..tensors.noise import TensorNoise
+from ..tensors.noise import TensorNoise, Waking
 from ..tensors.philox import Stream
 
 FORMAT = "mupscale job 1"
@@ -55,6 +55,7 @@ class Move:
             "std": making.noise.std,
             "paired": making.noise.paired,
             **({} if making.noise.without_row is None else {"without_row": making.noise.without_row}),
+            **({} if making.noise.zeros is None else {"zeros": asdict(making.noise.zeros)}),
         }
         join = making.join and {"stack" if making.join.stacked else "cat": making.join.dim}
         optional = {
@@ -216,10 +217,17 @@ def _scale(value: Any) -> Scale:
 def _noise(entry: Any) -> TensorNoise | None:
     if entry is None:
         return None
-    std = entry["std"]
-    sizes = tuple(map(number, std)) if isinstance(std, list) else number(std)
+    sizes = _sizes(entry["std"])
     paired, row = (None if n is None else whole(n) for n in (entry["paired"], entry.get("without_row")))
-    return TensorNoise(Stream(int(entry["seed"]), text(entry["name"])), sizes, paired, row)
+    told = entry.get("zeros")
+    zeros = None
+    if told is not None:
+        zeros = Waking(_sizes(told["std"]), tuple(map(whole, told["cut"])), number(told["level"]))
+    return TensorNoise(Stream(int(entry["seed"]), text(entry["name"])), sizes, paired, row, zeros)
+
+
+def _sizes(std: Any) -> float | tuple[float, ...]:
+    return tuple(map(number, std)) if isinstance(std, (list, tuple)) else number(std)
 
 
 def _making(entry: Any) -> Making:

@@ -114,6 +114,8 @@ def _kernel(move: Move) -> Iterator[str]:
             yield f"noise is paired along dimension {noise.paired}, which has no copies"
         if noise.without_row is not None and not noise.without_row < prod(making.wide_shape[:1]):
             yield f"row {noise.without_row} gets no noise, and there are {prod(making.wide_shape[:1])}"
+        if noise.zeros is not None and any(dim >= len(making.axes) for dim in noise.zeros.cut):
+            yield f"zeros stay along dimensions {noise.zeros.cut}, and there are {len(making.axes)}"
         if isinstance(noise.std, tuple) and making.wide_shape[:1] != (len(noise.std),):
             yield f"{len(noise.std)} sizes of noise for {len(making.axes)} axes {list(map(str, making.axes[:1]))}"
 

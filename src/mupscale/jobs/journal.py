@@ -73,7 +73,7 @@ class Journal:
     def _append(self, entries: Sequence[str]) -> None:
         if not entries:
             return
-        raw = b"".join(_line(entry) for entry in entries)
+        raw = b"".join(line(entry) for entry in entries)
         while raw:
             raw = raw[os.write(self._descriptor, raw) :]
         sync_data(self._descriptor)
@@ -94,7 +94,7 @@ def read_journals(folder: Path, units: int) -> Done:
             raw = path.read_bytes()
         except FileNotFoundError:  # another worker has finished the job and cleared up
             continue
-        entries = [entry for line in raw.split(b"\n") if (entry := _checked(line)) is not None]
+        entries = [entry for one in raw.split(b"\n") if (entry := checked(one)) is not None]
         ended = any(entry.startswith("e ") for entry in entries)
         for entry in entries:
             _note(done, entry, ended)
@@ -116,7 +116,8 @@ def _note(done: Done, entry: str, ended: bool) -> None:
             done.used.append(used)
 
 
-def _line(entry: str) -> bytes:
+def line(entry: str) -> bytes:
+    """An entry with its checksum, as it is appended to a journal."""
     raw = entry.encode()
     return _check(raw) + b" " + raw + b"\n"
 
@@ -125,6 +126,7 @@ def _check(raw: bytes) -> bytes:
     return blake2b(raw, digest_size=8, person=b"mupscale journal").hexdigest().encode()
 
 
-def _checked(line: bytes) -> str | None:
-    check, _, raw = line.partition(b" ")
+def checked(one: bytes) -> str | None:
+    """The entry of a line that is complete; None of any other."""
+    check, _, raw = one.partition(b" ")
     return raw.decode() if raw and check == _check(raw) else None

@@ -26,6 +26,8 @@ from .job import Job, differences
 from .job_check import ABOUT, CONFIG, JOB, PARTIAL
 
 _WORKING_JOB, _READY = "job.json", "ready"
+EARLIER = "norms-"
+"""How names of files begin that are written before the job is known: it depends on what is in them."""
 _LONGEST_JOB = 1 << 30  # bytes; bounds what a damaged or foreign file can fill memory with
 _LOOKS, _PAUSE = 100, 0.1  # ten seconds; finishing renames files and writes a few small ones
 _SHOWN = 12  # differences between two jobs that an error lists
@@ -160,9 +162,8 @@ def _claim(job: Job, folder: Path, locked: bool) -> None:
     """
     path = folder / _WORKING_JOB
     if not path.exists():
-        others = [
-            name for name in os.listdir(folder) if f".{_WORKING_JOB}." not in name
-        ]  # drafts of killed workers
+        known = (f".{_WORKING_JOB}.", EARLIER)  # drafts of killed workers, and what was measured before
+        others = [name for name in os.listdir(folder) if not any(part in name for part in known)]
         if others:
             raise MupscaleError(f"{folder} holds {others[0]} and no job; remove the directory")
         draft = folder / f".{_WORKING_JOB}.{secrets.token_hex(4)}"

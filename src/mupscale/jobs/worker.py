@@ -107,7 +107,8 @@ class _Share:
             old = [u for u in range(units.blocks) if not (own[u] or done.settled[u])]
             if old:
                 self._work(old, [], done, count, stamps)
-                done = read_journals(folder, len(units))
+                done = read_journals(folder, len(units))  # fewer, if another worker has finished meanwhile
+        if done.all:
             base = base_fingerprints(job, units, done)
             finish(job, base, output_fingerprints(job, units, done.sums))
         # If all was done when this worker came, another one may be finishing just now.

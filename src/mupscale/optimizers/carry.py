@@ -7,6 +7,7 @@ returned as faults.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any
@@ -20,14 +21,13 @@ from ..rules.axes import Axis
 from ..rules.matrices import short_dimension
 from ..rules.optimizers import OptimizerRule
 from ..rules.scale import Scale
-from ..rules.units import Change
 from ..tensors.making import Making
 from ..tensors.noise import TensorNoise
 from .named import Moment, NamedGroup, NamedOptimizer
-from .quantised import quantised
+from .quantised import Coded, folded, told
 from .settings import by_factors, cannot_be_exact, change_of, refused_by_row, scale_setting, scaled
 
-_UNQUANTISED = "widen the weights alone with optimizers=[] and start it afresh"
+_IN_MEMORY = "widen the run in memory with mu.widen, which rounds such blocks again and says by how much"
 
 
 def carry_optimizer(
@@ -134,10 +134,7 @@ def carry_state(
     """The state of one parameter in its new units: numbers and counters as copies, tensors as a `Moment` each."""
     planned, entry = direction.planned(end_name)
     faults: list[Fault] = []
-    if (coded := quantised(state)) is not None:
-        if _unchanged(entry):
-            return {key: _as_it_is(value) for key, value in state.items()}, []
-        return {}, [Fault(planned, coded, _UNQUANTISED)]
+    state = folded(state)
     if trains:
         faults += refused_by_row(group.rule, group.settings, state, planned, entry)
     carried: dict[str, Any] = {}
@@ -152,25 +149,18 @@ def carry_state(
         if not shape:
             number = value.detach().clone() if isinstance(value, Tensor) else value
             carried[key] = scale_setting(number, making.scale, direction.back)
-        elif shape == expected:
-            carried[key] = Moment(value, making)
-        else:
+        elif shape != expected:
             what = f"its state {key!r} has shape {shape}, expected {expected}"
             faults.append(Fault(planned, what, "pass the state of this model's own optimizer"))
+        elif isinstance(value, Coded) and not isinstance(value.codes, Tensor):
+            moves = value.moves(making)
+            if isinstance(moves, str):
+                faults.append(Fault(planned, moves, _IN_MEMORY))
+                continue
+            carried |= {part: Moment(*move) for part, move in moves.items()}
+        else:
+            carried[key] = Moment(value, making)
     return carried, faults
-
-
-def _unchanged(entry: TensorPlan) -> bool:
-    """Whether a tensor is the same at both ends, so that its codes are too."""
-    return entry.change == Change() and entry.base_shape == entry.wide_shape and len(entry.sources) == 1
-
-
-def _as_it_is(value: Any) -> Any:
-    """A value of the state as a copy: a tensor in new memory, or one elsewhere to be read whole."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    shape = tuple(getattr(value, "shape", ()))
-    return Moment(value, Making(tuple(map(Axis.fixed, shape)), Scale())) if shape else value
 
 
 def _remedy(rule: OptimizerRule, key: str) -> str:
@@ -180,12 +170,20 @@ def _remedy(rule: OptimizerRule, key: str) -> str:
 
 
 def made(carried: NamedOptimizer, direction: Direction) -> NamedOptimizer:
-    """A carried optimizer with every moment made from its tensor; nothing is shared."""
-    state = {
-        name: {
-            key: direction.made(value.source, value.making) if isinstance(value, Moment) else value
-            for key, value in of.items()
-        }
-        for name, of in carried.state.items()
-    }
-    return replace(carried, state=state)
+    """A carried optimizer with every moment made from its tensor; nothing is shared.
+
+    State that is quantised is rounded again where its blocks cannot be kept: a warning says so, and `rounded` by how much.
+    """
+    state: dict[str, dict[str, Any]] = {name: {} for name in carried.state}
+    rounded: dict[str, float] = {}
+    for name, key, value in ((name, *pair) for name, of in carried.state.items() for pair in of.items()):
+        if isinstance(value, Moment) and isinstance(value.source, Coded):
+            values, scales = (direction.made(part, value.making) for part in value.source.read())
+            coded, rounded[f"{name}: {key}"] = value.source.write(values, scales)
+            state[name] |= coded
+        else:
+            moment = isinstance(value, Moment)
+            state[name][key] = direction.made(value.source, value.making) if moment else value
+    if rounded:
+        warnings.warn(told(carried.label, rounded), stacklevel=3)
+    return replace(carried, state=state, rounded=rounded)

@@ -43,6 +43,8 @@ class NamedOptimizer:
     """Tensor name -> state key -> value; a tensor that has no state yet is absent."""
     idle: Set[str] = frozenset()
     """Tensors in its groups that do not train. Their settings are not used, so they cause no faults."""
+    rounded: Mapping[str, float] = field(default_factory=dict)
+    """Quantised state -> by how much it was rounded again, relative to its largest entry."""
 
 
 @dataclass(frozen=True)
@@ -50,5 +52,5 @@ class Moment:
     """A state tensor that is not made yet: its source at the start of the plan, and how to make it at the end."""
 
     source: Any
-    """A tensor, or anything else with a shape, such as the place of a tensor in a file."""
+    """A tensor, or anything else with a shape, such as the place of a tensor in a file, or a `Coded`."""
     making: Making

@@ -17,6 +17,7 @@ from ..plans.direction import Direction
 from ..plans.names import named_tensors, resolve
 from ..rules.optimizers import OptimizerRule
 from .named import NamedGroup, NamedOptimizer
+from .quantised import folded, overridden
 from .rows import split_all
 from .settings import unknown_settings
 
@@ -61,7 +62,7 @@ def read_live(
     held = {names[id(p)]: s for p, s in optimizer.state.items() if id(p) in names and s}
     dimensions = {names[id(p)]: p.dim() for g in optimizer.param_groups for p in g["params"]}
     split, state, faults = split_all(groups, held, dimensions, where)
-    faults += unknown_settings(split, optimizer.defaults, where)
+    faults += [*unknown_settings(split, optimizer.defaults, where), *overridden(optimizer, where)]
     orphans = sum(id(key) not in names for key in optimizer.state)
     if orphans:
         what = f"{orphans} entries of its state belong to no parameter of the model"
@@ -93,7 +94,7 @@ def read_state_dict(
     )
     accepted = inspect.signature(optimizer.__init__).parameters  # type: ignore[misc]
     own = {key for group in groups for key in group.settings if key in accepted}
-    held = {spelled[key]: value for key, value in state["state"].items()}
+    held = {spelled[key]: folded(value) for key, value in state["state"].items()}
     dimensions = {name: _dimensions(name, direction) for name in spelled.values()}
     groups, found, faults = split_all(groups, held, dimensions, optimizer.__name__)
     # A parameter without state has never trained if other parameters have state.
@@ -142,7 +143,7 @@ def _spelled(state: Mapping[str, Any], direction: Direction, names: Sequence[str
 
 
 def parts(tree: Any, where: str) -> tuple[Groups, States]:
-    """Groups and state of an optimizer's state dict. Only its form is checked."""
+    """Groups and state of an optimizer's state dict, quantised tensors folded. Only its form is checked."""
     groups = tree.get("param_groups") if isinstance(tree, dict) else None
     state = tree.get("state") if isinstance(tree, dict) else None
     if not (
@@ -155,7 +156,7 @@ def parts(tree: Any, where: str) -> tuple[Groups, States]:
         raise MupscaleError(
             f"{where} is not the state dict of one optimizer, with positions for parameters; save optimizer.state_dict()"
         )
-    return groups, state
+    return groups, {key: folded(of) for key, of in state.items()}
 
 
 def read_positions(

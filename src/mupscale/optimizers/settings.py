@@ -5,7 +5,7 @@ Reads the registry; states no exponent. Settings that cannot be exact are return
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import isclose
 from typing import Any
 
@@ -180,7 +180,7 @@ def _is_number(value: Any, whole: bool) -> bool:
     )
 
 
-def unknown_settings(groups: Iterable[NamedGroup], own: Iterable[str], where: str) -> list[Fault]:
+def unknown_settings(groups: Sequence[NamedGroup], own: Iterable[str], where: str) -> list[Fault]:
     """Hyperparameters whose units the registry does not state: the optimizer's own, and any other number.
 
     Names and flags that a user keeps in a group are carried as they are. So are whole numbers, unless the class lists no
@@ -190,8 +190,13 @@ def unknown_settings(groups: Iterable[NamedGroup], own: Iterable[str], where: st
     for group in groups:
         numbers = [key for key, value in group.settings.items() if _is_number(value, whole=not listed)]
         keys |= {key for key in (*listed, *numbers) if not group.rule.known(key)}
-    what, remedy = (
-        "has no units in the registry",
-        "register the optimizer with this key in hyper= or neutral=",
-    )
-    return [Fault(where, f"its hyperparameter {key!r} {what}", remedy) for key in sorted(keys)]
+    what = "has no units in the registry"
+    remedies = {
+        group.rule.decay_key: "register the optimizer with decay=Decay.DECOUPLED, or with decay=Decay.COUPLED if its decay is "
+        "added to gradients"
+        for group in groups
+    }
+    usual = "register the optimizer with this key in hyper= or neutral="
+    return [
+        Fault(where, f"its hyperparameter {key!r} {what}", remedies.get(key, usual)) for key in sorted(keys)
+    ]

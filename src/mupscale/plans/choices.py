@@ -12,6 +12,7 @@ from .folds import fold_knobs
 from .hypotheses import Knob, Setting, combinations_of, layout_knobs, paired_knobs, role_knobs
 from .names import pattern_of
 from .readers import reader_knobs
+from .streams import Streams
 
 FLIPS = 3
 """Knobs that are changed at once. ModernBERT needs two: with one, its search ends after 11 trials without a plan. No
@@ -29,13 +30,13 @@ class Choice:
 class Choices:
     """The knobs of two models, and the proposals made so far."""
 
-    def __init__(self, made: Draft, base: nn.Module, returned: Sequence[str]) -> None:
+    def __init__(self, made: Draft, base: nn.Module, returned: Sequence[str], found: Streams) -> None:
         self.made = made
         layouts = list(layout_knobs(made, everywhere=True))
         # Axes that a layout knob already varies are not asked about a second time by the readers.
         decided = {(n, d) for knob in layouts for s in knob for n, dims in s.layouts.items() for d in dims}
         proposed = (
-            *fold_knobs(made, base, returned),
+            *fold_knobs(made, base, returned, found),
             *layouts,
             *paired_knobs(made),
             *role_knobs(made),
@@ -120,7 +121,7 @@ def near(choice: Choice, scope: Sequence[int], knobs: Sequence[Knob]) -> Iterato
 
 
 def _names(knob: Knob) -> set[str]:
-    return {pattern_of(n) for s in knob for n in (*s.roles, *s.layouts, *s.folds)}
+    return {pattern_of(n) for s in knob for n in (*s.roles, *s.layouts, *s.folds, *s.fills)}
 
 
 def _within(name: str, prefix: str) -> bool:

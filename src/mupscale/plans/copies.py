@@ -9,6 +9,8 @@ with equal numbers of copies, times a power of k. With k = 2 the factors that co
 ('1', '2^(1/2)')
 >>> compare.factor(x, torch.randn(5, 6, dtype=torch.float64)) is None
 True
+>>> str(compare.factor(x, torch.nn.functional.pad(x, (0, 1)) * 2))  # a channel of zeros counts as none
+'2'
 """
 
 from __future__ import annotations
@@ -88,9 +90,14 @@ def _profiles(base: Tensor, wide: Tensor) -> tuple[Tensor, Tensor] | None:
     fixed = [d for d in range(base.dim()) if d not in growing]
     x, y = (t.detach().permute(*fixed, *growing).flatten(len(fixed)) for t in (base, wide))
     n, m = x.shape[-1], y.shape[-1]
-    if not n or m % n:
+    if not n:
         return None
     x, y = x.reshape(-1, n).double(), y.reshape(-1, m).double()
+    if m % n:  # channels of a pad are zero everywhere
+        y = y[:, (y != 0).any(0)]
+        m = y.shape[-1]
+    if m % n:
+        return None
     weights = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     finite = x.isfinite().all(1) & y.isfinite().all(1)
     x, y = ((weights[finite] @ t[finite]).sort().values for t in (x, y))

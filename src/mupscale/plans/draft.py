@@ -16,7 +16,8 @@ Made by comparing two models; completed by declarations and by the search; turne
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 import torch
 from torch import nn
@@ -48,6 +49,12 @@ class Entry:
     declared_fold: Scale | None = None
     """The fold that the user declared for it, if one was."""
     declared_role: bool = False
+    fills: Mapping[int, Fraction] = field(default_factory=dict)
+    """Dimension -> the power of its filled share that the tensor absorbs besides its fold."""
+    stream: frozenset[int] | None = None
+    """Its dimensions in spaces with zeros that a norm averages over; None where nothing was recorded."""
+    gain: bool = False
+    """Whether it is the gain of such a norm."""
 
     @property
     def growing(self) -> list[int]:
@@ -72,8 +79,31 @@ class Entry:
             except MupscaleError as error:
                 raise MupscaleError(f"axis {dim}: {error.claim}") from None
             axes.append(axis)
+        fold = self.fold
+        for dim, power in self.fills.items():
+            fold = fold * Scale.of(axes[dim].filled) ** power
         return TensorPlan(
-            (self.name,), tuple(axes), self.fold, kind=self.kind, fill=self.fill, shift=self.shift
+            (self.name,),
+            tuple(axes),
+            fold,
+            kind=self.kind,
+            fill=self.fill,
+            shift=self.shift,
+            cut=self._cut(axes),
+            gain=self.gain and axes[0].padded,
+        )
+
+    def _cut(self, axes: list[Axis]) -> tuple[int, ...]:
+        """The dimensions whose zeros stay when noise wakes the others, so that each space is cut in one place.
+
+        A space that a norm averages over is cut where it is written, any other where it is read.
+        """
+        if self.stream is None or self.kind != "parameter" or self.gain:
+            return ()
+        return tuple(
+            dim
+            for dim, axis in enumerate(axes)
+            if axis.padded and axis.role == ("out" if dim in self.stream else "in")
         )
 
 

@@ -7,6 +7,10 @@ A fold is a number that the model's code would have to multiply by, absorbed by 
 - Gemma multiplies embeddings by sqrt(width). Doubling the width multiplies them by sqrt(2); folding 2^(-1/2)
   into the embedding undoes that.
 - A model that divides its logits by the width needs no 1/k in the readout: the fold k cancels its s = 1/k.
+- A norm over zeros averages over more channels than are filled (`streams.py`).
+
+Where zeros are added, a width grows by k/filled instead of k. Powers of the filled share are kept apart from the fold, so
+that they can be computed again at other sizes.
 
 Proposes settings for the search. The last norm before a readout is known from the order in which modules ran.
 """
@@ -20,43 +24,100 @@ from fractions import Fraction
 import torch
 from torch import nn
 
-from ..rules.scale import Scale
+from ..rules.scale import ONE, Scale
 from .draft import Draft, Entry
 from .hypotheses import Knob, Setting, copies
 from .names import pattern_of
+from .streams import Place, Streams
 
 _ROOT = Fraction(1, 2)  # the exponent of a square root
 
 
-def fold_knobs(draft: Draft, base: nn.Module, order: Sequence[str]) -> Iterator[Knob]:
-    """Folds for tied readouts, for readouts that the model scales, and for scaled embeddings.
+def fold_knobs(draft: Draft, base: nn.Module, order: Sequence[str], found: Streams) -> Iterator[Knob]:
+    """Folds for norms over zeros, for tied readouts, for readouts that the model scales, and for scaled embeddings.
 
     `order` holds the paths of modules in the order in which they returned.
     """
-    yield from _tied(draft, base, order)
+    yield from _padded_norms(draft, base, found)
+    yield from _tied(draft, base, order, found)
     yield from _scaled_readouts(draft)
-    yield from _scaled_embeddings(draft)
+    yield from _scaled_embeddings(draft, found)
 
 
-def _fold(says: str, names: Sequence[str], factor: Scale, shifts: Mapping[str, int] | None = None) -> Setting:
-    return Setting(says, folds=dict.fromkeys(names, factor), shifts=shifts or {})
+def _fold(
+    says: str,
+    names: Sequence[str],
+    factor: Scale,
+    shifts: Mapping[str, int] | None = None,
+    fills: Mapping[int, Fraction] | None = None,
+) -> Setting:
+    powers = dict.fromkeys(names, fills) if fills else {}
+    return Setting(says, folds=dict.fromkeys(names, factor), shifts=shifts or {}, fills=powers)
 
 
-def _tied(draft: Draft, base: nn.Module, order: Sequence[str]) -> Iterator[Knob]:
-    """A tied readout needs 1/k before it, unless the model itself divides by its width or by its root."""
+def _padded_norms(draft: Draft, base: nn.Module, found: Streams) -> Iterator[Knob]:
+    """Writers into a space with zeros are multiplied by a = filled^(-1/2); gains undo it, or those who read them.
+
+    Gains that are used as (1 + w) are left alone where readers can undo it, because a fold makes their weight decay
+    inexact. torch's own RMSNorm is scaled by its eps instead (`padding.py`).
+    """
+    own = {name for name, _ in found.gains if isinstance(draft.entries[name].module[0], nn.RMSNorm)}
+    gains = [name for name, _ in sorted(found.gains) if name not in own]
+    if not gains or own:
+        return
+    adding = {name: _adds_one(base.get_submodule(name.rpartition(".")[0])) for name in gains}
+    shifts = {name: 1 for name, adds in adding.items() if adds}
+    settings = {}
+    for by_readers in (False, True):
+        powers: dict[Place, Fraction] = dict.fromkeys(found.writers, -_ROOT)
+        undone = set(found.raw_readers)
+        for name in gains:
+            place, readers = (name, 0), found.readers.get(name)
+            if place in found.writers:
+                powers[place] += _ROOT
+            elif by_readers and readers:
+                undone |= readers
+            else:
+                powers[place] = _ROOT
+        for place in undone:
+            powers[place] = powers.get(place, Fraction(0)) + _ROOT
+        fills: dict[str, dict[int, Fraction]] = {}
+        for (name, dim), power in sorted(powers.items()):
+            if power:
+                fills.setdefault(name, {})[dim] = power
+        says = f"what zeros take from norms is given back by writers, and undone by {'readers' if by_readers else 'gains'}"
+        settings[by_readers] = Setting(says, fills=fills, shifts=shifts)
+    first = bool(shifts)
+    yield [settings[first], settings[not first]]
+
+
+def _tied(draft: Draft, base: nn.Module, order: Sequence[str], found: Streams) -> Iterator[Knob]:
+    """A tied readout needs 1/k before it, unless the model itself divides by its width or by its root.
+
+    What the table absorbs as a writer into a space with zeros is undone there too.
+    """
     for name, reader in draft.conflicts.items():
         entry = draft.entries[name]
         if entry.declared_fold is not None:
             continue
         k = Scale.of(copies(draft, entry, entry.growing[-1]))
         settings: Knob = []
+        # A table that the model multiplies by the root of its width absorbs k^-1/2 itself, and no power of the zeros.
+        rooted = name in found.rooted
+        writes = any(name == writer for writer, _ in found.writers)
+        fills = {0: _ROOT} if writes and not rooted else {}
+        nothing = Setting(f"the model divides what {name} reads out by its width")
         for path in _absorbers(order, reader.rpartition(".")[0], draft, base):
             gains = _writing_parameters(draft, path)
             # A gain stored as w of (1 + w) is multiplied as 1 + w' = (1 + w)/k.
             shifts = {g: 1 for g in gains if g.endswith("weight") and _adds_one(base.get_submodule(path))}
-            settings.append(_fold(f"1/{k} folded into {path}", gains, k**-1, shifts))
-            settings.append(_fold(f"{k}^-1/2 folded into {path}", gains, k**-_ROOT, shifts))
-        nothing = Setting(f"the model divides what {name} reads out by its width")
+            pair = [
+                _fold(f"1/{k} folded into {path}", gains, k**-1, shifts, fills),
+                _fold(f"{k}^-1/2 folded into {path}", gains, k**-_ROOT, shifts, fills),
+            ]
+            settings += pair[::-1] if rooted else pair
+            if fills and len(settings) == 2:
+                nothing = _fold(nothing.says, gains, ONE, shifts, fills)
         # The last norm is the likely place, a layer without a norm behind it the unlikely one.
         yield [*settings[:2], nothing, *settings[2:]]
 
@@ -115,11 +176,14 @@ def _scaled_readouts(draft: Draft) -> Iterator[Knob]:
             groups.setdefault(pattern_of(entry.name), []).append(entry.name)
     for names in groups.values():
         entry = draft.entries[names[0]]
-        k = Scale.of(copies(draft, entry, entry.growing[0]))
+        dim = entry.growing[0]
+        k = Scale.of(copies(draft, entry, dim))
         yield [
             Setting(f"{names[0]} sums over the width"),
-            _fold(f"the model divides {names[0]} by its width", names, k),
-            _fold(f"the model divides {names[0]} by the root of its width", names, k**_ROOT),
+            _fold(f"the model divides {names[0]} by its width", names, k, fills={dim: -2 * _ROOT}),
+            _fold(
+                f"the model divides {names[0]} by the root of its width", names, k**_ROOT, fills={dim: -_ROOT}
+            ),
         ]
 
 
@@ -134,14 +198,16 @@ def _reads_only(entry: Entry) -> bool:
     )
 
 
-def _scaled_embeddings(draft: Draft) -> Iterator[Knob]:
+def _scaled_embeddings(draft: Draft, found: Streams) -> Iterator[Knob]:
     """Embeddings, which the model may multiply by the root of its width (Gemma, BART with `scale_embedding`)."""
     for entry in draft.entries.values():
         embeds = isinstance(entry.module[0], nn.Embedding) and entry.kind == "parameter"
         if not embeds or entry.growing != [1] or entry.declared_fold is not None:
             continue
         k = Scale.of(copies(draft, entry, 1))
-        yield [
+        says = f"the model multiplies {entry.name} by the root of its width"
+        settings = [
             Setting(f"{entry.name} is used as it is"),
-            _fold(f"the model multiplies {entry.name} by the root of its width", [entry.name], k**-_ROOT),
+            _fold(says, [entry.name], k**-_ROOT, fills={1: _ROOT}),
         ]
+        yield settings[::-1] if entry.name in found.rooted else settings

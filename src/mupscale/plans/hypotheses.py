@@ -56,11 +56,13 @@ class Setting:
     layouts: Mapping[str, Mapping[int, Layout]] = field(default_factory=dict)
     folds: Mapping[str, Scale] = field(default_factory=dict)
     shifts: Mapping[str, int] = field(default_factory=dict)
+    fills: Mapping[str, Mapping[int, Fraction]] = field(default_factory=dict)
+    """Powers of the filled share of an axis, by tensor and dimension."""
 
     def apply(self, draft: Draft) -> Draft:
         """The draft with this setting applied; folds multiply those already there."""
         changed: dict[str, Entry] = {}
-        for name in {*self.roles, *self.layouts, *self.folds}:
+        for name in {*self.roles, *self.layouts, *self.folds, *self.shifts, *self.fills}:
             entry = draft.entries[name]
             changed[name] = replace(
                 entry,
@@ -68,8 +70,19 @@ class Setting:
                 layouts={**entry.layouts, **self.layouts.get(name, {})},
                 fold=entry.fold * self.folds.get(name, ONE),
                 shift=self.shifts.get(name, entry.shift),
+                fills=_added(entry.fills, self.fills.get(name, {})),
             )
         return draft.with_entries(changed)
+
+
+def _added(one: Mapping[int, Fraction], other: Mapping[int, Fraction]) -> dict[int, Fraction]:
+    """Exponents of a product.
+
+    >>> _added({0: Fraction(1, 2)}, {0: Fraction(-1, 2), 1: Fraction(1)})
+    {1: Fraction(1, 1)}
+    """
+    total = {dim: one.get(dim, Fraction(0)) + other.get(dim, Fraction(0)) for dim in {**one, **other}}
+    return {dim: power for dim, power in total.items() if power}
 
 
 Knob = list[Setting]

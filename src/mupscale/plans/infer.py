@@ -19,6 +19,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.scale import Exact, Scale
 from .build import Make, build
 from .declare import Declared, LayoutSpec, RoleSpec, declare
+from .deeper import Orders, deeper_plan, missing_order
 from .draft import Draft, draft
 from .dropout import dropout_of_modules, without_dropout
 from .float64 import lifted_casts, prepare
@@ -32,6 +33,7 @@ from .projection import ExampleInputs, Projection, refuse_unreached
 from .readers import reading_faults
 from .search import Found as Found
 from .search import search
+from .streams import streams_by_size, with_streams
 
 # Modules without parameters that read channels in a special order: neighbours (local response), blocks
 # (shuffles, GLU halves) or all together (softmax). Plain copies are wrong for some of them, and shapes do not
@@ -54,6 +56,7 @@ def infer_plan(
     folds: Mapping[str, Exact] | None = None,
     plus_one: Sequence[str] = (),
     pad: bool = False,
+    order: Orders | None = None,
 ) -> Plan:
     """The plan from `base` to `wide`, each a module or a function without arguments that builds one.
 
@@ -64,6 +67,10 @@ def infer_plan(
     or a dict for `forward`, does the same for a projection of the outputs. Without either, `plan.proved` says whether
     torch's own modules decide the plan; your own code needs a measurement.
 
+    `order={"blocks": [0, None, 1]}` says that the wide model has new blocks in its list `blocks`: for each of them None,
+    and for the others the number in the base. The models have one width then, and a loss is needed. New blocks sleep
+    until noise wakes them.
+
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> plan = infer_plan(base, lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
     >>> {name: str(tensor.change.s) for name, tensor in plan.tensors.items()}
@@ -72,11 +79,17 @@ def infer_plan(
     declared = Declared(roles or {}, layouts or {}, folds or {}, plus_one)
     raise_faults("these declarations cannot be read", declared.faults())
     measure = measured_with(loss, example_inputs)
+    if order is not None:
+        if measure is None or declared != Declared({}, {}, {}, ()) or pad:
+            what = "new blocks are found by a measurement at one width"
+            remedy = "pass loss= or example_inputs= and no declarations; grow the width with a second plan, and then()"
+            raise MupscaleError("this order cannot be planned", [Fault("order", what, remedy)])
+        return deeper_plan(base, wide, measure, order)
     if measure is not None:
         return find_plan(base, wide, measure, declared, pad).plan
     made, _ = _opened(base, wide, declared, pad)
     raise_faults("a plan needs more than the shapes of these two models", _undecided(made))
-    plan = made.plan()
+    plan = with_streams(made, streams_by_size(made)).plan()
     # Layouts that were declared are compared with what modules write and read; nothing checks the rest.
     by_hand = declared.roles or declared.folds or declared.plus_one
     proof: Proof = "none" if by_hand or why_undecided(*made.models, plan) else "modules"
@@ -95,6 +108,7 @@ def plan_between(
     folds: Mapping[str, Exact] | None = None,
     plus_one: Sequence[str] = (),
     pad: bool = False,
+    order: Orders | None = None,
 ) -> Plan:
     """The plan from `make(base)` to `make(wide)`: two sizes of one factory. The rest is as for `infer_plan`.
 
@@ -113,6 +127,7 @@ def plan_between(
         folds=folds,
         plus_one=plus_one,
         pad=pad,
+        order=order,
     )
 
 
@@ -174,6 +189,7 @@ def _opened(
             )
     raise_faults("a plan needs two models", faults)
     models = (_built(base, seed=0), _built(wide, seed=0))
+    raise_faults("the wide model has new blocks", missing_order(*models))
     # Built twice from two seeds, buffers that are drawn at random differ; a module can be built only once.
     again = None if isinstance(base, nn.Module) else build(base, seed=1)
     made, faults = draft(*models, pad, again, measured)

@@ -7,17 +7,25 @@ step, and everything else from the second step on.
 
 Worked example, two blocks that become four with order (0, None, 1, None): block 0 stays, block 1 is new and like
 block 0, block 2 is the base's block 1, and block 3 is new and like the base's block 1.
+
+A bias that writes into the stream cannot sleep: nothing stands between it and the stream, so it has a gradient. It is
+the gradient of the last bias that the block before writes, because the stream passes through new blocks unchanged. So
+that bias is split: with m new blocks of two such biases each, it and they are the c = 2m + 1 parts of the one that the
+base has, each with s = 1/c and r = 1. They add up to it, and so do their steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from fractions import Fraction
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.axes import Axis
+from ..rules.scale import ONE, Scale
 from .names import named_tensors, pattern_of
 from .plan import Kind, Plan, TensorPlan
 from .tensor_plan import Fill
@@ -60,22 +68,30 @@ def first_values(model: nn.Module) -> dict[str, Fill]:
     }
 
 
-def block_plan(
-    base: nn.Module,
-    deeper: nn.Module,
-    order: Order,
-    values: Mapping[str, Fill],
-    quiet: Sequence[str],
-    silenced: Mapping[str, Fill],
-) -> Plan:
-    """The plan from a model to one with new blocks, both of one width; nothing has proved it yet.
+@dataclass(frozen=True)
+class Sleep:
+    """How the new blocks of a model sleep, by name pattern; tensors that no pattern matches are zero."""
 
-    - `values` are what new vectors hold, by name pattern; other new tensors are zero.
-    - `quiet` are patterns of the tensors that write into the stream.
-    - `silenced` are patterns of gains behind a branch, and what silences them: zero, or -1 where they are used as (1 + w).
-    """
+    values: Mapping[str, Fill]
+    """What new vectors hold."""
+    quiet: Sequence[str]
+    """Tensors that write into the stream, and stay as they are when the others wake."""
+    silenced: Mapping[str, Fill] = field(default_factory=dict)
+    """Gains behind a branch, and what silences them: zero, or -1 where they are used as (1 + w)."""
+    biases: Sequence[str] = ()
+    """Biases that write into the stream."""
+
+    def entry(self, name: str, axes: tuple[Axis, ...], like: str) -> TensorPlan:
+        """A new parameter."""
+        off = next((fill for pattern, fill in self.silenced.items() if fnmatchcase(name, pattern)), None)
+        fill = off or self.values.get(pattern_of(name), "zero")
+        return TensorPlan((), axes, fill=fill, like=like, quiet=_matches(name, self.quiet))
+
+
+def block_plan(base: nn.Module, deeper: nn.Module, order: Order, sleep: Sleep) -> Plan:
+    """The plan from a model to one with new blocks, both of one width; nothing has proved it yet."""
     old = {name: (kind, tensor) for name, kind, tensor in named_tensors(base)}
-    prefix = _list_of_blocks(old, deeper, order)
+    prefix = _list_of_blocks(list(old), [name for name, _, _ in named_tensors(deeper)], order)
     tensors: dict[str, TensorPlan] = {}
     ties: dict[str, str] = {}
     first: dict[int, str] = {}
@@ -86,7 +102,7 @@ def block_plan(
             continue
         axes = tuple(map(Axis.fixed, tensor.shape))
         kind_: Kind = "buffer" if kind == "buffer" else "parameter"
-        source, new = _source(name, prefix, order)
+        source, new = source_of(name, prefix, order)
         if not new:
             tensors[name] = TensorPlan((source,), axes, kind=kind_)
         elif kind_ == "buffer":
@@ -95,50 +111,110 @@ def block_plan(
             if source not in old or tuple(old[source][1].shape) != tuple(tensor.shape):
                 odd.append(Fault(name, f"new, and {source}, which it would be like, is not of its kind"))
                 continue
-            off = next((fill for pattern, fill in silenced.items() if fnmatchcase(name, pattern)), None)
-            tensors[name] = TensorPlan(
-                (),
-                axes,
-                fill=off if off else values.get(pattern_of(name), "zero"),
-                like=source,
-                quiet=any(fnmatchcase(name, pattern) for pattern in quiet),
-            )
+            tensors[name] = sleep.entry(name, axes, source)
     raise_faults("the new blocks are not like those before them", odd[:4])
-    return Plan(tensors, ties)
+    return Plan(_split(tensors, prefix, order, sleep.biases), ties)
 
 
-def _list_of_blocks(old: Mapping[str, tuple[str, Tensor]], deeper: nn.Module, order: Order) -> str:
-    """The name of the list that has more blocks in the deeper model; refused unless there is exactly one."""
-    names = [name for name, _, _ in named_tensors(deeper)]
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _split(
+    tensors: Mapping[str, TensorPlan], prefix: str, order: Order, patterns: Sequence[str]
+) -> dict[str, TensorPlan]:
+    """The entries with every bias that writes into the stream before new blocks split over theirs."""
+    written: dict[int, list[str]] = {}
+    for name, entry in tensors.items():
+        if entry.kind == "parameter" and name.startswith(f"{prefix}.") and _matches(name, patterns):
+            written.setdefault(int(name.removeprefix(f"{prefix}.").partition(".")[0]), []).append(name)
+    found, faults = dict(tensors), []
+    for live, new in _runs_of_new(order):
+        parts = [name for block in new for name in written.get(block, ())]
+        shared = [] if live is None else written.get(live, [])[-1:]
+        if parts and not shared:
+            what = "a bias that writes into the stream, and no block before it has one to share with it"
+            faults.append(Fault(parts[0], what, "put the new blocks behind a block of the base that has one"))
+        elif parts:
+            c = len(parts) + 1
+            one = replace(tensors[shared[0]], fold=ONE / Scale.of(c), spread=Fraction(c))
+            found |= dict.fromkeys([*shared, *parts], one)
+    raise_faults("these new blocks cannot sleep", faults)
+    return found
+
+
+def _runs_of_new(order: Order) -> list[tuple[int | None, list[int]]]:
+    """The new blocks that follow each other, by number, and the number of the block before them.
+
+    >>> _runs_of_new((None, 0, None, None, 1))
+    [(None, [0]), (1, [2, 3])]
+    """
+    runs: list[tuple[int | None, list[int]]] = []
+    for number, block in enumerate(order):
+        if block is None and number and order[number - 1] is None:
+            runs[-1][1].append(number)
+        elif block is None:
+            runs.append((number - 1 if number else None, [number]))
+    return runs
+
+
+def _list_of_blocks(old: Iterable[str], names: Iterable[str], order: Order) -> str:
+    """The name of the list that has more blocks in the deeper model; refused unless there is exactly one, and the rest
+    of the two models is equal."""
+    base, deep = lists_of_blocks(old), lists_of_blocks(names)
     layers = sum(block is not None for block in order)
-    grown: dict[str, set[int]] = {}
-    odd = [name for name in old if name not in names]
-    for name in (n for n in names if n not in old):
-        parts = name.split(".")
-        at = next((i for i, word in enumerate(parts) if word.isdigit() and int(word) >= layers), None)
-        if at is None:
-            odd.append(name)
-        else:
-            grown.setdefault(".".join(parts[:at]), set()).add(int(parts[at]))
-    if len(grown) != 1:
-        found = ", ".join(grown) or "no list"
-        odd.append(f"blocks: {found}, expected one list that has {len(order)} blocks in place of {layers}")
-    faults = [Fault(name, "one of the two models only") for name in odd]
+    grown = [name for name, blocks in deep.items() if len(blocks) != len(base.get(name, ()))]
+    fitting = [name for name in grown if (len(base.get(name, ())), len(deep[name])) == (layers, len(order))]
+    if len(fitting) != 1:
+        counts = [f"{name} with {len(base.get(name, ()))} and {len(deep[name])} blocks" for name in grown]
+        what = f"found {', '.join(counts) or 'no list'}, expected one with {layers} and {len(order)} blocks"
+        raise_faults("the deeper model is not the base with more blocks in one list", [Fault("blocks", what)])
+    prefix = fitting[0]
+    rest = [{n for n in of if not n.startswith(f"{prefix}.")} for of in (old, names)]
+    faults = [Fault(name, "one of the two models only") for name in sorted(rest[0] ^ rest[1])]
+    for number, tensors in deep[prefix].items():
+        like = nearest(order)[number]
+        if odd := sorted(tensors ^ base[prefix][like]):
+            what = f"it is like block {like} of the base, and only one of the two has {odd[0]}"
+            faults.append(Fault(f"{prefix}.{number}", what))
     raise_faults("the deeper model is not the base with more blocks in one list", faults)
-    return next(iter(grown))
+    return prefix
 
 
-def _source(name: str, prefix: str, order: Order) -> tuple[str, bool]:
+def lists_of_blocks(names: Iterable[str]) -> dict[str, dict[int, set[str]]]:
+    """Every list of blocks by name: for each block, by number, the names of its tensors in it.
+
+    >>> lists_of_blocks(["h.0.w", "h.1.w", "head.w"])
+    {'h': {0: {'w'}, 1: {'w'}}}
+    """
+    found: dict[str, dict[int, set[str]]] = {}
+    for parts in (name.split(".") for name in names):
+        for at in (i for i, word in enumerate(parts) if word.isdigit()):
+            blocks = found.setdefault(".".join(parts[:at]), {})
+            blocks.setdefault(int(parts[at]), set()).add(".".join(parts[at + 1 :]))
+    return found
+
+
+def nearest(order: Order) -> list[int]:
+    """For every block the block of the base that it is, or is like: the one before it, or the first.
+
+    >>> nearest((None, 0, None, 1))
+    [0, 0, 0, 1]
+    """
+    found: list[int] = []
+    for block in order:
+        found.append(block if block is not None else found[-1] if found else 0)
+    return found
+
+
+def source_of(name: str, prefix: str, order: Order) -> tuple[str, bool]:
     """The base tensor that a tensor of the deeper model is, or is like, and whether it is new.
 
     >>> order = (None, 0, None, 1)
-    >>> [_source(f"h.{i}.w", "h", order) for i in range(4)]
+    >>> [source_of(f"h.{i}.w", "h", order) for i in range(4)]
     [('h.0.w', True), ('h.0.w', False), ('h.0.w', True), ('h.1.w', False)]
     """
     if not name.startswith(f"{prefix}."):
         return name, False
     number, _, rest = name.removeprefix(f"{prefix}.").partition(".")
-    block = order[int(number)]
-    before = [b for b in order[: int(number) + 1] if b is not None]
-    like = block if block is not None else before[-1] if before else 0
-    return f"{prefix}.{like}.{rest}", block is None
+    return f"{prefix}.{nearest(order)[int(number)]}.{rest}", order[int(number)] is None

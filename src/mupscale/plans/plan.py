@@ -119,7 +119,8 @@ class Plan:
         planned = [t for t in self.tensors.values() if t.kind == "parameter"]
         if end == "wide":
             return sum(prod(t.wide_shape) for t in planned)
-        return sum(prod(t.base_shape) for t in planned if not t.new)
+        # A base tensor from which several wide ones are made counts once.
+        return sum({t.sources: prod(t.base_shape) for t in planned if not t.new}.values())
 
     def with_tensors(self, changes: Mapping[str, TensorPlan]) -> Plan:
         """The plan with some tensors replaced or added. Nothing has proved the result."""

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from itertools import islice
 
 from torch import nn
@@ -33,6 +34,7 @@ from .names import pattern_of
 from .not_found import not_found
 from .plan import Plan
 from .proposals import Proposals
+from .streams import streams, unpaddable, with_streams
 from .trials import Outcome, Trials
 from .views import Hint, hints
 
@@ -61,6 +63,10 @@ _TELL = 10.0
 """Seconds between two lines of progress."""
 
 
+Powers = Mapping[str, Mapping[int, Fraction]]
+"""Tensor -> dimension -> the power of that axis's filled share in its fold, so that other sizes get their own fold."""
+
+
 @dataclass(frozen=True)
 class Found:
     """A plan that passed, and what was measured."""
@@ -71,6 +77,8 @@ class Found:
     gap: float
     unreached: tuple[str, ...]
     """Trainable tensors whose gradient is exactly zero or absent, which the identity does not test."""
+    powers: Powers = field(default_factory=dict)
+    """Folds that depend on how much of an axis is filled."""
 
 
 @dataclass
@@ -109,8 +117,11 @@ def search(made: Draft, base: nn.Module, wide: nn.Module, loss: Loss) -> Found:
 
 class _Search:
     def __init__(self, made: Draft, base: nn.Module, wide: nn.Module, loss: Loss) -> None:
-        self.made, self.trials = made, Trials(made, base, wide, loss)
-        self.choices = Choices(made, base, self.trials.trace.returned)
+        raise_faults("these two models cannot be planned", unpaddable(made))
+        self.trials = Trials(made, base, wide, loss)
+        found = streams(made, self.trials.trace)
+        self.made = made = with_streams(made, found)
+        self.choices = Choices(made, base, self.trials.trace.returned, found)
         self.proposals = Proposals(made, self.trials.trace)
         self.hints: list[tuple[int, Hint | int]] | None = None
         self.tried: dict[Choice, Outcome] = {}
@@ -128,7 +139,9 @@ class _Search:
                     outcome.plan, needs=outcome.plan.needs | _assumed_roles(self.made, outcome.plan)
                 )
                 _LOG.info("exact plan found after %d trials", len(self.tried))
-                return Found(plan, len(self.tried), identity.worst[1], outcome.gap, unreached)
+                trial = outcome.trial or self.made
+                powers = {name: dict(entry.fills) for name, entry in trial.entries.items() if entry.fills}
+                return Found(plan, len(self.tried), identity.worst[1], outcome.gap, unreached, powers)
         last = self.nearest
         if last.error is not None:
             raise last.error  # no hypothesis could be built, so this error is the answer

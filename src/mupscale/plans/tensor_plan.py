@@ -56,6 +56,10 @@ class TensorPlan:
     """Of a new tensor: the base tensor whose parameter group it joins, and whose norm decides the size of its noise."""
     quiet: bool = False
     """Of a new tensor: whether it stays as it is when noise wakes the others, so that waking does not change the output."""
+    cut: tuple[int, ...] = ()
+    """Dimensions whose zeros stay zero when noise wakes the other zeros, so that waking does not change the output."""
+    gain: bool = False
+    """Whether it is the gain of a norm over a space with zeros: awake, the zeros of the gain become its fold."""
 
     @cached_property
     def change(self) -> Change:
@@ -133,6 +137,8 @@ class TensorPlan:
             shift=max(self.shift, late.shift),
             trainable=self.trainable and late.trainable,
             fill=late.fill if late.fill == "own" else self.fill,
+            cut=tuple(sorted({*self.cut, *late.cut})),
+            gain=self.gain or late.gain,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -153,6 +159,8 @@ class TensorPlan:
             "trainable": (self.trainable, True),
             "like": (self.like, None),
             "quiet": (self.quiet, False),
+            "cut": (list(self.cut), []),
+            "gain": (self.gain, False),
         }
         entry.update({key: value for key, (value, usual) in optional.items() if value != usual})
         return entry
@@ -200,4 +208,6 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "trainable": flag,
     "like": text,
     "quiet": flag,
+    "cut": lambda value: tuple(whole(dim) for dim in many(value)),
+    "gain": flag,
 }

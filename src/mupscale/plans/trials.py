@@ -93,7 +93,7 @@ class Trials:
         state = compare_buffers(self.buffers, buffers, plan)
         wrong = [n for n, e in {**identity.errors, **state}.items() if not e <= GRADIENT_TOLERANCE]
         if not wrong:
-            return Outcome((float("inf"), 0), (), "", (-1.0,), plan, identity, gap)
+            return Outcome((float("inf"), 0), (), "", (-1.0,), plan, identity, gap, trial=trial)
         name, worst = identity.worst
         says = f"the loss agrees, the gradient of {name} is off by {worst:.1e}"
         if worst <= GRADIENT_TOLERANCE:

@@ -86,7 +86,10 @@ def _trainer(
     for name in (name for of in wide_order for name in of):
         entry = plan[name]
         key, group = keys[entry.sources[0] if entry.like is None else entry.like]
-        if key in state and not entry.new:
+        if entry.new:
+            continue
+        # A tensor that has had no gradient yet has settings and no state, as one that sleeps.
+        settings[name] = {k: v for k, v in group.items() if k != "params"}
+        if key in state:
             states[name] = {k: Stored.whole(v) if isinstance(v, Place) else v for k, v in state[key].items()}
-            settings[name] = {k: v for k, v in group.items() if k != "params"}
     return states, settings

@@ -20,6 +20,7 @@ from ..jobs.blocks import BlockMaker, StoredBase
 from ..jobs.job import BLOCK_BYTES
 from ..jobs.work_units import block_shape
 from ..optimizers.named import Moment
+from ..optimizers.quantised import Coded
 from ..tensors.making import Making
 from ..tensors.parts import Rectangle, is_sharded, local_of, local_rectangle
 from .source import AnySource
@@ -99,6 +100,10 @@ def state_fillings(
             state[key] = _counter(key, value, parameter, settings)
             continue
         shape = value.making.wide_shape
+        if isinstance(value.source, Coded):
+            what = f"its state {key!r} is quantised in blocks, which are not loaded by parts"
+            faults.append(Fault(name, what, "load the model alone, then build the optimizer from it"))
+            continue
         if is_sharded(parameter) and shape != parameter.shape:
             what = f"its state {key!r} has shape {shape}, which has no placement on the parameter's mesh"
             faults.append(Fault(name, what, f"{label} cannot continue with sharded parameters"))

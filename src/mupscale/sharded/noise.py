@@ -19,13 +19,12 @@ from ..checkpoints.norms import measured_by
 from ..errors import Fault, MupscaleError, raise_faults
 from ..jobs.blocks import StoredBase
 from ..plans.plan import Plan
-from ..training.noise_kinds import Noise, relative_size
+from ..training.noise_kinds import Noise
 from ..training.noise_places import Exempt
 from ..training.noises import NoisePlan, norms_of, resolve_noise
+from ..training.norms_wanted import Wanted, norms_wanted
 from .agreement import AllOrNone, Ranks, several, sum_over_ranks
 from .source import AnySource
-
-Wanted = tuple[str, bool]
 
 
 def shared_noise(
@@ -38,22 +37,15 @@ def shared_noise(
     group: Ranks,
     exempt: Exempt,
 ) -> NoisePlan | None:
-    """Resolve noise to the same values on every rank. Signal-normalised noise costs two more collectives."""
+    """Resolve noise to the same values on every rank. Sizes that follow a norm of the base cost two more collectives:
+    those of signal-normalised noise, and of any noise that wakes new tensors."""
     if noise is None:
         return None
     if isinstance(noise, NoisePlan):
         _check_plan(noise, plan, seed)
         return noise
-    if relative_size(noise) is None:
-        return resolve_noise({}, noise, plan=plan, seed=seed, since=since, exempt=exempt)
-    wanted: dict[Wanted, int] = {}
-
-    def note(name: str, stacked: bool) -> Tensor:
-        wanted[name, stacked] = plan[name].base_shape[0] if stacked else 1
-        return torch.ones(wanted[name, stacked]) if stacked else torch.ones(())
-
-    resolve_noise(note, noise, plan=plan, seed=seed, since=since, exempt=exempt)
-    norms = _measured(wanted, plan, source, together, group)
+    wanted = norms_wanted(noise, plan=plan, since=since, exempt=exempt)
+    norms = _measured(wanted, plan, source, together, group) if wanted else {}
     return resolve_noise(
         lambda name, stacked: norms[name, stacked],
         noise,

@@ -49,6 +49,8 @@ class Making:
     torch.Size([4, 3])
     >>> Making((Axis.fixed(2),), fill="one").fill_(torch.empty(2))
     tensor([1., 1.])
+    >>> Making((Axis.fixed(2),), Scale.of("1/2"), fill="one").fill_(torch.empty(2))  # a fresh gain absorbs its fold
+    tensor([0.5000, 0.5000])
     """
 
     axes: tuple[Axis, ...]
@@ -87,4 +89,4 @@ class Making:
         if self.fill not in _FILLINGS:
             what = "computed by the wide model itself" if self.fill == "own" else "made from a source"
             raise MupscaleError(f"a tensor {what} cannot be filled, expected one number; leave it out")
-        return out.fill_(_FILLINGS[self.fill])
+        return out.fill_((_FILLINGS[self.fill] + self.shift) * float(self.scale) - self.shift)

@@ -8,7 +8,8 @@ rectangle is divided into runs of elements; `philox.py` and, compiled, `compiled
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from math import prod, sqrt
 
 import torch
@@ -24,6 +25,17 @@ _BLOCK = 1 << 16  # numbers drawn at a time: the integer temporaries stay in cac
 
 
 @dataclass(frozen=True)
+class Waking:
+    """What the zeros of a tensor get, in place of the noise of its copies."""
+
+    std: float | tuple[float, ...] = 0.0
+    cut: tuple[int, ...] = ()
+    """Dimensions whose zeros stay zero."""
+    level: float = 0.0
+    """A number that is added to every zero: what a gain is when it wakes."""
+
+
+@dataclass(frozen=True)
 class TensorNoise:
     """The noise of one tensor: its stream, its absolute size, the dimension it is paired along, a row without."""
 
@@ -33,9 +45,14 @@ class TensorNoise:
     paired: int | None = None
     without_row: int | None = None
     """An index of dimension 0 that gets no noise: the padding row of an embedding."""
+    zeros: Waking | None = None
+    """What zeros behind copies get; None for the same noise everywhere."""
 
     def slice(self, axes: Sequence[Axis], start: Sequence[int], shape: Sequence[int], like: Tensor) -> Tensor:
         """The noise of the rectangle at `start`, on the device of `like`, in float32 or its wider dtype."""
+        if self.zeros is not None:
+            dtype = torch.promote_types(like.dtype, torch.float32)
+            return self.add_(torch.zeros(list(shape), dtype=dtype, device=like.device), axes, start)
         lows, sizes = list(start), list(shape)
         if self.paired is not None:
             copies = copies_of(axes[self.paired])
@@ -69,6 +86,10 @@ class TensorNoise:
         >>> torch.equal(part, 1 + noise.slice(axes, [1, 0], [2, 9], part))
         True
         """
+        if self.zeros is not None:
+            return self._add_apart_(out, axes, start, self.zeros)
+        if self.std == 0:
+            return out
         if (row := self._row(start, out.shape)) is not None:
             # The row is not touched at all: adding 0 would turn -0.0 into 0.0.
             self.add_(out[:row], axes, start)
@@ -89,6 +110,42 @@ class TensorNoise:
             stds = part.repeat_interleave(len(starts) // max(1, len(part)))
         kernel.add_(out.view(len(starts), run), self.stream, starts, stds)
         return out
+
+    def _add_apart_(self, out: Tensor, axes: Sequence[Axis], start: Sequence[int], zeros: Waking) -> Tensor:
+        """`add_` where zeros get something else than copies: the rectangle is cut where zeros begin."""
+        copies = replace(self, zeros=None)
+        new = replace(self, zeros=None, std=zeros.std, paired=None)
+        by_dim = [runs(axis, at, n) for axis, at, n in zip(axes, start, out.shape, strict=True)]
+        for region in product(*by_dim):
+            part = out
+            for dim, (first, length, _) in enumerate(region):
+                part = part.narrow(dim, first - start[dim], length)
+            at = [first for first, _, _ in region]
+            padded = [dim for dim, (_, _, zero) in enumerate(region) if zero]
+            if not padded:
+                copies.add_(part, axes, at)
+            elif not set(padded) & set(zeros.cut):
+                new.add_(part, axes, at)
+                if zeros.level:
+                    part.add_(zeros.level)
+        return out
+
+
+def runs(axis: Axis, start: int, length: int) -> list[tuple[int, int, bool]]:
+    """A range of a wide axis as (start, length, whether it is zeros), as few as there are.
+
+    >>> runs(Axis.parse("4x2+3"), 6, 4)
+    [(6, 2, False), (8, 2, True)]
+    """
+    found: list[tuple[int, int, bool]] = []
+    for piece in axis.pieces(start, start + length):
+        zeros = piece.factors is None
+        if found and found[-1][2] == zeros:
+            first, so_far, _ = found.pop()
+            found.append((first, so_far + piece.length, zeros))
+        else:
+            found.append((piece.start, piece.length, zeros))
+    return found
 
 
 def rectangle(

@@ -1,4 +1,4 @@
-"""Spectral norms: of a tensor, by power iteration, and of Gaussian noise, by its known limit.
+"""Spectral norms: of a tensor, by block Krylov iteration, and of Gaussian noise, by its known limit.
 
 A convolution is the matrix (out, in·kh·kw); stacked experts are measured one by one. A tensor may lie in memory or
 be read in blocks of rows: the blocks are the same, and so is the norm. Everything is computed in float64, so that
@@ -9,35 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from math import prod, sqrt
+from math import isfinite, nan, prod, sqrt
 
 import torch
 from torch import Tensor
 
 _TRACY_WIDOM_MEAN = -1.2065335745820  # of the law for real matrices (β = 1)
 _BLOCK = 1 << 21  # entries of a matrix that are read at a time, 16 MiB of float64
+_COLUMNS = 16  # vectors at a time: a pass costs hardly more than with 8, and half as many are needed
+_PASSES = 15  # a random matrix of 2048 x 2048, which has no gap below its norm, needs 11
+_ENOUGH = (
+    5e-4  # of the norm: less than this gained in a pass. `benchmarks/norms.py` measures what is then left
+)
 
 ReadRows = Callable[[int, int], Tensor]
 
 
-def spectral_norms(weight: Tensor, stacked: bool = False, steps: int = 100) -> Tensor:
-    """The largest singular value of `weight`, or of each matrix along dimension 0 when `stacked`.
+def spectral_norms(weight: Tensor, stacked: bool = False) -> Tensor:
+    """The largest singular value of `weight`, or of each matrix along dimension 0 when `stacked`, to about 1e-3.
 
     >>> round(float(spectral_norms(torch.diag(torch.tensor([3.0, 1.0])))), 6)
     3.0
     """
     rows = weight.detach().flatten(0, 1) if stacked else weight.detach()
-    return streamed_spectral_norm(lambda start, stop: rows[start:stop], weight.shape, stacked, steps)
+    return streamed_spectral_norm(lambda start, stop: rows[start:stop], weight.shape, stacked)
 
 
-def streamed_spectral_norm(
-    read_rows: ReadRows, shape: Sequence[int], stacked: bool = False, steps: int = 100
-) -> Tensor:
+def streamed_spectral_norm(read_rows: ReadRows, shape: Sequence[int], stacked: bool = False) -> Tensor:
     """`spectral_norms` of a tensor of this shape that is read in blocks of rows, two million entries at a time.
 
     `read_rows(start, stop)` returns these rows, in any float dtype, with the dimensions after the row's as they are
     or flat; when `stacked`, the rows of all matrices are counted through, those of the first matrix first. A matrix
-    of one block is read once; a larger one is read once for every step, of which there are at most `steps`.
+    of one block is read once; a larger one is read once for every pass: four or five of a trained matrix, 15 at most.
 
     >>> weight = torch.arange(12.0).view(4, 3)
     >>> bool(streamed_spectral_norm(lambda a, b: weight[a:b], (4, 3)).isclose(spectral_norms(weight), rtol=1e-6))
@@ -45,7 +48,7 @@ def streamed_spectral_norm(
     """
     matrices, rows = (shape[0], shape[1]) if stacked else (1, shape[0])
     columns = prod(shape[2 if stacked else 1 :])
-    first = torch.randn(columns, generator=torch.Generator().manual_seed(0), dtype=torch.float32).double()
+    first = torch.randn(columns, min(_COLUMNS, columns), generator=torch.Generator().manual_seed(0)).double()
     step = max(1, _BLOCK // max(1, columns))
     norms = []
     for matrix in range(matrices):
@@ -55,7 +58,7 @@ def streamed_spectral_norm(
         if len(cuts) == 1:
             held = list(blocks())
             blocks = partial(iter, held)
-        norms.append(_power_iteration(blocks, first, steps))
+        norms.append(_krylov(blocks, first, _PASSES))
     return torch.stack(norms) if stacked else norms[0]
 
 
@@ -64,24 +67,62 @@ def _read(read_rows: ReadRows, cuts: Iterable[tuple[int, int]]) -> Iterator[Tens
         yield read_rows(start, stop).flatten(1).double()
 
 
-def _power_iteration(blocks: Callable[[], Iterable[Tensor]], v: Tensor, steps: int) -> Tensor:
-    """The norm of the matrix whose blocks of rows `blocks()` yields in order, each once per step."""
-    size = torch.zeros((), dtype=torch.float64)
-    for _ in range(steps):
-        v = v / torch.linalg.vector_norm(v).clamp_min(1e-300)
-        total, square = torch.zeros_like(v), torch.zeros_like(size)
-        for block in blocks():
-            v, total, square = v.to(block.device), total.to(block.device), square.to(block.device)
-            u = block @ v
-            length = torch.linalg.vector_norm(u)
-            # Of unit length on the way back: the square of a norm can be too large, or too small, for a float.
-            total += block.T @ (u / length.clamp_min(1e-300)) * length
-            square += length.square()
-        v = total / square.sqrt().clamp_min(1e-300)
-        before, size = size.to(v.device), torch.linalg.vector_norm(v)
-        if bool((size - before).abs() <= 1e-6 * size):
+def _krylov(blocks: Callable[[], Iterable[Tensor]], start: Tensor, passes: int) -> Tensor:
+    """The norm of the matrix A whose blocks of rows `blocks()` yields in order, each once per pass.
+
+    Q holds orthonormal columns; each pass adds AᵀA times its newest ones, made orthogonal to all before. The square of the
+    norm is at least the largest eigenvalue of T = QᵀAᵀAQ, and the two approach each other fast: power iteration keeps only the
+    newest column and needs up to a hundred passes where this needs four to eleven.
+
+    T and products with A are held in units of `unit`, about the norm: its square can be too large or too small for a float.
+
+    For A = diag(3, 1) and two columns, the first pass already finds T = diag(9, 1) in the basis of Q, and √9 = 3.
+    """
+    newest = basis = torch.linalg.qr(start)[0]
+    projected = start.new_zeros(0, 0)
+    unit = size = 0.0
+    for _ in range(passes):
+        product, scale = _gram_times(blocks(), newest)
+        if not isfinite(scale):
+            return start.new_tensor(nan)
+        if not scale:
             break
-    return size
+        unit = unit or scale
+        product, basis = product * (scale / unit), basis.to(product.device)
+        column = basis.T @ product
+        projected = projected.to(product.device)
+        known = projected.shape[0]
+        projected = torch.cat([torch.cat([projected, column[:known].T]), column], 1)
+        before, size = size, float(torch.linalg.eigvalsh(projected)[-1].clamp_min(0)) ** 0.5
+        if size - before <= _ENOUGH * size:
+            break
+        rest = product - basis @ column
+        rest -= basis @ (
+            basis.T @ rest
+        )  # once more: rounding of the first time is as large as what may be left
+        orthogonal, triangle = torch.linalg.qr(rest)
+        newest = orthogonal[:, triangle.diagonal().abs() > 1e-10 * size * size]
+        if not newest.shape[1]:
+            break  # A maps the columns of Q to one another, so T has its norm exactly
+        basis = torch.cat([basis, newest], 1)
+    return start.new_tensor(size * unit**0.5)
+
+
+def _gram_times(blocks: Iterable[Tensor], columns: Tensor) -> tuple[Tensor, float]:
+    """AᵀA times the columns, divided by the second value, which is the largest entry of A times them."""
+    total, scale = torch.zeros_like(columns), 0.0
+    for block in blocks:
+        columns, total = columns.to(block.device), total.to(block.device)
+        image = block @ columns
+        largest = float(image.abs().max())
+        if not isfinite(largest):
+            return total, largest
+        if not largest:
+            continue
+        if largest > scale:
+            total, scale = total * (scale / largest), largest
+        total += block.T @ (image / scale)
+    return total, scale
 
 
 def gaussian_norm(rows: int, columns: int) -> float:

@@ -18,6 +18,7 @@ from ..checkpoints.about import FORMAT, NAME
 from ..errors import Fault, MupscaleError, raise_faults
 from ..lazy import lazy_subclass
 from ..plans.plan import Plan
+from ..tensors.parts import is_sharded
 from ..training.clip import Clip, clip_
 from ..training.rewarm import state_of
 from ..training.schedules import GrowthSchedule
@@ -61,7 +62,7 @@ class TrainerHooks:
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self._take_off(args)
-        _refuse_sharding(args)
+        _refuse_sharding(args, given["optimizer"])
         inner, model, since = _unwrapped(given["optimizer"]), given["model"], self.plans[1]
         self._go_on(given["lr_scheduler"], inner)
         self._units = step_in_units_(inner, since, model=model)
@@ -138,13 +139,17 @@ def _unwrapped(optimizer: Any) -> Optimizer:
     return optimizer
 
 
-def _refuse_sharding(args: Any) -> None:
-    remedy = "train on one device or with DDP, or use param_groups and clip_ in a loop of your own"
-    faults = [
-        Fault(f"TrainingArguments({name}=…)", "its optimizer and its norm hold parts of tensors", remedy)
-        for name in ("deepspeed", "fsdp")
-        if getattr(args, name, None)
-    ]
+def _refuse_sharding(args: Any, optimizer: Any) -> None:
+    """Raise if parameters are sharded: by the Trainer's arguments, or by accelerate's own, which they do not show."""
+    remedy = (
+        "start it as DDP with torchrun --nproc_per_node=… and without sharding, or use param_groups and clip_ in a loop of "
+        "your own"
+    )
+    settings = [f"TrainingArguments({name}=…)" for name in ("deepspeed", "fsdp") if getattr(args, name, None)]
+    groups = getattr(optimizer, "param_groups", ())
+    if not settings and any(is_sharded(p) for group in groups for p in group["params"]):
+        settings = ["accelerate's FSDP"]
+    faults = [Fault(name, "its optimizer and its norm hold parts of tensors", remedy) for name in settings]
     raise_faults("this Trainer shards parameters, and the callback cannot follow them", faults)
 
 

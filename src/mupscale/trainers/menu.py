@@ -26,8 +26,7 @@ class Named:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What the Trainer passes beside rates, betas and decay."""
     quantised: bool = False
-    """True if the state of large tensors has 8 or 4 bits. Such state is refused when a run is widened; a fresh optimizer
-    in units is exact."""
+    """True if the state of large tensors has 8 or 4 bits, so that a run follows its base up to rounding and not exactly."""
 
 
 def _bitsandbytes(kind: str, bits: int, paged: bool = False) -> Named:

@@ -144,7 +144,8 @@ def choose_noise(
     def resolved(t: float) -> NoisePlan:
         return resolve_noise(measure, SignalNoise(t), plan=plan, seed=seed, since=since, exempt=exempt)
 
-    if not resolved(DEFAULT_T).stds:
+    first = resolved(DEFAULT_T)
+    if not first.stds and not first.zeros:
         raise_faults("no noise can be chosen", [Fault("plan", "no weight of it gets noise", "use mu.widen")])
 
     def at(t: float) -> float:

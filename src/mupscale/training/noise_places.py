@@ -72,6 +72,15 @@ def _wide_names(plan: Plan, end: End) -> dict[str, list[str]]:
     return found | {alias: found[name] for alias, name in plan.ties.items() if name in found}
 
 
+def waking_gains(plan: Plan, exempt: Exempt) -> dict[str, TensorPlan]:
+    """The gains of norms over spaces with zeros, which wake with the weights that read them."""
+    return {
+        name: entry
+        for name, entry in plan.tensors.items()
+        if entry.gain and not entry.new and entry.trainable and name not in exempt.frozen
+    }
+
+
 def noisy_weights(plan: Plan, exempt: Exempt, *, vectors: bool) -> dict[str, TensorPlan]:
     """The weights that get noise, by name, in the order of the plan.
 
@@ -97,7 +106,22 @@ def must_part(entry: TensorPlan) -> bool:
     """Whether a weight has copies, along an axis or in other tensors, or zeros that only noise can wake."""
     if entry.new:
         return entry.like is not None and not entry.quiet and entry.fill == "zero"
-    return entry.grows or entry.spread != 1
+    return has_copies(entry) or entry.padded
+
+
+def wakes(plan: Plan) -> bool:
+    """Whether a plan has zeros or new tensors, whose noise has the size of trained weights."""
+    return any(entry.new or entry.padded for entry in plan.tensors.values())
+
+
+def has_copies(entry: TensorPlan) -> bool:
+    """Whether a weight has copies, along an axis or in other tensors.
+
+    >>> from mupscale.rules import Axis
+    >>> [has_copies(TensorPlan(("w",), (Axis.parse(text),))) for text in ("out: 4x2+1", "out: 4+2")]
+    [True, False]
+    """
+    return entry.change.c != 1
 
 
 def is_vector(entry: TensorPlan) -> bool:

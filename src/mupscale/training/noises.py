@@ -23,13 +23,13 @@ from ..arguments import wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.plan import Plan, TensorPlan
 from ..rules.noise_defaults import WAKE
-from ..rules.scale import Scale
+from ..rules.scale import ONE, Scale
 from ..rules.sizes import noise_size, size_of_ratios
-from ..tensors.noise import TensorNoise
+from ..tensors.noise import TensorNoise, Waking
 from ..tensors.philox import Stream
 from ..tensors.spectral import gaussian_norm, spectral_norms
 from .noise_kinds import Noise, PairedNoise, Sigma, SignalNoise, relative_size, t_of, wrong_noise
-from .noise_places import Exempt, noisy_weights
+from .noise_places import Exempt, has_copies, noisy_weights, waking_gains
 
 NOTHING = Exempt()
 """A model of which nothing is known beyond its plan."""
@@ -50,13 +50,17 @@ class NoisePlan:
     seed: int = 0
     rows: Mapping[str, int] = field(default_factory=dict)
     """Embedding -> the row that gets no noise, its padding."""
+    woken: Mapping[str, Sigma] = field(default_factory=dict)
+    """σ̄ of the zeros behind copies, where it is not that of the copies; 0 for gains, which get a level."""
+    zeros: Mapping[str, Waking] = field(default_factory=dict)
+    """What follows from it, by tensor."""
 
     def tensor(self, name: str) -> TensorNoise | None:
         """The noise of one tensor, or None."""
-        std = self.stds.get(name)
-        if std is None or std == 0:
+        std, zeros = self.stds.get(name, 0.0), self.zeros.get(name)
+        if std == 0 and zeros is None:
             return None
-        return TensorNoise(Stream(self.seed, name), std, self.paired.get(name), self.rows.get(name))
+        return TensorNoise(Stream(self.seed, name), std, self.paired.get(name), self.rows.get(name), zeros)
 
     def as_json(self) -> dict[str, Any]:
         """What `restore_noise` needs to draw the same bits again."""
@@ -66,6 +70,7 @@ class NoisePlan:
             "paired": dict(self.paired),
             "without": list(self.without),
             "rows": dict(self.rows),
+            **({"woken": dict(self.woken)} if self.woken else {}),
         }
 
 
@@ -98,16 +103,26 @@ def resolve_noise(
     stds: dict[str, Sigma] = {}
     paired: dict[str, int] = {}
     asleep: list[str] = []
+    woken: dict[str, Sigma] = {}
     noisy = noisy_weights(plan, exempt, vectors=noise.vectors)
     everything = noisy_weights(plan, replace(exempt, frozen=frozenset()), vectors=noise.vectors)
     without = [name for name in everything if name not in noisy]
     for name, entry in noisy.items():
         size = reference_size(name, plan, since)
         if entry.new:
-            if not _is_silent(noise):
-                sigmas[name] = _signal(WAKE, entry, partial(measure, _measured(name, plan)), float(size))
-                stds[name] = _std(sigmas[name], size)
-                asleep += [name] if len(entry.axes) > 1 and not any(_each(sigmas[name])) else []
+            given = 0.0 if _is_silent(noise) else _named(noise, name)
+            if given is not None and not any(_each(given)):
+                without.append(name)
+                continue
+            wake = partial(measure, _measured(name, plan))
+            sigmas[name] = _signal(WAKE, entry, wake, float(size)) if given is None else _given(given)
+            stds[name] = _std(sigmas[name], size)
+            asleep += [name] if len(entry.axes) > 1 and not any(_each(sigmas[name])) else []
+            continue
+        if entry.padded and not _is_silent(noise):
+            known = len(entry.axes) > 1 and not entry.gain
+            woken[name] = _signal(WAKE, entry, partial(measure, name), float(size)) if known else 0.0
+        if not has_copies(entry):
             continue
         if isinstance(noise, PairedNoise):
             if (dim := _pairing(entry)) is None:
@@ -127,15 +142,38 @@ def resolve_noise(
             sigma = _given(noise.sigma[name] if isinstance(noise.sigma, Mapping) else noise.sigma)
         sigmas[name] = sigma
         stds[name] = _std(sigma, size)
+    if not _is_silent(noise):
+        woken.update(dict.fromkeys(waking_gains(plan, exempt), 0.0))
     what = "it is new, and the tensor that it is like is zero, so that noise of its size would not wake it"
     remedy = "put the new block behind a trained one, after=…"
     raise_faults("this noise wakes nothing", [Fault(name, what, remedy) for name in asleep])
-    rows = {name: row for name, row in exempt.rows.items() if name in stds}
-    return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, since), rows)
+    rows = {name: row for name, row in exempt.rows.items() if name in stds or name in woken}
+    zeros = _wakings(woken, plan, since)
+    return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, since), rows, woken, zeros)
+
+
+def _wakings(woken: Mapping[str, Sigma], plan: Plan, since: Plan | None) -> dict[str, Waking]:
+    """What the zeros of each tensor get: noise of their size, or of a gain its fold, which is 1 in a fresh model."""
+    found = {}
+    for name, sigma in woken.items():
+        entry, level = plan[name], 0.0
+        if entry.gain:
+            early = ONE if since is None else since[entry.sources[0]].fold
+            level = float(early * entry.fold) - entry.shift
+        found[name] = Waking(_std(sigma, reference_size(name, plan, since)), entry.cut, level)
+    return found
 
 
 def _each(sigma: Sigma) -> tuple[float, ...]:
     return sigma if isinstance(sigma, tuple) else (sigma,)
+
+
+def _named(noise: Noise, name: str) -> Sigma | None:
+    """The σ̄ that the noise names for a new tensor: 0 where patterns of t leave it out, None where it wakes as usual."""
+    if (relative := relative_size(noise)) is not None:
+        return None if t_of(relative, name) else 0.0
+    assert not isinstance(noise, SignalNoise)
+    return noise.sigma.get(name) if isinstance(noise.sigma, Mapping) else None
 
 
 def _is_silent(noise: Noise) -> bool:
@@ -173,6 +211,7 @@ def _unknown(
                 for pattern in relative
                 if not any(fnmatchcase(name, pattern) for name in noisy)
             ]
+            faults += _named_new(relative, noisy)
         measured = [] if callable(base) else [_measured(name, plan) for name in noisy]
         needed = [source for name in measured for source in plan[name].sources]
         remedy = "pass the base's tensors: dict(model.named_parameters())"
@@ -184,7 +223,8 @@ def _unknown(
     if not isinstance(noise.sigma, Mapping):
         return faults
     for name, entry in noisy.items():
-        left_alone = entry.new or (isinstance(noise, PairedNoise) and _pairing(entry) is None)
+        alone = isinstance(noise, PairedNoise) and _pairing(entry) is None
+        left_alone = entry.new or not has_copies(entry) or alone
         if name not in noise.sigma and not left_alone:
             faults.append(Fault(name, "the noise has no σ̄ for it", "give one for every tensor, 0 for none"))
     for name, sigma in noise.sigma.items():
@@ -192,9 +232,26 @@ def _unknown(
             faults.append(
                 Fault(name, "it has a σ̄, but no tensor of the plan has such a name", "leave it out")
             )
+        elif plan[name].new and plan[name].quiet and any(_each(sigma)):
+            what = "it is new and writes into the stream, so that noise in it would change the output"
+            faults.append(Fault(name, what, "leave it out"))
         elif isinstance(sigma, tuple) and (len(sigma),) != plan[name].wide_shape[:1]:
             what = f"{len(sigma)} sizes for {plan[name].wide_shape[0]} matrices"
             faults.append(Fault(name, what, "write one for each, or one number for all"))
+    return faults
+
+
+def _named_new(t: Mapping[str, float], noisy: Mapping[str, TensorPlan]) -> list[Fault]:
+    """Faults for a size that is named for new tensors alone: t is relative to a weight, and theirs is zero."""
+    faults = []
+    for pattern, size in t.items():
+        named = [entry for name, entry in noisy.items() if fnmatchcase(name, pattern)]
+        if size and named and all(entry.new for entry in named) and not all(e.new for e in noisy.values()):
+            what = (
+                "it names new weights alone; their noise has the size of the weight that each of them is like"
+            )
+            remedy = "write 0 to leave them asleep, or a pattern that names the same weight of the base's blocks too"
+            faults.append(Fault(f"t, {pattern}", what, remedy))
     return faults
 
 
@@ -217,22 +274,26 @@ def restore_noise(record: Mapping[str, Any], plan: Plan, since: Plan | None = No
     True
     """
     try:
-        sigmas: dict[str, Sigma] = {
-            name: tuple(map(float, value)) if isinstance(value, (list, tuple)) else float(value)
-            for name, value in record["sigmas"].items()
-        }
-        unknown = [name for name in sigmas if name not in plan.tensors]
+        sigmas = {name: _stored(value) for name, value in record["sigmas"].items()}
+        unknown = [name for name in (*sigmas, *record.get("woken", {})) if name not in plan.tensors]
         if unknown:
             raise MupscaleError(
                 f"the record has noise for {unknown[0]}, which the plan does not have; use the plan it was made for"
             )
+        woken = {name: _stored(value) for name, value in record.get("woken", {}).items()}
         stds = {name: _std(sigma, reference_size(name, plan, since)) for name, sigma in sigmas.items()}
         paired = {str(name): int(dim) for name, dim in record["paired"].items()}
         rows = {str(name): int(row) for name, row in record["rows"].items()}
-        return NoisePlan(sigmas, stds, paired, tuple(record["without"]), int(record["seed"]), rows)
+        seed, without = int(record["seed"]), tuple(record["without"])
+        zeros = _wakings(woken, plan, since)
+        return NoisePlan(sigmas, stds, paired, without, seed, rows, woken, zeros)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise MupscaleError(f"this is not a record of noise, expected what as_json gave; {reason}") from None
+
+
+def _stored(value: Any) -> Sigma:
+    return tuple(map(float, value)) if isinstance(value, (list, tuple)) else float(value)
 
 
 def _std(sigma: Sigma, size: Scale) -> Sigma:

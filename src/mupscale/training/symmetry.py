@@ -1,6 +1,7 @@
-"""Whether the new width is used: how far copies have moved apart, and what noise did to a model.
+"""Whether what is new is used: how far copies have moved apart, whether new parts are awake, what noise did to a model.
 
-`symmetry` is 0 while all copies are equal. The model then computes the same function as the base, at a higher cost.
+`symmetry` is 0 while all copies are equal, and `awake` while new parts are zero. The model then computes the same function
+as the base, at a higher cost.
 """
 
 from __future__ import annotations
@@ -42,13 +43,45 @@ def symmetry(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, fl
     found: dict[str, float] = {}
     for name, kind, tensor in named_tensors(model):
         entry = chosen[name]
-        if kind == "buffer" or name in chosen.ties or entry.change.c <= 1:
+        if kind == "buffer" or name in chosen.ties or all(axis.k <= 1 for axis in entry.axes):
             continue
         value = tensor.detach().to(compute_dtype(tensor.dtype))
         copied = Making(entry.axes)
         between = value - expand(collapse(value, copied), copied)
         norm = float(torch.linalg.vector_norm(value))
         found[name] = float(torch.linalg.vector_norm(between)) / norm if norm else 0.0
+    return found
+
+
+def awake(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, float]:
+    """For every tensor with new entries, the share of its norm that lies in them: 0 is asleep, 1 is all of it.
+
+    New entries are the whole of a new tensor, and the zeros behind the copies in a padded one. New gains are left out: they
+    are 1 from the start, and weight decay moves them although their block is asleep. `plan` is the plan that made the new
+    parts. The default is the plan by which the run was widened.
+
+    >>> import mupscale as mu
+    >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    >>> make = lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+    >>> plan = mu.infer_plan(base, make, loss=lambda model: model(torch.ones(2, 3)).sum(), pad=True)
+    >>> awake(mu.widen(base, make, plan=plan))
+    {'0.weight': 0.0, '0.bias': 0.0, '2.weight': 0.0}
+    """
+    model, chosen = (wide.model, plan or wide.plan) if isinstance(wide, Run) else (wide, plan)
+    if chosen is None:
+        raise MupscaleError("awake needs the plan by which the new parts were made; pass plan=")
+    check_end(chosen, model, "wide")
+    found: dict[str, float] = {}
+    for name, kind, tensor in named_tensors(model):
+        entry = chosen[name]
+        asleep = entry.new and entry.fill == "zero"
+        if kind == "buffer" or name in chosen.ties or not (asleep or (entry.padded and entry.sources)):
+            continue
+        value = tensor.detach().to(compute_dtype(tensor.dtype))
+        image = torch.full(entry.base_shape, float(not asleep), dtype=value.dtype, device=value.device)
+        new = value * (expand(image, Making(entry.axes)) == 0)
+        norm = float(torch.linalg.vector_norm(value))
+        found[name] = float(torch.linalg.vector_norm(new)) / norm if norm else 0.0
     return found
 
 
@@ -125,12 +158,17 @@ def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseRepo
             continue
         entry = wide.plan[name]
         high = torch.float64
-        exact = expand(entry.source(tensors).to(high), entry.making())
+        if entry.sources:
+            exact = expand(entry.source(tensors).to(high), entry.making())
+        else:
+            exact = entry.making().fill_(torch.empty(entry.wide_shape, dtype=high))
         delta = asked.slice(entry.axes, [0] * stored.dim(), stored.shape, exact)
         size = float(torch.linalg.vector_norm(delta))
         arrived = float(torch.linalg.vector_norm(stored.detach().to(high) - exact - delta))
-        weight = float(torch.linalg.vector_norm(exact)) or 1.0
-        rows.append(NoiseRow(name, noise.sigmas[name], size / weight, arrived / size if size else 0.0))
+        # New weights are zero: all of them is noise.
+        weight = float(torch.linalg.vector_norm(exact)) or size or 1.0
+        sigma = noise.sigmas[name] if name in noise.sigmas else noise.woken[name]
+        rows.append(NoiseRow(name, sigma, size / weight, arrived / size if size else 0.0))
     values = [None, None] if loss is None else [_value(side.model, loss) for side in (base, wide)]
     return NoiseReport(tuple(rows), noise.without, values[0], values[1])
 

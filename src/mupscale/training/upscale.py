@@ -132,6 +132,7 @@ def upscale(
         **({} if peak_lr is None else {"peak_lr": peak_lr}),
         **({} if recipe is None else {"recipe": recipe.summary()}),
         **losses,
+        **({"rounded": grown.provenance["rounded"]} if "rounded" in grown.provenance else {}),
         "grown_from": dict(start.provenance),
     }
     return replace_run(grown, provenance=provenance)

@@ -146,12 +146,15 @@ def carry(
     raise_faults("this run cannot be widened exactly", faults)
     model = fill_(built, run.model, direction, settings)
     optimizers, groups = [], {}
+    rounded: dict[str, float] = {}
     for optimizer in run.optimizers:
         named, unread = read_live(optimizer, run.model, direction, rule_for(type(optimizer), rules=rules))
         # Groups that are stepped in units hold the constants of the reference, which growth does not change.
         carried, uncarried = carry_optimizer(named, direction, split=units_of(optimizer) is None)
         faults += unread + uncarried
-        new = write_live(made(carried, direction), optimizer, model)
+        whole = made(carried, direction)
+        rounded |= {f"{whole.label}, {where}": apart for where, apart in whole.rounded.items()}
+        new = write_live(whole, optimizer, model)
         optimizers.append(new)
         groups[id(optimizer)] = (new, carried.groups)
     schedulers, driven = [], set()
@@ -185,7 +188,7 @@ def carry(
         plan=direction.plan,
         since=since,
         earlier=(*run.earlier, (run.plan, run.since)),
-        provenance=run.provenance,
+        provenance={**run.provenance, **({"rounded": rounded} if rounded else {})},
     )
 
 

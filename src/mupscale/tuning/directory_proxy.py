@@ -23,7 +23,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..errors import Fault, raise_faults
 from ..families.batches import loss_of_batch
-from ..families.configs import grown
+from ..families.goal import Goal
+from ..families.grown import grown
 from ..families.models import Config, as_data, config_from, model_class, on_meta, quiet, read_config
 from ..families.multipliers import EVERY
 from ..families.narrow import divisors, hidden_size, narrowed
@@ -103,7 +104,7 @@ class StockFamily:
                 [Fault("--width", what, f"write one of {able}")],
             )
         small = narrowed(self.config, ratio.denominator)
-        return grown(small, {EVERY: ratio.numerator}) if ratio.numerator > 1 else small
+        return grown(small, Goal({EVERY: ratio.numerator})) if ratio.numerator > 1 else small
 
     def build(self, width: int) -> nn.Module:
         """The model with the random weights of its class, without dropout."""

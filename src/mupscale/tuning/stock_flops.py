@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..families.configs import grown
+from ..families.goal import Goal
+from ..families.grown import grown
 from ..families.models import Config, as_data, config_from, model_class, on_meta, quiet, read_config
 from ..families.multipliers import EVERY
 from ..families.narrow import proxy_width
@@ -49,7 +50,8 @@ class StockModel:
         """The width of the proxy that `mupscale tune` makes of this configuration."""
         multiples = list(dict.fromkeys((1, 2, 3, 4, k)))
         known = [
-            self._step(config if m == 1 else grown(config, {EVERY: m}), m * self.width) for m in multiples
+            self._step(config if m == 1 else grown(config, Goal({EVERY: m})), m * self.width)
+            for m in multiples
         ]
         self._known = {step.width: step for step in known}
         self._curves = {

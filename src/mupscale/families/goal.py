@@ -1,0 +1,125 @@
+"""What a user asked to grow, as one value: `-k 2` and `--to hidden=96,layers=8` are two spellings of it.
+
+A width n goes to k·n, or to a size N = k·n + p that `--to` names: k copies of every unit, then p zeros. A small copy of a
+model grows in the same way by other numbers (`small_goals`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..errors import Fault, raise_faults
+from .multipliers import EVERY, NOTHING, Multipliers, To, parse_multipliers, parse_to
+from .symbols import explicit_head_size, symbols
+
+_SHORT = {"hidden": "E", "heads": "H", "kv_heads": "KV"}
+"""Widths that `symbols` knows by a short name."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """By how much each width grows, and how deep the model becomes.
+
+    >>> goal = Goal.parse("ffn=2", "hidden=160,layers=8")
+    >>> goal.size("hidden", 64), goal.size("ffn", 176), goal.size("heads", 4), goal.to.layers
+    (160, 352, 4, 8)
+    >>> goal.copies("hidden", 64), goal.pads("hidden", 64)
+    (2, 32)
+    """
+
+    k: Multipliers = field(default_factory=dict)
+    to: To = NOTHING
+
+    @staticmethod
+    def parse(multipliers: str | int | Multipliers, to: str | None = None) -> Goal:
+        """The goal that `-k` and `--to` say together; a width is named by one of them."""
+        goal = Goal(parse_multipliers(multipliers), NOTHING if to is None else parse_to(to))
+        twice = [width for width in goal.sizes if width in goal.k]
+        what = "both -k and --to name it, expected one of them"
+        remedy = "leave it out of one"
+        raise_faults("the goal cannot be read", [Fault(width, what, remedy) for width in twice])
+        return goal
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes that `--to` names, by width."""
+        return dict(self.to.sizes)
+
+    @property
+    def grows_width(self) -> bool:
+        """Whether any width is asked to grow."""
+        return bool(self.to.sizes) or any(k != 1 for k in self.k.values())
+
+    def size(self, width: str, now: int) -> int:
+        """The size to which a width of `now` units goes."""
+        return self.sizes.get(width, now * self.k.get(width, self.k.get(EVERY, 1)))
+
+    def copies(self, width: str, now: int) -> int:
+        """How many copies each of its units gets."""
+        return self.size(width, now) // now if now else 1
+
+    def pads(self, width: str, now: int) -> int:
+        """How many zeros follow the copies."""
+        return self.size(width, now) % now if now else 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "k": dict(self.k),
+            "layers": self.to.layers,
+            "after": None if self.to.after is None else list(self.to.after),
+            "sizes": dict(self.to.sizes),
+        }
+
+    @staticmethod
+    def of_json(entry: Mapping[str, Any]) -> Goal:
+        after = entry["after"]
+        sizes = tuple((str(width), int(size)) for width, size in sorted(entry["sizes"].items()))
+        to = To(int(entry["layers"]), None if after is None else tuple(map(int, after)), sizes)
+        return Goal({str(width): int(k) for width, k in entry["k"].items()}, to)
+
+
+def small_goals(
+    goal: Goal, full: Mapping[str, Any], small: Mapping[str, Any], ffn: str | None
+) -> Iterator[Goal]:
+    """Goals for a small copy of a configuration that grows as the full one does: k copies, and zeros where it has zeros.
+
+    Two goals with zeros differ in the share of the stream and of the feed-forward layers that is filled, so that a fold
+    that is right for one share only is found out. Without zeros there is one goal. `ffn` is the field of that width.
+
+    >>> full = {"hidden_size": 4096, "num_attention_heads": 32, "head_dim": 128}
+    >>> small = {"hidden_size": 56, "num_attention_heads": 2, "head_dim": 128}
+    >>> [found.sizes for found in small_goals(Goal.parse(1, "hidden=5120"), full, small, None)]
+    [{'hidden': 70}, {'hidden': 84}]
+    """
+    names, now = symbols(full), symbols(small)
+    for share in (4, 2):
+        sizes: dict[str, int] = {}
+        for width in sorted(goal.sizes, key=("kv_heads", "heads", "ffn", "hidden").index):
+            key = _SHORT.get(width, ffn or "")
+            n, m = names.get(key), now.get(key)
+            if type(n) is not int or type(m) is not int:
+                continue
+            copied, zeros = goal.copies(width, n) * m, goal.pads(width, n)
+            unit = 1
+            if width == "heads":
+                unit = now["G"] if "kv_heads" in sizes and goal.pads("kv_heads", names["KV"]) else 1
+            elif width == "hidden":
+                unit = sizes.get("heads", now.get("H", 1))
+            least = m // share if width in ("hidden", "ffn") else 1
+            size = copied + (-(-max(least, 1) // unit) * unit if zeros else 0)
+            if width == "hidden" and zeros:
+                size = -(-(copied + least) // unit) * unit  # classes want a multiple of the heads
+                if not explicit_head_size(full) and "heads" in sizes:
+                    size = sizes["heads"] * now["D"]
+            sizes[width] = size
+        yield replace(goal, to=To(0, None, tuple(sorted(sizes.items()))))
+        if not _zeros(goal, names, ffn):
+            return
+
+
+def _zeros(goal: Goal, names: Mapping[str, Any], ffn: str | None) -> bool:
+    """Whether any width of a configuration gets zeros."""
+    sizes = [(width, names.get(_SHORT.get(width, ffn or ""))) for width in goal.sizes]
+    return any(goal.pads(width, n) for width, n in sizes if type(n) is int)

@@ -1,0 +1,136 @@
+"""The wide configuration of a goal, or the reasons why there is none that is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+from ..errors import Fault, raise_faults
+from .configs import edits, growing_fields, nested_configs, with_edits
+from .goal import Goal
+from .models import Config, as_data, config_from
+from .multipliers import EVERY
+from .rows import row_for
+from .symbols import evaluate, explicit_head_size, symbols
+
+_CLAIM = "this configuration cannot grow exactly like that"
+_COUNTED = {"hidden": "E", "heads": "H", "kv_heads": "KV"}
+
+
+def grown(config: Config, goal: Goal) -> Config:
+    """The wide configuration; raises an error that names every width that cannot grow like this."""
+    data = as_data(config)
+    check_growth(data, goal)
+    return config_from(with_edits(data, edits(data, goal)))
+
+
+def refuse_nothing(data: Mapping[str, Any], goal: Goal) -> None:
+    """Raise if no width of the configuration grows."""
+    if edits(data, goal):
+        return
+    have = {width for _, part in nested_configs(data) for width in growing_fields(part)}
+    what = f"nothing grows; this configuration has {', '.join(sorted(have)) or 'no known width'}"
+    remedy = "write -k 2, or a number above 1 for one of them" if have else ""
+    raise_faults(_CLAIM, [Fault("-k", what, remedy)])
+
+
+def check_growth(data: Mapping[str, Any], goal: Goal) -> None:
+    """Raise unless the configuration has these widths and their growth is known to be exact."""
+    parts = [(path, part, growing_fields(part)) for path, part in nested_configs(data)]
+    have = {width for _, _, fields in parts for width in fields}
+    asked = [*(width for width, k in goal.k.items() if width != EVERY and k != 1), *goal.sizes]
+    faults = [
+        Fault(
+            width,
+            f"this configuration has no such width; it has {', '.join(sorted(have)) or 'none'}",
+            f"leave {width} out",
+        )
+        for width in asked
+        if width not in have and width != "head_dim"
+    ]
+    faults += _one_size(goal, parts)
+    for path, part, fields in parts:
+        row = row_for(str(part.get("model_type")))
+        where = ".".join((*path, str(part.get("model_type"))))
+        # What is known not to be exact is so in attention and in the stream; feed-forward layers can grow alone.
+        others = {(name,) for width in fields if width != "ffn" for name in fields[width]}
+        if others & edits(part, goal).keys():
+            faults += [
+                Fault(where, why)
+                for condition, why in row.refused.items()
+                if evaluate(condition, symbols(part))
+            ]
+        faults += [Fault(where, what, remedy) for what, remedy in _head_size(part, goal)]
+        if not row.head_size_grows:
+            faults += [Fault(where, what, remedy) for what, remedy in _together(part, goal)]
+    raise_faults(_CLAIM, faults)
+
+
+def _one_size(
+    goal: Goal, parts: list[tuple[Any, Mapping[str, Any], dict[str, list[str]]]]
+) -> Iterator[Fault]:
+    """A size can be named where the configuration has the width once, and only to grow it."""
+    for width in goal.sizes:
+        found = {name: part[name] for _, part, fields in parts for name in fields.get(width, ())}
+        inside = [".".join(path) for path, _, fields in parts if path and width in fields]
+        if inside:
+            what = f"it is a width of {', '.join(inside)}, and --to names sizes of a model without parts"
+            yield Fault(width, what, f"write -k {width}=2")
+            continue
+        several = len({str(value) for value in found.values()}) > 1
+        if several or any(isinstance(value, list) for value in found.values()):
+            told = ", ".join(f"{name} = {value}" for name, value in found.items())
+            yield Fault(
+                width, f"it has several sizes here ({told}), and --to names one", f"write -k {width}=2"
+            )
+        elif any(goal.size(width, value) < value for value in found.values()):
+            (now,) = set(found.values())
+            what = f"{now} -> {goal.size(width, now)}: growing only adds units"
+            yield Fault(width, what, f"write a size above {now}")
+
+
+def _head_size(part: Mapping[str, Any], goal: Goal) -> Iterator[tuple[str, str]]:
+    """The size of a head stays."""
+    now, new = symbols(part).get("D"), goal.sizes.get("head_dim")
+    if new is not None and now is not None:
+        yield f"head_dim {now} -> {new}: rotary frequencies depend on it", "add heads instead"
+
+
+def _together(part: Mapping[str, Any], goal: Goal) -> Iterator[tuple[str, str]]:
+    """Hidden size and heads, and key heads and query heads, where one decides the other."""
+    names, fields = symbols(part), growing_fields(part)
+    if "H" not in names:
+        return
+    known = {width: key for width, key in _COUNTED.items() if key in names}
+    size = {w: goal.size(w, names[key]) if w in fields else names[key] for w, key in known.items()}
+    growth = {width: Fraction(size[width], names[key]) for width, key in known.items()}
+    implicit = "E" in names and "heads" in fields and not explicit_head_size(part)
+    if implicit and growth["hidden"] != growth["heads"]:
+        yield (
+            f"its head size is hidden / heads, and hidden grows by {growth['hidden']}, heads by {growth['heads']}",
+            f"give both the same multiplier: hidden={growth['hidden']},heads={growth['hidden']}",
+        )
+    if "kv_heads" not in fields:
+        return
+    heads, kv = size["heads"], size["kv_heads"]
+    if growth["kv_heads"] > growth["heads"]:
+        k = growth["kv_heads"]
+        pair = f"heads={kv * names['G']},kv_heads={kv}" if goal.sizes else f"heads={k},kv_heads={k}"
+        yield (
+            f"kv_heads {names['KV']} -> {kv} with heads {heads}: copies of a key head would serve different queries: "
+            "outputs stay, training does not",
+            f"write {pair}, or leave kv_heads out",
+        )
+    elif growth["heads"] > growth["kv_heads"] and {growth[w].denominator for w in ("heads", "kv_heads")} != {
+        1
+    }:
+        whole = heads % names["G"] == 0
+        yield (
+            f"heads {names['H']} -> {heads} with kv_heads {kv}: a new query head on a trained key head cannot sleep",
+            f"grow kv_heads with heads ({heads // names['G']}), or -k heads=2"
+            if whole
+            else "write -k heads=2",
+        )
+    elif heads % kv:
+        yield f"{heads} query heads cannot share {kv} key heads", "choose kv_heads so that they divide heads"

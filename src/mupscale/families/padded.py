@@ -1,0 +1,74 @@
+"""Zeros in stock models: which norms refuse them, and a second trial at another size.
+
+Some folds depend on how much of an axis is filled, and the full model fills another share than its small copy. So the
+plan of the copy is tried at a second share, by the same rule that brings it to the full size. A fold that was right by
+chance fails there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..errors import Fault, raise_faults
+from ..plans.float64 import cast_, lifted_casts
+from ..plans.identity import GRADIENT_TOLERANCE, compare_gradients, gradients, load_wide_
+from ..plans.names import pattern_of
+from ..plans.plan import Plan
+from ..plans.search import Found
+from ..plans.streams import centred_fault, is_norm, subtracts_mean
+from ..tensors.differences import loss_gap
+from .export import wide_of
+from .goal import Goal
+from .lift import Tensors, lift
+from .losses import batch_for, loss_for
+from .models import Config, factory, on_meta
+
+
+def refuse_layer_norms(small: Any, base: Tensors, wide: Tensors) -> None:
+    """Raise if a norm of the full model that would get zeros subtracts the mean; `small` is a copy that can run."""
+    centred = {
+        (f"{pattern_of(path)}.{leaf}" if path else leaf): type(module).__name__
+        for path, module in small.named_modules()
+        if is_norm(module) and subtracts_mean(module)
+        for leaf, _ in module.named_parameters(recurse=False)
+    }
+    faults: dict[str, Fault] = {}
+    for name, shape in base.shapes.items():
+        if pattern_of(name) in centred and len(shape) == 1 and wide.shapes[name][0] % shape[0]:
+            where, kind = pattern_of(name).rpartition(".")[0], centred[pattern_of(name)]
+            faults.setdefault(where, centred_fault(where, kind, shape[0], wide.shapes[name][0]))
+    raise_faults("this configuration cannot grow exactly like that", list(faults.values())[:2])
+
+
+def refuse_edits(plan: Plan) -> None:
+    """Raise if zeros ask for another eps, which a stock class reads from its configuration for all norms at once."""
+    what = "zeros in torch's own RMSNorm need another eps there, which no field of the configuration says"
+    faults = [Fault(edit.path, what, "write whole multiples: -k 2") for edit in plan.edits[:2]]
+    raise_faults("this model cannot grow by zeros", faults)
+
+
+def try_other_size(found: Found, small: Config, goal: Goal, cls: Any) -> float:
+    """The worst gradient error of the plan at another share of zeros; raises if it is not exact there."""
+    wide, wide_cls = wide_of(small, goal, None, cls)
+    ends = Tensors.of(on_meta(small, cls)), Tensors.of(on_meta(wide, wide_cls))
+    plan, _ = lift(found.plan, *ends, None, found.powers)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        base = cast_(factory(cls)(small), torch.float64)
+        other = cast_(factory(wide_cls)(wide), torch.float64)
+    load_wide_(other, base, plan)
+    with lifted_casts():
+        loss = loss_for(base, other, batch_for(base, small))
+        before, base_grads = gradients(base, loss)
+        after, wide_grads = gradients(other, loss)
+        errors = compare_gradients(base_grads, wide_grads, plan).errors
+    gap = loss_gap(float(before), float(after))
+    name, worst = max(errors.items(), key=lambda pair: pair[1])
+    if not max(gap, worst) <= GRADIENT_TOLERANCE:
+        what = f"exact at one share of zeros and off by {max(gap, worst):.1e} at another: its fold depends on the size"
+        raise_faults(
+            "this model cannot grow by zeros", [Fault(pattern_of(name), what, "write whole multiples: -k 2")]
+        )
+    return worst

@@ -1,0 +1,198 @@
+"""New blocks in a model of one's own: which of their weights write into the stream, and whether they sleep and wake.
+
+A module writes into the stream if its output has a gradient while its block is zero: the outputs of all others meet a
+weight that is zero first. Whether that is right is not taken for granted: the gradient identity must hold with the block
+asleep, and waking the block must not change the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import Fault, MupscaleError, raise_faults
+from ..tensors.differences import loss_gap
+from .build import Make
+from .dropout import without_dropout
+from .float64 import lifted_casts, prepare
+from .identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients, keeping_buffers, load_wide_
+from .names import named_tensors
+from .new_blocks import Order, Sleep, block_plan, first_values, lists_of_blocks, order_of
+from .plan import Plan
+from .tensor_plan import Fill
+
+SILENCED: Fill = "zero"
+Orders = Mapping[str, Sequence[int | None]]
+"""List of blocks -> for every block of the deeper model the block of the base that it is, or None for a new one."""
+LOUD = 10.0
+"""How much larger the first gradient of a writer may be than that of a trained block. It is of the same size in the types of
+`benchmarks/growth.py`. Behind a norm without a row it is far larger, because a norm blows up an output of nearly zero."""
+
+
+def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Plan:
+    """The plan from a model to one with new blocks, both of one width, measured with `loss`."""
+    with torch.random.fork_rng():
+        models = [given if isinstance(given, nn.Module) else given() for given in (base, wide)]
+    name, order = _order(orders, *models)
+    if any(parameter.is_meta for model in models for parameter in model.parameters()):
+        raise MupscaleError(
+            "order= needs models with weights; pass functions that build them, without on_meta"
+        )
+    values = first_values(models[1])
+    with lifted_casts():
+        pair = prepare(*models)
+        with without_dropout(*pair) as observed:
+            plan = _found(*pair, name, order, values, loss)
+            check_asleep(*pair, plan, loss, "order")
+            wake_(pair[1], plan)
+            check_woken(*pair, plan, loss, "order")
+    return replace(plan, needs=plan.needs | observed.needs, proof="loss")
+
+
+def missing_order(base: nn.Module, wide: nn.Module) -> list[Fault]:
+    """A fault that names the order to write, where the wide model is the base with more blocks in one list."""
+    found = [lists_of_blocks(name for name, _, _ in named_tensors(model)) for model in (base, wide)]
+    more = [
+        (n, len(found[0][n]), len(of)) for n, of in found[1].items() if len(of) > len(found[0].get(n, of))
+    ]
+    faults = []
+    for name, layers, deeper in more:
+        what = f"the wide model has {deeper} blocks, the base {layers}: which of them are new is not known"
+        order = list(order_of(layers, deeper))
+        remedy = f'write infer_plan(base, wide, loss=…, order={{"{name}": {order}}}), None for a new block'
+        faults.append(Fault(name, what, remedy))
+    return faults
+
+
+def _order(orders: Orders, base: nn.Module, wide: nn.Module) -> tuple[str, Order]:
+    """The list of blocks and their order; refused unless they fit the two models."""
+    if not isinstance(orders, Mapping) or len(orders) != 1:
+        raise MupscaleError('order= names one list of blocks, expected order={"blocks": [0, None, 1]}')
+    (name, given), faults = next(iter(orders.items())), []
+    order = tuple(given)
+    counts = [len(lists_of_blocks(n for n, _, _ in named_tensors(m)).get(name, ())) for m in (base, wide)]
+    old = [block for block in order if block is not None]
+    if old != list(range(counts[0])) or len(order) != counts[1] or len(old) == len(order):
+        what = f"{list(order)} for {counts[0]} blocks in the base and {counts[1]} in the wide model"
+        remedy = "name every block of the base once, in order, and None for each new one"
+        faults.append(Fault(f"order, {name}", what, remedy))
+    shapes = [{n: tuple(t.shape) for n, _, t in named_tensors(m)} for m in (base, wide)]
+    wider = [n for n in shapes[0] if not n.startswith(f"{name}.") and shapes[0][n] != shapes[1].get(n)]
+    if wider:
+        what = f"{shapes[0][wider[0]]} in the base, {shapes[1].get(wider[0])} in the wide model: order= grows deeper alone"
+        remedy = "plan in two steps: infer_plan(base, deeper, loss=…, order=…).then(infer_plan(deeper, wide, loss=…))"
+        faults.append(Fault(wider[0], what, remedy))
+    raise_faults("this order does not fit the two models", faults)
+    return name, order
+
+
+def _found(
+    base: nn.Module, deep: nn.Module, blocks: str, order: Order, values: Mapping[str, Fill], loss: Loss
+) -> Plan:
+    """The plan with the writers that were found. Norms that write are silenced first: they hide what is before them."""
+    sleep = Sleep(values, ())
+    plan = block_plan(base, deep, order, sleep)
+    load_wide_(deep, base, plan)
+    writers = _writers(deep, plan, loss)
+    gains = {name: SILENCED for name in writers if plan[name].fill == "one"}
+    if gains:
+        sleep = Sleep(values, tuple(gains), gains)
+        load_wide_(deep, base, block_plan(base, deep, order, sleep))
+        writers = [name for name in _writers(deep, plan, loss) if name not in gains]
+    else:
+        sleep = replace(sleep, quiet=tuple(name for name in writers if len(plan[name].axes) > 1))
+    if not sleep.quiet:
+        what = "which weights of a new block write into its stream was not found"
+        raise_faults("this model cannot grow deeper", [Fault(blocks, what)])
+    vectors = (name for name in writers if len(plan[name].axes) < 2)
+    # The same bias in every block: what follows the number of the block.
+    rests = dict.fromkeys(name.removeprefix(f"{blocks}.").partition(".")[2] for name in vectors)
+    return block_plan(base, deep, order, replace(sleep, biases=tuple(f"{blocks}.*.{rest}" for rest in rests)))
+
+
+def _writers(deep: nn.Module, plan: Plan, loss: Loss) -> list[str]:
+    """New weights that write into the stream: those of modules whose output has a gradient while their block is zero."""
+    outputs: list[tuple[list[str], Tensor]] = []
+
+    def keep(names: list[str]) -> Callable[..., None]:
+        def hook(module: nn.Module, given: Any, output: Any) -> None:
+            of = output if isinstance(output, (tuple, list)) else [output]
+            outputs.extend((names, t) for t in of if isinstance(t, Tensor) and t.requires_grad)
+
+        return hook
+
+    handles = []
+    for path, module in deep.named_modules():
+        # torch's attention applies the weights of its last layer without calling it.
+        owner = module.out_proj if isinstance(module, nn.MultiheadAttention) else module
+        start = f"{path}.out_proj." if owner is not module else f"{path}."
+        names = [start + leaf for leaf, _ in owner.named_parameters(recurse=False)]
+        if names := [name for name in names if name in plan and plan[name].new]:
+            handles.append(module.register_forward_hook(keep(names)))
+    try:
+        with torch.random.fork_rng(), keeping_buffers(deep), torch.enable_grad():
+            torch.manual_seed(0)
+            value = loss(deep)
+            found = torch.autograd.grad(value, [t for _, t in outputs], allow_unused=True) if outputs else ()
+    finally:
+        for handle in handles:
+            handle.remove()
+    written = [
+        names for (names, _), grad in zip(outputs, found, strict=True) if grad is not None and grad.any()
+    ]
+    return list(dict.fromkeys(name for names in written for name in names))
+
+
+def check_asleep(
+    base: nn.Module, deep: nn.Module, plan: Plan, loss: Loss, where: str, remedy: str = ""
+) -> float:
+    """The worst gradient error; raises unless the deeper model has the base's loss, and no gradient reaches what is new."""
+    before, base_grads = gradients(base, loss)
+    after, deep_grads = gradients(deep, loss)
+    errors = compare_gradients(base_grads, deep_grads, plan).errors
+    claim = "this model cannot grow deeper exactly"
+    if not loss_gap(float(before), float(after)) <= GRADIENT_TOLERANCE:
+        what = "a new block does not pass its input on, as where a norm follows the sum"
+        raise_faults(claim, [Fault(where, what, remedy)])
+    wrong = [name for name, error in errors.items() if not error <= GRADIENT_TOLERANCE]
+    awake = [name for name in wrong if plan[name].new]
+    faults = [Fault(name, "new, and training would move it before it wakes", remedy) for name in awake]
+    faults += [Fault(n, "its gradient differs in the deeper model", remedy) for n in wrong if not awake]
+    raise_faults(claim, faults[:4])
+    return max(errors.values(), default=0.0)
+
+
+def wake_(deep: nn.Module, plan: Plan) -> None:
+    """Give the new weights that are to wake random values of a usual size."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in deep.named_parameters():
+            entry = plan[name]
+            if entry.new and not entry.quiet and parameter.dim() > 1:
+                noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+                parameter.copy_(noise / parameter[0].numel() ** 0.5)
+
+
+def check_woken(
+    base: nn.Module, deep: nn.Module, plan: Plan, loss: Loss, where: str, remedy: str = ""
+) -> None:
+    """Raise unless the woken model has the base's loss, and its writers have gradients, none of them far above usual."""
+    before, _ = gradients(base, loss)
+    woken, grads = gradients(deep, loss)
+    jump = loss_gap(float(before), float(woken))
+    if not jump <= GRADIENT_TOLERANCE:
+        what = f"waking a new block changes the loss by {jump:.1e}, expected 0"
+        raise_faults("this model cannot grow deeper", [Fault(where, what, remedy)])
+    faults = []
+    for name, entry in plan.tensors.items():
+        if entry.quiet and entry.like is not None:
+            old = grads[plan.sources[entry.like][0]]
+            size, usual = (0.0 if grad is None else float(grad.norm()) for grad in (grads[name], old))
+            if not 0 < size <= LOUD * usual:
+                what = f"its gradient is {size:.1e} when the block wakes, that of {entry.like} is {usual:.1e}"
+                faults.append(Fault(name, what, remedy))
+    raise_faults("new blocks of this model do not wake quietly", faults[:2])

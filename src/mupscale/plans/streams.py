@@ -1,0 +1,263 @@
+"""Spaces that a norm averages over, when zeros are added to them: who writes into them, and who reads them.
+
+Zeros make a mean square smaller: of 96 channels only 64 are filled. If everything that writes into the space is
+multiplied by a = filled^(-1/2), the mean square is the base's again, eps included, and the norm returns a times what it
+returned in the base. Its gain, or those who read it, undo that. From 4 units to 6, a^2 is 6/4:
+
+>>> x, a = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64), 1.5**0.5
+>>> base, wide = nn.RMSNorm(4, eps=0.1).double(), nn.RMSNorm(6, eps=0.1).double()
+>>> padded = torch.cat([a * x, x.new_zeros(2)])
+>>> torch.allclose(wide(padded)[:4] / a, base(x), rtol=1e-12)
+True
+
+A recorded evaluation of the loss shows what is written and read. From the input of a norm, calls are followed backwards
+to the first weights: those write. From the input of any other weight they are followed in the same way: a weight that
+ends at a gain reads a norm, one that ends at a writer reads the space itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from ..errors import Fault
+from .draft import Draft, Entry
+from .trace import Call, Trace
+
+Place = tuple[str, int]
+"""A dimension of a tensor, by the tensor's name."""
+_ROUNDED = 1e-2  # the number may have been rounded to bfloat16
+_SHIFT = 3.0  # added to every channel: a norm that subtracts the mean returns the same
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The spaces with zeros that norms average over, as dimensions of tensors."""
+
+    writers: frozenset[Place]
+    gains: frozenset[Place]
+    raw_readers: frozenset[Place]
+    """Weights that read what was written, without a norm between."""
+    readers: dict[str, frozenset[Place]]
+    """Gain -> the weights that read its norm. A gain that also feeds something else, as a tied readout, is not listed."""
+    rooted: frozenset[str]
+    """Tables whose rows the model multiplies by the root of their width."""
+
+    @property
+    def places(self) -> frozenset[Place]:
+        """All dimensions that lie in such a space."""
+        return self.writers.union(self.gains, self.raw_readers, *self.readers.values())
+
+
+def padded_norms(draft: Draft) -> dict[str, str]:
+    """Path of every norm over a space that gets zeros -> the name of its gain."""
+    found: dict[str, str] = {}
+    for entry in draft.entries.values():
+        if is_norm(entry.module[0]) and entry.kind == "parameter" and len(entry.base_shape) == 1:
+            path, _, leaf = entry.name.rpartition(".")
+            if _padded(entry, 0) and (leaf == "weight" or path not in found):
+                found[path] = entry.name
+    return found
+
+
+def streams(draft: Draft, trace: Trace) -> Streams:
+    """Who writes and reads the spaces that padded norms average over."""
+    norms = padded_norms(draft)
+    walk = _Walk(draft, trace, norms)
+    writers: set[Place] = set()
+    for index, call in enumerate(trace.calls):
+        if call.path in norms:
+            size = draft.entries[norms[call.path]]
+            for parent in walk.inputs(index):
+                writers |= {p for p in walk.origins(parent) if _same_size(draft, p, size)}
+    gains = frozenset((name, 0) for name in norms.values())
+    raw: set[Place] = set()
+    readers: dict[str, set[Place]] = {gain: set() for gain, _ in gains}
+    shared: set[str] = set()
+    for index, call in enumerate(trace.calls):
+        if call.path in norms:
+            continue
+        weights = walk.weights(call)
+        if not weights:
+            continue
+        met = {place for parent in walk.inputs(index) for place in walk.origins(parent)}
+        reads = {
+            (name, dim)
+            for name in weights
+            for dim, role in (draft.entries[name].roles or {}).items()
+            if role == "in" and _padded(draft.entries[name], dim)
+        }
+        for gain, _ in met & gains:
+            if (gain, 0) not in writers:
+                readers[gain] |= reads
+                shared |= set() if reads else {gain}
+        if met & writers:
+            raw |= reads
+    listed = {gain: frozenset(found) for gain, found in readers.items() if found and gain not in shared}
+    return Streams(frozenset(writers), gains, frozenset(raw), listed, frozenset(_rooted(trace, walk)))
+
+
+def streams_by_size(draft: Draft) -> Streams:
+    """The same without a recorded evaluation: every axis of the size of a padded norm is taken for its space.
+
+    Zeros of another space of that size then stay zero for longer than they must, and change nothing.
+    """
+    norms = padded_norms(draft)
+    sizes = {(draft.entries[n].base_shape[0], draft.entries[n].wide_shape[0]) for n in norms.values()}
+    places = {
+        (name, dim): role
+        for name, entry in draft.entries.items()
+        for dim, role in (entry.roles or {}).items()
+        if entry.growing and (entry.base_shape[dim], entry.wide_shape[dim]) in sizes
+    }
+    gains = frozenset((name, 0) for name in norms.values())
+    writers = frozenset(place for place, role in places.items() if role == "out") - gains
+    return Streams(writers, gains, frozenset(places) - writers - gains, {}, frozenset())
+
+
+def _rooted(trace: Trace, walk: _Walk) -> Iterator[str]:
+    """Tables whose rows are multiplied by one number, the root of their width, as Gemma does."""
+    for call in trace.calls:
+        parents = [trace.calls[p] for p in call.parents if p is not None]
+        tables = [name for made in parents if made.name == "embedding" for name in walk.weights(made)]
+        numbers = [float(t.detach()) for t in call.inputs if t.numel() == 1 and t.is_floating_point()]
+        numbers += [float(value) for value in call.args if isinstance(value, (int, float))]
+        for name in tables if call.name in ("mul", "__mul__", "__rmul__") else ():
+            root = float(walk.draft.entries[name].base_shape[-1]) ** 0.5
+            if any(abs(number - root) < _ROUNDED * root for number in numbers):
+                yield name
+
+
+def with_streams(draft: Draft, found: Streams) -> Draft:
+    """The draft whose entries know which of their dimensions lie in such a space, and which of them are gains."""
+    gains = {name for name, _ in found.gains}
+    changes = {
+        name: replace(
+            entry,
+            stream=frozenset(dim for other, dim in found.places if other == name),
+            gain=name in gains,
+        )
+        for name, entry in draft.entries.items()
+    }
+    return draft.with_entries(changes)
+
+
+def unpaddable(draft: Draft) -> list[Fault]:
+    """Faults for norms over a space with zeros that subtract its mean, which zeros would change."""
+    faults = []
+    for path, name in padded_norms(draft).items():
+        entry = draft.entries[name]
+        if subtracts_mean(entry.module[0]):
+            kind = type(entry.module[0]).__name__
+            faults.append(centred_fault(path, kind, entry.base_shape[0], entry.wide_shape[0]))
+    return faults
+
+
+def centred_fault(where: str, kind: str, base: int, wide: int) -> Fault:
+    """Why a norm that subtracts the mean cannot have zeros, and the sizes that it can have."""
+    k = wide // base
+    what = f"{kind} over {base} -> {wide}: zeros would change its mean, so only whole multiples are exact"
+    nearest = f"nearest: {base * k} (x{k}), {base * (k + 1)} (x{k + 1}); ffn and heads may grow by any amount"
+    return Fault(where, what, nearest)
+
+
+def subtracts_mean(norm: nn.Module) -> bool:
+    """True for a norm whose output stays when a constant is added to every channel.
+
+    >>> subtracts_mean(nn.LayerNorm(8)), subtracts_mean(nn.RMSNorm(8))
+    (True, False)
+    """
+    size = next((p.shape[0] for p in norm.parameters(recurse=False) if p.dim() == 1), 0)
+    if any(t.is_meta for t in norm.parameters(recurse=False)) or size < 2:
+        return False
+    like = next(norm.parameters(recurse=False))
+    x = torch.linspace(-1, 2, 2 * size, dtype=like.dtype, device=like.device).view(2, size) ** 3
+    with torch.no_grad():
+        try:
+            plain, moved = norm(x), norm(x + _SHIFT)
+        except Exception:  # any signature is allowed; what needs more than x is left to the measurement
+            return False
+    return isinstance(plain, torch.Tensor) and bool(torch.allclose(plain, moved, rtol=1e-3, atol=1e-3))
+
+
+class _Walk:
+    """Follow a recorded evaluation backwards, from a call to the weights that made what it reads."""
+
+    def __init__(self, draft: Draft, trace: Trace, norms: dict[str, str]) -> None:
+        self.draft, self.trace, self.norms = draft, trace, norms
+
+    def inputs(self, index: int) -> Iterator[int]:
+        """The calls that made what a call reads of the batch; inside a norm, those outside of it."""
+        call = self.trace.calls[index]
+        for position, parent in enumerate(call.parents):
+            inside = (
+                parent is not None and call.path in self.norms and self.trace.calls[parent].path == call.path
+            )
+            if parent is not None and not inside and not self.trace.weight(call, position):
+                yield parent
+
+    def weights(self, call: Call) -> list[str]:
+        """The growing parameters that a call reads, as they are or as views of them."""
+        found: list[str] = []
+        pending = [(call, i) for i in range(len(call.inputs)) if self.trace.weight(call, i)]
+        while pending:
+            at, i = pending.pop()
+            leaf, parent = at.leaves[i], at.parents[i]
+            if leaf is not None:
+                name = self.draft.ties.get(leaf, leaf)
+                entry = self.draft.entries.get(name)
+                if entry is not None and entry.kind == "parameter" and entry.growing:
+                    found.append(name)
+            elif parent is not None:
+                made = self.trace.calls[parent]
+                pending += [(made, j) for j in range(len(made.inputs))]
+        return found
+
+    def origins(self, index: int) -> frozenset[Place]:
+        """The dimensions of weights that wrote the output of a call: the first that are met backwards."""
+        pending, seen = [index], set()
+        found: set[Place] = set()
+        while pending:
+            at = pending.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            call = self.trace.calls[at]
+            if call.path in self.norms and not _returns_its_input(call):
+                found.add((self.norms[call.path], 0))
+                continue
+            weights = self.weights(call)
+            for name in weights:
+                roles = self.draft.entries[name].roles or {}
+                found |= {(name, dim) for dim, role in roles.items() if role == "out"}
+            if not weights:
+                pending += [
+                    parent
+                    for i, parent in enumerate(call.parents)
+                    if parent is not None and not self.trace.weight(call, i)
+                ]
+        return frozenset(found)
+
+
+def _returns_its_input(call: Call) -> bool:
+    """True for a cast to the dtype that a tensor has: a norm's first call may return what the residual branch reads."""
+    return not call.name.endswith("_") and any(out is given for out in call.outputs for given in call.inputs)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """True for norms that average over channels; a batch norm takes each channel by itself."""
+    batch = isinstance(module, nn.modules.batchnorm._NormBase)
+    return "norm" in type(module).__name__.lower() and not batch
+
+
+def _padded(entry: Entry, dim: int) -> bool:
+    a, b = entry.base_shape[dim], entry.wide_shape[dim]
+    return bool(a) and a != b and b % a != 0
+
+
+def _same_size(draft: Draft, place: Place, norm: Entry) -> bool:
+    entry, dim = draft.entries[place[0]], place[1]
+    return (entry.base_shape[dim], entry.wide_shape[dim]) == (norm.base_shape[0], norm.wide_shape[0])

@@ -1,0 +1,110 @@
+"""Norms of a base that workers measure together: each once, the same digits, and none of another base."""
+
+import os
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("planned_here")
+
+from mupscale.checkpoints import norms  # noqa: E402
+from mupscale.checkpoints.about import read_about  # noqa: E402
+from mupscale.checkpoints.norm_journal import NormJournal  # noqa: E402
+from mupscale.cli.main import main  # noqa: E402
+from mupscale.jobs.partial import partial  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=16,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("base")
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """How often a norm was measured."""
+    count: list[tuple[int, ...]] = []
+    real = norms.measured_by
+
+    def measure(parts, shape, stacked):
+        count.append(shape)
+        return real(parts, shape, stacked)
+
+    monkeypatch.setattr(norms, "measured_by", measure)
+    return count
+
+
+def upscale(base, out, *words):
+    arguments = ["upscale", str(base), str(out), "-k", "2", "--noise", "t=0.1", "--no-loss", "--quiet"]
+    return main([*arguments, *words])
+
+
+def sigmas(out):
+    about = read_about(out)
+    assert about is not None
+    return about["noise"]["sigmas"]
+
+
+def test_workers_measure_every_norm_once_and_find_the_digits_of_one_process(base, tmp_path, measured):
+    assert upscale(base, tmp_path / "one") == 0
+    alone = len(measured)
+    assert alone >= 15
+    for worker in range(3):  # one after the other: the job is known to the second and third
+        assert upscale(base, tmp_path / "three", "--worker", f"{worker}/3") == 0
+    assert len(measured) == 2 * alone
+    assert sigmas(tmp_path / "three") == sigmas(tmp_path / "one")
+    assert upscale(base, tmp_path / "threads", "--workers", "2") == 0
+    assert sigmas(tmp_path / "threads") == sigmas(tmp_path / "one")
+    assert not [name for name in os.listdir(tmp_path / "one") if name.startswith("norms-")]
+
+
+def test_what_a_killed_run_has_measured_is_not_measured_again(base, tmp_path, measured, monkeypatch):
+    real = NormJournal.add
+
+    def killed(self, wanted, found):
+        real(self, wanted, found)
+        if len(measured) == 6:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NormJournal, "add", killed)
+        assert upscale(base, tmp_path / "out") != 0
+    assert upscale(base, tmp_path / "out") == 0
+    once = len(measured)
+    assert upscale(base, tmp_path / "other") == 0
+    assert len(measured) - once == once, "control: another output measures all of them"
+    assert sigmas(tmp_path / "out") == sigmas(tmp_path / "other")
+
+
+def test_a_base_that_has_changed_is_measured_again(base, tmp_path, measured):
+    out, file = tmp_path / "out", "model.safetensors"
+    name = ("model.layers.0.mlp.up_proj.weight", False)
+    NormJournal(out, base, [file]).add(name, torch.tensor(3.0))
+    assert NormJournal(out, base, [file]).known() == {name: torch.tensor(3.0)}
+    status = os.stat(base / file)
+    os.utime(base / file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    try:
+        assert NormJournal(out, base, [file]).known() == {}
+    finally:
+        os.utime(base / file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_a_line_that_is_cut_off_does_not_count(base, tmp_path):
+    journal = NormJournal(tmp_path / "out", base, ["model.safetensors"])
+    journal.add(("a", False), torch.tensor(1.5))
+    journal.add(("b", True), torch.tensor([1.0, 2.0]))
+    (path,) = partial(tmp_path / "out").iterdir()
+    path.write_bytes(path.read_bytes()[:-3])
+    assert list(journal.known()) == [("a", False)]
+
+
+def test_a_dry_run_writes_nothing(base, tmp_path):
+    assert upscale(base, tmp_path / "out", "--dry-run") == 0
+    assert list(tmp_path.iterdir()) == []

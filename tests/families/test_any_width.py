@@ -1,0 +1,229 @@
+"""Stock models at any width: zeros follow the copies, folds follow the share that is filled, and waking changes no loss."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("planned_here")
+
+import mupscale as mu  # noqa: E402
+from mupscale.cli.main import main  # noqa: E402
+from mupscale.families.goal import Goal, small_goals  # noqa: E402
+from mupscale.families.models import config_from, model_class  # noqa: E402
+from mupscale.families.padded import try_other_size  # noqa: E402
+from mupscale.families.plan import family_plan, search_small  # noqa: E402
+from mupscale.families.prove import prove  # noqa: E402
+from mupscale.families.record import FamilyPlan  # noqa: E402
+from mupscale.rules import Scale  # noqa: E402
+
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 97, "max_position_embeddings": 64, "head_dim": 8,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+LLAMA = {"model_type": "llama", **SIZES}
+ALL = "hidden=48,heads=6,kv_heads=3,ffn=52"
+ROOT = Fraction(1, 2)
+
+
+def test_two_spellings_are_one_goal():
+    goal = Goal.parse("ffn=2", "hidden=48,layers=4,after=0:1")
+    assert Goal.of_json(goal.as_json()) == goal
+    assert (goal.copies("hidden", 32), goal.pads("hidden", 32)) == (1, 16)
+    assert (goal.copies("ffn", 40), goal.pads("ffn", 40)) == (2, 0)
+    assert (goal.to.layers, goal.to.after) == (4, (0, 1))
+    with pytest.raises(mu.MupscaleError, match="both -k and --to name it"):
+        Goal.parse("hidden=2", "hidden=48")
+
+
+def test_a_small_copy_has_zeros_where_the_model_has_them():
+    full = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    small = {"hidden_size": 48, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}
+    goal = Goal.parse(1, "hidden=5120,heads=40,kv_heads=10")
+    for found in small_goals(goal, full, small, None):
+        assert found.sizes["kv_heads"] == 3
+        assert found.sizes["heads"] == 12
+        assert 48 < found.sizes["hidden"] < 96
+        assert found.sizes["hidden"] % 12 == 0
+    assert len({found.sizes["hidden"] for found in small_goals(goal, full, small, None)}) == 2
+    assert len(list(small_goals(Goal.parse(1, "hidden=8192"), full, small, None))) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "to", "tied"),
+    [
+        ("llama", ALL, True),
+        ("qwen3", "hidden=48", False),
+        ("gemma", ALL, True),
+        ("granite", "hidden=80,heads=10,kv_heads=5,ffn=92", True),
+    ],
+)
+def test_the_small_copy_continues_its_base(kind, to, tied):
+    raw = {"model_type": kind, **SIZES, "tie_word_embeddings": tied}
+    family = prove(family_plan(raw, to=to), steps=3)
+    assert family.evidence.worst_step < 1e-11 < 1e-3 < family.evidence.control
+    assert FamilyPlan.from_json(family.to_json()) == family
+
+
+def test_feed_forward_layers_and_whole_groups_of_heads_need_no_fold():
+    family = family_plan({**LLAMA, "hidden_size": 48}, to="heads=6,kv_heads=3,ffn=52")
+    assert not family.powers
+    assert str(family.plan["model.layers.0.self_attn.q_proj.weight"].axes[0]) == "out: 2+1 * 16"
+    assert str(family.plan["model.layers.1.mlp.down_proj.weight"].axes[1]) == "in: 40+12"
+    assert all(entry.fold.is_one for entry in family.plan.tensors.values())
+
+
+def test_deeper_and_wider_with_copies_and_zeros():
+    family = prove(family_plan(LLAMA, "ffn=2", to="hidden=48,layers=3,after=0"), steps=3)
+    assert family.evidence.worst_step < 1e-11
+    assert family.plan["model.layers.1.mlp.up_proj.weight"].like == "model.layers.0.mlp.up_proj.weight"
+    assert family.plan["model.layers.1.mlp.up_proj.weight"].wide_shape == (80, 48)
+
+
+@pytest.fixture(scope="module")
+def large() -> FamilyPlan:
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    return family_plan({**LLAMA, **sizes, "tie_word_embeddings": True}, to="hidden=5120")
+
+
+def test_folds_are_those_of_the_full_size(large):
+    filled = Scale.of("4/5")
+    folds = {name: entry.fold for name, entry in large.plan.tensors.items()}
+    assert folds["model.embed_tokens.weight"] == filled**-ROOT
+    assert folds["model.layers.1.self_attn.o_proj.weight"] == filled**-ROOT
+    assert folds["model.layers.0.input_layernorm.weight"] == filled**ROOT
+    assert folds["model.norm.weight"] == filled
+    assert folds["model.layers.0.mlp.up_proj.weight"].is_one
+
+
+def test_every_share_of_zeros_has_the_same_powers(large):
+    small = config_from(large.small_config)
+    cls = model_class(small)
+    found = [search_small(small, Goal.parse(1, f"hidden={n}"), cls) for n in (72, 80)]
+    assert found[0].powers == found[1].powers
+    assert {name.replace(".1.", ".0.") for name in found[0].powers} == {
+        name.replace(".1.", ".0.") for name in large.powers
+    }
+    assert try_other_size(found[0], small, Goal.parse(1, "hidden=80"), cls) < 1e-9
+
+
+def test_a_fold_that_is_right_at_one_size_only_is_found_out(large):
+    small = config_from(large.small_config)
+    cls = model_class(small)
+    found = search_small(small, Goal.parse(1, "hidden=72"), cls)
+    with pytest.raises(mu.MupscaleError, match="exact at one share of zeros and off by"):
+        try_other_size(replace(found, powers={}), small, Goal.parse(1, "hidden=80"), cls)
+
+
+def save_llama(folder, **changes):
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, **changes}))
+    model.save_pretrained(folder)
+    return model
+
+
+def test_a_directory_grows_by_zeros_and_loads_in_the_stock_class(tmp_path):
+    base = save_llama(tmp_path / "base")
+    where = [str(tmp_path / "base"), str(tmp_path / "wide")]
+    assert main(["widen", *where, "-k", "ffn=2", "--to", "hidden=48,heads=6,kv_heads=3", "--quiet"]) == 0
+    assert main(["check", *where, "--model"]) == 0
+    wide = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "wide")
+    assert (wide.config.hidden_size, wide.config.intermediate_size, wide.config.head_dim) == (48, 80, 8)
+    words = torch.randint(0, 97, (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(wide(words).logits, base(words).logits, rtol=1e-4, atol=1e-5)
+    assert float(wide.model.layers[0].self_attn.q_proj.weight.detach()[:, 32:].abs().max()) == 0.0
+    card = (tmp_path / "wide" / "README.md").read_text()
+    assert "its new units are zero" in card
+
+
+def test_noise_wakes_zeros_without_a_jump_and_files_equal_the_live_bits(tmp_path):
+    base = save_llama(tmp_path / "base", tie_word_embeddings=True)
+    where = [str(tmp_path / "base"), str(tmp_path / "wide")]
+    assert main(["upscale", *where, "--to", ALL, "--noise", "t=0.1", "--no-loss", "--quiet"]) == 0
+    stored = load_file(tmp_path / "wide" / "model.safetensors")
+    family = family_plan(tmp_path / "base", to=ALL)
+    make = lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**family.wide_config))  # noqa: E731
+    live = mu.upscale(base, make, mu.SignalNoise(0.1), plan=family.plan).model
+    for name, tensor in live.state_dict().items():
+        if name in stored:
+            assert torch.equal(stored[name], tensor), name
+    words = torch.randint(0, 97, (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(live(words).logits, base(words).logits, rtol=1e-4, atol=1e-5)
+    query, out = (stored[f"model.layers.0.self_attn.{name}_proj.weight"] for name in "qo")
+    assert float(query[32:].abs().min()) > 0, "new heads wake"
+    assert float(query[:, 32:].abs().min()) > 0, "what reads the new channels wakes"
+    assert float(out[32:].abs().max()) == 0, "the stream is cut where it is written"
+    assert float(out[:, 32:].abs().max()) == 0, "heads are cut where they are read"
+    gain = stored["model.layers.0.input_layernorm.weight"]
+    torch.testing.assert_close(gain[32:], torch.full((16,), (2 / 3) ** 0.5))
+    widened = mu.widen(base, make, plan=family.plan).model.state_dict()
+    for name, entry in family.plan.tensors.items():
+        image = tuple(slice(axis.base) for axis in entry.axes)
+        assert torch.equal(stored[name][image], widened[name][image]), (
+            "without copies, what was trained stays"
+        )
+
+
+def test_every_new_entry_has_a_gradient_from_the_second_step_on():
+    family = family_plan(LLAMA, to=ALL)
+    config, wide = config_from(family.base_config), config_from(family.wide_config)
+    torch.manual_seed(0)
+    base = transformers.LlamaForCausalLM(config).double()
+    run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-3))
+    words = torch.arange(97).repeat(2, 1)[:, :60]
+    awake = mu.upscale(
+        run, lambda: transformers.LlamaForCausalLM(wide).double(), mu.SignalNoise(0.1), plan=family.plan
+    )
+    for _ in range(2):
+        awake.optimizer.zero_grad()
+        awake.model(input_ids=words, labels=words).loss.backward()
+        awake.optimizer.step()
+    for name, parameter in awake.model.named_parameters():
+        assert parameter.grad is not None
+        grad = parameter.grad[:60] if "embed" in name else parameter.grad
+        for dim, axis in enumerate(family.plan[name].axes):
+            if axis.padded:
+                assert bool((grad.narrow(dim, axis.base, axis.wide - axis.base) != 0).all()), name
+
+
+REFUSED = {
+    "hidden=48,heads=6": (
+        {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 97},
+        "LayerNorm over 32 -> 48: zeros would change its mean, so only whole multiples are exact",
+        "nearest: 32 (x1), 64 (x2); ffn and heads may grow by any amount",
+    ),
+    "kv_heads=4": (
+        LLAMA,
+        "kv_heads 2 -> 4 with heads 4: copies of a key head would serve different queries: outputs stay, training does not",
+        "write heads=8,kv_heads=4",
+    ),
+    "heads=6": (
+        {**LLAMA, "num_key_value_heads": 4},
+        "heads 4 -> 6 with kv_heads 4: a new query head on a trained key head cannot sleep",
+        "grow kv_heads with heads (6), or -k heads=2",
+    ),
+    "head_dim=16": (LLAMA, "head_dim 8 -> 16: rotary frequencies depend on it", "add heads instead"),
+    "hidden=16": (LLAMA, "32 -> 16: growing only adds units", "write a size above 32"),
+}
+
+
+@pytest.mark.parametrize("to", REFUSED)
+def test_what_zeros_cannot_do_is_refused_with_its_reason(to):
+    config, what, remedy = REFUSED[to]
+    with pytest.raises(mu.MupscaleError) as caught:
+        family_plan(config, to=to)
+    said = [(fault.what, fault.remedy) for fault in caught.value.faults]
+    assert any(what in w and remedy in r for w, r in said), said
+
+
+def test_the_remedies_for_heads_hold():
+    assert family_plan(LLAMA, to="heads=8,kv_heads=4").plan.exact == "dynamic"
+    heads = {**LLAMA, "num_key_value_heads": 4}
+    assert family_plan(heads, "heads=2").plan.exact == "dynamic"
+    assert family_plan({**heads, "hidden_size": 48}, to="heads=6,kv_heads=6").plan.exact == "dynamic"

@@ -1,0 +1,152 @@
+"""Deeper models of one's own: `order=` says which blocks are new, and everything else is found and measured."""
+
+import pytest
+import torch
+from torch import nn
+
+import mupscale as mu
+
+_DRAW = torch.Generator().manual_seed(0)
+X, Y = (torch.randn(8, 5, n, dtype=torch.float64, generator=_DRAW) for n in (6, 3))
+
+
+class Attending(nn.Module):
+    """Pre-norm, with torch's attention and a feed-forward whose modules have numbers."""
+
+    def __init__(self, width, bias):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.attention = nn.MultiheadAttention(width, 2, bias=bias, batch_first=True)
+        self.feed = nn.Sequential(nn.Linear(width, 12), nn.GELU(), nn.Linear(12, width, bias=bias))
+
+    def forward(self, x):
+        y = self.norms[0](x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.feed(self.norms[1](x))
+
+
+class Behind(nn.Module):
+    """A norm behind the branch."""
+
+    def __init__(self, width, bias):
+        super().__init__()
+        self.read, self.write = nn.Linear(width, 12), nn.Linear(12, width, bias=bias)
+        self.norm = nn.RMSNorm(width)
+
+    def forward(self, x):
+        return x + self.norm(self.write(torch.tanh(self.read(x))))
+
+
+class After(Behind):
+    """A norm after the sum: no block can pass its input on."""
+
+    def forward(self, x):
+        return self.norm(x + self.write(torch.tanh(self.read(x))))
+
+
+class Stack(nn.Module):
+    def __init__(self, block, blocks=2, bias=False, width=8):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, width), nn.Linear(width, 3)
+        self.blocks = nn.ModuleList(block(width, bias) for _ in range(blocks))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def loss(model):
+    return ((model(X) - Y) ** 2).mean()
+
+
+def make(block, blocks=2, bias=False, width=8):
+    return Stack(block, blocks, bias, width).double()
+
+
+def step(run, i):
+    run.optimizers[0].zero_grad()
+    rows = torch.arange(i, i + 4) % 8
+    value = ((run.model(X[rows]) - Y[rows]) ** 2).mean()
+    value.backward()
+    run.optimizers[0].step()
+    return float(value.detach())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("block", [Attending, Behind])
+def test_an_order_is_enough(block, bias):
+    order = {"blocks": [0, None, 1]}
+    wide = lambda: make(block, 3, bias)  # noqa: E731
+    plan = mu.infer_plan(lambda: make(block, bias=bias), wide, loss=loss, order=order)
+    assert plan.proof == "loss"
+    torch.manual_seed(0)
+    model = make(block, bias=bias)
+    run = mu.Run(model, torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3))
+    for i in range(3):
+        step(run, i)
+    certificate = mu.verify(run, wide, step=lambda r, i: step(r, 3 + i), plan=plan, loss=loss, steps=6)
+    assert certificate.worst < 1e-12
+    woken = mu.upscale(run, wide, mu.SignalNoise(0.1), plan=plan, loss=loss)
+    assert float(loss(woken.model).detach()) == pytest.approx(float(loss(model).detach()), rel=1e-12)
+
+
+def test_the_writers_that_are_found():
+    plan = mu.plan_between(
+        lambda n: make(Attending, n, True), 2, 3, loss=loss, order={"blocks": [0, None, 1]}
+    )
+    quiet = {name for name, entry in plan.tensors.items() if entry.quiet}
+    assert quiet == {"blocks.1.attention.out_proj.weight", "blocks.1.feed.2.weight"}
+    shared = {name for name, entry in plan.tensors.items() if entry.spread == 3}
+    assert shared == {"blocks.0.feed.2.bias", "blocks.1.attention.out_proj.bias", "blocks.1.feed.2.bias"}
+    behind = mu.plan_between(lambda n: make(Behind, n), 2, 3, loss=loss, order={"blocks": [0, None, 1]})
+    assert {name for name, entry in behind.tensors.items() if entry.quiet} == {"blocks.1.norm.weight"}
+
+
+def test_missing_blocks_are_refused_with_the_order_to_write():
+    """What the refusal says to write is what works."""
+    base, wide = make(Attending), make(Attending, 4)
+    with pytest.raises(mu.MupscaleError, match="which of them are new") as refused:
+        mu.infer_plan(base, wide, loss=loss)
+    (fault,) = refused.value.faults
+    assert fault.remedy.startswith(
+        'write infer_plan(base, wide, loss=…, order={"blocks": [0, None, 1, None]})'
+    )
+    plan = mu.infer_plan(base, wide, loss=loss, order={"blocks": [0, None, 1, None]})
+    assert mu.widen(base, lambda: make(Attending, 4), plan=plan, loss=loss).plan == plan
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ({"blocks": [0, 1, 2]}, "name every block of the base once"),
+        ({"blocks": [None, 1, 0]}, "name every block of the base once"),
+        ({"blocks": [0, None]}, "name every block of the base once"),
+        ({"layers": [0, None, 1]}, "for 0 blocks in the base"),
+        ({}, "expected order="),
+    ],
+)
+def test_an_order_that_does_not_fit_is_refused(order, words):
+    with pytest.raises(mu.MupscaleError, match=words):
+        mu.infer_plan(make(Attending), make(Attending, 3), loss=loss, order=order)
+
+
+def test_an_order_needs_a_measurement_at_one_width():
+    order = {"blocks": [0, None, 1]}
+    with pytest.raises(mu.MupscaleError, match="pass loss="):
+        mu.infer_plan(make(Attending), make(Attending, 3), order=order)
+    with pytest.raises(mu.MupscaleError, match="plan in two steps"):
+        mu.infer_plan(make(Attending), make(Attending, 3, width=16), loss=loss, order=order)
+
+
+def test_blocks_that_cannot_sleep_are_refused():
+    """Controls: a norm after the sum, and a bias without a block before it."""
+    with pytest.raises(mu.MupscaleError, match="does not pass its input on"):
+        mu.infer_plan(make(After), make(After, 3), loss=loss, order={"blocks": [0, None, 1]})
+    with pytest.raises(mu.MupscaleError, match="put the new blocks behind a block of the base"):
+        mu.infer_plan(
+            make(Attending, bias=True), make(Attending, 3, True), loss=loss, order={"blocks": [None, 0, 1]}
+        )
+    plan = mu.infer_plan(make(Attending), make(Attending, 3), loss=loss, order={"blocks": [None, 0, 1]})
+    assert plan["blocks.0.feed.0.weight"].new
