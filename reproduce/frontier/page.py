@@ -82,24 +82,30 @@ def differences() -> list[str]:
 
 
 def _short(stored: Book) -> Iterator[str]:
-    """One sentence for every cited base and budget."""
-    for base in stored.sizes.cited_bases:
-        for extra in stored.sizes.cited_extras:
+    """One sentence for every cited budget, with all cited bases."""
+    for extra in stored.sizes.cited_extras:
+        ahead, level = [], []
+        for base in stored.sizes.cited_bases:
             found = sunk_contest(stored, base, extra)
             if found is None:
                 continue
             gain, beyond = found
-            spent = (
-                "as many FLOPs again as it has cost"
-                if extra == 1
-                else f"{extra:g} times the FLOPs that it has cost"
-            )
-            told = (
-                f"growing a finished base of width {base.width} ends {100 * (1 - 1 / gain):.0f} % below the best alternative"
-                if beyond
-                else f"growing a finished base of width {base.width} and its best alternative cannot be told apart"
-            )
-            yield f"With {spent}, {told}."
+            name = f"{base.width} ({base.units} unit{'s' * (base.units > 1)})"
+            if beyond:
+                ahead.append(f"{100 * (1 - 1 / gain):.0f} % below the best alternative for width {name}")
+            else:
+                level.append(name)
+        spent = "as many FLOPs again" if extra == 1 else f"{extra:g} times the FLOPs again"
+        told = [f"ends {' and '.join(ahead)}"] if ahead else []
+        if level:
+            told.append(f"cannot be told apart from the best alternative for width {_listed(level)}")
+        if told:
+            yield f"With {spent} that a finished base has cost, growing it {', and '.join(told)}."
+
+
+def _listed(names: list[str]) -> str:
+    """Names as a sentence lists them: a, b and c."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
 def _sunk(stored: Book) -> Iterator[str]:

@@ -86,7 +86,8 @@ HERE = Sizes(
     between=128,
     wide=256,
     depth=3,
-    cited_bases=(Finished(32, 1),),
+    cited_bases=(Finished(32, 1), Finished(32, 4), Finished(64, 16)),
+    cited_unseen=True,
 )
 STEP_LLAMA = 207_618_048
 """FLOPs of one step of the Llama at width 32, with 8 windows of 64 tokens."""
@@ -109,6 +110,7 @@ TEXT = Sizes(
     stop=0.02,
     cited_bases=(),
     cited_exactness=False,
+    cited_unseen=True,
 )
 STEP_RESNET = 1_689_747_456
 """FLOPs of one step of the ResNet at width 8, with 128 images."""
@@ -126,6 +128,7 @@ IMAGES = Sizes(
     middle=1,
     extend=1,
     cited_exactness=False,
+    cited_unseen=True,
 )
 SMOKE = Sizes(
     unit=30_000_000,
