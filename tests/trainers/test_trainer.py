@@ -191,7 +191,7 @@ def test_the_trainer_goes_on_with_quantised_state(tmp_path):
     rows = torch.stack([row["input_ids"] for row in bench.data()[:4]])
     ends = (bench.config(1, **sizes(k)) for k in (1, K))
     plan = mu.plan_between(LlamaForCausalLM, *ends, loss=lambda m: m(input_ids=rows, labels=rows).loss)
-    options = {"optim": "adamw_bnb_8bit", "learning_rate": 1e-3, "save_steps": 4}
+    options: dict[str, Any] = {"optim": "adamw_bnb_8bit", "learning_rate": 1e-3, "save_steps": 4}
     _, trainer = hugging_face(model(**sizes(1)), tmp_path / "base", stop=4, **options)
     states = bench_optimizer(trainer).state.values()
     assert sum(state["state1"].dtype == torch.uint8 for state in states) == 7, (
