@@ -278,9 +278,8 @@ class Case:
 
     @cached_property
     def plan(self) -> mu.Plan:
-        return mu.plan_between(
-            self.make, self.base, self.wide, loss=self.loss, pad=self.pad, roles=dict(self.roles)
-        )
+        given: dict[str, Any] = {"loss": self.loss, "pad": self.pad, "roles": dict(self.roles)}
+        return mu.plan_between(self.make, self.base, self.wide, **given)
 
 
 LLAMA, GPT = LlamaSizes(16, 2, 12), GPT2Sizes(12, 4, 10)

@@ -66,8 +66,7 @@ def widened(run: mu.Run, width: int) -> tuple[mu.Run, str]:
 
 
 def state_of(run: mu.Run, name: str = "2.weight") -> dict[str, Any]:
-    found: dict[str, Any] = run.optimizer.state[run.model.get_parameter(name)]
-    return found
+    return dict(run.optimizer.state[run.model.get_parameter(name)])
 
 
 def values(run: mu.Run, key: str = "state1") -> Tensor:
