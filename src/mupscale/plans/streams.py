@@ -126,8 +126,8 @@ def _rooted(trace: Trace, walk: _Walk) -> Iterator[str]:
         numbers = [float(t.detach()) for t in call.inputs if t.numel() == 1 and t.is_floating_point()]
         numbers += [float(value) for value in call.args if isinstance(value, (int, float))]
         for name in tables if call.name in ("mul", "__mul__", "__rmul__") else ():
-            root = float(walk.draft.entries[name].base_shape[-1]) ** 0.5
-            if any(abs(number - root) < _ROUNDED * root for number in numbers):
+            width = walk.draft.entries[name].base_shape[-1]
+            if any(abs(number * number - width) < _ROUNDED * width for number in numbers):
                 yield name
 
 
@@ -174,7 +174,7 @@ def subtracts_mean(norm: nn.Module) -> bool:
     if any(t.is_meta for t in norm.parameters(recurse=False)) or size < 2:
         return False
     like = next(norm.parameters(recurse=False))
-    x = torch.linspace(-1, 2, 2 * size, dtype=like.dtype, device=like.device).view(2, size) ** 3
+    x = torch.linspace(-1, 2, 2 * size, dtype=like.dtype, device=like.device).view(2, size).pow(3)
     with torch.no_grad():
         try:
             plain, moved = norm(x), norm(x + _SHIFT)
