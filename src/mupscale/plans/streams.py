@@ -66,6 +66,8 @@ def padded_norms(draft: Draft) -> dict[str, str]:
 def streams(draft: Draft, trace: Trace) -> Streams:
     """Who writes and reads the spaces that padded norms average over."""
     norms = padded_norms(draft)
+    if not norms:
+        return Streams(frozenset(), frozenset(), frozenset(), {}, frozenset())
     walk = _Walk(draft, trace, norms)
     writers: set[Place] = set()
     for index, call in enumerate(trace.calls):
@@ -202,6 +204,7 @@ class _Walk:
     def weights(self, call: Call) -> list[str]:
         """The growing parameters that a call reads, as they are or as views of them."""
         found: list[str] = []
+        seen: set[int] = set()
         pending = [(call, i) for i in range(len(call.inputs)) if self.trace.weight(call, i)]
         while pending:
             at, i = pending.pop()
@@ -211,7 +214,8 @@ class _Walk:
                 entry = self.draft.entries.get(name)
                 if entry is not None and entry.kind == "parameter" and entry.growing:
                     found.append(name)
-            elif parent is not None:
+            elif parent is not None and parent not in seen:
+                seen.add(parent)
                 made = self.trace.calls[parent]
                 pending += [(made, j) for j in range(len(made.inputs))]
         return found
