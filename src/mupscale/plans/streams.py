@@ -55,7 +55,7 @@ class Streams:
 def padded_norms(draft: Draft) -> dict[str, str]:
     """Path of every norm over a space that gets zeros -> the name of its gain."""
     found: dict[str, str] = {}
-    for entry in draft.entries.values():
+    for entry in draft.entries.values() if draft.pad else ():
         if is_norm(entry.module[0]) and entry.kind == "parameter" and len(entry.base_shape) == 1:
             path, _, leaf = entry.name.rpartition(".")
             if _padded(entry, 0) and (leaf == "weight" or path not in found):
