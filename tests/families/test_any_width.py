@@ -72,7 +72,7 @@ def test_the_small_copy_continues_its_base(kind, to, tied):
 def test_feed_forward_layers_and_whole_groups_of_heads_need_no_fold():
     family = family_plan({**LLAMA, "hidden_size": 48}, to="heads=6,kv_heads=3,ffn=52")
     assert not family.powers
-    assert str(family.plan["model.layers.0.self_attn.q_proj.weight"].axes[0]) == "out: 2+1 * 16"
+    assert str(family.plan["model.layers.0.self_attn.q_proj.weight"].axes[0]) == "out: 32+16"
     assert str(family.plan["model.layers.1.mlp.down_proj.weight"].axes[1]) == "in: 40+12"
     assert all(entry.fold.is_one for entry in family.plan.tensors.values())
 
@@ -164,10 +164,9 @@ def test_noise_wakes_zeros_without_a_jump_and_files_equal_the_live_bits(tmp_path
     torch.testing.assert_close(gain[32:], torch.full((16,), (2 / 3) ** 0.5))
     widened = mu.widen(base, make, plan=family.plan).model.state_dict()
     for name, entry in family.plan.tensors.items():
-        image = tuple(slice(axis.base) for axis in entry.axes)
-        assert torch.equal(stored[name][image], widened[name][image]), (
-            "without copies, what was trained stays"
-        )
+        if name in stored:
+            image = tuple(slice(axis.base) for axis in entry.axes)
+            assert torch.equal(stored[name][image], widened[name][image]), "what was trained stays"
 
 
 def test_every_new_entry_has_a_gradient_from_the_second_step_on():
@@ -186,7 +185,8 @@ def test_every_new_entry_has_a_gradient_from_the_second_step_on():
         awake.optimizer.step()
     for name, parameter in awake.model.named_parameters():
         assert parameter.grad is not None
-        grad = parameter.grad[:60] if "embed" in name else parameter.grad
+        # Word 0 pads, and what the last position writes is compared with nothing.
+        grad = parameter.grad[1:59] if "embed" in name else parameter.grad
         for dim, axis in enumerate(family.plan[name].axes):
             if axis.padded:
                 assert bool((grad.narrow(dim, axis.base, axis.wide - axis.base) != 0).all()), name

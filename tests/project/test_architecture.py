@@ -245,6 +245,8 @@ ALLOWED_POWERS = {
         "folds.py: k**-1",
         "folds.py: k**-_ROOT",
         "folds.py: k**_ROOT",
+        "draft.py: Scale.of(axes[dim].filled) ** power",
+        "lift.py: (Scale.of(full[dim].filled) / Scale.of(small[dim].filled)) ** power",
         "infer.py: Scale.of(copies(made, made.entries[name], made.entries[name].growing[-1])) ** -1",
     ],
     "read from the row of a family": [
@@ -286,7 +288,7 @@ ALLOWED_POWERS = {
         "flops.py: size**2",
         "flops.py: width**2",
         'widen_options.py: 1000 ** " kmgt".index(found[2] or " ")',
-        "widen.py: max(parse_multipliers(chosen.multipliers).values()) ** 2",
+        "widen.py: max(*goal.k.values(), *named, 1) ** 2",
         "maps.py: (low * high) ** 0.5",
         "maps.py: 2**p",
         "maps.py: 2**t",

@@ -23,7 +23,7 @@ from torch import nn
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.names import named_tensors, pattern_of
 from ..plans.plan import Plan, TensorPlan
-from ..plans.search import Powers
+from ..plans.tensor_plan import Powers
 from ..rules.axes import Axis, Factor
 from ..rules.products import Product
 from ..rules.scale import Scale

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import MupscaleError
 from ..files.strict import refuse_malformed
 from ..plans.plan import Plan
-from ..plans.search import Powers
+from ..plans.tensor_plan import Powers
 from ..training.noise_places import Exempt
 from ..training.noises import NOTHING
 from .declarations import Declarations

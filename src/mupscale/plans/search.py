@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from itertools import islice
 
 from torch import nn
@@ -35,6 +34,7 @@ from .not_found import not_found
 from .plan import Plan
 from .proposals import Proposals
 from .streams import streams, unpaddable, with_streams
+from .tensor_plan import Powers
 from .trials import Outcome, Trials
 from .views import Hint, hints
 
@@ -61,10 +61,6 @@ _DEBTS = 2
 """Folds in a row that are followed although they disturb an earlier call. A penalty on activations needs one."""
 _TELL = 10.0
 """Seconds between two lines of progress."""
-
-
-Powers = Mapping[str, Mapping[int, Fraction]]
-"""Tensor -> dimension -> the power of that axis's filled share in its fold, so that other sizes get their own fold."""
 
 
 @dataclass(frozen=True)

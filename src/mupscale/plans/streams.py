@@ -55,7 +55,7 @@ class Streams:
 def padded_norms(draft: Draft) -> dict[str, str]:
     """Path of every norm over a space that gets zeros -> the name of its gain."""
     found: dict[str, str] = {}
-    for entry in draft.entries.values():
+    for entry in draft.entries.values() if draft.pad else ():
         if is_norm(entry.module[0]) and entry.kind == "parameter" and len(entry.base_shape) == 1:
             path, _, leaf = entry.name.rpartition(".")
             if _padded(entry, 0) and (leaf == "weight" or path not in found):
@@ -66,6 +66,8 @@ def padded_norms(draft: Draft) -> dict[str, str]:
 def streams(draft: Draft, trace: Trace) -> Streams:
     """Who writes and reads the spaces that padded norms average over."""
     norms = padded_norms(draft)
+    if not norms:
+        return Streams(frozenset(), frozenset(), frozenset(), {}, frozenset())
     walk = _Walk(draft, trace, norms)
     writers: set[Place] = set()
     for index, call in enumerate(trace.calls):
@@ -126,8 +128,8 @@ def _rooted(trace: Trace, walk: _Walk) -> Iterator[str]:
         numbers = [float(t.detach()) for t in call.inputs if t.numel() == 1 and t.is_floating_point()]
         numbers += [float(value) for value in call.args if isinstance(value, (int, float))]
         for name in tables if call.name in ("mul", "__mul__", "__rmul__") else ():
-            root = float(walk.draft.entries[name].base_shape[-1]) ** 0.5
-            if any(abs(number - root) < _ROUNDED * root for number in numbers):
+            width = walk.draft.entries[name].base_shape[-1]
+            if any(abs(number * number - width) < _ROUNDED * width for number in numbers):
                 yield name
 
 
@@ -174,7 +176,7 @@ def subtracts_mean(norm: nn.Module) -> bool:
     if any(t.is_meta for t in norm.parameters(recurse=False)) or size < 2:
         return False
     like = next(norm.parameters(recurse=False))
-    x = torch.linspace(-1, 2, 2 * size, dtype=like.dtype, device=like.device).view(2, size) ** 3
+    x = torch.linspace(-1, 2, 2 * size, dtype=like.dtype, device=like.device).view(2, size).pow(3)
     with torch.no_grad():
         try:
             plain, moved = norm(x), norm(x + _SHIFT)
@@ -202,6 +204,7 @@ class _Walk:
     def weights(self, call: Call) -> list[str]:
         """The growing parameters that a call reads, as they are or as views of them."""
         found: list[str] = []
+        seen: set[int] = set()
         pending = [(call, i) for i in range(len(call.inputs)) if self.trace.weight(call, i)]
         while pending:
             at, i = pending.pop()
@@ -211,7 +214,8 @@ class _Walk:
                 entry = self.draft.entries.get(name)
                 if entry is not None and entry.kind == "parameter" and entry.growing:
                     found.append(name)
-            elif parent is not None:
+            elif parent is not None and parent not in seen:
+                seen.add(parent)
                 made = self.trace.calls[parent]
                 pending += [(made, j) for j in range(len(made.inputs))]
         return found

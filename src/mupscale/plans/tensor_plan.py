@@ -25,6 +25,8 @@ from ..tensors.making import Join, Making
 from ..tensors.noise import TensorNoise
 
 Kind = Literal["parameter", "buffer"]
+Powers = Mapping[str, Mapping[int, Fraction]]
+"""Tensor -> dimension -> the power of that axis's filled share in its fold, so that other sizes get their own fold."""
 _DIGITS = 12  # of a number in JSON: trial division of 10^12 takes a tenth of a second
 
 

@@ -122,7 +122,7 @@ def resolve_noise(
         if entry.padded and not _is_silent(noise):
             known = len(entry.axes) > 1 and not entry.gain
             woken[name] = _signal(WAKE, entry, partial(measure, name), float(size)) if known else 0.0
-        if not has_copies(entry):
+        if entry.padded and not has_copies(entry):
             continue
         if isinstance(noise, PairedNoise):
             if (dim := _pairing(entry)) is None:
