@@ -82,7 +82,7 @@ def infer_plan(
         if measure is None or declared != Declared({}, {}, {}, ()) or pad:
             what = "new blocks are found by a measurement at one width"
             remedy = "pass loss= or example_inputs= and no declarations; grow the width with a second plan, and then()"
-            raise_faults("this order cannot be planned", [Fault("order", what, remedy)])
+            raise MupscaleError("this order cannot be planned", [Fault("order", what, remedy)])
         return deeper_plan(base, wide, measure, order)
     if measure is not None:
         return find_plan(base, wide, measure, declared, pad).plan
