@@ -1,33 +1,43 @@
 """One worker's share of a 70-billion-parameter job costs what one worker's share costs.
 
-A checkpoint with the headers of a Llama of 70 billion parameters (80 layers, bfloat16, 30 shards) whose weights
-are holes in its files is doubled in width: 560 GB, with noise on every matrix. The whole job is planned, its
-output files are laid out, and worker 37 of 512 really does its share, about 1.1 GB; nothing else touches the disk.
-Some entries of what it wrote are then compared with noise drawn directly.
+A checkpoint with the headers of a Llama of 70 billion parameters (80 layers, bfloat16, 30 shards) whose weights are
+holes in its files grows twice: to double width, which is 560 GB with noise on every matrix, and to 96 layers, planned
+from its configuration as `--to layers=96` does, with noise on the new blocks. Each job is planned whole, its output files
+are laid out, and worker 37 of 512 really does its share, about 1.1 and 0.3 GB; nothing else touches the disk. What it
+wrote is then compared with noise drawn directly, at the start of every block.
 
     python benchmarks/scale_70b.py [--worker 37] [--workers 512] [--dir FOLDER]
 
 Prints tensors, units, seconds and peak memory (VmHWM, most of which is torch and numba themselves); the exit code
 is 1 when a bound fails: 1.1 times the memory of a worker that grows a small model in the same way, measured in
-the same run, and 10 CPU seconds to plan.
+the same run (1.2 for the deeper job, whose plan this process has read from the one that made it), 10 CPU seconds to
+plan the wide model, and 15 to plan the deeper one, where a new process imports transformers and tries the new blocks on
+a small copy.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
+import mupscale as mu
 from harness.llama_files import Llama, job_for, peak_mib, write_directory
+from mupscale.checkpoints.grow import stored_plan
+from mupscale.families.process import plan_in_process
+from mupscale.files.directory import Directory
 from mupscale.jobs.job import Job
 from mupscale.jobs.journal import read_journals
 from mupscale.jobs.partial import partial
@@ -37,7 +47,19 @@ from mupscale.jobs.worker import run_worker
 LLAMA_70B = Llama(hidden=8192, ffn=28672, heads=64, kv_heads=8, layers=80, vocabulary=128256)
 K, SHARDS, THREADS = 2, 30, min(2, os.cpu_count() or 1)
 SMALL = Llama(hidden=1024, ffn=2816, heads=8, kv_heads=8, layers=2, vocabulary=32000)
-RSS, PLANNING = 1.1, 10.0
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": LLAMA_70B.hidden,
+    "intermediate_size": LLAMA_70B.ffn,
+    "num_hidden_layers": LLAMA_70B.layers,
+    "num_attention_heads": LLAMA_70B.heads,
+    "num_key_value_heads": LLAMA_70B.kv_heads,
+    "vocab_size": LLAMA_70B.vocabulary,
+}
+LAYERS = 96
+RSS = {"wider": 1.1, "deeper": 1.2}
+PLANNING = {"wider": 10.0, "deeper": 15.0}
 
 
 def on_disk(folder: Path) -> int:
@@ -45,19 +67,17 @@ def on_disk(folder: Path) -> int:
     return sum(file.stat().st_blocks * 512 for file in folder.iterdir())
 
 
-def matches(job: Job, unit: int) -> bool:
-    """Whether the first entries of a unit, as written, are the noise of zeros."""
-    block = WorkUnits(job)[unit]
-    assert isinstance(block, Block)
-    target, noise = block.move.target, block.move.making.noise
+def matches(job: Job, block: Block) -> bool:
+    """Whether the first entries of a block, as written, are the noise of zeros, or the ones of a new gain."""
+    target, making = block.move.target, block.move.making
     corner = [1] * (len(block.shape) - 1) + [min(64, block.shape[-1])]
     place = sum(s * w for s, w in zip(block.start, _strides(target.shape), strict=True))
     with open(partial(job.out) / f"{target.file}.partial", "rb") as file:
         file.seek(target.offset + 2 * place)
         found = torch.frombuffer(bytearray(file.read(2 * corner[-1])), dtype=torch.bfloat16)
-    want = torch.zeros(corner)
-    if noise is not None:
-        want = noise.slice(block.move.making.axes, list(block.start), corner, want)
+    want = torch.full(corner, 1.0 if making.fill == "one" else 0.0)
+    if making.noise is not None:
+        want = making.noise.slice(making.axes, list(block.start), corner, want)
     return torch.equal(found, want.flatten().bfloat16())
 
 
@@ -79,6 +99,66 @@ def _strides(shape: tuple[int, ...]) -> list[int]:
     return list(torch.empty(shape, device="meta").stride())
 
 
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of those that it has waited for, so that other load does not count."""
+    spent = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(used.ru_utime + used.ru_stime for used in spent)
+
+
+def planned(case: str) -> mu.Plan:
+    """Twice as wide by hand, or deeper as the command line plans it."""
+    if case == "wider":
+        return LLAMA_70B.plan(K)
+    return stored_plan(plan_in_process(CONFIG, "1", to=f"layers={LAYERS}", steps=0))
+
+
+@dataclass(frozen=True)
+class Done:
+    """One worker's share of one job, and what is wrong with it."""
+
+    items: int
+    gigabytes: float
+    seconds: float
+    planning: float
+    peak: float
+    """Peak memory of this process so far, in MiB."""
+    faults: tuple[str, ...]
+
+
+def work(case: str, directory: Directory, before: float, folder: Path, worker: int, workers: int) -> Done:
+    """Plan a job, of which the directory already took `before` CPU seconds, and do one worker's share of it."""
+    started = cpu_seconds() - before
+    plan = planned(case)
+    job = job_for(plan, directory, folder / case, LLAMA_70B.noise(plan))
+    job = Job.from_json(job.to_json().encode())  # as a worker on another machine reads it
+    units = WorkUnits(job)
+    share = list(units.share(worker, workers))
+    planning = cpu_seconds() - started
+    blocks = [block for unit in share if unit < units.blocks and isinstance(block := units[unit], Block)]
+    size = sum(block.bytes for block in blocks)
+    print(f"{case}: {sum(file.size for file in job.files) / 1e9:.0f} GB in {len(job.files)} files")
+    print(f"planned in {planning:.2f} s: {len(units)} units, the job is {len(job.to_json()) / 1e6:.2f} MB")
+    clock = time.perf_counter()
+    run_worker(job, worker, workers, threads=THREADS)
+    seconds = time.perf_counter() - clock
+    journals = read_journals(partial(job.out), len(units))
+    only = [unit for unit, is_done in enumerate(journals.units) if is_done] == sorted(share)
+    written = on_disk(partial(job.out))
+    noisy = [block for block in blocks if block.move.making.noise is not None]
+    checks = {
+        f"planning took {planning:.1f} s, the bound is {PLANNING[case]:.0f}": planning > PLANNING[case],
+        "the journal does not say exactly this worker's share": not only,
+        f"{written / 1e9:.2f} GB on the disk for a share of {size / 1e9:.2f} GB": not size
+        <= written
+        < 1.1 * size,
+        "what was written is not the noise of zeros": not all(matches(job, block) for block in blocks),
+        "no block of the share has noise, so that nothing was compared": not noisy,
+    }
+    shutil.rmtree(partial(job.out))
+    found = tuple(f"{case}: {text}" for text, holds in checks.items() if holds)
+    return Done(len(share), size / 1e9, seconds, planning, peak_mib(), found)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--worker", type=int, default=37)
@@ -94,52 +174,37 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(dir=arguments.dir))
     try:
         shapes = LLAMA_70B.shapes()
-        started = time.process_time()  # this process plans alone, so other load on the machine does not count
+        started = cpu_seconds()
         directory = write_directory(folder / "base", shapes, "BF16", SHARDS, holes=True)
-        plan = LLAMA_70B.plan(K)
-        job = job_for(plan, directory, folder / "wide", LLAMA_70B.noise(plan))
-        job = Job.from_json(job.to_json().encode())  # as a worker on another machine reads it
-        units = WorkUnits(job)
-        share = list(units.share(arguments.worker, arguments.workers))
-        planning = time.process_time() - started
-        size = sum(units[unit].bytes for unit in share if unit < units.blocks)
+        opened = cpu_seconds() - started
         parameters = sum(torch.Size(shape).numel() for shape in shapes.values())
         print(
             f"{parameters / 1e9:.1f} billion parameters in {len(directory.weights)} files, {len(shapes)} tensors"
         )
-        print(f"wide: {sum(file.size for file in job.files) / 1e9:.0f} GB in {len(job.files)} files")
-        print(
-            f"planned in {planning:.2f} s: {len(units)} units, the job is {len(job.to_json()) / 1e6:.2f} MB"
-        )
-        started = time.perf_counter()
-        run_worker(job, arguments.worker, arguments.workers, threads=THREADS)
-        seconds = time.perf_counter() - started
-        done = read_journals(partial(job.out), len(units))
-        written = on_disk(partial(job.out))
-        blocks = [unit for unit in share if unit < units.blocks]
-        right = all(matches(job, unit) for unit in blocks[:: max(1, len(blocks) // 8)])
+        done = {
+            case: work(case, directory, opened, folder, arguments.worker, arguments.workers)
+            for case in PLANNING
+        }
         (folder / "small").mkdir()
-        rss, small = peak_mib(), small_peak(folder / "small")
+        small = small_peak(folder / "small")
     finally:
         shutil.rmtree(folder)
-    only = [unit for unit, is_done in enumerate(done.units) if is_done] == sorted(share)
-    faults = {
-        f"peak memory of {rss:.0f} MiB, {small:.0f} for a small model, the bound is {RSS}": rss > RSS * small,
-        f"planning took {planning:.1f} s, the bound is {PLANNING:.0f}": planning > PLANNING,
-        "the journal does not say exactly this worker's share": not only,
-        f"{written / 1e9:.2f} GB on the disk for a share of {size / 1e9:.2f} GB": not size
-        <= written
-        < 1.1 * size,
-        "what was written is not the noise of zeros": not right,
-    }
-    for fault in (text for text, holds in faults.items() if holds):
+    faults = [fault for share in done.values() for fault in share.faults]
+    faults += [
+        f"{case}: peak memory of {share.peak:.0f} MiB, {small:.0f} for a small model, the bound is {RSS[case]}"
+        for case, share in done.items()
+        if share.peak > RSS[case] * small
+    ]
+    for fault in faults:
         print(f"FAILED: {fault}")
-    print(f"on the disk {written / 1e9:.2f} GB")
+    wide, deep = done["wider"], done["deeper"]
     print(
-        f"worker={arguments.worker}/{arguments.workers} items={len(share)} gb={size / 1e9:.2f} seconds={seconds:.1f} "
-        f"rss_mib={rss:.0f} rss_growth={rss / small:.2f} planning_s={planning:.2f}"
+        f"worker={arguments.worker}/{arguments.workers} items={wide.items} gb={wide.gigabytes:.2f} "
+        f"seconds={wide.seconds:.1f} rss_mib={wide.peak:.0f} rss_growth={wide.peak / small:.2f} planning_s={wide.planning:.2f} "
+        f"deeper_items={deep.items} deeper_gb={deep.gigabytes:.2f} deeper_rss_growth={deep.peak / small:.2f} "
+        f"deeper_planning_s={deep.planning:.2f}"
     )
-    return 1 if any(faults.values()) else 0
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

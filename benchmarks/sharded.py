@@ -2,10 +2,10 @@
 
 A base with its AdamW state is loaded at the wide size on 1, 2 and 4 ranks, from checkpoints of
 torch.distributed written by 1 and by 4 ranks, from a Hugging Face directory, from the output of `mupscale upscale`,
-from such an output that was killed and resumed, and from the running base; for k = 2 and 3, without noise, with μP
-noise and with signal-normalised noise; over one mesh dimension and over two. The digest over all full tensors must
-be that of `mu.upscale` in one process, and that is held against the slow twin of the kernel. Controls: all digests
-that are to be met differ from each other, and another seed gives another one.
+from such an output that was killed and resumed, and from the running base; for k = 2 and 3, and deeper with a wider
+feed-forward, without noise, with μP noise and with signal-normalised noise; over one mesh dimension and over two. The
+digest over all full tensors must be that of `mu.upscale` in one process, and that is held against the slow twin of the
+kernel. Controls: all digests that are to be met differ from each other, and another seed gives another one.
 
     python benchmarks/sharded.py [--quick]
 
@@ -36,12 +36,13 @@ from benchmarks.sharded_cases import (
     adamw,
     digest,
     family,
+    goals,
     llama_model,
     model_named,
     others,
     plans_to_json,
+    request,
     save,
-    widths,
 )
 from harness.launched import launch
 from harness.models import CASES
@@ -132,29 +133,30 @@ def prepare(folder: Path) -> tuple[dict[str, str], float]:
         save(run, folder / f"{name}.dcp1", flat=True)
         if name == "llama":
             save_directory(run, folder / "hf")
-            for k in widths():
-                (folder / f"family{k}.json").write_text(plan_in_process(folder / "hf", str(k)).to_json())
+            for goal in goals():
+                asked_for = request(goal, None)
+                grown = plan_in_process(folder / "hf", asked_for.multipliers, to=asked_for.to)
+                (folder / f"family{goal}.json").write_text(grown.to_json())
         model = model_named(name)
         base = {n: t for n, _, t in named_tensors(run.model)}
-        for k in model.ks:
+        for goal in model.goals:
             for noise, (asked, _) in NOISES.items():
-                make, plan = functools.partial(model.wide, k), model.plan(k)
+                make, plan = functools.partial(model.wide, goal), model.plan(goal)
                 wide = (
                     mu.widen(run, make, plan=plan)
                     if asked is None
                     else mu.upscale(run, make, asked, seed=SEED, plan=plan)
                 )
-                wanted[f"{name} k={k} {noise}"] = digest(wide, lambda t: t)
+                wanted[f"{name} k={goal} {noise}"] = digest(wide, lambda t: t)
                 if asked is None:
                     worst = max(worst, oracle_error(wide, base, plan))
-                if name == "llama" and k == widths()[0]:
-                    wanted[f"{name} k={k} {noise} bf16"] = half_digest(wide)
+                if name == "llama" and goal == goals()[0]:
+                    wanted[f"{name} k={goal} {noise} bf16"] = half_digest(wide)
                 if name == "llama":
-                    grown, scheme = family(k), NOISES[noise][1]
-                    request = Request(str(k), scheme, SEED)
-                    grow(folder / "hf", folder / f"streamed.{k}.{noise}", grown, request, kill=False)
-                    cut += grow(folder / "hf", folder / f"resumed.{k}.{noise}", grown, request, kill=True)
-    print(f"{cut} of {len(widths()) * len(NOISES)} streams were killed in the middle")
+                    grown, wish = family(goal), request(goal, NOISES[noise][1])
+                    grow(folder / "hf", folder / f"streamed.{goal}.{noise}", grown, wish, kill=False)
+                    cut += grow(folder / "hf", folder / f"resumed.{goal}.{noise}", grown, wish, kill=True)
+    print(f"{cut} of {len(goals()) * len(NOISES)} streams were killed in the middle")
     return wanted, worst
 
 

@@ -1,6 +1,6 @@
 """What `sharded.py` runs on every rank: load the same base into shards in every way, and digest what came out.
 
-A stock Llama whose sizes divide unevenly (for all sources), and a convolutional net, a GPT-2 with fused qkv and a
+A stock Llama whose sizes divide unevenly (for all sources), wider, deeper and both, and a convolutional net, a GPT-2 with fused qkv and a
 padded Llama (for checkpoints of torch.distributed and the running base).
 """
 
@@ -11,6 +11,7 @@ import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import mupscale as mu
 from harness.launched import folder
 from harness.models import CASES
+from mupscale.checkpoints.request import Request
 from mupscale.families.record import FamilyPlan
 from mupscale.plans.fits import identity_plan
 from mupscale.plans.names import named_tensors
@@ -55,26 +57,43 @@ SETTINGS: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
 
 @dataclass(frozen=True)
 class Model:
-    """A base, and how a wide one is built; `k` names the plan."""
+    """A base, and how a wide one is built; the goal names the plan."""
 
     base: Callable[[], nn.Module]
-    wide: Callable[[int], nn.Module]
-    plan: Callable[[int], mu.Plan]
-    ks: tuple[int, ...]
+    wide: Callable[[str], nn.Module]
+    plan: Callable[[str], mu.Plan]
+    goals: tuple[str, ...]
 
 
-def widths() -> tuple[int, ...]:
-    """The k of the stock Llama; one of them where a quick run was asked for."""
-    return (3,) if (folder() / "quick").exists() else (2, 3)
+def goals() -> tuple[str, ...]:
+    """What the stock Llama grows to: k, or k+to; one of them where a quick run was asked for."""
+    return ("3",) if (folder() / "quick").exists() else ("2", "3", "ffn=2+layers=4")
+
+
+def request(goal: str, noise: tuple[str, float] | None) -> Request:
+    """What is asked of a streamed job.
+
+    >>> request("ffn=2+layers=3", None).goal
+    '-k ffn=2 --to layers=3'
+    """
+    k, _, to = goal.partition("+")
+    return Request(k, noise, SEED, to=to or None)
 
 
 def others() -> tuple[str, ...]:
     """Models beside it."""
+    if (folder() / "only_llama").exists():
+        return ()
     return ("GPT-2",) if (folder() / "quick").exists() else ("ResNet", "GPT-2", "Llama+p")
 
 
-def family(k: int) -> FamilyPlan:
-    return FamilyPlan.from_json((folder() / f"family{k}.json").read_text())
+def family(goal: str) -> FamilyPlan:
+    return _read_family(folder() / f"family{goal}.json")
+
+
+@cache
+def _read_family(path: Path) -> FamilyPlan:
+    return FamilyPlan.from_json(path.read_text())
 
 
 def llama_model(config: Any) -> nn.Module:
@@ -88,9 +107,11 @@ def model_named(name: str) -> Model:
     if name == "llama":
         return Model(
             lambda: llama_model(SIZES),
-            lambda k: llama_model({n: v for n, v in family(k).wide_config.items() if n != "model_type"}),
-            lambda k: family(k).plan,
-            widths(),
+            lambda goal: llama_model(
+                {n: v for n, v in family(goal).wide_config.items() if n != "model_type"}
+            ),
+            lambda goal: family(goal).plan,
+            goals(),
         )
     case = CASES[name]
     planned = folder() / f"{name}.json"
@@ -98,7 +119,7 @@ def model_named(name: str) -> Model:
         lambda: case.make(case.base),
         lambda _: case.make(case.wide),
         lambda _: mu.Plan.from_json(planned.read_text()),
-        (0,),
+        ("0",),
     )
 
 
@@ -149,14 +170,14 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def wide_run(
-    model: Model, k: int, mesh: DeviceMesh, tensor_parallel: DeviceMesh | None = None, dtype: Any = None
+    model: Model, goal: str, mesh: DeviceMesh, tensor_parallel: DeviceMesh | None = None, dtype: Any = None
 ) -> mu.Run:
     """The wide model on the meta device, cut over the ranks, with an optimizer in units."""
-    built = mu.plans.on_meta(lambda: model.wide(k))
+    built = mu.plans.on_meta(lambda: model.wide(goal))
     if dtype is not None:
         built = built.to(dtype)
     shard_(built, mesh, tensor_parallel)
-    return mu.Run(built, adamw(built, model.plan(k)))
+    return mu.Run(built, adamw(built, model.plan(goal)))
 
 
 def base_run(model: Model, mesh: DeviceMesh, checkpoint: Path) -> mu.Run:
@@ -164,6 +185,12 @@ def base_run(model: Model, mesh: DeviceMesh, checkpoint: Path) -> mu.Run:
     built = shard_(mu.plans.on_meta(model.base), mesh)
     plan = identity_plan(built)
     return mu.load_wide(checkpoint, mu.Run(built, adamw(built, plan)), plan=plan)
+
+
+def reloaded(path: Path, goal: str, mesh: DeviceMesh) -> mu.Run:
+    """What a streamed job wrote, with its state, as it is."""
+    run = wide_run(model_named("llama"), goal, mesh)
+    return mu.load_wide(path, run, plan=replace(family(goal), plan=identity_plan(run.model)))
 
 
 def save(run: mu.Run, path: Path, flat: bool) -> None:
@@ -192,40 +219,40 @@ def digests() -> dict[str, str]:
     for name in ("llama", *others()):
         model = model_named(name)
         base = base_run(model, mesh, folder() / f"{name}.dcp1")
-        for k in model.ks:
+        for goal in model.goals:
             for noise, (asked, _) in NOISES.items():
-                label = f"{name} k={k} {noise}"
+                label = f"{name} k={goal} {noise}"
                 for source in ("dcp1", "dcp4"):
                     run = mu.load_wide(
                         folder() / f"{name}.{source}",
-                        wide_run(model, k, mesh),
-                        plan=model.plan(k),
+                        wide_run(model, goal, mesh),
+                        plan=model.plan(goal),
                         noise=asked,
                         seed=SEED,
                     )
                     found[f"{label} {source}"] = digest(run, gathered)
-                run = mu.load_wide(base, wide_run(model, k, mesh), plan=model.plan(k), noise=asked, seed=SEED)
+                run = mu.load_wide(
+                    base, wide_run(model, goal, mesh), plan=model.plan(goal), noise=asked, seed=SEED
+                )
                 found[f"{label} live"] = digest(run, gathered)
                 if name != "llama":
                     continue
                 run = mu.load_wide(
-                    folder() / "hf", wide_run(model, k, mesh), plan=family(k), noise=asked, seed=SEED
+                    folder() / "hf", wide_run(model, goal, mesh), plan=family(goal), noise=asked, seed=SEED
                 )
                 found[f"{label} hf"] = digest(run, gathered)
                 for source in ("streamed", "resumed"):
-                    run = wide_run(model, k, mesh)
-                    same = replace(family(k), plan=identity_plan(run.model))
-                    run = mu.load_wide(folder() / f"{source}.{k}.{noise}", run, plan=same)
+                    run = reloaded(folder() / f"{source}.{goal}.{noise}", goal, mesh)
                     found[f"{label} {source}"] = digest(run, gathered)
-    model, k = model_named("llama"), widths()[0]
+    model, goal = model_named("llama"), goals()[0]
     other = mu.load_wide(
         folder() / "llama.dcp1",
-        wide_run(model, k, mesh),
-        plan=model.plan(k),
+        wide_run(model, goal, mesh),
+        plan=model.plan(goal),
         noise=NOISES["mup"][0],
         seed=SEED + 1,
     )
-    found[f"llama k={k} mup control"] = digest(other, gathered)
+    found[f"llama k={goal} mup control"] = digest(other, gathered)
     found |= {f"{label} bf16": value for label, value in halves(mesh).items()}
     if world == 4:
         found |= meshes()
@@ -236,10 +263,10 @@ def halves(mesh: DeviceMesh) -> dict[str, str]:
     """Parameters in bfloat16 beside moments in float32."""
     model, found = model_named("llama"), {}
     for noise, (asked, _) in NOISES.items():
-        k = widths()[0]
-        run = wide_run(model, k, mesh, dtype=torch.bfloat16)
-        run = mu.load_wide(folder() / "llama.dcp4", run, plan=model.plan(k), noise=asked, seed=SEED)
-        found[f"llama k={k} {noise}"] = digest(run, gathered)
+        goal = goals()[0]
+        run = wide_run(model, goal, mesh, dtype=torch.bfloat16)
+        run = mu.load_wide(folder() / "llama.dcp4", run, plan=model.plan(goal), noise=asked, seed=SEED)
+        found[f"llama k={goal} {noise}"] = digest(run, gathered)
     return found
 
 
@@ -247,17 +274,17 @@ def meshes() -> dict[str, str]:
     """Meshes of two dimensions: replicas of shards, and FSDP over tensor parallelism."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
     model, found = model_named("llama"), {}
-    for k in widths():
+    for goal in goals():
         for noise, (asked, _) in NOISES.items():
             for source in ("llama.dcp4", "hf"):
-                plan = family(k) if source == "hf" else model.plan(k)
+                plan = family(goal) if source == "hf" else model.plan(goal)
                 run = mu.load_wide(
-                    folder() / source, wide_run(model, k, mesh), plan=plan, noise=asked, seed=SEED
+                    folder() / source, wide_run(model, goal, mesh), plan=plan, noise=asked, seed=SEED
                 )
-                found[f"llama k={k} {noise} {source} hsdp"] = digest(run, gathered)
-                run = wide_run(model, k, mesh["outer"], mesh["inner"])
+                found[f"llama k={goal} {noise} {source} hsdp"] = digest(run, gathered)
+                run = wide_run(model, goal, mesh["outer"], mesh["inner"])
                 run = mu.load_wide(folder() / source, run, plan=plan, noise=asked, seed=SEED)
-                found[f"llama k={k} {noise} {source} fsdp x tp"] = digest(run, gathered)
+                found[f"llama k={goal} {noise} {source} fsdp x tp"] = digest(run, gathered)
     return found
 
 

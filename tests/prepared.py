@@ -95,12 +95,35 @@ def going_on(folder: Path) -> Names:
 
 
 def growth(folder: Path) -> Names:
-    """A Llama with its optimizer."""
+    """A Llama with its optimizer, and a residual net whose blocks are in a list."""
     import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.read, self.write = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            written: torch.Tensor = self.write(torch.relu(self.read(self.norm(x))))
+            return x + written
+
+    class Net(nn.Module):
+        def __init__(self, blocks: int) -> None:
+            super().__init__()
+            self.blocks, self.last = nn.ModuleList(Block() for _ in range(blocks)), nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x)
+            value: torch.Tensor = self.last(x)
+            return value
 
     llama(folder / "base")
-    model = trainer.model()
+    model, batch = trainer.model(), torch.randn(16, 8)
     return {
+        "make": Net,
+        "loss": lambda net: net(batch.to(net.last.weight.dtype)).square().mean(),
         "config": folder / "base",
         "model": model,
         "optimizer": torch.optim.AdamW(model.parameters()),

@@ -261,6 +261,25 @@ def test_a_state_dict_gets_the_new_tensors():
     assert sorted(n for group in groups for n in group["param_names"]) == sorted(plan.tensors)
 
 
+def test_a_saved_optimizer_has_the_order_of_the_deeper_model():
+    """State is saved by position: loaded into an optimizer of the deeper model, every tensor has its own."""
+    run, plan = trained(OPTIMIZERS["adamw"]), Plan.from_json(deeper((0, None, 1)).to_json())
+    saved = torch.optim.AdamW(run.model.named_parameters()).state_dict()
+    saved["state"] = run.optimizer.state_dict()["state"]
+    grown = mu.widen_optimizer_state_dict(saved, plan, torch.optim.AdamW, unproved=True)
+    wide = make(blocks=3)
+    names = [name for name, _ in wide.named_parameters()]
+    assert [n for group in grown["param_groups"] for n in group["param_names"]] == names
+    optimizer = torch.optim.AdamW(wide.named_parameters())
+    optimizer.load_state_dict(grown)
+    base = dict(run.model.named_parameters())
+    for name, parameter in wide.named_parameters():
+        assert (parameter in optimizer.state) is not plan[name].new, name
+        if not plan[name].new:
+            moment = run.optimizer.state[base[plan[name].sources[0]]]["exp_avg"]
+            assert torch.equal(optimizer.state[parameter]["exp_avg"], moment), name
+
+
 def test_gains_of_new_norms_stay_one_whatever_gets_noise():
     plan = deeper((0, None, 1))
     woken = mu.upscale(
@@ -342,3 +361,13 @@ def test_the_report_of_noise_knows_new_tensors():
     (row,) = mu.diagnostics.noise_report(run, woken, loss=loss).rows
     assert (row.name, row.share) == ("blocks.1.read.weight", 1.0)
     assert row.lost < 1e-12
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_loaded_run_keeps_the_units_of_shared_biases(bias):
+    """Without biases nothing has other units than in the base, which is then the reference."""
+    plan = replace(deeper((0, None, 1), biases=BIASES, bias=bias), proof="loss")
+    base, wide = make(bias=bias), make(blocks=3, bias=bias)
+    loaded = mu.load_wide(mu.Run(base), wide, plan=plan)
+    assert loaded.since == (plan if bias else None)
+    assert value(wide) == pytest.approx(value(base), rel=1e-12)

@@ -134,6 +134,8 @@ def test_an_order_that_does_not_fit_is_refused(order, words):
 
 def test_an_order_needs_a_measurement_at_one_width():
     order = {"blocks": [0, None, 1]}
+    plan = mu.infer_plan(make(Attending), make(Attending, 3), example_inputs=(X,), order=order)
+    assert plan.proof == "outputs"
     with pytest.raises(mu.MupscaleError, match="pass loss="):
         mu.infer_plan(make(Attending), make(Attending, 3), order=order)
     with pytest.raises(mu.MupscaleError, match="plan in two steps"):

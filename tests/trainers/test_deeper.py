@@ -1,9 +1,15 @@
-"""The stock Trainer resumes a deeper checkpoint with its state, and follows the base until noise wakes the new blocks."""
+"""The stock Trainer, Lightning and DCP resume a deeper run with its state, and it follows the base until noise wakes it."""
 
+import shutil
+import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
@@ -12,6 +18,8 @@ import mupscale as mu  # noqa: E402
 from benchmarks import trainer as bench  # noqa: E402
 from benchmarks.trainer import gap, hugging_face, model  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
+from mupscale.plans.fits import identity_plan  # noqa: E402
+from mupscale.plans.names import named_tensors  # noqa: E402
 
 QUIET: dict[str, Any] = {"save_strategy": "no"}
 
@@ -46,3 +54,85 @@ def test_woken_blocks_leave_the_base(base):
     first = min(found)
     assert found[first] == pytest.approx(curve.losses[first], rel=1e-5)
     assert gap(curve.losses, found) > bench.DIFFERENT
+
+
+def test_copied_blocks_with_zero_writers_leave_the_base(base):
+    """Control: block expansion as it is usually done has the base's first loss too, and trains otherwise."""
+    folder, stopped, curve = base
+    out = folder / "widen"
+    if not out.exists():
+        deeper(folder, stopped, "widen")
+    copies = folder / "copies"
+    shutil.copytree(out, copies)
+    tensors = load_file(copies / "model.safetensors")
+    writers = ("o_proj.weight", "down_proj.weight")
+    for name in tensors:
+        if name.startswith("model.layers.1.") and not name.endswith(writers):
+            tensors[name] = tensors[name.replace("layers.1.", "layers.0.")].clone()
+    save_file(tensors, copies / "model.safetensors", {"format": "pt"})
+    callbacks = [mu.trainers.HuggingFaceCallback(out)]
+    found = hugging_face(model(num_hidden_layers=3), folder / "copied", copies, callbacks, **QUIET)[0].losses
+    first = min(found)
+    assert found[first] == pytest.approx(curve.losses[first], rel=1e-5)
+    assert gap(curve.losses, found) > bench.DIFFERENT
+
+
+def order_plan():
+    """The plan of the same growth, found from two models and an order."""
+    rows = torch.stack([row["input_ids"] for row in bench.data()[:4]])
+    return mu.infer_plan(
+        model,
+        lambda: model(num_hidden_layers=3),
+        loss=lambda module: module(input_ids=rows, labels=rows).loss,
+        order={"model.layers": [0, None, 1]},
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*dataloader.*")
+@pytest.mark.filterwarnings("ignore:.*mid-epoch.*")
+@pytest.mark.filterwarnings("ignore:.*treespec.*:FutureWarning")
+def test_lightning_follows_the_base(tmp_path):
+    pytest.importorskip("lightning")
+    bench.silence()
+    torch.set_num_threads(1)
+    small, deep, plan = tmp_path / "base.ckpt", tmp_path / "deep.ckpt", order_plan()
+    _, trainer = bench.fit(bench.lightning_module(1), stop=bench.STOP)
+    trainer.save_checkpoint(small)
+    mu.trainers.widen_lightning_checkpoint(small, deep, plan=plan)
+    want, _ = bench.fit(bench.lightning_module(1), small, stop=30)
+    module = bench.lightning_module(1, num_hidden_layers=3)
+    found, _ = bench.fit(module, deep, [mu.trainers.LightningCallback(deep)], stop=30)
+    assert gap(want.losses, found.losses) < bench.EQUAL
+    assert set(mu.diagnostics.awake(module.model, plan=plan).values()) == {0.0}
+    with torch.no_grad():
+        woken: Any = mu.widen(model(), lambda: model(num_hidden_layers=3), plan=plan).model
+        woken.model.layers[1].mlp.down_proj.weight.normal_()
+    assert mu.diagnostics.awake(woken, plan=plan)["model.layers.1.mlp.down_proj.weight"] == 1.0, "control"
+
+
+def test_a_deeper_run_is_saved_and_loaded_with_dcp(tmp_path):
+    """Right after growing, the new tensors have no state: saved and loaded, they have none."""
+    plan, base = order_plan(), model()
+    run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-3))
+    rows = torch.stack([row["input_ids"] for row in bench.data()[:4]])
+    base(input_ids=rows, labels=rows).loss.backward()
+    run.optimizer.step()
+    make = lambda: model(num_hidden_layers=3)  # noqa: E731
+    deep = mu.upscale(run, make, mu.SignalNoise(0.1), plan=plan)
+    weights, state = get_state_dict(deep.model, deep.optimizers[0])
+    with warnings.catch_warnings(action="ignore"):
+        save_dcp({"model": weights, "optim": state}, checkpoint_id=tmp_path, no_dist=True)
+    fresh = make()
+    same = replace(identity_plan(fresh), proof="modules")
+    groups = mu.param_groups(fresh, same, torch.optim.AdamW, lr=1e-3)
+    with warnings.catch_warnings(action="ignore"):
+        loaded = mu.load_wide(tmp_path, mu.Run(fresh, torch.optim.AdamW(groups)), plan=same)
+    found = {name: tensor for name, _, tensor in named_tensors(loaded.model)}
+    for name, _, tensor in named_tensors(deep.model):
+        assert torch.equal(found[name], tensor), name
+        wanted, got = (
+            deep.optimizers[0].state.get(tensor, {}),
+            loaded.optimizers[0].state.get(found[name], {}),
+        )
+        assert wanted.keys() == got.keys(), name
+        assert all(torch.equal(torch.as_tensor(wanted[k]), torch.as_tensor(got[k])) for k in wanted), name

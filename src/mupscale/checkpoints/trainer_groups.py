@@ -15,6 +15,7 @@ from ..errors import Fault, MupscaleError
 from ..files.strict import printable, raise_few
 from ..optimizers.read import Names, settings_of
 from ..plans.direction import Direction
+from ..plans.moved_blocks import in_wide_order
 from ..plans.names import resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES, OptimizerRule
@@ -124,9 +125,8 @@ def named_orders(
     given = names if names is not None else [list(map(str, group["param_names"])) for group in groups]
     order = _checked(groups, plan, given)
     joining = Direction(plan).joining
-    wide_order = [
-        [made for name in of for made in (*plan.sources[name], *joining.get(name, ()))] for of in order
-    ]
+    made = [[end for name in of for end in (*plan.sources[name], *joining.get(name, ()))] for of in order]
+    wide_order = [in_wide_order(ends, of, plan) for ends, of in zip(made, order, strict=True)]
     raise_few(CLAIM, _misfits(plan, order, wide_order))
     return order, wide_order
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import Fault
 from ..plans.direction import Direction
+from ..plans.moved_blocks import in_wide_order
 from ..plans.plan import TensorPlan
 from ..rules.axes import Axis
 from ..rules.matrices import short_dimension
@@ -46,10 +47,7 @@ def carry_optimizer(
 
 def renamed(start: NamedOptimizer, direction: Direction) -> NamedOptimizer:
     """The same groups, settings and state under the names of the tensors at the end; no unit has changed yet."""
-    groups = tuple(
-        replace(group, names=tuple(end for name in group.names for end in _ends(name, direction)))
-        for group in start.groups
-    )
+    groups = tuple(replace(group, names=_ends_of(group.names, direction)) for group in start.groups)
     ends = {end: direction.origin(end) or end for group in groups for end in group.names}
     new = {end for end in ends if direction.planned(end)[1].new}
     state = {end: start.state[name] for end, name in ends.items() if name in start.state and end not in new}
@@ -58,9 +56,13 @@ def renamed(start: NamedOptimizer, direction: Direction) -> NamedOptimizer:
     return NamedOptimizer(start.label, groups, state, idle)
 
 
-def _ends(name: str, direction: Direction) -> tuple[str, ...]:
-    """What a tensor becomes at the end, and the new tensors that join its group there."""
-    return (*direction.reached.get(name, ()), *direction.joining.get(name, ()))
+def _ends_of(names: Sequence[str], direction: Direction) -> tuple[str, ...]:
+    """What the tensors of a group become at the end, and the new tensors that join it, in the order of the model there."""
+    reached, joining = direction.reached, direction.joining
+    ends = [end for name in names for end in (*reached.get(name, ()), *joining.get(name, ()))]
+    if direction.back or not joining:
+        return tuple(ends)
+    return tuple(in_wide_order(ends, [name for name in names if name in reached], direction.plan))
 
 
 def carry_groups(groups: Iterable[NamedGroup], direction: Direction) -> tuple[NamedGroup, ...]:

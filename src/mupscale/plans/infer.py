@@ -84,7 +84,8 @@ def infer_plan(
             what = "new blocks are found by a measurement at one width"
             remedy = "pass loss= or example_inputs= and no declarations; grow the width with a second plan, and then()"
             raise MupscaleError("this order cannot be planned", [Fault("order", what, remedy)])
-        return deeper_plan(base, wide, measure, order)
+        deeper = deeper_plan(base, wide, measure, order)
+        return replace(deeper, proof="outputs") if isinstance(measure, Projection) else deeper
     if measure is not None:
         return find_plan(base, wide, measure, declared, pad).plan
     made, _ = _opened(base, wide, declared, pad)

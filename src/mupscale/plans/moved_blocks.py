@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .plan import Plan
 
@@ -47,6 +47,41 @@ def base_path(path: str, moved: Moved) -> str | None:
             old = moved[block]
             return None if old is None else ".".join([old, *parts[i:]])
     return path
+
+
+def in_wide_order(names: Sequence[str], base: Sequence[str], plan: Plan) -> list[str]:
+    """Names of the wide model, of which `base` are the origins in the base's order, in the order of the wide model.
+
+    Optimizers are saved by position, so the new blocks must stand where the wide model has them. The base's order is kept
+    where no block moved, and where its order is not that of its blocks.
+
+    >>> from mupscale.plans import TensorPlan
+    >>> from mupscale.rules import Axis
+    >>> entry = {"sources": ("h.0.a",)}, {"sources": ("h.0.b",)}, {"sources": (), "like": "h.0.a"}, {"sources": (), "like": "h.0.b"}
+    >>> plan = Plan(dict(zip(["h.0.a", "h.0.b", "h.1.a", "h.1.b"], [TensorPlan(axes=(Axis.fixed(1),), **e) for e in entry])))
+    >>> in_wide_order(["h.0.a", "h.1.a", "h.0.b", "h.1.b"], ["h.0.a", "h.0.b"], plan)
+    ['h.0.a', 'h.0.b', 'h.1.a', 'h.1.b']
+    """
+    lists = {block.rpartition(".")[0] for block in moved_blocks(plan)}
+    if len(lists) != 1:
+        return list(names)
+    prefix = f"{lists.pop()}."
+    inside = [name for name in base if name.startswith(prefix)]
+    ranks: dict[str, int] = {}
+    for name in inside:
+        ranks.setdefault(name.removeprefix(prefix).partition(".")[2], len(ranks))
+    places = {name: i for i, name in enumerate(base)}
+
+    def key(name: str, origin: str) -> tuple[int, int, int]:
+        number, _, rest = name.removeprefix(prefix).partition(".")
+        if name.startswith(prefix) and number.isdigit():
+            return places[inside[0]], int(number), ranks.get(rest, len(ranks))
+        return places[origin], 0, 0
+
+    if not inside or sorted(base, key=lambda name: key(name, name)) != list(base):
+        return list(names)
+    origins = {n: t.like or (t.sources[0] if t.sources else n) for n, t in plan.tensors.items()}
+    return sorted(names, key=lambda name: key(name, origins[name]))
 
 
 def _other_number(name: list[str], origin: list[str]) -> int | None:

@@ -189,7 +189,7 @@ class _Loader:
             "beside": filler.room_bytes,
             "moments": len(moments),
         }
-        grown = since if any(entry.grows for entry in since.tensors.values()) else None
+        grown = since if any(e.grows or e.spread != 1 for e in since.tensors.values()) else None
         return Run(
             run.model,
             run.optimizers,

@@ -1,0 +1,132 @@
+"""A deeper base in shards: every way in gives the bits of one process, and new blocks start without state."""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+import mupscale as mu  # noqa: E402
+from benchmarks.sharded import grow, save_directory, train  # noqa: E402
+from benchmarks.sharded_cases import (  # noqa: E402
+    NOISES,
+    SEED,
+    SIZES,
+    adamw,
+    base_run,
+    digest,
+    family,
+    gathered,
+    llama_model,
+    model_named,
+    request,
+    save,
+    wide_run,
+)
+from harness.launched import folder, launch  # noqa: E402
+from mupscale.families.process import plan_in_process  # noqa: E402
+from mupscale.plans.fits import identity_plan  # noqa: E402
+
+DEEP, BOTH = "1+layers=4,after=0:1", "ffn=2+layers=3,after=0"
+CASES = ((DEEP, "none"), (DEEP, "signal"), (BOTH, "mup"), (BOTH, "signal"))
+
+
+def fresh(goal: str) -> mu.Run:
+    """The deeper model on the meta device, cut over the ranks, or whole in a single process."""
+    if dist.is_initialized():
+        return wide_run(model_named("llama"), goal, _mesh())
+    model = mu.plans.on_meta(lambda: model_named("llama").wide(goal))
+    return mu.Run(model, adamw(model, family(goal).plan))
+
+
+def _mesh():
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def loaded() -> dict[str, str]:
+    """A case: the digest of everything loaded in every way, and a control with another seed."""
+    found: dict[str, str] = {}
+    sources: dict[str, Any] = {"dcp": folder() / "llama.dcp1", "hf": folder() / "hf"}
+    if dist.is_initialized():
+        sources["live"] = base_run(model_named("llama"), _mesh(), folder() / "llama.dcp1")
+    # Four processes start slowly: one goal and one noise of each kind show that cuts do not matter there.
+    cases = CASES[1:3] if dist.is_initialized() and dist.get_world_size() > 2 else CASES
+    for goal, noise in cases:
+        for way, source in sources.items():
+            run = mu.load_wide(source, fresh(goal), plan=family(goal), noise=NOISES[noise][0], seed=SEED)
+            found[f"{goal} {noise} {way}"] = digest(run, gathered)
+            _expect_state(run, goal)
+    run = fresh(BOTH)
+    same = replace(family(BOTH), plan=identity_plan(run.model))
+    run = mu.load_wide(folder() / "streamed", run, plan=same)
+    found[f"{BOTH} signal streamed"] = digest(run, gathered)
+    other = mu.load_wide(
+        sources["dcp"], fresh(DEEP), plan=family(DEEP), noise=NOISES["signal"][0], seed=SEED + 1
+    )
+    found[f"{DEEP} signal control"] = digest(other, gathered)
+    return found
+
+
+def _expect_state(run: mu.Run, goal: str) -> None:
+    """New tensors have no state, and all others have theirs."""
+    names = {id(p): name for name, p in run.model.named_parameters()}
+    held = {names[id(p)] for p in run.optimizers[0].state}
+    entries = family(goal).plan.tensors.items()
+    assert held == {name for name, entry in entries if entry.sources and entry.kind == "parameter"}
+    assert any(entry.new for _, entry in entries)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """Bases, plans and streamed results on the disk, and the digest of one process for every goal and noise."""
+    shared = tmp_path_factory.mktemp("deeper")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MUPSCALE_TEST_FOLDER", str(shared))
+        (shared / "only_llama").touch()
+        torch.manual_seed(0)
+        run = train("llama", llama_model(SIZES))
+        save(run, shared / "llama.dcp1", flat=True)
+        save_directory(run, shared / "hf")
+        want = {}
+        for goal in (DEEP, BOTH):
+            asked = request(goal, None)
+            grown = plan_in_process(shared / "hf", asked.multipliers, to=asked.to, steps=0)
+            (shared / f"family{goal}.json").write_text(grown.to_json())
+        for goal, noise in CASES:
+            make = functools.partial(model_named("llama").wide, goal)
+            kind, plan = NOISES[noise][0], family(goal).plan
+            wide = (
+                mu.widen(run, make, plan=plan)
+                if kind is None
+                else mu.upscale(run, make, kind, seed=SEED, plan=plan)
+            )
+            want[f"{goal} {noise}"] = digest(wide, lambda t: t)
+        wish = request(BOTH, NOISES["signal"][1])
+        grow(shared / "hf", shared / "streamed", family(BOTH), wish, kill=False)
+        alone = loaded()
+    return shared, want, alone
+
+
+def _compare(found: dict[str, str], want: dict[str, str]) -> None:
+    for label, value in found.items():
+        goal, noise, way = label.split()
+        assert (value == want[f"{goal} {noise}"]) is (way != "control"), label
+
+
+def test_files_give_the_bits_of_a_running_base(prepared):
+    _, want, alone = prepared
+    assert len(set(want.values())) == len(want) == len(CASES)
+    _compare(alone, want)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_every_way_into_shards_gives_the_bits_of_one_process(prepared, world):
+    shared, want, _ = prepared
+    for rank in launch(__name__, ["loaded"], world, folder=shared, timeout=900)["loaded"]:
+        _compare(rank, want)
