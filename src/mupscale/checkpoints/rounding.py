@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from ..files.places import item_size
 from ..jobs.blocks import MoveMaker, Reader
@@ -20,7 +21,7 @@ _SAMPLE = 1 << 18  # bytes
 
 
 def lost_to_rounding(job: Job) -> dict[str, float]:
-    """For every tensor with noise, the share of sampled entries that noise does not change."""
+    """For every tensor with noise, the share of the sampled entries that get noise and are not changed by it."""
     found = {}
     with Reader(job.base) as reader:
         maker = MoveMaker(reader)
@@ -33,7 +34,14 @@ def lost_to_rounding(job: Job) -> dict[str, float]:
 def _lost(maker: MoveMaker, move: Move) -> float:
     shape = block_shape(move.making, move.target.shape, item_size(move.target.dtype), _SAMPLE)
     middle = tuple((whole - part) // 2 for whole, part in zip(move.target.shape, shape, strict=True))
-    noisy = maker.block(Block(move, middle, shape)).clone()
-    without = replace(move, making=replace(move.making, noise=None))
-    quiet = maker.block(Block(without, middle, shape))
-    return float(torch.eq(noisy, quiet).double().mean())
+
+    def same(dtype: str) -> Tensor:
+        """Which entries have one value with noise and without it, in this dtype."""
+        there = replace(move, target=replace(move.target, dtype=dtype))
+        noisy = maker.block(Block(there, middle, shape)).clone()
+        without = replace(there, making=replace(there.making, noise=None))
+        return torch.eq(noisy, maker.block(Block(without, middle, shape)))
+
+    asked = ~same("F64")  # zeros that stay zero get none, and neither do trained entries without copies
+    count = int(asked.sum())
+    return float((same(move.target.dtype) & asked).sum()) / count if count else 0.0
