@@ -145,7 +145,9 @@ def test_noise_wakes_zeros_without_a_jump_and_files_equal_the_live_bits(tmp_path
     base = save_llama(tmp_path / "base", tie_word_embeddings=True)
     where = [str(tmp_path / "base"), str(tmp_path / "wide")]
     assert main(["upscale", *where, "--to", ALL, "--noise", "t=0.1", "--no-loss", "--quiet"]) == 0
-    assert "noise lost to rounding: at most 0.0%" in capsys.readouterr().out, "entries without noise lose none"
+    assert "noise lost to rounding: at most 0.0%" in capsys.readouterr().out, (
+        "entries without noise lose none"
+    )
     stored = load_file(tmp_path / "wide" / "model.safetensors")
     family = family_plan(tmp_path / "base", to=ALL)
     make = lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**family.wide_config))  # noqa: E731

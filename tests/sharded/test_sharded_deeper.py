@@ -1,4 +1,7 @@
-"""A deeper base in shards: every way in gives the bits of one process, and new blocks start without state."""
+"""A base in shards that grows deeper, and wider by copies and zeros: every way in gives the bits of one process.
+
+New blocks start without state, and zeros without moments.
+"""
 
 import functools
 from dataclasses import replace
@@ -33,7 +36,7 @@ from harness.launched import folder, launch  # noqa: E402
 from mupscale.families.process import plan_in_process  # noqa: E402
 from mupscale.plans.fits import identity_plan  # noqa: E402
 
-DEEP, BOTH = "1+layers=4,after=0:1", "ffn=2+layers=3,after=0"
+DEEP, BOTH = "1+layers=4,after=0:1", "ffn=2+layers=3,after=0,hidden=36,heads=6,kv_heads=3"
 CASES = ((DEEP, "none"), (DEEP, "signal"), (BOTH, "mup"), (BOTH, "signal"))
 
 
