@@ -271,6 +271,8 @@ ALLOWED_POWERS = {
         "spectral.py: sqrt(m - 0.5)",
         "spectral.py: sqrt(m - 1)",
         "spectral.py: sqrt(n)",
+        "spectral.py: sqrt(float(torch.linalg.eigvalsh(projected)[-1].clamp_min(0)))",
+        "spectral.py: sqrt(unit)",
     ],
     "norms and least squares over measured numbers": [
         "clip.py: parts.sum() ** (1 / p)",
@@ -279,6 +281,7 @@ ALLOWED_POWERS = {
         "philox.py: (2 * sum(q * q for q in half) / 32768) ** 0.5",
     ],
     "random weights and losses of a proof, the same at both widths": [
+        "deeper.py: parameter[0].numel() ** 0.5",
         "losses.py: max(view.numel(), 1) ** 0.5",
         "models.py: max(fan, 1) ** 0.5",
         "projection.py: sqrt(max(1, real.numel()))",

@@ -93,7 +93,7 @@ def _krylov(blocks: Callable[[], Iterable[Tensor]], start: Tensor, passes: int) 
         projected = projected.to(product.device)
         known = projected.shape[0]
         projected = torch.cat([torch.cat([projected, column[:known].T]), column], 1)
-        before, size = size, float(torch.linalg.eigvalsh(projected)[-1].clamp_min(0)) ** 0.5
+        before, size = size, sqrt(float(torch.linalg.eigvalsh(projected)[-1].clamp_min(0)))
         if size - before <= _ENOUGH * size:
             break
         rest = product - basis @ column
@@ -105,7 +105,7 @@ def _krylov(blocks: Callable[[], Iterable[Tensor]], start: Tensor, passes: int) 
         if not newest.shape[1]:
             break  # A maps the columns of Q to one another, so T has its norm exactly
         basis = torch.cat([basis, newest], 1)
-    return start.new_tensor(size * unit**0.5)
+    return start.new_tensor(size * sqrt(unit))
 
 
 def _gram_times(blocks: Iterable[Tensor], columns: Tensor) -> tuple[Tensor, float]:
