@@ -54,11 +54,18 @@ def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Plan:
 
 
 def missing_order(base: nn.Module, wide: nn.Module) -> list[Fault]:
-    """A fault that names the order to write, where the wide model is the base with more blocks in one list."""
+    """A fault that names the order to write, where the wide model is the base with more blocks in one list.
+
+    Layers of an `nn.Sequential` that differ, or that have no weights between them, are no blocks.
+    """
     found = [lists_of_blocks(name for name, _, _ in named_tensors(model)) for model in (base, wide)]
-    more = [
-        (n, len(found[0][n]), len(of)) for n, of in found[1].items() if len(of) > len(found[0].get(n, of))
-    ]
+    more = []
+    for name, deep in found[1].items():
+        blocks = found[0].get(name, {})
+        alike = {*map(frozenset, deep.values())} <= {*map(frozenset, blocks.values())}
+        numbered = all(set(of) == set(range(len(of))) for of in (blocks, deep))
+        if name and len(deep) > len(blocks) and alike and numbered:
+            more.append((name, len(blocks), len(deep)))
     faults = []
     for name, layers, deeper in more:
         what = f"the wide model has {deeper} blocks, the base {layers}: which of them are new is not known"
