@@ -128,7 +128,7 @@ def test_files_give_the_bits_of_a_running_base(prepared):
     _compare(alone, want)
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_way_into_shards_gives_the_bits_of_one_process(prepared, world):
     shared, want, _ = prepared
     for rank in launch(__name__, ["loaded"], world, folder=shared, timeout=900)["loaded"]:
