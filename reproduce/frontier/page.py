@@ -101,6 +101,14 @@ def _short(stored: Book) -> Iterator[str]:
             told.append(f"cannot be told apart from the best alternative for width {_listed(level)}")
         if told:
             yield f"With {spent} that a finished base has cost, growing it {', and '.join(told)}."
+    sizes = stored.sizes
+    for units in sizes.cited_mid_run:
+        found = mid_run_contest(stored, units)
+        if found is not None and found[0] < 1:
+            yield (
+                f"Where the base is not paid for yet, {units} units for everything, growing {sizes.narrow} to {sizes.wide} on the way ends "
+                f"{100 * (1 / found[0] - 1):.0f} % above the best width throughout."
+            )
 
 
 def _listed(names: list[str]) -> str:

@@ -146,7 +146,8 @@ def mean_cell(seen: Seen | None) -> str:
 
 def gain_cell(found: tuple[float, bool], nats: bool) -> str:
     gain, beyond = found
-    return f"{f'{gain:+.4f} nats' if nats else f'{gain:.3f}'}{'' if beyond else ', seeds overlap'}"
+    level = not beyond and gain > (0 if nats else 1)
+    return f"{f'{gain:+.4f} nats' if nats else f'{gain:.3f}'}{', seeds overlap' if level else ''}"
 
 
 def cell(seen: Seen | None) -> str:

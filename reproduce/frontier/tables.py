@@ -272,7 +272,7 @@ def _gain(found: tuple[float, bool] | None, nats: bool) -> str:
         return NOT_RUN
     gain, beyond = found
     told = f"{gain:+.4f} nats" if nats else f"{gain:.3f}"
-    return f"{told}{'' if beyond else ' (seeds overlap)'}"
+    return f"{told}{' (seeds overlap)' if not beyond and gain > (0 if nats else 1) else ''}"
 
 
 def _cell(seen: Seen | None) -> str:
