@@ -1,0 +1,169 @@
+"""One row of `growth.py`: a stock model is trained, grown and woken, beside a control.
+
+Each row is a stock model in float64 with the model's own casts lifted and Muon's iteration in float64: a few steps
+before growing, twelve after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import mupscale as mu
+from benchmarks.exactness import precise_muon
+from mupscale.families.losses import another_batch, find_batch, growing_outputs, loss_on
+from mupscale.families.models import config_from, factory, model_class
+from mupscale.families.plan import family_plan
+from mupscale.families.record import FamilyPlan
+from mupscale.plans.float64 import cast_, lifted_casts
+from mupscale.plans.plan import TensorPlan
+from mupscale.tensors.differences import curve_gap, loss_gap
+
+WORST, CONTROL, JUMP, WOKEN = 1e-11, 1e-3, 1e-10, 1.0
+BEFORE, AFTER = 3, 12
+BARELY = mu.SignalNoise(1e-14)
+"""Noise that parts copies by next to nothing, so that what is measured is the waking of zeros."""
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 97, "max_position_embeddings": 64,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+Make = Callable[[], nn.Module]
+Control = Callable[[FamilyPlan, mu.Run, Make], mu.Run]
+"""Grow a run with one factor left out."""
+
+
+@dataclass(frozen=True)
+class Row:
+    kind: str
+    optimizer: str
+    to: str
+    k: str = "1"
+    tied: bool = False
+
+    def __str__(self) -> str:
+        more = f"-k {self.k} " if self.k != "1" else ""
+        return f"{self.kind:12} {self.optimizer:6} {'tied' if self.tied else '':5} {more}--to {self.to}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    worst: float
+    """The largest relative error over losses, gradients and weights."""
+    control: float
+    """How far the control's losses are from the base's."""
+    jump: float
+    """The change of the loss when noise wakes what is new."""
+    woken: float
+    """The smallest share of a tensor's new entries that have a gradient in the second step."""
+
+    def __str__(self) -> str:
+        return (
+            f"worst={self.worst:.1e} control={self.control:.1e} jump={self.jump:.1e} woken={self.woken:.2f}"
+        )
+
+    @property
+    def holds(self) -> bool:
+        exact = self.worst <= WORST and self.jump <= JUMP
+        return exact and self.control >= CONTROL and self.woken >= WOKEN
+
+
+def together(found: Iterable[Measured]) -> Measured:
+    """The worst of each figure."""
+    rows = list(found)
+    return Measured(
+        max(m.worst for m in rows),
+        min(m.control for m in rows),
+        max(m.jump for m in rows),
+        min(m.woken for m in rows),
+    )
+
+
+def measured(rows: Iterable[tuple[Row, Mapping[str, Any]]], control: Control) -> dict[Row, Measured]:
+    """Measure rows with their configurations, and print each."""
+    found = {}
+    for row, sizes in rows:
+        found[row] = measure(row, sizes, control)
+        print(f"{row!s:75} {found[row]}", flush=True)
+    return found
+
+
+def optimizers(name: str, model: nn.Module, bare: set[str]) -> list[torch.optim.Optimizer]:
+    """AdamW and SGD for all weights, or Muon for the matrices of blocks; `bare` are weights without decay."""
+    named = list(model.named_parameters())
+    decayed, others = ([p for n, p in named if (n in bare) == left] for left in (False, True))
+    groups: list[dict[str, Any]] = [
+        {"params": decayed},
+        *([{"params": others, "weight_decay": 0.0}] if others else []),
+    ]
+    if name == "SGD":
+        return [torch.optim.SGD(groups, lr=1e-2, momentum=0.9, weight_decay=0.1)]
+    if name == "AdamW":
+        return [torch.optim.AdamW(groups, lr=3e-3, eps=1e-3, weight_decay=0.1)]
+    matrices = [p for n, p in named if p.dim() == 2 and ".layers." in n]
+    rest = [p for p in decayed if not any(p is m for m in matrices)]
+    return [
+        torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.1),
+        torch.optim.AdamW([{"params": rest}, *groups[1:]], lr=3e-3, eps=1e-3, weight_decay=0.1),
+    ]
+
+
+def woken_share(entry: TensorPlan, parameter: Tensor, table: bool) -> float:
+    """The share of a tensor's new entries that have a gradient; rows of a table that no batch has are left out."""
+    new = torch.full(parameter.shape, entry.new)
+    for dim, axis in enumerate(entry.axes):
+        zeros = torch.tensor([axis.source(i) is None for i in range(axis.wide)])
+        new = new | zeros.view([-1 if d == dim else 1 for d in range(parameter.dim())])
+    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    if table:
+        seen = gradient.flatten(1).abs().sum(1) > 0
+        new, gradient = new[seen], gradient[seen]
+    return float((gradient[new] != 0).double().mean()) if bool(new.any()) else 1.0
+
+
+def measure(row: Row, sizes: Mapping[str, Any], control: Control) -> Measured:
+    """Grow a trained model with zero noise, with the control, and awake."""
+    family = family_plan({"model_type": row.kind, **sizes}, row.k, to=row.to)
+    config, wide = config_from(family.base_config), config_from(family.wide_config)
+    cls = model_class(config, family.architecture)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = cast_(factory(cls)(config), torch.float64)
+    bare = {n for n, t in family.plan.tensors.items() if t.shift and not t.fold.is_one}
+    with lifted_casts(), precise_muon():
+        batch, which = find_batch(model, config)
+        growing = growing_outputs(model, cast_(factory(cls)(wide), torch.float64), batch)
+        batches = [another_batch(model, config, which, seed) for seed in range(BEFORE + AFTER)]
+        losses = [loss_on(batch, growing) for batch in batches]
+        run = mu.Run(model, optimizers(row.optimizer, model, bare))
+
+        def step(run: mu.Run, i: int) -> float:
+            for optimizer in run.optimizers:
+                optimizer.zero_grad()
+            loss = losses[i](run.model)
+            loss.backward()  # type: ignore[no-untyped-call]
+            for optimizer in run.optimizers:
+                optimizer.step()
+            return float(loss.detach())
+
+        def make() -> nn.Module:
+            made: nn.Module = factory(cls)(wide)
+            return made
+
+        for i in range(BEFORE):
+            step(run, i)
+        certificate = mu.verify(
+            run, make, step=lambda r, i: step(r, BEFORE + i), plan=family.plan, steps=AFTER
+        )
+        other = control(family, run, make)
+        left = curve_gap(certificate.base_losses, [step(other, BEFORE + i) for i in range(AFTER)])
+        awake = mu.upscale(run, make, BARELY, plan=family.plan)
+        jump = loss_gap(certificate.base_losses[0], step(awake, BEFORE))
+        step(awake, BEFORE + 1)
+        tables = {f"{n}.weight" for n, m in awake.model.named_modules() if isinstance(m, nn.Embedding)}
+        shares = [woken_share(family.plan[n], p, n in tables) for n, p in awake.model.named_parameters()]
+    return Measured(certificate.worst, left, jump, min(shares))
