@@ -1,7 +1,8 @@
 """A writer that is killed at any moment loses time and nothing else.
 
-A small checkpoint is upscaled, with noise, to twice its width, to new blocks, and to both, by processes that are ended with SIGKILL, the whole group at once, at
-random moments: one worker, one worker with two threads, two workers. After each kill the unfinished directory must
+A small checkpoint is upscaled, with noise, to twice its width, to new blocks, to both, and to sizes that leave zeros
+behind the copies, by processes that are ended with SIGKILL, the whole group at once, at random moments: one worker,
+one worker with two threads, two workers. After each kill the unfinished directory must
 not be loadable as a model: no config, no weight file under its own name, unless all bytes are already there. Then
 the job is resumed and must give, byte for byte, the directory of a run that nobody disturbed. The same bytes must
 come from 1, 2 and 3 workers, from other block sizes, and from a base that is sharded differently.
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -33,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from safetensors.torch import load_file, save_file
 
+import mupscale as mu
 from harness.llama_files import Llama, job_for, write_directory
 from mupscale.files.directory import Directory, read_directory
 from mupscale.jobs.job import Job
@@ -49,11 +52,21 @@ PROVENANCE = ("mupscale.json", "mupscale.job.json")
 """Files that say how the base was sharded, and so differ when it is sharded differently."""
 
 
-GOALS = {"wider": MODEL.plan(2), "deeper": MODEL.plan(1, ORDER), "both": MODEL.plan(2, ORDER)}
+GOALS: dict[str, Callable[[], mu.Plan]] = {
+    "wider": lambda: MODEL.plan(2),
+    "deeper": lambda: MODEL.plan(1, ORDER),
+    "both": lambda: MODEL.plan(2, ORDER),
+    "zeros": lambda: MODEL.grown("ffn=2", "layers=6,hidden=192,heads=12,kv_heads=3"),
+}
+
+
+@cache
+def plan_of(goal: str) -> mu.Plan:
+    return GOALS[goal]()
 
 
 def make_job(directory: Directory, out: Path, block_bytes: int = BLOCK, goal: str = "wider") -> Job:
-    plan = GOALS[goal]
+    plan = plan_of(goal)
     return job_for(plan, directory, out, MODEL.noise(plan), shard_bytes=SHARD, block_bytes=block_bytes)
 
 

@@ -1,10 +1,11 @@
 """One worker's share of a 70-billion-parameter job costs what one worker's share costs.
 
 A checkpoint with the headers of a Llama of 70 billion parameters (80 layers, bfloat16, 30 shards) whose weights are
-holes in its files grows twice: to double width, which is 560 GB with noise on every matrix, and to 96 layers, planned
-from its configuration as `--to layers=96` does, with noise on the new blocks. Each job is planned whole, its output files
-are laid out, and worker 37 of 512 really does its share, about 1.1 and 0.3 GB; nothing else touches the disk. What it
-wrote is then compared with noise drawn directly, at the start of every block.
+holes in its files grows twice: to double width, which is 560 GB with noise on every matrix, and to 96 layers and a
+hidden size of 10,240 with heads and feed-forward to match, planned from its configuration as `--to` does, with noise on
+new blocks and on zeros. Each job is planned whole, its output files are laid out, and worker 37 of 512 really does its
+share, about 1.1 and 0.5 GB; nothing else touches the disk. What it wrote is then compared with noise drawn directly, at
+the start of every block.
 
     python benchmarks/scale_70b.py [--worker 37] [--workers 512] [--dir FOLDER]
 
@@ -27,7 +28,6 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -35,8 +35,6 @@ import torch
 
 import mupscale as mu
 from harness.llama_files import Llama, job_for, peak_mib, write_directory
-from mupscale.checkpoints.grow import stored_plan
-from mupscale.families.process import plan_in_process
 from mupscale.files.directory import Directory
 from mupscale.jobs.job import Job
 from mupscale.jobs.journal import read_journals
@@ -47,17 +45,7 @@ from mupscale.jobs.worker import run_worker
 LLAMA_70B = Llama(hidden=8192, ffn=28672, heads=64, kv_heads=8, layers=80, vocabulary=128256)
 K, SHARDS, THREADS = 2, 30, min(2, os.cpu_count() or 1)
 SMALL = Llama(hidden=1024, ffn=2816, heads=8, kv_heads=8, layers=2, vocabulary=32000)
-CONFIG: dict[str, Any] = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": LLAMA_70B.hidden,
-    "intermediate_size": LLAMA_70B.ffn,
-    "num_hidden_layers": LLAMA_70B.layers,
-    "num_attention_heads": LLAMA_70B.heads,
-    "num_key_value_heads": LLAMA_70B.kv_heads,
-    "vocab_size": LLAMA_70B.vocabulary,
-}
-LAYERS = 96
+TO = "layers=96,hidden=10240,heads=80,kv_heads=10,ffn=36864"
 RSS = {"wider": 1.1, "deeper": 1.2}
 PLANNING = {"wider": 10.0, "deeper": 30.0}
 
@@ -106,10 +94,8 @@ def cpu_seconds() -> float:
 
 
 def planned(case: str) -> mu.Plan:
-    """Twice as wide by hand, or deeper as the command line plans it."""
-    if case == "wider":
-        return LLAMA_70B.plan(K)
-    return stored_plan(plan_in_process(CONFIG, "1", to=f"layers={LAYERS}", steps=0))
+    """Twice as wide by hand, or deeper and wider by a quarter as the command line plans it."""
+    return LLAMA_70B.plan(K) if case == "wider" else LLAMA_70B.grown("1", TO)
 
 
 @dataclass(frozen=True)

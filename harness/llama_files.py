@@ -9,13 +9,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 
 import mupscale as mu
+from mupscale.checkpoints.grow import stored_plan
 from mupscale.checkpoints.request import SHARD_BYTES
 from mupscale.checkpoints.shards import weight_moves
+from mupscale.families.process import plan_in_process
 from mupscale.files.directory import Directory, read_directory
 from mupscale.files.headers import header_bytes
 from mupscale.files.places import item_size, torch_dtype
@@ -23,6 +25,7 @@ from mupscale.jobs.blocks import raw_bytes
 from mupscale.jobs.identity import make_job
 from mupscale.jobs.job import BLOCK_BYTES, Job, Text
 from mupscale.plans.new_blocks import Order, source_of
+from mupscale.tensors.noise import Waking
 from mupscale.training.noise_places import Exempt, noisy_weights
 from mupscale.training.noises import NoisePlan
 
@@ -101,10 +104,31 @@ class Llama:
                 )
         return mu.Plan(tensors)
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration of the stock class."""
+        return {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "hidden_size": self.hidden,
+            "intermediate_size": self.ffn,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "vocab_size": self.vocabulary,
+            "tie_word_embeddings": False,
+        }
+
+    def grown(self, k: str, to: str) -> mu.Plan:
+        """The plan that the command line makes for `-k` and `--to`, made in a process of its own."""
+        return stored_plan(plan_in_process(self.config, k, to=to, steps=0))
+
     def noise(self, plan: mu.Plan, size: float = 0.01, seed: int = 0) -> NoisePlan:
         """The same noise for every matrix that gets noise: what it costs does not depend on its size."""
         stds = dict.fromkeys(noisy_weights(plan, Exempt(), vectors=False), size)
-        return NoisePlan(stds, stds, seed=seed)
+        entries = {name: plan[name] for name in stds}
+        zeros = {name: Waking(size, entry.cut, 0.0) for name, entry in entries.items() if entry.padded}
+        return NoisePlan(stds, stds, seed=seed, zeros=zeros)
 
 
 def write_directory(
