@@ -4,8 +4,9 @@ import re
 from importlib.metadata import requires
 
 import pytest
+import torch
 
-from mupscale.cli import doctor
+from mupscale.cli import device_report, doctor
 from mupscale.cli.main import main
 from mupscale.errors import MupscaleError
 from mupscale.extras import EXTRAS, needs
@@ -63,3 +64,25 @@ def test_it_fails_when_widening_is_not_exact_here(capsys, monkeypatch, gaps):
 def test_a_folder_that_is_not_there_is_refused(capsys):
     assert main(["doctor", "--disk", "/no/such/folder"]) == 2
     assert "expected a folder that exists" in capsys.readouterr().err
+
+
+def test_the_report_of_a_device_proves_beside_controls_and_fails_with_one_of_them(capsys, monkeypatch):
+    assert main(["doctor", "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    report = said.split("```")[1]
+    assert "0 of 60 noisy slices differ" in report
+    assert "0 of 12 widened tensors differ" in report
+    assert report.count("holds") == 6
+    assert "times a copy on the device" in report
+    monkeypatch.setattr(device_report, "_autocast", lambda device: 1.0)
+    assert main(["doctor", "--device", "cpu"]) == 1
+    assert "autocast           FAILS" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_one_plain_line(capsys):
+    assert main(["doctor", "--device", "cuda"]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert "finds no CUDA device" in lines[0]
+    assert "--device cpu" in lines[0]

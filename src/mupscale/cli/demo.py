@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,21 +48,24 @@ def run(chosen: argparse.Namespace) -> int:
     return 0 if holds else 1
 
 
-def train(steps: int, before: int = 100) -> tuple[Curve, Curve, Curve, Curve]:
-    """The losses before widening, and of base, wide and control after it."""
+def train(
+    steps: int, before: int = 100, device: str = "cpu", **options: bool
+) -> tuple[Curve, Curve, Curve, Curve]:
+    """The losses before widening, and of base, wide and control after it; `options` are AdamW's."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         x = torch.randn(128, 8, dtype=torch.float64)
         y = torch.sin(2 * x[:, :1]) * x[:, 1:2] + (x[:, 2:3] * x[:, 3:4]).tanh()
-        model = _mlp(BASE)
-        start = Run(model, torch.optim.AdamW(model.parameters(), lr=4e-3, eps=1e-2, weight_decay=0.1))
+        model, x, y = _mlp(BASE).to(device), x.to(device), y.to(device)
+        settings: dict[str, Any] = {"lr": 4e-3, "eps": 1e-2, "weight_decay": 0.1, **options}
+        start = Run(model, torch.optim.AdamW(model.parameters(), **settings))
         step = _step(x, y)
         early = [step(start) for _ in range(before)]
         wide = widen(start, lambda: _mlp(BASE * K))
         control = widen(start, lambda: _mlp(BASE * K))
         for group in control.optimizers[0].param_groups:
-            settings = start.optimizers[0].param_groups[0]
-            group.update({key: settings[key] for key in ("lr", "eps", "weight_decay")})
+            ours = start.optimizers[0].param_groups[0]
+            group.update({key: ours[key] for key in ("lr", "eps", "weight_decay")})
         curves = [[step(side) for side in (start, wide, control)] for _ in range(steps)]
     base, grown, broken = (list(curve) for curve in zip(*curves, strict=True))
     return early, base, grown, broken

@@ -40,6 +40,10 @@ def run(chosen: argparse.Namespace) -> int:
         f"widening an MLP: {'exact' if holds else 'NOT exact'} on this machine; losses differ by {exact:.0e}, "
         f"without the new units by {control:.0e}"
     )
+    if chosen.device is not None:
+        from . import device_report
+
+        holds = device_report.run(chosen.device) and holds
     return 0 if holds and not old else 1
 
 

@@ -16,7 +16,12 @@ def add_to(verbs: Any) -> None:
         "doctor",
         "show versions, threads, free disk, extras and what they enable, and test this machine",
         "Exit status 1 when a package is older than this version needs, or widening is not exact here.",
-        examples=("", "--disk /scratch"),
+        examples=("", "--disk /scratch", "--device cuda"),
+    )
+    verb.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="run every proof on this device too, with a timing, and print a report to paste into an issue",
     )
     verb.add_argument(
         "--disk", type=Path, default=Path(), metavar="DIR", help="where to look for space (default: here)"
@@ -27,6 +32,10 @@ def add_to(verbs: Any) -> None:
 def run(chosen: argparse.Namespace) -> int:
     if not chosen.disk.is_dir():
         raise MupscaleError(f"--disk {chosen.disk}: expected a folder that exists")
+    if chosen.device is not None:
+        from .device_report import refuse_missing
+
+        refuse_missing(chosen.device)
     from . import doctor
 
     return doctor.run(chosen)

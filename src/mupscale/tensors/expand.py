@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import MupscaleError
 from ..rules.axes import Axis, Piece, fraction_fault
 from ..rules.scale import Scale
+from . import on_device
 from .making import Making
 from .noise import TensorNoise
 
@@ -130,6 +131,10 @@ def _expand_noisy(
     noise: TensorNoise,
 ) -> Tensor:
     """The slice in small blocks, in the compute type, with noise added to each block."""
+    if on_device.is_for(out, base):
+        if base is not None:
+            _cuts(out, base, making.axes, out_at, base_at)  # an error when the slices do not fit
+        return on_device.expand_noisy_(out, base, making, out_at, base_at, noise)
     wide = compute_dtype(out.dtype)
     for corner, shape in _blocks(out.shape, _NOISY_BLOCK // 4, noise.paired):
         part, at = out, [low + i for low, i in zip(out_at, corner, strict=True)]

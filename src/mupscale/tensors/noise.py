@@ -225,7 +225,9 @@ def pair(z: Tensor, copies: Tensor, dim: int) -> Tensor:
     for copy in range(1, k):  # in a fixed order, so that the bits do not depend on threads
         total = total + z.index_select(dim, copies[:, copy])
     out = z.clone()
+    # The divisor is a tensor because CUDA turns division by a plain number into a product with its reciprocal.
+    mean = total / total.new_full((), k)
     for copy in range(k):
-        centred = z.index_select(dim, copies[:, copy]) - total / k
+        centred = z.index_select(dim, copies[:, copy]) - mean
         out.index_copy_(dim, copies[:, copy], centred * sqrt(k / (k - 1)))
     return out
