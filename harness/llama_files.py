@@ -27,7 +27,7 @@ from mupscale.jobs.job import BLOCK_BYTES, Job, Text
 from mupscale.plans.new_blocks import Order, source_of
 from mupscale.tensors.noise import Waking
 from mupscale.training.noise_places import Exempt, noisy_weights
-from mupscale.training.noises import NoisePlan
+from mupscale.training.noise_plan import NoisePlan
 
 Shapes = dict[str, tuple[int, ...]]
 _PART = 64 << 20

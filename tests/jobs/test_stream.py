@@ -39,7 +39,7 @@ from mupscale.tensors.expand import expand
 from mupscale.tensors.making import Making
 from mupscale.tensors.noise import TensorNoise
 from mupscale.tensors.philox import Stream
-from mupscale.training.noises import NoisePlan
+from mupscale.training.noise_plan import NoisePlan
 
 MODEL = Llama(hidden=32, ffn=48, heads=4, kv_heads=2, layers=2, vocabulary=50)
 PLAN = MODEL.plan(2)

@@ -248,3 +248,10 @@ def test_a_spectral_norm_of_equal_singular_values_and_of_blocks_of_unequal_size(
     weight[40:] *= 1e200  # its square is too large for a float
     monkeypatch.setattr("mupscale.tensors.spectral._BLOCK", 8 * 48)
     assert_close(spectral_norms(weight), torch.linalg.matrix_norm(weight, 2), 1e-3)
+
+
+def test_the_norm_of_an_empty_tensor_is_zero() -> None:
+    for shape, stacked, norms in (((3, 0), False, ()), ((0, 3), False, ()), ((2, 3, 0), True, (2,))):
+        found = spectral_norms(torch.zeros(shape), stacked)
+        assert tuple(found.shape) == norms
+        assert not found.any()

@@ -17,7 +17,7 @@ from harness.refusals import refusal
 from mupscale.rules.schemes import SCHEMES
 from mupscale.tensors.noise import TensorNoise
 from mupscale.training.noise_kinds import CLASSES
-from mupscale.training.noises import reference_size
+from mupscale.training.noise_plan import reference_size
 
 T = 0.2
 

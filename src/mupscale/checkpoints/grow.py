@@ -27,7 +27,8 @@ from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..plans.plan import Plan
 from ..training.auto_noise import AutoNoise
 from ..training.noise_kinds import CLASSES, Noise, SignalNoise
-from ..training.noises import NoisePlan, resolve_noise, restore_noise
+from ..training.noise_plan import NoisePlan, restore_noise
+from ..training.noises import resolve_noise
 from ..training.norms_wanted import norms_wanted
 from ..training.recipe import Recipe
 from ..version import __version__

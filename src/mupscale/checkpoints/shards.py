@@ -24,7 +24,7 @@ from ..jobs.blocks import Reader
 from ..jobs.job import Move, window
 from ..plans.plan import Plan, TensorPlan
 from ..tensors.making import Making
-from ..training.noises import NoisePlan
+from ..training.noise_plan import NoisePlan
 from .request import SHARD_BYTES
 
 _COMPARED = 4 << 20  # bytes compared at a time

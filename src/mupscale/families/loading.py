@@ -23,7 +23,7 @@ from ..tensors.differences import loss_gap
 from ..training.auto_noise import AutoNoise, choose_noise
 from ..training.jump import measured
 from ..training.noise_places import Exempt
-from ..training.noises import restore_noise
+from ..training.noise_plan import restore_noise
 from ..training.widen import fill_
 from .losses import batch_for, loss_for
 from .measures import Measure, measure_for

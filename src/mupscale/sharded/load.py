@@ -28,7 +28,7 @@ from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run, Since, since_of
 from ..training.noise_kinds import Noise
 from ..training.noise_places import exempt_of
-from ..training.noises import NoisePlan
+from ..training.noise_plan import NoisePlan
 from ..training.widen import edit_
 from ..version import __version__
 from .agreement import AllOrNone, Ranks, is_first

@@ -21,7 +21,8 @@ from ..jobs.blocks import StoredBase
 from ..plans.plan import Plan
 from ..training.noise_kinds import Noise
 from ..training.noise_places import Exempt
-from ..training.noises import NoisePlan, norms_of, resolve_noise
+from ..training.noise_plan import NoisePlan
+from ..training.noises import norms_of, resolve_noise
 from ..training.norms_wanted import Wanted, norms_wanted
 from .agreement import AllOrNone, Ranks, several, sum_over_ranks
 from .source import AnySource

@@ -22,7 +22,7 @@ from ..tensors.collapse import collapse
 from ..tensors.expand import compute_dtype, expand
 from ..tensors.making import Making
 from .noise_kinds import Sigma
-from .noises import restore_noise
+from .noise_plan import restore_noise
 
 
 def symmetry(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, float]:
