@@ -12,7 +12,7 @@ Rows of widths at any size are in `growth_width.py`; their figures come first, a
 The last line is `rows=R depth=D biases=B worst=W control=C jump=J woken=S`: the largest relative error over losses,
 gradients and weights of the rows that only grow deeper, that of those among them whose biases are split, that of all
 rows, the least deviation of a control, the largest change of a loss on waking, and the smallest share of a
-tensor's new entries that have a gradient in the second step. The exit code is 1 when a bound fails.
+tensor's new entries that have a gradient in one of the steps after the first. The exit code is 1 when a bound fails.
 """
 
 from __future__ import annotations

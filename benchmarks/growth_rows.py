@@ -59,7 +59,7 @@ class Measured:
     jump: float
     """The change of the loss when noise wakes what is new."""
     woken: float
-    """The smallest share of a tensor's new entries that have a gradient in the second step."""
+    """The smallest share of a tensor's new entries that have a gradient in one of the steps after the first."""
 
     def __str__(self) -> str:
         return (
@@ -112,13 +112,12 @@ def optimizers(name: str, model: nn.Module, bare: set[str]) -> list[torch.optim.
     ]
 
 
-def woken_share(entry: TensorPlan, parameter: Tensor, table: bool) -> float:
+def woken_share(entry: TensorPlan, gradient: Tensor, table: bool) -> float:
     """The share of a tensor's new entries that have a gradient; rows of a table that no batch has are left out."""
-    new = torch.full(parameter.shape, entry.new)
+    new = torch.full(gradient.shape, entry.new)
     for dim, axis in enumerate(entry.axes):
         zeros = torch.tensor([axis.source(i) is None for i in range(axis.wide)])
-        new = new | zeros.view([-1 if d == dim else 1 for d in range(parameter.dim())])
-    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        new = new | zeros.view([-1 if d == dim else 1 for d in range(gradient.dim())])
     if table:
         seen = gradient.flatten(1).abs().sum(1) > 0
         new, gradient = new[seen], gradient[seen]
@@ -163,7 +162,12 @@ def measure(row: Row, sizes: Mapping[str, Any], control: Control) -> Measured:
         left = curve_gap(certificate.base_losses, [step(other, BEFORE + i) for i in range(AFTER)])
         awake = mu.upscale(run, make, BARELY, plan=family.plan)
         jump = loss_gap(certificate.base_losses[0], step(awake, BEFORE))
-        step(awake, BEFORE + 1)
+        # A unit of a ReLU has no gradient in a step in which every token turns it off: sizes are summed over steps.
+        sizes_of = {name: torch.zeros_like(p) for name, p in awake.model.named_parameters()}
+        for i in range(1, AFTER):
+            step(awake, BEFORE + i)
+            for name, p in awake.model.named_parameters():
+                sizes_of[name] += 0 if p.grad is None else p.grad.abs()
         tables = {f"{n}.weight" for n, m in awake.model.named_modules() if isinstance(m, nn.Embedding)}
-        shares = [woken_share(family.plan[n], p, n in tables) for n, p in awake.model.named_parameters()]
+        shares = [woken_share(family.plan[n], size, n in tables) for n, size in sizes_of.items()]
     return Measured(certificate.worst, left, jump, min(shares))

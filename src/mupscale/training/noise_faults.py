@@ -37,8 +37,8 @@ def unknown_names(
                 if not any(fnmatchcase(name, pattern) for name in noisy)
             ]
             faults += _named_new(relative, noisy)
-        measured = [] if callable(base) else [measured(name, plan) for name in noisy]
-        needed = [source for name in measured for source in plan[name].sources]
+        asked = [] if callable(base) else [measured(name, plan) for name in noisy]
+        needed = [source for name in asked for source in plan[name].sources]
         remedy = "pass the base's tensors: dict(model.named_parameters())"
         missing = [name for name in needed if name not in known]
         return faults + [
