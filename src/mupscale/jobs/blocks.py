@@ -24,8 +24,10 @@ from ..files.strict import open_regular, printable
 from ..tensors.expand import compute_dtype, expand_
 from ..tensors.making import Making
 from .job import Move, window
+from .staging import Staging
 from .work_units import Block
 
+CPU = torch.device("cpu")
 _MOST_OPEN = 64  # files; far below the 1024 descriptors that a process usually has, for several threads
 _SMALL = 1 << 16  # entries; reading this many in excess costs less than splitting a block
 _NOISY = 1 << 19  # entries that get their noise at a time
@@ -99,9 +101,11 @@ def stored_base(move: Move, reader: Reader) -> StoredBase | None:
 
 
 class BlockMaker:
-    """Makes any rectangle of a wide tensor, in memory that is reused."""
+    """Makes any rectangle of a wide tensor on a device, in memory that is reused."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = CPU) -> None:
+        self._device = device
+        self._staging = Staging(device)
         self._rooms: dict[str, Tensor] = {}
 
     def make(
@@ -125,13 +129,13 @@ class BlockMaker:
         size = prod(shape) * dtype.itemsize
         if use not in self._rooms or self._rooms[use].numel() < size:
             self._rooms.pop(use, None)
-            self._rooms[use] = torch.empty(size, dtype=torch.uint8)
+            self._rooms[use] = torch.empty(size, dtype=torch.uint8, device=self._device)
         return self._rooms[use][:size].view(dtype).view(list(shape))
 
     @property
     def room_bytes(self) -> int:
         """The memory that is kept, in bytes."""
-        return sum(room.numel() for room in self._rooms.values())
+        return self._staging.room_bytes + sum(room.numel() for room in self._rooms.values())
 
     def _fill_(self, out: Tensor, making: Making, base: StoredBase, start: list[int]) -> None:
         covers = [axis.cover(at, at + n) for axis, at, n in zip(making.axes, start, out.shape, strict=True)]
@@ -140,8 +144,9 @@ class BlockMaker:
         ):
             return
         lows = [low for low, _ in covers]
-        read = self.room("base", base.dtype, [high - low for low, high in covers])
-        base.read_(lows, read)
+        room = self._staging.room(base.dtype, [high - low for low, high in covers])
+        base.read_(lows, room)
+        read = self._staging.on_device(room)
         compute = torch.promote_types(compute_dtype(read.dtype), compute_dtype(out.dtype))
         if compute_dtype(read.dtype) != compute:
             read = read.to(compute)

@@ -71,6 +71,8 @@ def draw_case(draw: random.Random, number: int) -> Case:
     if kind == "waking":
         cut, level = draw.choice(((), (0,), (1,))), draw.choice((0.0, 0.5))
         noise = replace(noise, zeros=Waking(0.7, cut, level), without_row=draw.randrange(axes[0].wide))
+    start: tuple[int, ...]
+    size: tuple[int, ...]
     if kind == "far":
         # Elements beyond 2**34, where a counter of Philox has a second word.
         axes, shape, shift = (Axis.fixed(1 << 20), Axis.parse("in: 4096x8")), "far", 1

@@ -1,6 +1,7 @@
 """The shards of a wide run, filled block by block from a source: the kernel and the bits of every other path.
 
-In addition to its shards a rank holds one block and the base slice that it is made from. Knows: one rank.
+In addition to its shards a rank holds one block and the base slice that it is made from, on the device of its shards.
+Knows: one rank.
 Communicates with no other rank (a live source does, when it holds a tensor).
 """
 
@@ -41,12 +42,12 @@ class Filler:
 
     def __init__(self, source: AnySource) -> None:
         self._source = source
-        self._maker = BlockMaker()
+        self._makers: dict[torch.device, BlockMaker] = {}
 
     @property
     def room_bytes(self) -> int:
         """Memory in addition to the shards, in bytes."""
-        return self._maker.room_bytes
+        return sum(maker.room_bytes for maker in self._makers.values())
 
     def fill_all_(self, fillings: Iterable[Filling]) -> None:
         """Fill this rank's part of every tensor.
@@ -75,8 +76,9 @@ class Filler:
         if stored is not None:
             dtype, shape = self._source.kind_of(stored)
             base = StoredBase(dtype, (0,) * len(shape), shape, partial(self._source.read, stored))
+        maker = self._makers.setdefault(local.device, BlockMaker(local.device))
         for block in _cut(making, part, wide.element_size()):
-            made = self._maker.make(making, base, block.start, block.shape, wide.dtype)
+            made = maker.make(making, base, block.start, block.shape, wide.dtype)
             block.within(local, part.start).copy_(made)
 
 
