@@ -229,5 +229,10 @@ def pair(z: Tensor, copies: Tensor, dim: int) -> Tensor:
     mean = total / total.new_full((), k)
     for copy in range(k):
         centred = z.index_select(dim, copies[:, copy]) - mean
-        out.index_copy_(dim, copies[:, copy], centred * sqrt(k / (k - 1)))
+        out.index_copy_(dim, copies[:, copy], centred * centred_spread(k))
     return out
+
+
+def centred_spread(k: int) -> float:
+    """What numbers that are centred over k copies are multiplied by, to have the variance they had before."""
+    return sqrt(k / (k - 1))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
-from math import prod, sqrt
+from math import prod
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from .compiled import VARIABLE
 from .copies import copies_of
 from .making import Making
-from .noise import TensorNoise
+from .noise import TensorNoise, centred_spread
 from .philox import Stream, quantiles
 from .regions import Region, regions
 
@@ -98,7 +98,7 @@ def _launch(
         float(making.fill_(torch.empty((), dtype=torch.float32))) if base is None else 0.0,
         region.level,
         float(copies),
-        sqrt(copies / (copies - 1)) if copies > 1 else 0.0,
+        centred_spread(copies) if copies > 1 else 0.0,
     ]
     # Three more than the columns, since a row may begin in the middle of a counter.
     block = max(_LEAST_BLOCK, min(_BLOCK, 1 << (columns + 2).bit_length()))
