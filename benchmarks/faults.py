@@ -52,9 +52,10 @@ from benchmarks.kill_and_resume import contents, fork, wait
 from harness.llama_files import Llama, job_for, write_directory
 from mupscale.errors import MupscaleError
 from mupscale.files.directory import read_directory
-from mupscale.jobs import agreement, identity, worker
-from mupscale.jobs.job import Job
+from mupscale.jobs import agreement, identity, output_files, worker
+from mupscale.jobs.job import PAGE, Job
 from mupscale.jobs.journal import read_journals
+from mupscale.jobs.output_files import OutputFiles
 from mupscale.jobs.partial import partial, working_job
 from mupscale.jobs.verify_bytes import check_alone, check_bytes
 from mupscale.jobs.work_units import Block, WorkUnits
@@ -65,6 +66,7 @@ BLOCK = 16 << 10
 identity._END = (
     4096  # bytes at the ends of a base file that are always compared; of these small files that would be all
 )
+output_files.LEAST = PAGE  # so that these small blocks are written past the page cache, as large ones are
 Write = Callable[[Any, Block, memoryview], None]
 
 
@@ -305,12 +307,12 @@ def disturb(path: Path, how: str, at: float) -> None:
 @contextmanager
 def writing(write: Callable[[Write, Any, Block, memoryview], None]) -> Iterator[None]:
     """Blocks are written by `write`, which is given the original."""
-    original = worker._Writer.write
+    original = OutputFiles.write
 
     def changed(writer: Any, block: Block, raw: memoryview) -> None:
         write(original, writer, block, raw)
 
-    with patch.object(worker._Writer, "write", changed):
+    with patch.object(OutputFiles, "write", changed):
         yield
 
 

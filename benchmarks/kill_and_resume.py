@@ -38,7 +38,8 @@ from safetensors.torch import load_file, save_file
 import mupscale as mu
 from harness.llama_files import Llama, job_for, write_directory
 from mupscale.files.directory import Directory, read_directory
-from mupscale.jobs.job import Job
+from mupscale.jobs import output_files
+from mupscale.jobs.job import PAGE, Job
 from mupscale.jobs.journal import read_journals
 from mupscale.jobs.partial import partial
 from mupscale.jobs.work_units import WorkUnits
@@ -48,6 +49,7 @@ from mupscale.plans.new_blocks import order_of
 MODEL = Llama(hidden=128, ffn=352, heads=8, kv_heads=2, layers=4, vocabulary=500)
 ORDER = order_of(4, 6)
 BLOCK, SHARD = 64 << 10, 3_000_000
+output_files.LEAST = PAGE  # so that these small blocks are written past the page cache, as large ones are
 PROVENANCE = ("mupscale.json", "mupscale.job.json")
 """Files that say how the base was sharded, and so differ when it is sharded differently."""
 

@@ -23,6 +23,7 @@ from harness.refusals import refusal
 from mupscale.checkpoints.shards import weight_moves
 from mupscale.files.directory import read_directory
 from mupscale.files.places import Place
+from mupscale.jobs import output_files
 from mupscale.jobs import partial as partial_module
 from mupscale.jobs import worker as worker_module
 from mupscale.jobs.blocks import MoveMaker, Reader
@@ -30,6 +31,7 @@ from mupscale.jobs.fingerprints import GRAIN, as_text, fingerprint, total
 from mupscale.jobs.identity import make_job, stretch_sums
 from mupscale.jobs.job import Job, Move, Text
 from mupscale.jobs.journal import Journal, read_journals
+from mupscale.jobs.output_files import OutputFiles
 from mupscale.jobs.partial import finish, partial, prepare
 from mupscale.jobs.progress import Progress
 from mupscale.jobs.verify_bytes import check_alone, check_bytes
@@ -373,7 +375,7 @@ class KilledError(Exception):
 def dying(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list of one number: after so many blocks, the worker dies without a word."""
     left = [10**9]
-    write = worker_module._Writer.write
+    write = OutputFiles.write
 
     def counted(self: Any, *arguments: Any) -> None:
         if left[0] == 0:
@@ -381,7 +383,7 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         left[0] -= 1
         write(self, *arguments)
 
-    monkeypatch.setattr(worker_module._Writer, "write", counted)
+    monkeypatch.setattr(OutputFiles, "write", counted)
     return left
 
 
@@ -583,7 +585,7 @@ def test_a_full_or_closed_disk_is_said_with_the_figure(base, tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(worker_module, "write_all", full)
+        patched.setattr(output_files, "write_all", full)
         refusal(lambda: run_job(job), "cannot be written", "No space left", "GB are free", "resume")
     with monkeypatch.context() as patched:
         patched.setattr(os, "fdatasync", full)
@@ -799,7 +801,7 @@ def test_a_base_that_changes_with_its_time_put_back_is_noticed(base, tmp_path, m
     monkeypatch.setattr("mupscale.jobs.identity._END", 64)  # these files are small; large ones have a middle
     own = copied(base, tmp_path / "own")
     job = replace(job_in(own, tmp_path / "wide"), trust_base=trusted)
-    write, left = worker_module._Writer.write, [40]
+    write, left = OutputFiles.write, [40]
 
     def changing(self: Any, *arguments: Any) -> None:
         left[0] -= 1
@@ -807,7 +809,7 @@ def test_a_base_that_changes_with_its_time_put_back_is_noticed(base, tmp_path, m
             change_middle(own)
         write(self, *arguments)
 
-    monkeypatch.setattr(worker_module._Writer, "write", changing)
+    monkeypatch.setattr(OutputFiles, "write", changing)
     refusal(lambda: run_job(job), "mix two versions", "remove the .partial directory")
     assert not job.out.exists()
 

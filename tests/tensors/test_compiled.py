@@ -107,6 +107,72 @@ def test_noisy_tensors_have_the_same_bits(kind: str, dtype: torch.dtype, size: s
     assert not torch.equal(found[0][0], expand(base, making(grown, "1/3"))), "control: there is noise"
 
 
+def test_bfloat16_is_rounded_in_the_loop_and_has_the_bits_of_three_steps(monkeypatch: Any):
+    """Scale, noise and rounding at once give what they give one after the other, for every kind of scale."""
+    monkeypatch.setenv(compiled.VARIABLE, "compiled")
+    grown = [mu.rules.Axis.parse(text) for text in AXES["matrix"]]
+    sizes = torch.logspace(-39, 38, 50 * 40, dtype=torch.float64).view(50, 40)
+    base = (seeded(50, 40).double().sign() * sizes).bfloat16()
+    used, real = [], Kernel.round_
+
+    def counted(self: Kernel, *given: Any, **options: Any) -> bool:
+        used.append(real(self, *given, **options))
+        return used[-1]
+
+    monkeypatch.setattr(Kernel, "round_", counted)
+    for scale in ("1", "1/2", "1/3", "3/2", "2^(-1/2)"):
+        for std in (1e-38, 1e-3, tuple(0.01 * (i + 1) for i in range(100))):
+            added = TensorNoise(Stream(1, scale), std)
+            exact = expand_(torch.empty(100, 120), base.float(), making(grown, scale, noise=added))
+            assert_bitwise(
+                expand(base, making(grown, scale, noise=added)), exact.bfloat16(), f"{scale} {std}"
+            )
+    assert used == [True] * 15
+    rows = expand_(torch.empty(7, 120).bfloat16(), base, making(grown, "1/3", noise=added), out_start=[9, 0])
+    assert_bitwise(rows, expand(base, making(grown, "1/3", noise=added))[9:16], "a slice")
+    assert len(used) == 17
+    whole = expand(base, making(grown, "1/3", noise=TensorNoise(Stream(1, "w"), 0.1, without_row=4)))
+    assert_bitwise(whole[4], (base[2].float() / 3).bfloat16().repeat_interleave(3), "a row without noise")
+    assert len(used) == 17, "control: other noise takes three steps"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3.3e38])
+def test_numbers_that_are_not_finite_have_the_bits_of_the_portable_code(value: float, monkeypatch: Any):
+    """Torch rounds NaN to bits that depend on where it lies; so it is left to torch, in the compiled case too."""
+    grown = [mu.rules.Axis.parse(text) for text in AXES["matrix"]]
+    base = seeded(50, 40).bfloat16()
+    base[::7, ::3] = value
+    found = []
+    for choice in ("portable", "compiled"):
+        monkeypatch.setenv(compiled.VARIABLE, choice)
+        found.append(expand(base, making(grown, "3/2", noise=TensorNoise(Stream(1, "w"), 0.1))))
+    assert torch.equal(found[0].view(torch.int16), found[1].view(torch.int16))
+
+
+def test_a_rounding_loop_that_gives_other_bits_is_not_used(monkeypatch: Any):
+    right = compiled._load_rounding()
+    assert right is not None
+
+    def wrong(out: Any, *given: Any) -> bool:
+        done = right(out, *given)
+        out[0, 5] ^= 1
+        return done
+
+    def blind(out: Any, *given: Any) -> bool:
+        right(out, *given)
+        return True
+
+    monkeypatch.setenv(compiled.VARIABLE, "compiled")
+    grown, base = [mu.rules.Axis.parse(text) for text in AXES["matrix"]], seeded(50, 40).bfloat16()
+    noisy = making(grown, "1/2", noise=TensorNoise(Stream(1, "w"), 0.1))
+    want = expand(base, noisy)
+    for loop, taken in ((wrong, False), (blind, False), (right, True)):
+        monkeypatch.setattr(compiled, "_compile", lambda *_, loop=loop: loop)
+        assert (compiled._load_rounding.__wrapped__() is not None) == taken, loop.__name__
+    monkeypatch.setattr(compiled, "_load_rounding", lambda: None)
+    assert_bitwise(expand(base, noisy), want, "three steps in place of one")
+
+
 def test_a_corner_of_a_tensor_of_2_to_the_36_entries(monkeypatch: Any):
     grown = [mu.rules.Axis.fixed(1 << 20), mu.rules.Axis.fixed(1 << 16)]
     start, like = [(1 << 20) - 7, (1 << 16) - 301], torch.zeros(7, 301)
@@ -144,6 +210,12 @@ def test_the_kernel_is_taken_once_a_process_has_drawn_enough(monkeypatch: Any):
     monkeypatch.setenv(compiled.VARIABLE, "portable")
     assert kernel_for(enough) is None
     monkeypatch.setattr(compiled, "_work", compiled._Work())
+    monkeypatch.delenv(compiled.VARIABLE)
+    compiled.expect(enough - 1)
+    assert kernel_for(1) is None
+    compiled.expect(enough)
+    assert kernel_for(1) is kernel(), "it was told that it will draw enough"
+    monkeypatch.setattr(compiled, "_work", compiled._Work())
     monkeypatch.setenv(compiled.VARIABLE, "compiled")
     assert kernel_for(1) is kernel()
 
@@ -161,7 +233,8 @@ def test_a_kernel_that_cannot_be_had_is_an_error_only_where_it_is_asked_for(monk
 
 def reason(monkeypatch: Any, **numba: Any) -> str:
     """Why there is no kernel, with a numba that is like this."""
-    given: dict[str, Any] = {"config": SimpleNamespace(DISABLE_JIT=0), **numba}
+    extending = SimpleNamespace(register_jitable=lambda function: function)
+    given: dict[str, Any] = {"config": SimpleNamespace(DISABLE_JIT=0), "extending": extending, **numba}
     monkeypatch.setitem(sys.modules, "numba", SimpleNamespace(**given))
     found = load_kernel.__wrapped__()
     return str(found) if isinstance(found, Fault) else ""

@@ -23,7 +23,7 @@ from ..files.places import Place, item_size, runs, torch_dtype
 from ..files.strict import open_regular, printable
 from ..tensors.expand import compute_dtype, expand_
 from ..tensors.making import Making
-from .job import Move, window
+from .job import PAGE, Move, window
 from .staging import Staging
 from .work_units import Block
 
@@ -115,22 +115,27 @@ class BlockMaker:
         start: Sequence[int],
         shape: Sequence[int],
         dtype: torch.dtype,
+        offset: int = 0,
     ) -> Tensor:
-        """The rectangle as a contiguous tensor, valid until the next call; a making with a filling needs no base."""
-        out = self.room("out", dtype, shape)
+        """The rectangle as a contiguous tensor, valid until the next call; a making with a filling needs no base.
+
+        `offset` is where it goes in a file, so that it can be written without a copy (`output_files.py`).
+        """
+        out = self.room("out", dtype, shape, offset)
         if base is None:
             return expand_(out, None, making, out_start=start)
         for part, at in _parts(out, making, list(start)):
             self._fill_(part, making, base, at)
         return out
 
-    def room(self, use: str, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-        """A tensor in memory that is kept for one use and grows when it must."""
+    def room(self, use: str, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> Tensor:
+        """A tensor in memory that is kept for one use and grows when it must, at an address ≡ `offset` modulo a page."""
         size = prod(shape) * dtype.itemsize
-        if use not in self._rooms or self._rooms[use].numel() < size:
+        if use not in self._rooms or self._rooms[use].numel() < size + PAGE:
             self._rooms.pop(use, None)
-            self._rooms[use] = torch.empty(size, dtype=torch.uint8, device=self._device)
-        return self._rooms[use][:size].view(dtype).view(list(shape))
+            self._rooms[use] = torch.empty(size + PAGE, dtype=torch.uint8, device=self._device)
+        skip = (offset - self._rooms[use].data_ptr()) % PAGE // dtype.itemsize * dtype.itemsize
+        return self._rooms[use][skip : skip + size].view(dtype).view(list(shape))
 
     @property
     def room_bytes(self) -> int:
@@ -179,8 +184,8 @@ class MoveMaker(BlockMaker):
         move = block.move
         first, _ = window(move.making.wide_shape, move.cells)
         start = [a + b for a, b in zip(first, block.start, strict=True)]
-        base = stored_base(move, self._reader)
-        return self.make(move.making, base, start, block.shape, torch_dtype(move.target.dtype))
+        base, dtype = stored_base(move, self._reader), torch_dtype(move.target.dtype)
+        return self.make(move.making, base, start, block.shape, dtype, block.offset)
 
 
 def _read_move(reader: Reader, move: Move, lows: list[int], room: Tensor) -> None:

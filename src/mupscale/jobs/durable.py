@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import MupscaleError
 
-_UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
+UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
 """What a file system answers to an operation that it does not have."""
 
 
@@ -22,7 +22,7 @@ def sync_data(descriptor: int) -> None:
     try:
         os.fdatasync(descriptor)
     except OSError as error:
-        if error.errno not in _UNKNOWN:
+        if error.errno not in UNKNOWN:
             raise
         sync_file(descriptor)
 
@@ -32,7 +32,7 @@ def sync_file(descriptor: int) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _UNKNOWN:
+        if error.errno not in UNKNOWN:
             raise
         raise MupscaleError(
             "the file system of the output cannot bring a file to disk (fsync: "
@@ -49,7 +49,7 @@ def sync_path(path: Path) -> None:
             try:
                 os.fsync(descriptor)
             except OSError as error:
-                if error.errno not in _UNKNOWN:
+                if error.errno not in UNKNOWN:
                     raise
         else:
             sync_file(descriptor)

@@ -24,6 +24,7 @@ from .durable import sync_data, sync_file, sync_path
 from .identity import about_text, published, read_carried
 from .job import Job, differences
 from .job_check import ABOUT, CONFIG, JOB, PARTIAL
+from .output_files import write_all
 
 _WORKING_JOB, _READY = "job.json", "ready"
 EARLIER = "norms-"
@@ -207,12 +208,6 @@ def _create(path: Path, size: int, chunks: tuple[tuple[int, bytes], ...]) -> Non
         sync_data(descriptor)
     finally:
         os.close(descriptor)
-
-
-def write_all(descriptor: int, raw: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(raw):
-        done += os.pwrite(descriptor, raw[done:], offset + done)
 
 
 def _write(path: Path, raw: bytes) -> None:

@@ -34,6 +34,14 @@ class Block:
     def bytes(self) -> int:
         return prod(self.shape) * item_size(self.move.target.dtype)
 
+    @property
+    def offset(self) -> int:
+        """Where its first byte lies in its file."""
+        target, far = self.move.target, 0
+        for size, at in zip(target.shape, self.start, strict=True):
+            far = far * size + at
+        return target.offset + far * item_size(target.dtype)
+
 
 @dataclass(frozen=True, slots=True)
 class Stretch:

@@ -10,22 +10,25 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from threading import Condition, Lock, Thread
 from time import monotonic
 
 from ..errors import Fault, MupscaleError
+from ..tensors.compiled import expect as expect_numbers
 from .agreement import base_fingerprints, output_fingerprints
 from .base_reader import BaseReader, encoded, encoded_sums
 from .blocks import MoveMaker, Reader, raw_bytes
-from .compiled_sums import expect
+from .compiled_sums import expect as expect_bytes
 from .durable import sync_data
 from .identity import check_base, check_stamps, stretch_sums
 from .job import Job
 from .job_check import PARTIAL, check_job
 from .journal import Done, Journal, read_journals
-from .partial import finish, finished_by_another, is_finished, partial, prepare, write_all
-from .recheck import block_runs, block_sum, damaged
+from .output_files import OutputFiles
+from .partial import finish, finished_by_another, is_finished, partial, prepare
+from .recheck import block_sum, damaged
 from .threads import check_threads, in_threads
 from .work_units import Block, WorkUnits
 
@@ -89,7 +92,8 @@ class _Share:
         complete = done.all
         count = _Count(units, self.share, done, self.report)
         check_space(job, count.left)
-        expect(count.total)
+        expect_bytes(count.total)
+        expect_numbers(count.noisy)
         if prepare(job):
             return True
         stamps = check_base(job)
@@ -132,7 +136,7 @@ class _Share:
 
     def _do(self, todo: Iterator[int], keeper: _Keeper, count: _Count) -> None:
         job, sizes = self.job, {file.name: file.size for file in self.job.sources}
-        with BaseReader(job.base, sizes) as reader, _Writer(partial(job.out)) as writer:
+        with BaseReader(job.base, sizes) as reader, OutputFiles(partial(job.out)) as writer:
             maker, again = MoveMaker(reader), Reader(job.base)
             with again:
                 for number in todo:
@@ -162,9 +166,12 @@ class _Count:
     """Counts the finished bytes of a share and reports them."""
 
     def __init__(self, units: WorkUnits, share: list[int], done: Done, report: Report | None) -> None:
-        sizes = [(unit, units[unit].bytes) for unit in share if unit < units.blocks]
-        self.total = sum(size for _, size in sizes)
-        self.left = sum(size for unit, size in sizes if not done.units[unit])
+        blocks = {unit: block for unit in share if isinstance(block := units[unit], Block)}
+        left = [block for unit, block in blocks.items() if not done.units[unit]]
+        self.total = sum(block.bytes for block in blocks.values())
+        self.left = sum(block.bytes for block in left)
+        self.noisy = sum(prod(block.shape) for block in left if block.move.making.noise is not None)
+        """Entries that will get noise."""
         self._report = report
         self._lock = Lock()
 
@@ -178,32 +185,6 @@ class _Count:
             self.left -= count
             if self._report is not None:
                 self._report(self.total - self.left, self.total)
-
-
-class _Writer:
-    """Output files, opened when they are needed, a few at a time."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._open: dict[str, int] = {}
-
-    def __enter__(self) -> _Writer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
-
-    def write(self, block: Block, raw: memoryview) -> None:
-        target = block.move.target
-        if target.file not in self._open:
-            if len(self._open) >= 16:
-                os.close(self._open.pop(next(iter(self._open))))
-            self._open[target.file] = os.open(
-                self._folder / f"{target.file}{PARTIAL}", os.O_WRONLY | os.O_CLOEXEC
-            )
-        for offset, part in block_runs(block, raw):
-            write_all(self._open[target.file], part, offset)
 
 
 class _Keeper(Thread):

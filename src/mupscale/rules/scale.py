@@ -113,6 +113,18 @@ class Scale:
         return value
 
     @property
+    def operand(self) -> tuple[float, bool]:
+        """What a number is multiplied by or, if the flag is True, divided by: a quotient is rounded once.
+
+        >>> Scale.of("1/3").operand, Scale.of("2").operand
+        ((3.0, True), (2.0, False))
+        """
+        fraction = self.fraction
+        if fraction is not None and fraction.numerator == 1:
+            return float(fraction.denominator), True
+        return float(self), False
+
+    @property
     def is_one(self) -> bool:
         """True for the scale that changes nothing."""
         return not self.powers

@@ -1,12 +1,12 @@
 """The stream of `philox.py` from a compiled loop: the same bits, about ten times as fast on one core.
 
-Knows: Philox and the table look-up as one loop that numba compiles (the extra `fast`), when compiling repays
-itself, and how to do without. Knows nothing about slices, axes or sizes of noise; says nothing about what is
-right: the portable code does, and a compiled loop that differs from it on a sample is not used.
+Knows: how numba compiles the loops of `loops.py` (the extra `fast`), when that repays itself, and how to do without. Knows
+nothing about slices, axes or sizes of noise; says nothing about what is right: the portable code does, and a compiled loop
+that differs from it on a sample is not used.
 
 The environment variable MUPSCALE_KERNEL = portable | compiled forces a choice. Without it, a process draws its
 first numbers with the portable code and takes the compiled loop, where numba is installed, once that has cost about
-as much time as compiling. Which of the two drew a number cannot be seen from its bits.
+as much time as compiling; at once if it was told (`expect`) that it will. Which of the two drew a number cannot be seen from its bits.
 """
 
 from __future__ import annotations
@@ -25,19 +25,13 @@ import torch
 from torch import Tensor
 
 from ..errors import Fault, MupscaleError
-from .philox import MULTIPLIERS, ROUNDS, WEYL, Stream, normals, quantiles
+from . import loops
+from .philox import Stream, normals, quantiles
 
 VARIABLE = "MUPSCALE_KERNEL"
 
 # Numbers that the portable code draws while numba would load and compile, about half a second.
 _REPAID = 1 << 24
-_LANES = 256  # counters at a time: their words stay in the first-level cache, the table in the second
-
-_M0, _M1 = np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
-_W0, _W1 = np.uint64(WEYL[0]), np.uint64(WEYL[1])
-_LOW, _HALF, _TWO, _THREE = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(2), np.uint64(3)
-_LOW16, _SHIFT16 = np.uint32(0xFFFF), np.uint32(16)
-_SIGNATURE = "void(float32[:,::1], uint64[::1], float32[::1], uint32[::1], float32[::1])"
 
 
 @dataclass(frozen=True)
@@ -72,16 +66,43 @@ class Kernel:
         out = torch.zeros(len(starts), length, dtype=torch.float32)
         return self.add_(out, stream, starts, torch.ones(len(starts), dtype=torch.float32))
 
+    def round_(
+        self, out: Tensor, stream: Stream, starts: Tensor, stds: Tensor, scale: float, *, divides: bool
+    ) -> bool:
+        """`add_` to a contiguous bfloat16 matrix times `scale`, or divided by it: in float32, rounded once at the end.
+
+        False if it could not be done; then `out` holds anything. So it is with numbers that are not finite: the
+        bits of a rounded NaN differ from one of torch's own loops to the next.
+        """
+        with _loading:
+            loop = _load_rounding()
+        return loop is not None and loop(
+            out.detach().view(torch.uint16).numpy(),
+            starts.numpy().view(np.uint64),
+            stds.numpy(),
+            np.array(stream.words, np.uint32),
+            quantiles().numpy(),
+            np.float32(scale),
+            divides,
+        )
+
 
 @dataclass
 class _Work:
     """How many numbers this process has drawn with the portable code while the compiled one might have been used."""
 
     drawn: int = 0
+    expected: int = 0
+    """How many it will draw, as far as it was told."""
 
 
 _work = _Work()
 _loading = Lock()
+
+
+def expect(numbers: int) -> None:
+    """Tell that so many numbers will be drawn: if compiling repays itself by them, none is drawn without it."""
+    _work.expected = max(_work.expected, numbers)
 
 
 def kernel_for(numbers: int) -> Kernel | None:
@@ -102,7 +123,7 @@ def kernel_for(numbers: int) -> Kernel | None:
         return None
     if not choice:
         _work.drawn += numbers
-        if _work.drawn < _REPAID:
+        if max(_work.drawn, _work.expected) < _REPAID:
             return None
     with _loading:
         kernel = load_kernel()
@@ -120,7 +141,7 @@ def load_kernel() -> Kernel | Fault:
         numba = import_module("numba")
         if numba.config.DISABLE_JIT:
             return Fault("numba", "does not compile here: NUMBA_DISABLE_JIT is set", "unset it")
-        kernel = Kernel(_compile(numba))
+        kernel = Kernel(_compile(numba, loops.ADDING, loops.add_normals))
         agrees = _agrees(kernel)
     except ModuleNotFoundError as missing:
         return Fault(
@@ -136,17 +157,28 @@ def load_kernel() -> Kernel | Fault:
     return Fault("numba", "compiled a loop that gives other bits", f"report it, and set {VARIABLE}=portable")
 
 
-def _compile(numba: ModuleType) -> Callable[..., None]:
-    """The machine code of `_add_normals`, kept on disk where that is possible."""
+@lru_cache(maxsize=1)
+def _load_rounding() -> Callable[..., bool] | None:
+    """The compiled loop for bfloat16, which only some processes need; None where it cannot be had or gives other bits."""
     try:
-        return numba.njit(_SIGNATURE, nogil=True, cache=True)(_add_normals)  # type: ignore[no-any-return]
+        loop = _compile(import_module("numba"), loops.ROUNDING, loops.round_normals)
+        return loop if _rounds_rightly(loop) else None
+    except Exception:  # as above; what it does can be done in three steps
+        return None
+
+
+def _compile(numba: ModuleType, signature: str, loop: Callable[..., Any]) -> Callable[..., Any]:
+    """The machine code of a loop, kept on disk where that is possible."""
+    numba.extending.register_jitable(loops.draw_words)
+    try:
+        return numba.njit(signature, nogil=True, cache=True)(loop)  # type: ignore[no-any-return]
     except Exception:  # a cache that cannot be read or written; any other fault comes back below
-        return numba.njit(_SIGNATURE, nogil=True)(_add_normals)  # type: ignore[no-any-return]
+        return numba.njit(signature, nogil=True)(loop)  # type: ignore[no-any-return]
 
 
 def _agrees(kernel: Kernel) -> bool:
     """Whether a sample has the bits of the portable code: odd starts, far starts, a sum that fusing would change."""
-    stream, length = Stream(0, "sample"), 4 * _LANES + 7
+    stream, length = Stream(0, "sample"), 4 * loops.LANES + 7
     starts = torch.tensor([0, 3, (1 << 32) - 5, (1 << 34) - 9, (1 << 40) + 2])
     stds = torch.tensor([1.0, 0.3, 1e-3, 7.0, 1.1], dtype=torch.float32)
     out = torch.linspace(-1, 1, len(starts) * length, dtype=torch.float32).view(len(starts), length)
@@ -154,30 +186,19 @@ def _agrees(kernel: Kernel) -> bool:
     return torch.equal(kernel.add_(out, stream, starts, stds), want)
 
 
-def _add_normals(out: Any, starts: Any, stds: Any, key: Any, table: Any) -> None:
-    """The loop. Words are held in 64 bits whose upper half may be anything: a product reads the lower half only."""
-    bits = np.empty(4 * _LANES, np.uint32)
-    run = out.shape[1]
-    for row in range(out.shape[0]):
-        std, at = stds[row], 0
-        while at < run:
-            element = starts[row] + np.uint64(at)
-            first, skip = element >> _TWO, np.int64(element & _THREE)
-            count = min(run - at, 4 * _LANES - skip)
-            for lane in range((skip + count + 3) // 4):
-                c0 = first + np.uint64(lane)
-                c1, c2, c3 = c0 >> _HALF, np.uint64(key[2]), np.uint64(key[3])
-                k0, k1 = np.uint64(key[0]), np.uint64(key[1])
-                for _ in range(ROUNDS):
-                    p0, p1 = (c0 & _LOW) * _M0, (c2 & _LOW) * _M1
-                    c0, c1 = (p1 >> _HALF) ^ c1 ^ k0, p1
-                    c2, c3 = (p0 >> _HALF) ^ c3 ^ k1, p0
-                    k0, k1 = k0 + _W0, k1 + _W1
-                bits[4 * lane] = np.uint32(c0)
-                bits[4 * lane + 1] = np.uint32(c1)
-                bits[4 * lane + 2] = np.uint32(c2)
-                bits[4 * lane + 3] = np.uint32(c3)
-            for i in range(count):
-                word = bits[skip + i]
-                out[row, at + i] += (table[word & _LOW16] + table[word >> _SHIFT16]) * std
-            at += count
+def _rounds_rightly(loop: Callable[..., bool]) -> bool:
+    """The same for the loop that rounds: quotients and products, numbers of every size, and whether it sees an infinite one."""
+    stream, length = Stream(0, "sample"), 4 * loops.LANES + 7
+    starts, stds = torch.tensor([0, 3, (1 << 34) - 9]), torch.tensor([1.0, 1e-3, 1e-38], dtype=torch.float32)
+    key, table = np.array(stream.words, np.uint32), quantiles().numpy()
+    sizes = torch.logspace(-40, 38, 3 * length, dtype=torch.float64)
+    before = torch.where(torch.arange(3 * length) % 2 == 0, sizes, -sizes).bfloat16().view(3, length)
+    for scale, divides in ((0.5, False), (3.0, True), (0.7, False)):
+        out = before.clone()
+        exact = out.float() / scale if divides else out.float() * torch.tensor(scale, dtype=torch.float32)
+        want = (exact + normals(stream, starts, length) * stds[:, None]).bfloat16()
+        given = (starts.numpy().view(np.uint64), stds.numpy(), key, table, np.float32(scale), divides)
+        if not loop(out.view(torch.uint16).numpy(), *given) or not torch.equal(out, want):
+            return False
+    before[1, -1] = torch.inf
+    return not loop(before.view(torch.uint16).numpy(), *given)

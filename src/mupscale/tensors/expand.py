@@ -8,6 +8,7 @@ when s is a power of two. `oracle.py` holds the slow twin that defines what is r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from ..errors import MupscaleError
 from ..rules.axes import Axis, Piece, fraction_fault
-from ..rules.scale import Scale
+from ..rules.scale import ONE, Scale
 from . import on_device
 from .making import Making
 from .noise import TensorNoise
@@ -51,13 +52,9 @@ def rescale(x: Tensor, scale: Scale, shift: int = 0, *, out: Tensor | None = Non
         into = out
     if y.requires_grad:
         into = None
-    # A quotient is rounded once; a product with the reciprocal would be rounded twice. The divisor is a
-    # tensor because CUDA turns division by a plain number into that product.
-    fraction = scale.fraction
-    if fraction is not None and fraction.numerator == 1:
-        y = torch.div(y, y.new_full((), fraction.denominator), out=into)
-    else:
-        y = torch.mul(y, float(scale), out=into)
+    value, divides = scale.operand
+    # The divisor is a tensor because CUDA turns division by a plain number into a product with its reciprocal.
+    y = torch.div(y, y.new_full((), value), out=into) if divides else torch.mul(y, value, out=into)
     y = y - shift if shift else y
     return y if out is None or y is out else out.copy_(y.to(out.dtype))
 
@@ -140,6 +137,8 @@ def _expand_noisy(
         part, at = out, [low + i for low, i in zip(out_at, corner, strict=True)]
         for dim, (start, length) in enumerate(zip(corner, shape, strict=True)):
             part = part.narrow(dim, start, length)
+        if base is not None and _round_noisy(part, base, making, at, base_at, noise):
+            continue
         exact = part
         if part.dtype != wide or not part.is_contiguous():
             exact = torch.empty(shape, dtype=wide, device=out.device)
@@ -148,6 +147,20 @@ def _expand_noisy(
         if exact is not part:
             part.copy_(exact)
     return out
+
+
+def _round_noisy(
+    out: Tensor, base: Tensor, making: Making, out_at: list[int], base_at: list[int], noise: TensorNoise
+) -> bool:
+    """The slice in 16 bits without a temporary in 32: copies first, then scale, noise and rounding in one loop.
+
+    False where that cannot be done; then `out` holds anything.
+    """
+    if making.shift or base.dtype != out.dtype or not noise.rounds(out, out_at):
+        return False
+    _expand_exact(out, base, replace(making, scale=ONE), out_at, base_at)
+    value, divides = making.scale.operand
+    return noise.round_(out, making.axes, out_at, value, divides=divides)
 
 
 def _blocks(shape: Sequence[int], most: int, uncut: int | None) -> Iterator[tuple[list[int], list[int]]]:

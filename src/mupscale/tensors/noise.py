@@ -101,15 +101,37 @@ class TensorNoise:
         kernel = kernel_for(0) if plain and self.paired is None else None  # `rectangle` counts what is drawn
         if kernel is None:
             return out.add_(self.slice(axes, start, out.shape, out))
+        starts, run, stds = self._rows(out, axes, start)
+        kernel.add_(out.view(len(starts), run), self.stream, starts, stds)
+        return out
+
+    def rounds(self, out: Tensor, start: Sequence[int]) -> bool:
+        """Whether `round_` can be used: for bfloat16 in plain memory, compiled, with noise of one kind everywhere."""
+        plain = out.device.type == "cpu" and out.dtype == torch.bfloat16 and out.is_contiguous()
+        special = self.paired is not None or self.zeros is not None or self._row(start, out.shape) is not None
+        return plain and not special and self.std != 0 and out.numel() > 0 and kernel_for(0) is not None
+
+    def round_(
+        self, out: Tensor, axes: Sequence[Axis], start: Sequence[int], scale: float, *, divides: bool
+    ) -> bool:
+        """out · scale, or out / scale, plus the noise of the rectangle at `start`, where it `rounds`: rounded once, in place.
+
+        False if a number was not finite; then `out` holds anything.
+        """
+        kernel = kernel_for(0)
+        if kernel is None:
+            return False
+        starts, run, stds = self._rows(out, axes, start)
+        return kernel.round_(out.view(len(starts), run), self.stream, starts, stds, scale, divides=divides)
+
+    def _rows(self, out: Tensor, axes: Sequence[Axis], start: Sequence[int]) -> tuple[Tensor, int, Tensor]:
+        """The runs of a rectangle: the first element of each, their common length, and the size of noise in each."""
         stacked = isinstance(self.std, tuple)
         starts, run = _runs([axis.wide for axis in axes], start, out.shape, out.device, least=int(stacked))
         if isinstance(self.std, float):
-            stds = torch.full((len(starts),), self.std, dtype=torch.float32)
-        else:
-            part = torch.tensor(self.std[start[0] : start[0] + out.shape[0]], dtype=torch.float32)
-            stds = part.repeat_interleave(len(starts) // max(1, len(part)))
-        kernel.add_(out.view(len(starts), run), self.stream, starts, stds)
-        return out
+            return starts, run, torch.full((len(starts),), self.std, dtype=torch.float32)
+        part = torch.tensor(self.std[start[0] : start[0] + out.shape[0]], dtype=torch.float32)
+        return starts, run, part.repeat_interleave(len(starts) // max(1, len(part)))
 
     def _add_apart_(self, out: Tensor, axes: Sequence[Axis], start: Sequence[int], zeros: Waking) -> Tensor:
         """`add_` where zeros get something else than copies: the rectangle is cut where zeros begin."""

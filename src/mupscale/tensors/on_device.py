@@ -91,10 +91,9 @@ def _launch(
             _distances(away[:split], copies, device),
             _distances(away[split:], copies, device),
         )
-    fraction = making.scale.fraction
-    divisor = fraction.denominator if fraction is not None and fraction.numerator == 1 else None
+    operand, divides = making.scale.operand
     numbers = [
-        float(making.scale) if divisor is None else float(divisor),
+        operand,
         float(making.fill_(torch.empty((), dtype=torch.float32))) if base is None else 0.0,
         region.level,
         float(copies),
@@ -117,7 +116,7 @@ def _launch(
         columns,
         made.stride(0),
         filled=base is None,
-        scale="one" if making.scale.is_one else "product" if divisor is None else "quotient",
+        scale="one" if making.scale.is_one else "quotient" if divides else "product",
         shift=0 if making.scale.is_one else making.shift,
         noisy=any(region.std) if isinstance(region.std, tuple) else bool(region.std),
         copies=copies,
