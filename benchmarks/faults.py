@@ -100,7 +100,7 @@ class Faults:
         self.failed.append(f"{kind}: {what}")
 
     def clear(self, job: Job) -> None:
-        for path in (job.out, partial(job.out)):
+        for path in (job.folder, partial(job.folder)):
             shutil.rmtree(path, ignore_errors=True)
 
     def resumed(self, job: Job, what: str) -> None:
@@ -110,7 +110,7 @@ class Faults:
         except MupscaleError as error:
             self.fail("lost", f"{what}: {error.claim}")
         else:
-            if contents(job.out) != self.want:
+            if contents(job.folder) != self.want:
                 self.fail("published_wrong", f"{what}, resumed")
         self.clear(job)
 
@@ -123,7 +123,7 @@ class Faults:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         self.tally["kills"] += 1
-        if job.out.exists() and contents(job.out) != self.want:
+        if job.folder.exists() and contents(job.folder) != self.want:
             self.fail("published_wrong", "killed")
         self.resumed(job, "killed")
 
@@ -148,10 +148,10 @@ class Faults:
             yield
         except MupscaleError:
             self.tally["refused"] += 1
-            if job.out.exists():
+            if job.folder.exists():
                 self.fail("published_wrong", f"{what}: refused and visible")
         else:
-            if not job.out.exists() or (contents(job.out) != self.want and check_bytes(job)):
+            if not job.folder.exists() or (contents(job.folder) != self.want and check_bytes(job)):
                 self.fail("published_wrong", what)
 
     def change(self, number: int, checked: bool = True) -> None:
@@ -200,9 +200,9 @@ class Faults:
 
     def flip_unfinished(self, what: str, checked: bool = True) -> None:
         job = self.interrupted()
-        folder = partial(job.out)
+        folder = partial(job.folder)
         if what == "job":
-            path = working_job(job.out)
+            path = working_job(job.folder)
             at = self.draw.randrange(path.stat().st_size)
         elif what == "journal":
             path = self.draw.choice(sorted(folder.glob("journal-*")))
@@ -277,7 +277,7 @@ class Faults:
             if usable or "file system" not in str(error):
                 self.fail("lost", f"{name}: {error}")
         else:
-            if not usable or contents(job.out) != self.want:
+            if not usable or contents(job.folder) != self.want:
                 self.fail("published_wrong", name)
         self.tally["crippled"] += 1
         self.clear(job)

@@ -134,7 +134,7 @@ def kill_once(job: Job, mode: str, seconds: float, want: dict[str, bytes], tally
     os.killpg(processes[0], signal.SIGKILL)
     wait(processes)
     tally.kills += 1
-    folder, units = partial(job.out), WorkUnits(job)
+    folder, units = partial(job.folder), WorkUnits(job)
     done = 0
     if folder.exists():
         names = {file.name for file in folder.iterdir()}
@@ -146,10 +146,10 @@ def kill_once(job: Job, mode: str, seconds: float, want: dict[str, bytes], tally
             tally.loadable += 1
             tally.failed.append(f"{mode}: loadable although unfinished after {seconds:.2f} s")
     tally.cut += 0 < done < len(units)
-    if not wait(MODES[mode](job)) or not job.out.exists() or contents(job.out) != want:
+    if not wait(MODES[mode](job)) or not job.folder.exists() or contents(job.folder) != want:
         tally.different += 1
         tally.failed.append(f"{mode}: killed after {seconds:.2f} s, resumed, and not the same directory")
-    shutil.rmtree(job.out, ignore_errors=True)
+    shutil.rmtree(job.folder, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -162,14 +162,14 @@ def _is_complete(folder: Path, name: str, want: dict[str, bytes]) -> bool:
 def resharded(directory: Directory, path: Path, shards: int) -> Directory:
     """The same tensors in other files."""
     path.mkdir()
-    tensors = {n: t for file in directory.weights for n, t in load_file(directory.path / file).items()}
+    tensors = {n: t for file in directory.weights for n, t in load_file(f"{directory.path}/{file}").items()}
     parts = [dict(list(tensors.items())[i::shards]) for i in range(shards)]
     for number, part in enumerate(parts):
         save_file(part, path / f"part{number}.safetensors")
     where = {name: f"part{number}.safetensors" for number, part in enumerate(parts) for name in part}
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     for name in ("config.json", "tokenizer.json"):
-        shutil.copy(directory.path / name, path)
+        shutil.copy(f"{directory.path}/{name}", path)
     return read_directory(path)
 
 
@@ -187,16 +187,16 @@ def same_bytes(folder: Path, directory: Directory, goal: str, want: dict[str, by
         for worker in range(workers):
             run_worker(job, worker, workers)
         count += 1
-        if contents(job.out) != want:
+        if contents(job.folder) != want:
             tally.failed.append(f"{goal}, {label}: not the same directory")
-        shutil.rmtree(job.out)
+        shutil.rmtree(job.folder)
     for shards in (1, 5):
         job = make_job(resharded(directory, folder / f"{goal}{shards}", shards), folder / "way", goal=goal)
         run_job(job)
         count += 1
-        if contents(job.out, PROVENANCE) != {k: v for k, v in want.items() if k not in PROVENANCE}:
+        if contents(job.folder, PROVENANCE) != {k: v for k, v in want.items() if k not in PROVENANCE}:
             tally.failed.append(f"{goal}, a base of {shards} shards: not the same directory")
-        shutil.rmtree(job.out)
+        shutil.rmtree(job.folder)
     return count
 
 
@@ -218,8 +218,8 @@ def main() -> int:
                 if not wait(start(job)):
                     tally.failed.append(f"{goal}, {mode}: failed without a kill")
                 usual[goal, mode] = time.perf_counter() - began
-                want[goal] = contents(job.out)
-                shutil.rmtree(job.out)
+                want[goal] = contents(job.folder)
+                shutil.rmtree(job.folder)
             size = sum(map(len, want[goal].values()))
             print(f"{goal}: {len(WorkUnits(job))} units, {size / 1e6:.1f} MB, undisturbed: ", end="")
             print(", ".join(f"{mode} {usual[goal, mode]:.2f} s" for mode in MODES), flush=True)

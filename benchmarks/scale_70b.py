@@ -60,7 +60,7 @@ def matches(job: Job, block: Block) -> bool:
     target, making = block.move.target, block.move.making
     corner = [1] * (len(block.shape) - 1) + [min(64, block.shape[-1])]
     place = sum(s * w for s, w in zip(block.start, _strides(target.shape), strict=True))
-    with open(partial(job.out) / f"{target.file}.partial", "rb") as file:
+    with open(partial(job.folder) / f"{target.file}.partial", "rb") as file:
         file.seek(target.offset + 2 * place)
         found = torch.frombuffer(bytearray(file.read(2 * corner[-1])), dtype=torch.bfloat16)
     want = torch.full(corner, 1.0 if making.fill == "one" else 0.0)
@@ -127,9 +127,9 @@ def work(case: str, directory: Directory, before: float, folder: Path, worker: i
     clock = time.perf_counter()
     run_worker(job, worker, workers, threads=THREADS)
     seconds = time.perf_counter() - clock
-    journals = read_journals(partial(job.out), len(units))
+    journals = read_journals(partial(job.folder), len(units))
     only = [unit for unit, is_done in enumerate(journals.units) if is_done] == sorted(share)
-    written = on_disk(partial(job.out))
+    written = on_disk(partial(job.folder))
     noisy = [block for block in blocks if block.move.making.noise is not None]
     checks = {
         f"planning took {planning:.1f} s, the bound is {PLANNING[case]:.0f}": planning > PLANNING[case],
@@ -140,7 +140,7 @@ def work(case: str, directory: Directory, before: float, folder: Path, worker: i
         "what was written is not the noise of zeros": not all(matches(job, block) for block in blocks),
         "no block of the share has noise, so that nothing was compared": not noisy,
     }
-    shutil.rmtree(partial(job.out))
+    shutil.rmtree(partial(job.folder))
     found = tuple(f"{case}: {text}" for text, holds in checks.items() if holds)
     return Done(len(share), size / 1e9, seconds, planning, peak_mib(), found)
 

@@ -26,6 +26,7 @@ EXTRAS: Mapping[str, Extra] = {
     ),
     "lightning": Extra(("lightning",), "LightningCallback: Lightning continues from a widened checkpoint"),
     "plot": Extra(("matplotlib",), "figures of the demo, coordinate checks and reports"),
+    "remote": Extra(("fsspec", "s3fs"), "a base or a result at a URL: s3://bucket/model and others"),
     "tune": Extra(("optuna", "psycopg", "sqlalchemy"), "mupscale tune, mupscale report"),
 }
 

@@ -321,11 +321,12 @@ def test_without_extras_every_verb_says_in_one_line_what_to_install(tmp_path):
         (["cost", str(base), "-k", "2", *sizes], "transformers", hf),
         (["tune", str(proxy), "--width", "8", "-k", "2", "--steps", "4"], "optuna", tune),
         (["report", str(tmp_path)], "optuna", tune),
+        (["plan", "s3://bucket/base", "-k", "2"], "fsspec", "pip install 'mupscale[remote]'"),
     ]
     environment = {
         **os.environ,
         "PYTHONPATH": str(tmp_path),
-        "MUPSCALE_TEST_WITHOUT": "transformers accelerate optuna sqlalchemy psycopg matplotlib lightning numba",
+        "MUPSCALE_TEST_WITHOUT": "transformers accelerate optuna sqlalchemy psycopg matplotlib lightning numba fsspec s3fs",
     }
     lines = json.dumps([line for line, *_ in cases] + [["demo", "--steps", "20"], ["doctor"]])
     done = subprocess.run(

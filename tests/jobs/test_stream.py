@@ -112,7 +112,7 @@ def test_the_directory_is_complete_and_nothing_else(base, tmp_path):
             "mupscale.job.json",
         ),
     }
-    assert not partial(job.out).exists()
+    assert not partial(job.folder).exists()
     again = read_directory(tmp_path / "wide")
     assert set(again.tensors) == set(PLAN.tensors)
     about = json.loads((tmp_path / "wide" / "mupscale.json").read_text())
@@ -274,7 +274,7 @@ def test_every_shape_of_move_gives_the_kernels_bits(tmp_path, case):
     tensors = [torch.randn(shape, generator=generator) for shape in shapes]
     job, _, want = wide_job(tmp_path / "base", axes, tensors, **options)
     run_job(job)
-    assert_bitwise(load_file(job.out / "model.safetensors")["wide"], want, case)
+    assert_bitwise(load_file(job.folder / "model.safetensors")["wide"], want, case)
     assert check_bytes(job) == []
     if want.numel() * 4 > 1024:
         assert WorkUnits(job).blocks > 1
@@ -297,7 +297,7 @@ def test_a_cast_rounds_once_from_the_wider_type(tmp_path, source, target, comput
     noise = TensorNoise(Stream(0, "wide"), 0.1)
     job, move, _ = wide_job(tmp_path / "base", ["out: 40x3", "in: 30x3"], [tensor], noise=noise, dtype=target)
     run_job(job)
-    found = load_file(job.out / "model.safetensors")["wide"]
+    found = load_file(job.folder / "model.safetensors")["wide"]
     exact = expand(tensor.to(compute), move.making)
     assert_bitwise(found, exact.to(found.dtype))
     twice = expand(tensor.to(found.dtype), move.making)
@@ -403,8 +403,8 @@ def test_a_run_that_dies_is_resumed_and_does_not_start_over(base, tmp_path, dyin
         with pytest.raises(KilledError):
             run_job(job)
         written += count
-        assert not job.out.exists()
-        assert_not_loadable(partial(job.out))
+        assert not job.folder.exists()
+        assert_not_loadable(partial(job.folder))
     dying[0] = blocks
     run_job(job)
     assert dying[0] == written, "no block was written twice"
@@ -458,11 +458,11 @@ def test_dying_while_finishing_is_harmless(base, tmp_path, monkeypatch):
         with monkeypatch.context() as patched, suppress(KilledError):
             die_after(step, patched)
             survived = run_worker(job, 1, 2)
-        if not job.out.exists() and (partial(job.out) / "config.json").exists():
-            names = {file.name for file in partial(job.out).iterdir()}
+        if not job.folder.exists() and (partial(job.folder) / "config.json").exists():
+            names = {file.name for file in partial(job.folder).iterdir()}
             assert {file.name for file in job.files} <= names, "a config means that all weights are there"
         run_job(job)
-        assert bytes_in(job.out) == want, f"step {step}"
+        assert bytes_in(job.folder) == want, f"step {step}"
         step += 3
     assert step > 20, "control: there were steps to die at"
 
@@ -511,15 +511,15 @@ def test_two_finishers_at_once_are_harmless(base, tmp_path):
         for thread in threads:
             thread.join()
         assert errors == []
-        assert bytes_in(job.out) == bytes_in(tmp_path / "want")
+        assert bytes_in(job.folder) == bytes_in(tmp_path / "want")
 
 
 def _leave_all_but_finishing(job: Job, units: WorkUnits) -> None:
     """Do what is left of a job, without its finish."""
-    done = read_journals(partial(job.out), len(units))
+    done = read_journals(partial(job.folder), len(units))
     todo = [unit for unit in range(len(units)) if not done.units[unit]]
-    journal = Journal(partial(job.out), 0, 1)
-    with worker_module._Keeper(partial(job.out), journal) as keeper:
+    journal = Journal(partial(job.folder), 0, 1)
+    with worker_module._Keeper(partial(job.folder), journal) as keeper:
         share = worker_module._Share(job, 0, 1, 1, None)
         share._do(iter(todo), keeper, worker_module._Count(units, todo, done, None))
 
@@ -578,7 +578,7 @@ def test_a_full_or_closed_disk_is_said_with_the_figure(base, tmp_path, monkeypat
 
     monkeypatch.setattr(os, "statvfs", lambda path: Full())
     refusal(lambda: run_job(job), "the disk is too small", "0.00 GB are free")
-    assert not partial(job.out).exists(), "nothing was begun"
+    assert not partial(job.folder).exists(), "nothing was begun"
     monkeypatch.setattr(os, "statvfs", real)
 
     def full(*arguments: Any) -> int:
@@ -601,7 +601,7 @@ def test_a_failing_or_interrupted_thread_ends_them_all(base, tmp_path, monkeypat
     dying[0] = 20
     with pytest.raises(KilledError):
         run_job(job, workers=4)
-    assert_not_loadable(partial(job.out))
+    assert_not_loadable(partial(job.folder))
     dying[0] = 10**6
 
     def interrupted(done: int, total: int) -> None:
@@ -612,7 +612,7 @@ def test_a_failing_or_interrupted_thread_ends_them_all(base, tmp_path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         run_job(job, workers=2, report=interrupted)
     assert torch.get_num_threads() == before
-    assert_not_loadable(partial(job.out))
+    assert_not_loadable(partial(job.folder))
     run_job(job, workers=2)
     assert check_bytes(job) == []
 
@@ -781,7 +781,7 @@ def test_a_block_that_was_damaged_after_it_was_written_is_made_again(base, tmp_p
         dying[0] = 10**9
         block = WorkUnits(job)[0]
         assert isinstance(block, Block)
-        path = partial(job.out) / f"{block.move.target.file}.partial"
+        path = partial(job.folder) / f"{block.move.target.file}.partial"
         raw = bytearray(path.read_bytes())
         raw[block.move.target.offset + 5] ^= 1
         path.write_bytes(raw)
@@ -789,7 +789,7 @@ def test_a_block_that_was_damaged_after_it_was_written_is_made_again(base, tmp_p
             if not checked:
                 patched.setattr(worker_module, "damaged", lambda *_: [])
             run_job(job)
-        same = bytes_in(job.out) == bytes_in(tmp_path / "want")
+        same = bytes_in(job.folder) == bytes_in(tmp_path / "want")
         assert same == checked, "control: without the second look it is published"
         assert (check_bytes(job) == []) == checked
         assert (check_alone(job.out) == []) == checked
@@ -811,7 +811,7 @@ def test_a_base_that_changes_with_its_time_put_back_is_noticed(base, tmp_path, m
 
     monkeypatch.setattr(OutputFiles, "write", changing)
     refusal(lambda: run_job(job), "mix two versions", "remove the .partial directory")
-    assert not job.out.exists()
+    assert not job.folder.exists()
 
 
 def test_a_trusted_base_is_read_once_and_that_is_recorded(base, tmp_path):
@@ -819,7 +819,7 @@ def test_a_trusted_base_is_read_once_and_that_is_recorded(base, tmp_path):
     for job in jobs:
         run_job(job)
         assert check_bytes(job) == []
-    twice, once = (json.loads((job.out / "mupscale.json").read_text())["base"] for job in jobs)
+    twice, once = (json.loads((job.folder / "mupscale.json").read_text())["base"] for job in jobs)
     assert (twice["read"], once["read"]) == ("twice", "once")
     assert twice["files"] == once["files"], "the digests are of the bytes that were used"
 
@@ -845,7 +845,7 @@ def change_middle(folder: Path) -> None:
 def test_a_copied_output_is_checked_without_its_base(base, tmp_path):
     job = job_in(base, tmp_path / "wide")
     run_job(job)
-    copy = copied(job.out, tmp_path / "copy")
+    copy = copied(job.folder, tmp_path / "copy")
     assert check_alone(copy, threads=2) == []
     for path in sorted(copy.iterdir()):
         raw = bytearray(path.read_bytes())
@@ -881,6 +881,6 @@ def test_a_worker_that_died_while_it_wrote_the_job_leaves_nothing_in_the_way(bas
             die_after(step, patched)
             patched.setattr(os, "link", os.replace)
             run_job(job)
-        assert not job.out.exists()
+        assert not job.folder.exists()
     run_job(job)
     assert check_bytes(job) == []

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "mupscale"
 ORDER = [
     "rules",
     "tensors",
+    "storage",
     "files",
     "plans",
     "optimizers",

@@ -92,7 +92,7 @@ def test_a_move_joins_its_sources_in_files_as_in_memory(tmp_path: Path, stacked:
     assert Job.from_json(job.to_json().encode()).moves == (move,)
     run_job(job)
     want = expand_slowly(join_slowly(sources, 1, stacked), grown, made.scale)
-    assert_bitwise(load_file(job.out / "model.safetensors")["w0"], want)
+    assert_bitwise(load_file(job.folder / "model.safetensors")["w0"], want)
     assert_bitwise(expand(made.source(sources), made), want)
     other = Move("w0", Making(grown, made.scale, join=Join(1, not stacked)), places, moves[0].target)
     refusal(

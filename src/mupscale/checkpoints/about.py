@@ -6,7 +6,6 @@ Knows which facts are recorded; moves no tensor and plans nothing. `card.py` say
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, MupscaleError
@@ -16,6 +15,8 @@ from ..optimizers.settings import factors_of
 from ..plans.names import pattern_of
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES
+from ..storage.location import Location, location
+from ..storage.looking import exists
 
 NAME = "mupscale.json"
 FORMAT = "mupscale directory 1"
@@ -29,10 +30,10 @@ KEYS = (
 _MOST_OBJECTS = 6_000_000  # of JSON; a record holds two plans, each with an object per tensor
 
 
-def read_about(directory: Path | str) -> dict[str, Any] | None:
+def read_about(directory: Location | str) -> dict[str, Any] | None:
     """The record of a grown directory, or None where there is none; anything else is an error."""
-    path = Path(directory) / NAME
-    if not path.exists():
+    path = location(directory) / NAME
+    if not exists(path):
         return None
     told = parse_json(read_regular(path), str(path), infinity=True, objects=_MOST_OBJECTS)
     if not isinstance(told, dict) or told.get("format") != FORMAT:
@@ -58,7 +59,7 @@ def check_record(directory: Directory) -> None:
         )
 
 
-def read_plans(directory: Path | str) -> tuple[Plan, Plan]:
+def read_plans(directory: Location | str) -> tuple[Plan, Plan]:
     """The plan that made a grown directory, and the plan that leads to it from the reference."""
     told = read_about(directory)
     if told is None:

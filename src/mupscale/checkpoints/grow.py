@@ -25,6 +25,8 @@ from ..files.strict import read_regular
 from ..jobs.identity import check_outside, make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..plans.plan import Plan
+from ..storage.location import Location, absolute
+from ..storage.looking import has_versions, is_file
 from ..training.auto_noise import AutoNoise
 from ..training.noise_kinds import CLASSES, Noise, SignalNoise
 from ..training.noise_plan import NoisePlan, restore_noise
@@ -49,7 +51,7 @@ def has_state(directory: Directory, request: Request) -> bool:
     return request.state and OPTIMIZER in directory.trainer
 
 
-def earlier_plan(directory: Path) -> Plan | None:
+def earlier_plan(directory: Location) -> Plan | None:
     """The plan from the reference to a base that was itself grown; None for a base that is its own reference."""
     return None if read_about(directory) is None else read_plans(directory)[1]
 
@@ -122,7 +124,14 @@ def record(
         "evidence": {key: getattr(family.evidence, key) for key in ("source", "trials", "steps")},
         "notes": list(family.notes),
         "not_carried": not_carried(directory, module_files(directory, plan).refused),
-        "base": {"name": _name(directory.path.absolute()), "config": config_digest(directory)},
+        "base": {
+            "name": _name(absolute(directory.path)),
+            "config": config_digest(directory),
+            # An object that changes gets another version, and reading names the one it began with: one read is enough.
+            **(
+                {"versions": True} if not request.trust_base and has_versions(directory.path / CONFIG) else {}
+            ),
+        },
         "grown_from": _ancestor(directory.path),
     }
 
@@ -163,7 +172,9 @@ def check_config(directory: Directory, about: Mapping[str, Any]) -> None:
         )
 
 
-def job_of(directory: Directory, out: Path, about: Mapping[str, Any], block_bytes: int = BLOCK_BYTES) -> Job:
+def job_of(
+    directory: Directory, out: Location, about: Mapping[str, Any], block_bytes: int = BLOCK_BYTES
+) -> Job:
     """The job that writes what the record says, into `out`."""
     check_config(directory, about)
     request = Request.from_json(about["request"])
@@ -202,11 +213,11 @@ def job_of(directory: Directory, out: Path, about: Mapping[str, Any], block_byte
         texts=texts,
         block_bytes=block_bytes,
         about=dict(about),
-        trust_base=request.trust_base,
+        trust_base=request.trust_base or bool(about["base"].get("versions")),
     )
 
 
-def plan_and_noise(base: Path, about: Mapping[str, Any]) -> tuple[Plan, NoisePlan | None]:
+def plan_and_noise(base: Location, about: Mapping[str, Any]) -> tuple[Plan, NoisePlan | None]:
     """The plan and the resolved noise of a record."""
     plan = Plan.of_json(about["plan"])
     if plan.hash != about["plan_hash"]:
@@ -266,17 +277,17 @@ def wide_config(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
     return {**{k: v for k, v in config.items() if k != "torch_dtype"}, "dtype": name}
 
 
-def _name(base: Path) -> str:
+def _name(base: Location) -> str:
     """What the base is called: on the Hub, if it lies in the cache, or else by its folder."""
     return hub_name(base) or base.name
 
 
 def _card_of(directory: Directory) -> str:
     path = directory.path / CARD
-    return read_regular(path).decode(errors="replace") if path.is_file() else ""
+    return read_regular(path).decode(errors="replace") if is_file(path) else ""
 
 
-def _ancestor(base: Path) -> dict[str, Any] | None:
+def _ancestor(base: Location) -> dict[str, Any] | None:
     """What the base says of its own growth, without its plans."""
     told = read_about(base)
     if told is None:
@@ -290,7 +301,7 @@ def existing_above(path: Path) -> Path:
     return next(folder for folder in path.absolute().parents if folder.exists())
 
 
-def check_free(out: Path, base: Path) -> None:
+def check_free(out: Path, base: Location) -> None:
     """Raise unless `out` can be made: nothing of that name is there, and it does not lie in its base."""
     faults = []
     above = existing_above(out)

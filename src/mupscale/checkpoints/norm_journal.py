@@ -17,9 +17,10 @@ from torch import Tensor
 
 from ..files.strict import os_errors
 from ..jobs.durable import sync_data
-from ..jobs.identity import base_file
+from ..jobs.identity import stamped_file
 from ..jobs.journal import checked, line
 from ..jobs.partial import EARLIER, partial
+from ..storage.location import Location
 from ..training.norms_wanted import Wanted
 
 _METHOD = "block Krylov, 16 columns"
@@ -29,11 +30,9 @@ _METHOD = "block Krylov, 16 columns"
 class NormJournal:
     """The norms of one base on the way to one output."""
 
-    def __init__(self, out: Path, base: Path, files: Iterable[str]) -> None:
+    def __init__(self, out: Path, base: Location, files: Iterable[str]) -> None:
         """`files` are those of the base that hold weights: norms of files that have changed since do not count."""
-        stamps = [
-            f"{base_file(base, name)} {os.stat(base / name).st_mtime_ns}" for name in sorted(set(files))
-        ]
+        stamps = [" ".join(map(str, stamped_file(base, name))) for name in sorted(set(files))]
         self._of = blake2b("\n".join([_METHOD, *stamps]).encode(), digest_size=8).hexdigest()
         self._folder = partial(out)
         self._path = self._folder / f"{EARLIER}{self._of}-{secrets.token_hex(4)}.log"

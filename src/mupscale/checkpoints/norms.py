@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,13 +12,14 @@ from torch import Tensor
 from ..jobs.blocks import Reader, StoredBase, stored_base
 from ..jobs.job import Move
 from ..jobs.threads import in_threads
+from ..storage.location import Location
 from ..tensors.spectral import streamed_spectral_norm
 from ..training.norms_wanted import Wanted
 from .norm_journal import NormJournal
 
 
 def measured_in(
-    base: Path,
+    base: Location,
     moves: Sequence[Move],
     names: Mapping[str, str],
     wanted: Sequence[Wanted],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 from ..files.directory import MODULES, Directory
+from ..storage.looking import is_dir
 
 _REASONS = {
     "train.py": "the wide directory has its own, where its kind has one",
@@ -45,6 +46,6 @@ def not_carried(directory: Directory, modules_refused: str) -> dict[str, str]:
 def _reason(directory: Directory, name: str) -> str:
     if any(fnmatchcase(name, pattern) for pattern in _WEIGHTS):
         return _OTHER_FORMAT
-    if (directory.path / name).is_dir() and name[0] != ".":
+    if is_dir(directory.path / name) and name[0] != ".":
         return _FOLDER
     return next(why for pattern, why in _REASONS.items() if fnmatchcase(name, pattern))

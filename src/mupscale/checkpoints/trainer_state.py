@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,13 +27,14 @@ from ..optimizers.write import write_positions
 from ..plans.direction import Direction, Noises
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
+from ..storage.location import Location, location
 from .trainer_groups import CLAIM, LEAVE, told_by, trainer_orders
 
 OPTIMIZER = "optimizer.pt"
 
 
 def trainer_moves(
-    base_dir: Path | str,
+    base_dir: Location | str,
     plan: Plan,
     base: nn.Module,
     wide: nn.Module,
@@ -50,7 +50,7 @@ def trainer_moves(
     parameters, group by group, for runs whose groups were not made by the Trainer. `noise` is that of the weights, for
     copies of them in the state.
     """
-    folder = Path(base_dir)
+    folder = location(base_dir)
     groups, state = parts(read_tree(folder / OPTIMIZER), OPTIMIZER)
     raise_few(CLAIM, _tensors_in(groups))
     rule = rule_for(optimizer, rules=rules) if optimizer else told_by(groups, state.values(), rules)
@@ -68,7 +68,7 @@ def trainer_moves(
     return _filled(file, laid["state"], tree["state"], [name for of in wide_order for name in of])
 
 
-def _read_number(folder: Path, value: Any) -> Any:
+def _read_number(folder: Location, value: Any) -> Any:
     """A single number as a tensor; the place of any other tensor as it is."""
     return read_tensor(folder, value) if isinstance(value, Place) and not value.shape else value
 

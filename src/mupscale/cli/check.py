@@ -6,7 +6,6 @@ Exit status 0 only if every level asked for holds.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from ..checkpoints.about import KEYS, NAME, read_about
@@ -20,6 +19,7 @@ from ..jobs.progress import shown_progress
 from ..jobs.verify_bytes import check_alone, check_bytes
 from ..plans.identity import GRADIENT_TOLERANCE
 from ..plans.plan import Plan
+from ..storage.location import Location
 from .plan import changes, declarations
 from .working import working
 
@@ -94,12 +94,12 @@ def _alone(chosen: argparse.Namespace) -> int:
 
 
 def _bytes(
-    directory: Directory, wide: Path, about: dict[str, Any], workers: int, quiet: bool
+    directory: Directory, wide: Location, about: dict[str, Any], workers: int, quiet: bool
 ) -> tuple[str, list[Fault]]:
     try:
         # Entries that finishing the job added to its record are left out and computed again.
         own = {key: value for key, value in about.items() if key not in ("job", "files")}
-        kept = {key: about["base"][key] for key in ("name", "config")}
+        kept = {key: value for key, value in about["base"].items() if key in ("name", "config", "versions")}
         job = job_of(directory, wide, {**own, "base": kept})
     except MupscaleError as error:
         return "the record of growth cannot be followed", list(error.faults) or [Fault(NAME, error.claim)]
@@ -157,7 +157,7 @@ def _no_comparison(about: dict[str, Any]) -> str | None:
     return None
 
 
-def _model(directory: Directory, wide: Path, about: dict[str, Any]) -> tuple[str, list[Fault]]:
+def _model(directory: Directory, wide: Location, about: dict[str, Any]) -> tuple[str, list[Fault]]:
     # Weights and gradients of both, in float64.
     check_memory(16 * sum(about["parameters"].values()), "the model level")
     classes = (about["base_architecture"], about["architecture"])
@@ -178,7 +178,7 @@ def _model(directory: Directory, wide: Path, about: dict[str, Any]) -> tuple[str
     return said, faults
 
 
-def _tolerance(wide: Path, plan: Plan) -> float:
+def _tolerance(wide: Location, plan: Plan) -> float:
     """What gradients may differ by: weights that are multiplied by no power of two were rounded when they were stored."""
     scales = [entry.change.s.fraction for entry in plan.tensors.values() if entry.sources]
     if all(s is not None and _power_of_two(s.numerator) and _power_of_two(s.denominator) for s in scales):

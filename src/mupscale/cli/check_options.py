@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any
 
 from ..errors import MupscaleError
-from .verb import add_verb
+from .verb import add_verb, location
 
 
 def add_to(verbs: Any) -> None:
@@ -22,10 +21,12 @@ def add_to(verbs: Any) -> None:
     )
     verb.add_argument(
         "base",
-        type=Path,
-        help="the directory that was grown; alone, a result whose stored digests are compared",
+        type=location,
+        help="the directory that was grown, here or at a URL; alone, a result whose stored digests are compared",
     )
-    verb.add_argument("wide", type=Path, nargs="?", help="the directory that growing it produced")
+    verb.add_argument(
+        "wide", type=location, nargs="?", help="the directory that growing it produced, here or at a URL"
+    )
     verb.add_argument(
         "--bytes",
         dest="levels",

@@ -14,9 +14,10 @@ from ..checkpoints.train_script import NAME as SCRIPT
 from ..checkpoints.train_script import rate_of, writes_text
 from ..checkpoints.trainer_state import OPTIMIZER
 from ..jobs.job import Job
+from ..storage.location import Location
 
 
-def next_steps(base: Path, out: Path, job: Job, declare: Path | None = None) -> str:
+def next_steps(base: Location, out: Location, job: Job, declare: Path | None = None) -> str:
     """The commands that a user runs next; `declare` is the file of declarations that was used."""
     about = job.about
     rate, source = rate_of(about)

@@ -25,8 +25,10 @@ from ..families.process import plan_in_process
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
 from ..files.floats import FLOATS, TORCH_NAMES
+from ..files.opened import open_file
 from ..files.places import item_size
 from ..plans.plan import Plan
+from ..storage.location import Location, Url
 from ..text import columns, duration, size
 from .stored_names import stored_names
 from .working import working
@@ -44,7 +46,7 @@ def run(chosen: argparse.Namespace, request: Request) -> int:
     working(f"planning on a small copy of {directory.path}", chosen)
     family = planned(directory, chosen, request)
     print(describe(directory, family, request))
-    print("\n" + cost(directory, family, request, chosen.base.absolute().parent))
+    print("\n" + cost(directory, family, request, _beside(chosen.base)))
     print("\n" + hyperparameters(family.plan if early is None else early.then(family.plan)))
     if chosen.tensors:
         print(f"\n{family.plan}")
@@ -53,6 +55,11 @@ def run(chosen: argparse.Namespace, request: Request) -> int:
         chosen.json.write_text(json.dumps(family.as_json(), indent=1) + "\n")
         print(f"\nwritten to {chosen.json}")
     return 0
+
+
+def _beside(base: Location) -> Path:
+    """The folder whose disk a result is most likely written to."""
+    return Path.cwd() if isinstance(base, Url) else base.absolute().parent
 
 
 def planned(directory: Directory, chosen: argparse.Namespace, request: Request) -> FamilyPlan:
@@ -192,7 +199,8 @@ def cost(directory: Directory, family: FamilyPlan, request: Request, where: Path
     state = 0
     if has_state(directory, request):
         grown = family.plan.parameters("wide") / max(1, family.plan.parameters("base"))
-        state = round((directory.path / "optimizer.pt").stat().st_size * grown)
+        with open_file(directory.path / "optimizer.pt") as file:
+            state = round(file.size * grown)
     free, speed = shutil.disk_usage(where).free, disk_speed(where)
     rows = [
         (

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import MupscaleError
 from ..families.goal import Goal
-from .verb import add_verb, path
+from .verb import add_verb, location, path
 
 
 def add_to(verbs: Any) -> None:
@@ -28,7 +28,11 @@ def add_to(verbs: Any) -> None:
 
 def add_source(verb: argparse.ArgumentParser) -> None:
     """The arguments that decide a plan, for every verb that makes one."""
-    verb.add_argument("base", type=path, help="a Hugging Face directory with safetensors")
+    verb.add_argument(
+        "base",
+        type=location,
+        help="a Hugging Face directory with safetensors, here or at a URL: s3://bucket/model",
+    )
     verb.add_argument(
         "-k",
         dest="multipliers",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from dataclasses import replace
 
 from ..checkpoints.about import read_about
@@ -21,6 +20,8 @@ from ..jobs.job import Job
 from ..jobs.job_check import sound_job
 from ..jobs.partial import working_job
 from ..jobs.verify_bytes import read_job
+from ..storage.location import absolute
+from ..storage.looking import same_place
 
 
 def is_done(chosen: argparse.Namespace, request: Request) -> bool:
@@ -52,8 +53,8 @@ def _same_request(job: Job, request: Request, chosen: argparse.Namespace) -> Non
     old, new = Request.from_json(job.about["request"]).as_json(), request.as_json()
     # A request without a recipe has no such key, so each may have keys that the other lacks.
     pairs = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
-    if not (job.base.exists() and chosen.base.exists() and os.path.samefile(job.base, chosen.base)):
-        pairs["base"] = (str(job.base), os.path.abspath(chosen.base))
+    if not same_place(job.base, chosen.base):
+        pairs["base"] = (str(job.base), str(absolute(chosen.base)))
     if chosen.architecture is not None:
         pairs["architecture"] = (job.about["base_architecture"], chosen.architecture)
     remedy = f"write it as before to resume, or remove {chosen.out}.partial to start again"

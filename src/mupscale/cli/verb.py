@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ..storage.location import Location
+
 _WIDTH = 88  # columns of help
 _USUAL = 80  # columns where there is no terminal to ask
 _ALIKE = (
@@ -27,6 +29,13 @@ def path(text: str) -> Path:
     from pathlib import Path
 
     return Path(text)
+
+
+def location(text: str) -> Location:
+    """The type of an option that names a folder here or in a store."""
+    from ..storage.location import location
+
+    return location(text)
 
 
 class Help(argparse.RawDescriptionHelpFormatter):

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import MupscaleError
 from ..plans.plan import Plan
+from ..storage.location import Location, Url
 from .process import OFFLINE
 from .record import FamilyPlan
 
@@ -71,13 +72,13 @@ class Losses:
         return {**rounded, "kind": self.kind, "text": self.text}
 
 
-def stored_losses(base: Path, wide: Path, batch: Path | None) -> Losses:
+def stored_losses(base: Location, wide: Location, batch: Path | None) -> Losses:
     """The losses of two directories in float32, one after the other."""
-    return Losses(**_ask({"ask": "stored", "directories": [str(base), str(wide)], **_batch(batch)}))
+    return Losses(**_ask({"ask": "stored", "directories": [_here(base), _here(wide)], **_batch(batch)}))
 
 
 def losses_with(
-    base: Path,
+    base: Location,
     about: Mapping[str, Any],
     since: Plan | None,
     dtype: str,
@@ -91,7 +92,7 @@ def losses_with(
         **_ask(
             {
                 "ask": "planned",
-                "base": str(base),
+                "base": _here(base),
                 **_batch(batch),
                 "plan": about["plan"],
                 "since": None if since is None else since.as_json(),
@@ -106,13 +107,13 @@ def losses_with(
 
 
 def choose_size(
-    base: Path, family: FamilyPlan, since: Plan | None, rise: float, seed: int, batch: Path | None
+    base: Location, family: FamilyPlan, since: Plan | None, rise: float, seed: int, batch: Path | None
 ) -> dict[str, Any]:
     """The noise size that costs a share of what was learned: `Choice.as_json`, with the kind of measure."""
     return _ask(
         {
             "ask": "noise",
-            "base": str(base),
+            "base": _here(base),
             **_batch(batch),
             "plan": family.plan.as_json(),
             "since": None if since is None else since.as_json(),
@@ -126,19 +127,28 @@ def choose_size(
     )
 
 
+def _here(directory: Location) -> str:
+    if isinstance(directory, Url):
+        raise MupscaleError(
+            f"transformers loads the weights of a directory of this machine, and {directory} is at a URL; copy it to a disk "
+            "and name the copy"
+        )
+    return str(directory)
+
+
 def _batch(batch: Path | None) -> dict[str, str | None]:
     return {"batch": None if batch is None else str(batch)}
 
 
 def compare_models(
-    base: Path, wide: Path, plan: Mapping[str, Any], architectures: Sequence[str]
+    base: Location, wide: Location, plan: Mapping[str, Any], architectures: Sequence[str]
 ) -> dict[str, Any]:
     """Outputs and gradients of the real weights, in float64: the loss gap, and the gradient error of each tensor."""
     return _ask(
         {
             "ask": "compare",
-            "base": str(base),
-            "wide": str(wide),
+            "base": _here(base),
+            "wide": _here(wide),
             "plan": dict(plan),
             "classes": list(architectures),
         }

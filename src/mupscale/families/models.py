@@ -13,13 +13,16 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import Fault, MupscaleError
+from ..files.strict import parse_json, read_regular
+from ..files.typed import named
+from ..storage.location import Location, Url, location
+from ..storage.looking import is_dir
 
 Config = Any
 """A transformers configuration; its package is imported only where it is used."""
@@ -45,12 +48,14 @@ _LARGEST_CONFIG = (
 _SILENT = 50  # logging.CRITICAL, which transformers takes as a number
 
 
-def read_config(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:
+def read_config(source: Mapping[str, Any] | str | Location) -> dict[str, Any]:
     """A configuration as plain data: a mapping as it is, or the config.json of a directory."""
     if isinstance(source, Mapping):
         return dict(source)
-    path = Path(source)
-    path = path / "config.json" if path.is_dir() else path
+    path = location(source)
+    path = path / "config.json" if is_dir(path) else path
+    if isinstance(path, Url):
+        return dict(named(parse_json(read_regular(path, _LARGEST_CONFIG), str(path), infinity=True)))
     try:
         if path.stat().st_size > _LARGEST_CONFIG:
             raise MupscaleError(f"{path.name} has {path.stat().st_size} bytes, which no configuration has")

@@ -9,9 +9,9 @@ import json
 import shlex
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 from ..errors import Fault, MupscaleError
+from ..storage.location import Location
 from .strict import parse_json, printable, read_regular
 
 _CONFIG = "adapter_config.json"
@@ -27,7 +27,7 @@ _CLASSES = {
 """PEFT's task_type -> the class that loads an adapter together with its model."""
 
 
-def adapter_faults(path: Path, names: Iterable[str]) -> list[Fault]:
+def adapter_faults(path: Location, names: Iterable[str]) -> list[Fault]:
     """A fault with the command that merges the adapter, if there is one."""
     found = [name for name in names if any(fnmatchcase(name, pattern) for pattern in _FILES)]
     if not found:
@@ -41,7 +41,7 @@ def adapter_faults(path: Path, names: Iterable[str]) -> list[Fault]:
     return [Fault(printable(found[0]), what, remedy)]
 
 
-def merge_command(path: Path, merged: str) -> list[str]:
+def merge_command(path: Location, merged: str) -> list[str]:
     """The command that writes the model of an adapter with the adapter merged into it."""
     loads = _CLASSES.get(_task(path), "AutoPeftModel")
     ends = [json.dumps(str(path)), json.dumps(merged)]
@@ -51,7 +51,7 @@ def merge_command(path: Path, merged: str) -> list[str]:
     return ["python", "-c", lines]
 
 
-def _task(path: Path) -> str:
+def _task(path: Location) -> str:
     try:
         told = parse_json(read_regular(path / _CONFIG), _CONFIG)
     except (OSError, MupscaleError):

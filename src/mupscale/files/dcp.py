@@ -6,18 +6,19 @@ optimizers, process groups.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, combinations
 from math import prod
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 import torch
 
 from ..errors import Fault, MupscaleError
+from ..storage.location import Location, location
+from ..storage.looking import sizes_in
 from ..tensors.parts import Rectangle
 from .inert import read_metadata
 from .opcodes import Record
@@ -57,15 +58,15 @@ class ChunkedTensor:
 class DcpDirectory:
     """The content of a directory that `torch.distributed.checkpoint` wrote, under its own names."""
 
-    path: Path
+    path: Location
     tensors: Mapping[str, ChunkedTensor]
     values: Mapping[str, tuple[str, int, int]]
     """Everything that is not a tensor: file, offset and length of its archive."""
 
 
-def read_dcp(path: Path | str) -> DcpDirectory:
+def read_dcp(path: Location | str) -> DcpDirectory:
     """Read the `.metadata` of a directory; raises one error with all faults."""
-    path = Path(path)
+    path = location(path)
     raw = read_regular(path / METADATA, longest_metadata(path))
     metadata = read_metadata(raw, printable(str(path / METADATA)))
     try:
@@ -77,17 +78,17 @@ def read_dcp(path: Path | str) -> DcpDirectory:
         ) from None
 
 
-def longest_metadata(path: Path) -> int:
+def longest_metadata(path: Location) -> int:
     """How many bytes the `.metadata` of a directory can have, from the files beside it.
 
     It takes about 140 bytes to say where a chunk lies, and the archive of a chunk has a thousand bytes or more.
     """
     with os_errors(path):
-        sizes = [entry.stat().st_size for entry in os.scandir(path) if entry.name != METADATA]
+        sizes = [size for name, size in sizes_in(path) if name != METADATA]
     return _SPARE + min(_EACH * len(sizes), sum(sizes))
 
 
-def _described(path: Path, metadata: Any) -> DcpDirectory:
+def _described(path: Location, metadata: Any) -> DcpDirectory:
     stored: dict[tuple[str, tuple[int, ...] | None], Any] = {}
     for index, info in _dict(metadata.storage_data).items():
         offset = getattr(index, "offset", None)  # values have none

@@ -10,17 +10,18 @@ import os
 import struct
 import zipfile
 from math import prod
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from ..errors import Fault, MupscaleError
+from ..storage.location import Location
 from .archives import data_start, survey_archive
 from .dcp import METADATA, Chunk
 from .inert import Head, read_head
+from .opened import file_size, open_file, open_stream
 from .places import Place, item_size
-from .strict import open_regular, os_errors, printable, raise_few
+from .strict import os_errors, printable, raise_few
 
 _LONGEST_HEAD = 1 << 16  # bytes; the pickle of one plain tensor has a few hundred
 _LONGEST_VALUE = 1 << 24  # bytes; what is saved without being a tensor is settings and counters
@@ -29,11 +30,11 @@ _DAMAGED = (
 )  # fmt: skip
 
 
-def chunk_place(directory: Path, chunk: Chunk, dtype: str) -> Place:
+def chunk_place(directory: Location, chunk: Chunk, dtype: str) -> Place:
     """Where the entries of a chunk lie, row-major, in its file."""
     where = f"{printable(chunk.file)} at byte {chunk.offset}"
-    with os_errors(directory / chunk.file), open(open_regular(directory / chunk.file), "rb") as file:
-        if os.fstat(file.fileno()).st_size < chunk.offset + chunk.length:
+    with os_errors(directory / chunk.file), open_stream(directory / chunk.file) as file:
+        if file_size(file) < chunk.offset + chunk.length:
             raise MupscaleError(f"{where}: the file ends before the chunk does; it was cut short")
         region = _Region(file, chunk.offset, chunk.length)
         head, records = _archive(region, where)
@@ -60,7 +61,7 @@ def chunk_place(directory: Path, chunk: Chunk, dtype: str) -> Place:
     return place
 
 
-def read_value(directory: Path, where: tuple[str, int, int]) -> Any:
+def read_value(directory: Location, where: tuple[str, int, int]) -> Any:
     """A plain value (a number, a string, a list of them) that was saved with the tensors.
 
     Read with torch's `weights_only` allow-list.
@@ -68,9 +69,8 @@ def read_value(directory: Path, where: tuple[str, int, int]) -> Any:
     file, offset, length = where
     if length > _LONGEST_VALUE:
         raise MupscaleError(f"{printable(file)} holds a value of {length:,} bytes, too long for a setting")
-    with os_errors(directory / file), open(open_regular(directory / file), "rb") as opened:
-        opened.seek(offset)
-        data = opened.read(length)
+    with open_file(directory / file) as opened, os_errors(directory / file):
+        data = opened.read(offset, length)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(record.file_size for record in archive.infolist()) > length:
@@ -89,7 +89,7 @@ def read_value(directory: Path, where: tuple[str, int, int]) -> Any:
 class _Region(io.RawIOBase):
     """A byte range of a file, as a file object."""
 
-    def __init__(self, file: io.BufferedReader, offset: int, length: int) -> None:
+    def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
         super().__init__()
         self._file, self._offset, self._length, self._at = file, offset, length, 0
 

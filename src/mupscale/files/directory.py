@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, MupscaleError
+from ..storage.location import Location, Url, location
+from ..storage.looking import is_dir, names_in
+from ..storage.remote import listing
 from .adapters import adapter_faults
 from .elsewhere import cache_faults, download_remedy, pointer_faults
 from .floats import FLOATS
@@ -74,7 +77,7 @@ class Module:
 class Directory:
     """The content of a model's directory. Names are those of files directly inside it."""
 
-    path: Path
+    path: Location
     config: dict[str, Any]
     tensors: dict[str, Place]
     weights: tuple[str, ...]
@@ -89,12 +92,12 @@ class Directory:
     """Files and folders that are neither read nor carried."""
 
 
-def read_directory(path: Path | str, *, weights_needed: bool = True) -> Directory:
+def read_directory(path: Location | str, *, weights_needed: bool = True) -> Directory:
     """Read everything about a checkpoint except its weights; raises one error with all faults.
 
     Unless weights are needed, config.json alone will do, as long as no file with weights is there.
     """
-    path = Path(path)
+    path = location(path)
     names = _names(path)
     claim = f"{printable(str(path))} cannot be widened as it is"
     bare = not weights_needed and CONFIG in names and not has_weights(path)
@@ -122,7 +125,7 @@ def read_directory(path: Path | str, *, weights_needed: bool = True) -> Director
     return Directory(path, config, tensors, weights, carried, trainer, modules, skipped)
 
 
-def _modules(path: Path) -> tuple[Module, ...]:
+def _modules(path: Location) -> tuple[Module, ...]:
     told = parse_json(read_regular(path / MODULES), MODULES)
     found, faults = [], []
     for entry in told if isinstance(told, list) else [None]:
@@ -137,7 +140,7 @@ def _modules(path: Path) -> tuple[Module, ...]:
                 Fault(f"{MODULES}: {printable(entry)}", what, "write the file as sentence-transformers does")
             )
             continue
-        names = _names(path / folder) if folder and (path / folder).is_dir() else {}
+        names = _names(path / folder) if folder and is_dir(path / folder) else {}
         found.append(
             Module(kind.rpartition(".")[2], folder, tuple(n for n, regular in names.items() if regular))
         )
@@ -145,14 +148,16 @@ def _modules(path: Path) -> tuple[Module, ...]:
     return tuple(found)
 
 
-def has_weights(path: Path) -> bool:
+def has_weights(path: Location) -> bool:
     """Whether a directory holds a file with weights; an index whose files are not there does not count."""
     kinds = ("*.safetensors", *_PICKLED)
-    return path.is_dir() and any(_matches(n, kinds) and not n.endswith(".json") for n in os.listdir(path))
+    return is_dir(path) and any(_matches(n, kinds) and not n.endswith(".json") for n in names_in(path))
 
 
-def _names(path: Path) -> dict[str, bool]:
+def _names(path: Location) -> dict[str, bool]:
     """Every name in a folder, sorted, and whether it is (a link to) a regular file."""
+    if isinstance(path, Url):
+        return _remote_names(path)
     found: dict[str, bool] = {}
     with os_errors(path):
         if not path.is_dir():
@@ -167,6 +172,18 @@ def _names(path: Path) -> dict[str, bool]:
     return dict(sorted(found.items()))
 
 
+def _remote_names(url: Url) -> dict[str, bool]:
+    with os_errors(url):
+        found = {one.name: one.is_file for one in listing(url)}
+    if not found:
+        raise MupscaleError(
+            f"{printable(str(url))}: the store has no such folder; name one that save_pretrained has written"
+        )
+    if len(found) > _MOST_FILES:
+        raise MupscaleError(f"{printable(str(url))} holds more than {_MOST_FILES} files")
+    return found
+
+
 def _is_regular(path: Path) -> bool:
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
@@ -174,11 +191,13 @@ def _is_regular(path: Path) -> bool:
         return False
 
 
-def _foreign_links(path: Path, names: Iterable[str]) -> list[Fault]:
+def _foreign_links(path: Location, names: Iterable[str]) -> list[Fault]:
     """Links out of a directory would publish a file that does not belong to the checkpoint.
 
     In the cache of the Hugging Face Hub every file of `snapshots/<revision>` is a link into `blobs` beside it.
     """
+    if isinstance(path, Url):
+        return []  # a store has no links
     home = path.resolve()
     homes = [home]
     if home.parent.name == "snapshots":
@@ -201,7 +220,7 @@ def _is_carried(name: str) -> bool:
     return _matches(name, _CARRIED) and not replaced and name_fault(name) is None
 
 
-def _refused_files(path: Path, names: Mapping[str, bool], bare: bool) -> list[Fault]:
+def _refused_files(path: Location, names: Mapping[str, bool], bare: bool) -> list[Fault]:
     adapters = adapter_faults(path, names)
     faults = [*adapters]
     faults += [
@@ -243,7 +262,7 @@ def _refused_config(config: Mapping[str, Any]) -> list[Fault]:
     return faults
 
 
-def _sharded(path: Path) -> dict[str, Place]:
+def _sharded(path: Location) -> dict[str, Place]:
     """The tensors of all shards. If there is an index, it must name the same tensors in the same files."""
     index = parse_json(read_regular(path / INDEX), INDEX)
     where = index.get("weight_map") if isinstance(index, dict) else None

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import Fault
+from ..storage.location import Location, Url
 from .strict import os_errors, printable, read_regular
 
 POINTER = b"version https://git-lfs.github.com/spec/"
@@ -35,7 +36,7 @@ def download_remedy(path: Path) -> str | None:
     return f"if it is a model on the Hugging Face Hub, run {command} and name {path.name}"
 
 
-def hub_name(path: Path) -> str | None:
+def hub_name(path: Location) -> str | None:
     """The name on the Hub of a snapshot in the cache, or None for any other directory.
 
     >>> hub_name(Path("/cache/models--org--some-7b/snapshots/0a1b"))
@@ -46,8 +47,10 @@ def hub_name(path: Path) -> str | None:
     return f"{found[1]}/{found[2]}" if found else None
 
 
-def cache_faults(path: Path) -> list[Fault]:
+def cache_faults(path: Location) -> list[Fault]:
     """A fault if a directory is the cache of a model, which holds each revision in a folder of its own."""
+    if isinstance(path, Url):
+        return []
     with os_errors(path):
         if not (path / "snapshots").is_dir():
             return []
@@ -60,8 +63,10 @@ def cache_faults(path: Path) -> list[Fault]:
     return [Fault(printable(str(path)), what, remedy or "download the model again: it has no revision")]
 
 
-def pointer_faults(path: Path, names: Iterable[str]) -> Iterator[Fault]:
+def pointer_faults(path: Location, names: Iterable[str]) -> Iterator[Fault]:
     """A fault for every file of which only its Git LFS pointer is here."""
+    if isinstance(path, Url):
+        return  # Git LFS leaves pointers in checkouts only
     for name in names:
         try:
             small = os.stat(path / name).st_size <= _LONGEST_POINTER

@@ -7,16 +7,16 @@ shapes, and a header can be written before any data. Does not know directories o
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, MupscaleError
+from ..storage.location import Location, location
+from .opened import open_file
 from .places import RANK, Place, item_size
-from .strict import LONGEST_TEXT, open_regular, os_errors, parse_json, printable, raise_few, text_fault
+from .strict import LONGEST_TEXT, os_errors, parse_json, printable, raise_few, text_fault
 
 _METADATA = "__metadata__"
 _MOST_DIMS = 64  # numpy's limit
@@ -58,27 +58,23 @@ def header_bytes(
     return len(text).to_bytes(8, "little") + text
 
 
-def read_header(path: Path | str) -> Header:
+def read_header(path: Location | str) -> Header:
     """Read the header of a safetensors file; every fault raises `MupscaleError`."""
-    path = Path(path)
+    path = location(path)
     where = f"the safetensors file {printable(path.name)}"
-    descriptor = open_regular(path)
-    try:
-        with os_errors(path):
-            size = os.fstat(descriptor).st_size
-            length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
-            if size < 8 or length > size - 8:
-                raise MupscaleError(
-                    f"{where} is truncated, or not a safetensors file: {size} bytes, and its first 8 call for "
-                    f"{8 + length}; copy or download it again"
-                )
-            if length > LONGEST_TEXT:
-                raise MupscaleError(
-                    f"{where} says its header has {length} bytes; at most {LONGEST_TEXT} are allowed"
-                )
-            raw = os.pread(descriptor, length, 8)
-    finally:
-        os.close(descriptor)
+    with open_file(path) as file, os_errors(path):
+        size = file.size
+        length = int.from_bytes(file.read(0, 8), "little")
+        if size < 8 or length > size - 8:
+            raise MupscaleError(
+                f"{where} is truncated, or not a safetensors file: {size} bytes, and its first 8 call for "
+                f"{8 + length}; copy or download it again"
+            )
+        if length > LONGEST_TEXT:
+            raise MupscaleError(
+                f"{where} says its header has {length} bytes; at most {LONGEST_TEXT} are allowed"
+            )
+        raw = file.read(8, length)
     if len(raw) != length:
         raise MupscaleError(f"{where} changed while it was read; wait until it is written, and run again")
     return parse_header(raw, path.name, size)

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import Fault, MupscaleError
+from ..storage.location import Location, Url
+from ..storage.pages import RemoteFile
 
 LONGEST_TEXT = 100_000_000
 """The longest JSON read, in bytes: the limit safetensors itself sets for headers."""
@@ -157,7 +159,7 @@ def refuse_malformed(claim: str) -> Iterator[None]:
 
 
 @contextmanager
-def os_errors(where: Path | str) -> Iterator[None]:
+def os_errors(where: Location | str) -> Iterator[None]:
     """Turn errors of the operating system about a file into a `MupscaleError`."""
     try:
         yield
@@ -177,11 +179,25 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
-def read_regular(path: Path, longest: int = LONGEST_TEXT) -> bytes:
+def read_regular(path: Location, longest: int = LONGEST_TEXT) -> bytes:
     """Read a regular file of at most `longest` bytes."""
+    if isinstance(path, Url):
+        return _read_remote(path, longest)
     descriptor = open_regular(path)
     with os_errors(path), open(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size
         if size > longest:
-            raise MupscaleError(f"{printable(str(path))} has {size} bytes, at most {longest} are expected")
+            raise _too_long(path, size, longest)
         return file.read(size)  # reading up to a limit would take memory for the limit
+
+
+def _read_remote(url: Url, longest: int) -> bytes:
+    with os_errors(url):
+        file = RemoteFile(url)
+        if file.size > longest:
+            raise _too_long(url, file.size, longest)
+        return file.read(0, file.size)
+
+
+def _too_long(where: Location, size: int, longest: int) -> MupscaleError:
+    return MupscaleError(f"{printable(str(where))} has {size} bytes, at most {longest} are expected")

@@ -9,11 +9,9 @@ Knows: the archive. Does not know: optimizers, plans.
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
@@ -22,9 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..errors import Fault, MupscaleError
 from ..files.places import OutFile
+from ..storage.location import Location, Url, location
 from .archives import data_start, survey_archive
+from .opened import file_size, open_file, open_stream
 from .places import Place, dtype_name, torch_dtype
-from .strict import open_regular, os_errors, printable, raise_few
+from .strict import os_errors, printable, raise_few
 
 _AGAIN = "save it again with torch.save of a current torch"
 
@@ -37,7 +37,7 @@ class Room:
     shape: tuple[int, ...]
 
 
-def read_tree(path: Path | str) -> Any:
+def read_tree(path: Location | str) -> Any:
     """The content of a torch.save file, with a `Place` for every tensor; no tensor is read.
 
     >>> import tempfile
@@ -47,11 +47,12 @@ def read_tree(path: Path | str) -> Any:
     ...     tree["a"].shape, tree["n"], read_tensor(folder, tree["a"])[0]
     ((2, 3), 1, tensor([1., 1., 1.]))
     """
-    path = Path(path)
+    path = location(path)
     size, starts = _check_archive(path)
     try:
+        source: Any = open_stream(path) if isinstance(path, Url) else str(path)
         with FakeTensorMode():
-            tree = torch.load(str(path), map_location="cpu", weights_only=True)
+            tree = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's reader raises many kinds, and all mean this
         said = str(error).strip().splitlines()
         raise MupscaleError(
@@ -61,12 +62,11 @@ def read_tree(path: Path | str) -> Any:
     return _described(tree, path.name, size, starts)
 
 
-def read_tensor(folder: Path | str, place: Place) -> Tensor:
+def read_tensor(folder: Location | str, place: Place) -> Tensor:
     """Read one tensor of a file into new memory."""
-    path = Path(folder) / place.file
-    with os_errors(path), open(open_regular(path), "rb") as file:
-        file.seek(place.offset)
-        data = bytearray(file.read(place.bytes))
+    path = location(folder) / place.file
+    with open_file(path) as file, os_errors(path):
+        data = bytearray(file.read(place.offset, place.bytes))
     if len(data) != place.bytes:
         raise MupscaleError(f"{printable(str(path))} ends inside a tensor")
     if not data:
@@ -169,10 +169,10 @@ def map_leaves(tree: Any, where: str, kind: type, change: Callable[[str, Any], A
     return tree
 
 
-def _check_archive(path: Path) -> tuple[int, list[int]]:
+def _check_archive(path: Location) -> tuple[int, list[int]]:
     """The size of an archive whose tensors can be read in place (uncompressed and little-endian), and where they begin."""
-    with os_errors(path), open(open_regular(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+    with os_errors(path), open_stream(path) as file:
+        size = file_size(file)
         try:
             with zipfile.ZipFile(file) as archive:
                 records = archive.infolist()

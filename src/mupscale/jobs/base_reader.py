@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 
 from ..errors import Fault, MupscaleError
+from ..storage.location import Location
 from .blocks import Reader
 from .fingerprints import GRAIN, Sums, grain_sums
 
@@ -24,7 +24,7 @@ START_AGAIN = "remove the .partial directory and start again"
 class BaseReader(Reader):
     """Reads like a `Reader`, and remembers the sums of the grains that were read since they were last taken."""
 
-    def __init__(self, folder: Path, sizes: Mapping[str, int]) -> None:
+    def __init__(self, folder: Location, sizes: Mapping[str, int]) -> None:
         super().__init__(folder)
         self._sizes = sizes
         self._used: dict[tuple[str, int], int] = {}

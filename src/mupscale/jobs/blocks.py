@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +20,8 @@ from torch import Tensor
 from ..errors import MupscaleError
 from ..files.places import Place, item_size, runs, torch_dtype
 from ..files.strict import open_regular, printable
+from ..storage.location import Location, Url
+from ..storage.pages import RemoteFile
 from ..tensors.expand import compute_dtype, expand_
 from ..tensors.making import Making
 from .job import PAGE, Move, window
@@ -36,11 +37,12 @@ _NOISY = 1 << 19  # entries that get their noise at a time
 class Reader:
     """The files of one folder, opened for reading as they are needed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Location) -> None:
         self.folder = folder
         self.bytes = 0
         """How many have been read."""
         self._open: dict[str, int] = {}
+        self._remote: dict[str, RemoteFile] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -56,6 +58,7 @@ class Reader:
         if file not in self._open:
             if len(self._open) >= _MOST_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))
+            assert not isinstance(self.folder, Url)
             self._open[file] = open_regular(self.folder / file)
         return self._open[file]
 
@@ -69,7 +72,10 @@ class Reader:
     def read_some_(self, file: str, offset: int, rooms: Sequence[memoryview]) -> int:
         """Read at least one byte into the rooms, one after the other; returns how many."""
         try:
-            count = os.preadv(self.descriptor(file), rooms, offset)
+            if isinstance(self.folder, Url):
+                count = self._in_store(self.folder / file).read_into_(offset, rooms)
+            else:
+                count = os.preadv(self.descriptor(file), rooms, offset)
         except OSError as error:
             raise MupscaleError(f"{printable(file)} of the base cannot be read: {error.strerror}") from None
         if count == 0:
@@ -78,6 +84,11 @@ class Reader:
                 f"expected {offset + sum(map(len, rooms))}: it changed while it was read"
             )
         return count
+
+    def _in_store(self, url: Url) -> RemoteFile:
+        if str(url) not in self._remote:
+            self._remote[str(url)] = RemoteFile(url)
+        return self._remote[str(url)]
 
 
 @dataclass(frozen=True, slots=True)

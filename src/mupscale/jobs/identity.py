@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import Fault, MupscaleError
+from ..files.opened import LocalFile, open_file
 from ..files.places import OutFile
-from ..files.strict import open_regular, os_errors, printable, raise_few, read_regular
+from ..files.strict import os_errors, printable, raise_few, read_regular
+from ..storage.location import Location, Url, absolute, location
+from ..storage.pages import RemoteFile
 from .base_reader import CHANGED, START_AGAIN
 from .blocks import Reader
 from .fingerprints import ALGORITHM, Sums, grain_sums
@@ -32,8 +35,8 @@ _LARGEST_CARRIED = 1 << 30  # bytes; carried files are read whole into memory
 
 
 def make_job(
-    base: Path | str,
-    out: Path | str,
+    base: Location | str,
+    out: Location | str,
     files: Sequence[OutFile],
     moves: Sequence[Move],
     *,
@@ -44,12 +47,12 @@ def make_job(
     trust_base: bool = False,
 ) -> Job:
     """A sound job, with the files of the base that it reads identified."""
-    folder = Path(os.path.abspath(base))
-    check_outside(folder, Path(out))
+    folder = absolute(base)
+    check_outside(folder, location(out))
     read = sorted({source.file for move in moves for source in move.sources})
     job = Job(
         base=folder,
-        out=Path(os.path.abspath(out)),
+        out=absolute(out),
         files=tuple(files),
         moves=tuple(moves),
         sources=tuple(base_file(folder, name) for name in read),
@@ -63,44 +66,63 @@ def make_job(
     return job
 
 
-def check_outside(base: Path, out: Path) -> None:
+def check_outside(base: Location, out: Location) -> None:
     """Raise if the output would lie inside of its own base."""
-    if Path(os.path.abspath(out)).parent.resolve().is_relative_to(base.resolve()):
+    above, home = _resolved(absolute(out).parent), _resolved(base)
+    if not isinstance(above, Path) or not isinstance(home, Path):
+        inside = isinstance(above, Url) and above.is_relative_to(home)
+    else:
+        inside = above.is_relative_to(home)
+    if inside:
         what = f"it lies inside of its own base {printable(str(base))}"
         raise MupscaleError(
             "the result cannot be written there", [Fault(str(out), what, "name a directory beside the base")]
         )
 
 
-def base_file(folder: Path, name: str) -> BaseFile:
+def _resolved(where: Location) -> Location:
+    return where if isinstance(where, Url) else where.resolve()
+
+
+def base_file(folder: Location, name: str) -> BaseFile:
     """A file with its size and the digest of its first and last MiB."""
-    descriptor = open_regular(folder / name)
-    try:
-        with os_errors(folder / name):
-            size = os.fstat(descriptor).st_size
-            ends = os.pread(descriptor, _END, 0) + os.pread(descriptor, _END, max(0, size - _END))
-    finally:
-        os.close(descriptor)
-    return BaseFile(name, size, hashlib.blake2b(ends, digest_size=16).hexdigest())
+    return stamped_file(folder, name)[0]
+
+
+def stamped_file(folder: Location, name: str) -> tuple[BaseFile, str]:
+    """The same, and what changes whenever the file does."""
+    with open_file(folder / name) as file, os_errors(folder / name):
+        ends = _known_ends(file) if isinstance(file, RemoteFile) and file.version else _ends(file)
+        return BaseFile(name, file.size, ends), file.stamp
+
+
+def _ends(file: LocalFile | RemoteFile) -> str:
+    raw = file.read(0, _END) + file.read(max(0, file.size - _END), _END)
+    return hashlib.blake2b(raw, digest_size=16).hexdigest()
+
+
+@lru_cache(maxsize=4096)
+def _known_ends(file: RemoteFile) -> str:
+    """What one version of an object holds does not change, so it is read once."""
+    return _ends(file)
 
 
 def check_base(job: Job) -> dict[str, str]:
-    """Raise unless the base's files are those the job was made for; returns size and modification time of each."""
+    """Raise unless the base's files are those the job was made for; returns a stamp of each, its size and time of change for example."""
     faults, stamps = [], {}
     for file in job.sources:
         try:
-            found = base_file(job.base, file.name)
-            status = os.stat(job.base / file.name)
-        except (MupscaleError, OSError) as error:
-            what = error.claim if isinstance(error, MupscaleError) else str(error)
-            faults.append(Fault(file.name, what, "put it back, or start again in another output directory"))
+            found, stamps[file.name] = stamped_file(job.base, file.name)
+        except MupscaleError as error:
+            faults.append(
+                Fault(file.name, error.claim, "put it back, or start again in another output directory")
+            )
             continue
         if found != file:
             what = f"{found.size} bytes, digest of its ends {found.ends}; the job was made for {file.size}, {file.ends}"
             faults.append(
                 Fault(file.name, what, "put the old file back, or start again in another output directory")
             )
-        stamps[file.name] = f"{status.st_size}:{status.st_mtime_ns}"
     raise_few("the base is not the one this job was made for", faults)
     return stamps
 
@@ -154,11 +176,11 @@ def about_text(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> 
     return json.dumps(about, indent=1, sort_keys=True) + "\n"
 
 
-def read_carried(folder: Path, name: str) -> bytes:
+def read_carried(folder: Location, name: str) -> bytes:
     """Read a file that is carried over, such as a tokenizer; files above 1 GiB are refused."""
     return read_regular(folder / name, _LARGEST_CARRIED)
 
 
-def _carried(folder: Path, name: str) -> Carried:
+def _carried(folder: Location, name: str) -> Carried:
     raw = read_carried(folder, name)
     return Carried(name, len(raw), hashlib.sha256(raw).hexdigest())

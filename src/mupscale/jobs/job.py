@@ -19,6 +19,7 @@ from ..files.strict import parse_json, printable, refuse_malformed
 from ..files.typed import flag, number, short_numbers, text, whole, wholes
 from ..rules.axes import Axis
 from ..rules.scale import Scale
+from ..storage.location import Location, location
 from ..tensors.making import Join, Making
 from ..tensors.noise import TensorNoise, Waking
 from ..tensors.philox import Stream
@@ -111,8 +112,8 @@ class BaseFile:
 class Job:
     """A complete job. `about` becomes `mupscale.json`, with a digest of every base file added at the end."""
 
-    base: Path
-    out: Path
+    base: Location
+    out: Location
     files: tuple[OutFile, ...]
     moves: tuple[Move, ...]
     sources: tuple[BaseFile, ...]
@@ -122,6 +123,12 @@ class Job:
     about: dict[str, Any] = field(default_factory=dict)
     trust_base: bool = False
     """Whether the base is not read once more before the output is published."""
+
+    @property
+    def folder(self) -> Path:
+        """The output of a job that writes to this machine."""
+        assert isinstance(self.out, Path), self.out
+        return self.out
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -159,8 +166,8 @@ class Job:
             if entry["format"] != FORMAT:
                 raise MupscaleError(f"expected a {FORMAT!r}, found {printable(entry['format'])}")
             return Job(
-                base=Path(text(entry["base"])),
-                out=Path(text(entry["out"])),
+                base=location(text(entry["base"])),
+                out=location(text(entry["out"])),
                 files=tuple(
                     OutFile(
                         name,

@@ -46,22 +46,26 @@ def working_job(out: Path) -> Path:
 
 def prepare(job: Job) -> bool:
     """Make the partial directory with its empty files if it does not exist; True if the job is already done."""
-    folder = partial(job.out)
-    if _is_complete(job.out, job):
+    folder = partial(job.folder)
+    if _is_complete(job.folder, job):
         return True
-    with os_errors(job.out):
-        if os.path.lexists(job.out) and not (job.out.is_dir() and not any(job.out.iterdir())):
+    with os_errors(job.folder):
+        if os.path.lexists(job.folder) and not (job.folder.is_dir() and not any(job.folder.iterdir())):
             raise MupscaleError(
-                f"{job.out} exists and is not empty",
-                [Fault(str(job.out), "it was not written by this job", "name another output, or remove it")],
+                f"{job.folder} exists and is not empty",
+                [
+                    Fault(
+                        str(job.folder), "it was not written by this job", "name another output, or remove it"
+                    )
+                ],
             )
-        job.out.parent.mkdir(parents=True, exist_ok=True)
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             folder.mkdir()
         if folder.is_symlink() or not folder.is_dir():
             raise MupscaleError(f"{folder} is not a directory that mupscale made; remove it")
     with _locked(folder) as locked, os_errors(folder):
-        if _is_complete(job.out, job):  # finished by another process while this one waited
+        if _is_complete(job.folder, job):  # finished by another process while this one waited
             with suppress(OSError):  # made a moment ago, in the place of the one that was renamed
                 folder.rmdir()
             return True
@@ -84,9 +88,9 @@ def finish(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> None
 
     `base` and `output` are the fingerprints of the files that were read and written.
     """
-    folder = partial(job.out)
+    folder = partial(job.folder)
     with _locked(folder), os_errors(folder):
-        if _is_complete(job.out, job):
+        if _is_complete(job.folder, job):
             return
         for carried in job.carried:
             raw = read_carried(job.base, carried.name)
@@ -111,7 +115,7 @@ def finish(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> None
 
 def is_finished(job: Job) -> bool:
     """Whether the output exists under its final name and belongs to this job."""
-    return _is_complete(job.out, job)
+    return _is_complete(job.folder, job)
 
 
 def finished_by_another(job: Job, wait: bool) -> bool:
@@ -120,7 +124,7 @@ def finished_by_another(job: Job, wait: bool) -> bool:
     Where the file system has no locks, `wait` looks again for a few seconds.
     """
     for _ in range(_LOOKS if wait else 1):
-        with _locked(partial(job.out)) as locked:
+        with _locked(partial(job.folder)) as locked:
             if is_finished(job):
                 return True
         if locked:
@@ -137,8 +141,8 @@ def _publish(job: Job, folder: Path) -> None:
             if str(path.relative_to(folder)) not in kept and not path.is_dir():
                 path.unlink(missing_ok=True)
     sync_path(folder)
-    os.rename(folder, job.out)
-    sync_path(job.out.parent)
+    os.rename(folder, job.folder)
+    sync_path(job.folder.parent)
 
 
 def _folders(job: Job) -> list[str]:

@@ -7,32 +7,33 @@ models: whether the job itself is right is shown by other checks.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from threading import Lock
 
 import torch
 from torch import Tensor
 
 from ..errors import Fault, MupscaleError
+from ..files.opened import open_file
 from ..files.places import torch_dtype
-from ..files.strict import parse_json, printable, read_regular, refuse_malformed
+from ..files.strict import os_errors, parse_json, printable, read_regular, refuse_malformed
 from ..files.typed import named, text
+from ..storage.location import Location, absolute, location
+from ..storage.looking import names_in
 from .agreement import base_fingerprints, output_fingerprints
-from .base_reader import encoded_sums
+from .base_reader import BaseReader, encoded
 from .blocks import MoveMaker, Reader, raw_bytes
 from .compiled_sums import expect
 from .fingerprints import as_text, fingerprint
-from .identity import about_text, check_base, published, stretch_sums
+from .identity import about_text, check_base, published
 from .job import Job
 from .job_check import ABOUT, JOB, check_job, sound_job
 from .journal import Done
 from .recheck import block_runs, block_sum
 from .threads import check_threads, in_threads
-from .work_units import Block, Stretch, WorkUnits
+from .work_units import Block, WorkUnits
 from .worker import Report
 
 _PART = 8 << 20  # bytes read at a time
@@ -43,7 +44,10 @@ _LOADED = ("*.safetensors", "*.bin", "*.index.json", "adapter_*", "*.py", "*.pt"
 
 
 def check_bytes(
-    job: Job | Path | str, base: Path | str | None = None, report: Report | None = None, threads: int = 1
+    job: Job | Location | str,
+    base: Location | str | None = None,
+    report: Report | None = None,
+    threads: int = 1,
 ) -> list[Fault]:
     """A fault per difference between a finished output and its job; none if every bit is right.
 
@@ -52,34 +56,38 @@ def check_bytes(
     check_threads(threads)
     try:
         if not isinstance(job, Job):
-            job = read_job(Path(job), base)
+            job = read_job(location(job), base)
         elif base is not None:
-            job = replace(job, base=Path(os.path.abspath(base)))
+            job = replace(job, base=absolute(base))
         check_job(job)
         check_base(job)
     except MupscaleError as error:
         return list(error.faults) or [Fault(JOB, error.claim)]
-    units = WorkUnits(replace(job, trust_base=False))
+    units = WorkUnits(
+        replace(job, trust_base=True)
+    )  # each byte of the base is read once, by the block that uses it
     expect(units.total_bytes)
     made = _Blocks(job, units, report)
-    in_threads(threads, range(units.blocks), made.compare)
+    try:
+        in_threads(threads, range(units.blocks), made.compare)
+        read = Done(bytearray(), bytearray(), used=made.used)
+        base_sums = base_fingerprints(job, units, read)
+    except MupscaleError as error:
+        return list(error.faults) or [Fault(str(job.base), error.claim)]
     with Reader(job.out) as wide:
         faults = [*_sizes(job), *_chunks(job, wide), *made.faults()]
-    digests: dict[int, str] = {}
-    in_threads(threads, range(units.blocks, len(units)), lambda mine: _stretches(job, units, mine, digests))
-    read = Done(bytearray(), bytearray(), digests=digests)
-    texts = about_text(job, base_fingerprints(job, units, read), output_fingerprints(job, units, made.sums))
+    texts = about_text(job, base_sums, output_fingerprints(job, units, made.sums))
     return [*faults, *_small_files(job, texts), *_surplus(job)]
 
 
-def check_alone(out: Path, report: Report | None = None, threads: int = 1) -> list[Fault]:
+def check_alone(out: Location, report: Report | None = None, threads: int = 1) -> list[Fault]:
     """A fault per file of a finished output that is not as its record says, found without its base.
 
     Weights are compared by the fingerprints that were stored when they were written, every other file by its digest.
     """
     check_threads(threads)
     try:
-        job = replace(sound_job(read_regular(out / JOB, _LONGEST)), out=Path(os.path.abspath(out)))
+        job = replace(sound_job(read_regular(out / JOB, _LONGEST)), out=absolute(out))
         told = named(
             parse_json(read_regular(out / ABOUT, _LONGEST), ABOUT, infinity=True, objects=_MOST_OBJECTS)
         )
@@ -116,20 +124,21 @@ def check_alone(out: Path, report: Report | None = None, threads: int = 1) -> li
     return [*faults, *_small_files(job, texts), *_surplus(job)]
 
 
-def read_job(out: Path, base: Path | str | None) -> Job:
+def read_job(out: Location, base: Location | str | None) -> Job:
     """The job that wrote a finished directory, to be compared with a base."""
     if base is None:
         raise MupscaleError(f"the base of {printable(str(out))} is not known; pass the base it was made from")
     stored = sound_job(read_regular(out / JOB, _LONGEST))
-    return replace(stored, base=Path(os.path.abspath(base)), out=Path(os.path.abspath(out)))
+    return replace(stored, base=absolute(base), out=absolute(out))
 
 
 def _sizes(job: Job) -> Iterator[Fault]:
     for file in job.files:
         try:
-            size = os.stat(job.out / file.name).st_size
-        except OSError as error:
-            yield Fault(file.name, f"cannot be read: {error.strerror}")
+            with open_file(job.out / file.name) as found:
+                size = found.size
+        except MupscaleError as error:
+            yield Fault(file.name, error.claim)
             continue
         if size != file.size:
             yield Fault(file.name, f"{size} bytes, expected {file.size}")
@@ -156,9 +165,13 @@ class _Blocks:
         self._first: dict[str, tuple[int, str]] = {}
         self.sums: dict[int, str] = {}
         """The fingerprint of every block as it should be."""
+        self.used: list[str] = []
+        """What the base held where blocks have read it, an entry for each block."""
 
     def compare(self, todo: Iterator[int]) -> None:
-        with Reader(self._job.base) as base, Reader(self._job.out) as wide:
+        sizes = {file.name: file.size for file in self._job.sources}
+        numbers = {name: number for number, name in enumerate(sizes)}
+        with BaseReader(self._job.base, sizes) as base, Reader(self._job.out) as wide:
             maker = MoveMaker(base)
             for number in todo:
                 block = self._units[number]
@@ -166,7 +179,9 @@ class _Blocks:
                 want = maker.block(block).view(-1)
                 made = block_sum(block, raw_bytes(want))
                 what = _difference(wide, block, want, maker)
+                used = encoded(base.taken(), numbers)
                 with self._lock:
+                    self.used.append(used)
                     self._note(number, block, made, what)
 
     def _note(self, number: int, block: Block, made: str, what: str | None) -> None:
@@ -205,14 +220,6 @@ def _was_read(wide: Reader, file: str, offset: int, into: memoryview) -> bool:
     return True
 
 
-def _stretches(job: Job, units: WorkUnits, todo: Iterator[int], into: dict[int, str]) -> None:
-    with Reader(job.base) as base:
-        for number in todo:
-            stretch = units[number]
-            assert isinstance(stretch, Stretch)
-            into[number] = encoded_sums(stretch_sums(base, job.sources[stretch.file].name, stretch))
-
-
 def _small_files(job: Job, about: str) -> Iterator[Fault]:
     texts = {small.name: small.content.encode() for small in job.texts}
     texts[ABOUT] = about.encode()
@@ -238,9 +245,10 @@ def _surplus(job: Job) -> Iterator[Fault]:
     """Files that the job did not write and that a loader would read."""
     own = {entry.name for part in (job.files, job.carried, job.texts) for entry in part}
     try:
-        names = sorted(os.listdir(job.out))
-    except OSError as error:
-        yield Fault(str(job.out), f"cannot be read: {error.strerror}")
+        with os_errors(job.out):
+            names = names_in(job.out)
+    except MupscaleError as error:
+        yield Fault(str(job.out), error.claim)
         return
     for name in names:
         if name not in own and any(fnmatchcase(name, pattern) for pattern in _LOADED):

@@ -45,7 +45,9 @@ _GROUP_SECONDS = 0.25  # or after this time, so that slow work is kept too
 def run_job(job: Job, workers: int = 1, report: Report | None = None) -> None:
     """Write the whole output with `workers` threads; run it again to resume."""
     if not run_worker(job, 0, 1, report, threads=workers):
-        raise MupscaleError(f"{partial(job.out)} is not complete although all of it was done; run it again")
+        raise MupscaleError(
+            f"{partial(job.folder)} is not complete although all of it was done; run it again"
+        )
 
 
 def run_worker(
@@ -85,7 +87,7 @@ class _Share:
         self.files = {file.name: number for number, file in enumerate(job.sources)}
 
     def run(self) -> bool:
-        job, units, folder = self.job, self.units, partial(self.job.out)
+        job, units, folder = self.job, self.units, partial(self.job.folder)
         if is_finished(job):
             return True
         done = read_journals(folder, len(units))
@@ -122,7 +124,7 @@ class _Share:
         self, old: list[int], new: list[int], done: Done, count: _Count, stamps: dict[str, str]
     ) -> None:
         """Read blocks that are done once more, make those again that are damaged, and make new ones."""
-        job, units, folder = self.job, self.units, partial(self.job.out)
+        job, units, folder = self.job, self.units, partial(self.job.folder)
         journal = Journal(folder, self.worker, self.workers)
         with _disk_errors(job), _Keeper(folder, journal) as keeper:
             journal.stamps(stamps)
@@ -136,7 +138,7 @@ class _Share:
 
     def _do(self, todo: Iterator[int], keeper: _Keeper, count: _Count) -> None:
         job, sizes = self.job, {file.name: file.size for file in self.job.sources}
-        with BaseReader(job.base, sizes) as reader, OutputFiles(partial(job.out)) as writer:
+        with BaseReader(job.base, sizes) as reader, OutputFiles(partial(job.folder)) as writer:
             maker, again = MoveMaker(reader), Reader(job.base)
             with again:
                 for number in todo:
@@ -159,7 +161,7 @@ def check_space(job: Job, needed: int) -> None:
     if free < needed:
         what = f"{needed / 1e9:.2f} GB are still to be written, {free / 1e9:.2f} GB are free"
         remedy = f"free {(needed - free) / 1e9:.2f} GB or write to another disk"
-        raise MupscaleError("the disk is too small", [Fault(str(job.out.parent), what, remedy)])
+        raise MupscaleError("the disk is too small", [Fault(str(job.folder.parent), what, remedy)])
 
 
 class _Count:
@@ -276,9 +278,9 @@ def _disk_errors(job: Job) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             what += f"; {_free(job) / 1e9:.2f} GB are free"
         remedy = "what is written is kept: make room and run the same command again to resume"
-        raise MupscaleError("the output cannot be written", [Fault(str(job.out), what, remedy)]) from None
+        raise MupscaleError("the output cannot be written", [Fault(str(job.folder), what, remedy)]) from None
 
 
 def _free(job: Job) -> int:
-    status = os.statvfs(next(folder for folder in job.out.parents if folder.exists()))
+    status = os.statvfs(next(folder for folder in job.folder.parents if folder.exists()))
     return status.f_bavail * status.f_frsize

@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Set
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, MupscaleError
@@ -21,6 +20,7 @@ from ..files.strict import printable, raise_few, read_regular
 from ..plans.names import strip_wrappers
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES, OptimizerRule
+from ..storage.location import Location
 from ..tensors.parts import Rectangle
 from .source import Source, Stored
 
@@ -28,7 +28,7 @@ _NAMED = "save it with torch's get_optimizer_state_dict, which names parameters,
 
 
 def dcp_source(
-    path: Path,
+    path: Location,
     plan: Plan,
     prefix: str | None = None,
     state: bool = True,

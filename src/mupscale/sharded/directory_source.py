@@ -6,7 +6,6 @@ Positions in `optimizer.pt` follow the order of the model's parameters, so state
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -24,12 +23,13 @@ from ..files.torch_file import read_tree
 from ..jobs.identity import base_file
 from ..optimizers.read import parts
 from ..plans.plan import Plan
+from ..storage.location import Location
 from ..tensors.parts import Rectangle
 from .source import Source, Stored
 
 
 def directory_source(
-    path: Path, plan: Plan, family: FamilyPlan | None, wide: nn.Module, state: bool
+    path: Location, plan: Plan, family: FamilyPlan | None, wide: nn.Module, state: bool
 ) -> Source:
     """The tensors of a directory by planned name; with `state`, the moments of its Trainer too."""
     directory = read_directory(path)

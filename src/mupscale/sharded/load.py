@@ -26,6 +26,8 @@ from ..plans.names import named_tensors, strip_wrappers, unwrap
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run, Since, since_of
+from ..storage.location import Location, Url, location
+from ..storage.looking import exists
 from ..training.noise_kinds import Noise
 from ..training.noise_places import exempt_of
 from ..training.noise_plan import NoisePlan
@@ -43,7 +45,7 @@ from .states import live_states, prepare_states
 
 
 def load_wide(
-    base: str | Path | Run,
+    base: str | Location | Run,
     wide: Run | nn.Module,
     *,
     plan: Plan | FamilyPlan,
@@ -59,8 +61,8 @@ def load_wide(
 ) -> Run:
     """Fill the run `wide` from `base`, each rank its own shards, and return it with its provenance.
 
-    `base` is a directory of torch.distributed.checkpoint, a Hugging Face directory, or the base run itself,
-    live on the same ranks. `plan` leads from the base to the wide model, `since` from the reference to the base;
+    `base` is a directory of torch.distributed.checkpoint or a Hugging Face directory, here or at a URL, or the base
+    run itself, live on the same ranks. `plan` leads from the base to the wide model, `since` from the reference to the base;
     without it the base is its own reference. Optimizers of the wide run must be in units (`param_groups` or
     `step_in_units_`) and get their state if the base has it; their settings and schedulers are not changed.
 
@@ -104,13 +106,13 @@ def load_wide(
 
 
 def _checked(
-    base: str | Path | Run, wide: Run, plan: Plan, since: Since | None, unproved: bool
+    base: str | Location | Run, wide: Run, plan: Plan, since: Since | None, unproved: bool
 ) -> Plan | None:
     """The plan from the reference to the base; raises unless both ends fit the plan, before a model is touched."""
     remedy = (
         "write load_wide(base, wide, plan=…): first the base's directory or mu.Run(base), then what is filled"
     )
-    faults = wrong_kind("base", base, (str, Path, Run), remedy)
+    faults = wrong_kind("base", base, (str, Path, Url, Run), remedy)
     faults += wrong_kind("plan", plan, Plan, "write plan=infer_plan(base, wide), or a family's plan")
     raise_faults("load_wide cannot use what it was given", faults)
     expect_proved(plan, unproved)
@@ -226,7 +228,7 @@ class _Loader:
 
 
 def _open(
-    base: str | Path | Run,
+    base: str | Location | Run,
     plan: Plan,
     family: FamilyPlan | None,
     wide: Run,
@@ -248,10 +250,10 @@ def _open(
         weights = {name: tensors[e.sources[0]] for name, e in plan.tensors.items() if e.sources}
         states, settings = live_states(base, plan, rules) if wide.optimizers else ({}, {})
         return LiveSource("the running base", weights, states, settings, base.since)
-    path = Path(base)
-    if (path / METADATA).exists():
+    path = location(base)
+    if exists(path / METADATA):
         return dcp_source(path, plan, prefix, bool(wide.optimizers), rules)
-    if (path / CONFIG).exists():
+    if exists(path / CONFIG):
         return directory_source(path, plan, family, wide.model, bool(wide.optimizers))
     what = f"neither {METADATA} (torch.distributed.checkpoint) nor {CONFIG} (Hugging Face) is in it"
     remedy = "name the directory that holds one of them; a DCP save that was cut short has no .metadata"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +18,7 @@ from ..files.dcp_chunks import chunk_place
 from ..files.places import Place, torch_dtype
 from ..jobs.blocks import Reader, read_rectangle_
 from ..plans.plan import Plan
+from ..storage.location import Location
 from ..tensors.making import Making
 from ..tensors.parts import Rectangle
 
@@ -93,7 +93,7 @@ class AnySource(Protocol):
 class Source:
     """Tensors in files: any rank reads any slice."""
 
-    folder: Path
+    folder: Location
     identity: str
     weights: Mapping[str, Any]
     states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -1,0 +1,206 @@
+"""An S3 server on loopback in a process of its own (moto), and a proxy before it that counts, drops and stalls requests."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Lock, Thread
+from time import monotonic, sleep
+from typing import Any
+
+HOST = "127.0.0.1"
+_START = 60.0  # seconds until the server must answer, on a busy machine
+_HOP = ("connection", "transfer-encoding", "keep-alive", "proxy-connection")
+ACCOUNT = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+}
+
+
+@dataclass
+class Traffic:
+    """What went through the proxy, and what it does to requests."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    """Method -> how many were answered."""
+    received: int = 0
+    """Bytes of objects that clients got."""
+    sent: int = 0
+    """Bytes of objects that clients sent."""
+    drop: int = 0
+    """Every so manieth request loses its connection: before it is passed on, after it, or in the middle of its answer."""
+    stall: int = 0
+    """Every so manieth request gets no answer for a long time."""
+    harmed: int = 0
+    """How many were dropped or stalled."""
+    seen: int = 0
+    lock: Lock = field(default_factory=Lock)
+
+    def reset(self) -> None:
+        with self.lock:
+            self.requests.clear()
+            self.received = self.sent = self.harmed = self.seen = 0
+
+    def fate(self) -> str:
+        """What happens to the next request: nothing, "lost", "unanswered", "cut" or "stalled"."""
+        with self.lock:
+            self.seen += 1
+            if self.drop and self.seen % self.drop == 0:
+                self.harmed += 1
+                return ("lost", "unanswered", "cut")[self.harmed % 3]
+            if self.stall and self.seen % self.stall == 0:
+                self.harmed += 1
+                return "stalled"
+        return ""
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """A running store: the server's own port, and that of the proxy before it."""
+
+    port: int
+    proxy: int
+    traffic: Traffic
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that lead a client to the proxy."""
+        return {**ACCOUNT, "AWS_ENDPOINT_URL": f"http://{HOST}:{self.proxy}"}
+
+    def call(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        """A request to the server itself, past the proxy."""
+        with closing(HTTPConnection(HOST, self.port, timeout=_START)) as connection:
+            key = f"Credential={ACCOUNT['AWS_ACCESS_KEY_ID']}/20200101/us-east-1/s3/aws4_request"
+            connection.request(method, path, body, {"Authorization": f"AWS4-HMAC-SHA256 {key}"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def put(self, folder: Path, path: str) -> None:
+        """Copy a folder into the store, under bucket/prefix."""
+        self.call("PUT", f"/{path.partition('/')[0]}")
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                status, said = self.call("PUT", f"/{path}/{file.relative_to(folder)}", file.read_bytes())
+                assert status == 200, said
+
+    def get(self, path: str) -> bytes:
+        status, raw = self.call("GET", f"/{path}")
+        assert status == 200, (path, raw)
+        return raw
+
+
+@contextmanager
+def object_store() -> Iterator[ObjectStore]:
+    """Start a server and its proxy; both are gone at the end."""
+    port, traffic = _free_port(), Traffic()
+    environment = {**os.environ, **ACCOUNT, "OMP_NUM_THREADS": "1"}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    ending = Event()
+    proxy = _Proxy((HOST, 0), _handler(port, traffic, ending))
+    thread = Thread(target=proxy.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        _wait(port, server)
+        yield ObjectStore(port, proxy.server_address[1], traffic)
+    finally:
+        ending.set()
+        proxy.shutdown()
+        proxy.server_close()
+        thread.join()
+        server.kill()
+        server.wait()
+
+
+class _Proxy(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # clients that are killed leave broken connections
+
+
+def _handler(port: int, traffic: Traffic, ending: Event) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+        def pass_on(self) -> None:
+            fate = traffic.fate()
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if fate == "stalled":
+                ending.wait(3600)
+            if fate in ("lost", "stalled"):
+                self._hang_up()
+                return
+            with closing(HTTPConnection(HOST, port, timeout=600)) as server:
+                try:
+                    server.request(self.command, self.path, body, dict(self.headers))
+                    answer = server.getresponse()
+                    raw = answer.read()
+                except (OSError, HTTPException):
+                    self._hang_up()
+                    return
+            if fate == "unanswered":
+                self._hang_up()
+                return
+            self.send_response_only(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in _HOP:
+                    self.send_header(name, value)
+            if answer.getheader("Content-Length") is None:
+                self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            if fate == "cut":
+                self.wfile.write(raw[: len(raw) // 2])
+                self._hang_up()
+                return
+            self.wfile.write(raw)
+            with traffic.lock:
+                traffic.requests[self.command] += 1
+                if answer.status in (200, 206):
+                    traffic.received += len(raw) if self.command == "GET" else 0
+                    traffic.sent += len(body) if self.command == "PUT" else 0
+
+        def _hang_up(self) -> None:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on  # noqa: N815
+
+    return Handler
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as found:
+        found.bind((HOST, 0))
+        return int(found.getsockname()[1])
+
+
+def _wait(port: int, server: subprocess.Popen[bytes]) -> None:
+    until = monotonic() + _START
+    while monotonic() < until and server.poll() is None:
+        try:
+            socket.create_connection((HOST, port), 1).close()
+            return
+        except OSError:
+            sleep(0.05)
+    raise RuntimeError("moto's server did not start; pip install 'moto[server]'")
