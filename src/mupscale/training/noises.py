@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,17 +25,21 @@ from ..plans.plan import Plan, TensorPlan
 from ..rules.noise_defaults import WAKE
 from ..rules.scale import ONE, Scale
 from ..rules.sizes import noise_size, size_of_ratios
+from ..tensors.expand import expand
+from ..tensors.making import Making
 from ..tensors.noise import TensorNoise, Waking
 from ..tensors.philox import Stream
 from ..tensors.spectral import gaussian_norm, spectral_norms
 from .noise_kinds import Noise, PairedNoise, Sigma, SignalNoise, relative_size, t_of, wrong_noise
-from .noise_places import Exempt, has_copies, noisy_weights, waking_gains
+from .noise_places import Exempt, has_copies, new_words, noisy_weights, pads_width, waking_gains
 
 NOTHING = Exempt()
 """A model of which nothing is known beyond its plan."""
-Measure = Callable[[str, bool], Tensor]
-"""Spectral norm of the source of a wide tensor, or of every matrix along dimension 0 if the flag is True. The norm of
-a vector is its length."""
+Statistic = Literal["norm", "norms", "mean"]
+"""The spectral norm of a tensor, that of every matrix along dimension 0, or the mean of its rows. The norm of a vector is its
+length."""
+Measure = Callable[[str, Statistic], Tensor]
+"""A statistic of the source of a wide tensor."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class NoisePlan:
     """σ̄ of the zeros behind copies, where it is not that of the copies; 0 for gains, which get a level."""
     zeros: Mapping[str, Waking] = field(default_factory=dict)
     """What follows from it, by tensor."""
+    means: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """The mean row of the base's tables that get new words: what the new rows become."""
 
     def tensor(self, name: str) -> TensorNoise | None:
         """The noise of one tensor, or None."""
@@ -71,6 +77,7 @@ class NoisePlan:
             "without": list(self.without),
             "rows": dict(self.rows),
             **({"woken": dict(self.woken)} if self.woken else {}),
+            **({"means": {name: list(row) for name, row in self.means.items()}} if self.means else {}),
         }
 
 
@@ -98,7 +105,7 @@ def resolve_noise(
     raise_faults(
         "this noise cannot be added", wrong_noise(noise) or _unknown(noise, plan, base, seed, exempt)
     )
-    measure = base if callable(base) else lambda name, stacked: norms_of(plan[name].source(base), stacked)
+    measure = base if callable(base) else lambda name, what: statistic(plan[name].source(base), what)
     sigmas: dict[str, Sigma] = {}
     stds: dict[str, Sigma] = {}
     paired: dict[str, int] = {}
@@ -120,7 +127,7 @@ def resolve_noise(
             asleep += [name] if len(entry.axes) > 1 and not any(_each(sigmas[name])) else []
             continue
         if entry.padded and not _is_silent(noise):
-            known = len(entry.axes) > 1 and not entry.gain
+            known = len(entry.axes) > 1 and not entry.gain and pads_width(entry)
             woken[name] = _signal(WAKE, entry, partial(measure, name), float(size)) if known else 0.0
         if entry.padded and not has_copies(entry):
             continue
@@ -142,26 +149,41 @@ def resolve_noise(
             sigma = _given(noise.sigma[name] if isinstance(noise.sigma, Mapping) else noise.sigma)
         sigmas[name] = sigma
         stds[name] = _std(sigma, size)
+    means: dict[str, tuple[float, ...]] = {}
     if not _is_silent(noise):
         woken.update(dict.fromkeys(waking_gains(plan, exempt), 0.0))
+        for name in new_words(plan, exempt):
+            woken.setdefault(name, 0.0)
+            means[name] = tuple(map(_rounded, measure(name, "mean").reshape(-1).tolist()))
     what = "it is new, and the tensor that it is like is zero, so that noise of its size would not wake it"
     remedy = "put the new block behind a trained one, after=…"
     raise_faults("this noise wakes nothing", [Fault(name, what, remedy) for name in asleep])
     rows = {name: row for name, row in exempt.rows.items() if name in stds or name in woken}
-    zeros = _wakings(woken, plan, since)
-    return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, since), rows, woken, zeros)
+    zeros = _wakings(woken, means, plan, since)
+    return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, since), rows, woken, zeros, means)
 
 
-def _wakings(woken: Mapping[str, Sigma], plan: Plan, since: Plan | None) -> dict[str, Waking]:
-    """What the zeros of each tensor get: noise of their size, or of a gain its fold, which is 1 in a fresh model."""
+def _wakings(
+    woken: Mapping[str, Sigma], means: Mapping[str, tuple[float, ...]], plan: Plan, since: Plan | None
+) -> dict[str, Waking]:
+    """What the zeros of each tensor get: noise of their size, of a gain its fold, which is 1 in a fresh model, or the mean
+    row."""
     found = {}
     for name, sigma in woken.items():
         entry, level = plan[name], 0.0
         if entry.gain:
             early = ONE if since is None else since[entry.sources[0]].fold
             level = float(early * entry.fold) - entry.shift
-        found[name] = Waking(_std(sigma, reference_size(name, plan, since)), entry.cut, level)
+        row = _wide_row(entry, means[name]) if name in means else None
+        found[name] = Waking(_std(sigma, reference_size(name, plan, since)), entry.cut, level, row)
     return found
+
+
+def _wide_row(entry: TensorPlan, row: tuple[float, ...]) -> tuple[float, ...]:
+    """A row of the base as a row of the wide tensor: s · dup, and zeros where the row has zeros."""
+    base = torch.tensor(row, dtype=torch.float64).view(entry.base_shape[1:])
+    wide = expand(base, Making(entry.axes[1:], entry.change.s, entry.shift))
+    return tuple(wide.reshape(-1).tolist())
 
 
 def _each(sigma: Sigma) -> tuple[float, ...]:
@@ -285,8 +307,9 @@ def restore_noise(record: Mapping[str, Any], plan: Plan, since: Plan | None = No
         paired = {str(name): int(dim) for name, dim in record["paired"].items()}
         rows = {str(name): int(row) for name, row in record["rows"].items()}
         seed, without = int(record["seed"]), tuple(record["without"])
-        zeros = _wakings(woken, plan, since)
-        return NoisePlan(sigmas, stds, paired, without, seed, rows, woken, zeros)
+        means = {str(name): tuple(map(float, row)) for name, row in record.get("means", {}).items()}
+        zeros = _wakings(woken, means, plan, since)
+        return NoisePlan(sigmas, stds, paired, without, seed, rows, woken, zeros, means)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise MupscaleError(f"this is not a record of noise, expected what as_json gave; {reason}") from None
@@ -323,12 +346,18 @@ def is_stacked(entry: TensorPlan) -> bool:
     return len(entry.axes) == 3 and [axis.grows for axis in entry.axes] == [False, True, True]
 
 
-def norms_of(weight: Tensor, stacked: bool) -> Tensor:
-    """The spectral norm of a tensor, or of every matrix along dimension 0; of a vector, its length."""
+def statistic(weight: Tensor, what: Statistic) -> Tensor:
+    """A statistic of a tensor in float64.
+
+    >>> statistic(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), "mean").tolist()
+    [2.0, 2.0]
+    """
+    if what == "mean":
+        return weight.detach().double().mean(0).reshape(-1)
     if weight.dim() < 2:
         length: Tensor = torch.linalg.vector_norm(weight.detach().double())
         return length
-    return spectral_norms(weight, stacked)
+    return spectral_norms(weight, what == "norms")
 
 
 def copied_norm(entry: TensorPlan) -> float:
@@ -337,14 +366,13 @@ def copied_norm(entry: TensorPlan) -> float:
     return norm
 
 
-def _signal(t: float, entry: TensorPlan, measure: Callable[[bool], Tensor], size: float) -> Sigma:
+def _signal(t: float, entry: TensorPlan, measure: Callable[[Statistic], Tensor], size: float) -> Sigma:
     """σ̄ = t ‖s dup(W)‖ / ‖Δ‖, where Δ has σ̄ = 1."""
     stacked = is_stacked(entry)
     matrix = entry.wide_shape[1:] if stacked else entry.wide_shape
     delta = gaussian_norm(max(1, prod(matrix[:1])), prod(matrix[1:])) * size
-    sigmas = [
-        _rounded(norm * t * copied_norm(entry) / delta) for norm in measure(stacked).reshape(-1).tolist()
-    ]
+    norms = measure("norms" if stacked else "norm").reshape(-1).tolist()
+    sigmas = [_rounded(norm * t * copied_norm(entry) / delta) for norm in norms]
     return tuple(sigmas) if stacked else sigmas[0]
 
 
