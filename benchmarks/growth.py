@@ -7,7 +7,8 @@ What a row is, `growth_rows.py` says. The control is the same growth with the ne
 neighbours and their writers zero, as block expansion does it: outputs are the base's, and training leaves it. Rows with a
 width grow deeper and wider in one plan.
 
-Rows of widths at any size are in `growth_width.py`; their figures come first, as `width: rows=R worst=W …`.
+Rows of widths at any size are in `growth_width.py`, those of words and positions in `growth_words.py`; their figures come first,
+as `width: rows=R worst=W …` and `words: rows=R worst=W …`.
 
 The last line is `rows=R depth=D biases=B worst=W control=C jump=J woken=S`: the largest relative error over losses,
 gradients and weights of the rows that only grow deeper, that of those among them whose biases are split, that of all
@@ -30,7 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import mupscale as mu
-from benchmarks.growth_rows import SIZES, Make, Row, measured, together
+from benchmarks import growth_words
+from benchmarks.growth_rows import SIZES, WITH_BIASES, Make, Row, measured, together
 from benchmarks.growth_width import measure_widths
 from mupscale.families.record import FamilyPlan
 from mupscale.plans.plan import Plan
@@ -39,14 +41,6 @@ DEPTH, BIASES = 0.0, 1e-12
 TYPES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "granite", "smollm3", "phi3", "olmo2",
 )  # fmt: skip
-TOKENS = {"vocab_size": 97, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-WITH_BIASES: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, **TOKENS},
-    "gpt_neox": {**SIZES, "num_key_value_heads": 4},
-    "opt": {**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32},
-    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, **TOKENS},
-}
-"""Types whose blocks write biases into the stream."""
 PLACES = ("layers=3,after=0", "layers=3,after=1", "layers=4")
 
 
@@ -98,13 +92,15 @@ def main() -> int:
     widths = measure_widths(quick)
     wider = together(widths)
     print(f"\nwidth: rows={len(widths)} {wider}\n", flush=True)
+    words, words_hold = growth_words.report(quick)
+    print(f"\nwords: {words}\n", flush=True)
     found = measured(((row, sizes(row)) for row in rows(quick)), control)
     deeper = together(found.values())
     deep = {row: m.worst for row, m in found.items() if row.k == "1"}
     depth = max(error for row, error in deep.items() if row.kind not in WITH_BIASES)
     biases = max(error for row, error in deep.items() if row.kind in WITH_BIASES)
     print(f"\nrows={len(found)} depth={depth:.1e} biases={biases:.1e} {deeper}")
-    return 0 if wider.holds and deeper.holds and depth <= DEPTH and biases <= BIASES else 1
+    return 0 if wider.holds and words_hold and deeper.holds and depth <= DEPTH and biases <= BIASES else 1
 
 
 if __name__ == "__main__":

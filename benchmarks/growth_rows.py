@@ -32,6 +32,14 @@ SIZES = {
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 97, "max_position_embeddings": 64,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
+TOKENS = {"vocab_size": 97, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+WITH_BIASES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, **TOKENS},
+    "gpt_neox": {**SIZES, "num_key_value_heads": 4},
+    "opt": {**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32},
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, **TOKENS},
+}
+"""Types whose blocks write biases into the stream."""
 Make = Callable[[], nn.Module]
 Control = Callable[[FamilyPlan, mu.Run, Make], mu.Run]
 """Grow a run with one factor left out."""

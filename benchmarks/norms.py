@@ -40,6 +40,7 @@ from mupscale.checkpoints.norms import measured_in
 from mupscale.files.directory import read_directory
 from mupscale.jobs.worker import run_job
 from mupscale.tensors import spectral
+from mupscale.training.norms_wanted import Wanted
 
 MOST_PASSES, MOST_ERROR = 15, 1e-3
 RANDOM = ((512, 512), (2048, 2048), (512, 4096), (5632, 2048))
@@ -114,7 +115,7 @@ def costs(folder: Path, layers: int) -> tuple[float, float]:
     plan = model.plan(K)
     directory = write_directory(folder / "base", model.shapes(), "BF16", 2)
     job = job_for(plan, read_directory(directory.path), folder / "wide", model.noise(plan))
-    wanted = [(move.name, False) for move in job.moves if len(move.making.base_shape) == 2]
+    wanted: list[Wanted] = [(move.name, "norm") for move in job.moves if len(move.making.base_shape) == 2]
     passes, real = 0, spectral._krylov
 
     def counted(*arguments: object) -> Tensor:

@@ -45,6 +45,7 @@ from mupscale.files.places import item_size
 from mupscale.jobs import worker as worker_module
 from mupscale.jobs.blocks import Reader
 from mupscale.jobs.worker import run_job
+from mupscale.training.noise_faults import Statistic
 
 K = 2
 HIDDEN, FFN, HEADS, KV_HEADS, VOCABULARY = 2048, 5632, 32, 8, 4096
@@ -90,7 +91,9 @@ def write(base: Path, out: Path, layers: int, case: str, workers: int, mode: str
         leave_out_fingerprints()
     start, cpu = time.perf_counter(), time.process_time()
     if case == "t":
-        wanted = [(move.name, False) for move in job.moves if move.making.noise is not None]
+        wanted: list[tuple[str, Statistic]] = [
+            (move.name, "norm") for move in job.moves if move.making.noise is not None
+        ]
         measured_in(base, job.moves, {}, wanted, threads=workers)
     run_job(job, workers)
     print(time.perf_counter() - start, time.process_time() - cpu, peak_mib())

@@ -13,6 +13,7 @@ from mupscale.checkpoints.about import read_about  # noqa: E402
 from mupscale.checkpoints.norm_journal import NormJournal  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
 from mupscale.jobs.partial import partial  # noqa: E402
+from mupscale.training.norms_wanted import Wanted  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def test_what_a_killed_run_has_measured_is_not_measured_again(base, tmp_path, me
 
 def test_a_base_that_has_changed_is_measured_again(base, tmp_path, measured):
     out, file = tmp_path / "out", "model.safetensors"
-    name = ("model.layers.0.mlp.up_proj.weight", False)
+    name: Wanted = ("model.layers.0.mlp.up_proj.weight", "norm")
     NormJournal(out, base, [file]).add(name, torch.tensor(3.0))
     assert NormJournal(out, base, [file]).known() == {name: torch.tensor(3.0)}
     status = os.stat(base / file)
@@ -98,11 +99,11 @@ def test_a_base_that_has_changed_is_measured_again(base, tmp_path, measured):
 
 def test_a_line_that_is_cut_off_does_not_count(base, tmp_path):
     journal = NormJournal(tmp_path / "out", base, ["model.safetensors"])
-    journal.add(("a", False), torch.tensor(1.5))
-    journal.add(("b", True), torch.tensor([1.0, 2.0]))
+    journal.add(("a", "norm"), torch.tensor(1.5))
+    journal.add(("b", "norms"), torch.tensor([1.0, 2.0]))
     (path,) = partial(tmp_path / "out").iterdir()
     path.write_bytes(path.read_bytes()[:-3])
-    assert list(journal.known()) == [("a", False)]
+    assert list(journal.known()) == [("a", "norm")]
 
 
 def test_a_dry_run_writes_nothing(base, tmp_path):

@@ -142,11 +142,11 @@ def test_other_errors_are_said_and_the_job_resumes(tmp_path, calls, number):
     job = job_in(tmp_path, "wide")
     calls.refuse_write = number
     refusal(lambda: run_job(job), "cannot be written", os.strerror(number), "resume")
-    assert not job.out.exists()
+    assert not job.folder.exists()
     calls.refuse_write = None
     run_job(job)
     assert check_bytes(job) == []
-    assert bytes_in(job.out) == bytes_in(tmp_path / "want")
+    assert bytes_in(job.folder) == bytes_in(tmp_path / "want")
 
 
 def test_a_worker_that_dies_between_direct_writes_is_resumed(tmp_path, calls, monkeypatch):
@@ -162,10 +162,10 @@ def test_a_worker_that_dies_between_direct_writes_is_resumed(tmp_path, calls, mo
     monkeypatch.setattr(OutputFiles, "write", dying)
     with pytest.raises(KeyboardInterrupt):
         run_worker(job, 0, 1)
-    assert partial(job.out).exists()
+    assert partial(job.folder).exists()
     left[0] = 10**9
     assert run_worker(job, 0, 1)
-    assert bytes_in(job.out) == bytes_in(tmp_path / "want")
+    assert bytes_in(job.folder) == bytes_in(tmp_path / "want")
 
 
 @examples(60)

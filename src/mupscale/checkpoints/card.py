@@ -39,7 +39,8 @@ def card(about: Mapping[str, Any], base_card: str = "") -> str:
 def _new_parts(request: Request) -> str:
     """What the base does not have and `--to` asked for, in words; "" for copies alone."""
     to = NOTHING if request.to is None else parse_to(request.to)
-    return " and ".join([*(["blocks"] if to.layers else []), *(["units"] if to.sizes else [])])
+    asked = {"blocks": to.layers, "units": to.sizes, "words": to.vocab}
+    return " and ".join(word for word, told in asked.items() if told)
 
 
 def _section(about: Mapping[str, Any]) -> str:
@@ -75,7 +76,7 @@ def _section(about: Mapping[str, Any]) -> str:
 
 `{about["architecture"]}`, grown from `{about["base"]["name"]}` (`{request.goal}`) by
 [mupscale](https://pypi.org/project/mupscale) {about["version"]}. {state}
-
+{_words(about["words"], noise is None)}
 | | base | this model |
 |---|---|---|
 | parameters | {about["parameters"]["base"]:,} | {about["parameters"]["wide"]:,} |
@@ -100,6 +101,20 @@ What that does to AdamW's constants since the reference:
 
 {_evaluation(about)}Plan, reference, seed and the base's digests stand in `{NAME}`; `mupscale check <base> <this directory>` proves the bytes.
 {_differences(about)}"""
+
+
+def _words(words: Mapping[str, Any] | None, asleep: bool) -> str:
+    """Which ids are new, and what that does to the loss."""
+    if words is None:
+        return ""
+    first, end = words["ids"]
+    said = f"\nIds {first} to {end - 1} are new words; the files of the tokenizer are the base's and do not know them."
+    if asleep:
+        said += f" It trains like the base by a loss over the base's words, `logits[..., :{first}]`."
+    told = words["losses"]
+    if told is not None:
+        said += f" The loss is {told['old']:.4g} over the base's words and {told['all']:.4g} over all words."
+    return said + "\n"
 
 
 def evaluation(folder: str) -> list[str]:

@@ -89,7 +89,7 @@ def record(
             directory.path, moves, names, wanted, journal=journal, share=share, threads=threads
         )
         resolved = resolve_noise(
-            lambda name, stacked: norms[name, stacked],
+            lambda name, what: norms[name, what],
             asked,
             plan=plan,
             seed=request.seed,
@@ -119,6 +119,7 @@ def record(
         },
         "noise": noise,
         "losses": None,
+        "words": None if family.new_words is None else {"ids": list(family.new_words), "losses": None},
         "factors": factors(since),
         # Nothing that depends on the machine or the hour: workers that plan at the same time make the same job.
         "evidence": {key: getattr(family.evidence, key) for key in ("source", "trials", "steps")},

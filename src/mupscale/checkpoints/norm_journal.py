@@ -1,4 +1,4 @@
-"""Norms of the base that workers have measured, kept beside the unfinished output so that each is measured once.
+"""Norms and means of the base that workers have measured, kept beside the unfinished output so that each is measured once.
 
 Every process appends to a file of its own and reads those of all others. Nothing is locked or waited for: two processes that
 measure the same tensor at the same time find the same number. The files are removed when the output is complete.
@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from ..jobs.identity import stamped_file
 from ..jobs.journal import checked, line
 from ..jobs.partial import EARLIER, partial
 from ..storage.location import Location
+from ..training.noise_faults import Statistic
 from ..training.norms_wanted import Wanted
 
 _METHOD = "block Krylov, 16 columns"
@@ -50,18 +52,18 @@ class NormJournal:
                 norms = torch.tensor(
                     [float.fromhex(value) for value in values.split(",")], dtype=torch.float64
                 )
-                found[name, kind == "stack"] = norms if kind == "stack" else norms[0]
+                found[name, cast(Statistic, kind)] = norms[0] if kind == "norm" else norms
         return found
 
     def add(self, wanted: Wanted, norms: Tensor) -> None:
         """Record one measurement; returns after it is on disk."""
-        name, stacked = wanted
+        name, what = wanted
         values = ",".join(value.hex() for value in norms.reshape(-1).tolist())
         with os_errors(self._path):
             self._folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             try:
-                os.write(descriptor, line(f"{'stack' if stacked else 'one'} {values} {name}"))
+                os.write(descriptor, line(f"{what} {values} {name}"))
                 sync_data(descriptor)
             finally:
                 os.close(descriptor)

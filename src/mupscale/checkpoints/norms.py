@@ -1,4 +1,4 @@
-"""Spectral norms of tensors where they lie: rows are read in stretches, no tensor is held whole."""
+"""Spectral norms and means of tensors where they lie: rows are read in stretches, no tensor is held whole."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from ..jobs.job import Move
 from ..jobs.threads import in_threads
 from ..storage.location import Location
 from ..tensors.spectral import streamed_spectral_norm
+from ..training.noise_faults import Statistic
 from ..training.norms_wanted import Wanted
 from .norm_journal import NormJournal
+
+_STRETCH = 1 << 24
+"""Bytes of float64 that a mean is summed over at a time."""
 
 
 def measured_in(
@@ -28,7 +32,7 @@ def measured_in(
     share: tuple[int, int] = (0, 1),
     threads: int = 1,
 ) -> dict[Wanted, Tensor]:
-    """The norms of what the moves would read; `names` gives a move's planned tensor.
+    """The norms and means of what the moves would read; `names` gives a move's planned tensor.
 
     With a journal, tensors that another worker has measured are skipped. Worker i of n begins at its share of the list, so
     that workers that start together measure different tensors: with 8 tensors and `share=(1, 2)` the order is 4, 5, 6, 7, 0, ….
@@ -44,30 +48,42 @@ def measured_in(
     def measure(units: Iterator[int]) -> None:
         with Reader(base) as reader:
             for unit in units:
-                name, stacked = wanted[unit]
+                name, what = wanted[unit]
                 if journal is not None:
                     found.update(journal.known())
                 if wanted[unit] in found:
                     continue
                 stored = [part for move in parts[name] if (part := stored_base(move, reader)) is not None]
-                found[name, stacked] = measured_by(stored, parts[name][0].making.base_shape, stacked)
+                found[name, what] = measured_by(stored, parts[name][0].making.base_shape, what)
                 if journal is not None:
-                    journal.add((name, stacked), found[name, stacked])
+                    journal.add((name, what), found[name, what])
 
     in_threads(threads, order, measure)
     return found
 
 
-def measured_by(parts: Sequence[StoredBase], shape: tuple[int, ...], stacked: bool) -> Tensor:
-    """The norm of one base tensor of `shape`, or of every matrix along dimension 0, from its stored parts."""
+def measured_by(parts: Sequence[StoredBase], shape: tuple[int, ...], what: Statistic) -> Tensor:
+    """A statistic of one base tensor of `shape`, from its stored parts."""
     read = _rows(parts)
+    if what == "mean":
+        return _mean(partial(read, ()), shape)
     if len(shape) < 2:
         length: Tensor = torch.linalg.vector_norm(read((), 0, prod(shape)).double())
         return length
-    if not stacked:
+    if what == "norm":
         return streamed_spectral_norm(partial(read, ()), (shape[0], prod(shape[1:])))
     size = (shape[1], prod(shape[2:]))
     return torch.stack([streamed_spectral_norm(partial(read, (i,)), size) for i in range(shape[0])])
+
+
+def _mean(read: Callable[[int, int], Tensor], shape: tuple[int, ...]) -> Tensor:
+    """The mean of all rows, as many of them at a time as `_STRETCH` bytes of float64 hold."""
+    rows, width = shape[0], prod(shape[1:])
+    total = torch.zeros(width, dtype=torch.float64)
+    step = max(1, _STRETCH // (8 * max(1, width)))
+    for first in range(0, rows, step):
+        total += read(first, min(rows, first + step)).double().sum(0)
+    return total / rows
 
 
 def _rows(parts: Sequence[StoredBase]) -> Callable[[tuple[int, ...], int, int], Tensor]:

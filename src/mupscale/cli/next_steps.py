@@ -38,8 +38,9 @@ def next_steps(base: Location, out: Location, job: Job, declare: Path | None = N
             "--noise",
             AUTO,
         ]
+        by = "" if about["words"] is None else f" by a loss over its {about['words']['ids'][0]} words"
         lines += [
-            "It trains exactly like the base, and cannot use what is new until noise is added:",
+            f"It trains exactly like the base{by}, and cannot use what is new until noise is added:",
             f"  {shlex.join(again)}",
             "",
         ]

@@ -148,18 +148,25 @@ def describe(directory: Directory, family: FamilyPlan, request: Request) -> str:
     rows.append(("weights", *map(size, _weights(directory, plan, request)), kinds))
     rows.append(("to train, AdamW", *(size(_TRAINING * n) for n in ends), f"{_TRAINING} bytes per parameter"))
     return "\n".join(
-        [head, columns(rows, right=(1, 2)), *_new_blocks(family), *stored_names(directory, family)]
+        [head, columns(rows, right=(1, 2)), *_new_parts(family), *stored_names(directory, family)]
     )
 
 
-def _new_blocks(family: FamilyPlan) -> list[str]:
-    """Which blocks are new, where the model grows deeper."""
-    if not family.new_blocks:
-        return []
-    numbers = ", ".join(map(str, family.new_blocks))
-    return [
-        f"new blocks: {numbers}; they sleep, and the training of the base goes on, until noise wakes them"
-    ]
+def _new_parts(family: FamilyPlan) -> list[str]:
+    """Which blocks and words are new, where there are some."""
+    lines = []
+    if family.new_blocks:
+        numbers = ", ".join(map(str, family.new_blocks))
+        lines.append(
+            f"new blocks: {numbers}; they sleep, and the training of the base goes on, until noise wakes them"
+        )
+    if family.new_words is not None:
+        first, end = family.new_words
+        lines.append(
+            f"new words: ids {first} to {end - 1}, rows of zeros that noise makes the mean word; the tokenizer's files stay as "
+            "they are"
+        )
+    return lines
 
 
 def _is_number(text: str) -> bool:

@@ -44,7 +44,8 @@ def add_source(verb: argparse.ArgumentParser) -> None:
         "--to",
         metavar="GOAL",
         help="how deep: layers=8, or layers=8,after=1:3:5:7 for new blocks behind these blocks of the base; or how wide, at "
-        "any size: hidden=96,heads=6,kv_heads=3,ffn=264; what is new sleeps until noise wakes it (default: the base's sizes)",
+        "any size: hidden=96,heads=6,kv_heads=3,ffn=264; or more words and positions: vocab=+64,positions=4096; what is new "
+        "sleeps until noise wakes it (default: the base's sizes)",
     )
     verb.add_argument(
         "--export",

@@ -29,6 +29,7 @@ from ..families.batches import read_batch
 from ..families.configs import edits
 from ..families.goal import Goal
 from ..families.loaded import Losses, check_memory, choose_size, losses_with, stored_losses
+from ..families.multipliers import counted
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
 from ..files.floats import FLOATS
@@ -110,8 +111,8 @@ def _plan(chosen: argparse.Namespace, request: Request, share: tuple[int, int] |
         share=share or (0, 1),
         threads=chosen.workers,
     )
-    if request.adds_noise and share is None and not chosen.no_loss:
-        about["losses"] = _planned_losses(directory, about, chosen, request, choice)
+    if (request.adds_noise or family.new_words) and share is None and not chosen.no_loss:
+        about |= _planned_losses(directory, about, chosen, request, choice)
     job = _job(directory, chosen.out, about, has_state(directory, request))
     if directory.trainer and not has_state(directory, request):
         print("the optimizer state stored with the weights is not carried")
@@ -138,6 +139,8 @@ def _float32_bytes(directory: Directory, chosen: argparse.Namespace) -> float:
     base = 4 * sum(prod(place.shape) for place in directory.tensors.values())
     goal, config = Goal.parse(chosen.multipliers, chosen.to), directory.config
     deeper = max(1.0, goal.to.layers / (config.get("num_hidden_layers") or 1))
+    words = config.get("vocab_size")
+    deeper *= counted(goal.to.vocab, words) / words if goal.to.vocab and type(words) is int else 1
     changed = edits(config, goal)
     named = [size / config[path[0]] for path, size in changed.items() if len(path) == 1 and _whole(size)]
     return float(base * max(*goal.k.values(), *named, 1) ** 2 * deeper)
@@ -175,21 +178,28 @@ def _planned_losses(
     chosen: argparse.Namespace,
     request: Request,
     choice: dict[str, Any] | None,
-) -> dict[str, Any] | None:
-    """What the noise costs, measured before anything is written; None where it cannot be measured."""
+) -> dict[str, Any]:
+    """What noise and new words cost, measured before anything is written; nothing where it cannot be measured."""
     dtype = request.dtype or _dtype(directory)
     try:
-        if choice is not None and dtype == "F32":  # what the choice measured, as nothing is rounded
+        # What the choice measured, as nothing is rounded.
+        if choice is not None and dtype == "F32" and about["words"] is None:
             found = Losses(choice["before"], choice["after"], choice["kind"], choice["text"])
         else:
             check_memory(2 * _float32_bytes(directory, chosen), "the loss after noise")
-            working("measuring what the noise costs", chosen)
+            working(f"measuring what {'the noise costs' if request.adds_noise else 'new words cost'}", chosen)
             found = losses_with(directory.path, about, earlier_plan(directory.path), dtype, chosen.batch)
     except MupscaleError as error:  # the result is right all the same
         print(_not_measured(error))
-        return None
-    print(_costs(found, chosen, request), flush=True)
-    return found.as_json() if isfinite(found.after) else None
+        return {}
+    told: dict[str, Any] = {}
+    if request.adds_noise:
+        print(_costs(found, chosen, request), flush=True)
+        told["losses"] = found.as_json() if isfinite(found.after) else None
+    if found.words is not None:
+        print(found.words, flush=True)
+        told["words"] = {**about["words"], "losses": found.words.as_json()}
+    return told
 
 
 def _dtype(directory: Directory) -> str:

@@ -19,6 +19,7 @@ from ..errors import Fault, raise_faults
 from ..plans.deeper import check_asleep, check_woken
 from ..plans.float64 import cast_, lifted_casts
 from ..plans.identity import load_wide_
+from ..plans.more_rows import without_rows
 from ..plans.names import pattern_of
 from ..plans.new_blocks import Order, Sleep, block_plan, first_values, nearest, order_of
 from ..plans.plan import Plan
@@ -224,12 +225,12 @@ def refuse_spelling(plan: Plan, parts: Mapping[str, Part], reading: Reading) -> 
 
 
 def width_part(plan: Plan) -> Plan:
-    """The second half of a plan that made a model deeper and then wider: from the deeper model to the wide one."""
+    """The second half of a plan that gave a model more rows and blocks and then made it wider: its width alone."""
     return replace(
         plan,
         tensors={
             name: replace(
-                entry,
+                without_rows(entry),
                 sources=(name,),
                 fold=entry.fold * Scale.of(entry.spread),  # only biases that new blocks share are spread
                 spread=Fraction(1),

@@ -70,13 +70,16 @@ class Goal:
             "layers": self.to.layers,
             "after": None if self.to.after is None else list(self.to.after),
             "sizes": dict(self.to.sizes),
+            "vocab": self.to.vocab,
+            "positions": self.to.positions,
         }
 
     @staticmethod
     def of_json(entry: Mapping[str, Any]) -> Goal:
         after = entry["after"]
         sizes = tuple((str(width), int(size)) for width, size in sorted(entry["sizes"].items()))
-        to = To(int(entry["layers"]), None if after is None else tuple(map(int, after)), sizes)
+        behind = None if after is None else tuple(map(int, after))
+        to = To(int(entry["layers"]), behind, sizes, str(entry["vocab"]), int(entry["positions"]))
         return Goal({str(width): int(k) for width, k in entry["k"].items()}, to)
 
 

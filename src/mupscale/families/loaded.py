@@ -20,6 +20,7 @@ from ..plans.plan import Plan
 from ..storage.location import Location, Url
 from .process import OFFLINE
 from .record import FamilyPlan
+from .word_losses import WordLosses
 
 _ROOM = 1.3  # activations and the libraries themselves
 
@@ -53,6 +54,8 @@ class Losses:
     """"loss", or "outputs" for how far they move."""
     text: str
     """The data, in words."""
+    words: WordLosses | None = None
+    """What new words cost, where there are some. `after` does not count them."""
 
     def __str__(self) -> str:
         """One sentence.
@@ -88,22 +91,22 @@ def losses_with(
 
     `dtype` is the one that weights will be stored in; they are rounded to it.
     """
-    return Losses(
-        **_ask(
-            {
-                "ask": "planned",
-                "base": _here(base),
-                **_batch(batch),
-                "plan": about["plan"],
-                "since": None if since is None else since.as_json(),
-                "noise": about["noise"],
-                "config": about["config"],
-                "classes": [about["base_architecture"], about["architecture"]],
-                "dtype": dtype,
-                "absent": about["spelling"]["absent"],
-            }
-        )
+    found = _ask(
+        {
+            "ask": "planned",
+            "base": _here(base),
+            **_batch(batch),
+            "plan": about["plan"],
+            "since": None if since is None else since.as_json(),
+            "noise": about["noise"],
+            "config": about["config"],
+            "classes": [about["base_architecture"], about["architecture"]],
+            "dtype": dtype,
+            "absent": about["spelling"]["absent"],
+        }
     )
+    words = found.pop("words")
+    return Losses(**found, words=None if words is None else WordLosses(**words))
 
 
 def choose_size(

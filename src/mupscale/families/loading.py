@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from ..errors import MupscaleError
 from ..files.places import torch_dtype
 from ..plans.direction import Direction
 from ..plans.float64 import lifted_casts
-from ..plans.identity import compare_gradients, gradients
+from ..plans.identity import Loss, compare_gradients, gradients
+from ..plans.more_rows import old_words
 from ..plans.plan import Plan
 from ..tensors.differences import loss_gap
 from ..training.auto_noise import AutoNoise, choose_noise
@@ -28,6 +30,7 @@ from ..training.widen import fill_
 from .losses import batch_for, loss_for
 from .measures import Measure, measure_for
 from .models import config_from, model_class, quiet, read_config
+from .word_losses import over_words, word_losses
 
 
 def _load(directory: str, dtype: Any, architecture: str | None = None, absent: Collection[str] = ()) -> Any:
@@ -51,9 +54,10 @@ def _stored(request: Mapping[str, Any]) -> dict[str, Any]:
     base, wide = request["directories"]
     model, _ = _load(base, torch.float32)
     measure = _measure(request, model)
-    before = measured(measure.of, model)
+    before, words = measured(measure.of, model), getattr(model.config.get_text_config(), "vocab_size", None)
     del model
-    after = measured(measure.of, _load(wide, torch.float32)[0])
+    loss = measure.of if words is None else over_words(measure.of, words)
+    after = measured(loss, _load(wide, torch.float32)[0])
     return {"before": before, "after": after, "kind": measure.kind, "text": measure.text}
 
 
@@ -61,22 +65,30 @@ def _planned(request: Mapping[str, Any]) -> dict[str, Any]:
     base, _ = _load(request["base"], torch.float32, request["classes"][0], request["absent"])
     measure = _measure(request, base)
     plan, since = Plan.of_json(request["plan"]), _since(request)
-    noise = restore_noise(request["noise"], plan, since)
+    noise = None if request["noise"] is None else restore_noise(request["noise"], plan, since)
     wide = fill_(_wide(request)(), base, Direction(plan, noise=noise), True)
     with torch.no_grad():
         for parameter in wide.parameters():
             parameter.copy_(parameter.to(torch_dtype(request["dtype"])))
-    after = measured(measure.of, wide)
+    words = old_words(plan)
+    found = None if words is None else word_losses(base, wide, measure, words)
     return {
         "before": measured(measure.of, base),
-        "after": after,
+        "after": measured(_loss(measure, plan), wide),
         "kind": measure.kind,
         "text": measure.text,
+        "words": None if found is None else asdict(found),
     }
 
 
 def _measure(request: Mapping[str, Any], model: Any) -> Measure:
     return measure_for(model, None if request["batch"] is None else Path(request["batch"]))
+
+
+def _loss(measure: Measure, plan: Plan) -> Loss:
+    """What noise is judged by: new words, which cost something without any noise, do not count."""
+    words = old_words(plan)
+    return measure.of if words is None else over_words(measure.of, words[0])
 
 
 def _since(request: Mapping[str, Any]) -> Plan | None:
@@ -90,13 +102,13 @@ def _wide(request: Mapping[str, Any]) -> Callable[[], Any]:
 
 def _choose(request: Mapping[str, Any]) -> dict[str, Any]:
     base, _ = _load(request["base"], torch.float32, request["classes"][0], request["absent"])
-    measure = _measure(request, base)
+    measure, plan = _measure(request, base), Plan.of_json(request["plan"])
     choice = choose_noise(
         base,
         _wide(request),
         AutoNoise(request["rise"]),
-        measure.of,
-        plan=Plan.of_json(request["plan"]),
+        _loss(measure, plan),
+        plan=plan,
         since=_since(request),
         seed=request["seed"],
         exempt=Exempt.of_json(request["exempt"]),
@@ -109,7 +121,7 @@ def _compare(request: Mapping[str, Any]) -> dict[str, Any]:
     base, config = _load(request["base"], torch.float64, request["classes"][0])
     wide, _ = _load(request["wide"], torch.float64, request["classes"][1])
     with lifted_casts():
-        loss = loss_for(base, wide, batch_for(base, config))
+        loss = loss_for(base, wide, batch_for(base, config), old_words(plan))
         value, base_grads = gradients(base, loss)
         found, wide_grads = gradients(wide, loss)
     identity = compare_gradients(base_grads, wide_grads, plan)

@@ -169,25 +169,28 @@ def growing_outputs(base: nn.Module, wide: nn.Module, batch: Batch) -> dict[str,
     }
 
 
-def loss_for(base: nn.Module, wide: nn.Module, batch: Batch) -> Loss:
+def loss_for(base: nn.Module, wide: nn.Module, batch: Batch, words: tuple[int, int] | None = None) -> Loss:
     """A deterministic loss of one batch that base and wide models share."""
-    return loss_on(batch, growing_outputs(base, wide, batch))
+    return loss_on(batch, growing_outputs(base, wide, batch), words)
 
 
-def loss_on(batch: Batch, growing: Mapping[str, list[int]]) -> Loss:
-    """The loss of a batch when it is known along which dimensions outputs grow."""
+def loss_on(batch: Batch, growing: Mapping[str, list[int]], words: tuple[int, int] | None = None) -> Loss:
+    """The loss of a batch when it is known along which dimensions outputs grow.
+
+    `words` says how many words the two models have, where the wide one has more: the loss is over those of the base.
+    """
 
     def loss(model: nn.Module) -> Tensor:
         with quiet():
             output = model(**_cast(batch, model))
         total: Any = 0.0
         for i, (path, t) in enumerate(tensors_in(output)):
+            counted = [d for d in growing[path] if words is not None and t.shape[d] in words]
+            for dim in counted:
+                t = t.narrow(dim, 0, min(words or ()))
+            mean = [d for d in growing[path] if d not in counted]
             x = torch.asinh(torch.where(t.isfinite(), t, torch.zeros_like(t)).double())
-            views = (
-                [x]
-                if not growing[path]
-                else [f(x).mean(growing[path]) for f in (_same, torch.square, torch.cos)]
-            )
+            views = [x] if not mean else [f(x).mean(mean) for f in (_same, torch.square, torch.cos)]
             for j, view in enumerate(views):
                 generator = torch.Generator().manual_seed(1000 * i + j)
                 weights = torch.randn(view.shape, generator=generator, dtype=torch.float64)

@@ -34,6 +34,7 @@ class Measure:
     kind: Kind
     text: str
     """The data, in words."""
+    inputs: Mapping[str, Any]
 
 
 def measure_for(base: Any, batch: Path | None) -> Measure:
@@ -49,7 +50,7 @@ def measure_for(base: Any, batch: Path | None) -> Measure:
 
 def _measure(base: Any, inputs: Mapping[str, Any], kind: Kind, text: str) -> Measure:
     if kind == "loss":
-        return Measure(loss_of_batch(inputs), kind, text)
+        return Measure(loss_of_batch(inputs), kind, text, inputs)
     base.eval()
     with torch.no_grad():
         wanted = cosines(_vectors(base, inputs))
@@ -57,7 +58,7 @@ def _measure(base: Any, inputs: Mapping[str, Any], kind: Kind, text: str) -> Mea
     def moved(model: nn.Module) -> Tensor:
         return (cosines(_vectors(model, inputs)) - wanted).square().mean().sqrt()
 
-    return Measure(moved, kind, text)
+    return Measure(moved, kind, text, inputs)
 
 
 def _random_tokens(model: Any) -> dict[str, Any]:

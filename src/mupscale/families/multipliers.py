@@ -1,4 +1,7 @@
-"""What `-k` and `--to` say: by how much each width grows, to which size, and how deep. Knows no configuration; needs no torch."""
+"""What `-k` and `--to` say: by how much each width grows, to which size, how deep, and how many words and positions there are.
+
+Knows no configuration; needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ EVERY = "every"
 WIDTHS = tuple(USUAL)
 SIZED = (*WIDTHS, "head_dim")
 """Sizes that `--to` can name. The size of a head is one of them, so that the refusal can say why it stays."""
-_FORM = "--to layers=8, --to layers=8,after=1:3:5:7 for new blocks behind these, or --to hidden=96,heads=6,ffn=264"
+_FORM = "--to layers=8, --to layers=8,after=1:3:5:7 for new blocks behind these, --to hidden=96,heads=6,ffn=264, --to vocab=+64 or --to positions=4096"
 
 
 def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
@@ -64,6 +67,10 @@ class To(NamedTuple):
     """None spreads new blocks evenly."""
     sizes: tuple[tuple[str, int], ...] = ()
     """By width, in alphabetical order."""
+    vocab: str = ""
+    """"+64" for so many more words, "576" for so many in all, "" for the base's."""
+    positions: int = 0
+    """0 for as many as the base has."""
 
 
 NOTHING = To(0)
@@ -74,14 +81,15 @@ def parse_to(text: str) -> To:
     """What `--to` says.
 
     >>> parse_to("layers=3,after=0")
-    To(layers=3, after=(0,), sizes=())
-    >>> parse_to("hidden=96,ffn=264")
-    To(layers=0, after=None, sizes=(('ffn', 264), ('hidden', 96)))
+    To(layers=3, after=(0,), sizes=(), vocab='', positions=0)
+    >>> parse_to("hidden=96,ffn=264").sizes, parse_to("vocab=+64").vocab
+    ((('ffn', 264), ('hidden', 96)), '+64')
     """
     pairs = [part.strip().partition("=") for part in text.split(",")]
     found = {key: value for key, _, value in pairs}
     sizes = dict.fromkeys(SIZED, r"[1-9]\d{0,6}")
-    known = {"layers": r"[1-9]\d{0,4}", "after": r"\d{1,5}(:\d{1,5})*", **sizes}
+    tables = {"vocab": r"\+?[1-9]\d{0,6}", "positions": r"[1-9]\d{0,8}"}
+    known = {"layers": r"[1-9]\d{0,4}", "after": r"\d{1,5}(:\d{1,5})*", **sizes, **tables}
     wrong = [key for key, value in found.items() if not re.fullmatch(known.get(key, "(?!)"), value)]
     if wrong or ("after" in found and "layers" not in found) or len(found) != len(pairs):
         raise MupscaleError(f"--to {text}: expected {_FORM}")
@@ -90,4 +98,15 @@ def parse_to(text: str) -> To:
         int(found.get("layers", 0)),
         None if after is None else tuple(map(int, after.split(":"))),
         tuple((width, int(found[width])) for width in sorted(SIZED) if width in found),
+        found.get("vocab", ""),
+        int(found.get("positions", 0)),
     )
+
+
+def counted(text: str, now: int) -> int:
+    """The number that "+64" or "576" means where there are `now`.
+
+    >>> counted("+64", 512), counted("576", 512)
+    (576, 576)
+    """
+    return now + int(text) if text.startswith("+") else int(text)

@@ -28,9 +28,9 @@ from ..plans.plan import Plan
 from ..rules.axes import Layout
 from ..tensors.expand import expand
 from ..training.noise_places import exempt_of
-from .configs import edits, nested_configs, with_edits
+from .configs import Path, edits, nested_configs, with_edits
 from .declarations import Declarations
-from .depth import Depth, deepened, depth_of, new_blocks, refuse_spelling, try_blocks
+from .depth import deepened, depth_of, new_blocks, refuse_spelling, try_blocks
 from .export import start_of, untied, wide_of
 from .goal import Goal
 from .grown import refuse_nothing
@@ -55,6 +55,7 @@ from .rows import ROWS, row_for
 from .shrink import count, goals_of, growth, shrunk
 from .stored import stored_parts
 from .symbols import layout, power, symbols
+from .tables import edits_of, more_of, table_plan, try_more, with_more
 
 _TOKENS = ("mask_token", "masked_spec_embed", "mask_emb")
 """Tokens that stand for something hidden; only pretraining uses them, in place of an embedding."""
@@ -75,7 +76,8 @@ def family_plan(
 
     - `config` is the content of a config.json, or a directory that has one; `multipliers` is what `parse_multipliers` reads.
     - `to` is what `--to` says: "layers=8" gives the model new blocks, which sleep until noise wakes them; "hidden=96,heads=6"
-      names sizes, at which zeros follow the copies where they are no whole multiples.
+      names sizes, at which zeros follow the copies where they are no whole multiples; "vocab=+64" adds words, and
+      "positions=4096" positions.
     - `export="granite"` grows Llama-like models into Granite, whose configuration shows the multipliers. `export="untie"`
       gives the readout a separate tensor. Its plan is static: the outputs equal the base's, but the training does not.
     - `stored` are the names of the tensors in the checkpoint, which for a directory with weights are read from it; the
@@ -101,13 +103,16 @@ def family_plan(
         raise_faults(
             "a model is exported or grows deeper", [Fault("--export", what, "leave one of them out")]
         )
-    depth = depth_of(as_data(narrow), goal.to) if goal.to.layers else None
-    start = narrow if depth is None else deepened(narrow, depth)
+    more = more_of(as_data(narrow), goal.to)
+    longer = with_more(narrow, more) if more else narrow
+    depth = depth_of(as_data(longer), goal.to) if goal.to.layers else None
+    start = longer if depth is None else deepened(longer, depth)
     wide, wide_cls = wide_of(start, goal, export, cls)
-    if depth is None:
+    if depth is None and not more:
         refuse_nothing(as_data(start), goal)
     wide_model = on_meta(wide, wide_cls)
     base_model = on_meta(base, cls)
+    tables = table_plan(base_model, narrow, more, cls) if more else None
     deeper = base_model if start is base else on_meta(start, cls)
     base_end, wide_end = Tensors.of(deeper), Tensors.of(wide_model)
     kept = growth(base_end.shapes, wide_end.shapes)
@@ -129,8 +134,13 @@ def family_plan(
         plan = untied(plan, Tensors.of(base_model).ties)
     if depth is not None:
         found = replace(found, worst=max(found.worst, try_blocks(small, cls)))
-        plan = new_blocks(base_model, deeper, depth, small, cls).then(plan)
+        shallow = on_meta(longer, cls) if more else base_model
+        plan = new_blocks(shallow, deeper, depth, small, cls).then(plan)
+    if tables is not None:
+        found = replace(found, worst=max(found.worst, try_more(small, more, cls)))
+        plan = tables.then(plan)
     plan = replace(plan, proof="copy")
+    structure = {**edits_of(more), **({} if depth is None else depth.edits)}
     types = {str(part.get("model_type")) for _, part in nested_configs(as_data(base))}
     evidence = Evidence(
         "row" if types & ROWS.keys() else "search",
@@ -151,7 +161,7 @@ def family_plan(
         wide_cls.__name__,
         goal,
         raw,
-        _wide_data(raw, start if depth is not None else base, wide, goal, export, depth),
+        _wide_data(raw, base if start is narrow else start, wide, goal, export, structure),
         plan,
         evidence,
         as_data(small),
@@ -181,15 +191,18 @@ def _wide_data(
     wide: Config,
     goal: Goal,
     export: str | None,
-    depth: Depth | None,
+    structure: Mapping[Path, Any],
 ) -> dict[str, Any]:
-    """The content of the wide config.json: the base's fields with those that grow replaced, or Granite's fields."""
+    """The content of the wide config.json: the base's fields with those that grow replaced, or Granite's fields.
+
+    `structure` are the fields of new blocks, words and positions.
+    """
     if export == "granite":
         return {key: value for key, value in as_data(wide).items() if value is not None and key[0] != "_"}
     changed = edits(as_data(base), goal)
     if export == "untie":
         changed[("tie_word_embeddings",)] = False
-    written = with_edits(raw, changed if depth is None else {**depth.edits, **changed})
+    written = with_edits(raw, {**structure, **changed})
     # A field that is left out (for example a head size) may be derived from one that grew, so it is written.
     ends = dict(nested_configs(as_data(wide)))
     for path, part in nested_configs(as_data(config_from(written))):

@@ -16,6 +16,7 @@ from torch import nn
 from ..errors import Fault, MupscaleError
 from ..plans.float64 import cast_, lifted_casts
 from ..plans.identity import GRADIENT_TOLERANCE, Loss, load_wide_
+from ..plans.more_rows import old_words
 from ..plans.plan import Plan
 from ..runs.run import Run
 from ..tensors.differences import curve_gap, loss_gap
@@ -25,9 +26,10 @@ from .depth import deepened, new_blocks, small_depth, width_part
 from .export import untied, wide_of
 from .lift import Tensors, lift
 from .losses import another_batch, find_batch, growing_outputs, loss_on
-from .models import config_from, factory, model_class, on_meta
+from .models import as_data, config_from, factory, model_class, on_meta
 from .plan import declared_layouts
 from .record import FamilyPlan
+from .tables import more_of, small_more, table_plan, with_more
 
 _BEFORE = 3
 """Steps before growing, so that there is optimizer state to carry over."""
@@ -50,18 +52,24 @@ def small_copy(family: FamilyPlan, batches: int) -> Copy:
     """Both ends of the small copy with random weights, and a loss for each of several batches."""
     small = config_from(family.small_config)
     cls = model_class(small, family.architecture)
-    depth = small_depth(small) if family.new_blocks else None
-    start = small if depth is None else deepened(small, depth)
+    full = more_of(as_data(config_from(family.base_config)), family.goal.to)
+    more = small_more(as_data(small), full)
+    longer = with_more(small, more) if more else small
+    depth = small_depth(longer) if family.new_blocks else None
+    start = longer if depth is None else deepened(longer, depth)
     wide, wide_cls = wide_of(start, family.small_goal, family.export, cls)
     deeper = on_meta(start, cls)
     ends = Tensors.of(deeper), Tensors.of(on_meta(wide, wide_cls))
     layouts = declared_layouts(
         dict(family.small_config), family.small_goal, list(ends[1].shapes), family.declared
     )
-    width = family.plan if depth is None else width_part(family.plan)
+    width = width_part(family.plan) if more or depth is not None else family.plan
     plan, _ = lift(width, *ends, layouts, family.powers)
     if depth is not None:
-        plan = replace(new_blocks(on_meta(small, cls), deeper, depth, small, cls).then(plan), proof="copy")
+        plan = new_blocks(on_meta(longer, cls), deeper, depth, small, cls).then(plan)
+    if more:
+        plan = table_plan(on_meta(small, cls), small, more, cls).then(plan)
+    plan = replace(plan, proof="copy")
     if family.export == "untie":
         small = config_from({**family.small_config, "tie_word_embeddings": True})
         plan = untied(plan, Tensors.of(on_meta(small, cls)).ties)
@@ -72,7 +80,8 @@ def small_copy(family: FamilyPlan, batches: int) -> Copy:
     with lifted_casts():
         batch, which = find_batch(base, small)
         growing = growing_outputs(base, other, batch)
-        losses = [loss_on(another_batch(base, small, which, seed), growing) for seed in range(batches)]
+        words = old_words(plan)
+        losses = [loss_on(another_batch(base, small, which, seed), growing, words) for seed in range(batches)]
     return Copy(base, lambda: make_wide(wide), plan, losses)
 
 

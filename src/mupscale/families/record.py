@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import MupscaleError
 from ..files.strict import refuse_malformed
+from ..plans.more_rows import old_words
 from ..plans.plan import Plan
 from ..plans.tensor_plan import Powers
 from ..training.noise_places import Exempt
@@ -126,6 +127,11 @@ class FamilyPlan:
     """What the user declared about the model."""
     new_blocks: tuple[int, ...] = ()
     """The numbers of the blocks that the base does not have, where the model grows deeper."""
+
+    @property
+    def new_words(self) -> tuple[int, int] | None:
+        """The first id of the words that the base does not have, and the first id behind them."""
+        return old_words(self.plan)
 
     def with_evidence(self, **changes: Any) -> FamilyPlan:
         return replace(self, evidence=replace(self.evidence, **changes))

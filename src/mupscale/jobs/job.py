@@ -57,7 +57,7 @@ class Move:
             "std": making.noise.std,
             "paired": making.noise.paired,
             **({} if making.noise.without_row is None else {"without_row": making.noise.without_row}),
-            **({} if making.noise.zeros is None else {"zeros": asdict(making.noise.zeros)}),
+            **({} if making.noise.zeros is None else {"zeros": _told(making.noise.zeros)}),
         }
         join = making.join and {"stack" if making.join.stacked else "cat": making.join.dim}
         optional = {
@@ -69,6 +69,11 @@ class Move:
         }
         entry.update({key: value for key, (value, usual) in optional.items() if value != usual})
         return {**entry, **(join or {})}
+
+
+def _told(zeros: Waking) -> dict[str, Any]:
+    """What zeros get, as JSON; a row of new words is left out where there are none."""
+    return {key: value for key, value in asdict(zeros).items() if value is not None}
 
 
 def window(sizes: Sequence[int], cells: Cells) -> tuple[list[int], list[int]]:
@@ -230,7 +235,8 @@ def _noise(entry: Any) -> TensorNoise | None:
     told = entry.get("zeros")
     zeros = None
     if told is not None:
-        zeros = Waking(_sizes(told["std"]), tuple(map(whole, told["cut"])), number(told["level"]))
+        mean = None if told.get("mean") is None else tuple(map(number, told["mean"]))
+        zeros = Waking(_sizes(told["std"]), tuple(map(whole, told["cut"])), number(told["level"]), mean)
     return TensorNoise(Stream(int(entry["seed"]), text(entry["name"])), sizes, paired, row, zeros)
 
 

@@ -116,6 +116,9 @@ def _kernel(move: Move) -> Iterator[str]:
             yield f"row {noise.without_row} gets no noise, and there are {prod(making.wide_shape[:1])}"
         if noise.zeros is not None and any(dim >= len(making.axes) for dim in noise.zeros.cut):
             yield f"zeros stay along dimensions {noise.zeros.cut}, and there are {len(making.axes)}"
+        mean = None if noise.zeros is None else noise.zeros.mean
+        if mean is not None and len(mean) != prod(making.wide_shape[1:]):
+            yield f"a new row of {len(mean)} numbers, and a row has {prod(making.wide_shape[1:])}"
         if isinstance(noise.std, tuple) and making.wide_shape[:1] != (len(noise.std),):
             yield f"{len(noise.std)} sizes of noise for {len(making.axes)} axes {list(map(str, making.axes[:1]))}"
 

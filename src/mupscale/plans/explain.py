@@ -19,7 +19,7 @@ _SHOWN = ("torch.optim.SGD", "torch.optim.AdamW", "torch.optim.Muon")
 
 def kind_of(tensor: TensorPlan) -> str:
     """The paper's word for a tensor: matrix-, vector- or scalar-like, or a readout."""
-    roles = {axis.role for axis in tensor.axes if axis.grows}
+    roles = {axis.role for axis in tensor.axes if axis.grows} - {None}  # rows of new words have none
     if tensor.kind == "buffer":
         return "buffer"
     if not roles:
@@ -42,6 +42,9 @@ def explain(name: str, planned: str, tensor: TensorPlan) -> str:
         like = "" if tensor.like is None else f", in the group of {tensor.like}"
         woken = "" if tensor.like is None else "; noise leaves it" if tensor.quiet else "; noise wakes it"
         lines.append(f"  new       holds {tensor.fill}{like}{woken}")
+    if tensor.rows is not None:
+        woken = "noise makes them the mean of the others" if tensor.rows == "words" else "noise leaves them"
+        lines.append(f"  {tensor.rows:9} new ones are zeros at the end; {woken}")
     for dim, axis in enumerate(tensor.axes):
         lines.append(f"  axis {dim}    {axis}" if axis.grows else f"  axis {dim}    {axis} (fixed)")
     if not tensor.fold.is_one:

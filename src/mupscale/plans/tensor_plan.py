@@ -25,6 +25,7 @@ from ..tensors.making import Join, Making
 from ..tensors.noise import TensorNoise
 
 Kind = Literal["parameter", "buffer"]
+Rows = Literal["words", "positions"]
 Powers = Mapping[str, Mapping[int, Fraction]]
 """Tensor -> dimension -> the power of that axis's filled share in its fold, so that other sizes get their own fold."""
 _DIGITS = 12  # of a number in JSON: trial division of 10^12 takes a tenth of a second
@@ -62,6 +63,9 @@ class TensorPlan:
     """Dimensions whose zeros stay zero when noise wakes the other zeros, so that waking does not change the output."""
     gain: bool = False
     """Whether it is the gain of a norm over a space with zeros: awake, the zeros of the gain become its fold."""
+    rows: Rows | None = None
+    """What the zeros along its axis without a role are: words or positions that the base does not have. Awake, a new word is
+    the mean of the base's words; a new position stays zero."""
 
     @cached_property
     def change(self) -> Change:
@@ -141,6 +145,7 @@ class TensorPlan:
             fill=late.fill if late.fill == "own" else self.fill,
             cut=tuple(sorted({*self.cut, *late.cut})),
             gain=self.gain or late.gain,
+            rows=self.rows or late.rows,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -163,6 +168,7 @@ class TensorPlan:
             "quiet": (self.quiet, False),
             "cut": (list(self.cut), []),
             "gain": (self.gain, False),
+            "rows": (self.rows, None),
         }
         entry.update({key: value for key, (value, usual) in optional.items() if value != usual})
         return entry
@@ -212,4 +218,5 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "quiet": flag,
     "cut": lambda value: tuple(whole(dim) for dim in many(value)),
     "gain": flag,
+    "rows": _one_of(*get_args(Rows)),
 }

@@ -19,10 +19,11 @@ from ..checkpoints.norms import measured_by
 from ..errors import Fault, MupscaleError, raise_faults
 from ..jobs.blocks import StoredBase
 from ..plans.plan import Plan
+from ..training.noise_faults import Statistic
 from ..training.noise_kinds import Noise
 from ..training.noise_places import Exempt
 from ..training.noise_plan import NoisePlan
-from ..training.noises import norms_of, resolve_noise
+from ..training.noises import resolve_noise, statistic
 from ..training.norms_wanted import Wanted, norms_wanted
 from .agreement import AllOrNone, Ranks, several, sum_over_ranks
 from .source import AnySource
@@ -48,7 +49,7 @@ def shared_noise(
     wanted = norms_wanted(noise, plan=plan, since=since, exempt=exempt)
     norms = _measured(wanted, plan, source, together, group) if wanted else {}
     return resolve_noise(
-        lambda name, stacked: norms[name, stacked],
+        lambda name, what: norms[name, what],
         noise,
         plan=plan,
         seed=seed,
@@ -85,15 +86,13 @@ def _measured(
     values = torch.zeros(sum(wanted.values()), dtype=torch.float64)
     failure: Exception | None = None
     at = 0
-    for ((name, stacked), count), owner in zip(wanted.items(), owners, strict=True):
+    for ((name, what), count), owner in zip(wanted.items(), owners, strict=True):
         stored = source.weights[name]
         whole = source.whole(stored)  # on every rank, because it may take every rank
         if owner == rank and failure is None:
             try:
                 found = (
-                    norms_of(whole.cpu(), stacked)
-                    if whole is not None
-                    else _in_place(name, plan, source, stacked)
+                    statistic(whole.cpu(), what) if whole is not None else _in_place(name, plan, source, what)
                 )
                 values[at : at + count] = found
             except Exception as error:
@@ -108,15 +107,15 @@ def _measured(
         together.check()  # the rank that failed says why
         raise MupscaleError("a norm of the base is not a number; its weights are not finite")
     parts = torch.split(values, list(wanted.values()))
-    return {key: part if key[1] else part[0] for key, part in zip(wanted, parts, strict=True)}
+    return {key: part[0] if key[1] == "norm" else part for key, part in zip(wanted, parts, strict=True)}
 
 
-def _in_place(name: str, plan: Plan, source: AnySource, stacked: bool) -> Tensor:
-    """The norms of a base tensor, read a few rows at a time."""
+def _in_place(name: str, plan: Plan, source: AnySource, what: Statistic) -> Tensor:
+    """A statistic of a base tensor, read a few rows at a time."""
     stored = source.weights[name]
     dtype, shape = source.kind_of(stored)
     base = StoredBase(dtype, (0,) * len(shape), shape, partial(source.read, stored))
-    return measured_by([base], plan[name].base_shape, stacked)
+    return measured_by([base], plan[name].base_shape, what)
 
 
 def _owners(sizes: Sequence[int], world: int) -> list[int]:

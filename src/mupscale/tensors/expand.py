@@ -128,7 +128,7 @@ def _expand_noisy(
     noise: TensorNoise,
 ) -> Tensor:
     """The slice in small blocks, in the compute type, with noise added to each block."""
-    if on_device.is_for(out, base):
+    if on_device.is_for(out, base, noise):
         if base is not None:
             _cuts(out, base, making.axes, out_at, base_at)  # an error when the slices do not fit
         return on_device.expand_noisy_(out, base, making, out_at, base_at, noise)

@@ -33,6 +33,9 @@ class Waking:
     """Dimensions whose zeros stay zero."""
     level: float = 0.0
     """A number that is added to every zero: what a gain is when it wakes."""
+    mean: tuple[float, ...] | None = None
+    """What zeros along dimension 0 become, with one number for every index of the rest of the tensor: the row of a new word.
+    They get no noise. Of a vector it is one number."""
 
 
 @dataclass(frozen=True)
@@ -146,11 +149,21 @@ class TensorNoise:
             padded = [dim for dim, (_, _, zero) in enumerate(region) if zero]
             if not padded:
                 copies.add_(part, axes, at)
+            elif zeros.mean is not None and padded == [0]:
+                part.add_(_within(zeros.mean, axes, at, part))
             elif not set(padded) & set(zeros.cut):
                 new.add_(part, axes, at)
                 if zeros.level:
                     part.add_(zeros.level)
         return out
+
+
+def _within(row: tuple[float, ...], axes: Sequence[Axis], start: Sequence[int], like: Tensor) -> Tensor:
+    """The part of a row of the wide tensor that lies in the rectangle at `start`, of the shape of `like`."""
+    whole = like.new_tensor(row).view([axis.wide for axis in axes[1:]])
+    for dim, size in enumerate(like.shape[1:]):
+        whole = whole.narrow(dim, start[dim + 1], size)
+    return whole
 
 
 def runs(axis: Axis, start: int, length: int) -> list[tuple[int, int, bool]]:

@@ -34,8 +34,10 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def is_for(out: Tensor, base: Tensor | None) -> bool:
-    """Whether a slice is made by the kernel."""
+def is_for(out: Tensor, base: Tensor | None, noise: TensorNoise) -> bool:
+    """Whether a slice is made by the kernel; rows of new words are not, they are few."""
+    if noise.zeros is not None and noise.zeros.mean is not None:
+        return False
     device = "cpu" if interpreted() else "cuda"
     if out.device.type != device or os.environ.get(VARIABLE) == "portable" or find_spec("triton") is None:
         return False

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
+import torch
 from torch import Tensor
 
 from ..arguments import wrong_whole
@@ -13,9 +15,10 @@ from ..plans.direction import Direction
 from ..plans.fits import check_end, identity_plan
 from ..plans.names import named_tensors, unwrap
 from ..runs.run import Run
+from .noise_faults import Statistic
 from .noise_kinds import Noise, PairedNoise, wrong_noise
 from .noise_places import exempt_of
-from .noises import copied_norm, norms_of, resolve_noise
+from .noises import copied_norm, resolve_noise, statistic
 from .widen import carry
 
 
@@ -47,9 +50,12 @@ def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
     tensors = {name: tensor for name, _, tensor in named_tensors(model)}
     exempt = exempt_of(model, plan, "wide")
 
-    def measure(name: str, stacked: bool) -> Tensor:
+    def measure(name: str, what: Statistic) -> Tensor:
+        if what == "mean":
+            # Only upscale wakes new words: here they may have been trained already.
+            return torch.zeros(prod(plan[name].base_shape[1:]))
         # The norm of a base whose copies would have the norm that the wide weight has now.
-        norm: Tensor = norms_of(tensors[name], stacked) / copied_norm(plan[name])
+        norm: Tensor = statistic(tensors[name], what) / copied_norm(plan[name])
         return norm
 
     since = wide.earlier[-1][1] if wide.earlier else None

@@ -31,10 +31,11 @@ from ..plans.names import named_tensors
 from ..plans.plan import Plan
 from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T, rise_for
 from .jump import measured
+from .noise_faults import Statistic
 from .noise_kinds import SignalNoise
 from .noise_places import Exempt
 from .noise_plan import NoisePlan
-from .noises import norms_of, resolve_noise
+from .noises import resolve_noise, statistic
 from .widen import fill_
 
 MOST_NOISE = 0.4
@@ -139,8 +140,8 @@ def choose_noise(
     tensors = {name: tensor for name, _, tensor in named_tensors(base)}
 
     @cache
-    def measure(name: str, stacked: bool) -> Tensor:
-        return norms_of(plan[name].source(tensors), stacked)
+    def measure(name: str, what: Statistic) -> Tensor:
+        return statistic(plan[name].source(tensors), what)
 
     def resolved(t: float) -> NoisePlan:
         return resolve_noise(measure, SignalNoise(t), plan=plan, seed=seed, since=since, exempt=exempt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from torch import Tensor
 
@@ -13,9 +14,11 @@ from ..plans.plan import Plan, TensorPlan
 from .noise_kinds import Noise, PairedNoise, Sigma, SignalNoise, relative_size
 from .noise_places import Exempt, has_copies, noisy_weights
 
-Measure = Callable[[str, bool], Tensor]
-"""Spectral norm of the source of a wide tensor, or of every matrix along dimension 0 if the flag is True. The norm of
-a vector is its length."""
+Statistic = Literal["norm", "norms", "mean"]
+"""The spectral norm of a tensor, that of every matrix along dimension 0, or the mean of its rows. The norm of a vector is its
+length."""
+Measure = Callable[[str, Statistic], Tensor]
+"""A statistic of the source of a wide tensor."""
 
 
 def unknown_names(

@@ -81,6 +81,23 @@ def waking_gains(plan: Plan, exempt: Exempt) -> dict[str, TensorPlan]:
     }
 
 
+def new_words(plan: Plan, exempt: Exempt) -> list[str]:
+    """The tables that get new words, biases of logits included."""
+    return [
+        name
+        for name, entry in plan.tensors.items()
+        if entry.rows == "words"
+        and entry.kind == "parameter"
+        and entry.trainable
+        and name not in exempt.frozen
+    ]
+
+
+def pads_width(entry: TensorPlan) -> bool:
+    """Whether a weight has zeros of a width, and not of new words or positions alone."""
+    return any(axis.padded and (axis.role is not None or entry.rows is None) for axis in entry.axes)
+
+
 def noisy_weights(plan: Plan, exempt: Exempt, *, vectors: bool) -> dict[str, TensorPlan]:
     """The weights that get noise, by name, in the order of the plan.
 
@@ -106,7 +123,7 @@ def must_part(entry: TensorPlan) -> bool:
     """Whether a weight has copies, along an axis or in other tensors, or zeros that only noise can wake."""
     if entry.new:
         return entry.like is not None and not entry.quiet and entry.fill == "zero"
-    return has_copies(entry) or entry.padded
+    return has_copies(entry) or pads_width(entry)
 
 
 def wakes(plan: Plan) -> bool:

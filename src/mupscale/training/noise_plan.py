@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+import torch
+
 from ..errors import MupscaleError
-from ..plans.plan import Plan
+from ..plans.plan import Plan, TensorPlan
 from ..rules.scale import ONE, Scale
 from ..rules.sizes import noise_size, size_of_ratios
+from ..tensors.expand import expand
+from ..tensors.making import Making
 from ..tensors.noise import TensorNoise, Waking
 from ..tensors.philox import Stream
 from .noise_kinds import Sigma
@@ -35,6 +39,8 @@ class NoisePlan:
     """σ̄ of the zeros behind copies, where it is not that of the copies; 0 for gains, which get a level."""
     zeros: Mapping[str, Waking] = field(default_factory=dict)
     """What follows from it, by tensor."""
+    means: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """The mean row of the base's tables that get new words: what the new rows become."""
 
     def tensor(self, name: str) -> TensorNoise | None:
         """The noise of one tensor, or None."""
@@ -52,6 +58,7 @@ class NoisePlan:
             "without": list(self.without),
             "rows": dict(self.rows),
             **({"woken": dict(self.woken)} if self.woken else {}),
+            **({"means": {name: list(row) for name, row in self.means.items()}} if self.means else {}),
         }
 
 
@@ -79,8 +86,9 @@ def restore_noise(record: Mapping[str, Any], plan: Plan, since: Plan | None = No
         paired = {str(name): int(dim) for name, dim in record["paired"].items()}
         rows = {str(name): int(row) for name, row in record["rows"].items()}
         seed, without = int(record["seed"]), tuple(record["without"])
-        zeros = wakings(woken, plan, since)
-        return NoisePlan(sigmas, stds, paired, without, seed, rows, woken, zeros)
+        means = {str(name): tuple(map(float, row)) for name, row in record.get("means", {}).items()}
+        zeros = wakings(woken, means, plan, since)
+        return NoisePlan(sigmas, stds, paired, without, seed, rows, woken, zeros, means)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise MupscaleError(f"this is not a record of noise, expected what as_json gave; {reason}") from None
@@ -108,13 +116,24 @@ def reference_size(name: str, plan: Plan, since: Plan | None) -> Scale:
     return size_of_ratios(pairs, early.fold * entry.fold)
 
 
-def wakings(woken: Mapping[str, Sigma], plan: Plan, since: Plan | None) -> dict[str, Waking]:
-    """What the zeros of each tensor get: noise of their size, or of a gain its fold, which is 1 in a fresh model."""
+def wakings(
+    woken: Mapping[str, Sigma], means: Mapping[str, tuple[float, ...]], plan: Plan, since: Plan | None
+) -> dict[str, Waking]:
+    """What the zeros of each tensor get: noise of their size, of a gain its fold, which is 1 in a fresh model, or the mean
+    row."""
     found = {}
     for name, sigma in woken.items():
         entry, level = plan[name], 0.0
         if entry.gain:
             early = ONE if since is None else since[entry.sources[0]].fold
             level = float(early * entry.fold) - entry.shift
-        found[name] = Waking(std_of(sigma, reference_size(name, plan, since)), entry.cut, level)
+        row = _wide_row(entry, means[name]) if name in means else None
+        found[name] = Waking(std_of(sigma, reference_size(name, plan, since)), entry.cut, level, row)
     return found
+
+
+def _wide_row(entry: TensorPlan, row: tuple[float, ...]) -> tuple[float, ...]:
+    """A row of the base as a row of the wide tensor: s · dup, and zeros where the row has zeros."""
+    base = torch.tensor(row, dtype=torch.float64).view(entry.base_shape[1:])
+    wide = expand(base, Making(entry.axes[1:], entry.change.s, entry.shift))
+    return tuple(wide.reshape(-1).tolist())

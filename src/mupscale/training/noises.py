@@ -20,9 +20,9 @@ from ..errors import Fault, raise_faults
 from ..plans.plan import Plan, TensorPlan
 from ..rules.noise_defaults import WAKE
 from ..tensors.spectral import gaussian_norm, spectral_norms
-from .noise_faults import Measure, each, measured, pairing, unknown_names
+from .noise_faults import Measure, Statistic, each, measured, pairing, unknown_names
 from .noise_kinds import Noise, PairedNoise, Sigma, SignalNoise, relative_size, t_of, wrong_noise
-from .noise_places import Exempt, has_copies, noisy_weights, waking_gains
+from .noise_places import Exempt, has_copies, new_words, noisy_weights, pads_width, waking_gains
 from .noise_plan import NoisePlan, reference_size, std_of, wakings
 
 NOTHING = Exempt()
@@ -53,7 +53,7 @@ def resolve_noise(
     raise_faults(
         "this noise cannot be added", wrong_noise(noise) or unknown_names(noise, plan, base, seed, exempt)
     )
-    measure = base if callable(base) else lambda name, stacked: norms_of(plan[name].source(base), stacked)
+    measure = base if callable(base) else lambda name, what: statistic(plan[name].source(base), what)
     sigmas: dict[str, Sigma] = {}
     stds: dict[str, Sigma] = {}
     paired: dict[str, int] = {}
@@ -75,7 +75,7 @@ def resolve_noise(
             asleep += [name] if len(entry.axes) > 1 and not any(each(sigmas[name])) else []
             continue
         if entry.padded and not _is_silent(noise):
-            known = len(entry.axes) > 1 and not entry.gain
+            known = len(entry.axes) > 1 and not entry.gain and pads_width(entry)
             woken[name] = _signal(WAKE, entry, partial(measure, name), float(size)) if known else 0.0
         if entry.padded and not has_copies(entry):
             continue
@@ -97,14 +97,18 @@ def resolve_noise(
             sigma = _given(noise.sigma[name] if isinstance(noise.sigma, Mapping) else noise.sigma)
         sigmas[name] = sigma
         stds[name] = std_of(sigma, size)
+    means: dict[str, tuple[float, ...]] = {}
     if not _is_silent(noise):
         woken.update(dict.fromkeys(waking_gains(plan, exempt), 0.0))
+        for name in new_words(plan, exempt):
+            woken.setdefault(name, 0.0)
+            means[name] = tuple(map(_rounded, measure(name, "mean").reshape(-1).tolist()))
     what = "it is new, and the tensor that it is like is zero, so that noise of its size would not wake it"
     remedy = "put the new block behind a trained one, after=…"
     raise_faults("this noise wakes nothing", [Fault(name, what, remedy) for name in asleep])
     rows = {name: row for name, row in exempt.rows.items() if name in stds or name in woken}
-    zeros = wakings(woken, plan, since)
-    return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, since), rows, woken, zeros)
+    zeros = wakings(woken, means, plan, since)
+    return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, since), rows, woken, zeros, means)
 
 
 def _named(noise: Noise, name: str) -> Sigma | None:
@@ -138,12 +142,18 @@ def is_stacked(entry: TensorPlan) -> bool:
     return len(entry.axes) == 3 and [axis.grows for axis in entry.axes] == [False, True, True]
 
 
-def norms_of(weight: Tensor, stacked: bool) -> Tensor:
-    """The spectral norm of a tensor, or of every matrix along dimension 0; of a vector, its length."""
+def statistic(weight: Tensor, what: Statistic) -> Tensor:
+    """A statistic of a tensor in float64.
+
+    >>> statistic(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), "mean").tolist()
+    [2.0, 2.0]
+    """
+    if what == "mean":
+        return weight.detach().double().mean(0).reshape(-1)
     if weight.dim() < 2:
         length: Tensor = torch.linalg.vector_norm(weight.detach().double())
         return length
-    return spectral_norms(weight, stacked)
+    return spectral_norms(weight, what == "norms")
 
 
 def copied_norm(entry: TensorPlan) -> float:
@@ -152,14 +162,13 @@ def copied_norm(entry: TensorPlan) -> float:
     return norm
 
 
-def _signal(t: float, entry: TensorPlan, measure: Callable[[bool], Tensor], size: float) -> Sigma:
+def _signal(t: float, entry: TensorPlan, measure: Callable[[Statistic], Tensor], size: float) -> Sigma:
     """σ̄ = t ‖s dup(W)‖ / ‖Δ‖, where Δ has σ̄ = 1."""
     stacked = is_stacked(entry)
     matrix = entry.wide_shape[1:] if stacked else entry.wide_shape
     delta = gaussian_norm(max(1, prod(matrix[:1])), prod(matrix[1:])) * size
-    sigmas = [
-        _rounded(norm * t * copied_norm(entry) / delta) for norm in measure(stacked).reshape(-1).tolist()
-    ]
+    norms = measure("norms" if stacked else "norm").reshape(-1).tolist()
+    sigmas = [_rounded(norm * t * copied_norm(entry) / delta) for norm in norms]
     return tuple(sigmas) if stacked else sigmas[0]
 
 

@@ -1,17 +1,20 @@
-"""Which norms of the base a noise is relative to, found without measuring any: they can then be measured in any order."""
+"""Which norms and means of the base a noise needs, found without measuring any: they can then be measured in any order."""
 
 from __future__ import annotations
+
+from math import prod
 
 import torch
 from torch import Tensor
 
 from ..plans.plan import Plan
+from .noise_faults import Statistic
 from .noise_kinds import Noise
 from .noise_places import Exempt
 from .noises import NOTHING, resolve_noise
 
-Wanted = tuple[str, bool]
-"""A wide tensor whose source is measured, and whether as a stack of matrices with a norm each."""
+Wanted = tuple[str, Statistic]
+"""A wide tensor whose source is measured, and what of it."""
 
 
 def norms_wanted(
@@ -24,13 +27,14 @@ def norms_wanted(
     >>> from mupscale.rules import Axis
     >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 2x4"), Axis.parse("in: 2x4")))})
     >>> norms_wanted(SignalNoise(0.1), plan=plan)
-    {('w', False): 1}
+    {('w', 'norm'): 1}
     """
     wanted: dict[Wanted, int] = {}
 
-    def note(name: str, stacked: bool) -> Tensor:
-        wanted[name, stacked] = plan[name].base_shape[0] if stacked else 1
-        return torch.ones(wanted[name, stacked]) if stacked else torch.ones(())
+    def note(name: str, what: Statistic) -> Tensor:
+        shape = plan[name].base_shape
+        wanted[name, what] = {"norm": 1, "norms": prod(shape[:1]), "mean": prod(shape[1:])}[what]
+        return torch.ones(wanted[name, what])
 
     resolve_noise(note, noise, plan=plan, since=since, exempt=exempt)
     return wanted

@@ -1,0 +1,199 @@
+"""More words and positions in stock models: rows of `growth.py`.
+
+    python benchmarks/growth_words.py            every row by itself
+    python benchmarks/growth_words.py --quick    one of them
+
+Each row is a stock model in float64 with the model's own casts lifted: a few steps before growing, twelve after, by a loss over
+the base's words and at lengths that the base has. The control of new words is the cross entropy over all words, that of new
+positions the linear rope that is usually written with them; tables of positions have none, because nothing reads the new rows.
+
+Then noise wakes the new words. `jump` is the largest change of the loss over the base's words, without copies 0. `asleep` is how
+far the rise of the cross entropy over all words is from the mean of log(1 + new/Z) while the new words are zero. `awake` is the
+largest share of its bound, log(1 + new/old), that the rise takes once they are the mean word, and `woken` the smallest share of
+the entries of new words and positions that a batch has seen that have a gradient in the first step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import log
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import mupscale as mu
+from benchmarks.growth_rows import AFTER, BEFORE, SIZES, WITH_BIASES, Row, optimizers
+from mupscale.families.losses import another_batch, find_batch, growing_outputs, loss_on
+from mupscale.families.models import config_from, factory, model_class
+from mupscale.families.plan import family_plan
+from mupscale.families.record import FamilyPlan
+from mupscale.plans.fits import identity_plan
+from mupscale.plans.float64 import cast_, lifted_casts
+from mupscale.tensors.differences import curve_gap, loss_gap
+
+WORST, ALONE, CONTROL, JUMP, ASLEEP, AWAKE, WOKEN = 1e-11, 0.0, 1e-3, 1e-10, 1e-10, 1.0, 1.0
+WORDS, LONGER, BOTH = "vocab=+64", "positions=128", "vocab=+64,positions=128"
+ALL = "vocab=+64,positions=128,layers=3,after=0,hidden=48"
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
+
+
+@dataclass(frozen=True)
+class WordsMeasured:
+    worst: float
+    control: float | None
+    jump: float
+    asleep: float
+    awake: float
+    woken: float
+
+
+def rows(quick: bool = False) -> list[Row]:
+    if quick:
+        return [Row("llama", "AdamW", BOTH, tied=True)]
+    found = [Row("llama", "AdamW", WORDS, tied=tied) for tied in (False, True)]
+    found += [Row(kind, "AdamW", WORDS) for kind in ("qwen3", "gemma2", "phi", "bloom")]
+    found += [Row("llama", "SGD", WORDS), Row("qwen2", "AdamW", LONGER)]
+    found += [Row(kind, "AdamW", BOTH) for kind in ("gpt2", "opt")]
+    found += [Row("llama", "AdamW", ALL, "ffn=2", tied=True), Row("gemma", "AdamW", WORDS, "2", tied=True)]
+    return found
+
+
+def entropy(model: nn.Module, batch: dict[str, Any], words: int | None = None) -> Tensor:
+    """The cross entropy of the next word, over the first words or all of them."""
+    logits = model(**batch).logits[:, :-1, :words].double()
+    return F.cross_entropy(logits.flatten(0, 1), batch["input_ids"][:, 1:].flatten())
+
+
+def measure(row: Row) -> WordsMeasured:
+    sizes = WITH_BIASES.get(row.kind, {**SIZES, "tie_word_embeddings": row.tied})
+    family = family_plan({"model_type": row.kind, **sizes}, row.k, to=row.to)
+    config, wide = config_from(family.base_config), config_from(family.wide_config)
+    cls = model_class(config, family.architecture)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = cast_(factory(cls)(config), torch.float64)
+    bare = {n for n, t in family.plan.tensors.items() if t.shift and not t.fold.is_one}
+    old, every = family.new_words or (97, 97)
+    with lifted_casts():
+        found, which = find_batch(model, config)
+        growing = growing_outputs(model, cast_(factory(cls)(wide), torch.float64), found)
+        batches = [another_batch(model, config, which, seed) for seed in range(BEFORE + AFTER)]
+        losses = [loss_on(batch, growing, family.new_words) for batch in batches]
+        run = mu.Run(model, optimizers(row.optimizer, model, bare))
+
+        def step(run: mu.Run, loss: Callable[[nn.Module], Tensor]) -> float:
+            for optimizer in run.optimizers:
+                optimizer.zero_grad()
+            value = loss(run.model)
+            value.backward()  # type: ignore[no-untyped-call]
+            for optimizer in run.optimizers:
+                optimizer.step()
+            return float(value.detach())
+
+        def make(config: Any = wide) -> nn.Module:
+            made: nn.Module = factory(cls)(config)
+            return made
+
+        for i in range(BEFORE):
+            step(run, losses[i])
+        certificate = mu.verify(
+            run, make, step=lambda r, i: step(r, losses[BEFORE + i]), plan=family.plan, steps=AFTER
+        )
+        after = range(BEFORE, BEFORE + AFTER)
+
+        def curve(run: mu.Run, words: int | None) -> list[float]:
+            return [step(run, lambda m, i=i: entropy(m, batches[i], words)) for i in after]  # type: ignore[misc]
+
+        asleep = mu.widen(run, make, plan=family.plan)
+        awake = mu.upscale(run, make, mu.SignalNoise(1e-14), plan=family.plan)
+        batch = batches[BEFORE]
+        with torch.no_grad():
+            logits = model(**batch).logits[:, :-1].double()
+            expected = float(torch.log1p((every - old) * torch.exp(-logits.logsumexp(-1))).mean())
+            before = float(entropy(model, batch))
+            rise = float(entropy(asleep.model, batch)) - before
+            jump = loss_gap(before, float(entropy(awake.model, batch, old)))
+            share = (float(entropy(awake.model, batch)) - before) / log(every / old) if every > old else 0.0
+        woken = seen(awake.model, family, batch, old)
+        control = None
+        if every > old:
+            control = curve_gap(
+                curve(mu.widen(run, lambda: make(config), plan=identity_plan(model), unproved=True), old),
+                curve(asleep, None),
+            )
+        elif "rope_parameters" in config.to_dict():
+            stretched = config_from({**family.wide_config, "rope_parameters": LINEAR})
+            other = cast_(make(stretched), torch.float64)
+            other.load_state_dict(asleep.model.state_dict())
+            control = loss_gap(before, float(entropy(other, batch).detach()))
+    return WordsMeasured(certificate.worst, control, jump, abs(rise - expected), share, woken)
+
+
+def seen(model: nn.Module, family: FamilyPlan, batch: dict[str, Any], old: int) -> float:
+    """The smallest share of the entries of new rows that have a gradient, over rows that a longer text with new words reads."""
+    tables = {n: t for n, t in family.plan.tensors.items() if t.rows and t.kind == "parameter"}
+    if not tables:
+        return 1.0
+    length = 80 if any(t.rows == "positions" for t in tables.values()) else 11
+    words = family.new_words or (old, old + 1)
+    low = words[0] if family.new_words else old - 8
+    ids = torch.arange(length).remainder(8).add(low).repeat(2, 1)
+    model.zero_grad()
+    entropy(model, {**batch, "input_ids": ids}).backward()  # type: ignore[no-untyped-call]
+    grads = {n: p.grad for n, p in model.named_parameters()}
+    shares = []
+    for name, entry in tables.items():
+        grad = grads[name]
+        assert grad is not None
+        new = grad[entry.axes[0].base :]
+        read = new[:8] if entry.rows == "words" else new[new.flatten(1).abs().sum(1) > 0]
+        shares.append(float((read != 0).double().mean()))
+    return min(shares)
+
+
+def report(quick: bool) -> tuple[str, bool]:
+    """Print every row; a line that sums them up, and whether all bounds hold."""
+    found: dict[Row, WordsMeasured] = {}
+    for row in rows(quick):
+        m = found[row] = measure(row)
+        told = "   none " if m.control is None else f"{m.control:8.1e}"
+        print(
+            f"{row!s:70} {m.worst:8.1e}  control {told}  jump {m.jump:8.1e}  asleep {m.asleep:8.1e}  awake {m.awake:.2f}"
+            f"  woken {m.woken:.2f}",
+            flush=True,
+        )
+    worst, jump = max(m.worst for m in found.values()), max(m.jump for m in found.values())
+    alone = max(m.worst for row, m in found.items() if row.k == "1")
+    control = min(m.control for m in found.values() if m.control is not None)
+    asleep, awake = max(m.asleep for m in found.values()), max(m.awake for m in found.values())
+    woken = min(m.woken for m in found.values())
+    good = worst <= WORST and alone <= ALONE and control >= CONTROL and jump <= JUMP
+    good = good and asleep <= ASLEEP and awake <= AWAKE and woken >= WOKEN
+    line = (
+        f"rows={len(found)} worst={worst:.1e} alone={alone:.1e} control={control:.1e} jump={jump:.1e} asleep={asleep:.1e} "
+        f"awake={awake:.2f} woken={woken:.2f}"
+    )
+    return line, good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="one row")
+    torch.set_num_threads(1)
+    line, good = report(parser.parse_args().quick)
+    print(f"\nwords: {line}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

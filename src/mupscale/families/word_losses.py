@@ -1,0 +1,94 @@
+"""The loss of a stock model over the words of its base, and what new words add to the loss over all words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..plans.identity import Loss
+from ..training.jump import measured
+from .batches import writes_text
+from .measures import Measure
+
+_IGNORED = -100  # the label of a position that no loss of transformers counts
+
+
+@dataclass(frozen=True)
+class WordLosses:
+    """The loss of a model with new words, over the words of its base and over all words."""
+
+    old: float
+    all: float
+    expected: float
+    """The mean of log(1 + new/Z) over positions: what words whose logits are 0 add."""
+    now: int
+    new: int
+    """How many words the base has, and how many the model."""
+
+    @property
+    def rise(self) -> float:
+        return self.all - self.old
+
+    def __str__(self) -> str:
+        """One sentence.
+
+        >>> print(WordLosses(1.6631, 1.6647, 0.0057, 512, 576))
+        loss over the base's 512 words 1.6631, over all 576 words 1.6647: a rise of 0.0016
+          words whose logits are 0 raise it by log(1 + 64/Z) = 0.0057; the mean word raises it by log(1 + 64/512) = 0.1178 at most
+        """
+        added = self.new - self.now
+        return (
+            f"loss over the base's {self.now} words {self.old:.4f}, over all {self.new} words {self.all:.4f}: a rise of "
+            f"{self.rise:.4f}\n  words whose logits are 0 raise it by log(1 + {added}/Z) = {self.expected:.4f}; the mean word "
+            f"raises it by log(1 + {added}/{self.now}) = {log(self.new / self.now):.4f} at most"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """As a record stores it: losses with four digits, which machines that round otherwise agree on."""
+        four = {key: float(f"{getattr(self, key):.4g}") for key in ("old", "all", "expected")}
+        return {**four, "now": self.now, "new": self.new}
+
+
+def over_words(loss: Loss, words: int) -> Loss:
+    """The same loss over the first `words` words of a stock model, which may have more."""
+
+    def narrowed(model: Any) -> Tensor:
+        if not hasattr(model, "loss_function"):
+            return loss(model)
+        own = model.loss_function
+
+        def first(logits: Tensor, labels: Tensor, vocab_size: int, **more: Any) -> Tensor:
+            found: Tensor = own(logits[..., :words].contiguous(), labels, vocab_size=words, **more)
+            return found
+
+        model.loss_function = first
+        try:
+            return loss(model)
+        finally:
+            del model._loss_function
+
+    return narrowed
+
+
+def word_losses(base: Any, wide: Any, measure: Measure, words: tuple[int, int]) -> WordLosses | None:
+    """What new words add to the loss of a model that writes text; None for other models."""
+    if measure.kind != "loss" or not writes_text(base):
+        return None
+    now, new = words
+    old, every = measured(over_words(measure.of, now), wide), measured(measure.of, wide)
+    return WordLosses(old, every, _expected(base, measure.inputs, new - now), now, new)
+
+
+def _expected(base: Any, inputs: Mapping[str, Any], added: int) -> float:
+    """The mean of log(1 + added/Z) over the positions that a loss counts, by the logits of the base alone."""
+    given = {key: value for key, value in inputs.items() if key != "labels"}
+    labels = inputs.get("labels", inputs["input_ids"])[:, 1:]
+    with torch.no_grad():
+        logits = base(**given).logits[:, :-1].double()
+    rises = torch.log1p(added * torch.exp(-logits.logsumexp(-1)))
+    return float(rises[labels != _IGNORED].mean())
