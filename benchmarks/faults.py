@@ -202,7 +202,7 @@ class Faults:
         job = self.interrupted()
         folder = partial(job.folder)
         if what == "job":
-            path = working_job(job.folder)
+            path = folder / working_job(job.folder).name
             at = self.draw.randrange(path.stat().st_size)
         elif what == "journal":
             path = self.draw.choice(sorted(folder.glob("journal-*")))

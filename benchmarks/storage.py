@@ -1,23 +1,29 @@
-"""A base in an object store is read about once, and the result is that of a local base, byte for byte.
+"""Growing from and to an object store: the base is read about once, and killed writers lose nothing.
 
 moto's S3 server runs on loopback in a process of its own, with a proxy before it that counts. A checkpoint of two files is
-widened with noise from the store and from the disk, and checked against both. Pages that are kept are fewer than the base has,
-so that what is read twice is counted twice.
+widened with noise, from the disk to the disk, from the store to the disk, and from the store to the store. Writers to the
+store are ended with SIGKILL at random requests and started again; until the last of them has published it, no configuration may be
+visible. Pages that are kept are fewer than the base has, so that what is read twice is counted twice.
 
-    python benchmarks/storage.py [--quick]
+    python benchmarks/storage.py [--quick] [--seed 0]
 
-The last line is `bytes_ratio=R requests=N different=D`: bytes received for the job by those of the base's files, requests
-for the job, and files that differ between the two results. The exit code is 1 when the ratio is above 1.1, anything differs, or
-the control, a reader that keeps no pages, stays below the bound.
+The last line is `bytes_ratio=R requests=N different=D resumed=K`: bytes received for the job from the store by those of the
+base's files, requests for it, files that differ from those on the disk, and kills that were followed by a resumed run. The exit
+code is 1 when the ratio is above 1.1, anything differs, was visible too early or is left over, or the control, a reader that
+keeps no pages, receives no more.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
+import re
+import signal
 import sys
 import tempfile
-from dataclasses import replace
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -25,70 +31,132 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness.llama_files import Llama, job_for, write_directory
 from harness.object_store import ObjectStore, object_store
 from mupscale.files.directory import read_directory
+from mupscale.jobs import parts, upload
 from mupscale.jobs.job import Job
 from mupscale.jobs.verify_bytes import check_bytes
 from mupscale.jobs.worker import run_job
 from mupscale.storage import pages
+from mupscale.storage.location import location
 
 BOUND = 1.1
 QUICK = Llama(hidden=512, ffn=1376, heads=8, kv_heads=4, layers=4, vocabulary=4000)
 WHOLE = Llama(hidden=1024, ffn=2752, heads=16, kv_heads=8, layers=8, vocabulary=8000)
 THREADS = 2
+PART = 5 << 20  # the smallest that S3 allows, so that there are many
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def names(store: ObjectStore, prefix: str) -> list[str]:
+    _, raw = store.call("GET", f"/models?list-type=2&prefix={prefix}")
+    return [key.removeprefix(prefix) for key in re.findall(r"<Key>([^<]*)</Key>", raw.decode())]
+
+
 def different(one: dict[str, bytes], other: dict[str, bytes]) -> int:
     return sum(one.get(name) != other.get(name) for name in {*one, *other})
 
 
-def made_from(where: Path | str, out: Path, sizes: Llama) -> Job:
+def job_of(base: Path | str, out: Path | str, sizes: Llama) -> Job:
     plan = sizes.plan(2)
-    return replace(job_for(plan, read_directory(where), out, sizes.noise(plan)), trust_base=True)
+    made = job_for(plan, read_directory(base), Path("x"), sizes.noise(plan))
+    return replace(made, out=location(out), trust_base=True)
+
+
+@dataclass
+class Killed:
+    """What became of writers that were killed."""
+
+    kills: int = 0
+    early: int = 0
+    """Kills after which a configuration was visible although the output was not complete."""
+    left: int = 0
+    """Objects and uploads that are still there at the end."""
+    found: dict[str, bytes] = field(default_factory=dict)
+
+
+def killed(store: ObjectStore, sizes: Llama, kills: int, draw: random.Random) -> Killed:
+    """Write to the store with so many kills on the way. Writers are forked before this process has made any request."""
+    result = Killed()
+    while True:
+        store.traffic.reset()
+        limit = draw.randint(4, 12) if result.kills < kills else 1 << 30
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                run_job(job_of("s3://models/base", "s3://models/wide", sizes), THREADS)
+                code = 0
+            finally:
+                os._exit(code)
+        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            if store.traffic.requests["PUT"] >= limit:
+                os.kill(child, signal.SIGKILL)
+                ended = os.waitpid(child, 0)
+                break
+            time.sleep(0.01)
+        visible = names(store, "wide/")
+        if ended[1] == 0:
+            break
+        if os.WIFEXITED(ended[1]):
+            raise SystemExit("a writer to the store failed")
+        result.kills += 1
+        result.early += "config.json" in visible and "mupscale.job.json" not in visible
+    result.found = {name: store.get(f"models/wide/{name}") for name in visible}
+    _, uploads = store.call("GET", "/models?uploads")
+    result.left = len(names(store, "wide.partial/")) + uploads.count(b"<UploadId>")
+    return result
 
 
 def received(store: ObjectStore, sizes: Llama, out: Path, total: int) -> tuple[float, int]:
     """What one job receives, by the size of its base, and its requests."""
     store.traffic.reset()
-    run_job(made_from("s3://models/base", out, sizes), THREADS)
+    run_job(job_of("s3://models/base", out, sizes), THREADS)
     return store.traffic.received / total, sum(store.traffic.requests.values())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="a smaller base")
-    sizes = QUICK if parser.parse_args().quick else WHOLE
+    parser.add_argument("--quick", action="store_true", help="a smaller base and fewer kills")
+    parser.add_argument("--seed", type=int, default=0, help="decides when writers are killed")
+    chosen = parser.parse_args()
+    sizes, kills = (QUICK, 3) if chosen.quick else (WHOLE, 12)
+    parts.PART_BYTES, upload.GROUP_BYTES = PART, PART
     with object_store() as store, tempfile.TemporaryDirectory() as name:
         os.environ.update(store.environment)
         folder = Path(name)
-        base = write_directory(folder / "base", sizes.shapes(), "BF16", 2)
+        write_directory(folder / "base", sizes.shapes(), "BF16", 2)
         total = sum(path.stat().st_size for path in (folder / "base").iterdir())
         store.put(folder / "base", "models/base")
         pages.KEPT = max(32, total // pages.PAGE // 4)
         print(f"base of {total / 1e6:.0f} MB, {pages.KEPT * pages.PAGE / 1e6:.0f} MB of pages kept")
-        run_job(made_from(folder / "base", folder / "near", sizes), THREADS)
+        run_job(job_of(folder / "base", folder / "near", sizes), THREADS)
+        near = contents(folder / "near")
+        writers = killed(store, sizes, kills, random.Random(chosen.seed))
         ratio, requests = received(store, sizes, folder / "far", total)
-        unequal = different(contents(folder / "near"), contents(folder / "far"))
+        unequal = different(near, contents(folder / "far")) + different(near, writers.found)
         store.traffic.reset()
-        faults = check_bytes(folder / "far", "s3://models/base", threads=THREADS)
-        checked = store.traffic.received / total
-        print(f"the check receives {checked:.3f} times the base")
+        faults = check_bytes("s3://models/wide", "s3://models/base", threads=THREADS)
+        checked = store.traffic.received / (total + sum(map(len, near.values())))
+        print(f"the check receives {checked:.3f} times base and result")
         pages.KEPT = 1
         control = received(store, sizes, folder / "control", total)[0]
         print(f"control, no pages kept: {control:.3f} times the base")
-        assert base.weights
     failed = []
     if max(ratio, checked) > BOUND:
-        failed.append(f"{max(ratio, checked):.3f} times the base were received, allowed {BOUND}")
+        failed.append(f"{max(ratio, checked):.3f} times the files were received, allowed {BOUND}")
     if unequal or faults:
         failed.append(f"{unequal} files differ, {len(faults)} faults of the check")
+    if writers.kills < kills:
+        failed.append(f"{writers.kills} of {kills} writers were killed")
+    if writers.early or writers.left:
+        failed.append(f"visible too early {writers.early} times, {writers.left} objects or uploads left over")
     if control <= ratio:
-        failed.append("without kept pages as little is received: nothing was measured")
+        failed.append("without kept pages no more is received: nothing was measured")
     for failure in failed:
         print(f"FAILED: {failure}")
-    print(f"\nbytes_ratio={ratio:.3f} requests={requests} different={unequal}")
+    print(f"\nbytes_ratio={ratio:.3f} requests={requests} different={unequal} resumed={writers.kills}")
     return 1 if failed else 0
 
 

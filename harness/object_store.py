@@ -101,10 +101,10 @@ class ObjectStore:
 
 
 @contextmanager
-def object_store() -> Iterator[ObjectStore]:
-    """Start a server and its proxy; both are gone at the end."""
+def object_store(smallest: int = 5 << 20) -> Iterator[ObjectStore]:
+    """Start a server and its proxy; both are gone at the end. `smallest` are the bytes that a part must have."""
     port, traffic = _free_port(), Traffic()
-    environment = {**os.environ, **ACCOUNT, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **ACCOUNT, "S3_UPLOAD_PART_MIN_SIZE": str(smallest)}
     server = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)],
         env=environment,

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import mupscale as mu
 from benchmarks import trainer
 from harness.llama_files import Llama, job_for, write_directory
-from harness.object_store import ObjectStore, object_store
+from harness.object_store import ObjectStore
 from harness.refusals import refusal
 from mupscale.cli.main import main
 from mupscale.files.directory import read_directory
@@ -25,16 +25,7 @@ from mupscale.storage.location import Url, location
 from mupscale.storage.pages import PAGE, RemoteFile
 from mupscale.storage.remote import entry, listing
 
-pytest.importorskip("moto")
 SIZES = Llama(hidden=128, ffn=320, heads=4, kv_heads=2, layers=2, vocabulary=512)
-
-
-@pytest.fixture(scope="module")
-def store():
-    with object_store() as found, pytest.MonkeyPatch.context() as patch:
-        for name, value in found.environment.items():
-            patch.setenv(name, value)
-        yield found
 
 
 def put(store: ObjectStore, folder: Path, name: str) -> str:

@@ -21,12 +21,13 @@ from ..families.record import FamilyPlan, Part, Reading
 from ..files.directory import CARD, CONFIG, INDEX, MODULES, Directory
 from ..files.elsewhere import hub_name
 from ..files.places import OutFile, torch_dtype
-from ..files.strict import read_regular
+from ..files.strict import os_errors, read_regular
 from ..jobs.identity import check_outside, make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..plans.plan import Plan
-from ..storage.location import Location, absolute
-from ..storage.looking import has_versions, is_file
+from ..storage.location import Location, Url, absolute
+from ..storage.looking import has_versions, is_file, names_in
+from ..storage.uploads import check_writable
 from ..training.auto_noise import AutoNoise
 from ..training.noise_kinds import CLASSES, Noise, SignalNoise
 from ..training.noise_plan import NoisePlan, restore_noise
@@ -62,7 +63,7 @@ def record(
     request: Request,
     choice: Mapping[str, Any] | None = None,
     *,
-    out: Path | None = None,
+    out: Location | None = None,
     share: tuple[int, int] = (0, 1),
     threads: int = 1,
 ) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def record(
         exempt = replace(family.exempt, frozen=family.exempt.frozen | set(family.reading.absent))
         wanted = list(norms_wanted(asked, plan=plan, since=early, exempt=exempt))
         files = [source.file for move in moves for source in move.sources]
-        journal = None if out is None or not wanted else NormJournal(out, directory.path, files)
+        journal = NormJournal(out, directory.path, files) if isinstance(out, Path) and wanted else None
         norms = measured_in(
             directory.path, moves, names, wanted, journal=journal, share=share, threads=threads
         )
@@ -297,16 +298,26 @@ def _ancestor(base: Location) -> dict[str, Any] | None:
     return {key: told[key] for key in kept if key in told}
 
 
-def existing_above(path: Path) -> Path:
+def existing_above(path: Location) -> Path:
     """The nearest folder above a path that exists; those between are made when the result is written."""
-    return next(folder for folder in path.absolute().parents if folder.exists())
+    here = Path.cwd() / "x" if isinstance(path, Url) else path.absolute()
+    return next(folder for folder in here.parents if folder.exists())
 
 
-def check_free(out: Path, base: Location) -> None:
+def check_free(out: Location, base: Location) -> None:
     """Raise unless `out` can be made: nothing of that name is there, and it does not lie in its base."""
     faults = []
-    above = existing_above(out)
     check_outside(base, out)
+    if isinstance(out, Url):
+        check_writable(out)
+        with os_errors(out):
+            faults = [
+                Fault(str(out), f"it holds {name}", "name another folder, or remove it")
+                for name in names_in(out)[:1]
+            ]
+        raise_faults("the result cannot be written there", faults)
+        return
+    above = existing_above(out)
     if not above.is_dir():
         faults.append(Fault(str(above), "a file, expected a folder", "name a directory somewhere else"))
     elif not os.access(above, os.W_OK | os.X_OK):

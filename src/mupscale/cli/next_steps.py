@@ -14,7 +14,7 @@ from ..checkpoints.train_script import NAME as SCRIPT
 from ..checkpoints.train_script import rate_of, writes_text
 from ..checkpoints.trainer_state import OPTIMIZER
 from ..jobs.job import Job
-from ..storage.location import Location
+from ..storage.location import Location, Url
 
 
 def next_steps(base: Location, out: Location, job: Job, declare: Path | None = None) -> str:
@@ -44,6 +44,9 @@ def next_steps(base: Location, out: Location, job: Job, declare: Path | None = N
             f"  {shlex.join(again)}",
             "",
         ]
+    check = f"  {shlex.join(['mupscale', 'check', str(base), str(out)])}"
+    if isinstance(out, Url):
+        return "\n".join([*lines, "To prove what was written:", check])
     stated = any(file.name == OPTIMIZER for file in job.files)
     if stated:
         lines += [
@@ -65,7 +68,7 @@ def next_steps(base: Location, out: Location, job: Job, declare: Path | None = N
         f'  optimizer = mu.optimizer_for(model, "{out}", torch.optim.AdamW, lr={rate:g})',
         "",
         "To prove what was written:",
-        f"  {shlex.join(['mupscale', 'check', str(base), str(out)])}",
+        check,
     ]
     if writes_text(about):
         lines += [

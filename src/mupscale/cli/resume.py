@@ -14,18 +14,22 @@ from ..checkpoints.grow import check_config
 from ..checkpoints.request import Request
 from ..errors import Fault, MupscaleError, raise_faults
 from ..files.directory import read_directory
-from ..files.strict import printable
+from ..files.strict import printable, read_regular
 from ..jobs.identity import check_base
 from ..jobs.job import Job
 from ..jobs.job_check import sound_job
 from ..jobs.partial import working_job
 from ..jobs.verify_bytes import read_job
-from ..storage.location import absolute
-from ..storage.looking import same_place
+from ..storage.location import Url, absolute
+from ..storage.looking import exists, same_place
+
+_LONGEST = 1 << 30  # bytes of a job; bounds what a foreign file can fill memory with
 
 
 def is_done(chosen: argparse.Namespace, request: Request) -> bool:
     """Whether this base has been grown like this into this place already: running a command again is not an error."""
+    if isinstance(chosen.out, Url) and exists(working_job(chosen.out)):
+        return False  # what only workers need has to be cleared up
     about = read_about(chosen.out)
     if about is None or about.get("request") != json.loads(json.dumps(request.as_json())):
         return False
@@ -39,11 +43,10 @@ def is_done(chosen: argparse.Namespace, request: Request) -> bool:
 
 def begun(chosen: argparse.Namespace, request: Request) -> Job | None:
     """The unfinished job at the output path; a different job than the one asked for is refused."""
-    try:
-        raw = working_job(chosen.out).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+    there = working_job(chosen.out)
+    if not exists(there):
         return None
-    job = replace(sound_job(raw), out=chosen.out)
+    job = replace(sound_job(read_regular(there, _LONGEST)), out=chosen.out)
     _same_request(job, request, chosen)
     check_config(read_directory(chosen.base), job.about)
     return job

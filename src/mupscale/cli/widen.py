@@ -7,7 +7,6 @@ job.
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import signal
 from collections import Counter
@@ -15,7 +14,6 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from math import isfinite, prod
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 from ..checkpoints.about import read_about
@@ -38,6 +36,7 @@ from ..jobs.job import Job
 from ..jobs.progress import shown_progress
 from ..jobs.worker import run_job, run_worker
 from ..plans.names import pattern_of
+from ..storage.location import Location, absolute
 from ..text import columns
 from ..training.jump import is_jump, jump_message, smaller
 from ..training.recipe import Recipe
@@ -48,7 +47,7 @@ from .working import working
 
 
 def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | None) -> int:
-    chosen.out = Path(os.path.abspath(chosen.out))
+    chosen.out = absolute(chosen.out)
     if chosen.batch is not None:
         read_batch(chosen.batch)
     if is_done(chosen, request):
@@ -240,7 +239,7 @@ def _costs(found: Losses, chosen: argparse.Namespace, request: Request) -> str:
     return f"{found}\nwarning: {told}"
 
 
-def _job(directory: Directory, out: Path, about: dict[str, Any], state: bool) -> Job:
+def _job(directory: Directory, out: Location, about: dict[str, Any], state: bool) -> Job:
     """The job; with optimizer state it is made in another process, because only transformers knows its groups."""
     if not state:
         return job_of(directory, out, about)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoints.noise_words import DEFAULT_NOISE, parse_noise
 from ..errors import MupscaleError
 from .plan_options import add_source, check_goal, declared
-from .verb import add_verb, path
+from .verb import add_verb, location, path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ def add_to(verbs: Any) -> None:
     ):
         verb = add_verb(verbs, name, text, about, examples=examples)
         add_source(verb)
-        verb.add_argument("out", type=path, help="the directory to write")
+        verb.add_argument("out", type=location, help="the directory to write, here or at s3://bucket/name")
         if name == "upscale":
             verb.add_argument(
                 "--noise",

@@ -94,11 +94,20 @@ def read_journals(folder: Path, units: int) -> Done:
             raw = path.read_bytes()
         except FileNotFoundError:  # another worker has finished the job and cleared up
             continue
-        entries = [entry for one in raw.split(b"\n") if (entry := checked(one)) is not None]
-        ended = any(entry.startswith("e ") for entry in entries)
-        for entry in entries:
-            _note(done, entry, ended)
+        note(done, entries_of(raw))
     return done
+
+
+def entries_of(raw: bytes) -> list[str]:
+    """The complete entries of a journal."""
+    return [entry for one in raw.split(b"\n") if (entry := checked(one)) is not None]
+
+
+def note(done: Done, entries: Sequence[str]) -> None:
+    """Add what a journal says."""
+    ended = any(entry.startswith("e ") for entry in entries)
+    for entry in entries:
+        _note(done, entry, ended)
 
 
 def _note(done: Done, entry: str, ended: bool) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import Fault, MupscaleError
 from ..files.strict import os_errors, parse_json, raise_few, read_regular
+from ..storage.location import Location
 from .durable import sync_data, sync_file, sync_path
 from .identity import about_text, published, read_carried
 from .job import Job, differences
@@ -39,15 +40,15 @@ def partial(out: Path) -> Path:
     return out.with_name(out.name + PARTIAL)
 
 
-def working_job(out: Path) -> Path:
+def working_job(out: Location) -> Location:
     """The job file of an output that is being written."""
-    return partial(out) / _WORKING_JOB
+    return out.with_name(out.name + PARTIAL) / _WORKING_JOB
 
 
 def prepare(job: Job) -> bool:
     """Make the partial directory with its empty files if it does not exist; True if the job is already done."""
     folder = partial(job.folder)
-    if _is_complete(job.folder, job):
+    if is_complete(job.folder, job):
         return True
     with os_errors(job.folder):
         if os.path.lexists(job.folder) and not (job.folder.is_dir() and not any(job.folder.iterdir())):
@@ -65,11 +66,11 @@ def prepare(job: Job) -> bool:
         if folder.is_symlink() or not folder.is_dir():
             raise MupscaleError(f"{folder} is not a directory that mupscale made; remove it")
     with _locked(folder) as locked, os_errors(folder):
-        if _is_complete(job.folder, job):  # finished by another process while this one waited
+        if is_complete(job.folder, job):  # finished by another process while this one waited
             with suppress(OSError):  # made a moment ago, in the place of the one that was renamed
                 folder.rmdir()
             return True
-        if _is_complete(folder, job):
+        if is_complete(folder, job):
             _publish(job, folder)
             return True
         _claim(job, folder, locked)
@@ -90,22 +91,17 @@ def finish(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> None
     """
     folder = partial(job.folder)
     with _locked(folder), os_errors(folder):
-        if _is_complete(job.folder, job):
+        if is_complete(job.folder, job):
             return
-        for carried in job.carried:
-            raw = read_carried(job.base, carried.name)
-            if len(raw) != carried.size or hashlib.sha256(raw).hexdigest() != carried.sha256:
-                raise MupscaleError(f"{carried.name} of the base changed while the job ran")
-            _write(folder / carried.name, raw)
+        for name, raw in carried_files(job):
+            _write(folder / name, raw)
         for file in job.files:
             unfinished = folder / f"{file.name}{PARTIAL}"
             if unfinished.exists():
                 sync_path(unfinished)
                 os.replace(unfinished, folder / file.name)
-        texts = [(text.name, text.content) for text in job.texts]
-        texts.append((ABOUT, about_text(job, base, output)))
-        for name, content in sorted(texts, key=lambda text: text[0] == CONFIG):
-            _write(folder / name, content.encode())
+        for name, raw in text_files(job, base, output):
+            _write(folder / name, raw)
         for name in _folders(job):
             sync_path(folder / name)
         sync_path(folder)
@@ -113,9 +109,25 @@ def finish(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> None
         _publish(job, folder)
 
 
+def carried_files(job: Job) -> Iterator[tuple[str, bytes]]:
+    """The files that are carried over, as they were when the job was made."""
+    for carried in job.carried:
+        raw = read_carried(job.base, carried.name)
+        if len(raw) != carried.size or hashlib.sha256(raw).hexdigest() != carried.sha256:
+            raise MupscaleError(f"{carried.name} of the base changed while the job ran")
+        yield carried.name, raw
+
+
+def text_files(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> list[tuple[str, bytes]]:
+    """The small files in the order in which they are written: the configuration, without which nothing loads, last."""
+    texts = [(text.name, text.content) for text in job.texts]
+    texts.append((ABOUT, about_text(job, base, output)))
+    return [(name, content.encode()) for name, content in sorted(texts, key=lambda text: text[0] == CONFIG)]
+
+
 def is_finished(job: Job) -> bool:
     """Whether the output exists under its final name and belongs to this job."""
-    return _is_complete(job.folder, job)
+    return is_complete(job.folder, job)
 
 
 def finished_by_another(job: Job, wait: bool) -> bool:
@@ -151,7 +163,7 @@ def _folders(job: Job) -> list[str]:
     return sorted({name.partition("/")[0] for name in names if "/" in name})
 
 
-def _is_complete(folder: Path, job: Job) -> bool:
+def is_complete(folder: Location, job: Job) -> bool:
     """Whether `folder` holds the finished output of this very job: its job file is written last."""
     try:
         raw = read_regular(folder / JOB, _LONGEST_JOB)
@@ -186,7 +198,12 @@ def _claim(job: Job, folder: Path, locked: bool) -> None:
             os.replace(draft, path)
         draft.unlink(missing_ok=True)
         sync_path(folder)
-    found = parse_json(read_regular(path, _LONGEST_JOB), str(path), objects=10_000_000)
+    check_same_job(read_regular(path, _LONGEST_JOB), job, folder)
+
+
+def check_same_job(raw: bytes, job: Job, folder: Location) -> None:
+    """Raise unless the text of a job, found in a folder, is that of this job."""
+    found = parse_json(raw, str(folder / _WORKING_JOB), objects=10_000_000)
     if _identity(found) != _identity(job.as_json()):
         shown = list(islice(differences(_identity(found), _identity(job.as_json())), _SHOWN))
         raise_few(

@@ -16,6 +16,7 @@ from threading import Condition, Lock, Thread
 from time import monotonic
 
 from ..errors import Fault, MupscaleError
+from ..storage.location import Url
 from ..tensors.compiled import expect as expect_numbers
 from .agreement import base_fingerprints, output_fingerprints
 from .base_reader import BaseReader, encoded, encoded_sums
@@ -30,6 +31,7 @@ from .output_files import OutputFiles
 from .partial import finish, finished_by_another, is_finished, partial, prepare
 from .recheck import block_sum, damaged
 from .threads import check_threads, in_threads
+from .upload import upload_share
 from .work_units import Block, WorkUnits
 
 Report = Callable[[int, int], None]
@@ -45,9 +47,7 @@ _GROUP_SECONDS = 0.25  # or after this time, so that slow work is kept too
 def run_job(job: Job, workers: int = 1, report: Report | None = None) -> None:
     """Write the whole output with `workers` threads; run it again to resume."""
     if not run_worker(job, 0, 1, report, threads=workers):
-        raise MupscaleError(
-            f"{partial(job.folder)} is not complete although all of it was done; run it again"
-        )
+        raise MupscaleError(f"{job.out} is not complete although all of it was done; run it again")
 
 
 def run_worker(
@@ -61,6 +61,8 @@ def run_worker(
     """
     check_job(job)
     check_threads(threads)
+    if isinstance(job.out, Url):
+        return upload_share(job, job.out, (worker, workers), threads, report)
     share = _Share(job, worker, workers, threads, report)
     for _ in range(_TRIES):
         try:

@@ -74,7 +74,12 @@ def fetch(url: Url, version: str, start: int, end: int) -> bytes:
         bucket, _, key = _path(url).partition("/")
         wanted = {"Bucket": bucket, "Key": key, "Range": f"bytes={start}-{end - 1}"}
         guard = {"IfMatch": version} if version else {}
-        raw = request(url, _s3_body, {**wanted, **guard})
+        try:
+            raw = request(url, _s3_body, {**wanted, **guard})
+        except FileExistsError:
+            raise MupscaleError(
+                f"{url} changed while it was read; wait until it is written, and run again"
+            ) from None
     elif filesystem(url).async_impl:
         raw = request(url, "cat_file", _path(url), start=start, end=end)
     else:  # buffered files would read more than they are asked for
@@ -181,10 +186,8 @@ def code_of(error: BaseException) -> str:
 def _raise_final(url: Url, error: Exception) -> None:
     """Raise what no further try can change."""
     code = code_of(error)
-    if code in ("PreconditionFailed", "412") and not isinstance(error, FileExistsError):
-        raise MupscaleError(
-            f"{url} changed while it was read; wait until it is written, and run again"
-        ) from None
+    if code in ("PreconditionFailed", "412"):
+        raise FileExistsError(errno.EEXIST, "another version is there", str(url)) from None
     if code == "NoSuchBucket":
         bucket = url.path.partition("/")[0]
         raise MupscaleError(
