@@ -124,9 +124,10 @@ def hugging_face(
     resume: Path | None = None,
     callbacks: Sequence[Any] = (),
     stop: int = END,
+    loss: Any = None,
     **changes: Any,
 ) -> tuple[Curve, Any]:
-    """Train `start` with the stock Trainer, from a checkpoint or afresh, up to a step of the 40."""
+    """Train `start` with the stock Trainer, from a checkpoint or afresh, up to a step of the 40; `loss` is its compute_loss_func."""
     from transformers import PrinterCallback, Trainer, TrainerCallback
 
     class Stop(TrainerCallback):
@@ -135,7 +136,12 @@ def hugging_face(
 
     args, rows = arguments(folder, **changes), data()
     trainer = Trainer(
-        model=start, args=args, train_dataset=rows, eval_dataset=rows[:8], callbacks=[*callbacks, Stop()]
+        model=start,
+        args=args,
+        train_dataset=rows,
+        eval_dataset=rows[:8],
+        callbacks=[*callbacks, Stop()],
+        compute_loss_func=loss,
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))

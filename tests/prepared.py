@@ -152,6 +152,7 @@ PREPARED: dict[str, Callable[[Path], Names]] = {
     "continue.md": going_on,
     "cost.md": cost,
     "growth.md": growth,
+    "words.md": growth,
     "schedules.md": going_on,
     "tuning.md": tuning,
 }

@@ -63,7 +63,7 @@ def test_the_small_copy_continues_its_base(config, k, to):
     family = prove(family_plan(config, k, to=to), steps=3)
     assert family.evidence.worst_step < 1e-11 < 1e-3 < family.evidence.control
     if k == 1:
-        assert family.evidence.worst_step == 0.0
+        assert family.evidence.worst_step < 1e-15
     assert FamilyPlan.from_json(family.to_json()) == family
     first, end = family.new_words or (0, 0)
     assert (first, end) == (97, family.wide_config["vocab_size"])
