@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import Fault, raise_faults
-from .multipliers import EVERY, NOTHING, Multipliers, To, parse_multipliers, parse_to
+from .multipliers import EVERY, NOTHING, Experts, Multipliers, To, parse_multipliers, parse_to
 from .symbols import explicit_head_size, symbols
 
 _SHORT = {"hidden": "E", "heads": "H", "kv_heads": "KV"}
@@ -70,13 +70,15 @@ class Goal:
             "layers": self.to.layers,
             "after": None if self.to.after is None else list(self.to.after),
             "sizes": dict(self.to.sizes),
+            **({} if self.to.experts is None else {"experts": list(self.to.experts)}),
         }
 
     @staticmethod
     def of_json(entry: Mapping[str, Any]) -> Goal:
         after = entry["after"]
         sizes = tuple((str(width), int(size)) for width, size in sorted(entry["sizes"].items()))
-        to = To(int(entry["layers"]), None if after is None else tuple(map(int, after)), sizes)
+        experts = Experts(*entry["experts"]) if "experts" in entry else None
+        to = To(int(entry["layers"]), None if after is None else tuple(map(int, after)), sizes, experts)
         return Goal({str(width): int(k) for width, k in entry["k"].items()}, to)
 
 

@@ -14,7 +14,10 @@ EVERY = "every"
 WIDTHS = tuple(USUAL)
 SIZED = (*WIDTHS, "head_dim")
 """Sizes that `--to` can name. The size of a head is one of them, so that the refusal can say why it stays."""
-_FORM = "--to layers=8, --to layers=8,after=1:3:5:7 for new blocks behind these, or --to hidden=96,heads=6,ffn=264"
+_FORM = (
+    "--to layers=8, --to layers=8,after=1:3:5:7 for new blocks behind these, --to hidden=96,heads=6,ffn=264, or "
+    "--to experts=8,top_k=2,expert_ffn=64"
+)
 
 
 def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
@@ -55,6 +58,16 @@ def _said(width: str) -> str:
     return "-k" if width == EVERY else width
 
 
+class Experts(NamedTuple):
+    """What `--to` says about experts: how many, how many of them a token goes to, their width, and in which class."""
+
+    number: int
+    top_k: int
+    ffn: int
+    into: str | None = None
+    """A model type; None for the first that holds the base."""
+
+
 class To(NamedTuple):
     """What `--to` says: how many layers, behind which blocks of the base the new ones go, and the sizes of widths."""
 
@@ -64,30 +77,42 @@ class To(NamedTuple):
     """None spreads new blocks evenly."""
     sizes: tuple[tuple[str, int], ...] = ()
     """By width, in alphabetical order."""
+    experts: Experts | None = None
+    """The experts of a model that has none."""
 
 
+_EXPERTS = ("experts", "top_k", "expert_ffn")
 NOTHING = To(0)
 """No layers and no sizes."""
+
+
+def _experts(found: Mapping[str, str]) -> Experts:
+    number, top_k, ffn = (int(found[key]) for key in _EXPERTS)
+    return Experts(number, top_k, ffn, found.get("into"))
 
 
 def parse_to(text: str) -> To:
     """What `--to` says.
 
     >>> parse_to("layers=3,after=0")
-    To(layers=3, after=(0,), sizes=())
-    >>> parse_to("hidden=96,ffn=264")
-    To(layers=0, after=None, sizes=(('ffn', 264), ('hidden', 96)))
+    To(layers=3, after=(0,), sizes=(), experts=None)
+    >>> parse_to("hidden=96,ffn=264").sizes, parse_to("experts=8,top_k=2,expert_ffn=64").experts
+    ((('ffn', 264), ('hidden', 96)), Experts(number=8, top_k=2, ffn=64, into=None))
     """
     pairs = [part.strip().partition("=") for part in text.split(",")]
     found = {key: value for key, _, value in pairs}
     sizes = dict.fromkeys(SIZED, r"[1-9]\d{0,6}")
-    known = {"layers": r"[1-9]\d{0,4}", "after": r"\d{1,5}(:\d{1,5})*", **sizes}
+    experts = {**dict.fromkeys(_EXPERTS, r"[1-9]\d{0,6}"), "into": r"[a-z]\w{0,60}"}
+    known = {"layers": r"[1-9]\d{0,4}", "after": r"\d{1,5}(:\d{1,5})*", **sizes, **experts}
     wrong = [key for key, value in found.items() if not re.fullmatch(known.get(key, "(?!)"), value)]
-    if wrong or ("after" in found and "layers" not in found) or len(found) != len(pairs):
+    said = sum(key in found for key in _EXPERTS)
+    alone = ("after" in found and "layers" not in found) or said in (1, 2) or ("into" in found and not said)
+    if wrong or alone or len(found) != len(pairs):
         raise MupscaleError(f"--to {text}: expected {_FORM}")
     after = found.get("after")
     return To(
         int(found.get("layers", 0)),
         None if after is None else tuple(map(int, after.split(":"))),
         tuple((width, int(found[width])) for width in sorted(SIZED) if width in found),
+        _experts(found) if said else None,
     )

@@ -31,6 +31,7 @@ from ..training.noise_places import exempt_of
 from .configs import edits, nested_configs, with_edits
 from .declarations import Declarations
 from .depth import Depth, deepened, depth_of, new_blocks, refuse_spelling, try_blocks
+from .experts import entered, experts_plan, small_copies, try_experts
 from .export import start_of, untied, wide_of
 from .goal import Goal
 from .grown import refuse_nothing
@@ -52,7 +53,7 @@ from .padded import refuse_edits, refuse_layer_norms, try_other_size
 from .reading import reading_of
 from .record import Evidence, FamilyPlan
 from .rows import ROWS, row_for
-from .shrink import count, goals_of, growth, shrunk
+from .shrink import count, growth, growth_of
 from .stored import stored_parts
 from .symbols import layout, power, symbols
 
@@ -75,7 +76,8 @@ def family_plan(
 
     - `config` is the content of a config.json, or a directory that has one; `multipliers` is what `parse_multipliers` reads.
     - `to` is what `--to` says: "layers=8" gives the model new blocks, which sleep until noise wakes them; "hidden=96,heads=6"
-      names sizes, at which zeros follow the copies where they are no whole multiples.
+      names sizes, at which zeros follow the copies where they are no whole multiples; "experts=8,top_k=2,expert_ffn=64" adds
+      experts that sleep beside the dense layers, in the class of "into=granitemoeshared" or the first that holds the base.
     - `export="granite"` grows Llama-like models into Granite, whose configuration shows the multipliers. `export="untie"`
       gives the readout a separate tensor. Its plan is static: the outputs equal the base's, but the training does not.
     - `stored` are the names of the tensors in the checkpoint, which for a directory with weights are read from it; the
@@ -101,35 +103,39 @@ def family_plan(
         raise_faults(
             "a model is exported or grows deeper", [Fault("--export", what, "leave one of them out")]
         )
-    depth = depth_of(as_data(narrow), goal.to) if goal.to.layers else None
-    start = narrow if depth is None else deepened(narrow, depth)
-    wide, wide_cls = wide_of(start, goal, export, cls)
-    if depth is None:
+    mixture = None if goal.to.experts is None else entered(narrow, cls, goal.to.experts)
+    first, own = (narrow, cls) if mixture is None else (mixture.config, mixture.cls)
+    depth = depth_of(as_data(first), goal.to) if goal.to.layers else None
+    start = first if depth is None else deepened(first, depth)
+    wide, wide_cls = wide_of(start, goal, export, own)
+    if depth is None and mixture is None:
         refuse_nothing(as_data(start), goal)
     wide_model = on_meta(wide, wide_cls)
     base_model = on_meta(base, cls)
-    deeper = base_model if start is base else on_meta(start, cls)
-    base_end, wide_end = Tensors.of(deeper), Tensors.of(wide_model)
-    kept = growth(base_end.shapes, wide_end.shapes)
+    unwidened = base_model if start is base else on_meta(start, own)
+    base_end, wide_end = Tensors.of(unwidened), Tensors.of(wide_model)
+    kept = growth(base_end.shapes, wide_end.shapes) if mixture is None else growth_of(narrow, goal, cls)
     try:
-        small = shrunk(narrow, goal, cls, kept)
-        goals = goals_of(goal, as_data(narrow), as_data(small))
-        refuse_layer_norms(fresh(small, cls), base_end, wide_end)
-        found = search_small(small, goals[0], cls, export, declared)
+        copy = small_copies(narrow, goal, cls, kept)
+        refuse_layer_norms(fresh(copy.first, own), base_end, wide_end)
+        found = search_small(copy.first, copy.goals[0], own, export, declared)
     except NoBatchError:  # a model may build at sizes at which it does not run
-        small = shrunk(narrow, goal, cls, kept, gently=True)
-        goals = goals_of(goal, as_data(narrow), as_data(small))
-        found = search_small(small, goals[0], cls, export, declared)
+        copy = small_copies(narrow, goal, cls, kept, gently=True)
+        found = search_small(copy.first, copy.goals[0], own, export, declared)
     refuse_edits(found.plan)
-    for other in goals[1:]:
-        found = replace(found, worst=max(found.worst, try_other_size(found, small, other, cls)))
+    for other in copy.goals[1:]:
+        found = replace(found, worst=max(found.worst, try_other_size(found, copy.first, other, own)))
     layouts = declared_layouts(as_data(start), goal, list(wide_end.shapes), declared)
     plan, powers = lift(found.plan, base_end, wide_end, layouts, found.powers)
     if export == "untie":
         plan = untied(plan, Tensors.of(base_model).ties)
     if depth is not None:
-        found = replace(found, worst=max(found.worst, try_blocks(small, cls)))
-        plan = new_blocks(base_model, deeper, depth, small, cls).then(plan)
+        found = replace(found, worst=max(found.worst, try_blocks(copy.first, own)))
+        shallow = base_model if first is base else on_meta(first, own)
+        plan = new_blocks(shallow, unwidened, depth, copy.first, own).then(plan)
+    if mixture is not None and copy.mixture is not None:
+        found = replace(found, worst=max(found.worst, try_experts(copy.small, cls, copy.mixture)))
+        plan = experts_plan(base_model, on_meta(first, own), mixture.target).then(plan)
     plan = replace(plan, proof="copy")
     types = {str(part.get("model_type")) for _, part in nested_configs(as_data(base))}
     evidence = Evidence(
@@ -137,13 +143,13 @@ def family_plan(
         found.trials,
         found.worst,
         found.gap,
-        count(Tensors.of(on_meta(small, cls)).shapes),
+        count(Tensors.of(on_meta(copy.small, cls)).shapes),
         round(time.monotonic() - started, 3),
     )
-    parts = stored_parts(factory(cls)(small), Tensors.of(base_model).shapes)
+    parts = stored_parts(factory(cls)(copy.small), Tensors.of(base_model).shapes)
     names = _stored_names(config) if stored is None else stored
     reading = reading_of(base_model, names, parts)
-    if depth is not None:
+    if depth is not None or mixture is not None:
         refuse_spelling(plan, parts, reading)
     return FamilyPlan(
         base.model_type,
@@ -151,11 +157,13 @@ def family_plan(
         wide_cls.__name__,
         goal,
         raw,
-        _wide_data(raw, start if depth is not None else base, wide, goal, export, depth),
+        _wide_data(raw, start if depth is not None else base, wide, goal, export, depth)
+        if mixture is None
+        else _written(wide),
         plan,
         evidence,
-        as_data(small),
-        goals[0],
+        as_data(copy.small),
+        copy.goals[0],
         powers,
         tuple(not_stored(wide_model)),
         tuple(_notes(plan)),
@@ -166,6 +174,11 @@ def family_plan(
         declared,
         () if depth is None else depth.new,
     )
+
+
+def _written(config: Config) -> dict[str, Any]:
+    """What config.json says of a class that the base is not of."""
+    return {key: value for key, value in as_data(config).items() if value is not None and key[0] != "_"}
 
 
 def _stored_names(config: Mapping[str, Any] | str | File) -> Sequence[str]:
@@ -185,7 +198,7 @@ def _wide_data(
 ) -> dict[str, Any]:
     """The content of the wide config.json: the base's fields with those that grow replaced, or Granite's fields."""
     if export == "granite":
-        return {key: value for key, value in as_data(wide).items() if value is not None and key[0] != "_"}
+        return _written(wide)
     changed = edits(as_data(base), goal)
     if export == "untie":
         changed[("tie_word_embeddings",)] = False

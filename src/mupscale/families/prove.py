@@ -22,10 +22,11 @@ from ..tensors.differences import curve_gap, loss_gap
 from ..training.verify import verify
 from ..training.widen import widen
 from .depth import deepened, new_blocks, small_depth, width_part
+from .experts import entered, experts_plan
 from .export import untied, wide_of
 from .lift import Tensors, lift
 from .losses import another_batch, find_batch, growing_outputs, loss_on
-from .models import config_from, factory, model_class, on_meta
+from .models import as_data, config_from, factory, model_class, on_meta
 from .plan import declared_layouts
 from .record import FamilyPlan
 
@@ -50,18 +51,22 @@ def small_copy(family: FamilyPlan, batches: int) -> Copy:
     """Both ends of the small copy with random weights, and a loss for each of several batches."""
     small = config_from(family.small_config)
     cls = model_class(small, family.architecture)
-    depth = small_depth(small) if family.new_blocks else None
-    start = small if depth is None else deepened(small, depth)
-    wide, wide_cls = wide_of(start, family.small_goal, family.export, cls)
-    deeper = on_meta(start, cls)
-    ends = Tensors.of(deeper), Tensors.of(on_meta(wide, wide_cls))
-    layouts = declared_layouts(
-        dict(family.small_config), family.small_goal, list(ends[1].shapes), family.declared
-    )
-    width = family.plan if depth is None else width_part(family.plan)
+    experts = family.small_goal.to.experts
+    mixture = None if experts is None else entered(small, cls, experts)
+    first, own = (small, cls) if mixture is None else (mixture.config, mixture.cls)
+    depth = small_depth(first) if family.new_blocks else None
+    start = first if depth is None else deepened(first, depth)
+    wide, wide_cls = wide_of(start, family.small_goal, family.export, own)
+    unwidened = on_meta(start, own)
+    ends = Tensors.of(unwidened), Tensors.of(on_meta(wide, wide_cls))
+    layouts = declared_layouts(as_data(first), family.small_goal, list(ends[1].shapes), family.declared)
+    width = family.plan if start is small else width_part(family.plan)
     plan, _ = lift(width, *ends, layouts, family.powers)
     if depth is not None:
-        plan = replace(new_blocks(on_meta(small, cls), deeper, depth, small, cls).then(plan), proof="copy")
+        plan = new_blocks(on_meta(first, own), unwidened, depth, first, own).then(plan)
+    if mixture is not None:
+        plan = experts_plan(on_meta(small, cls), on_meta(first, own), mixture.target).then(plan)
+    plan = replace(plan, proof="copy")
     if family.export == "untie":
         small = config_from({**family.small_config, "tie_word_embeddings": True})
         plan = untied(plan, Tensors.of(on_meta(small, cls)).ties)

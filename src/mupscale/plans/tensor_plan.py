@@ -62,6 +62,8 @@ class TensorPlan:
     """Dimensions whose zeros stay zero when noise wakes the other zeros, so that waking does not change the output."""
     gain: bool = False
     """Whether it is the gain of a norm over a space with zeros: awake, the zeros of the gain become its fold."""
+    stack: int | None = None
+    """The dimension of a tensor of experts that counts them, where the base has a dense layer and no such dimension."""
 
     @cached_property
     def change(self) -> Change:
@@ -95,6 +97,18 @@ class TensorPlan:
     def base_shape(self) -> tuple[int, ...]:
         """Its shape in the base, several sources concatenated."""
         return tuple(axis.base for axis in self.axes)
+
+    @property
+    def source_shape(self) -> tuple[int, ...]:
+        """The shape of each of its sources; several are equal parts of the base's shape.
+
+        >>> TensorPlan(("gate", "up"), (Axis.fixed(8), Axis.fixed(3)), cat=0).source_shape
+        (4, 3)
+        """
+        shape = list(self.base_shape)
+        if self.cat is not None:
+            shape[self.cat] //= len(self.sources)
+        return tuple(shape)
 
     @property
     def wide_shape(self) -> tuple[int, ...]:
@@ -163,6 +177,7 @@ class TensorPlan:
             "quiet": (self.quiet, False),
             "cut": (list(self.cut), []),
             "gain": (self.gain, False),
+            "stack": (self.stack, None),
         }
         entry.update({key: value for key, (value, usual) in optional.items() if value != usual})
         return entry
@@ -212,4 +227,5 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "quiet": flag,
     "cut": lambda value: tuple(whole(dim) for dim in many(value)),
     "gain": flag,
+    "stack": whole,
 }
