@@ -8,7 +8,8 @@ growing, eight after. The control is the same growth with the new blocks' reader
 writers zero, as block expansion does it: outputs are the base's, and training leaves it. Rows with a width grow deeper and
 wider in one plan.
 
-Rows of widths at any size are in `growth_width.py`; their figures come first, as `width: rows=R worst=W …`.
+Rows of widths at any size are in `growth_width.py`, and those of dense models that get experts in `growth_experts.py`; their
+figures come first, as `width: rows=R worst=W …` and `experts: rows=R worst=W …`.
 
 The last line is `rows=R worst=W depth=D biases=B control=C jump=J woken=S`: the largest relative error over losses,
 gradients and weights of all rows, that of the rows that only grow deeper, that of those among them whose biases are
@@ -32,7 +33,7 @@ import torch
 from torch import nn
 
 import mupscale as mu
-from benchmarks import growth_width
+from benchmarks import growth_experts, growth_width
 from benchmarks.exactness import precise_muon
 from mupscale.families.losses import another_batch, find_batch, growing_outputs, loss_on
 from mupscale.families.models import config_from, factory, model_class
@@ -191,6 +192,8 @@ def main() -> int:
     torch.set_num_threads(1)
     wider, wide_holds = growth_width.report(quick, optimizers)
     print(f"\nwidth: {wider}\n", flush=True)
+    mixed, experts_hold = growth_experts.report(quick)
+    print(f"\nexperts: {mixed}\n", flush=True)
     found: dict[Row, Measured] = {}
     for row in rows(quick):
         found[row] = measure(row)
@@ -211,7 +214,7 @@ def main() -> int:
         f"\nrows={len(found)} worst={worst:.1e} depth={depth:.1e} biases={biases:.1e} control={control:.1e} "
         f"jump={jump:.1e} woken={woken:.2f}"
     )
-    return 0 if good and wide_holds else 1
+    return 0 if good and wide_holds and experts_hold else 1
 
 
 if __name__ == "__main__":
