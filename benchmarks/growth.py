@@ -7,8 +7,9 @@ What a row is, `growth_rows.py` says. The control is the same growth with the ne
 neighbours and their writers zero, as block expansion does it: outputs are the base's, and training leaves it. Rows with a
 width grow deeper and wider in one plan.
 
-Rows of widths at any size are in `growth_width.py`, those of words and positions in `growth_words.py`; their figures come first,
-as `width: rows=R worst=W …` and `words: rows=R worst=W …`.
+Rows of widths at any size are in `growth_width.py`, those of words and positions in `growth_words.py`, and those of dense
+models that get experts in `growth_experts.py`; their figures come first, as `width: rows=R worst=W …`, `words: …` and
+`experts: …`.
 
 The last line is `rows=R depth=D biases=B worst=W control=C jump=J woken=S`: the largest relative error over losses,
 gradients and weights of the rows that only grow deeper, that of those among them whose biases are split, that of all
@@ -31,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import mupscale as mu
-from benchmarks import growth_words
+from benchmarks import growth_experts, growth_words
 from benchmarks.growth_rows import SIZES, WITH_BIASES, Make, Row, measured, together
 from benchmarks.growth_width import measure_widths
 from mupscale.families.record import FamilyPlan
@@ -94,13 +95,16 @@ def main() -> int:
     print(f"\nwidth: rows={len(widths)} {wider}\n", flush=True)
     words, words_hold = growth_words.report(quick)
     print(f"\nwords: {words}\n", flush=True)
+    mixed, experts_hold = growth_experts.report(quick)
+    print(f"\nexperts: {mixed}\n", flush=True)
     found = measured(((row, sizes(row)) for row in rows(quick)), control)
     deeper = together(found.values())
     deep = {row: m.worst for row, m in found.items() if row.k == "1"}
     depth = max(error for row, error in deep.items() if row.kind not in WITH_BIASES)
     biases = max(error for row, error in deep.items() if row.kind in WITH_BIASES)
     print(f"\nrows={len(found)} depth={depth:.1e} biases={biases:.1e} {deeper}")
-    return 0 if wider.holds and words_hold and deeper.holds and depth <= DEPTH and biases <= BIASES else 1
+    others = wider.holds and words_hold and experts_hold
+    return 0 if others and deeper.holds and depth <= DEPTH and biases <= BIASES else 1
 
 
 if __name__ == "__main__":

@@ -103,13 +103,20 @@ def llama_model(config: Any) -> nn.Module:
     return cls(transformers.AutoConfig.for_model("llama", **config))  # type: ignore[no-any-return]
 
 
+def stock_model(grown: FamilyPlan) -> nn.Module:
+    """The wide model of a family plan, in its class."""
+    import transformers
+
+    fields = {name: value for name, value in grown.wide_config.items() if name != "model_type"}
+    config = transformers.AutoConfig.for_model(grown.wide_config["model_type"], **fields)
+    return getattr(transformers, grown.wide_architecture)(config)  # type: ignore[no-any-return]
+
+
 def model_named(name: str) -> Model:
     if name == "llama":
         return Model(
             lambda: llama_model(SIZES),
-            lambda goal: llama_model(
-                {n: v for n, v in family(goal).wide_config.items() if n != "model_type"}
-            ),
+            lambda goal: stock_model(family(goal)),
             lambda goal: family(goal).plan,
             goals(),
         )

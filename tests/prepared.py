@@ -94,6 +94,19 @@ def going_on(folder: Path) -> Names:
     }
 
 
+def experts(folder: Path) -> Names:
+    """A Llama with its optimizer."""
+    import torch
+
+    llama(folder / "base")
+    model = trainer.model()
+    return {
+        "config": model.config.to_dict(),
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters()),
+    }
+
+
 def growth(folder: Path) -> Names:
     """A Llama with its optimizer, and a residual net whose blocks are in a list."""
     import torch
@@ -151,6 +164,7 @@ PREPARED: dict[str, Callable[[Path], Names]] = {
     "coming_from.md": coming_from,
     "continue.md": going_on,
     "cost.md": cost,
+    "experts.md": experts,
     "growth.md": growth,
     "words.md": growth,
     "schedules.md": going_on,

@@ -107,7 +107,7 @@ REFUSED = {
     "bert": ("bert", {}, "a new block does not pass its input on, as where a norm follows the sum"),
     "opt, post-norm": ("opt", {"do_layer_norm_before": False}, "a new block does not pass its input on"),
     "mixtral": ("mixtral", {"output_router_logits": True}, "balance loss counts the routers of new blocks"),
-    "mixtral in parts": ("mixtral", {}, "new blocks have no such name"),
+    "mixtral in parts": ("mixtral", {}, "new tensors have no such name"),
     "deepseek_v3": ("deepseek_v3", {"first_k_dense_replace": 2}, "may mean layers by their number"),
     "olmo_hybrid": ("olmo_hybrid", {}, "do not wake quietly"),
 }

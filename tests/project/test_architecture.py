@@ -252,6 +252,7 @@ ALLOWED_POWERS = {
     ],
     "read from the row of a family": [
         'export.py: names["D"] ** -0.5',
+        'into.py: symbols(base)["D"] ** -0.5',
         "symbols.py: Scale.of(k) ** Fraction(exponent)",
     ],
     "how rounding averages out over the entries of a tensor": [

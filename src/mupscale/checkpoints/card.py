@@ -39,8 +39,8 @@ def card(about: Mapping[str, Any], base_card: str = "") -> str:
 def _new_parts(request: Request) -> str:
     """What the base does not have and `--to` asked for, in words; "" for copies alone."""
     to = NOTHING if request.to is None else parse_to(request.to)
-    asked = {"blocks": to.layers, "units": to.sizes, "words": to.vocab}
-    return " and ".join(word for word, told in asked.items() if told)
+    asked = {"blocks": to.layers, "experts": to.experts, "units": to.sizes, "words": to.vocab}
+    return " and ".join(name for name, value in asked.items() if value)
 
 
 def _section(about: Mapping[str, Any]) -> str:

@@ -126,7 +126,8 @@ def named_orders(
     order = _checked(groups, plan, given)
     joining = Direction(plan).joining
     made = [[end for name in of for end in (*plan.sources[name], *joining.get(name, ()))] for of in order]
-    wide_order = [in_wide_order(ends, of, plan) for ends, of in zip(made, order, strict=True)]
+    once = [list(dict.fromkeys(ends)) for ends in made]
+    wide_order = [in_wide_order(ends, of, plan) for ends, of in zip(once, order, strict=True)]
     raise_few(CLAIM, _misfits(plan, order, wide_order))
     return order, wide_order
 
@@ -149,7 +150,7 @@ def _planned(name: str, plan: Plan, known: Mapping[str, Any]) -> str:
 
 
 def _misfits(plan: Plan, order: Names, wide_order: Names) -> list[Fault]:
-    """Wide tensors that are not made of one trained tensor each, in the same group."""
+    """Wide tensors that are not made of trained tensors in the same group."""
     group_of = {name: i for i, of in enumerate(order) for name in of}
     wide_group = {name: i for i, of in enumerate(wide_order) for name in of}
     alike, faults = "group the parameters of both models alike", []
@@ -157,12 +158,9 @@ def _misfits(plan: Plan, order: Names, wide_order: Names) -> list[Fault]:
         faults.append(Fault("param_groups", "a parameter appears twice in them", "put it into one group"))
     for name, i in wide_group.items():
         new = plan[name].like
-        sources = plan[name].sources if new is None else (new,)
-        if len(sources) != 1:
-            what = f"made of {len(sources)} tensors of the base, so there is no state for it"
-            faults.append(Fault(name, what, "carry the weights alone, and start its state afresh"))
-        elif (first := group_of.get(sources[0])) != i:
-            what = f"{sources[0]} is in group {first} of the base, this one in group {i}"
-            faults.append(Fault(name, what, alike))
+        for source in plan[name].sources if new is None else (new,):
+            if (first := group_of.get(source)) != i:
+                what = f"{source} is in group {first} of the base, this one in group {i}"
+                faults.append(Fault(name, what, alike))
     lost = [n for source in group_of for n in plan.sources[source] if n not in wide_group]
     return faults + [Fault(n, "trained in the base, in no group of the wide model", alike) for n in lost]

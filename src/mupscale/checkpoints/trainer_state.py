@@ -20,6 +20,7 @@ from ..files.strict import printable, raise_few
 from ..files.torch_file import Room, lay_out, read_tensor, read_tree
 from ..jobs.job import Move
 from ..optimizers.carry import carry_optimizer
+from ..optimizers.joined import sources_of
 from ..optimizers.named import Moment
 from ..optimizers.quantised import Coded, told
 from ..optimizers.read import Groups, Names, parts, read_positions
@@ -93,7 +94,7 @@ def _filled(
         for key, value in state.items():
             if isinstance(value, Moment):
                 label = f"{names[position]}: {key}"
-                moves.append(Move(label, value.making, (value.source,), laid[position][key]))
+                moves.append(Move(label, value.making, tuple(sources_of(value.source)), laid[position][key]))
             elif isinstance(value, Tensor):
                 raw = value.reshape(1).view(torch.uint8).numpy().tobytes()
                 numbers.append((laid[position][key].offset, raw))

@@ -20,6 +20,7 @@ from ..checkpoints.grow import check_stored, has_state
 from ..checkpoints.request import Request
 from ..errors import Fault, MupscaleError
 from ..families.declarations import FORM, Declarations
+from ..families.goal import Goal
 from ..families.multipliers import parse_multipliers
 from ..families.process import plan_in_process
 from ..families.record import FamilyPlan
@@ -65,6 +66,13 @@ def _beside(base: Location) -> Path:
 def planned(directory: Directory, chosen: argparse.Namespace, request: Request) -> FamilyPlan:
     """The plan, found and proved on a small copy in a process of its own, and the directory fits it."""
     check_record(directory)
+    if (
+        Goal.parse(request.multipliers, request.to).to.experts is not None
+        and read_about(directory.path) is not None
+    ):
+        what = "this base was grown itself, and experts that its reference does not have would have no units there"
+        remedy = "grow its own base in one command, as --to layers=8,experts=8,top_k=2,expert_ffn=64"
+        raise MupscaleError("experts come with the first growth", [Fault("--to experts", what, remedy)])
     try:
         family = plan_in_process(
             directory.config,
@@ -148,7 +156,13 @@ def describe(directory: Directory, family: FamilyPlan, request: Request) -> str:
     rows.append(("weights", *map(size, _weights(directory, plan, request)), kinds))
     rows.append(("to train, AdamW", *(size(_TRAINING * n) for n in ends), f"{_TRAINING} bytes per parameter"))
     return "\n".join(
-        [head, columns(rows, right=(1, 2)), *_new_parts(family), *stored_names(directory, family)]
+        [
+            head,
+            columns(rows, right=(1, 2)),
+            *_new_parts(family),
+            *_new_experts(family),
+            *stored_names(directory, family),
+        ]
     )
 
 
@@ -167,6 +181,17 @@ def _new_parts(family: FamilyPlan) -> list[str]:
             "they are"
         )
     return lines
+
+
+def _new_experts(family: FamilyPlan) -> list[str]:
+    """What the new experts are, where a dense model gets some."""
+    experts = family.goal.to.experts
+    if experts is None:
+        return []
+    return [
+        f"new experts: {experts.number} of width {experts.ffn} in every block, {experts.top_k} for a token, beside the dense layer, "
+        "which every token goes to; they sleep, and the training of the base goes on, until noise wakes them"
+    ]
 
 
 def _is_number(text: str) -> bool:

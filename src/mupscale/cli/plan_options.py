@@ -44,8 +44,14 @@ def add_source(verb: argparse.ArgumentParser) -> None:
         "--to",
         metavar="GOAL",
         help="how deep: layers=8, or layers=8,after=1:3:5:7 for new blocks behind these blocks of the base; or how wide, at "
-        "any size: hidden=96,heads=6,kv_heads=3,ffn=264; or more words and positions: vocab=+64,positions=4096; what is new "
-        "sleeps until noise wakes it (default: the base's sizes)",
+        "any size: hidden=96,heads=6,kv_heads=3,ffn=264; or more words and positions: vocab=+64,positions=4096; or with how many "
+        "experts: experts=8,top_k=2,expert_ffn=64; what is new sleeps until noise wakes it (default: the base's sizes)",
+    )
+    verb.add_argument(
+        "--into",
+        metavar="TYPE",
+        help="the model_type that holds the base and its new experts, such as granitemoeshared (default: the first that holds "
+        "the base's type)",
     )
     verb.add_argument(
         "--export",
@@ -74,6 +80,8 @@ def check_goal(chosen: argparse.Namespace) -> None:
     if chosen.multipliers is None and chosen.to is None:
         raise MupscaleError("say what grows: -k 2 for every width, or --to layers=8")
     chosen.multipliers = chosen.multipliers or "1"
+    if chosen.into is not None:
+        chosen.to = f"{chosen.to},into={chosen.into}" if chosen.to else f"into={chosen.into}"
     Goal.parse(chosen.multipliers, chosen.to)
 
 

@@ -140,6 +140,8 @@ def _float32_bytes(directory: Directory, chosen: argparse.Namespace) -> float:
     deeper = max(1.0, goal.to.layers / (config.get("num_hidden_layers") or 1))
     words = config.get("vocab_size")
     deeper *= counted(goal.to.vocab, words) / words if goal.to.vocab and type(words) is int else 1
+    if (experts := goal.to.experts) is not None:  # as if all of the base were feed-forward layers
+        deeper *= 1 + experts.number * experts.ffn / (config.get("intermediate_size") or experts.ffn)
     changed = edits(config, goal)
     named = [size / config[path[0]] for path, size in changed.items() if len(path) == 1 and _whole(size)]
     return float(base * max(*goal.k.values(), *named, 1) ** 2 * deeper)

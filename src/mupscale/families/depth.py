@@ -191,13 +191,13 @@ def try_blocks(small: Config, cls: Any) -> float:
     with lifted_casts():
         loss = loss_for(base, deep, batch_for(base, small))
         worst = check_asleep(base, deep, plan, loss, kind, _WIDTH)
-    _wake_(deep, base, plan)
+    wake_new_(deep, base, plan)
     with lifted_casts():
         check_woken(base, deep, plan, loss, kind, _WIDTH)
     return worst
 
 
-def _wake_(deep: Any, base: Any, plan: Plan) -> None:
+def wake_new_(deep: Any, base: Any, plan: Plan) -> None:
     """Give the new weights their noise, whose size does not depend on t, and nothing else."""
     tensors = dict(base.named_parameters())
     exempt = exempt_of(deep, plan, "wide")
@@ -210,9 +210,9 @@ def _wake_(deep: Any, base: Any, plan: Plan) -> None:
 
 
 def refuse_spelling(plan: Plan, parts: Mapping[str, Part], reading: Reading) -> None:
-    """Raise where a directory stores tensors of blocks under other names than the model's: new blocks have none there."""
+    """Raise where a directory stores tensors that move under other names than the model's: what is new has none there."""
     moved = {pattern_of(name) for name, entry in plan.tensors.items() if entry.sources != (name,)}
-    what = "stored under another name than the model's, and new blocks have no such name"
+    what = "stored under another name than the model's, and new tensors have no such name"
     remedy = "load it with from_pretrained and save it with save_pretrained once"
     faults = [
         Fault(stored, what, remedy)
@@ -221,17 +221,19 @@ def refuse_spelling(plan: Plan, parts: Mapping[str, Part], reading: Reading) -> 
     ]
     # These are the names that save_pretrained itself writes.
     faults += [Fault(n, what, _WIDTH) for n, part in parts.items() if pattern_of(part.tensor) in moved]
-    raise_faults("this checkpoint cannot grow deeper", faults[:2])
+    raise_faults("this checkpoint cannot get new tensors", faults[:2])
 
 
 def width_part(plan: Plan) -> Plan:
-    """The second half of a plan that gave a model more rows and blocks and then made it wider: its width alone."""
+    """The last part of a plan that gave a model rows, blocks or experts and then made it wider: its width alone."""
     return replace(
         plan,
         tensors={
             name: replace(
                 without_rows(entry),
-                sources=(name,),
+                sources=() if entry.kind == "buffer" and not entry.sources else (name,),
+                cat=None,
+                stack=None,
                 fold=entry.fold * Scale.of(entry.spread),  # only biases that new blocks share are spread
                 spread=Fraction(1),
                 like=None,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import Fault, raise_faults
-from .multipliers import EVERY, NOTHING, Multipliers, To, parse_multipliers, parse_to
+from .multipliers import EVERY, NOTHING, Experts, Multipliers, To, parse_multipliers, parse_to
 from .symbols import explicit_head_size, symbols
 
 _SHORT = {"hidden": "E", "heads": "H", "kv_heads": "KV"}
@@ -72,6 +72,7 @@ class Goal:
             "sizes": dict(self.to.sizes),
             "vocab": self.to.vocab,
             "positions": self.to.positions,
+            **({} if self.to.experts is None else {"experts": list(self.to.experts)}),
         }
 
     @staticmethod
@@ -79,7 +80,8 @@ class Goal:
         after = entry["after"]
         sizes = tuple((str(width), int(size)) for width, size in sorted(entry["sizes"].items()))
         behind = None if after is None else tuple(map(int, after))
-        to = To(int(entry["layers"]), behind, sizes, str(entry["vocab"]), int(entry["positions"]))
+        experts = Experts(*entry["experts"]) if "experts" in entry else None
+        to = To(int(entry["layers"]), behind, sizes, str(entry["vocab"]), int(entry["positions"]), experts)
         return Goal({str(width): int(k) for width, k in entry["k"].items()}, to)
 
 

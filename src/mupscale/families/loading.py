@@ -39,7 +39,11 @@ def _load(directory: str, dtype: Any, architecture: str | None = None, absent: C
     config = config_from(read_config(directory))
     with quiet():
         model, info = model_class(config, architecture).from_pretrained(
-            directory, dtype=dtype, output_loading_info=True, attn_implementation="eager"
+            directory,
+            dtype=dtype,
+            output_loading_info=True,
+            attn_implementation="eager",
+            experts_implementation="eager",
         )
     # Unexpected tensors are left out, as they were when the directory was read; what is missing would be random.
     odd = {key: sorted({*map(str, names)} - {*absent}) for key, names in info.items()}

@@ -17,7 +17,10 @@ EVERY = "every"
 WIDTHS = tuple(USUAL)
 SIZED = (*WIDTHS, "head_dim")
 """Sizes that `--to` can name. The size of a head is one of them, so that the refusal can say why it stays."""
-_FORM = "--to layers=8, --to layers=8,after=1:3:5:7 for new blocks behind these, --to hidden=96,heads=6,ffn=264, --to vocab=+64 or --to positions=4096"
+_FORM = (
+    "--to layers=8, --to layers=8,after=1:3:5:7 for new blocks behind these, --to hidden=96,heads=6,ffn=264, --to vocab=+64, "
+    "--to positions=4096, or --to experts=8,top_k=2,expert_ffn=64"
+)
 
 
 def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
@@ -58,6 +61,16 @@ def _said(width: str) -> str:
     return "-k" if width == EVERY else width
 
 
+class Experts(NamedTuple):
+    """What `--to` says about experts: how many, how many of them a token goes to, their width, and in which class."""
+
+    number: int
+    top_k: int
+    ffn: int
+    into: str | None = None
+    """A model type; None for the first that holds the base."""
+
+
 class To(NamedTuple):
     """What `--to` says: how many layers, behind which blocks of the base the new ones go, and the sizes of widths."""
 
@@ -71,27 +84,40 @@ class To(NamedTuple):
     """"+64" for so many more words, "576" for so many in all, "" for the base's."""
     positions: int = 0
     """0 for as many as the base has."""
+    experts: Experts | None = None
+    """The experts of a model that has none."""
 
 
+_EXPERTS = ("experts", "top_k", "expert_ffn")
 NOTHING = To(0)
 """No layers and no sizes."""
+
+
+def _experts(found: Mapping[str, str]) -> Experts:
+    number, top_k, ffn = (int(found[key]) for key in _EXPERTS)
+    return Experts(number, top_k, ffn, found.get("into"))
 
 
 def parse_to(text: str) -> To:
     """What `--to` says.
 
     >>> parse_to("layers=3,after=0")
-    To(layers=3, after=(0,), sizes=(), vocab='', positions=0)
+    To(layers=3, after=(0,), sizes=(), vocab='', positions=0, experts=None)
     >>> parse_to("hidden=96,ffn=264").sizes, parse_to("vocab=+64").vocab
     ((('ffn', 264), ('hidden', 96)), '+64')
+    >>> parse_to("experts=8,top_k=2,expert_ffn=64").experts
+    Experts(number=8, top_k=2, ffn=64, into=None)
     """
     pairs = [part.strip().partition("=") for part in text.split(",")]
     found = {key: value for key, _, value in pairs}
     sizes = dict.fromkeys(SIZED, r"[1-9]\d{0,6}")
     tables = {"vocab": r"\+?[1-9]\d{0,6}", "positions": r"[1-9]\d{0,8}"}
-    known = {"layers": r"[1-9]\d{0,4}", "after": r"\d{1,5}(:\d{1,5})*", **sizes, **tables}
+    experts = {**dict.fromkeys(_EXPERTS, r"[1-9]\d{0,6}"), "into": r"[a-z]\w{0,60}"}
+    known = {"layers": r"[1-9]\d{0,4}", "after": r"\d{1,5}(:\d{1,5})*", **sizes, **tables, **experts}
     wrong = [key for key, value in found.items() if not re.fullmatch(known.get(key, "(?!)"), value)]
-    if wrong or ("after" in found and "layers" not in found) or len(found) != len(pairs):
+    said = sum(key in found for key in _EXPERTS)
+    alone = ("after" in found and "layers" not in found) or said in (1, 2) or ("into" in found and not said)
+    if wrong or alone or len(found) != len(pairs):
         raise MupscaleError(f"--to {text}: expected {_FORM}")
     after = found.get("after")
     return To(
@@ -100,6 +126,7 @@ def parse_to(text: str) -> To:
         tuple((width, int(found[width])) for width in sorted(SIZED) if width in found),
         found.get("vocab", ""),
         int(found.get("positions", 0)),
+        _experts(found) if said else None,
     )
 
 

@@ -31,6 +31,7 @@ from ..training.noise_places import exempt_of
 from .configs import Path, edits, nested_configs, with_edits
 from .declarations import Declarations
 from .depth import deepened, depth_of, new_blocks, refuse_spelling, try_blocks
+from .experts import entered, experts_plan, small_copies, try_experts
 from .export import start_of, untied, wide_of
 from .goal import Goal
 from .grown import refuse_nothing
@@ -52,7 +53,7 @@ from .padded import refuse_edits, refuse_layer_norms, try_other_size
 from .reading import reading_of
 from .record import Evidence, FamilyPlan
 from .rows import ROWS, row_for
-from .shrink import count, goals_of, growth, shrunk
+from .shrink import count, growth, growth_of
 from .stored import stored_parts
 from .symbols import layout, power, symbols
 from .tables import edits_of, more_of, table_plan, try_more, with_more
@@ -77,7 +78,8 @@ def family_plan(
     - `config` is the content of a config.json, or a directory that has one; `multipliers` is what `parse_multipliers` reads.
     - `to` is what `--to` says: "layers=8" gives the model new blocks, which sleep until noise wakes them; "hidden=96,heads=6"
       names sizes, at which zeros follow the copies where they are no whole multiples; "vocab=+64" adds words, and
-      "positions=4096" positions.
+      "positions=4096" positions; "experts=8,top_k=2,expert_ffn=64" adds experts that sleep beside the dense layers, in the
+      class of "into=granitemoeshared" or the first that holds the base.
     - `export="granite"` grows Llama-like models into Granite, whose configuration shows the multipliers. `export="untie"`
       gives the readout a separate tensor. Its plan is static: the outputs equal the base's, but the training does not.
     - `stored` are the names of the tensors in the checkpoint, which for a directory with weights are read from it; the
@@ -105,39 +107,43 @@ def family_plan(
         )
     more = more_of(as_data(narrow), goal.to)
     longer = with_more(narrow, more) if more else narrow
-    depth = depth_of(as_data(longer), goal.to) if goal.to.layers else None
-    start = longer if depth is None else deepened(longer, depth)
-    wide, wide_cls = wide_of(start, goal, export, cls)
-    if depth is None and not more:
+    mixture = None if goal.to.experts is None else entered(longer, cls, goal.to.experts)
+    first, own = (longer, cls) if mixture is None else (mixture.config, mixture.cls)
+    depth = depth_of(as_data(first), goal.to) if goal.to.layers else None
+    start = first if depth is None else deepened(first, depth)
+    wide, wide_cls = wide_of(start, goal, export, own)
+    if depth is None and mixture is None and not more:
         refuse_nothing(as_data(start), goal)
     wide_model = on_meta(wide, wide_cls)
     base_model = on_meta(base, cls)
     tables = table_plan(base_model, narrow, more, cls) if more else None
-    deeper = base_model if start is base else on_meta(start, cls)
-    base_end, wide_end = Tensors.of(deeper), Tensors.of(wide_model)
-    kept = growth(base_end.shapes, wide_end.shapes)
+    unwidened = base_model if start is base else on_meta(start, own)
+    base_end, wide_end = Tensors.of(unwidened), Tensors.of(wide_model)
+    kept = growth(base_end.shapes, wide_end.shapes) if mixture is None else growth_of(narrow, goal, cls)
     try:
-        small = shrunk(narrow, goal, cls, kept)
-        goals = goals_of(goal, as_data(narrow), as_data(small))
-        refuse_layer_norms(fresh(small, cls), base_end, wide_end)
-        found = search_small(small, goals[0], cls, export, declared)
+        copy = small_copies(narrow, goal, cls, kept)
+        refuse_layer_norms(fresh(copy.first, own), base_end, wide_end)
+        found = search_small(copy.first, copy.goals[0], own, export, declared)
     except NoBatchError:  # a model may build at sizes at which it does not run
-        small = shrunk(narrow, goal, cls, kept, gently=True)
-        goals = goals_of(goal, as_data(narrow), as_data(small))
-        found = search_small(small, goals[0], cls, export, declared)
+        copy = small_copies(narrow, goal, cls, kept, gently=True)
+        found = search_small(copy.first, copy.goals[0], own, export, declared)
     refuse_edits(found.plan)
-    for other in goals[1:]:
-        found = replace(found, worst=max(found.worst, try_other_size(found, small, other, cls)))
+    for other in copy.goals[1:]:
+        found = replace(found, worst=max(found.worst, try_other_size(found, copy.first, other, own)))
     layouts = declared_layouts(as_data(start), goal, list(wide_end.shapes), declared)
     plan, powers = lift(found.plan, base_end, wide_end, layouts, found.powers)
     if export == "untie":
         plan = untied(plan, Tensors.of(base_model).ties)
     if depth is not None:
-        found = replace(found, worst=max(found.worst, try_blocks(small, cls)))
-        shallow = on_meta(longer, cls) if more else base_model
-        plan = new_blocks(shallow, deeper, depth, small, cls).then(plan)
+        found = replace(found, worst=max(found.worst, try_blocks(copy.first, own)))
+        shallow = base_model if first is base else on_meta(first, own)
+        plan = new_blocks(shallow, unwidened, depth, copy.first, own).then(plan)
+    if mixture is not None and copy.mixture is not None:
+        found = replace(found, worst=max(found.worst, try_experts(copy.small, cls, copy.mixture)))
+        dense = base_model if longer is base else on_meta(longer, cls)
+        plan = experts_plan(dense, on_meta(first, own), mixture.target).then(plan)
     if tables is not None:
-        found = replace(found, worst=max(found.worst, try_more(small, more, cls)))
+        found = replace(found, worst=max(found.worst, try_more(copy.small, more, cls)))
         plan = tables.then(plan)
     plan = replace(plan, proof="copy")
     structure = {**edits_of(more), **({} if depth is None else depth.edits)}
@@ -147,13 +153,13 @@ def family_plan(
         found.trials,
         found.worst,
         found.gap,
-        count(Tensors.of(on_meta(small, cls)).shapes),
+        count(Tensors.of(on_meta(copy.small, cls)).shapes),
         round(time.monotonic() - started, 3),
     )
-    parts = stored_parts(factory(cls)(small), Tensors.of(base_model).shapes)
+    parts = stored_parts(factory(cls)(copy.small), Tensors.of(base_model).shapes)
     names = _stored_names(config) if stored is None else stored
     reading = reading_of(base_model, names, parts)
-    if depth is not None:
+    if depth is not None or mixture is not None:
         refuse_spelling(plan, parts, reading)
     return FamilyPlan(
         base.model_type,
@@ -161,11 +167,13 @@ def family_plan(
         wide_cls.__name__,
         goal,
         raw,
-        _wide_data(raw, base if start is narrow else start, wide, goal, export, structure),
+        _wide_data(raw, base if start is narrow else start, wide, goal, export, structure)
+        if mixture is None
+        else _written(wide),
         plan,
         evidence,
-        as_data(small),
-        goals[0],
+        as_data(copy.small),
+        copy.goals[0],
         powers,
         tuple(not_stored(wide_model)),
         tuple(_notes(plan)),
@@ -176,6 +184,11 @@ def family_plan(
         declared,
         () if depth is None else depth.new,
     )
+
+
+def _written(config: Config) -> dict[str, Any]:
+    """What config.json says of a class that the base is not of."""
+    return {key: value for key, value in as_data(config).items() if value is not None and key[0] != "_"}
 
 
 def _stored_names(config: Mapping[str, Any] | str | File) -> Sequence[str]:
@@ -198,7 +211,7 @@ def _wide_data(
     `structure` are the fields of new blocks, words and positions.
     """
     if export == "granite":
-        return {key: value for key, value in as_data(wide).items() if value is not None and key[0] != "_"}
+        return _written(wide)
     changed = edits(as_data(base), goal)
     if export == "untie":
         changed[("tie_word_embeddings",)] = False

@@ -23,6 +23,7 @@ from ..tensors.differences import curve_gap, loss_gap
 from ..training.verify import verify
 from ..training.widen import widen
 from .depth import deepened, new_blocks, small_depth, width_part
+from .experts import entered, experts_plan
 from .export import untied, wide_of
 from .lift import Tensors, lift
 from .losses import another_batch, find_batch, growing_outputs, loss_on
@@ -55,18 +56,21 @@ def small_copy(family: FamilyPlan, batches: int) -> Copy:
     full = more_of(as_data(config_from(family.base_config)), family.goal.to)
     more = small_more(as_data(small), full)
     longer = with_more(small, more) if more else small
-    depth = small_depth(longer) if family.new_blocks else None
-    start = longer if depth is None else deepened(longer, depth)
-    wide, wide_cls = wide_of(start, family.small_goal, family.export, cls)
-    deeper = on_meta(start, cls)
-    ends = Tensors.of(deeper), Tensors.of(on_meta(wide, wide_cls))
-    layouts = declared_layouts(
-        dict(family.small_config), family.small_goal, list(ends[1].shapes), family.declared
-    )
-    width = width_part(family.plan) if more or depth is not None else family.plan
+    experts = family.small_goal.to.experts
+    mixture = None if experts is None else entered(longer, cls, experts)
+    first, own = (longer, cls) if mixture is None else (mixture.config, mixture.cls)
+    depth = small_depth(first) if family.new_blocks else None
+    start = first if depth is None else deepened(first, depth)
+    wide, wide_cls = wide_of(start, family.small_goal, family.export, own)
+    unwidened = on_meta(start, own)
+    ends = Tensors.of(unwidened), Tensors.of(on_meta(wide, wide_cls))
+    layouts = declared_layouts(as_data(first), family.small_goal, list(ends[1].shapes), family.declared)
+    width = family.plan if start is small else width_part(family.plan)
     plan, _ = lift(width, *ends, layouts, family.powers)
     if depth is not None:
-        plan = new_blocks(on_meta(longer, cls), deeper, depth, small, cls).then(plan)
+        plan = new_blocks(on_meta(first, own), unwidened, depth, first, own).then(plan)
+    if mixture is not None:
+        plan = experts_plan(on_meta(longer, cls), on_meta(first, own), mixture.target).then(plan)
     if more:
         plan = table_plan(on_meta(small, cls), small, more, cls).then(plan)
     plan = replace(plan, proof="copy")

@@ -50,6 +50,7 @@ WRITERS = (
     "*.dense_4h_to_h.weight",
     "*.output.dense.weight",
     "*.experts.down_proj",
+    "*.shared_mlp.output_linear.weight",
 )
 """The usual names of weights that write into the stream of a block."""
 _BEHIND: Mapping[str, Fill] = dict.fromkeys(

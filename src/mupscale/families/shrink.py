@@ -89,6 +89,11 @@ def growth(base: Shapes, wide: Shapes) -> Growth:
     return found
 
 
+def growth_of(config: Config, goal: Goal, cls: Any) -> Growth:
+    """How the tensors of a configuration grow by a goal."""
+    return growth(shapes(config, cls), shapes(grown(config, goal), cls))
+
+
 def count(found: Shapes) -> int:
     """The number of entries of all tensors, ties counted twice."""
     return sum(prod(shape) for shape in found.values())
@@ -140,7 +145,7 @@ def _same(trial: dict[str, Any], before: dict[str, Any], wanted: _Wanted) -> boo
     try:
         small = config_from(trial)
         return all(
-            growth(shapes(small, wanted.cls), shapes(grown(small, goal), wanted.cls)) == wanted.kept
+            growth_of(small, goal, wanted.cls) == wanted.kept
             for goal in goals_of(wanted.goal, wanted.full, as_data(small))
         )
     except MupscaleError:

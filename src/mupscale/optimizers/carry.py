@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import Fault
+from ..errors import Fault, raise_faults
 from ..plans.direction import Direction
 from ..plans.moved_blocks import in_wide_order
 from ..plans.plan import TensorPlan
@@ -24,6 +24,7 @@ from ..rules.optimizers import OptimizerRule
 from ..rules.scale import Scale
 from ..tensors.making import Making
 from ..tensors.noise import TensorNoise
+from .joined import Joined, sources_of, state_of, torn
 from .named import Moment, NamedGroup, NamedOptimizer
 from .quantised import Coded, folded, told
 from .settings import by_factors, cannot_be_exact, change_of, refused_by_row, scale_setting, scaled
@@ -39,6 +40,7 @@ def carry_optimizer(
     With `split`, each group holds tensors with equal factors, and its settings are scaled by them. Without it, groups
     and settings are unchanged, for a checkpoint whose trainer steps in units (`training/stepping.py`).
     """
+    raise_faults("tensors of this optimizer cannot be joined", torn(start, direction))
     there = renamed(start, direction)
     groups = carry_groups(there.groups, direction) if split else there.groups
     state, faults = carry_states(there.groups, there.state, direction, there.idle)
@@ -50,7 +52,10 @@ def renamed(start: NamedOptimizer, direction: Direction) -> NamedOptimizer:
     groups = tuple(replace(group, names=_ends_of(group.names, direction)) for group in start.groups)
     ends = {end: direction.origin(end) or end for group in groups for end in group.names}
     new = {end for end in ends if direction.planned(end)[1].new}
-    state = {end: start.state[name] for end, name in ends.items() if name in start.state and end not in new}
+    held = {end: start.state.get(name) for end, name in ends.items()}
+    if not direction.back:
+        held = {end: state_of(direction.planned(end)[1], start.state) for end in ends}
+    state = {end: of for end, of in held.items() if of is not None and end not in new}
     frozen = {end for end in ends if not direction.planned(end)[1].trainable}
     idle = frozen | {end for end, name in ends.items() if name in start.idle}
     return NamedOptimizer(start.label, groups, state, idle)
@@ -59,7 +64,8 @@ def renamed(start: NamedOptimizer, direction: Direction) -> NamedOptimizer:
 def _ends_of(names: Sequence[str], direction: Direction) -> tuple[str, ...]:
     """What the tensors of a group become at the end, and the new tensors that join it, in the order of the model there."""
     reached, joining = direction.reached, direction.joining
-    ends = [end for name in names for end in (*reached.get(name, ()), *joining.get(name, ()))]
+    made = [end for name in names for end in (*reached.get(name, ()), *joining.get(name, ()))]
+    ends = list(dict.fromkeys(made))
     if direction.back or not joining:
         return tuple(ends)
     return tuple(in_wide_order(ends, [name for name in names if name in reached], direction.plan))
@@ -148,6 +154,13 @@ def carry_state(
             continue
         shape = tuple(getattr(value, "shape", ()))
         expected = making.wide_shape if direction.back else making.base_shape
+        if isinstance(value, Joined):
+            if (why := value.why_not(expected)) is not None:
+                remedy = "widen the weights alone, and start its state afresh"
+                faults.append(Fault(planned, f"its state {key!r} cannot be joined: {why}", remedy))
+                continue
+            value = value if shape else value.number()
+            making = replace(making, join=entry.join)
         if not shape:
             number = value.detach().clone() if isinstance(value, Tensor) else value
             carried[key] = scale_setting(number, making.scale, direction.back)
@@ -185,7 +198,11 @@ def made(carried: NamedOptimizer, direction: Direction) -> NamedOptimizer:
             state[name] |= coded
         else:
             moment = isinstance(value, Moment)
-            state[name][key] = direction.made(value.source, value.making) if moment else value
+            state[name][key] = (
+                direction.made(value.making.source(sources_of(value.source)), value.making)
+                if moment
+                else value
+            )
     if rounded:
         warnings.warn(told(carried.label, rounded), stacklevel=3)
     return replace(carried, state=state, rounded=rounded)

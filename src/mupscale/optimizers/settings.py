@@ -119,6 +119,12 @@ def cannot_be_exact(
     elif folded and not rule.entrywise:
         what = f"{gain} under an optimizer that measures the size of w"
         faults.append(Fault(name, what, "use an entrywise optimizer for it"))
+    if len(entry.sources) > 1 and not rule.entrywise:
+        what = f"made of {' and '.join(entry.sources)}, and the optimizer steps whole tensors: joined, they step otherwise"
+        faults.append(Fault(name, what, "use an entrywise optimizer for them"))
+    if entry.stack is not None and not rule.entrywise:
+        what = "a stack of experts, like a matrix of the base, and the optimizer steps matrices"
+        faults.append(Fault(name, what, f"use an entrywise optimizer for {entry.like or entry.sources[0]}"))
     if entry.padded and not rule.takes_padding:
         what = "padding changes a mean over the whole tensor, which the optimizer holds against a constant in its code"
         faults.append(Fault(name, what, "widen by whole multiples, which needs no padding"))

@@ -83,8 +83,8 @@ def check_shapes(plan: Plan, shapes: Mapping[str, tuple[int, ...]], end: End, co
     for name, tensor in plan.tensors.items():
         if end == "wide":
             expected[name] = tensor.wide_shape
-        elif tensor.cat is None:
-            expected.update(dict.fromkeys(tensor.sources, tensor.base_shape))
+        else:
+            expected.update(dict.fromkeys(tensor.sources, tensor.source_shape))
     expected.update({alias: expected[name] for alias, name in plan.ties.items() if name in expected})
     unknown = (name for name in shapes if resolve(name, expected) is None)
     raise_faults("adapters have no units in a plan", _adapters(unknown))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from .plan import Plan
 
@@ -27,11 +27,19 @@ def moved_blocks(plan: Plan) -> Moved:
             block, old = (".".join(text.split(".")[: at + 1]) for text in (name, origin))
             found[block] = None if tensor.new else old
     lists = {block.rpartition(".")[0] for block in found}
+    # A block of which something comes from the base is not new, whatever else it gets.
+    kept = {
+        block for name, tensor in plan.tensors.items() if tensor.sources for block in _blocks(name, lists)
+    }
     for name in (name for name, tensor in plan.tensors.items() if tensor.new):
-        parts = name.split(".")
-        blocks = (".".join(parts[: i + 1]) for i in range(1, len(parts)) if ".".join(parts[:i]) in lists)
-        found.update(dict.fromkeys(blocks))
+        found.update(dict.fromkeys(block for block in _blocks(name, lists) if block not in kept))
     return found
+
+
+def _blocks(name: str, lists: Collection[str]) -> Iterator[str]:
+    """The blocks of these lists that a tensor is in."""
+    parts = name.split(".")
+    yield from (".".join(parts[: i + 1]) for i in range(1, len(parts)) if ".".join(parts[:i]) in lists)
 
 
 def base_path(path: str, moved: Moved) -> str | None:

@@ -66,6 +66,8 @@ class TensorPlan:
     rows: Rows | None = None
     """What the zeros along its axis without a role are: words or positions that the base does not have. Awake, a new word is
     the mean of the base's words; a new position stays zero."""
+    stack: int | None = None
+    """The dimension of a tensor of experts that counts them, where the base has a dense layer and no such dimension."""
 
     @cached_property
     def change(self) -> Change:
@@ -99,6 +101,18 @@ class TensorPlan:
     def base_shape(self) -> tuple[int, ...]:
         """Its shape in the base, several sources concatenated."""
         return tuple(axis.base for axis in self.axes)
+
+    @property
+    def source_shape(self) -> tuple[int, ...]:
+        """The shape of each of its sources; several are equal parts of the base's shape.
+
+        >>> TensorPlan(("gate", "up"), (Axis.fixed(8), Axis.fixed(3)), cat=0).source_shape
+        (4, 3)
+        """
+        shape = list(self.base_shape)
+        if self.cat is not None:
+            shape[self.cat] //= len(self.sources)
+        return tuple(shape)
 
     @property
     def wide_shape(self) -> tuple[int, ...]:
@@ -169,6 +183,7 @@ class TensorPlan:
             "cut": (list(self.cut), []),
             "gain": (self.gain, False),
             "rows": (self.rows, None),
+            "stack": (self.stack, None),
         }
         entry.update({key: value for key, (value, usual) in optional.items() if value != usual})
         return entry
@@ -219,4 +234,5 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "cut": lambda value: tuple(whole(dim) for dim in many(value)),
     "gain": flag,
     "rows": _one_of(*get_args(Rows)),
+    "stack": whole,
 }

@@ -15,14 +15,15 @@ from ..checkpoints.grow import plan_without
 from ..checkpoints.shards import Spelling, stored_tensors
 from ..checkpoints.trainer_groups import trainer_orders
 from ..checkpoints.trainer_state import OPTIMIZER
-from ..errors import Fault, MupscaleError
+from ..errors import Fault, MupscaleError, raise_faults
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
 from ..files.places import Place
-from ..files.torch_file import read_tree
+from ..files.torch_file import read_tensor, read_tree
 from ..jobs.identity import base_file
+from ..optimizers.joined import state_of
 from ..optimizers.read import parts
-from ..plans.plan import Plan
+from ..plans.plan import Plan, TensorPlan
 from ..storage.location import Location
 from ..tensors.parts import Rectangle
 from .source import Source, Stored
@@ -90,6 +91,33 @@ def _trainer(
             continue
         # A tensor that has had no gradient yet has settings and no state, as one that sleeps.
         settings[name] = {k: v for k, v in group.items() if k != "params"}
-        if key in state:
+        if entry.cat is not None:
+            held = {source: state[keys[source][0]] for source in entry.sources if keys[source][0] in state}
+            states[name] = _joined(name, entry, held, directory.path)
+        elif key in state:
             states[name] = {k: Stored.whole(v) if isinstance(v, Place) else v for k, v in state[key].items()}
-    return states, settings
+    return {name: of for name, of in states.items() if of}, settings
+
+
+def _joined(
+    name: str, entry: TensorPlan, held: dict[str, dict[str, Any]], folder: Location
+) -> dict[str, Any]:
+    """The state of a tensor that is made from several; {} where none of them has any."""
+    # Single numbers are read, so that they can be compared.
+    read = {
+        source: {
+            k: read_tensor(folder, v) if isinstance(v, Place) and not v.shape else v for k, v in of.items()
+        }
+        for source, of in held.items()
+    }
+    found = state_of(entry, read) or {}
+    remedy = "load the weights alone, into a run without optimizers"
+    faults = [
+        Fault(name, f"its state {key!r} cannot be joined: {why}", remedy)
+        for key, value in found.items()
+        if (why := value.why_not(entry.base_shape)) is not None
+    ]
+    raise_faults("the optimizer state cannot be read", faults)
+    numbers = {k: v for k, v in held.get(entry.sources[0], {}).items() if not found[k].shape}
+    one = {k: Stored.whole(v) if isinstance(v, Place) else v for k, v in numbers.items()}
+    return {**{k: Stored.joined(v.parts, v.join.dim) for k, v in found.items() if v.shape}, **one}

@@ -5,7 +5,7 @@ Knows: rectangles in files. Does not know which directory they came from, or wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,6 +34,16 @@ class Stored:
     @staticmethod
     def whole(place: Place) -> Stored:
         return Stored(place.dtype, place.shape, ((Rectangle((0,) * len(place.shape), place.shape), place),))
+
+    @staticmethod
+    def joined(places: Sequence[Place], dim: int) -> Stored:
+        """Several tensors as one, one behind the other along a dimension."""
+        pieces, start = [], [0] * len(places[0].shape)
+        for place in places:
+            pieces.append((Rectangle(tuple(start), place.shape), place))
+            start[dim] += place.shape[dim]
+        shape = (*places[0].shape[:dim], start[dim], *places[0].shape[dim + 1 :])
+        return Stored(places[0].dtype, shape, tuple(pieces))
 
 
 class AnySource(Protocol):

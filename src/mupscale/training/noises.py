@@ -163,9 +163,9 @@ def copied_norm(entry: TensorPlan) -> float:
 
 
 def _signal(t: float, entry: TensorPlan, measure: Callable[[Statistic], Tensor], size: float) -> Sigma:
-    """σ̄ = t ‖s dup(W)‖ / ‖Δ‖, where Δ has σ̄ = 1."""
-    stacked = is_stacked(entry)
-    matrix = entry.wide_shape[1:] if stacked else entry.wide_shape
+    """σ̄ = t ‖s dup(W)‖ / ‖Δ‖, where Δ has σ̄ = 1; of experts that the base does not have, every one like its dense layer."""
+    stacked = is_stacked(entry) and entry.stack is None
+    matrix = entry.wide_shape[1:] if stacked or entry.stack == 0 else entry.wide_shape
     delta = gaussian_norm(max(1, prod(matrix[:1])), prod(matrix[1:])) * size
     norms = measure("norms" if stacked else "norm").reshape(-1).tolist()
     sigmas = [_rounded(norm * t * copied_norm(entry) / delta) for norm in norms]

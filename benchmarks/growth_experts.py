@@ -1,0 +1,170 @@
+"""Dense stock models that get experts: rows of `growth.py` in which routed experts sleep beside the dense layer.
+
+Each row is a stock model in float64 with the model's own casts lifted: a few steps before growing, twelve after, in the
+class with experts. Two controls stand beside it. `silent` has random routers, gates and ups, and downs of zero: its first
+loss is the base's, and its training is not. `loud` has random downs too, so that its first loss is another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import mupscale as mu
+from benchmarks.exactness import precise_muon
+from benchmarks.growth_rows import AFTER, BEFORE, SIZES, Row
+from mupscale.families.losses import another_batch, find_batch, growing_outputs, loss_on
+from mupscale.families.models import config_from, factory, model_class
+from mupscale.families.plan import family_plan
+from mupscale.plans.float64 import cast_, lifted_casts
+from mupscale.plans.plan import Plan
+from mupscale.tensors.differences import curve_gap, loss_gap
+
+WORST, SILENT, LOUD, JUMP, WOKEN = 1e-11, 1e-3, 1e-3, 1e-10, 1.0
+DENSE = {**SIZES, "sliding_window": None}
+FEW, MANY, WIDE = (
+    "experts=4,top_k=2,expert_ffn=20",
+    "experts=9,top_k=3,expert_ffn=8",
+    "experts=3,top_k=3,expert_ffn=40",
+)
+JOINT = "layers=3,after=0," + FEW
+ROUTED = ("router.weight", "mlp.gate.weight", "experts.gate_up_proj", "experts.down_proj")
+COPIES = "hidden=2,heads=2,kv_heads=2"
+
+
+@dataclass(frozen=True)
+class Measured:
+    worst: float
+    silent: float
+    loud: float
+    jump: float
+    woken: float
+    """The smallest share of the entries of an expert that saw a token which have a gradient in the second step."""
+
+
+def rows(quick: bool) -> list[Row]:
+    if quick:
+        return [Row("llama", "AdamW", JOINT, tied=True, k=COPIES)]
+    found = [
+        Row(kind, "AdamW", to)
+        for kind in ("llama", "mistral", "granite", "qwen3")
+        for to in (FEW, MANY, WIDE)
+    ]
+    found += [Row("llama", "AdamW", f"{to},into=glm4_moe") for to in (FEW, MANY, WIDE)]
+    found += [Row(kind, name, FEW) for kind in ("llama", "qwen3") for name in ("SGD", "Muon")]
+    found += [Row(kind, "AdamW", FEW, tied=True) for kind in ("llama", "granite", "qwen3")]
+    found += [Row("llama", name, JOINT, COPIES, tied) for name in ("AdamW", "SGD") for tied in (False, True)]
+    return [
+        *found,
+        Row("qwen3", "AdamW", JOINT, k=COPIES),
+        Row("llama", "AdamW", f"{JOINT},into=glm4_moe", k=COPIES),
+    ]
+
+
+def optimizers(name: str, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """One of AdamW and SGD for all weights, or Muon for the matrices of attention and AdamW for the rest."""
+    named = list(model.named_parameters())
+    if name == "SGD":
+        return [torch.optim.SGD([p for _, p in named], lr=1e-2, momentum=0.9, weight_decay=0.1)]
+    attention = [p for n, p in named if name == "Muon" and p.dim() == 2 and ".self_attn." in n]
+    rest = [p for _, p in named if not any(p is other for other in attention)]
+    adamw = torch.optim.AdamW(rest, lr=3e-3, eps=1e-3, weight_decay=0.1)
+    return [torch.optim.Muon(attention, lr=1e-2, weight_decay=0.1), adamw] if attention else [adamw]
+
+
+@torch.no_grad()
+def randomise_(run: mu.Run, plan: Plan, downs: bool) -> mu.Run:
+    """Random values in new tensors of experts, in those that write too or not."""
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in run.model.named_parameters():
+        if name.endswith(ROUTED) and (downs or not plan[name].quiet):
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.copy_(0.3 * noise)
+    return run
+
+
+def woken_share(model: nn.Module, plan: Plan) -> float:
+    """The smallest share of entries with a gradient, over the experts that saw a token and the other new tensors."""
+    shares = []
+    for name, parameter in model.named_parameters():
+        if not plan[name].new:
+            continue
+        assert parameter.grad is not None
+        gradient: Tensor = parameter.grad
+        # A token that an expert saw leaves it a gradient somewhere; all of its entries must have one then.
+        parts = (
+            gradient
+            if plan[name].stack == 0
+            else gradient[gradient.flatten(1).any(1)]
+            if gradient.dim() > 1
+            else [gradient]
+        )
+        seen = [part for part in parts if bool(part.any())]
+        shares += [float((part != 0).double().mean()) for part in seen] or [0.0]
+    return min(shares)
+
+
+def measure(row: Row) -> Measured:
+    raw = {"model_type": row.kind, **DENSE, "tie_word_embeddings": row.tied}
+    family = family_plan(raw, row.k, to=row.to)
+    config, wide = config_from(family.base_config), config_from(family.wide_config)
+    cls, wide_cls = model_class(config, family.architecture), model_class(wide, family.wide_architecture)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = cast_(factory(cls)(config), torch.float64)
+    with lifted_casts(), precise_muon():
+        batch, which = find_batch(model, config)
+        growing = growing_outputs(model, cast_(factory(wide_cls)(wide), torch.float64), batch)
+        losses = [
+            loss_on(another_batch(model, config, which, seed), growing) for seed in range(BEFORE + AFTER)
+        ]
+        run = mu.Run(model, optimizers(row.optimizer, model))
+
+        def step(run: mu.Run, i: int) -> float:
+            for optimizer in run.optimizers:
+                optimizer.zero_grad()
+            loss = losses[i](run.model)
+            loss.backward()  # type: ignore[no-untyped-call]
+            for optimizer in run.optimizers:
+                optimizer.step()
+            return float(loss.detach())
+
+        def make() -> nn.Module:
+            made: nn.Module = factory(wide_cls)(wide)
+            return made
+
+        for i in range(BEFORE):
+            step(run, i)
+        certificate = mu.verify(
+            run, make, step=lambda r, i: step(r, BEFORE + i), plan=family.plan, steps=AFTER
+        )
+        base = certificate.base_losses
+        silent = randomise_(mu.widen(run, make, plan=family.plan), family.plan, downs=False)
+        left = curve_gap(base, [step(silent, BEFORE + i) for i in range(AFTER)])
+        loud = randomise_(mu.widen(run, make, plan=family.plan), family.plan, downs=True)
+        other = loss_gap(base[0], step(loud, BEFORE))
+        # Copies are parted by next to nothing, so that what is measured is the waking of experts.
+        awake = mu.upscale(run, make, mu.SignalNoise(1e-14), plan=family.plan)
+        jump = loss_gap(base[0], step(awake, BEFORE))
+        step(awake, BEFORE + 1)
+        woken = woken_share(awake.model, family.plan)
+    return Measured(certificate.worst, left, other, jump, woken)
+
+
+def report(quick: bool) -> tuple[str, bool]:
+    """Print every row; a line that sums them up, and whether all bounds hold."""
+    found: list[Measured] = []
+    for row in rows(quick):
+        m = measure(row)
+        found.append(m)
+        print(
+            f"{row!s:96} {m.worst:8.1e}  silent {m.silent:8.1e}  loud {m.loud:8.1e}  jump {m.jump:8.1e}  woken {m.woken:.2f}",
+            flush=True,
+        )
+    worst, jump, woken = max(m.worst for m in found), max(m.jump for m in found), min(m.woken for m in found)
+    silent, loud = min(m.silent for m in found), min(m.loud for m in found)
+    good = worst <= WORST and silent >= SILENT and loud >= LOUD and jump <= JUMP and woken >= WOKEN
+    line = f"rows={len(found)} worst={worst:.1e} silent={silent:.1e} loud={loud:.1e} jump={jump:.1e} woken={woken:.2f}"
+    return line, good

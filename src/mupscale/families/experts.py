@@ -1,0 +1,192 @@
+"""Dense stock models that become models with experts: the configuration, the plan, and a trial on a small copy.
+
+The dense feed-forward layer becomes the expert that every token goes to. The routed experts beside it are zero. Their
+output is zero whatever the router chooses, and no gradient reaches them, because every path through an expert has two
+weights that are zero, up and down. The router gets none either: it only weighs outputs that are zero. So the run of the
+dense model goes on for any number of experts, any top_k, any width of experts and any router, until noise wakes them:
+routers, gates and ups get noise then, and downs are quiet, so that waking does not change the output. Downs learn in
+the first step, everything else from the second step on.
+
+With down = 0 and a random up, as experts are often added, only the outputs are the base's: downs have a gradient from
+the first step on, so the training is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..errors import Fault, raise_faults
+from ..plans.float64 import cast_, lifted_casts
+from ..plans.identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients, load_wide_
+from ..plans.names import named_tensors
+from ..plans.plan import Kind, Plan, TensorPlan
+from ..rules.axes import Axis
+from ..tensors.differences import loss_gap
+from .depth import wake_new_
+from .goal import Goal
+from .into import Target, target_of, with_experts
+from .losses import batch_for, loss_for
+from .models import Config, as_data, config_from, factory, model_class
+from .multipliers import Experts
+from .shrink import Growth, goals_of, shrunk
+
+_CLAIM = "this model cannot get experts exactly"
+_MOST = 4
+"""Experts of a small copy: enough for a router to choose two of them and leave others out."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A dense configuration in a class with experts, at its own width and depth."""
+
+    config: Config
+    cls: Any
+    target: Target
+
+
+def entered(config: Config, cls: Any, experts: Experts) -> Mixture:
+    """The dense model as one with experts; refused where no class holds it exactly."""
+    data = as_data(config)
+    target = target_of(data, cls.__name__, experts)
+    made = config_from(with_experts(data, target, experts))
+    return Mixture(made, model_class(made, target.architecture), target)
+
+
+def small_experts(experts: Experts, full: Mapping[str, Any], small: Mapping[str, Any]) -> Experts:
+    """Experts of a small copy: fewer and narrower, and as wide as the dense layer where the full ones are.
+
+    >>> small_experts(Experts(64, 8, 512), {"intermediate_size": 2048}, {"intermediate_size": 44})
+    Experts(number=4, top_k=2, ffn=22, into=None)
+    >>> small_experts(Experts(3, 3, 2048), {"intermediate_size": 2048}, {"intermediate_size": 44})
+    Experts(number=3, top_k=3, ffn=44, into=None)
+    """
+    ffn, count = small["intermediate_size"], min(experts.number, _MOST)
+    top_k = count if experts.top_k == experts.number else min(experts.top_k, 2)
+    divisor = max((n for n in range(1, ffn // 2 + 1) if ffn % n == 0), default=1)
+    return Experts(count, top_k, ffn if experts.ffn == full["intermediate_size"] else divisor, experts.into)
+
+
+class SmallCopy(NamedTuple):
+    """The small copy of a model, and what it becomes before its width grows."""
+
+    small: Config
+    goals: list[Goal]
+    mixture: Mixture | None
+
+    @property
+    def first(self) -> Config:
+        """The copy with its experts, or the copy itself."""
+        return self.small if self.mixture is None else self.mixture.config
+
+
+def small_copies(config: Config, goal: Goal, cls: Any, kept: Growth, gently: bool = False) -> SmallCopy:
+    """The small copy of a configuration, with the goals by which it grows as the full model does."""
+    small = shrunk(config, goal, cls, kept, gently)
+    goals = goals_of(goal, as_data(config), as_data(small))
+    if goal.to.experts is None:
+        return SmallCopy(small, goals, None)
+    experts = small_experts(goal.to.experts, as_data(config), as_data(small))
+    goals = [replace(one, to=one.to._replace(experts=experts)) for one in goals]
+    return SmallCopy(small, goals, entered(small, cls, experts))
+
+
+def experts_plan(base: nn.Module, wide: nn.Module, target: Target) -> Plan:
+    """The plan from a dense model to one with experts that sleep; nothing has proved it yet."""
+    old = {name: tuple(tensor.shape) for name, _, tensor in named_tensors(base)}
+    tensors: dict[str, TensorPlan] = {}
+    ties: dict[str, str] = {}
+    first: dict[int, str] = {}
+    odd: list[Fault] = []
+    for name, kind, tensor in named_tensors(wide):
+        if (owner := first.setdefault(id(tensor), name)) != name:
+            ties[name] = owner
+            continue
+        kind_: Kind = "buffer" if kind == "buffer" else "parameter"
+        entry = _entry(name, kind_, tuple(map(Axis.fixed, tensor.shape)), target)
+        if entry.sources and any(old.get(source) != entry.source_shape for source in entry.sources):
+            odd.append(Fault(name, f"{entry.source_shape} is not the shape of {' and '.join(entry.sources)}"))
+        tensors[name] = entry
+    used = {source for entry in tensors.values() for source in entry.sources} | set(ties)
+    odd += [
+        Fault(name, "no tensor of the model with experts is made from it") for name in old if name not in used
+    ]
+    raise_faults("the two classes do not correspond", odd[:4])
+    return Plan(tensors, ties)
+
+
+def _entry(name: str, kind: Kind, axes: tuple[Axis, ...], target: Target) -> TensorPlan:
+    """How one tensor of the model with experts is made."""
+    for ending, sources in target.made.items():
+        if block := _before(name, ending):
+            cat = 0 if len(sources) > 1 else None
+            return TensorPlan(tuple(block + source for source in sources), axes, cat=cat, kind=kind)
+    for ending, like in target.asleep.items():
+        if block := _before(name, ending):
+            stack = 0 if len(axes) > 2 else None
+            return TensorPlan((), axes, like=block + like, quiet=ending.endswith("down_proj"), stack=stack)
+    if name.endswith(".e_score_correction_bias"):
+        return TensorPlan(
+            (), axes, kind=kind
+        )  # a bias of routing that trainers move, and that starts at zero
+    return TensorPlan((name,), axes, kind=kind)
+
+
+def _before(name: str, ending: str) -> str:
+    """What stands before an ending, up to a dot; "" where the name ends otherwise.
+
+    >>> _before("layers.0.mlp.gate.weight", "mlp.gate.weight"), _before("layers.0.gate.weight", "mlp.gate.weight")
+    ('layers.0.', '')
+    """
+    return name.removesuffix(ending) if name.endswith(f".{ending}") else ""
+
+
+def try_experts(small: Config, cls: Any, mixture: Mixture) -> float:
+    """Try the plan on a small copy: the worst gradient error; raises unless experts sleep, and wake silently."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        base = cast_(factory(cls)(small), torch.float64)
+        wide = cast_(factory(mixture.cls)(mixture.config), torch.float64)
+    plan = experts_plan(base, wide, mixture.target)
+    load_wide_(wide, base, plan)
+    with lifted_casts():
+        loss = loss_for(base, wide, batch_for(base, small))
+        worst = _check_asleep(base, wide, plan, loss)
+    wake_new_(wide, base, plan)
+    with lifted_casts():
+        _check_woken(base, wide, plan, loss)
+    return worst
+
+
+def _check_asleep(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> float:
+    """The worst gradient error; raises unless the loss is the base's, and no gradient reaches what is new."""
+    before, base_grads = gradients(base, loss)
+    after, wide_grads = gradients(wide, loss)
+    gap = loss_gap(float(before), float(after))
+    if not gap <= GRADIENT_TOLERANCE:
+        what = f"the loss differs by {gap:.1e} in the class with experts: it computes something else"
+        raise_faults(_CLAIM, [Fault(type(wide).__name__, what)])
+    errors = compare_gradients(base_grads, wide_grads, plan).errors
+    wrong = [name for name, error in errors.items() if not error <= GRADIENT_TOLERANCE]
+    awake = [name for name in wrong if plan[name].new]
+    faults = [Fault(name, "new, and training would move it before it wakes") for name in awake]
+    faults += [Fault(name, "its gradient differs in the class with experts") for name in wrong if not awake]
+    raise_faults(_CLAIM, faults[:4])
+    return max(errors.values(), default=0.0)
+
+
+def _check_woken(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> None:
+    """Raise unless the woken model has the base's loss, and gradients reach the downs of its experts."""
+    before, _ = gradients(base, loss)
+    after, grads = gradients(wide, loss)
+    jump = loss_gap(float(before), float(after))
+    if not jump <= GRADIENT_TOLERANCE:
+        what = f"waking experts changes the loss by {jump:.1e}, expected 0"
+        raise_faults(_CLAIM, [Fault(type(wide).__name__, what)])
+    quiet = [name for name, entry in plan.tensors.items() if entry.quiet]
+    asleep = [name for name in quiet if (grad := grads[name]) is None or not grad.any()]
+    raise_faults(_CLAIM, [Fault(name, "no gradient reaches it when its expert wakes") for name in asleep[:2]])

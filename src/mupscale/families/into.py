@@ -1,0 +1,186 @@
+"""Classes with experts that hold a dense model: which of its fields and tensors go where, as data.
+
+The dense feed-forward layer becomes the expert that every token goes to, and routed experts are added beside it. Whether
+a row is right is not taken for granted: `experts.py` tries it on a small copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import Fault, raise_faults
+from .multipliers import Experts
+from .symbols import symbols
+
+Data = Mapping[str, Any]
+_CLAIM = "this model cannot get experts exactly like that"
+# Fields that dense decoders and classes with experts have in common.
+_CARRIED = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_act",
+    "max_position_embeddings", "initializer_range", "rms_norm_eps", "use_cache", "pad_token_id", "bos_token_id",
+    "eos_token_id", "tie_word_embeddings", "rope_parameters", "attention_dropout", "attention_bias", "dtype",
+)  # fmt: skip
+_GATED = "it multiplies its shared expert by a gate that trains, so that expert is not the dense layer"
+GATED: Mapping[str, str] = dict.fromkeys(("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"), _GATED)
+"""Types with a shared expert that cannot hold a dense layer, and why."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One class with experts. Names of tensors are those inside a block."""
+
+    architecture: str
+    takes: tuple[str, ...]
+    """Types of dense models whose tensors and arithmetic it has."""
+    fields: Callable[[Data, Experts], dict[str, Any]]
+    """Its own fields, for the fields of a dense model."""
+    made: Mapping[str, tuple[str, ...]]
+    """Tensor -> the dense tensors it is made of, joined along their rows."""
+    asleep: Mapping[str, str]
+    """New tensor -> the dense tensor it is like."""
+    renormalised: bool = True
+    """Whether the weights of a token's experts are divided by their sum, so that one expert alone always has weight 1."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Field of the dense model that must not be set -> why."""
+
+
+def _granite(base: Data, experts: Experts) -> dict[str, Any]:
+    scales = {"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0}
+    scales["attention_multiplier"] = symbols(base)["D"] ** -0.5
+    return {
+        **{key: base.get(key, usual) for key, usual in scales.items()},
+        "intermediate_size": experts.ffn,
+        "shared_intermediate_size": base["intermediate_size"],
+        "num_local_experts": experts.number,
+        "num_experts_per_tok": experts.top_k,
+        "output_router_logits": False,
+        "router_aux_loss_coef": 0.0,
+    }
+
+
+def _several_shared(base: Data, experts: Experts) -> dict[str, Any]:
+    """Fields of classes whose shared expert is a whole number of routed ones."""
+    ffn = base["intermediate_size"]
+    if ffn % experts.ffn:
+        what = f"{experts.ffn}: here the dense layer of {ffn} becomes whole experts of this size"
+        nearest = max(n for n in range(1, experts.ffn + 1) if ffn % n == 0)
+        raise_faults(_CLAIM, [Fault("expert_ffn", what, f"write a divisor of {ffn}, such as {nearest}")])
+    return {
+        "intermediate_size": ffn,
+        "moe_intermediate_size": experts.ffn,
+        "n_shared_experts": ffn // experts.ffn,
+        "n_routed_experts": experts.number,
+        "num_experts_per_tok": experts.top_k,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 0,
+        "output_router_logits": False,
+    }
+
+
+def _glm4(base: Data, experts: Experts) -> dict[str, Any]:
+    rope = {**(base.get("rope_parameters") or {}), "partial_rotary_factor": 1.0}
+    more = {"rope_parameters": rope, "use_qk_norm": False, "norm_topk_prob": True, "num_mtp_layers": 0}
+    return {**_several_shared(base, experts), **more}
+
+
+def _dots1(base: Data, experts: Experts) -> dict[str, Any]:
+    more = {"norm_topk_prob": False, "sliding_window": None, "layer_types": base.get("layer_types")}
+    return {**_several_shared(base, experts), **more}
+
+
+_MLP = ("mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight")
+_WINDOW = "attention is cut at a window, which this class does not have"
+_BIAS = "its feed-forward layers have biases, which this class does not have"
+_SHARED = {f"mlp.shared_experts.{name.removeprefix('mlp.')}": (name,) for name in _MLP}
+_ROUTED = {
+    "mlp.gate.weight": _MLP[0],
+    "mlp.experts.gate_up_proj": _MLP[0],
+    "mlp.experts.down_proj": _MLP[2],
+}
+TARGETS: Mapping[str, Target] = {
+    "granitemoeshared": Target(
+        "GraniteMoeSharedForCausalLM",
+        ("llama", "mistral", "granite"),
+        _granite,
+        {"shared_mlp.input_linear.weight": _MLP[:2], "shared_mlp.output_linear.weight": _MLP[2:]},
+        {
+            "block_sparse_moe.router.weight": _MLP[0],
+            "block_sparse_moe.experts.gate_up_proj": _MLP[0],
+            "block_sparse_moe.experts.down_proj": _MLP[2],
+        },
+        refused={"mlp_bias": _BIAS, "sliding_window": _WINDOW},
+    ),
+    "glm4_moe": Target(
+        "Glm4MoeForCausalLM",
+        ("llama", "mistral"),
+        _glm4,
+        _SHARED,
+        _ROUTED,
+        refused={
+            "mlp_bias": _BIAS,
+            "sliding_window": _WINDOW,
+            "attention_bias": "its output projections of attention have biases, which this class does not have",
+        },
+    ),
+    "dots1": Target(
+        "Dots1ForCausalLM",
+        ("qwen3",),
+        _dots1,
+        _SHARED,
+        _ROUTED,
+        renormalised=False,
+        refused={"sliding_window": _WINDOW},
+    ),
+}
+
+
+def target_of(base: Data, architecture: str, experts: Experts) -> Target:
+    """The class that a dense model goes into: the one that was named, or the first that takes its type."""
+    kind, named = str(base.get("model_type")), experts.into
+    fitting = [name for name, target in TARGETS.items() if kind in target.takes]
+    other = f"write --into {fitting[0]}" if fitting else ""
+    faults = []
+    if named is not None and named in GATED:
+        faults = [Fault(f"--into {named}", GATED[named], other)]
+    elif named is not None and named not in TARGETS:
+        what = f"no such class with experts, expected one of {', '.join(TARGETS)}"
+        faults = [Fault(f"--into {named}", what, other)]
+    elif named is None and not fitting:
+        what = f"no class with experts is known that holds a {kind}; there are some for {', '.join(_known())}"
+        faults = [Fault(kind, what)]
+    elif named is not None and named not in fitting:
+        faults = [
+            Fault(f"--into {named}", f"it does not have the tensors and the arithmetic of {kind}", other)
+        ]
+    elif not architecture.endswith("ForCausalLM"):
+        what = f"{architecture}: classes with experts are known for language models"
+        faults = [Fault(kind, what)]
+    raise_faults(_CLAIM, faults)
+    return TARGETS[named or fitting[0]]
+
+
+def _known() -> list[str]:
+    return sorted({kind for target in TARGETS.values() for kind in target.takes})
+
+
+def with_experts(base: Data, target: Target, experts: Experts) -> dict[str, Any]:
+    """The configuration of the class with experts, at the width and depth of the base; refused where it has none."""
+    faults = [Fault(key, why) for key, why in target.refused.items() if base.get(key)]
+    if experts.top_k > experts.number:
+        what = f"{experts.top_k} of {experts.number} experts for every token"
+        faults.append(Fault("top_k", what, f"write at most top_k={experts.number}"))
+    elif experts.top_k == 1 and target.renormalised:
+        what = "this router's one weight is always 1, so it would never learn"
+        faults.append(Fault(f"experts={experts.number},top_k=1", what, "write top_k=2"))
+    raise_faults(_CLAIM, faults)
+    kind = next(name for name, known in TARGETS.items() if known is target)
+    return {
+        "model_type": kind,
+        "architectures": [target.architecture],
+        **{key: base[key] for key in _CARRIED if key in base},
+        "head_dim": symbols(base)["D"],
+        **target.fields(base, experts),
+    }

@@ -1,0 +1,302 @@
+"""Dense models that get experts: the run goes on until they wake, in memory and in files, and what cannot sleep is refused."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("planned_here")
+
+import mupscale as mu  # noqa: E402
+from mupscale.cli.main import main  # noqa: E402
+from mupscale.families import into  # noqa: E402
+from mupscale.families.plan import family_plan  # noqa: E402
+from mupscale.families.prove import prove  # noqa: E402
+from mupscale.families.record import FamilyPlan  # noqa: E402
+from mupscale.plans.plan import Plan  # noqa: E402
+
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 97, "max_position_embeddings": 64, "head_dim": 8,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GOAL = "experts=8,top_k=2,expert_ffn=20"
+GRANITE = {
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 3.0,
+}
+PAIRS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "llama": ("granitemoeshared", {}, ""),
+    "llama, tied": ("granitemoeshared", {"tie_word_embeddings": True}, ""),
+    "llama, biases in attention": ("granitemoeshared", {"attention_bias": True}, ""),
+    "mistral": ("granitemoeshared", {"sliding_window": None}, ""),
+    "granite": ("granitemoeshared", GRANITE, ""),
+    "llama into glm4_moe": ("glm4_moe", {}, ",into=glm4_moe"),
+    "qwen3": ("dots1", {}, ""),
+}
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_the_small_copy_continues_its_base(case):
+    kind, fields, more = PAIRS[case]
+    data = {"model_type": case.partition(",")[0].partition(" ")[0], **SIZES, **fields}
+    family = prove(family_plan(data, to=GOAL + more), steps=3)
+    assert family.evidence.worst_step < 1e-14
+    assert family.evidence.control > 1e-3
+    assert family.wide_config["model_type"] == kind
+    assert family.wide_config["architectures"] == [family.wide_architecture]
+    assert FamilyPlan.from_json(family.to_json()) == family
+    assert Plan.from_json(family.plan.to_json()) == family.plan
+    new = [entry for entry in family.plan.tensors.values() if entry.new]
+    assert len(new) == 3 * SIZES["num_hidden_layers"], "router, gates with ups, downs"
+    assert family.wide_config.get("router_aux_loss_coef", 0.0) == 0.0
+    assert not family.wide_config["output_router_logits"]
+
+
+def test_layers_width_and_experts_are_one_plan():
+    family = prove(
+        family_plan(
+            {"model_type": "llama", **SIZES}, "hidden=2,heads=2,kv_heads=2", to=f"layers=3,after=0,{GOAL}"
+        ),
+        steps=3,
+    )
+    assert 0 < family.evidence.worst_step < 1e-11
+    assert family.new_blocks == (1,)
+    plan = family.plan
+    new = plan["model.layers.1.shared_mlp.input_linear.weight"]
+    assert (new.like, new.wide_shape) == ("model.layers.0.mlp.gate_proj.weight", (80, 64))
+    old = plan["model.layers.2.shared_mlp.input_linear.weight"]
+    assert old.sources == ("model.layers.1.mlp.gate_proj.weight", "model.layers.1.mlp.up_proj.weight")
+    assert plan["model.layers.2.block_sparse_moe.experts.down_proj"].wide_shape == (8, 64, 20)
+
+
+def test_a_router_that_the_row_forgets_is_refused(monkeypatch):
+    """Control: a row that is wrong is a refusal and never a wrong file."""
+    right = into.TARGETS["granitemoeshared"]
+    swapped = {**right.made, "shared_mlp.input_linear.weight": ("mlp.up_proj.weight", "mlp.gate_proj.weight")}
+    wrong = into.Target(right.architecture, right.takes, right.fields, swapped, right.asleep)
+    monkeypatch.setitem(into.TARGETS, "granitemoeshared", wrong)
+    with pytest.raises(mu.MupscaleError, match=r"the loss differs by .* it computes something else"):
+        family_plan({"model_type": "llama", **SIZES}, to=GOAL)
+
+
+def llama(**changes):
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, **changes}))
+
+
+def family(**changes):
+    return family_plan({"model_type": "llama", **SIZES, **changes}, to=GOAL)
+
+
+def maker(found):
+    return lambda: getattr(transformers, found.wide_architecture)(
+        getattr(transformers, found.wide_architecture.replace("ForCausalLM", "Config"))(
+            **found.wide_config, experts_implementation="eager"
+        )
+    )
+
+
+def step(run: mu.Run, i: int) -> float:
+    words = torch.randint(3, 97, (4, 12), generator=torch.Generator().manual_seed(i))
+    run.optimizers[0].zero_grad()
+    loss = run.model(input_ids=words, labels=words).loss
+    loss.backward()
+    run.optimizers[0].step()
+    return float(loss.detach())
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+def test_a_live_run_goes_on_with_its_state(optimizer):
+    base = llama().double()
+    settings: dict[str, Any] = {"momentum": 0.9} if optimizer is torch.optim.SGD else {"eps": 1e-4}
+    run = mu.Run(base, optimizer(base.parameters(), lr=1e-2, weight_decay=0.1, **settings))
+    for i in range(3):
+        step(run, i)
+    certificate = mu.verify(
+        run, maker(family()), step=lambda r, i: step(r, 3 + i), plan=family().plan, steps=4
+    )
+    certificate.raise_if_broken()
+    assert certificate.worst < 1e-6, "transformers computes norms and rotations in float32"
+
+
+def test_a_random_up_is_not_asleep():
+    """Control: with down = 0 alone the first loss is the base's, and the training is another one."""
+    base, found = llama().double(), family()
+    run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-2))
+    wide = mu.widen(run, maker(found), plan=found.plan)
+    loud = mu.widen(run, maker(found), plan=found.plan)
+    with torch.no_grad():
+        for name, parameter in loud.model.named_parameters():
+            if found.plan[name].new and not found.plan[name].quiet:
+                parameter.normal_(std=0.3)
+    curves = [[step(r, i) for i in range(3)] for r in (run, wide, loud)]
+    assert curves[1] == pytest.approx(curves[0], rel=1e-6)
+    assert curves[2][0] == pytest.approx(curves[0][0], rel=1e-6)
+    assert curves[2][2] != pytest.approx(curves[0][2], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("into", "words"), [("granitemoeshared", "joined, they step"), ("glm4_moe", "a stack of experts")]
+)
+def test_muon_is_refused_for_feed_forward_weights(into, words):
+    """It steps whole matrices: joined ones are stepped otherwise, and experts are stacks of them."""
+    base, found = llama(), family_plan({"model_type": "llama", **SIZES}, to=f"{GOAL},into={into}")
+    matrices = {n: p for n, p in base.named_parameters() if p.dim() == 2 and "layers" in n}
+    with pytest.raises(mu.MupscaleError, match=words):
+        mu.widen(mu.Run(base, torch.optim.Muon(matrices.values(), lr=1e-2)), maker(found), plan=found.plan)
+    attention = [p for n, p in matrices.items() if "self_attn" in n]
+    wide = mu.widen(mu.Run(base, torch.optim.Muon(attention, lr=1e-2)), maker(found), plan=found.plan)
+    assert len(wide.optimizers[0].param_groups[0]["params"]) == len(attention), "control: attention alone"
+
+
+def test_gate_and_up_in_different_groups_are_refused():
+    base, found = llama(), family()
+    gates = {id(p) for n, p in base.named_parameters() if "gate_proj" in n}
+    groups = [[p for p in base.parameters() if (id(p) in gates) is own] for own in (True, False)]
+    run = mu.Run(base, torch.optim.AdamW([{"params": of, "lr": 1e-3} for of in groups]))
+    with pytest.raises(mu.MupscaleError, match="are in different groups"):
+        mu.widen(run, maker(found), plan=found.plan)
+
+
+def test_numbers_of_joined_state_must_agree():
+    base, found = llama(), family()
+    run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-3))
+    step(run, 0)
+    run.optimizers[0].state[base.model.layers[0].mlp.up_proj.weight]["step"].add_(1)
+    with pytest.raises(mu.MupscaleError, match="not the same number for all of its sources"):
+        mu.widen(run, maker(found), plan=found.plan)
+
+
+REFUSED = {
+    "a gate that trains": ("llama", {}, f"{GOAL},into=qwen2_moe", "by a gate that trains"),
+    "no such class": ("llama", {}, f"{GOAL},into=nothing", "no such class with experts"),
+    "another arithmetic": ("llama", {}, f"{GOAL},into=dots1", "it does not have the tensors"),
+    "a type without a class": ("gemma", {}, GOAL, "no class with experts is known"),
+    "one expert for a token": ("llama", {}, "experts=8,top_k=1,expert_ffn=20", "so it would never learn"),
+    "more than there are": ("llama", {}, "experts=2,top_k=3,expert_ffn=20", "3 of 2 experts"),
+    "biases": ("llama", {"mlp_bias": True}, GOAL, "feed-forward layers have biases"),
+    "a window": ("mistral", {"sliding_window": 16}, GOAL, "cut at a window"),
+    "no whole experts": ("llama", {}, "experts=8,top_k=2,expert_ffn=24,into=glm4_moe", "such as 20"),
+}
+
+
+@pytest.mark.parametrize(("kind", "fields", "goal", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_exact_is_refused(kind, fields, goal, words):
+    with pytest.raises(mu.MupscaleError, match=words):
+        family_plan({"model_type": kind, **SIZES, **fields}, to=goal)
+
+
+def test_one_expert_for_a_token_is_fine_where_its_weight_is_not_renormalised():
+    found = family_plan({"model_type": "qwen3", **SIZES}, to="experts=8,top_k=1,expert_ffn=20")
+    assert found.wide_config["num_experts_per_tok"] == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["experts=8", "experts=8,top_k=2", "into=glm4_moe", "experts=0,top_k=2,expert_ffn=8"]
+)
+def test_a_goal_that_is_not_whole_is_refused(text):
+    with pytest.raises(mu.MupscaleError, match="expected --to layers=8"):
+        family_plan({"model_type": "llama", **SIZES}, to=text)
+
+
+def save(folder, **changes):
+    base = llama(**changes)
+    base.save_pretrained(folder)
+    return base
+
+
+@pytest.mark.parametrize(("kind", "more"), [("llama", []), ("llama", ["--into", "glm4_moe"]), ("qwen3", [])])
+def test_a_directory_gets_experts_and_loads_in_the_stock_class(tmp_path, kind, more):
+    torch.manual_seed(0)
+    name = {"llama": "Llama", "qwen3": "Qwen3"}[kind]
+    base = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**SIZES)).eval()
+    base.save_pretrained(tmp_path / "base")
+    ends = [str(tmp_path / "base"), str(tmp_path / "wide")]
+    assert main(["widen", *ends, "--to", GOAL, *more, "--quiet"]) == 0
+    assert main(["check", *ends, "--model"]) == 0
+    wide, told = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "wide", output_loading_info=True
+    )
+    assert not any(told.values())
+    words = torch.randint(0, 97, (2, 9))
+    with torch.no_grad():
+        assert torch.allclose(wide.eval()(words).logits, base(words).logits, atol=1e-5)
+    about = json.loads((tmp_path / "wide" / "mupscale.json").read_text())
+    assert about["config"]["model_type"] == wide.config.model_type != kind
+    assert "its new experts are zero" in (tmp_path / "wide" / "README.md").read_text()
+    again = [
+        "widen",
+        str(tmp_path / "wide"),
+        str(tmp_path / "wider"),
+        "-k",
+        "hidden=2,heads=2,kv_heads=2",
+        "--quiet",
+    ]
+    assert main(again) == 0
+
+
+def test_a_grown_base_gets_no_experts(tmp_path, capsys):
+    save(tmp_path / "base")
+    assert main(["widen", str(tmp_path / "base"), str(tmp_path / "wide"), "-k", "2", "--quiet"]) == 0
+    assert main(["widen", str(tmp_path / "wide"), str(tmp_path / "more"), "--to", GOAL, "--quiet"]) != 0
+    assert "experts come with the first growth" in capsys.readouterr().err
+
+
+def test_noise_wakes_experts_without_a_jump_and_equals_the_live_bits(tmp_path):
+    base = save(tmp_path / "base")
+    arguments = [
+        "upscale",
+        str(tmp_path / "base"),
+        str(tmp_path / "wide"),
+        "--to",
+        f"layers=3,after=0,{GOAL}",
+    ]
+    assert main([*arguments, "--noise", "t=0.1", "--no-loss", "--quiet"]) == 0
+    stored = load_file(tmp_path / "wide" / "model.safetensors")
+    found = family_plan(tmp_path / "base", to=f"layers=3,after=0,{GOAL}")
+    live: Any = mu.upscale(base, maker(found), mu.SignalNoise(0.1), plan=found.plan).model
+    for name, tensor in live.state_dict().items():
+        assert torch.equal(stored[name], tensor), name
+    words = torch.randint(3, 97, (2, 9))
+    with torch.no_grad():
+        assert torch.allclose(live(words).logits, base(words).logits, atol=1e-5)
+
+
+def test_woken_experts_have_the_size_of_their_dense_layer_and_learn_from_the_second_step_on():
+    """Every entry of every expert that saw a token has a gradient at the second step, and routers too."""
+    base, found = llama().double(), family()
+    run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-2))
+    wide = mu.upscale(run, maker(found), mu.SignalNoise(0.1), plan=found.plan)
+    model: Any = wide.model
+    block = model.model.layers[0]
+    dense = torch.linalg.matrix_norm(block.shared_mlp.input_linear.weight.detach(), 2)
+    norms = torch.linalg.matrix_norm(block.block_sparse_moe.experts.gate_up_proj.detach(), 2)
+    ratios = (norms / dense).tolist()
+    assert all(0.7 < ratio < 1.4 for ratio in ratios), ratios
+    seen: dict[int, set[int]] = {}
+
+    def note(layer):
+        def hook(module, given, output):
+            seen[layer] = set(output[2].flatten().tolist())
+
+        return hook
+
+    for i, layer in enumerate(model.model.layers):
+        layer.block_sparse_moe.router.register_forward_hook(note(i))
+    step(wide, 0)
+    assert float(block.block_sparse_moe.experts.gate_up_proj.grad.abs().max()) == 0.0, "downs were zero"
+    assert float(block.block_sparse_moe.experts.down_proj.grad.abs().max()) > 0
+    step(wide, 1)
+    for i, layer in enumerate(model.model.layers):
+        mixed = layer.block_sparse_moe
+        assert len(seen[i]) > 2
+        for expert in seen[i]:
+            for weight in (mixed.experts.gate_up_proj, mixed.experts.down_proj):
+                assert bool((weight.grad[expert] != 0).all()), (i, expert)
+        assert bool((mixed.router.weight.grad[sorted(seen[i])] != 0).all())
