@@ -105,18 +105,19 @@ def family_plan(
         raise_faults(
             "a model is exported or grows deeper", [Fault("--export", what, "leave one of them out")]
         )
-    more = more_of(as_data(narrow), goal.to)
-    longer = with_more(narrow, more) if more else narrow
-    mixture = None if goal.to.experts is None else entered(longer, cls, goal.to.experts)
-    first, own = (longer, cls) if mixture is None else (mixture.config, mixture.cls)
-    depth = depth_of(as_data(first), goal.to) if goal.to.layers else None
-    start = first if depth is None else deepened(first, depth)
+    mixture = None if goal.to.experts is None else entered(narrow, cls, goal.to.experts)
+    first, own = (narrow, cls) if mixture is None else (mixture.config, mixture.cls)
+    more = more_of(as_data(first), goal.to)
+    longer = with_more(first, more) if more else first
+    depth = depth_of(as_data(longer), goal.to) if goal.to.layers else None
+    start = longer if depth is None else deepened(longer, depth)
     wide, wide_cls = wide_of(start, goal, export, own)
     if depth is None and mixture is None and not more:
         refuse_nothing(as_data(start), goal)
     wide_model = on_meta(wide, wide_cls)
     base_model = on_meta(base, cls)
-    tables = table_plan(base_model, narrow, more, cls) if more else None
+    short = base_model if first is base else on_meta(first, own)
+    tables = table_plan(short, first, more, own) if more else None
     unwidened = base_model if start is base else on_meta(start, own)
     base_end, wide_end = Tensors.of(unwidened), Tensors.of(wide_model)
     kept = growth(base_end.shapes, wide_end.shapes) if mixture is None else growth_of(narrow, goal, cls)
@@ -136,15 +137,14 @@ def family_plan(
         plan = untied(plan, Tensors.of(base_model).ties)
     if depth is not None:
         found = replace(found, worst=max(found.worst, try_blocks(copy.first, own)))
-        shallow = base_model if first is base else on_meta(first, own)
+        shallow = short if longer is first else on_meta(longer, own)
         plan = new_blocks(shallow, unwidened, depth, copy.first, own).then(plan)
+    if tables is not None:
+        found = replace(found, worst=max(found.worst, try_more(copy.first, more, own)))
+        plan = tables.then(plan)
     if mixture is not None and copy.mixture is not None:
         found = replace(found, worst=max(found.worst, try_experts(copy.small, cls, copy.mixture)))
-        dense = base_model if longer is base else on_meta(longer, cls)
-        plan = experts_plan(dense, on_meta(first, own), mixture.target).then(plan)
-    if tables is not None:
-        found = replace(found, worst=max(found.worst, try_more(copy.small, more, cls)))
-        plan = tables.then(plan)
+        plan = experts_plan(base_model, short, mixture.target).then(plan)
     plan = replace(plan, proof="copy")
     structure = {**edits_of(more), **({} if depth is None else depth.edits)}
     types = {str(part.get("model_type")) for _, part in nested_configs(as_data(base))}

@@ -53,14 +53,14 @@ def small_copy(family: FamilyPlan, batches: int) -> Copy:
     """Both ends of the small copy with random weights, and a loss for each of several batches."""
     small = config_from(family.small_config)
     cls = model_class(small, family.architecture)
-    full = more_of(as_data(config_from(family.base_config)), family.goal.to)
-    more = small_more(as_data(small), full)
-    longer = with_more(small, more) if more else small
     experts = family.small_goal.to.experts
-    mixture = None if experts is None else entered(longer, cls, experts)
-    first, own = (longer, cls) if mixture is None else (mixture.config, mixture.cls)
-    depth = small_depth(first) if family.new_blocks else None
-    start = first if depth is None else deepened(first, depth)
+    mixture = None if experts is None else entered(small, cls, experts)
+    first, own = (small, cls) if mixture is None else (mixture.config, mixture.cls)
+    full = more_of(as_data(config_from(family.base_config)), family.goal.to)
+    more = small_more(as_data(first), full)
+    longer = with_more(first, more) if more else first
+    depth = small_depth(longer) if family.new_blocks else None
+    start = longer if depth is None else deepened(longer, depth)
     wide, wide_cls = wide_of(start, family.small_goal, family.export, own)
     unwidened = on_meta(start, own)
     ends = Tensors.of(unwidened), Tensors.of(on_meta(wide, wide_cls))
@@ -68,11 +68,11 @@ def small_copy(family: FamilyPlan, batches: int) -> Copy:
     width = family.plan if start is small else width_part(family.plan)
     plan, _ = lift(width, *ends, layouts, family.powers)
     if depth is not None:
-        plan = new_blocks(on_meta(first, own), unwidened, depth, first, own).then(plan)
-    if mixture is not None:
-        plan = experts_plan(on_meta(longer, cls), on_meta(first, own), mixture.target).then(plan)
+        plan = new_blocks(on_meta(longer, own), unwidened, depth, first, own).then(plan)
     if more:
-        plan = table_plan(on_meta(small, cls), small, more, cls).then(plan)
+        plan = table_plan(on_meta(first, own), first, more, own).then(plan)
+    if mixture is not None:
+        plan = experts_plan(on_meta(small, cls), on_meta(first, own), mixture.target).then(plan)
     plan = replace(plan, proof="copy")
     if family.export == "untie":
         small = config_from({**family.small_config, "tie_word_embeddings": True})
