@@ -88,7 +88,7 @@ HERE = Sizes(
     depth=3,
     cited_bases=(Finished(32, 1), Finished(32, 4), Finished(64, 16)),
     cited_unseen=True,
-    cited_mid_run=(16,),
+    cited_mid_run=(8, 16),
 )
 STEP_LLAMA = 207_618_048
 """FLOPs of one step of the Llama at width 32, with 8 windows of 64 tokens."""
