@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import log2
+from textwrap import fill
 
 from . import exactness, midrun, unseen
 from .noise_rule import RULES, regrets
@@ -68,6 +69,11 @@ def state(stored: Book) -> str:
         if end is not None and early is not None
     ]
     c = figures([stored])
+    told = (
+        f"Parting the copies is worth far more than the state. {_parted(stored)}With noise, carried state over the best other row "
+        f"is {c['c_end']} at the end and {c['c_early']} over the first 1 %: at this size a fresh optimizer does as well, and "
+        "carrying the state buys exactness, not a lower loss. State in wrong units is the worst of the rows with noise at the end."
+    )
     return f"""\
 ## What exact optimizer state is worth
 
@@ -78,9 +84,7 @@ new units, carried as it is, or fresh. Other methods follow, at the base's rate 
 |---|---|---|
 {chr(10).join(rows)}
 
-Parting the copies is worth far more than the state. {_parted(stored)}With noise, carried state over the best other row is {c["c_end"]} at the
-end and {c["c_early"]} over the first 1 %: at this size a fresh optimizer does as well, and carrying the state buys
-exactness, not a lower loss. State in wrong units is the worst of the rows with noise at the end.
+{fill(told, 120)}
 """
 
 
