@@ -19,6 +19,7 @@ from typing import Any
 
 HOST = "127.0.0.1"
 _START = 60.0  # seconds until the server must answer, on a busy machine
+_REFUSED = {"busy": (503, "SlowDown"), "forbidden": (403, "AccessDenied")}
 _HOP = ("connection", "transfer-encoding", "keep-alive", "proxy-connection")
 ACCOUNT = {
     "AWS_ACCESS_KEY_ID": "testing",
@@ -39,9 +40,12 @@ class Traffic:
     sent: int = 0
     """Bytes of objects that clients sent."""
     drop: int = 0
-    """Every so manieth request loses its connection: before it is passed on, after it, or in the middle of its answer."""
+    """Every so manieth request loses its connection (before it is passed on, after it, in the middle of its answer), or is told
+    to come back later."""
     stall: int = 0
     """Every so manieth request gets no answer for a long time."""
+    forbid: bool = False
+    """Every request is answered with 403."""
     harmed: int = 0
     """How many were dropped or stalled."""
     seen: int = 0
@@ -53,12 +57,14 @@ class Traffic:
             self.received = self.sent = self.harmed = self.seen = 0
 
     def fate(self) -> str:
-        """What happens to the next request: nothing, "lost", "unanswered", "cut" or "stalled"."""
+        """What happens to the next request: nothing, "lost", "unanswered", "cut", "busy", "stalled" or "forbidden"."""
         with self.lock:
             self.seen += 1
+            if self.forbid:
+                return "forbidden"
             if self.drop and self.seen % self.drop == 0:
                 self.harmed += 1
-                return ("lost", "unanswered", "cut")[self.harmed % 3]
+                return ("lost", "unanswered", "cut", "busy")[self.harmed % 4]
             if self.stall and self.seen % self.stall == 0:
                 self.harmed += 1
                 return "stalled"
@@ -151,6 +157,9 @@ def _handler(port: int, traffic: Traffic, ending: Event) -> type[BaseHTTPRequest
             if fate in ("lost", "stalled"):
                 self._hang_up()
                 return
+            if fate in _REFUSED:
+                self._refuse(*_REFUSED[fate])
+                return
             with closing(HTTPConnection(HOST, port, timeout=600)) as server:
                 try:
                     server.request(self.command, self.path, body, dict(self.headers))
@@ -179,6 +188,15 @@ def _handler(port: int, traffic: Traffic, ending: Event) -> type[BaseHTTPRequest
                 if answer.status in (200, 206):
                     traffic.received += len(raw) if self.command == "GET" else 0
                     traffic.sent += len(body) if self.command == "PUT" else 0
+
+        def _refuse(self, status: int, code: str) -> None:
+            raw = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
+            self.send_response_only(status)
+            self.send_header("Content-Type", "application/xml")
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(raw)
 
         def _hang_up(self) -> None:
             self.close_connection = True

@@ -162,8 +162,9 @@ def _once(system: Any, method: str | Callable[..., Any], *arguments: Any, **opti
 
 async def _s3_body(system: Any, wanted: dict[str, Any]) -> bytes:
     answer = await system._call_s3("get_object", **wanted)
-    body: bytes = await answer["Body"].read()
-    return body
+    async with answer["Body"] as body:  # gives the connection back, also one that broke
+        raw: bytes = await body.read()
+    return raw
 
 
 def _path(url: Url) -> str:
@@ -195,6 +196,8 @@ def _raise_final(url: Url, error: Exception) -> None:
         ) from None
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
         raise MupscaleError(f"{url}: {error}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") from None
+    if type(error).__name__ == "ParamValidationError":
+        raise MupscaleError(f"{url}: {' '.join(str(error).split())[:200]}") from None
     if isinstance(error, PermissionError):
         what = f"the store forbids it ({code or 'access denied'})"
         raise PermissionError(errno.EACCES, what, str(url)) from None

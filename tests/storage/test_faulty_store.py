@@ -1,0 +1,135 @@
+"""A store that drops, stalls or refuses requests: nothing is lost, and what keeps failing is said in one line."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.llama_files import Llama, job_for, write_directory
+from harness.object_store import object_store
+from harness.refusals import refusal
+from mupscale.cli.main import main
+from mupscale.errors import MupscaleError
+from mupscale.files.directory import read_directory
+from mupscale.jobs import parts
+from mupscale.jobs.job import Job
+from mupscale.jobs.verify_bytes import check_alone
+from mupscale.jobs.worker import run_job
+from mupscale.storage import pages, remote
+from mupscale.storage.location import location
+
+SIZES = Llama(hidden=64, ffn=160, heads=4, kv_heads=2, layers=2, vocabulary=128)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(parts, "PART_BYTES", 64 << 10)
+    monkeypatch.setattr(parts, "SMALLEST_PART", 1024)
+    monkeypatch.setattr(pages, "KEPT", 4)
+    monkeypatch.setattr(remote, "PAUSES", (0.0, 0.01, 0.1, 0.1, 0.1))
+
+
+@pytest.fixture(autouse=True)
+def healed(store):
+    yield
+    store.traffic.drop = store.traffic.stall = 0
+    store.traffic.forbid = False
+
+
+def job_to(base: Path | str, out: Path | str) -> Job:
+    plan = SIZES.plan(2)
+    made = job_for(plan, read_directory(base), Path("x"), SIZES.noise(plan), block_bytes=16 << 10)
+    return replace(made, out=location(out))
+
+
+def prepared(store, tmp_path: Path, name: str) -> dict[str, bytes]:
+    """A base in a bucket of its own, and what a local job makes of it."""
+    write_directory(tmp_path / "base", SIZES.shapes(), "F32")
+    store.put(tmp_path / "base", f"{name}/base")
+    run_job(job_to(tmp_path / "base", tmp_path / "near"))
+    return {path.name: path.read_bytes() for path in (tmp_path / "near").iterdir()}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_tenth_request_that_is_dropped_loses_nothing(store, tmp_path, threads):
+    near = prepared(store, tmp_path, f"drop{threads}")
+    store.traffic.reset()
+    store.traffic.drop = 10
+    job = job_to(f"s3://drop{threads}/base", f"s3://drop{threads}/wide")
+    run_job(job, threads)
+    assert check_alone(job.out) == []
+    assert store.traffic.harmed >= 8, "each of the four kinds, twice"
+    assert {name: store.get(f"drop{threads}/wide/{name}") for name in near} == near
+    assert b"<UploadId>" not in store.call("GET", f"/drop{threads}?uploads")[1]
+
+
+def test_a_single_try_does_lose(store, tmp_path, monkeypatch):
+    """Control: the dropped requests are those that are tried again."""
+    prepared(store, tmp_path, "control")
+    monkeypatch.setattr(remote, "PAUSES", ())
+    store.traffic.reset()
+    store.traffic.drop = 10
+    with pytest.raises(MupscaleError, match=r"the store does not answer, 1 tries"):
+        run_job(job_to("s3://control/base", "s3://control/wide"))
+
+
+def test_requests_that_stall_are_given_up_and_tried_again(store, tmp_path, monkeypatch):
+    near = prepared(store, tmp_path, "stall")
+    monkeypatch.setenv(remote.TIMEOUT, "2")
+    store.traffic.reset()
+    store.traffic.stall = 40
+    run_job(job_to("s3://stall/base", "s3://stall/wide"))
+    assert store.traffic.harmed >= 2
+    assert {name: store.get(f"stall/wide/{name}") for name in near} == near
+
+
+def test_a_store_that_is_down_ends_with_one_line_and_the_job_resumes(store, tmp_path, monkeypatch, capsys):
+    near = prepared(store, tmp_path, "down")
+    job = job_to("s3://down/base", "s3://down/wide")
+    store.traffic.reset()
+    store.traffic.drop = 1
+    with pytest.raises(MupscaleError, match="the store does not answer, 6 tries"):
+        run_job(job)
+    assert main(["plan", "s3://down/base", "-k", "2"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "run the same command again" in said
+    store.traffic.drop = 0
+    run_job(job)
+    assert {name: store.get(f"down/wide/{name}") for name in near} == near
+
+
+def test_what_is_forbidden_is_said_at_once(store, tmp_path, capsys):
+    near = prepared(store, tmp_path, "secret")
+    assert near
+    job = job_to(tmp_path / "base", "s3://secret/wide")
+    store.traffic.reset()
+    store.traffic.forbid = True
+    refusal(lambda: read_directory("s3://secret/base"), "the store forbids it")
+    refusal(lambda: run_job(job), "the store forbids it")
+    assert store.traffic.seen < 8, "a refusal is no reason to try again"
+    for verb in ("plan", "check"):
+        assert main([verb, "s3://secret/base", *(["-k", "2"] if verb == "plan" else [])]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "forbids" in said
+
+
+def test_a_bucket_that_is_not_there_is_named(store, tmp_path):
+    write_directory(tmp_path / "base", SIZES.shapes(), "F32")
+    refusal(lambda: run_job(job_to(tmp_path / "base", "s3://nobucket/wide")), "no bucket 'nobucket'")
+    refusal(lambda: read_directory("s3://Not_A_Bucket!/x"), "s3://Not_A_Bucket!/x")
+
+
+def test_a_wrong_timeout_is_refused(store, monkeypatch):
+    monkeypatch.setenv(remote.TIMEOUT, "soon")
+    refusal(lambda: read_directory("s3://anywhere/x"), "expected seconds")
+
+
+def test_a_server_that_is_gone_is_named(tmp_path, monkeypatch):
+    pytest.importorskip("moto")
+    with object_store() as gone:
+        pass
+    for name, value in gone.environment.items():
+        monkeypatch.setenv(name, value)
+    refusal(lambda: read_directory("s3://gone/x"), "the store does not answer")
