@@ -48,8 +48,8 @@ def test_blocks_and_workers_do_not_matter(base, tmp_path, k):
 
 
 @pytest.mark.skipif(not TINY.exists(), reason="there is no tiny_llama; set MUPSCALE_DATA")
-@pytest.mark.parametrize("k", ["1", "ffn=2"])
-def test_a_stream_that_is_killed_is_resumed_with_the_same_bytes(tmp_path, k):
+@pytest.mark.parametrize(("k", "to"), [("1", "layers=8"), ("ffn=2", "layers=8,vocab=+64")])
+def test_a_stream_that_is_killed_is_resumed_with_the_same_bytes(tmp_path, k, to):
     """A real kill, in the middle: the process that writes is ended with SIGKILL, and another one goes on."""
     pytest.importorskip("transformers")
     from benchmarks.sharded import grow
@@ -57,8 +57,8 @@ def test_a_stream_that_is_killed_is_resumed_with_the_same_bytes(tmp_path, k):
     from mupscale.families.process import plan_in_process
 
     torch.set_num_threads(1)  # forked processes cannot use the threads of this one
-    family = plan_in_process(TINY, k, to="layers=8", steps=0)
-    request = Request(k, ("t", 0.1), 3, to="layers=8")
+    family = plan_in_process(TINY, k, to=to, steps=0)
+    request = Request(k, ("t", 0.1), 3, to=to)
     grow(TINY, tmp_path / "want", family, request, kill=False)
     want, cut = contents(tmp_path / "want"), 0
     for number in range(4):
@@ -67,5 +67,5 @@ def test_a_stream_that_is_killed_is_resumed_with_the_same_bytes(tmp_path, k):
         assert found.keys() == want.keys()
         assert [name for name in want if found[name] != want[name]] == []
     assert cut, "no kill came before the end"
-    grow(TINY, tmp_path / "other", family, Request(k, ("t", 0.1), 4, to="layers=8"), kill=False)
+    grow(TINY, tmp_path / "other", family, Request(k, ("t", 0.1), 4, to=to), kill=False)
     assert contents(tmp_path / "other") != want, "control: another seed gives other bytes"

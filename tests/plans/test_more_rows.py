@@ -83,6 +83,7 @@ def test_the_run_is_the_bases_for_a_loss_over_its_words(tied, kind):
                 assert torch.equal(value, was)
     broken = mu.verify(run, make, step=step(NEW), plan=plan, steps=5)
     assert broken.worst > 1e-3
+    assert "the loss counts words that the base does not have" in str(broken)
 
 
 @pytest.mark.parametrize("tied", [False, True])

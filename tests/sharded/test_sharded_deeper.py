@@ -1,6 +1,6 @@
-"""A base in shards that grows deeper, and wider by copies and zeros: every way in gives the bits of one process.
+"""A base in shards that grows deeper, wider by copies and zeros, and gets words: every way in gives the bits of one process.
 
-New blocks start without state, and zeros without moments.
+New blocks start without state, and zeros and words without moments.
 """
 
 import functools
@@ -36,7 +36,7 @@ from harness.launched import folder, launch  # noqa: E402
 from mupscale.families.process import plan_in_process  # noqa: E402
 from mupscale.plans.fits import identity_plan  # noqa: E402
 
-DEEP, BOTH = "1+layers=4,after=0:1", "ffn=2+layers=3,after=0,hidden=36,heads=6,kv_heads=3"
+DEEP, BOTH = "1+layers=4,after=0:1", "ffn=2+layers=3,after=0,hidden=36,heads=6,kv_heads=3,vocab=+5"
 CASES = ((DEEP, "none"), (DEEP, "signal"), (BOTH, "mup"), (BOTH, "signal"))
 
 

@@ -76,7 +76,7 @@ def _section(about: Mapping[str, Any]) -> str:
 
 `{about["architecture"]}`, grown from `{about["base"]["name"]}` (`{request.goal}`) by
 [mupscale](https://pypi.org/project/mupscale) {about["version"]}. {state}
-{_words(about["words"], noise is None)}
+{_words(about.get("words"), noise is None)}
 | | base | this model |
 |---|---|---|
 | parameters | {about["parameters"]["base"]:,} | {about["parameters"]["wide"]:,} |

@@ -38,7 +38,7 @@ def next_steps(base: Location, out: Location, job: Job, declare: Path | None = N
             "--noise",
             AUTO,
         ]
-        by = "" if about["words"] is None else f" by a loss over its {about['words']['ids'][0]} words"
+        by = "" if about.get("words") is None else f" by a loss over its {about['words']['ids'][0]} words"
         lines += [
             f"It trains exactly like the base{by}, and cannot use what is new until noise is added:",
             f"  {shlex.join(again)}",

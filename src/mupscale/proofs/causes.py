@@ -25,6 +25,10 @@ PENALTY = (
     "the loss depends on the width by itself: all outputs of the model agree and the loss does not, as with a sum over "
     "the weights; use the optimizer's weight_decay, or weight every tensor's sum by its units"
 )
+WORDS = (
+    "the loss counts words that the base does not have, which is another loss; write it over the base's words, "
+    "logits[..., :old], or train by a loss over all words and do not expect the base's curve"
+)
 SCHEDULER = "an absolute learning rate: a scheduler or the step function sets lr itself; multiply the group's own lr instead"
 STILL = "nothing was tested: a learning rate of zero, a loss that reaches no parameter, or everything frozen"
 OPTIMIZER = "the optimizer: gradients agree and weights do not, so a state or setting has other units than the registry says"

@@ -13,6 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..plans.identity import Loss, compare_gradients, gradients
+from ..plans.more_rows import old_words
 from ..plans.outputs import outputs_of
 from ..rules.axes import Axis
 from ..tensors.differences import difference
@@ -29,6 +30,7 @@ from .causes import (
     RANDOM,
     READOUT,
     START,
+    WORDS,
 )  # fmt: skip
 from .certificate import Failure
 from .observed import observed
@@ -72,6 +74,8 @@ def _forward(trial: Trial, step: Step | None, loss: Loss | None, failure: Failur
     failure = replace(failure, where=f"module {where}" if where else "the loss itself")
     if draws[0] != draws[1]:
         return replace(failure, cause=RANDOM)
+    if where is None and old_words(trial.plan) is not None:
+        return replace(failure, cause=WORDS)
     if where and _head_size_grows(trial, where):
         return replace(failure, cause=ATTENTION)
     if (factor := _one_factor(outputs)) is not None:
