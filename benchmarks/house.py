@@ -5,7 +5,7 @@
 
 The last line is `names=N code_lines=N before=N cycles=N homes=N comments=N`; the exit code is 1 when a bound fails.
 
-names       what a user can reach as `mupscale.X`, submodules apart; at most 26
+names       what a user can reach as `mupscale.X`, submodules apart; at most 30
 code_lines  lines of code (no blanks, comments or docstrings) in the rooms that act on models and files, together with
             what moved out of them; `before` is the figure from when each room derived for itself how a tensor is made,
             what an optimizer is and whether a run is continued. The aim, 3 % below it, is missed: the namespaces, the
@@ -27,10 +27,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "mupscale"
-NAMES, MOST_LINES = 30, 17000
+NAMES, MOST_LINES = 30, 19000
 """Bounds of the public names and of the lines of code. Proofs, the search that follows calls, and fingerprints of files
 took the lines from 9,192 to 12,726; depth, tuning from a directory and optimizers of other packages to 15,011; any width,
-split biases, orders of blocks, quantised state and norms that workers share to 16,400."""
+split biases, orders of blocks, quantised state and norms that workers share to 16,400; words, positions,
+experts, object stores, direct writing and the Triton kernel to 18,400."""
 BEFORE = 8866
 """Lines of code in training, sharded, checkpoints, trainers, families and jobs at version 0.1."""
 ELSEWHERE = 2631
