@@ -115,6 +115,14 @@ def test_what_is_forbidden_is_said_at_once(store, tmp_path, capsys):
         assert "forbids" in said
 
 
+def test_without_credentials_what_to_set_is_said(store, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    refusal(lambda: read_directory("s3://nobody/base"), "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+
+
 def test_a_bucket_that_is_not_there_is_named(store, tmp_path):
     write_directory(tmp_path / "base", SIZES.shapes(), "F32")
     refusal(lambda: run_job(job_to(tmp_path / "base", "s3://nobucket/wide")), "no bucket 'nobucket'")
