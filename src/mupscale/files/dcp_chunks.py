@@ -17,7 +17,8 @@ import torch
 
 from ..errors import Fault, MupscaleError
 from .archives import data_start, survey_archive
-from .dcp import METADATA, Chunk
+from .dcp import METADATA
+from .dcp_table import Chunk
 from .inert import Head, read_head
 from .places import Place, item_size
 from .strict import open_regular, os_errors, printable, raise_few
