@@ -9,25 +9,31 @@ import warnings
 import zipfile
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 import mupscale as mu
 from harness.limited import limited
+from harness.profiles import examples
 from harness.refusals import refusal
-from mupscale.files.dcp import METADATA, Chunk, _tiles, read_dcp
+from mupscale.files.dcp import METADATA, _tiles, read_dcp
 from mupscale.files.dcp_chunks import chunk_place, read_value
+from mupscale.files.dcp_table import Chunk, FileNames, chunked, map_table, write_table
 from mupscale.files.inert import read_head, read_metadata
 from mupscale.files.opcodes import _no_names, unpickled
 from mupscale.files.torch_file import read_tree
 from mupscale.jobs.blocks import Reader, read_rectangle_
 from mupscale.plans.fits import identity_plan
 from mupscale.sharded.noise import noise_identity
+from mupscale.tensors.parts import Rectangle
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -558,3 +564,39 @@ def test_metadata_is_no_longer_than_its_files_explain(tmp_path, saved):
     with open(path / METADATA, "ab") as file:
         file.truncate(40_000_000)
     refusal(lambda: read_dcp(path), "40000000 bytes, at most")
+
+
+def test_a_table_gives_another_process_the_same_directory(tmp_path):
+    content = {"a": torch.arange(12.0).view(4, 3), "n": torch.tensor(3), "lr": 0.1}
+    with warnings.catch_warnings(action="ignore"):
+        save_dcp(content, checkpoint_id=tmp_path / "x", no_dist=True)
+    want = read_dcp(tmp_path / "x")
+    with open(tmp_path / "table", "wb") as file:
+        write_table(want, file)
+    found = map_table(tmp_path / "table", tmp_path / "x")
+    assert (found.path, found.digest, found.values) == (want.path, want.digest, want.values)
+    assert found.tensors.keys() == want.tensors.keys()
+    for name, tensor in want.tensors.items():
+        other = found.tensors[name]
+        assert (other.dtype, other.shape, other.chunks) == (tensor.dtype, tensor.shape, tensor.chunks)
+    with open(tmp_path / "table", "wb") as file:
+        write_table(replace(want, tensors={}), file)
+    assert map_table(tmp_path / "table", tmp_path / "x").tensors == {}
+
+
+@examples(100)
+@given(st.data())
+def test_looking_up_chunks_finds_those_that_a_comparison_of_all_finds(data):
+    dims = data.draw(st.integers(0, 3))
+    cuts = [sorted({0, *data.draw(st.lists(st.integers(1, 9), max_size=3)), 10}) for _ in range(dims)]
+    chunks = [
+        Chunk(tuple(a for a, _ in corner), tuple(b - a for a, b in corner), f"f{number % 3}", number, 1)
+        for number, corner in enumerate(product(*(list(pairwise(cut)) for cut in cuts)))
+    ]
+    tensor = chunked("F32", (10,) * dims, chunks, FileNames(["other"]))
+    start = tuple(data.draw(st.integers(0, 9)) for _ in range(dims))
+    shape = tuple(data.draw(st.integers(1, 10 - at)) for at in start)
+    wanted = Rectangle(start, shape)
+    want = [chunk for chunk in chunks if Rectangle(chunk.start, chunk.shape).meet(wanted).numel]
+    assert tensor.chunks == chunks
+    assert tensor.meeting(start, shape) == want

@@ -1,6 +1,7 @@
 """Loading a narrow base into a sharded wide job: how ranks agree, what they read, and what stops them all."""
 
 import os
+import shutil
 import signal
 import time
 import warnings
@@ -19,10 +20,15 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import mupscale as mu
 from harness.launched import folder, launch
+from mupscale.files import dcp
+from mupscale.files.places import Place
+from mupscale.jobs.blocks import Reader
 from mupscale.plans.fits import identity_plan
-from mupscale.sharded import fill
+from mupscale.sharded import fill, node
 from mupscale.sharded.live import Sharding, is_aligned, messages
 from mupscale.sharded.memory import reshard_
+from mupscale.sharded.source import Source, Stored
+from mupscale.tensors.making import Making
 from mupscale.tensors.parts import local_of, local_rectangle
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -255,6 +261,50 @@ def family() -> str:
     return str(mu.plans.family_plan(config.to_dict(), 2).plan.hash)
 
 
+def metadata_shared() -> dict[str, Any]:
+    """How often this rank reads a pickle, when tables can be shared, and when they cannot."""
+    path, grown = saved(10), plan(10, 2)
+    found: dict[str, Any] = {}
+    read, written = dcp.read_dcp, node._written
+    calls: list[Any] = []
+    tables: list[str] = []
+
+    def counted(path: Any) -> Any:
+        calls.append(path)
+        return read(path)
+
+    def noted(directory: Any) -> str:
+        tables.append(written(directory))
+        return tables[-1]
+
+    ways = {"shared": noted, "not written": lambda _: "", "not seen": lambda _: "/nowhere/table"}
+    node.read_dcp = counted  # type: ignore[attr-defined]
+    try:
+        for way, write in ways.items():
+            node._written = write
+            calls.clear()
+            run = mu.load_wide(path, sharded(20, grown), plan=grown)
+            bits = [local_of(p).detach().clone() for p in run.model.parameters()]
+            found[way] = (len(calls), bits)
+        other = folder() / f"copy{dist.get_rank()}"
+        shutil.copytree(path, other)
+        calls.clear()
+        node._written = written
+        mu.load_wide(other, sharded(20, grown), plan=grown)
+        found["own copies"] = (len(calls), [])
+        found["left"] = [name for name in tables if os.path.exists(name)]
+        found["written"] = len(tables)
+        (other / ".metadata").write_bytes(b"\x80\x04N.")
+        dist.barrier()
+        try:
+            mu.load_wide(folder() / "copy0", sharded(20, grown), plan=grown)
+        except mu.MupscaleError as error:
+            found["damaged"] = str(error)
+    finally:
+        node.read_dcp, node._written = read, written  # type: ignore[attr-defined]
+    return found
+
+
 def sizes_that_differ() -> str:
     """One rank of a mesh of two dimensions measures other sizes; nobody waits for it."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
@@ -269,7 +319,7 @@ def sizes_that_differ() -> str:
 
 
 CASES = ["collectives", "what_is_read", "refused", "nothing_is_left"]
-CASES += ["gathered", "failing_between_messages", "prefixes", "family"]
+CASES += ["gathered", "failing_between_messages", "prefixes", "family", "metadata_shared"]
 
 
 @pytest.fixture(scope="module")
@@ -290,8 +340,9 @@ def some(request):
 
 def test_one_collective_agrees_and_none_moves_data(some):
     for counted in some["collectives"]:
-        assert counted["files"] == counted["files, mup"] == 1
-        assert counted["files, signal"] == 3  # before norms are measured, their sum, and the last
+        # Before ranks wait for the one that reads; their nodes, their tables, all have opened them; and the last.
+        assert counted["files"] == counted["files, mup"] == 5
+        assert counted["files, signal"] == 7  # before norms are measured, and their sum
         assert counted["live, aligned"] == counted["live, aligned, mup"] == 1
         assert counted["live, aligned: messages"] == 0
         assert counted["live"] == 2  # before ranks wait for each other's slices, and the last
@@ -359,6 +410,55 @@ def test_ranks_that_name_different_tensors_are_refused(two):
 
 def test_a_family_plan_is_the_same_on_every_rank(two):
     assert len(set(two["family"])) == 1
+
+
+def test_one_rank_of_a_node_reads_the_metadata(two):
+    first, second = two["metadata_shared"]
+    assert [way["shared"][0] for way in (first, second)] == [1, 0]
+    for alone in ("not written", "not seen", "own copies"):
+        assert [way[alone][0] for way in (first, second)] == [1, 1], alone
+    for found in (first, second):
+        for way in ("not written", "not seen"):
+            assert all(torch.equal(a, b) for a, b in zip(found[way][1], found["shared"][1], strict=True))
+        assert found["left"] == []
+        assert "not what torch.distributed.checkpoint writes" in found["damaged"]
+    assert first["written"] > 0
+
+
+def test_tensors_are_read_in_the_order_of_files_and_ahead(tmp_path, monkeypatch):
+    """Whatever the order of the model; the files that were used last stay open."""
+    wide, stored, want = {}, {}, {}
+    for number, name in enumerate("cadb"):
+        want[name] = torch.arange(6.0).view(2, 3) + number
+        (tmp_path / name).write_bytes(b"head" * 2 + want[name].numpy().tobytes())
+        wide[name] = torch.empty(2, 3)
+        stored[name] = Stored.whole(Place(name, 8, "F32", (2, 3)))
+    axes = (mu.rules.Axis.fixed(2), mu.rules.Axis.fixed(3))
+    fillings = [fill.Filling(Making(axes), stored[name], wide[name]) for name in wide]
+    calls: list[tuple[str, str]] = []
+    read, ahead = Reader.read_, Reader.ahead
+
+    def told(self: Any, file: str, *given: Any) -> None:
+        calls.append(("ahead", file))
+        ahead(self, file, *given)
+
+    def noted(self: Any, file: str, *given: Any) -> None:
+        calls.append(("read", file))
+        read(self, file, *given)
+
+    monkeypatch.setattr(Reader, "ahead", told)
+    monkeypatch.setattr(Reader, "read_", noted)
+    monkeypatch.setattr("mupscale.jobs.blocks._MOST_OPEN", 2)
+    source = Source(tmp_path, "", stored)
+    fill.Filler(source).fill_all_(fillings)
+    assert [file for kind, file in calls if kind == "read"] == ["a", "b", "c", "d"]
+    assert calls[:3] == [("ahead", "b"), ("read", "a"), ("ahead", "c")]
+    assert all(torch.equal(wide[name], want[name]) for name in want)
+    assert list(source._reader._open) == ["c", "d"]
+    source._reader.descriptor("c")
+    source._reader.descriptor("a")
+    assert list(source._reader._open) == ["c", "a"], "d was not used for the longest time"
+    source.close()
 
 
 def test_other_sizes_on_one_rank_stop_all_of_them(four):

@@ -6,8 +6,8 @@ optimizers, process groups.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, combinations
 from math import prod
@@ -20,6 +20,7 @@ from ..errors import Fault, MupscaleError
 from ..storage.location import Location, location
 from ..storage.looking import sizes_in
 from ..tensors.parts import Rectangle
+from .dcp_table import Chunk, ChunkedTensor, DcpDirectory, FileNames, chunked
 from .inert import read_metadata
 from .opcodes import Record
 from .places import KNOWN, dtype_name
@@ -34,43 +35,13 @@ _SPARE = 1 << 20  # bytes that `.metadata` may have beside what its files explai
 _EACH = 32 << 20  # bytes for each file beside it; AdamW of 70B parameters on 1,024 ranks has 0.3 MB for each
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A rectangle of a tensor, and the bytes of a file that hold it as one torch.save archive."""
-
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
-    file: str
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkedTensor:
-    """A tensor, and the chunks that make it up."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
-
-
-@dataclass(frozen=True)
-class DcpDirectory:
-    """The content of a directory that `torch.distributed.checkpoint` wrote, under its own names."""
-
-    path: Location
-    tensors: Mapping[str, ChunkedTensor]
-    values: Mapping[str, tuple[str, int, int]]
-    """Everything that is not a tensor: file, offset and length of its archive."""
-
-
 def read_dcp(path: Location | str) -> DcpDirectory:
     """Read the `.metadata` of a directory; raises one error with all faults."""
     path = location(path)
     raw = read_regular(path / METADATA, longest_metadata(path))
     metadata = read_metadata(raw, printable(str(path / METADATA)))
     try:
-        return _described(path, metadata)
+        return _described(path, metadata, hashlib.sha256(raw).hexdigest())
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MupscaleError(
             f"{printable(str(path / METADATA))} is not what torch.distributed.checkpoint writes: "
@@ -88,12 +59,13 @@ def longest_metadata(path: Location) -> int:
     return _SPARE + min(_EACH * len(sizes), sum(sizes))
 
 
-def _described(path: Location, metadata: Any) -> DcpDirectory:
+def _described(path: Location, metadata: Any, digest: str) -> DcpDirectory:
     stored: dict[tuple[str, tuple[int, ...] | None], Any] = {}
     for index, info in _dict(metadata.storage_data).items():
         offset = getattr(index, "offset", None)  # values have none
         stored[_only(str, index.fqn), None if offset is None else _wholes(offset)] = info
     tensors: dict[str, ChunkedTensor] = {}
+    files = FileNames()
     values: dict[str, tuple[str, int, int]] = {}
     faults: list[Fault] = []
     for name, entry in _dict(metadata.state_dict_metadata).items():
@@ -102,16 +74,20 @@ def _described(path: Location, metadata: Any) -> DcpDirectory:
             if (found := stored.get((name, None))) is not None:
                 values[name] = _bytes_of(name, found, faults)
         elif kind == "TensorStorageMetadata":
-            tensors[name] = _tensor(name, entry, stored, faults)
+            tensors[name] = _tensor(name, entry, stored, files, faults)
         else:
             label = name if type(name) is str else type(name).__name__
             faults.append(Fault(printable(label), "neither a tensor nor a value"))
     raise_few(f"{printable(str(path))} cannot be read", faults)
-    return DcpDirectory(path, tensors, values)
+    return DcpDirectory(path, tensors, values, digest)
 
 
 def _tensor(
-    name: str, entry: Any, stored: Mapping[tuple[str, tuple[int, ...] | None], Any], faults: list[Fault]
+    name: str,
+    entry: Any,
+    stored: Mapping[tuple[str, tuple[int, ...] | None], Any],
+    files: FileNames,
+    faults: list[Fault],
 ) -> ChunkedTensor:
     shape, chunks = _wholes(entry.size), []
     for chunk in _only(list, entry.chunks):
@@ -126,7 +102,7 @@ def _tensor(
     chunks = [chunk for chunk in chunks if prod(chunk.shape)]
     if not _tiles(chunks, shape):
         faults.append(Fault(printable(name), f"its chunks do not make up its shape {shape}"))
-    return ChunkedTensor(_dtype(entry.properties.dtype), shape, tuple(chunks))
+    return chunked(_dtype(entry.properties.dtype), shape, chunks, files)
 
 
 def _dict(value: Any) -> dict[Any, Any]:

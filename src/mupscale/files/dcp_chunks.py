@@ -17,7 +17,8 @@ import torch
 from ..errors import Fault, MupscaleError
 from ..storage.location import Location
 from .archives import data_start, survey_archive
-from .dcp import METADATA, Chunk
+from .dcp import METADATA
+from .dcp_table import Chunk
 from .inert import Head, read_head
 from .opened import file_size, open_file, open_stream
 from .places import Place, item_size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -55,12 +56,22 @@ class Reader:
         self._open.clear()
 
     def descriptor(self, file: str) -> int:
-        if file not in self._open:
+        """An open file; the one that was not used for the longest time is closed for it."""
+        found = self._open.pop(file, None)
+        if found is None:
             if len(self._open) >= _MOST_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))
             assert not isinstance(self.folder, Url)
-            self._open[file] = open_regular(self.folder / file)
-        return self._open[file]
+            found = open_regular(self.folder / file)
+        self._open[file] = found
+        return found
+
+    def ahead(self, file: str, offset: int, length: int) -> None:
+        """Ask the system to read bytes in the background that will be asked for soon; it may decline."""
+        if isinstance(self.folder, Url):
+            return
+        with suppress(OSError):
+            os.posix_fadvise(self.descriptor(file), offset, length, os.POSIX_FADV_WILLNEED)
 
     def read_(self, file: str, offset: int, into: memoryview) -> None:
         """Fill `into` with the bytes of the file that start at `offset`."""

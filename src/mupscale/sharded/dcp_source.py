@@ -6,21 +6,19 @@ tensors fit (a model and its average), they are refused until `prefix` names one
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Set
 from itertools import combinations
 from typing import Any
 
 from ..errors import Fault, MupscaleError
-from ..files.dcp import METADATA, ChunkedTensor, DcpDirectory, read_dcp
 from ..files.dcp_chunks import read_value
+from ..files.dcp_table import ChunkedTensor, DcpDirectory
 from ..files.places import is_dtype
-from ..files.strict import printable, raise_few, read_regular
+from ..files.strict import printable, raise_few
 from ..plans.names import strip_wrappers
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES, OptimizerRule
-from ..storage.location import Location
 from ..tensors.parts import Rectangle
 from .source import Source, Stored
 
@@ -28,14 +26,14 @@ _NAMED = "save it with torch's get_optimizer_state_dict, which names parameters,
 
 
 def dcp_source(
-    path: Location,
+    directory: DcpDirectory,
     plan: Plan,
     prefix: str | None = None,
     state: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Source:
     """The tensors of a checkpoint that the base end of the plan names; with `state`, also its optimizer state."""
-    directory = read_dcp(path)
+    path = directory.path
     keys = {strip_wrappers(key): key for key in directory.tensors}
     chosen = (
         _prefix(plan, keys, printable(str(path)))
@@ -75,19 +73,15 @@ def dcp_source(
     states, settings = (
         _optimizer(directory, plan, chosen, RULES if rules is None else rules) if state else ({}, {})
     )
-    digest = hashlib.sha256(read_regular(path / METADATA, 1 << 31)).hexdigest()
-    return Source(path, f"DCP {digest} under {chosen!r}", weights, states, settings)
+    return Source(path, f"DCP {directory.digest} under {chosen!r}", weights, states, settings)
 
 
 def _joined(tensors: list[ChunkedTensor], cat: int | None) -> Stored:
     """One base tensor from its sources, concatenated along `cat` when there are several."""
     pieces, first = [], 0
     for tensor in tensors:
-        for chunk in tensor.chunks:
-            start = list(chunk.start)
-            if cat is not None:
-                start[cat] += first
-            pieces.append((Rectangle(tuple(start), chunk.shape), chunk))
+        start = tuple(first if dim == cat else 0 for dim in range(len(tensor.shape)))
+        pieces.append((Rectangle(start, tensor.shape), tensor))
         first += tensor.shape[cat] if cat is not None else 0
     shape = list(tensors[0].shape)
     if cat is not None:

@@ -55,8 +55,10 @@ class Filler:
         A rank that fails continues to send other ranks the slices they wait for, and raises after the last one.
         """
         failure: Exception | None = None
-        for filling in fillings:
+        ordered = sorted(fillings, key=self._lies)  # as they are, if the source has no files
+        for at, filling in enumerate(ordered):
             try:
+                self._ahead(ordered[at + 1 : at + 2])
                 if filling.stored is not None:
                     self._source.hold(filling.stored, filling.making, filling.wide)
                 if failure is None:
@@ -67,6 +69,16 @@ class Filler:
                     break
         if failure is not None:
             raise failure
+
+    def _lies(self, filling: Filling) -> tuple[str, int]:
+        wanted = _covered(filling)
+        return ("", 0) if wanted is None else self._source.lies(filling.stored, wanted)
+
+    def _ahead(self, fillings: Iterable[Filling]) -> None:
+        """The storage reads for the next tensor while this one is made."""
+        for filling in fillings:
+            if (wanted := _covered(filling)) is not None:
+                self._source.ahead(filling.stored, wanted)
 
     def fill_(self, filling: Filling) -> None:
         """Fill this rank's part of a tensor from what the source holds."""
@@ -80,6 +92,16 @@ class Filler:
         for block in _cut(making, part, wide.element_size()):
             made = maker.make(making, base, block.start, block.shape, wide.dtype)
             block.within(local, part.start).copy_(made)
+
+
+def _covered(filling: Filling) -> Rectangle | None:
+    """What this rank needs of the base tensor; None if it needs nothing."""
+    part = local_rectangle(filling.wide)
+    if filling.stored is None or not part.numel:
+        return None
+    axes = filling.making.axes
+    covers = [axis.cover(at, at + n) for axis, at, n in zip(axes, part.start, part.shape, strict=True)]
+    return Rectangle(tuple(low for low, _ in covers), tuple(high - low for low, high in covers))
 
 
 def state_fillings(

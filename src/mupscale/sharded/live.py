@@ -136,6 +136,12 @@ class LiveSource:
     def close(self) -> None:
         self._buffer = torch.empty(0)
 
+    def lies(self, stored: Tensor, wanted: Rectangle) -> tuple[str, int]:
+        return "", 0  # in no file; and all ranks must hold tensors in the same order
+
+    def ahead(self, stored: Tensor, wanted: Rectangle) -> None:
+        pass
+
     def whole(self, stored: Tensor) -> Tensor | None:
         sharded: Any = stored.detach()
         full: Tensor = sharded.full_tensor() if is_sharded(stored) else sharded

@@ -1,7 +1,8 @@
 """Load a narrow checkpoint, or a running base, directly into the shards of a wide job, with optimizer state.
 
-No wide checkpoint is written and no rank holds a full tensor. Ranks do not communicate while they read files;
-at the end one collective shows whether all of them succeeded. If not, nothing that was loaded can be used.
+No wide checkpoint is written and no rank holds a full tensor. Ranks agree on what a checkpoint holds, do not communicate
+while they read its files, and at the end one collective shows whether all of them succeeded. If not, nothing that was
+loaded can be used.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from .directory_source import directory_source
 from .fill import Filler, Filling
 from .live import LiveSource
 from .memory import give_memory_, home_of, poison_, recompute_buffers_, reshard_
+from .node import shared_dcp
 from .noise import noise_identity, shared_noise
 from .source import AnySource
 from .states import live_states, prepare_states
@@ -92,7 +94,7 @@ def load_wide(
             if isinstance(base, Run):
                 carry_attributes_(target.model, compare_attributes(base.model, target.model, chosen))
             reshard_(target.model)
-            opened = _open(base, chosen, family, target, prefix, rules)
+            opened = _open(base, chosen, family, target, prefix, rules, together, group)
             try:
                 return loader.load(opened, noise, seed, early, together, group)
             finally:
@@ -234,6 +236,8 @@ def _open(
     wide: Run,
     prefix: str | None,
     rules: Mapping[str, OptimizerRule] | None,
+    together: AllOrNone,
+    group: Ranks,
 ) -> AnySource:
     if isinstance(base, Run):
         reshard_(base.model)
@@ -252,7 +256,8 @@ def _open(
         return LiveSource("the running base", weights, states, settings, base.since)
     path = location(base)
     if exists(path / METADATA):
-        return dcp_source(path, plan, prefix, bool(wide.optimizers), rules)
+        together.check()  # ranks are going to wait for the one of their node that reads
+        return dcp_source(shared_dcp(path, group), plan, prefix, bool(wide.optimizers), rules)
     if exists(path / CONFIG):
         return directory_source(path, plan, family, wide.model, bool(wide.optimizers))
     what = f"neither {METADATA} (torch.distributed.checkpoint) nor {CONFIG} (Hugging Face) is in it"

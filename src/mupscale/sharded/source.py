@@ -5,31 +5,34 @@ Knows: rectangles in files. Does not know which directory they came from, or wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import MupscaleError
-from ..files.dcp import Chunk
 from ..files.dcp_chunks import chunk_place
-from ..files.places import Place, torch_dtype
+from ..files.dcp_table import Chunk, ChunkedTensor
+from ..files.places import Place, item_size, torch_dtype
 from ..jobs.blocks import Reader, read_rectangle_
 from ..plans.plan import Plan
 from ..storage.location import Location
 from ..tensors.making import Making
 from ..tensors.parts import Rectangle
 
+_AHEAD = 64 << 20  # bytes of one tensor that are read ahead; the rest would push others out of the cache
+
 
 @dataclass(frozen=True)
 class Stored:
-    """A base tensor in files: its rectangles, and where each of them lies."""
+    """A base tensor in files: its rectangles, and what each of them is in files."""
 
     dtype: str
     shape: tuple[int, ...]
-    pieces: tuple[tuple[Rectangle, Place | Chunk], ...]
+    pieces: tuple[tuple[Rectangle, Place | ChunkedTensor], ...]
 
     @staticmethod
     def whole(place: Place) -> Stored:
@@ -96,6 +99,14 @@ class AnySource(Protocol):
         """Fill a contiguous tensor with the rectangle of a base tensor that starts at `lows`."""
         ...
 
+    def lies(self, stored: Any, wanted: Rectangle) -> tuple[str, int]:
+        """About where a rectangle of a base tensor lies: what is read in this order is read in the order of files."""
+        ...
+
+    def ahead(self, stored: Any, wanted: Rectangle) -> None:
+        """Tell that a rectangle of a base tensor will be read soon."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -143,21 +154,55 @@ class Source:
 
     def read(self, stored: Stored, lows: list[int], room: Tensor) -> None:
         wanted, missing = Rectangle(tuple(lows), tuple(room.shape)), room.numel()
-        for rectangle, where in stored.pieces:
-            part = rectangle.meet(wanted)
-            if part.numel:
-                start = [a - b for a, b in zip(part.start, rectangle.start, strict=True)]
-                at = [a - b for a, b in zip(part.start, lows, strict=True)]
-                place = self._place(where, stored.dtype)
-                read_rectangle_(self._reader, place, start, room, at, list(part.shape))
-                missing -= part.numel
+        for part, start, place in self._parts(stored, wanted):
+            at = [a - b for a, b in zip(part.start, lows, strict=True)]
+            read_rectangle_(self._reader, place, start, room, at, list(part.shape))
+            missing -= part.numel
         if missing:
             raise MupscaleError(f"{missing} entries of a tensor of shape {stored.shape} are stored nowhere")
 
-    def _place(self, where: Place | Chunk, dtype: str) -> Place:
-        if isinstance(where, Place):
-            return where
-        key = (where.file, where.offset)
+    def lies(self, stored: Stored, wanted: Rectangle) -> tuple[str, int]:
+        found = []
+        for rectangle, where in stored.pieces:
+            met = rectangle.meet(wanted)
+            if met.numel and isinstance(where, Place):
+                found.append((where.file, where.offset))
+            elif met.numel and isinstance(where, ChunkedTensor):
+                inside = [a - b for a, b in zip(met.start, rectangle.start, strict=True)]
+                found += [(chunk.file, chunk.offset) for chunk in where.meeting(inside, met.shape)]
+        return min(found, default=("", 0))
+
+    def ahead(self, stored: Stored, wanted: Rectangle) -> None:
+        left = _AHEAD
+        for part, start, place in self._parts(stored, wanted):
+            strides = [prod(place.shape[dim + 1 :]) for dim in range(len(start))]
+            first = sum(a * stride for a, stride in zip(start, strides, strict=True))
+            last = first + sum((n - 1) * stride for n, stride in zip(part.shape, strides, strict=True))
+            size = item_size(place.dtype)
+            length = min(left, (last + 1 - first) * size)
+            self._reader.ahead(place.file, place.offset + first * size, length)
+            left -= length
+            if left <= 0:
+                return
+
+    def _parts(self, stored: Stored, wanted: Rectangle) -> Iterator[tuple[Rectangle, list[int], Place]]:
+        """What a rectangle of a base tensor consists of: a part of it, and where that starts in a place of a file."""
+        for rectangle, where in stored.pieces:
+            met = rectangle.meet(wanted)
+            if not met.numel:
+                continue
+            inside = [a - b for a, b in zip(met.start, rectangle.start, strict=True)]
+            if isinstance(where, Place):
+                yield met, inside, where
+                continue
+            for chunk in where.meeting(inside, met.shape):
+                part = Rectangle(chunk.start, chunk.shape).meet(Rectangle(tuple(inside), met.shape))
+                start = [a - b for a, b in zip(part.start, chunk.start, strict=True)]
+                origin = tuple(a + b for a, b in zip(part.start, rectangle.start, strict=True))
+                yield Rectangle(origin, part.shape), start, self._place(chunk, stored.dtype)
+
+    def _place(self, chunk: Chunk, dtype: str) -> Place:
+        key = (chunk.file, chunk.offset)
         if key not in self._places:
-            self._places[key] = chunk_place(self.folder, where, dtype)
+            self._places[key] = chunk_place(self.folder, chunk, dtype)
         return self._places[key]
