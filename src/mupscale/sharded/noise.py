@@ -21,8 +21,9 @@ from ..jobs.blocks import StoredBase
 from ..plans.plan import Plan
 from ..training.noise_kinds import Noise
 from ..training.noise_places import Exempt
-from ..training.noises import NoisePlan, Statistic, resolve_noise, statistic
+from ..training.noises import NoisePlan, resolve_noise
 from ..training.norms_wanted import Wanted, norms_wanted
+from ..training.statistics import Statistic, statistic
 from .agreement import AllOrNone, Ranks, several, sum_over_ranks
 from .source import AnySource
 

@@ -17,7 +17,8 @@ from ..plans.names import named_tensors, unwrap
 from ..runs.run import Run
 from .noise_kinds import Noise, PairedNoise, wrong_noise
 from .noise_places import exempt_of
-from .noises import Statistic, copied_norm, resolve_noise, statistic
+from .noises import copied_norm, resolve_noise
+from .statistics import Statistic, statistic
 from .widen import carry
 
 

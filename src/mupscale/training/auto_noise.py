@@ -33,7 +33,8 @@ from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T, rise_for
 from .jump import measured
 from .noise_kinds import SignalNoise
 from .noise_places import Exempt
-from .noises import NoisePlan, Statistic, resolve_noise, statistic
+from .noises import NoisePlan, resolve_noise
+from .statistics import Statistic, statistic
 from .widen import fill_
 
 MOST_NOISE = 0.4

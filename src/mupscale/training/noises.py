@@ -14,9 +14,8 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from functools import partial
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..arguments import wrong_whole
@@ -25,19 +24,15 @@ from ..plans.plan import Plan, TensorPlan
 from ..rules.noise_defaults import WAKE
 from ..rules.scale import ONE, Scale
 from ..rules.sizes import noise_size, size_of_ratios
-from ..tensors.expand import expand
-from ..tensors.making import Making
 from ..tensors.noise import TensorNoise, Waking
 from ..tensors.philox import Stream
-from ..tensors.spectral import gaussian_norm, spectral_norms
+from ..tensors.spectral import gaussian_norm
 from .noise_kinds import Noise, PairedNoise, Sigma, SignalNoise, relative_size, t_of, wrong_noise
 from .noise_places import Exempt, has_copies, new_words, noisy_weights, pads_width, waking_gains
+from .statistics import Statistic, statistic, wide_row
 
 NOTHING = Exempt()
 """A model of which nothing is known beyond its plan."""
-Statistic = Literal["norm", "norms", "mean"]
-"""The spectral norm of a tensor, that of every matrix along dimension 0, or the mean of its rows. The norm of a vector is its
-length."""
 Measure = Callable[[str, Statistic], Tensor]
 """A statistic of the source of a wide tensor."""
 
@@ -174,16 +169,9 @@ def _wakings(
         if entry.gain:
             early = ONE if since is None else since[entry.sources[0]].fold
             level = float(early * entry.fold) - entry.shift
-        row = _wide_row(entry, means[name]) if name in means else None
+        row = wide_row(entry, means[name]) if name in means else None
         found[name] = Waking(_std(sigma, reference_size(name, plan, since)), entry.cut, level, row)
     return found
-
-
-def _wide_row(entry: TensorPlan, row: tuple[float, ...]) -> tuple[float, ...]:
-    """A row of the base as a row of the wide tensor: s · dup, and zeros where the row has zeros."""
-    base = torch.tensor(row, dtype=torch.float64).view(entry.base_shape[1:])
-    wide = expand(base, Making(entry.axes[1:], entry.change.s, entry.shift))
-    return tuple(wide.reshape(-1).tolist())
 
 
 def _each(sigma: Sigma) -> tuple[float, ...]:
@@ -344,20 +332,6 @@ def _given(sigma: Sigma) -> Sigma:
 def is_stacked(entry: TensorPlan) -> bool:
     """Whether a tensor is a stack of matrices (experts), each with its own noise size."""
     return len(entry.axes) == 3 and [axis.grows for axis in entry.axes] == [False, True, True]
-
-
-def statistic(weight: Tensor, what: Statistic) -> Tensor:
-    """A statistic of a tensor in float64.
-
-    >>> statistic(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), "mean").tolist()
-    [2.0, 2.0]
-    """
-    if what == "mean":
-        return weight.detach().double().mean(0).reshape(-1)
-    if weight.dim() < 2:
-        length: Tensor = torch.linalg.vector_norm(weight.detach().double())
-        return length
-    return spectral_norms(weight, what == "norms")
 
 
 def copied_norm(entry: TensorPlan) -> float:
