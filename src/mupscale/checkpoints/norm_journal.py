@@ -22,8 +22,8 @@ from ..jobs.identity import stamped_file
 from ..jobs.journal import checked, line
 from ..jobs.partial import EARLIER, partial
 from ..storage.location import Location
-from ..training.noise_faults import Statistic
 from ..training.norms_wanted import Wanted
+from ..training.statistics import Statistic
 
 _METHOD = "block Krylov, 16 columns"
 """Part of what is compared: a norm that was measured in another way has other digits."""

@@ -14,8 +14,8 @@ from ..jobs.job import Move
 from ..jobs.threads import in_threads
 from ..storage.location import Location
 from ..tensors.spectral import streamed_spectral_norm
-from ..training.noise_faults import Statistic
 from ..training.norms_wanted import Wanted
+from ..training.statistics import Statistic
 from .norm_journal import NormJournal
 
 _STRETCH = 1 << 24

@@ -19,12 +19,12 @@ from ..checkpoints.norms import measured_by
 from ..errors import Fault, MupscaleError, raise_faults
 from ..jobs.blocks import StoredBase
 from ..plans.plan import Plan
-from ..training.noise_faults import Statistic
 from ..training.noise_kinds import Noise
 from ..training.noise_places import Exempt
 from ..training.noise_plan import NoisePlan
-from ..training.noises import resolve_noise, statistic
+from ..training.noises import resolve_noise
 from ..training.norms_wanted import Wanted, norms_wanted
+from ..training.statistics import Statistic, statistic
 from .agreement import AllOrNone, Ranks, several, sum_over_ranks
 from .source import AnySource
 

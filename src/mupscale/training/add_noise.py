@@ -15,10 +15,10 @@ from ..plans.direction import Direction
 from ..plans.fits import check_end, identity_plan
 from ..plans.names import named_tensors, unwrap
 from ..runs.run import Run
-from .noise_faults import Statistic
 from .noise_kinds import Noise, PairedNoise, wrong_noise
 from .noise_places import exempt_of
-from .noises import copied_norm, resolve_noise, statistic
+from .noises import copied_norm, resolve_noise
+from .statistics import Statistic, statistic
 from .widen import carry
 
 

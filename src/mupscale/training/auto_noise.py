@@ -31,11 +31,11 @@ from ..plans.names import named_tensors
 from ..plans.plan import Plan
 from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T, rise_for
 from .jump import measured
-from .noise_faults import Statistic
 from .noise_kinds import SignalNoise
 from .noise_places import Exempt
 from .noise_plan import NoisePlan
-from .noises import resolve_noise, statistic
+from .noises import resolve_noise
+from .statistics import Statistic, statistic
 from .widen import fill_
 
 MOST_NOISE = 0.4

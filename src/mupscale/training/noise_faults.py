@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from typing import Literal
 
 from torch import Tensor
 
@@ -13,10 +12,8 @@ from ..errors import Fault
 from ..plans.plan import Plan, TensorPlan
 from .noise_kinds import Noise, PairedNoise, Sigma, SignalNoise, relative_size
 from .noise_places import Exempt, has_copies, noisy_weights
+from .statistics import Statistic
 
-Statistic = Literal["norm", "norms", "mean"]
-"""The spectral norm of a tensor, that of every matrix along dimension 0, or the mean of its rows. The norm of a vector is its
-length."""
 Measure = Callable[[str, Statistic], Tensor]
 """A statistic of the source of a wide tensor."""
 

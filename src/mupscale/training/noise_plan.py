@@ -10,17 +10,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-import torch
-
 from ..errors import MupscaleError
-from ..plans.plan import Plan, TensorPlan
+from ..plans.plan import Plan
 from ..rules.scale import ONE, Scale
 from ..rules.sizes import noise_size, size_of_ratios
-from ..tensors.expand import expand
-from ..tensors.making import Making
 from ..tensors.noise import TensorNoise, Waking
 from ..tensors.philox import Stream
 from .noise_kinds import Sigma
+from .statistics import wide_row
 
 
 @dataclass(frozen=True)
@@ -127,13 +124,6 @@ def wakings(
         if entry.gain:
             early = ONE if since is None else since[entry.sources[0]].fold
             level = float(early * entry.fold) - entry.shift
-        row = _wide_row(entry, means[name]) if name in means else None
+        row = wide_row(entry, means[name]) if name in means else None
         found[name] = Waking(std_of(sigma, reference_size(name, plan, since)), entry.cut, level, row)
     return found
-
-
-def _wide_row(entry: TensorPlan, row: tuple[float, ...]) -> tuple[float, ...]:
-    """A row of the base as a row of the wide tensor: s · dup, and zeros where the row has zeros."""
-    base = torch.tensor(row, dtype=torch.float64).view(entry.base_shape[1:])
-    wide = expand(base, Making(entry.axes[1:], entry.change.s, entry.shift))
-    return tuple(wide.reshape(-1).tolist())

@@ -13,17 +13,17 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
-import torch
 from torch import Tensor
 
 from ..errors import Fault, raise_faults
 from ..plans.plan import Plan, TensorPlan
 from ..rules.noise_defaults import WAKE
-from ..tensors.spectral import gaussian_norm, spectral_norms
-from .noise_faults import Measure, Statistic, each, measured, pairing, unknown_names
+from ..tensors.spectral import gaussian_norm
+from .noise_faults import Measure, each, measured, pairing, unknown_names
 from .noise_kinds import Noise, PairedNoise, Sigma, SignalNoise, relative_size, t_of, wrong_noise
 from .noise_places import Exempt, has_copies, new_words, noisy_weights, pads_width, waking_gains
 from .noise_plan import NoisePlan, reference_size, std_of, wakings
+from .statistics import Statistic, statistic
 
 NOTHING = Exempt()
 """A model of which nothing is known beyond its plan."""
@@ -140,20 +140,6 @@ def _given(sigma: Sigma) -> Sigma:
 def is_stacked(entry: TensorPlan) -> bool:
     """Whether a tensor is a stack of matrices (experts), each with its own noise size."""
     return len(entry.axes) == 3 and [axis.grows for axis in entry.axes] == [False, True, True]
-
-
-def statistic(weight: Tensor, what: Statistic) -> Tensor:
-    """A statistic of a tensor in float64.
-
-    >>> statistic(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), "mean").tolist()
-    [2.0, 2.0]
-    """
-    if what == "mean":
-        return weight.detach().double().mean(0).reshape(-1)
-    if weight.dim() < 2:
-        length: Tensor = torch.linalg.vector_norm(weight.detach().double())
-        return length
-    return spectral_norms(weight, what == "norms")
 
 
 def copied_norm(entry: TensorPlan) -> float:

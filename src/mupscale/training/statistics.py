@@ -1,0 +1,43 @@
+"""What noise needs to know of the base's tensors: how large they are, and what the mean word is."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..plans.plan import TensorPlan
+from ..tensors.expand import expand
+from ..tensors.making import Making
+from ..tensors.spectral import spectral_norms
+
+Statistic = Literal["norm", "norms", "mean"]
+"""The spectral norm of a tensor, that of every matrix along dimension 0, or the mean of its rows. The norm of a vector is its
+length."""
+
+
+def statistic(weight: Tensor, what: Statistic) -> Tensor:
+    """A statistic of a tensor in float64.
+
+    >>> statistic(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), "mean").tolist()
+    [2.0, 2.0]
+    """
+    if what == "mean":
+        return weight.detach().double().mean(0).reshape(-1)
+    if weight.dim() < 2:
+        length: Tensor = torch.linalg.vector_norm(weight.detach().double())
+        return length
+    return spectral_norms(weight, what == "norms")
+
+
+def wide_row(entry: TensorPlan, row: tuple[float, ...]) -> tuple[float, ...]:
+    """A row of the base as a row of the wide tensor: s · dup, and zeros where the row has zeros.
+
+    >>> from mupscale.rules import Axis
+    >>> wide_row(TensorPlan(("w",), (Axis.parse("5+3"), Axis.parse("in: 2x2+1"))), (2.0, 4.0))
+    (1.0, 1.0, 2.0, 2.0, 0.0)
+    """
+    base = torch.tensor(row, dtype=torch.float64).view(entry.base_shape[1:])
+    wide = expand(base, Making(entry.axes[1:], entry.change.s, entry.shift))
+    return tuple(wide.reshape(-1).tolist())
