@@ -22,6 +22,7 @@ from ..plans.identity import load_wide_
 from ..plans.names import pattern_of
 from ..plans.new_blocks import Order, Sleep, block_plan, first_values, nearest, order_of
 from ..plans.plan import Plan
+from ..rules.axes import Axis
 from ..rules.scale import Scale
 from ..tensors.expand import expand_
 from ..training.noise_kinds import SignalNoise
@@ -231,6 +232,9 @@ def width_part(plan: Plan) -> Plan:
             name: replace(
                 entry,
                 sources=() if entry.kind == "buffer" and not entry.sources else (name,),
+                axes=tuple(
+                    Axis.fixed(a.wide) if dim == entry.stack else a for dim, a in enumerate(entry.axes)
+                ),
                 cat=None,
                 stack=None,
                 fold=entry.fold * Scale.of(entry.spread),  # only biases that new blocks share are spread

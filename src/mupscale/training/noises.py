@@ -114,7 +114,7 @@ def resolve_noise(
             if given is not None and not any(_each(given)):
                 without.append(name)
                 continue
-            wake = partial(measure, _measured(name, plan))
+            wake = _dense(measure, _measured(name, plan), plan)
             sigmas[name] = _signal(WAKE, entry, wake, float(size)) if given is None else _given(given)
             stds[name] = _std(sigmas[name], size)
             asleep += [name] if len(entry.axes) > 1 and not any(_each(sigmas[name])) else []
@@ -135,7 +135,7 @@ def resolve_noise(
                 without.append(name)
                 paired.pop(name, None)
                 continue
-            sigma = _signal(t, entry, partial(measure, name), float(size))
+            sigma = _signal(t, entry, _dense(measure, name, plan), float(size))
         else:
             assert not isinstance(noise, SignalNoise)
             assert noise.sigma is not None
@@ -186,6 +186,12 @@ def _measured(name: str, plan: Plan) -> str:
     """The wide tensor whose source is measured for the noise of a tensor: of a new one, one that it is like."""
     like = plan[name].like
     return name if like is None else plan.sources[like][0]
+
+
+def _dense(measure: Measure, name: str, plan: Plan) -> Callable[[bool], Tensor]:
+    """What measures the source of a tensor; of a stack of copies, the one matrix that they are copies of."""
+    copied = plan[name].stack is not None
+    return (lambda _: measure(name, True)[:1]) if copied else partial(measure, name)
 
 
 def _pairing(entry: TensorPlan) -> int | None:
@@ -332,8 +338,9 @@ def norms_of(weight: Tensor, stacked: bool) -> Tensor:
 
 
 def copied_norm(entry: TensorPlan) -> float:
-    """‖s dup(W)‖ over ‖W‖: copies multiply a spectral norm by √c."""
-    norm: float = float(entry.change.s) * float(entry.change.c) ** 0.5
+    """‖s dup(W)‖ over ‖W‖: copies multiply a spectral norm by √c; experts are measured one by one."""
+    experts = 1 if entry.stack is None else entry.axes[entry.stack].k
+    norm: float = float(entry.change.s) * float(entry.change.c / experts) ** 0.5
     return norm
 
 
