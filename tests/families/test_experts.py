@@ -1,6 +1,8 @@
 """Dense models that get experts: the run goes on until they wake, in memory and in files, and what cannot sleep is refused."""
 
 import json
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -39,6 +41,10 @@ PAIRS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama into glm4_moe": ("glm4_moe", {}, ",into=glm4_moe"),
     "qwen3": ("dots1", {}, ""),
 }
+COPIES = {
+    "llama": "experts=3,top_k=3,expert_ffn=40,into=mixtral",
+    "qwen3": "experts=4,top_k=4,expert_ffn=40,into=qwen3_moe",
+}
 
 
 @pytest.mark.parametrize("case", PAIRS)
@@ -56,6 +62,35 @@ def test_the_small_copy_continues_its_base(case):
     assert len(new) == 3 * SIZES["num_hidden_layers"], "router, gates with ups, downs"
     assert family.wide_config.get("router_aux_loss_coef", 0.0) == 0.0
     assert not family.wide_config["output_router_logits"]
+
+
+@pytest.mark.parametrize("kind", COPIES)
+@pytest.mark.parametrize(("k", "more"), [("1", ""), ("hidden=2,heads=2,kv_heads=2", ",layers=3")])
+def test_copies_that_every_token_goes_to_continue_the_base(kind, k, more):
+    found = prove(family_plan({"model_type": kind, **SIZES}, k, to=COPIES[kind] + more), steps=3)
+    assert 0 < found.evidence.worst_step < 1e-11
+    assert found.evidence.control > 1e-3
+    entry, experts = found.plan["model.layers.0.mlp.experts.gate_up_proj"], {"llama": 3, "qwen3": 4}[kind]
+    assert (entry.stack, entry.source_shape, len(entry.sources)) == (0, (40, 32), 2)
+    assert str(entry.axes[0]) == f"out: 1x{experts}"
+    assert Plan.from_json(found.plan.to_json()) == found.plan
+    assert found.plan["model.layers.0.mlp.gate.weight"].new
+
+
+def test_copies_with_one_copy_too_few_in_their_units_are_noticed():
+    """Control: c = 1 gives their gradients other units, and the identity fails."""
+    found, base = family_plan({"model_type": "llama", **SIZES}, to=COPIES["llama"]), llama().double()
+    wrong = found.plan.with_tensors(
+        {
+            name: replace(entry, spread=Fraction(1, entry.axes[0].wide))
+            for name, entry in found.plan.tensors.items()
+            if entry.stack is not None
+        }
+    )
+    run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-2, eps=1e-3))
+    for plan, holds in ((found.plan, True), (wrong, False)):
+        certificate = mu.verify(run, maker(found), step=step, plan=plan, steps=2)
+        assert certificate.holds is holds
 
 
 def test_layers_width_and_experts_are_one_plan():
@@ -182,6 +217,18 @@ REFUSED = {
     "more than there are": ("llama", {}, "experts=2,top_k=3,expert_ffn=20", "3 of 2 experts"),
     "biases": ("llama", {"mlp_bias": True}, GOAL, "feed-forward layers have biases"),
     "a window": ("mistral", {"sliding_window": 16}, GOAL, "cut at a window"),
+    "copies to choose from": (
+        "llama",
+        {},
+        "experts=4,top_k=2,expert_ffn=40,into=mixtral",
+        "copies that a router chooses",
+    ),
+    "narrow copies": (
+        "llama",
+        {},
+        "experts=4,top_k=4,expert_ffn=20,into=mixtral",
+        "the width of the dense layer",
+    ),
     "no whole experts": ("llama", {}, "experts=8,top_k=2,expert_ffn=24,into=glm4_moe", "such as 20"),
 }
 
@@ -239,6 +286,31 @@ def test_a_directory_gets_experts_and_loads_in_the_stock_class(tmp_path, kind, m
         "--quiet",
     ]
     assert main(again) == 0
+
+
+def test_a_directory_of_copies_loads_in_the_stock_class_and_equals_the_live_bits(tmp_path):
+    base = save(tmp_path / "base")
+    ends = [str(tmp_path / "base"), str(tmp_path / "wide")]
+    assert main(["upscale", *ends, "--to", COPIES["llama"], "--noise", "t=0.1", "--no-loss", "--quiet"]) == 0
+    assert main(["check", *ends]) == 0
+    assert "new routers wake" in (tmp_path / "wide" / "README.md").read_text()
+    stored = load_file(tmp_path / "wide" / "model.safetensors")
+    found = family_plan(tmp_path / "base", to=COPIES["llama"])
+    live: Any = mu.upscale(base, maker(found), mu.SignalNoise(0.1), plan=found.plan).model
+    for name, tensor in live.state_dict().items():
+        assert torch.equal(stored[name], tensor), name
+    wide, told = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "wide", output_loading_info=True
+    )
+    assert not any(told.values())
+    one = wide.model.layers[0].mlp.experts.gate_up_proj.detach()
+    dense = torch.cat(
+        [base.model.layers[0].mlp.gate_proj.weight, base.model.layers[0].mlp.up_proj.weight]
+    ).detach()
+    shares = torch.linalg.matrix_norm(one - dense, 2) / torch.linalg.matrix_norm(dense, 2)
+    assert shares.tolist() == pytest.approx([0.1] * 3, rel=0.3), (
+        "noise of every copy is relative to the dense layer"
+    )
 
 
 def test_a_grown_base_gets_no_experts(tmp_path, capsys):

@@ -266,7 +266,7 @@ ALLOWED_POWERS = {
         "auto_noise.py: sqrt(low[0] * high[0])",
         "auto_noise.py: (wanted / low[1]) ** power",
         "auto_noise.py: sqrt(wanted / low[1])",
-        "noises.py: float(entry.change.c) ** 0.5",  # the norm of dup(W) is √c times that of W
+        "noises.py: float(entry.change.c / experts) ** 0.5",  # the norm of dup(W) is √c times that of W
         "spectral.py: (1 / sqrt(m - 1) + 1 / sqrt(n)) ** (1 / 3)",
         "spectral.py: (sqrt(m - 1) + sqrt(n)) ** 2",
         "spectral.py: sqrt(edge + _TRACY_WIDOM_MEAN * spread)",

@@ -64,7 +64,7 @@ def loaded() -> dict[str, str]:
         live = base_run(
             model_named("llama"), init_device_mesh("cpu", (dist.get_world_size(),)), sources["dcp"]
         )
-        with pytest.raises(mu.MupscaleError, match="made from several tensors of the base"):
+        with pytest.raises(mu.MupscaleError, match="joined or stacked from tensors of the base"):
             mu.load_wide(live, fresh(), plan=family(GOAL))
     return found
 

@@ -1,5 +1,6 @@
 """The stock Trainer resumes a model that got experts with its state, and it follows the dense base until noise wakes them."""
 
+import json
 import shutil
 from typing import Any
 
@@ -55,6 +56,37 @@ def test_experts_and_copies_follow_it_with_their_units(base):
     out = grown(folder, stopped, "wider", "widen", f"layers=3,{GOAL}", "-k", "hidden=2,heads=2,kv_heads=2")
     followed = resumed(folder, out, callbacks=[mu.trainers.HuggingFaceCallback(out)])
     assert gap(curve.losses, followed) < bench.EQUAL
+
+
+COPIES = "experts=4,top_k=4,expert_ffn=64,into=mixtral"
+
+
+def test_copies_follow_the_dense_model(base):
+    """Four copies in Mixtral, all for every token, with the state of gate and up joined and copied."""
+    folder, stopped, curve = base
+    out = grown(folder, stopped, "copies", "widen", COPIES)
+    assert (
+        gap(curve.losses, resumed(folder, out, callbacks=[mu.trainers.HuggingFaceCallback(out)]))
+        < bench.EQUAL
+    )
+
+
+def test_sparse_upcycling_leaves_the_base(base):
+    """Control: the same copies with the same state behind a random router that chooses two of four."""
+    folder, stopped, curve = base
+    out = grown(folder, stopped, "copies", "widen", COPIES)
+    shutil.copytree(out, folder / "sparse")
+    config = json.loads((out / "config.json").read_text())
+    (folder / "sparse" / "config.json").write_text(json.dumps({**config, "num_experts_per_tok": 2}))
+    file = folder / "sparse" / "model.safetensors"
+    tensors = load_file(file)
+    torch.manual_seed(1)
+    for name in (n for n in tensors if n.endswith("mlp.gate.weight")):
+        tensors[name].normal_(std=0.1)
+    save_file(tensors, file, {"format": "pt"})
+    found = resumed(folder, folder / "sparse", callbacks=[mu.trainers.HuggingFaceCallback(out)])
+    assert found[min(found)] == pytest.approx(curve.losses[min(found)], rel=1e-5), "the copies are equal"
+    assert gap(curve.losses, found) > bench.DIFFERENT
 
 
 def test_woken_experts_leave_the_base(base):

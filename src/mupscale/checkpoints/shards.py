@@ -181,8 +181,8 @@ def _same_bytes(reader: Reader, a: Place, b: Place) -> bool:
 
 
 def _misshapen(name: str, entry: TensorPlan, places: Sequence[Place]) -> Iterator[Fault]:
-    if entry.cat is None and places and places[0].shape != entry.base_shape:
-        yield Fault(name, f"shape {places[0].shape} in the directory, {entry.base_shape} in the plan")
+    if entry.cat is None and places and places[0].shape != entry.source_shape:
+        yield Fault(name, f"shape {places[0].shape} in the directory, {entry.source_shape} in the plan")
 
 
 @dataclass(frozen=True)

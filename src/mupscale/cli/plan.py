@@ -21,6 +21,7 @@ from ..checkpoints.request import Request
 from ..errors import Fault, MupscaleError
 from ..families.declarations import FORM, Declarations
 from ..families.goal import Goal
+from ..families.into import experts_are_copies
 from ..families.multipliers import parse_multipliers
 from ..families.process import plan_in_process
 from ..families.record import FamilyPlan
@@ -188,9 +189,14 @@ def _new_experts(family: FamilyPlan) -> list[str]:
     experts = family.goal.to.experts
     if experts is None:
         return []
+    if experts_are_copies(experts):
+        return [
+            f"experts: {experts.number} copies of the dense layer in every block, all of which every token goes to; the training of "
+            "the base goes on until noise parts them"
+        ]
     return [
-        f"new experts: {experts.number} of width {experts.ffn} in every block, {experts.top_k} for a token, beside the dense layer, "
-        "which every token goes to; they sleep, and the training of the base goes on, until noise wakes them"
+        f"new experts: {experts.number} of width {experts.ffn} in every block, {experts.top_k} for a token, beside the dense "
+        "layer, which every token goes to; they sleep, and the training of the base goes on, until noise wakes them"
     ]
 
 

@@ -23,6 +23,7 @@ from ..plans.more_rows import without_rows
 from ..plans.names import pattern_of
 from ..plans.new_blocks import Order, Sleep, block_plan, first_values, nearest, order_of
 from ..plans.plan import Plan
+from ..rules.axes import Axis
 from ..rules.scale import Scale
 from ..tensors.expand import expand_
 from ..training.noise_kinds import SignalNoise
@@ -232,6 +233,9 @@ def width_part(plan: Plan) -> Plan:
             name: replace(
                 without_rows(entry),
                 sources=() if entry.kind == "buffer" and not entry.sources else (name,),
+                axes=tuple(
+                    Axis.fixed(a.wide) if dim == entry.stack else a for dim, a in enumerate(entry.axes)
+                ),
                 cat=None,
                 stack=None,
                 fold=entry.fold * Scale.of(entry.spread),  # only biases that new blocks share are spread

@@ -7,6 +7,10 @@ dense model goes on for any number of experts, any top_k, any width of experts a
 routers, gates and ups get noise then, and downs are quiet, so that waking does not change the output. Downs learn in
 the first step, everything else from the second step on.
 
+Classes without a shared expert hold the dense layer as E copies, all of which every token goes to (top_k = E), behind a
+router that is zero. Each has a weight of 1/E, so that s = 1, c = E and r = 1/E. The outputs of copies are equal, so the
+router has no gradient either.
+
 With down = 0 and a random up, as experts are often added, only the outputs are the base's: downs have a gradient from
 the first step on, so the training is another one.
 """
@@ -123,8 +127,12 @@ def _entry(name: str, kind: Kind, axes: tuple[Axis, ...], target: Target) -> Ten
     """How one tensor of the model with experts is made."""
     for ending, sources in target.made.items():
         if block := _before(name, ending):
-            cat = 0 if len(sources) > 1 else None
-            return TensorPlan(tuple(block + source for source in sources), axes, cat=cat, kind=kind)
+            cat, stack = 0 if len(sources) > 1 else None, 0 if target.copies else None
+            if target.copies:
+                axes = (Axis.parse(f"out: 1x{axes[0].wide}"), *axes[1:])
+            return TensorPlan(
+                tuple(block + source for source in sources), axes, cat=cat, kind=kind, stack=stack
+            )
     for ending, like in target.asleep.items():
         if block := _before(name, ending):
             stack = 0 if len(axes) > 2 else None

@@ -40,6 +40,8 @@ class Target:
     """Tensor -> the dense tensors it is made of, joined along their rows."""
     asleep: Mapping[str, str]
     """New tensor -> the dense tensor it is like."""
+    copies: bool = False
+    """Whether its experts are copies of the dense layer, all of which every token goes to."""
     renormalised: bool = True
     """Whether the weights of a token's experts are divided by their sum, so that one expert alone always has weight 1."""
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -86,6 +88,33 @@ def _glm4(base: Data, experts: Experts) -> dict[str, Any]:
     return {**_several_shared(base, experts), **more}
 
 
+def _mixtral(base: Data, experts: Experts) -> dict[str, Any]:
+    return {
+        "intermediate_size": experts.ffn,
+        "num_local_experts": experts.number,
+        "num_experts_per_tok": experts.top_k,
+        "router_jitter_noise": 0.0,
+        "router_aux_loss_coef": 0.0,
+        "output_router_logits": False,
+        "sliding_window": None,
+    }
+
+
+def _qwen3_moe(base: Data, experts: Experts) -> dict[str, Any]:
+    return {
+        "intermediate_size": experts.ffn,
+        "moe_intermediate_size": experts.ffn,
+        "num_experts": experts.number,
+        "num_experts_per_tok": experts.top_k,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "router_aux_loss_coef": 0.0,
+        "output_router_logits": False,
+        "use_sliding_window": False,
+    }
+
+
 def _dots1(base: Data, experts: Experts) -> dict[str, Any]:
     more = {"norm_topk_prob": False, "sliding_window": None, "layer_types": base.get("layer_types")}
     return {**_several_shared(base, experts), **more}
@@ -100,6 +129,7 @@ _ROUTED = {
     "mlp.experts.gate_up_proj": _MLP[0],
     "mlp.experts.down_proj": _MLP[2],
 }
+_COPIED = {"mlp.experts.gate_up_proj": _MLP[:2], "mlp.experts.down_proj": _MLP[2:]}
 TARGETS: Mapping[str, Target] = {
     "granitemoeshared": Target(
         "GraniteMoeSharedForCausalLM",
@@ -134,7 +164,34 @@ TARGETS: Mapping[str, Target] = {
         renormalised=False,
         refused={"sliding_window": _WINDOW},
     ),
+    "mixtral": Target(
+        "MixtralForCausalLM",
+        ("llama", "mistral"),
+        _mixtral,
+        _COPIED,
+        {"mlp.gate.weight": _MLP[0]},
+        copies=True,
+        refused={
+            "mlp_bias": _BIAS,
+            "sliding_window": _WINDOW,
+            "attention_bias": "attention has biases, which this class does not have",
+        },
+    ),
+    "qwen3_moe": Target(
+        "Qwen3MoeForCausalLM",
+        ("qwen3",),
+        _qwen3_moe,
+        _COPIED,
+        {"mlp.gate.weight": _MLP[0]},
+        copies=True,
+        refused={"sliding_window": _WINDOW},
+    ),
 }
+
+
+def experts_are_copies(experts: Experts) -> bool:
+    """Whether the class that was named holds copies of the dense layer; the usual ones do not."""
+    return experts.into is not None and experts.into in TARGETS and TARGETS[experts.into].copies
 
 
 def target_of(base: Data, architecture: str, experts: Experts) -> Target:
@@ -175,6 +232,12 @@ def with_experts(base: Data, target: Target, experts: Experts) -> dict[str, Any]
     elif experts.top_k == 1 and target.renormalised:
         what = "this router's one weight is always 1, so it would never learn"
         faults.append(Fault(f"experts={experts.number},top_k=1", what, "write top_k=2"))
+    if target.copies and experts.top_k != experts.number:
+        what = f"{experts.top_k} of {experts.number}: copies that a router chooses from see different tokens, so they part from the base"
+        faults.append(Fault("top_k", what, f"write top_k={experts.number}"))
+    if target.copies and experts.ffn != base["intermediate_size"]:
+        what = f"{experts.ffn}: copies have the width of the dense layer"
+        faults.append(Fault("expert_ffn", what, f"write expert_ffn={base['intermediate_size']}"))
     raise_faults(_CLAIM, faults)
     kind = next(name for name, known in TARGETS.items() if known is target)
     return {

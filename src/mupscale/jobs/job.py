@@ -60,6 +60,8 @@ class Move:
             **({} if making.noise.zeros is None else {"zeros": _told(making.noise.zeros)}),
         }
         join = making.join and {"stack" if making.join.stacked else "cat": making.join.dim}
+        if making.join is not None and making.join.under is not None:
+            join = {**(join or {}), "under": making.join.under}
         optional = {
             "scale": (str(making.scale), "1"),
             "shift": (making.shift, 0),
@@ -250,7 +252,8 @@ def _making(entry: Any) -> Making:
         raise ValueError(f"fill {fill!r} is neither zero nor one")
     if sources and "fill" in entry:
         raise ValueError(f"fill {fill!r} of a tensor that has sources")
-    joins = [Join(whole(entry[key]), key == "stack") for key in ("cat", "stack") if key in entry]
+    under = whole(entry["under"]) if "under" in entry else None
+    joins = [Join(whole(entry[key]), key == "stack", under) for key in ("cat", "stack") if key in entry]
     if len(joins) > 1:
         raise ValueError("sources are concatenated or stacked, not both")
     return Making(

@@ -67,7 +67,8 @@ class TensorPlan:
     """What the zeros along its axis without a role are: words or positions that the base does not have. Awake, a new word is
     the mean of the base's words; a new position stays zero."""
     stack: int | None = None
-    """The dimension of a tensor of experts that counts them, where the base has a dense layer and no such dimension."""
+    """The dimension of a tensor of experts that counts them, where the base has a dense layer and no such dimension. Of a
+    tensor with sources its axis is "out: 1xE": E copies of the dense layer."""
 
     @cached_property
     def change(self) -> Change:
@@ -81,8 +82,12 @@ class TensorPlan:
 
     @property
     def join(self) -> Join | None:
-        """How several sources become one base tensor."""
-        return None if self.cat is None else Join(self.cat)
+        """How several sources, or one in a stack of copies, become one base tensor."""
+        if not self.sources or self.stack is None:
+            return None if self.cat is None else Join(self.cat)
+        if self.cat is None:
+            return Join(self.stack, stacked=True)
+        return Join(self.cat + (self.stack <= self.cat), under=self.stack)
 
     def making(self, noise: TensorNoise | None = None) -> Making:
         """How the wide weight or buffer is made: copied, and scaled by s."""
@@ -109,7 +114,7 @@ class TensorPlan:
         >>> TensorPlan(("gate", "up"), (Axis.fixed(8), Axis.fixed(3)), cat=0).source_shape
         (4, 3)
         """
-        shape = list(self.base_shape)
+        shape = [n for dim, n in enumerate(self.base_shape) if dim != self.stack]
         if self.cat is not None:
             shape[self.cat] //= len(self.sources)
         return tuple(shape)

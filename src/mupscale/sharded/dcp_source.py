@@ -54,6 +54,12 @@ def dcp_source(
             Fault(chosen + printable(s), "the plan needs this tensor, the checkpoint does not have it")
             for s in lost
         ]
+        if entry.stack is not None:
+            what = "a stack of copies of a dense layer, which is not read from chunks"
+            faults.append(
+                Fault(chosen + printable(name), what, "save a Hugging Face directory and load that")
+            )
+            continue
         tensors = [directory.tensors[key] for key in found if key is not None]
         odd = [tensor.dtype for tensor in tensors if not is_dtype(tensor.dtype)]
         faults += [Fault(chosen + printable(name), f"a tensor of {dtype} cannot be widened") for dtype in odd]

@@ -6,6 +6,7 @@ Positions in `optimizer.pt` follow the order of the model's parameters, so state
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -52,9 +53,10 @@ def directory_source(
                 which * (n // count) for n, (which, count) in zip(entry.base_shape, found.cells, strict=True)
             ]
         for place in found.places:
-            pieces.setdefault(found.tensor, []).append((Rectangle(tuple(start), place.shape), place))
-            if entry.cat is not None:
-                start[entry.cat] += place.shape[entry.cat]
+            part = place if entry.join is None else replace(place, shape=entry.join.part(place.shape))
+            pieces.setdefault(found.tensor, []).append((Rectangle(tuple(start), part.shape), part))
+            if entry.join is not None:
+                start[entry.join.dim] += part.shape[entry.join.dim]
     weights = {n: Stored(of[0][1].dtype, plan[n].base_shape, tuple(of)) for n, of in pieces.items()}
     states, settings = _trainer(directory, plan, family, wide) if state else ({}, {})
     files = [*directory.weights, *([OPTIMIZER] if OPTIMIZER in directory.trainer else [])]
@@ -91,7 +93,7 @@ def _trainer(
             continue
         # A tensor that has had no gradient yet has settings and no state, as one that sleeps.
         settings[name] = {k: v for k, v in group.items() if k != "params"}
-        if entry.cat is not None:
+        if entry.join is not None:
             held = {source: state[keys[source][0]] for source in entry.sources if keys[source][0] in state}
             states[name] = _joined(name, entry, held, directory.path)
         elif key in state:
@@ -120,4 +122,9 @@ def _joined(
     raise_faults("the optimizer state cannot be read", faults)
     numbers = {k: v for k, v in held.get(entry.sources[0], {}).items() if not found[k].shape}
     one = {k: Stored.whole(v) if isinstance(v, Place) else v for k, v in numbers.items()}
-    return {**{k: Stored.joined(v.parts, v.join.dim) for k, v in found.items() if v.shape}, **one}
+    whole = {
+        k: Stored.joined([replace(part, shape=v.join.part(part.shape)) for part in v.parts], v.join.dim)
+        for k, v in found.items()
+        if v.shape
+    }
+    return {**whole, **one}

@@ -243,11 +243,11 @@ def _open(
         reshard_(base.model)
         check_end(plan, base.model, "base")
         tensors = {name: t for name, _, t in named_tensors(base.model)}
-        joined = [name for name, entry in plan.tensors.items() if entry.cat is not None]
+        joined = [name for name, entry in plan.tensors.items() if entry.join is not None]
         raise_faults(
             "a running base is carried tensor by tensor",
             [
-                Fault(n, "made from several tensors of the base", "save a checkpoint and load that")
+                Fault(n, "joined or stacked from tensors of the base", "save a checkpoint and load that")
                 for n in joined
             ],
         )

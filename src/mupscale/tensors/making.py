@@ -26,16 +26,19 @@ _FILLINGS = {"zero": 0, "one": 1, "minus_one": -1}  # -1 is a gain of zero that 
 class Join:
     """How several sources become one base tensor: concatenated along `dim`, or stacked along a new dimension there.
 
-    >>> Join(0).part((2, 3)), Join(1, stacked=True).part((2, 3))
-    ((2, 3), (2, 1, 3))
+    >>> Join(0).part((2, 3)), Join(1, stacked=True).part((2, 3)), Join(1, under=0).part((2, 3))
+    ((2, 3), (2, 1, 3), (1, 2, 3))
     """
 
     dim: int
     stacked: bool = False
+    under: int | None = None
+    """A new dimension of size 1 that sources get before they are concatenated."""
 
     def part(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of one source as a part of the joined tensor: stacking gives it a dimension of size 1."""
-        return (*shape[: self.dim], 1, *shape[self.dim :]) if self.stacked else shape
+        at = self.dim if self.stacked else self.under
+        return shape if at is None else (*shape[:at], 1, *shape[at:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ class Making:
     def source(self, tensors: Sequence[Tensor]) -> Tensor:
         """The base tensor: the single source itself, or several joined into new memory."""
         if self.join is not None:
-            return (torch.stack if self.join.stacked else torch.cat)(list(tensors), self.join.dim)
+            parts = [tensor.reshape(self.join.part(tuple(tensor.shape))) for tensor in tensors]
+            return torch.cat(parts, self.join.dim)
         if len(tensors) != 1:
             raise MupscaleError(
                 f"{len(tensors)} sources and no dimension to join them along, expected 1; write join=Join(dim)"

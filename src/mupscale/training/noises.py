@@ -69,7 +69,7 @@ def resolve_noise(
             if given is not None and not any(each(given)):
                 without.append(name)
                 continue
-            wake = partial(measure, measured(name, plan))
+            wake = _dense(measure, measured(name, plan), plan)
             sigmas[name] = _signal(WAKE, entry, wake, float(size)) if given is None else _given(given)
             stds[name] = std_of(sigmas[name], size)
             asleep += [name] if len(entry.axes) > 1 and not any(each(sigmas[name])) else []
@@ -90,7 +90,7 @@ def resolve_noise(
                 without.append(name)
                 paired.pop(name, None)
                 continue
-            sigma = _signal(t, entry, partial(measure, name), float(size))
+            sigma = _signal(t, entry, _dense(measure, name, plan), float(size))
         else:
             assert not isinstance(noise, SignalNoise)
             assert noise.sigma is not None
@@ -125,6 +125,12 @@ def _is_silent(noise: Noise) -> bool:
     return all(not value for value in (size.values() if isinstance(size, Mapping) else [size]))
 
 
+def _dense(measure: Measure, name: str, plan: Plan) -> Callable[[Statistic], Tensor]:
+    """What measures the source of a tensor; of a stack of copies, the one matrix that they are copies of."""
+    copied = plan[name].stack is not None
+    return (lambda _: measure(name, "norms")[:1]) if copied else partial(measure, name)
+
+
 def _seed(seed: int, since: Plan | None) -> int:
     """A run that grows again draws other numbers for the same seed, so that its two noises are independent."""
     if since is None:
@@ -143,8 +149,9 @@ def is_stacked(entry: TensorPlan) -> bool:
 
 
 def copied_norm(entry: TensorPlan) -> float:
-    """‖s dup(W)‖ over ‖W‖: copies multiply a spectral norm by √c."""
-    norm: float = float(entry.change.s) * float(entry.change.c) ** 0.5
+    """‖s dup(W)‖ over ‖W‖: copies multiply a spectral norm by √c; experts are measured one by one."""
+    experts = 1 if entry.stack is None else entry.axes[entry.stack].k
+    norm: float = float(entry.change.s) * float(entry.change.c / experts) ** 0.5
     return norm
 
 
