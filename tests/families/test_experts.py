@@ -239,6 +239,12 @@ def test_what_cannot_be_exact_is_refused(kind, fields, goal, words):
         family_plan({"model_type": kind, **SIZES, **fields}, to=goal)
 
 
+@pytest.mark.parametrize(("k", "to"), [("2", GOAL), ("ffn=2", GOAL), ("1", f"ffn=48,{GOAL}")])
+def test_feed_forward_layers_do_not_grow_with_experts(k, to):
+    with pytest.raises(mu.MupscaleError, match="feed-forward layers would grow too"):
+        family_plan({"model_type": "llama", **SIZES}, k, to=to)
+
+
 def test_one_expert_for_a_token_is_fine_where_its_weight_is_not_renormalised():
     found = family_plan({"model_type": "qwen3", **SIZES}, to="experts=8,top_k=1,expert_ffn=20")
     assert found.wide_config["num_experts_per_tok"] == 1

@@ -53,6 +53,14 @@ class Mixture:
     target: Target
 
 
+def refuse_wider(goal: Goal) -> None:
+    """Raise if feed-forward layers grow in the goal that adds experts: it names the width of experts in the result."""
+    if goal.to.experts is not None and goal.size("ffn", 1) != 1:
+        what = "feed-forward layers would grow too, and expert_ffn is the width of experts in the result"
+        remedy = "name the other widths, as -k hidden=2,heads=2,kv_heads=2"
+        raise_faults(_CLAIM, [Fault("ffn", what, remedy)])
+
+
 def entered(config: Config, cls: Any, experts: Experts) -> Mixture:
     """The dense model as one with experts; refused where no class holds it exactly."""
     data = as_data(config)

@@ -31,7 +31,7 @@ from ..training.noise_places import exempt_of
 from .configs import Path, edits, nested_configs, with_edits
 from .declarations import Declarations
 from .depth import deepened, depth_of, new_blocks, refuse_spelling, try_blocks
-from .experts import entered, experts_plan, small_copies, try_experts
+from .experts import entered, experts_plan, refuse_wider, small_copies, try_experts
 from .export import start_of, untied, wide_of
 from .goal import Goal
 from .grown import refuse_nothing
@@ -105,6 +105,7 @@ def family_plan(
         raise_faults(
             "a model is exported or grows deeper", [Fault("--export", what, "leave one of them out")]
         )
+    refuse_wider(goal)
     mixture = None if goal.to.experts is None else entered(narrow, cls, goal.to.experts)
     first, own = (narrow, cls) if mixture is None else (mixture.config, mixture.cls)
     more = more_of(as_data(first), goal.to)
