@@ -234,7 +234,8 @@ def width_part(plan: Plan) -> Plan:
                 without_rows(entry),
                 sources=() if entry.kind == "buffer" and not entry.sources else (name,),
                 axes=tuple(
-                    Axis.fixed(a.wide) if dim == entry.stack else a for dim, a in enumerate(entry.axes)
+                    Axis.fixed(a.wide) if dim == entry.stack else a
+                    for dim, a in enumerate(without_rows(entry).axes)
                 ),
                 cat=None,
                 stack=None,
