@@ -43,6 +43,8 @@ class Setting:
     """What shapes do not tell about the plan between two widths; without it the gradient identity decides."""
     watch: Callable[[nn.Module], dict[str, float]] | None = None
     inputs: Callable[[], Any] | None = None
+    counted: Callable[[int], nn.Module] | None = None
+    """A model that takes as many FLOPs, where the model itself cannot be counted because its data decide what it does."""
     batch: int = 0
     parts: int = 1
     device: str = "cpu"
@@ -139,7 +141,8 @@ class Setting:
 def _flops(setting: Setting, width: int) -> int:
     if setting.inputs is None:
         raise mu.MupscaleError(f"{setting.name} does not say what its model is called with: give it inputs=")
-    return setting.parts * step_of(lambda: setting.build(width), setting.inputs(), width).counted
+    make = setting.counted or setting.build
+    return setting.parts * step_of(lambda: make(width), setting.inputs(), width).counted
 
 
 @cache

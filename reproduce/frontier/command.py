@@ -35,13 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.stage != "print":
             study = STUDIES[options.study]
             train(study.trainer(), study.sizes, options.stage, options.runs)
-        return max(show(books()), _compare())
+        return max(show(books()), compare())
     except MupscaleError as error:
         print(error)
         return 2
 
 
-def _compare() -> int:
+def compare() -> int:
     """1 if the page says otherwise than the store."""
     found = differences()
     for line in found:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 import mupscale as mu
@@ -12,6 +14,8 @@ from ..peers import Start, net2wider, shrink_pad, tiling
 from ..setting import Setting
 from .spec import Spec
 
+Grow = Callable[[Setting, mu.Run, Spec, int, Loss], mu.Run]
+"""Makes the wide run of a spec: from the wide setting, the base, the spec, the steps that follow and their loss."""
 PEERS = {"tiling": tiling, "net2wider": net2wider, "shrink_pad": shrink_pad}
 
 

@@ -23,11 +23,8 @@ MEASURED = 2000
 """Training images of the loss at the end."""
 
 
-def task(
-    layers: int = 0, data: Callable[[], Images] = lambda: images("cifar10", edge=EDGE), reference: int = 8
-) -> Setting:
-    """The setting. The number of layers is that of MLPs, and says nothing here."""
-    del layers
+def task(data: Callable[[], Images] = lambda: images("cifar10", edge=EDGE), reference: int = 8) -> Setting:
+    """The setting."""
 
     def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> float:
         """In eval mode: with running statistics in the place of the batch's."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import fill
 
+from ..directions.page import stored_section
 from . import exactness, sunk
 from .choose import Arm
 from .sections import cell, gain_cell, mid_run, noise, state, without_a_sweep
@@ -70,7 +71,16 @@ def page() -> str:
         steps=10_000,
     )
     told = [part for book in stored[1:] for part in (*_sunk(book), mid_run(book))]
-    parts = [head, *_sunk(mlp), mid_run(mlp), *told, noise(mlp), state(mlp), without_a_sweep(stored)]
+    parts = [
+        head,
+        *_sunk(mlp),
+        mid_run(mlp),
+        *told,
+        stored_section(),
+        noise(mlp),
+        state(mlp),
+        without_a_sweep(stored),
+    ]
     return "\n".join(part for part in [*parts, _open(stored), _LIMITS] if part)
 
 

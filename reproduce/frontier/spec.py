@@ -9,7 +9,7 @@ from typing import Any, Literal
 State = Literal["carried", "wrong_units", "fresh", "fresh_rewarmed", "asymmetric"]
 """What growth does to the optimizer's state: carried in its units, copied as if it had none, emptied, or emptied for all
 copies of a unit but the first and warmed up again (SPARKLING, arXiv 2602.02472), which parts copies without noise."""
-Method = Literal["ours", "tiling", "net2wider", "shrink_pad"]
+Method = Literal["ours", "tiling", "net2wider", "shrink_pad", "llama_pro", "stack", "upcycling"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class Spec:
     """The peak rate, at the reference width."""
     seed: int
     layers: int = 4
-    """Of the MLP; other models have their own."""
+    """Of the MLP, and where growth is compared in several directions; other models have their own."""
+    experts: int = 0
+    """Of each layer; 0 is a dense model."""
     start: Spec | None = None
     at: float = 1.0
     noise: float = 0.0
@@ -46,7 +48,12 @@ class Spec:
 
     @property
     def grows(self) -> bool:
-        return self.start is not None and self.start.width != self.width
+        return self.start is not None and self.start.shape != self.shape
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """What growth changes: width, layers, experts."""
+        return self.width, self.layers, self.experts
 
     @property
     def rewarmed(self) -> bool:
@@ -70,6 +77,8 @@ class Spec:
             told.append("t by rule" if self.by_rule else f"t={self.noise:g}")
         if self.layers != 4:
             told.append(f"layers={self.layers}")
+        if self.experts:
+            told.append(f"experts={self.experts}")
         if self.method != "ours" or self.state != "carried":
             told.append(self.method if self.method != "ours" else self.state)
         if self.stop != 1:

@@ -11,6 +11,7 @@ from ..setting import Setting
 from ..store import RESULTS, Store
 from . import images, text
 from .sizes import HERE, IMAGES, SMOKE, SMOKE_IMAGES, SMOKE_TEXT, TEXT, Sizes
+from .spec import Spec
 from .task import made_up, task
 from .train import Trainer
 
@@ -22,8 +23,8 @@ class Study:
     name: str
     file: str
     sizes: Sizes
-    setting: Callable[[int], Setting]
-    """By the number of layers, which only the MLP looks at."""
+    setting: Callable[[Spec], Setting]
+    """Only that of the MLP depends on the spec: on its number of layers."""
     nats: bool = False
     """Whether losses are compared by their difference; else by their ratio."""
 
@@ -36,27 +37,27 @@ class Study:
 STUDIES: Mapping[str, Study] = {
     study.name: study
     for study in (
-        Study("mlp", "frontier.jsonl", HERE, task),
-        Study("text", "frontier_text.jsonl", TEXT, text.task, nats=True),
-        Study("images", "frontier_images.jsonl", IMAGES, images.task),
+        Study("mlp", "frontier.jsonl", HERE, lambda spec: task(spec.layers)),
+        Study("text", "frontier_text.jsonl", TEXT, lambda spec: text.task(), nats=True),
+        Study("images", "frontier_images.jsonl", IMAGES, lambda spec: images.task()),
     )
 }
 SMALLEST: Mapping[str, Study] = {
     study.name: study
     for study in (
-        Study("mlp", "frontier.jsonl", SMOKE, lambda layers: task(layers, made_up, SMOKE.reference)),
+        Study("mlp", "frontier.jsonl", SMOKE, lambda spec: task(spec.layers, made_up, SMOKE.reference)),
         Study(
             "text",
             "frontier_text.jsonl",
             SMOKE_TEXT,
-            lambda layers: text.task(layers, text.made_up, SMOKE_TEXT.reference, measured=1),
+            lambda spec: text.task(text.made_up, SMOKE_TEXT.reference, measured=1),
             nats=True,
         ),
         Study(
             "images",
             "frontier_images.jsonl",
             SMOKE_IMAGES,
-            lambda layers: images.task(layers, images.made_up, SMOKE_IMAGES.reference),
+            lambda spec: images.task(images.made_up, SMOKE_IMAGES.reference),
         ),
     )
 }

@@ -56,17 +56,7 @@ class Book:
         return Book(trainer.known, study.sizes, study.name, study.nats, tuple(cases(trainer.all())))
 
     def seen(self, arm: Arm, figure: str = "held") -> Seen | None:
-        """An arm with all its seeds; None while a run is missing or if one diverged."""
-        if arm.chosen is None:
-            return None
-        tuning = self.known(arm.chosen)
-        told = [self.known(arm.chosen.with_seed(seed)) for seed in self.sizes.seeds]
-        if tuning is None or tuning["choose"] is None:
-            return None
-        values = tuple(float(t[figure]) for t in told if t is not None and t[figure] is not None)
-        if len(values) < len(told):
-            return None
-        return Seen(arm.chosen, float(tuning["choose"]), values)
+        return seen(self.known, arm, self.sizes.seeds, figure)
 
     def sunk(self, base: Finished, name: str, extra: float) -> Seen | None:
         return self.seen(sunk.arm(self.known, self.sizes, base, name, extra))
@@ -98,6 +88,20 @@ class Book:
         for name in unseen.NAMES if self.sizes.cited_unseen else ():
             if self.unseen(name) is None:
                 yield f"d: {name}"
+
+
+def seen(known: Known, arm: Arm, seeds: Sequence[int], figure: str = "held") -> Seen | None:
+    """An arm with all its seeds; None while a run is missing or if one diverged."""
+    if arm.chosen is None:
+        return None
+    tuning = known(arm.chosen)
+    told = [known(arm.chosen.with_seed(seed)) for seed in seeds]
+    if tuning is None or tuning["choose"] is None:
+        return None
+    values = tuple(float(t[figure]) for t in told if t is not None and t[figure] is not None)
+    if len(values) < len(told):
+        return None
+    return Seen(arm.chosen, float(tuning["choose"]), values)
 
 
 def contest(

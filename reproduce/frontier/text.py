@@ -26,37 +26,37 @@ Tokens = tuple[Tensor, Tensor]
 """Those to train on, then those held out."""
 
 
+def fields(width: int, layers: int = LAYERS) -> dict[str, Any]:
+    """The fields of a configuration. Heads have a fixed size and grow in number; both embeddings are one tensor."""
+    return {
+        "vocab_size": WORDS,
+        "hidden_size": width,
+        "intermediate_size": 3 * width,
+        "num_hidden_layers": layers,
+        "head_dim": HEAD,
+        "num_attention_heads": width // HEAD,
+        "num_key_value_heads": width // HEAD,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.05,
+        "use_cache": False,
+    }
+
+
 def build(width: int) -> nn.Module:
-    """Heads have a fixed size and grow in number; input and output embeddings are one tensor."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    heads = width // HEAD
-    config = LlamaConfig(
-        vocab_size=WORDS,
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=LAYERS,
-        head_dim=HEAD,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        initializer_range=0.05,
-        use_cache=False,
-    )
     stock: Any = LlamaForCausalLM
-    model: nn.Module = stock(config)
+    model: nn.Module = stock(LlamaConfig(**fields(width)))
     return model
 
 
 def task(
-    layers: int = 0,
     tokens: Callable[[], Tokens] = lambda: subwords(WORDS),
     reference: int = 32,
     measured: int = MEASURED,
 ) -> Setting:
-    """The setting. The number of layers is that of MLPs, and says nothing here."""
-    del layers
+    """The setting."""
 
     def loss_of(model: nn.Module, windows: Tensor) -> Tensor:
         logits = model(windows[:, :-1]).logits

@@ -23,7 +23,7 @@ from ..setting import Setting
 from ..stages import digest_text, rounded
 from ..store import Store
 from .clock import Rates, multiplier
-from .grow import grow
+from .grow import Grow, grow
 from .spec import Spec, spec_of
 
 POINTS = 20
@@ -68,22 +68,27 @@ class Phase:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Makes results and keeps them: lines in `store`, weights in `cache`. `setting` is by the number of layers."""
+    """Makes results and keeps them: lines in `store`, weights in `cache`.
+
+    `setting` is by the spec's numbers of layers and of experts; `grow` makes its wide run from its trained base.
+    """
 
     store: Store
     cache: Path
-    setting: Callable[[int], Setting]
+    setting: Callable[[Spec], Setting]
+    grow: Grow = grow
     say: Callable[[str], object] = print
     save_every: float = SAVE_EVERY
 
     @cached_property
-    def settings(self) -> dict[int, Setting]:
+    def settings(self) -> dict[tuple[int, int], Setting]:
         return {}
 
-    def of(self, layers: int) -> Setting:
-        if layers not in self.settings:
-            self.settings[layers] = self.setting(layers)
-        return self.settings[layers]
+    def of(self, spec: Spec) -> Setting:
+        key = spec.layers, spec.experts
+        if key not in self.settings:
+            self.settings[key] = self.setting(spec)
+        return self.settings[key]
 
     def known(self, spec: Spec) -> Result | None:
         return self.store.known(spec.key)
@@ -103,7 +108,7 @@ class Trainer:
         return result
 
     def phase(self, spec: Spec) -> Phase:
-        setting = self.of(spec.layers)
+        setting = self.of(spec)
         flops = setting.flops(spec.width)
         if spec.start is None:
             return Phase(max(1, round(spec.budget / flops)), 0.0, 0, flops, spec.budget)
@@ -115,7 +120,7 @@ class Trainer:
 
     def _train(self, spec: Spec, until: float | None) -> tuple[mu.Run, Result]:
         """Train to the end, or to a share of the steps."""
-        setting, phase = self.of(spec.layers), self.phase(spec)
+        setting, phase = self.of(spec), self.phase(spec)
         run, around = self._begin(spec)
         rates, progress = Rates(run.optimizer), Progress()
         unfinished = self._path(spec, None)
@@ -178,7 +183,7 @@ class Trainer:
 
     def _begin(self, spec: Spec) -> tuple[mu.Run, Result]:
         """The run before its first step at its peak rate, and for growth the losses around the noise."""
-        setting = self.of(spec.layers)
+        setting = self.of(spec)
         if spec.start is None:
             return setting.fresh(spec.width, spec.lr, spec.seed), {}
         base = self._trained(spec.start, spec.at)
@@ -188,7 +193,7 @@ class Trainer:
         if not spec.grows:
             mu.set_lr_(base.optimizer, spec.lr)
             return base, {"noise": {"before": before}}
-        run = grow(
+        run = self.grow(
             setting, base, spec, phase.steps, lambda model: _next_batches(setting, model, spec.seed, first)
         )
         fresh = setting.fresh(spec.width, spec.lr, spec.seed)

@@ -39,8 +39,8 @@ def trainer(folder, stop=None, **options):
     """A trainer on made-up rows; `stop` ends it like a kill would, after so many steps. Steps taken are counted."""
     taken: list[int] = []
 
-    def setting(layers):
-        made = task(layers, made_up, SMOKE.reference)
+    def setting(spec):
+        made = task(spec.layers, made_up, SMOKE.reference)
 
         def loss(model, step, seed):
             if model.training and stop is not None and len(taken) == stop:
@@ -50,7 +50,7 @@ def trainer(folder, stop=None, **options):
 
         return replace(made, loss=loss)
 
-    made = Trainer(Store(folder / "runs.jsonl"), folder / "cache", setting, lambda line: None, **options)
+    made = Trainer(Store(folder / "runs.jsonl"), folder / "cache", setting, say=lambda line: None, **options)
     return made, taken
 
 

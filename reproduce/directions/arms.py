@@ -1,0 +1,113 @@
+"""What a finished base may become, and the runs that choose the rate of each: the tuning seed chooses, others are reported.
+
+Every arm spends as many FLOPs as the base has cost. It tries two rates, a quarter and a half of the base's where it starts from
+the base, a half and the whole from scratch; the better of the two asks for one factor of two beyond it. Copies of a width also try two sizes of noise. What sleeps is woken by noise of the size of the
+trained weights, so there is nothing to tune.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ..frontier.choose import Arm, Known, best, runs_of, search
+from ..frontier.sizes import STEP_LLAMA
+from ..frontier.spec import Method, Spec
+from ..scale import powers
+from .models import MIXTRAL, SHARED
+
+AWAKE = 0.1
+"""t where something sleeps. It wakes what sleeps whatever its value, and nothing else has copies to part."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the study is, here and in the smoke test."""
+
+    budget: int = 4000 * STEP_LLAMA
+    """FLOPs of the base, and of every arm."""
+    width: int = 32
+    layers: int = 2
+    rates: tuple[float, ...] = powers(-8, -6)
+    noises: tuple[float, ...] = (0.1, 0.2)
+    extend: int = 1
+    tuning_seed: int = 0
+    seeds: tuple[int, ...] = (1, 2)
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One arm: how it is made, and how it differs from the base."""
+
+    label: str
+    of: str
+    """The direction it belongs to, or "" for the base itself."""
+    width: float = 1.0
+    """Over that of the base."""
+    layers: float = 1.0
+    experts: int = 0
+    method: Method = "ours"
+    scratch: bool = False
+
+
+ARMS: Mapping[str, Direction] = {
+    "goes on": Direction("the base goes on", ""),
+    "deeper": Direction("twice the layers, asleep and woken", "depth", layers=2),
+    "llama_pro": Direction(
+        "LLaMA Pro: copied blocks that write nothing", "depth", layers=2, method="llama_pro"
+    ),
+    "stack": Direction("G_stack: the blocks on top of themselves", "depth", layers=2, method="stack"),
+    "deep scratch": Direction("from scratch", "depth", layers=2, scratch=True),
+    "pads": Direction("half as wide again, by zeros that are woken", "width", width=1.5),
+    "copies": Direction("twice as wide, by copies with noise", "width", width=2),
+    "pads scratch": Direction("from scratch, half as wide again", "width", width=1.5, scratch=True),
+    "copies scratch": Direction("from scratch, twice as wide", "width", width=2, scratch=True),
+    "experts": Direction("eight experts beside the dense layer, asleep and woken", "experts", experts=SHARED),
+    "upcycling": Direction(
+        "sparse upcycling: four copies behind a random router", "experts", experts=MIXTRAL, method="upcycling"
+    ),
+    "experts scratch": Direction("from scratch", "experts", experts=SHARED, scratch=True),
+}
+"""By name, in the order of the table."""
+
+
+def base(known: Known, sizes: Sizes) -> Arm:
+    """The base, whose rate is tuned first."""
+    make = Spec(sizes.width, sizes.budget, 1.0, sizes.tuning_seed, sizes.layers)
+    return search(known, lambda lr: replace(make, lr=lr), sizes.rates, sizes.extend)
+
+
+def arm(known: Known, sizes: Sizes, name: str) -> Arm:
+    """The runs of an arm, as far as what is stored decides them."""
+    started = base(known, sizes)
+    if started.chosen is None:
+        return started
+    told = ARMS[name]
+    spec = replace(
+        started.chosen,
+        width=round(sizes.width * told.width),
+        layers=round(sizes.layers * told.layers),
+        experts=told.experts,
+        method=told.method,
+        start=None if told.scratch else started.chosen,
+    )
+    if spec.grows and spec.method == "ours":
+        spec = replace(spec, noise=AWAKE)
+    if spec.grows and told.width == 2:
+        noise = best(known, [replace(spec, noise=t) for t in sizes.noises])
+        if noise.chosen is None:
+            return started.then(noise)
+        started, spec = started.then(noise), noise.chosen
+    top = spec.lr if told.scratch else spec.lr / 2
+    rates = (top / 2, top)
+    return started.then(search(known, lambda lr: replace(spec, lr=lr), rates, sizes.extend))
+
+
+def specs(known: Known, sizes: Sizes) -> Iterator[Spec]:
+    """Every run of the study: the tuning of every arm, then the reported seeds."""
+    yield from runs_of([base(known, sizes), *(arm(known, sizes, name) for name in ARMS)], sizes.seeds)
+
+
+def missing(known: Known, sizes: Sizes) -> Spec | None:
+    """The next run to make, or None when all are stored."""
+    return next((spec for spec in specs(known, sizes) if known(spec) is None), None)

@@ -1,0 +1,110 @@
+"""Growth in one direction, from a finished Llama: ours by a plan, and what others do with the same weights.
+
+The others begin with an empty optimizer, as they are published; the schedule warms up again for everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+import mupscale as mu
+from mupscale.plans import family_plan
+from mupscale.plans.identity import Loss
+
+from ..frontier.spec import Method, Spec
+from ..setting import Setting
+from .models import SHARED, TOP_K, raw
+
+WRITERS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+
+State = dict[str, Tensor]
+
+
+def grow(setting: Setting, base: mu.Run, spec: Spec, steps: int, loss: Loss) -> mu.Run:
+    """The wide run at the peak rate of the spec."""
+    del steps, loss
+    assert spec.start is not None
+    if spec.method != "ours":
+        run = setting.fresh(spec.width, spec.lr, spec.seed)
+        made = OTHERS[spec.method](dict(base.model.state_dict()), spec.start, spec, run.model.state_dict())
+        run.model.load_state_dict(made)
+        return run
+    mu.set_lr_(base.optimizer, spec.lr)
+    k, to = goal(spec.start, spec)
+    plan = family_plan(raw(spec.start.width, spec.start.layers), k, to=to).plan
+    noise = mu.SignalNoise(spec.noise)
+    return mu.upscale(base, lambda: setting.build(spec.width), noise, plan=plan, seed=spec.seed)
+
+
+def goal(base: Spec, wide: Spec) -> tuple[int, str | None]:
+    """What `-k` and `--to` of the command line would say.
+
+    >>> goal(Spec(32, 1, 1.0, 0, layers=2), Spec(48, 1, 1.0, 0, layers=2))
+    (1, 'hidden=48,heads=3,kv_heads=3,ffn=144')
+    """
+    if wide.experts:
+        ffn = raw(wide.width, wide.layers, SHARED)["intermediate_size"]
+        return 1, f"experts={SHARED},top_k={TOP_K},expert_ffn={ffn},into=granitemoeshared"
+    if wide.layers != base.layers:
+        return 1, f"layers={wide.layers}"
+    if wide.width % base.width == 0:
+        return wide.width // base.width, None
+    sizes = raw(wide.width, wide.layers)
+    heads, ffn = sizes["num_attention_heads"], sizes["intermediate_size"]
+    return 1, f"hidden={wide.width},heads={heads},kv_heads={heads},ffn={ffn}"
+
+
+def _copied_blocks(state: State, base: Spec, wide: Spec, source: Callable[[int], int]) -> State:
+    """The state of a deeper model whose block i is block source(i) of the base."""
+    made = {name: value for name, value in state.items() if ".layers." not in name}
+    for block in range(wide.layers):
+        start, end = f"model.layers.{source(block)}.", f"model.layers.{block}."
+        made |= {
+            end + name.removeprefix(start): value for name, value in state.items() if name.startswith(start)
+        }
+    return made
+
+
+def llama_pro(state: State, base: Spec, wide: Spec, fresh: State) -> State:
+    """Behind every block of the base a copy of it that writes nothing yet (LLaMA Pro, arXiv 2401.02415)."""
+    del fresh
+    each = wide.layers // base.layers
+    made = _copied_blocks(state, base, wide, lambda block: block // each)
+    for block in range(wide.layers):
+        if block % each:
+            made |= {
+                name: torch.zeros_like(made[name])
+                for name in (f"model.layers.{block}.{writer}" for writer in WRITERS)
+            }
+    return made
+
+
+def stack(state: State, base: Spec, wide: Spec, fresh: State) -> State:
+    """All blocks of the base on top of all blocks of the base (G_stack, arXiv 2405.15319)."""
+    del fresh
+    return _copied_blocks(state, base, wide, lambda block: block % base.layers)
+
+
+def upcycling(state: State, base: Spec, wide: Spec, fresh: State) -> State:
+    """Every expert is a copy of the dense layer, behind a random router (sparse upcycling, arXiv 2212.05055)."""
+    made = {name: state.get(name, value) for name, value in fresh.items()}
+    for name, value in state.items():
+        block, inside, part = name.partition(".mlp.")
+        if not inside:
+            continue
+        if part == "gate_proj.weight":
+            joined = torch.cat([value, state[f"{block}.mlp.up_proj.weight"]])
+            made[f"{block}.mlp.experts.gate_up_proj"] = torch.stack([joined] * wide.experts)
+        elif part == "down_proj.weight":
+            made[f"{block}.mlp.experts.down_proj"] = torch.stack([value] * wide.experts)
+    return made
+
+
+OTHERS: Mapping[Method, Callable[[State, Spec, Spec, State], State]] = {
+    "llama_pro": llama_pro,
+    "stack": stack,
+    "upcycling": upcycling,
+}

@@ -1,0 +1,98 @@
+"""The study of directions: what each arm is made of, on weights of known values; its runs are tried by the smoke stage."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import mupscale as mu
+from reproduce.directions.arms import ARMS, Sizes, arm, missing
+from reproduce.directions.grow import grow
+from reproduce.directions.models import setting
+from reproduce.directions.page import figures, results, section
+from reproduce.frontier.spec import Spec
+
+BASE = Spec(32, 1000, 2**-7, 0, layers=2)
+WIDER: dict[str, dict[str, Any]] = {
+    "deeper": {"layers": 4},
+    "llama_pro": {"layers": 4, "method": "llama_pro"},
+    "stack": {"layers": 4, "method": "stack"},
+    "pads": {"width": 48},
+    "copies": {"width": 64},
+    "experts": {"experts": 8},
+    "upcycling": {"experts": 4, "method": "upcycling"},
+}
+SAME_OUTPUTS = WIDER.keys() - {"stack"}
+"""Upcycled copies too: the weights of a token's experts are divided by their sum."""
+WORDS = torch.arange(60).view(2, 30) % 17
+
+
+def grown(name):
+    base = setting(BASE).fresh(32, BASE.lr, 0)
+    spec = replace(BASE, start=BASE, **WIDER[name])
+    run = grow(setting(spec), base, spec, 10, lambda model: torch.zeros(()))
+    return base.model, run
+
+
+@pytest.mark.parametrize("name", WIDER)
+def test_what_keeps_the_outputs_of_the_base_and_what_does_not(name):
+    base, run = grown(name)
+    with torch.no_grad():
+        gap = float((run.model(WORDS).logits - base(WORDS).logits).abs().max())
+    assert gap < 1e-5 if name in SAME_OUTPUTS else gap > 1e-3
+
+
+def test_upcycled_experts_are_the_dense_layer():
+    base, run = grown("upcycling")
+    dense, routed = base.model.layers[0].mlp, run.model.model.layers[0].mlp
+    for expert in range(4):
+        assert torch.equal(routed.experts.down_proj[expert], dense.down_proj.weight)
+        joined = torch.cat([dense.gate_proj.weight, dense.up_proj.weight])
+        assert torch.equal(routed.experts.gate_up_proj[expert], joined)
+    assert routed.gate.weight.std() > 0
+
+
+def test_flops_of_experts_are_those_of_twice_the_dense_layer():
+    flops = {e: setting(replace(BASE, experts=e)).flops(32) for e in (0, 4, 8)}
+    assert flops[4] == flops[8]
+    ffn = (
+        6 * 2 * 3 * 32 * 96 * 8 * 64
+    )  # layers, matrices, and positions of a batch, six FLOPs for each weight
+    assert flops[8] - flops[0] == ffn
+
+
+def invented(spec):
+    """A loss that falls with the rate to 2^-9, and with width, depth and experts."""
+    from math import log2
+
+    loss = 4.0 + 0.01 * (log2(spec.lr) + 9) ** 2 - 0.1 * (spec.shape != BASE.shape) + 0.001 * spec.seed
+    loss += 0.0 if spec.start else 0.3
+    return {"choose": loss, "held": loss}
+
+
+def test_the_runs_end_and_the_table_says_what_they_say():
+    stored: dict[Spec, dict[str, float]] = {}
+    sizes = Sizes()
+    assert section(stored.get, sizes) == ""
+    while (spec := missing(stored.get, sizes)) is not None:
+        stored[spec] = invented(spec)
+    found = results(stored.get, sizes)
+    assert {name for name, seen in found.items() if seen is not None} == set(ARMS)
+    on = arm(stored.get, sizes, "goes on").chosen
+    assert on is not None
+    assert on.lr == 2**-9
+    assert figures(stored.get, sizes)["depth"] == "+0.1000"
+    assert "Growing deeper ends 0.100 nats below" in " ".join(section(stored.get, sizes).split())
+    copies = arm(stored.get, sizes, "copies").chosen
+    assert copies is not None
+    assert copies.noise in sizes.noises
+
+
+def test_noise_goes_to_copies_alone():
+    base = setting(BASE).fresh(32, BASE.lr, 0)
+    spec = replace(BASE, start=BASE, noise=0.1, layers=4)
+    run = grow(setting(spec), base, spec, 10, lambda model: torch.zeros(()))
+    with torch.no_grad():
+        assert float((run.model(WORDS).logits - base.model(WORDS).logits).abs().max()) < 1e-5
+    assert min(mu.diagnostics.awake(run).values()) >= 0
