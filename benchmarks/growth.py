@@ -8,8 +8,8 @@ neighbours and their writers zero, as block expansion does it: outputs are the b
 width grow deeper and wider in one plan.
 
 Rows of widths at any size are in `growth_width.py`, those of words and positions in `growth_words.py`, and those of dense
-models that get experts in `growth_experts.py`; their figures come first, as `width: rows=R worst=W …`, `words: …` and
-`experts: …`.
+models that get experts in `growth_experts.py`; their figures come first, as `width: rows=R worst=W …`, `words: …`,
+`experts: …` and `copies: …`.
 
 The last line is `rows=R depth=D biases=B worst=W control=C jump=J woken=S`: the largest relative error over losses,
 gradients and weights of the rows that only grow deeper, that of those among them whose biases are split, that of all
@@ -97,13 +97,15 @@ def main() -> int:
     print(f"\nwords: {words}\n", flush=True)
     mixed, experts_hold = growth_experts.report(quick)
     print(f"\nexperts: {mixed}\n", flush=True)
+    copied_line, copies_hold = growth_experts.report_copies(quick)
+    print(f"\ncopies: {copied_line}\n", flush=True)
     found = measured(((row, sizes(row)) for row in rows(quick)), control)
     deeper = together(found.values())
     deep = {row: m.worst for row, m in found.items() if row.k == "1"}
     depth = max(error for row, error in deep.items() if row.kind not in WITH_BIASES)
     biases = max(error for row, error in deep.items() if row.kind in WITH_BIASES)
     print(f"\nrows={len(found)} depth={depth:.1e} biases={biases:.1e} {deeper}")
-    others = wider.holds and words_hold and experts_hold
+    others = wider.holds and words_hold and experts_hold and copies_hold
     return 0 if others and deeper.holds and depth <= DEPTH and biases <= BIASES else 1
 
 

@@ -7,6 +7,7 @@ loss is the base's, and its training is not. `loud` has random downs too, so tha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,10 +20,11 @@ from mupscale.families.losses import another_batch, find_batch, growing_outputs,
 from mupscale.families.models import config_from, factory, model_class
 from mupscale.families.plan import family_plan
 from mupscale.plans.float64 import cast_, lifted_casts
+from mupscale.plans.identity import Loss
 from mupscale.plans.plan import Plan
 from mupscale.tensors.differences import curve_gap, loss_gap
 
-WORST, SILENT, LOUD, JUMP, WOKEN = 1e-11, 1e-3, 1e-3, 1e-10, 1.0
+WORST, SILENT, LOUD, C1, JUMP, WOKEN = 1e-11, 1e-3, 1e-3, 1e-6, 1e-10, 1.0
 DENSE = {**SIZES, "sliding_window": None}
 FEW, MANY, WIDE = (
     "experts=4,top_k=2,expert_ffn=20",
@@ -61,6 +63,17 @@ def rows(quick: bool) -> list[Row]:
         Row("qwen3", "AdamW", JOINT, k=COPIES),
         Row("llama", "AdamW", f"{JOINT},into=glm4_moe", k=COPIES),
     ]
+
+
+def copied_rows(quick: bool) -> list[Row]:
+    """Dense models as copies that every token goes to."""
+    kinds = {"llama": "mixtral", "mistral": "mixtral", "qwen3": "qwen3_moe"}
+    found = [
+        Row(kind, name, f"experts={e},top_k={e},expert_ffn=40,into={into}", tied=tied)
+        for kind, into in kinds.items()
+        for name, e, tied in (("AdamW", 3, False), ("SGD", 2, True))
+    ]
+    return found[:1] if quick else found
 
 
 def optimizers(name: str, model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -106,7 +119,34 @@ def woken_share(model: nn.Module, plan: Plan) -> float:
     return min(shares)
 
 
-def measure(row: Row) -> Measured:
+@dataclass(frozen=True)
+class Trial:
+    """A dense run after its first steps, and what a row makes of it."""
+
+    run: mu.Run
+    plan: Plan
+    make: Callable[[], nn.Module]
+    losses: list[Loss]
+
+    def step(self, run: mu.Run, i: int) -> float:
+        """Take step `i` after growing; the loss before it."""
+        for optimizer in run.optimizers:
+            optimizer.zero_grad()
+        loss = self.losses[BEFORE + i](run.model)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for optimizer in run.optimizers:
+            optimizer.step()
+        return float(loss.detach())
+
+    def verify(self) -> mu.Certificate:
+        return mu.verify(self.run, self.make, step=self.step, plan=self.plan, steps=AFTER)
+
+    def left(self, run: mu.Run, base: Sequence[float]) -> float:
+        """How far the losses of a control come from the base's."""
+        return curve_gap(base, [self.step(run, i) for i in range(AFTER)])
+
+
+def trial(row: Row) -> Trial:
     raw = {"model_type": row.kind, **DENSE, "tie_word_embeddings": row.tied}
     family = family_plan(raw, row.k, to=row.to)
     config, wide = config_from(family.base_config), config_from(family.wide_config)
@@ -114,43 +154,62 @@ def measure(row: Row) -> Measured:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = cast_(factory(cls)(config), torch.float64)
+    batch, which = find_batch(model, config)
+    growing = growing_outputs(model, cast_(factory(wide_cls)(wide), torch.float64), batch)
+    losses = [loss_on(another_batch(model, config, which, seed), growing) for seed in range(BEFORE + AFTER)]
+    made = Trial(
+        mu.Run(model, optimizers(row.optimizer, model)),
+        family.plan,
+        lambda: factory(wide_cls)(wide),
+        losses,
+    )
+    for i in range(-BEFORE, 0):
+        made.step(made.run, i)
+    return made
+
+
+def measure(row: Row) -> Measured:
     with lifted_casts(), precise_muon():
-        batch, which = find_batch(model, config)
-        growing = growing_outputs(model, cast_(factory(wide_cls)(wide), torch.float64), batch)
-        losses = [
-            loss_on(another_batch(model, config, which, seed), growing) for seed in range(BEFORE + AFTER)
-        ]
-        run = mu.Run(model, optimizers(row.optimizer, model))
-
-        def step(run: mu.Run, i: int) -> float:
-            for optimizer in run.optimizers:
-                optimizer.zero_grad()
-            loss = losses[i](run.model)
-            loss.backward()  # type: ignore[no-untyped-call]
-            for optimizer in run.optimizers:
-                optimizer.step()
-            return float(loss.detach())
-
-        def make() -> nn.Module:
-            made: nn.Module = factory(wide_cls)(wide)
-            return made
-
-        for i in range(BEFORE):
-            step(run, i)
-        certificate = mu.verify(
-            run, make, step=lambda r, i: step(r, BEFORE + i), plan=family.plan, steps=AFTER
-        )
+        tried = trial(row)
+        run, make, plan = tried.run, tried.make, tried.plan
+        certificate = tried.verify()
         base = certificate.base_losses
-        silent = randomise_(mu.widen(run, make, plan=family.plan), family.plan, downs=False)
-        left = curve_gap(base, [step(silent, BEFORE + i) for i in range(AFTER)])
-        loud = randomise_(mu.widen(run, make, plan=family.plan), family.plan, downs=True)
-        other = loss_gap(base[0], step(loud, BEFORE))
+        silent = randomise_(mu.widen(run, make, plan=plan), plan, downs=False)
+        left = tried.left(silent, base)
+        loud = randomise_(mu.widen(run, make, plan=plan), plan, downs=True)
+        other = loss_gap(base[0], tried.step(loud, 0))
         # Copies are parted by next to nothing, so that what is measured is the waking of experts.
-        awake = mu.upscale(run, make, mu.SignalNoise(1e-14), plan=family.plan)
-        jump = loss_gap(base[0], step(awake, BEFORE))
-        step(awake, BEFORE + 1)
-        woken = woken_share(awake.model, family.plan)
+        awake = mu.upscale(run, make, mu.SignalNoise(1e-14), plan=plan)
+        jump = loss_gap(base[0], tried.step(awake, 0))
+        tried.step(awake, 1)
+        woken = woken_share(awake.model, plan)
     return Measured(certificate.worst, left, other, jump, woken)
+
+
+def measure_copies(row: Row) -> tuple[float, float]:
+    """The worst error of copies that every token goes to, and how far they leave the base with c = 1.
+
+    With c = 1 they have their wide weights and state, and the constants that the base's optimizer has.
+    """
+    with lifted_casts():
+        tried = trial(row)
+        certificate = tried.verify()
+        plain = mu.widen(tried.run, tried.make, plan=tried.plan)
+        for own, others in zip(tried.run.optimizers, plain.optimizers, strict=True):
+            for group in others.param_groups:
+                group |= {key: value for key, value in own.param_groups[0].items() if key != "params"}
+        return certificate.worst, tried.left(plain, certificate.base_losses)
+
+
+def report_copies(quick: bool) -> tuple[str, bool]:
+    """Print every row of copies; a line that sums them up, and whether all bounds hold."""
+    found = []
+    for row in copied_rows(quick):
+        worst, plain = measure_copies(row)
+        found.append((worst, plain))
+        print(f"{row!s:96} {worst:8.1e}  c = 1 {plain:8.1e}", flush=True)
+    worst, plain = max(w for w, _ in found), min(p for _, p in found)
+    return f"rows={len(found)} worst={worst:.1e} c1={plain:.1e}", worst <= WORST and plain >= C1
 
 
 def report(quick: bool) -> tuple[str, bool]:

@@ -6,6 +6,7 @@ import signal
 import time
 import warnings
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from mupscale.files import dcp
 from mupscale.files.places import Place
 from mupscale.jobs.blocks import Reader
 from mupscale.plans.fits import identity_plan
-from mupscale.sharded import fill, node
+from mupscale.sharded import agreement, fill, node, waiting
 from mupscale.sharded.live import Sharding, is_aligned, messages
 from mupscale.sharded.memory import reshard_
 from mupscale.sharded.source import Source, Stored
@@ -177,8 +178,35 @@ def nothing_is_left() -> list[bool]:
     return [poisoned, empty, whole and len(run.optimizers[0].state) == 6]
 
 
+def slow() -> list[Any]:
+    """The last rank takes longer than a collective may wait. It is waited for; without meeting first the others fail."""
+    path, grown = saved(10), plan(10, 2)
+    original, monkey = fill.Filler.fill_all_, pytest.MonkeyPatch()
+    if dist.get_rank() == dist.get_world_size() - 1:
+
+        def fill_all_(self, fillings):
+            time.sleep(5)
+            original(self, fillings)
+
+        fill.Filler.fill_all_ = fill_all_  # type: ignore[method-assign]
+    try:
+        run = sharded(20, grown)
+        mu.load_wide(path, run, plan=grown, group=dist.new_group(timeout=timedelta(seconds=2)))
+        whole = all(bool(local_of(p).isfinite().all()) for p in run.model.parameters())
+        monkey.setattr(agreement, "meet", lambda group=None: None)
+        try:
+            mu.load_wide(path, run, plan=grown, group=dist.new_group(timeout=timedelta(seconds=2)))
+        except mu.MupscaleError as error:
+            return [whole, str(error)]
+        return [whole, ""]
+    finally:
+        monkey.undo()
+        fill.Filler.fill_all_ = original  # type: ignore[method-assign]
+
+
 def killed() -> None:
     """The last rank dies while it fills its third tensor; the others say so, and their models are NaN."""
+    waiting.BEAT, waiting.SILENT, waiting.LOOK = 0.1, 1.0, (0.01, 0.1)
     path, grown = saved(10), plan(10, 2)
     run, started = sharded(20, grown), time.monotonic()
     if dist.get_rank() == dist.get_world_size() - 1:
@@ -465,11 +493,17 @@ def test_other_sizes_on_one_rank_stop_all_of_them(four):
     assert all("different sizes" in said for said in four["sizes_that_differ"])
 
 
+def test_a_slow_rank_is_waited_for_longer_than_a_collective_waits(tmp_path):
+    launched = launch(__name__, ["slow"], world=2, folder=tmp_path, timeout=120)
+    assert [whole for whole, _ in launched["slow"]] == [True, True]
+    assert any("another rank stopped" in said for _, said in launched["slow"]), "the control must fail"
+
+
 def test_a_killed_rank_stops_the_others_with_a_word(tmp_path):
     launched = launch(__name__, ["killed"], world=2, folder=tmp_path, timeout=120)
     said = launched.failures["killed"]
     assert "rank 1: exit code -9" in said
-    assert "another rank stopped" in said
+    assert "rank 1 has given no sign of life for 1 seconds" in said
     assert "all NaN: True" in said
     again = launch(__name__, ["nothing_is_left"], world=2, folder=tmp_path)
     assert again["nothing_is_left"] == [[True, True, True]] * 2

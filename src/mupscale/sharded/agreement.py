@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from ..errors import MupscaleError
+from .waiting import Heartbeat, Ranks, meet, several
 
-Ranks = dist.ProcessGroup | None
 _MESSAGE = 1 << 13  # bytes of an error that other ranks see; a broadcast has a fixed size
 
 
@@ -32,11 +32,19 @@ class AllOrNone:
     def __init__(self, group: Ranks = None) -> None:
         self.identity = ""
         self._group, self._over = group, False
+        self._heartbeat = Heartbeat(group)
 
     def __enter__(self) -> AllOrNone:
+        self._heartbeat.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        try:
+            self._leave(error)
+        finally:
+            self._heartbeat.__exit__()
+
+    def _leave(self, error: BaseException | None) -> None:
         if self._over or (error is not None and not isinstance(error, Exception)):
             return  # all ranks know this error already; or this rank is being stopped, which the others will notice
         try:
@@ -65,6 +73,7 @@ def settle(failure: Exception | None, identity: str, group: Ranks = None) -> Non
     number = int.from_bytes(digest, "little")
     report = torch.tensor([world if failure is None else rank, number, -number], device=device)
     with _peers():
+        meet(group)
         dist.all_reduce(report, dist.ReduceOp.MIN, group=group)
     first, low, high = report.tolist()
     if first < world:
@@ -77,11 +86,6 @@ def settle(failure: Exception | None, identity: str, group: Ranks = None) -> Non
             "the ranks were not given the same plan, noise, seed and source, so their shards do not fit together; "
             f"give every rank the same (rank {rank} has {identity})"
         )
-
-
-def several(group: Ranks = None) -> bool:
-    """Whether there are other ranks."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
 def is_first(group: Ranks = None) -> bool:
@@ -102,6 +106,7 @@ def sum_over_ranks(values: torch.Tensor, group: Ranks = None) -> torch.Tensor:
         return values
     moved = values.to(device_of(group))
     with _peers():
+        meet(group)
         dist.all_reduce(moved, group=group)
     return moved.to(values.device)
 

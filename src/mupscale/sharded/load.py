@@ -34,7 +34,7 @@ from ..training.noise_places import exempt_of
 from ..training.noise_plan import NoisePlan
 from ..training.widen import edit_
 from ..version import __version__
-from .agreement import AllOrNone, Ranks, is_first
+from .agreement import AllOrNone, is_first
 from .dcp_source import dcp_source
 from .directory_source import directory_source
 from .fill import Filler, Filling
@@ -44,6 +44,7 @@ from .node import shared_dcp
 from .noise import noise_identity, shared_noise
 from .source import AnySource
 from .states import live_states, prepare_states
+from .waiting import Ranks
 
 
 def load_wide(

@@ -21,7 +21,8 @@ from ..errors import MupscaleError
 from ..files.dcp import METADATA, read_dcp
 from ..files.dcp_table import DcpDirectory, map_table, write_table
 from ..storage.location import Location, Url
-from .agreement import Ranks, several, sum_over_ranks
+from .agreement import sum_over_ranks
+from .waiting import Ranks, several
 
 _MEMORY = Path("/dev/shm")
 _LONGEST = 256  # bytes of a path that ranks tell each other; a directory for temporary files has a short one

@@ -25,8 +25,9 @@ from ..training.noise_plan import NoisePlan
 from ..training.noises import resolve_noise
 from ..training.norms_wanted import Wanted, norms_wanted
 from ..training.statistics import Statistic, statistic
-from .agreement import AllOrNone, Ranks, several, sum_over_ranks
+from .agreement import AllOrNone, sum_over_ranks
 from .source import AnySource
+from .waiting import Ranks, several
 
 
 def shared_noise(

@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 _TRACY_WIDOM_MEAN = -1.2065335745820  # of the law for real matrices (β = 1)
-_BLOCK = 1 << 21  # entries of a matrix that are read at a time, 16 MiB of float64
+_BLOCK = (
+    1 << 21
+)  # entries of a matrix that are read at a time, so that files are read in stretches of megabytes
+_PIECE = 1 << 18  # of these, entries that are multiplied at a time: 2 MiB of float64 stay in a core's cache
 _COLUMNS = 16  # vectors at a time: a pass costs hardly more than with 8, and half as many are needed
 _PASSES = 15  # a random matrix of 2048 x 2048, which has no gap below its norm, needs 11
 _ENOUGH = (
@@ -66,7 +69,7 @@ def streamed_spectral_norm(read_rows: ReadRows, shape: Sequence[int], stacked: b
 
 def _read(read_rows: ReadRows, cuts: Iterable[tuple[int, int]]) -> Iterator[Tensor]:
     for start, stop in cuts:
-        yield read_rows(start, stop).flatten(1).double()
+        yield read_rows(start, stop).flatten(1)
 
 
 def _krylov(blocks: Callable[[], Iterable[Tensor]], start: Tensor, passes: int) -> Tensor:
@@ -111,20 +114,33 @@ def _krylov(blocks: Callable[[], Iterable[Tensor]], start: Tensor, passes: int) 
 
 
 def _gram_times(blocks: Iterable[Tensor], columns: Tensor) -> tuple[Tensor, float]:
-    """AᵀA times the columns, divided by the second value, which is the largest entry of A times them."""
-    total, scale = torch.zeros_like(columns), 0.0
+    """AᵀA times the columns, divided by the second value, which is the largest entry of A times them.
+
+    The sum is held as its transpose, (AᵀA·columns)ᵀ = (A·columns)ᵀ·A: both products then go along the rows of A, as they lie.
+    """
+    total, scale = torch.zeros_like(columns.T), 0.0
     for block in blocks:
         columns, total = columns.to(block.device), total.to(block.device)
-        image = block @ columns
-        largest = float(image.abs().max())
-        if not isfinite(largest):
-            return total, largest
-        if not largest:
-            continue
-        if largest > scale:
-            total, scale = total * (scale / largest), largest
-        total += block.T @ (image / scale)
-    return total, scale
+        for piece in _pieces(block):
+            image = piece @ columns
+            largest = float(image.abs().max())
+            if not isfinite(largest):
+                return total.T, largest
+            if not largest:
+                continue
+            if largest > scale:
+                total, scale = total * (scale / largest), largest
+            total.addmm_((image / scale).T, piece)
+    return total.T, scale
+
+
+def _pieces(block: Tensor) -> Iterator[Tensor]:
+    """The rows of a block in float64, so few at a time that one buffer in cache holds them."""
+    rows = max(1, _PIECE // max(1, block.shape[1]))
+    buffer = torch.empty(min(rows, len(block)), block.shape[1], dtype=torch.float64, device=block.device)
+    for first in range(0, len(block), rows):
+        part = block[first : first + rows]
+        yield buffer[: len(part)].copy_(part)
 
 
 def gaussian_norm(rows: int, columns: int) -> float:
