@@ -22,6 +22,7 @@ from ..files.directory import CARD, CONFIG, INDEX, MODULES, Directory
 from ..files.elsewhere import hub_name
 from ..files.places import OutFile, torch_dtype
 from ..files.strict import os_errors, read_regular
+from ..files.universal import is_universal, read_universal
 from ..jobs.identity import check_outside, make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..plans.plan import Plan
@@ -46,6 +47,7 @@ from .shards import Spelling, planned_names, stored_tensors, weight_moves
 from .train_script import NAME as SCRIPT
 from .train_script import train_script
 from .trainer_state import OPTIMIZER, trainer_moves
+from .universal import WideUniversal, wide_universal
 
 
 def has_state(directory: Directory, request: Request) -> bool:
@@ -125,7 +127,10 @@ def record(
         # Nothing that depends on the machine or the hour: workers that plan at the same time make the same job.
         "evidence": {key: getattr(family.evidence, key) for key in ("source", "trials", "steps")},
         "notes": list(family.notes),
-        "not_carried": not_carried(directory, module_files(directory, plan).refused),
+        "not_carried": {
+            **not_carried(directory, module_files(directory, plan).refused),
+            **(wide.not_carried if (wide := _universal(directory, plan, request)) is not None else {}),
+        },
         "base": {
             "name": _name(absolute(directory.path)),
             "config": config_digest(directory),
@@ -206,6 +211,9 @@ def job_of(
         file, more = _state(directory, plan, about, request, noise)
         files, moves = (*files, file), (*moves, *more)
         carried += [name for name in directory.trainer if name != OPTIMIZER]
+    if (universal := _universal(directory, plan, request, noise)) is not None:
+        files, moves = (*files, *universal.files), (*moves, *universal.moves)
+        texts += universal.texts
     return make_job(
         directory.path,
         out,
@@ -217,6 +225,15 @@ def job_of(
         about=dict(about),
         trust_base=request.trust_base or bool(about["base"].get("versions")),
     )
+
+
+def _universal(
+    directory: Directory, plan: Plan, request: Request, noise: NoisePlan | None = None
+) -> WideUniversal | None:
+    """What a universal checkpoint of DeepSpeed in the directory becomes; None without one, or without state."""
+    if not request.state or not is_universal(directory.path):
+        return None
+    return wide_universal(read_universal(directory.path), plan, noise=noise, optimizer=request.optimizer)
 
 
 def plan_and_noise(base: Location, about: Mapping[str, Any]) -> tuple[Plan, NoisePlan | None]:

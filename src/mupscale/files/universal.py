@@ -33,8 +33,8 @@ LATEST = "latest_universal"
 PARAM = "param"
 WEIGHT = "fp32"
 STEP = "step"
-_SETTINGS = "optimizer_state.pt"
-_CONVERT = (
+SETTINGS = "optimizer_state.pt"
+CONVERT = (
     "run python -m deepspeed.checkpoint.ds_to_universal --input_folder RUN/global_stepN --output_folder "
     "RUN/global_stepN_universal --inject_missing_state, and name RUN"
 )
@@ -71,26 +71,36 @@ def is_universal(path: Location) -> bool:
     return exists(path / LATEST)
 
 
+def universal_names(path: Location) -> tuple[str, ...]:
+    """What belongs to a universal checkpoint in a directory: `latest_universal` and the folder that it names."""
+    return (LATEST, _tag(path)) if is_universal(path) else ()
+
+
+def _tag(path: Location) -> str:
+    tag = read_regular(path / LATEST, 1000).decode(errors="replace").strip()
+    if (why := name_fault(tag)) is not None:
+        raise MupscaleError(f"{LATEST} names {printable(tag)}: {why}")
+    return tag
+
+
 def read_universal(path: Location | str) -> Universal:
     """Read everything about a universal checkpoint except its tensors; raises one error with all faults."""
     path = location(path)
     if not is_universal(path):
         what = f"it has no {LATEST}; checkpoints of ZeRO itself are cut by ranks"
         raise MupscaleError(
-            "this is not a universal checkpoint of DeepSpeed", [Fault(str(path), what, _CONVERT)]
+            "this is not a universal checkpoint of DeepSpeed", [Fault(str(path), what, CONVERT)]
         )
-    tag = read_regular(path / LATEST, 1000).decode(errors="replace").strip()
-    if (why := name_fault(tag)) is not None:
-        raise MupscaleError(f"{LATEST} names {printable(tag)}: {why}")
+    tag = _tag(path)
     folder = path / tag / "zero"
     claim = f"{printable(str(path / tag))} cannot be widened"
-    if not exists(folder / _SETTINGS):
-        raise MupscaleError(claim, [Fault(f"zero/{_SETTINGS}", "it is not there", _CONVERT)])
+    if not exists(folder / SETTINGS):
+        raise MupscaleError(claim, [Fault(f"zero/{SETTINGS}", "it is not there", CONVERT)])
     parameters: dict[str, dict[str, StateFile]] = {}
     steps: dict[str, Any] = {}
     faults: list[Fault] = []
     with os_errors(folder):
-        names = sorted(name for name in names_in(folder) if name != _SETTINGS)
+        names = sorted(name for name in names_in(folder) if name != SETTINGS)
     if len(names) > _MOST_PARAMETERS:
         raise MupscaleError(f"{claim}: it has more than {_MOST_PARAMETERS:,} parameters")
     for name in names:
@@ -106,10 +116,10 @@ def read_universal(path: Location | str) -> Universal:
     models = {
         n: _plain(path / tag / n) for n in sorted(names_in(path / tag)) if n.endswith("_model_states.pt")
     }
-    settings = _plain(folder / _SETTINGS)
+    settings = _plain(folder / SETTINGS)
     if not models or not all(isinstance(of, dict) for of in (settings, *models.values())):
         what = "no file of model states" if not models else "a file of settings is not a dict"
-        raise MupscaleError(claim, [Fault(tag, what, _CONVERT)])
+        raise MupscaleError(claim, [Fault(tag, what, CONVERT)])
     return Universal(path, tag, parameters, steps, settings, models)
 
 
@@ -141,7 +151,7 @@ def _parameter(path: Location, folder: str) -> tuple[dict[str, StateFile], list[
             )
         found[state] = StateFile(replace(place, file=where), extras)
     if WEIGHT not in found:
-        raise MupscaleError("odd", [Fault(printable(folder), f"it has no {WEIGHT}.pt", _CONVERT)])
+        raise MupscaleError("odd", [Fault(printable(folder), f"it has no {WEIGHT}.pt", CONVERT)])
     return found, step
 
 

@@ -1,17 +1,24 @@
-"""A universal checkpoint of DeepSpeed in, a wider one out: streamed, with the state of its optimizer."""
+"""A universal checkpoint of DeepSpeed in, a wider one out, streamed, with the state of its optimizer; and an engine that loads it.
+
+DeepSpeed itself is not imported.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..checkpoints.about import FORMAT
 from ..checkpoints.grow import earlier_plan
 from ..checkpoints.norms import measured_in
 from ..checkpoints.universal import WideUniversal, weight_sources, wide_universal
-from ..files.universal import Universal, read_universal
+from ..errors import Fault, raise_faults
+from ..files.strict import os_errors
+from ..files.universal import LATEST, SETTINGS, STEP, Universal, read_universal
 from ..jobs.identity import make_job
 from ..jobs.job import Move
 from ..jobs.worker import run_job
@@ -23,6 +30,7 @@ from ..training.noise_kinds import Noise
 from ..training.noise_plan import NoisePlan
 from ..training.noises import resolve_noise
 from ..training.norms_wanted import norms_wanted
+from ..training.state_dicts import groups_for
 from ..version import __version__
 
 
@@ -41,9 +49,8 @@ def grow_universal_checkpoint(
     """Write the universal checkpoint from which a wide DeepSpeed engine goes on; returns what was not carried, with reasons.
 
     `base` is the directory that holds `latest_universal`. Weights, first and second moments are grown tensor by tensor, each in
-    its units. The groups of the result are those that units ask for: build the wide optimizer from
-    `mu.trainers.groups_for(model, torch.load("out/<tag>/zero/optimizer_state.pt"))`, because an engine with other groups
-    would load a part of the checkpoint without a word. The optimizer is told from what it keeps, unless `optimizer_class`
+    its units. Its groups are those that units ask for: build the wide optimizer from `universal_groups(out, model)`, and load
+    with `load_universal_(engine, out)`. The optimizer is told from what it keeps, unless `optimizer_class`
     names it ("torch.optim.AdamW"). Without `noise` the result trains exactly like the base. Run it again to resume.
     """
     expect_proved(plan, unproved)
@@ -55,6 +62,48 @@ def grow_universal_checkpoint(
     job = make_job(universal.path, absolute(out), wide.files, wide.moves, texts=wide.texts, about=about)
     run_job(job, workers)
     return wide.not_carried
+
+
+def universal_groups(directory: Location | str, model: nn.Module) -> list[dict[str, Any]]:
+    """Parameter groups of the wide model, in the order and with the settings of a grown checkpoint.
+
+    ZeRO 1 and 2 load group by group, and leave out without a word what the engine has more groups for.
+    """
+    return groups_for(model, _saved(directory))
+
+
+def load_universal_(engine: Any, directory: Location | str) -> Any:
+    """Load a grown checkpoint into a DeepSpeed engine whose optimizer has its groups; returns what the user had saved.
+
+    `engine.load_checkpoint` alone is enough for ZeRO 1 and 2, with the right groups. In ZeRO 3 it leaves every group the
+    settings of the first and one tensor that counts steps for all: here each gets its own.
+    """
+    inner, saved = engine.optimizer.optimizer, _saved(directory)["param_groups"]
+    faults = []
+    if not engine.load_universal_checkpoint():
+        what = "its config does not say that the checkpoint is a universal one"
+        faults.append(Fault("engine", what, 'write "checkpoint": {"load_universal": true} into it'))
+    if [g.get("param_names") for g in inner.param_groups] != [g["param_names"] for g in saved]:
+        what = f"it has {len(inner.param_groups)} groups, which are not the {len(saved)} of the checkpoint"
+        remedy = "build its optimizer from mu.trainers.universal_groups(directory, model)"
+        faults.append(Fault(type(inner).__name__, what, remedy))
+    raise_faults("this engine cannot load the checkpoint", faults)
+    _, kept = engine.load_checkpoint(str(directory))
+    for group, settings in zip(inner.param_groups, saved, strict=True):
+        group.update({key: value for key, value in settings.items() if key != "params"})
+    for state in inner.state.values():
+        if isinstance(state.get(STEP), torch.Tensor):
+            state[STEP] = state[STEP].clone()
+    return kept
+
+
+def _saved(directory: Location | str) -> dict[str, Any]:
+    """The groups of a checkpoint that was written here, which holds plain values only."""
+    folder = Path(str(directory))
+    with os_errors(folder / LATEST):
+        tag = (folder / LATEST).read_text()
+        read: dict[str, Any] = torch.load(folder / tag / "zero" / SETTINGS, weights_only=True)
+    return read
 
 
 def _resolved(universal: Universal, plan: Plan, early: Plan | None, noise: Noise, seed: int) -> NoisePlan:
