@@ -20,6 +20,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..families.record import FamilyPlan, Part, Reading
 from ..files.directory import CARD, CONFIG, INDEX, MODULES, Directory
 from ..files.elsewhere import hub_name
+from ..files.opened import open_file
 from ..files.places import OutFile, torch_dtype
 from ..files.strict import os_errors, read_regular
 from ..files.universal import is_universal, read_universal
@@ -51,7 +52,16 @@ from .universal import WideUniversal, wide_universal
 
 
 def has_state(directory: Directory, request: Request) -> bool:
-    return request.state and OPTIMIZER in directory.trainer
+    return request.state and (OPTIMIZER in directory.trainer or is_universal(directory.path))
+
+
+def state_bytes(directory: Directory) -> int:
+    """How many bytes the optimizer state beside the weights has."""
+    if is_universal(directory.path):
+        files = [file for of in read_universal(directory.path).parameters.values() for file in of.values()]
+        return sum(file.place.bytes for file in files)
+    with open_file(directory.path / OPTIMIZER) as file:
+        return file.size
 
 
 def earlier_plan(directory: Location) -> Plan | None:
@@ -207,13 +217,15 @@ def job_of(
     script = train_script(about)
     if script is not None and SCRIPT not in carried:
         texts.append(Text(SCRIPT, script))
-    if has_state(directory, request):
-        file, more = _state(directory, plan, about, request, noise)
-        files, moves = (*files, file), (*moves, *more)
-        carried += [name for name in directory.trainer if name != OPTIMIZER]
     if (universal := _universal(directory, plan, request, noise)) is not None:
         files, moves = (*files, *universal.files), (*moves, *universal.moves)
         texts += universal.texts
+        written = {file.name for file in universal.files}
+        carried += [name for name in directory.trainer if name not in written]
+    elif has_state(directory, request):
+        file, more = _state(directory, plan, about, request, noise)
+        files, moves = (*files, file), (*moves, *more)
+        carried += [name for name in directory.trainer if name != OPTIMIZER]
     return make_job(
         directory.path,
         out,

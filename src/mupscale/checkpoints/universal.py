@@ -19,7 +19,7 @@ from ..errors import Fault
 from ..files.places import OutFile, Place
 from ..files.strict import printable, raise_few
 from ..files.torch_file import Room, lay_out
-from ..files.universal import LATEST, PARAM, STEP, WEIGHT, StateFile, Universal, strange
+from ..files.universal import LATEST, PARAM, SCHEDULER, STEP, WEIGHT, StateFile, Universal, strange
 from ..jobs.job import Move, Text
 from ..optimizers.carry import carry_optimizer
 from ..optimizers.named import Moment, NamedGroup, NamedOptimizer
@@ -113,6 +113,9 @@ def wide_universal(
         for key, value in {WEIGHT: Moment(place, making), **carried.state.get(name, {})}.items():
             _add(out, universal, folder, key, value, name)
     _settings(out, universal, carried.groups)
+    if universal.schedule is not None:
+        state = _schedule(universal.schedule, len(members), carried.groups, SCHEDULER)
+        out.files.append(_plain_file(SCHEDULER, state))
     for file, told in universal.models.items():
         _model(out, universal, file, told, carried.groups, plan)
     return out

@@ -30,6 +30,7 @@ from .strict import name_fault, os_errors, printable, raise_few, read_regular
 from .torch_file import map_leaves, read_tensor, read_tree
 
 LATEST = "latest_universal"
+SCHEDULER = "scheduler.pt"
 PARAM = "param"
 WEIGHT = "fp32"
 STEP = "step"
@@ -65,6 +66,8 @@ class Universal:
     """What `optimizer_state.pt` holds."""
     models: Mapping[str, Mapping[str, Any]]
     """What every file of model states holds."""
+    schedule: Any = None
+    """What `scheduler.pt` holds, which Hugging Face's Trainer writes beside the folder."""
 
 
 def is_universal(path: Location) -> bool:
@@ -114,13 +117,16 @@ def read_universal(path: Location | str) -> Universal:
             faults += error.faults or [Fault(f"zero/{printable(name)}", error.claim)]
     raise_few(claim, faults)
     models = {
-        n: _plain(path / tag / n) for n in sorted(names_in(path / tag)) if n.endswith("_model_states.pt")
+        n: read_settings(path / tag / n)
+        for n in sorted(names_in(path / tag))
+        if n.endswith("_model_states.pt")
     }
-    settings = _plain(folder / SETTINGS)
+    settings = read_settings(folder / SETTINGS)
     if not models or not all(isinstance(of, dict) for of in (settings, *models.values())):
         what = "no file of model states" if not models else "a file of settings is not a dict"
         raise MupscaleError(claim, [Fault(tag, what, CONVERT)])
-    return Universal(path, tag, parameters, steps, settings, models)
+    schedule = read_settings(path / SCHEDULER) if exists(path / SCHEDULER) else None
+    return Universal(path, tag, parameters, steps, settings, models, schedule)
 
 
 def _parameter(path: Location, folder: str) -> tuple[dict[str, StateFile], list[Any]]:
@@ -155,7 +161,7 @@ def _parameter(path: Location, folder: str) -> tuple[dict[str, StateFile], list[
     return found, step
 
 
-def _plain(path: Location) -> Any:
+def read_settings(path: Location) -> Any:
     """The settings in a torch.save file; single numbers are read, other tensors stay a `Head`."""
     where = printable(str(path))
     with os_errors(path), open_stream(path) as file:
