@@ -37,7 +37,7 @@ WORLD, WORDS, WIDTH, K, ROWS = 2, 50, 16, 2, 32
 STOP, END = 6, 12
 EQUAL, DIFFERENT = 1e-5, 1e-3
 TIMEOUT = 400  # seconds for a stage; the first engine compiles a library for its collectives
-STAGES = (1, 2, 3)
+CASES = ("zero1", "zero2", "zero3", "trainer")
 CONTROLS = {
     "units": "control: moments copied without units",
     "fresh": "control: moments of zero",
@@ -113,6 +113,8 @@ def change(run: Path, out: Path, plan: mu.Plan, control: str) -> None:
     """The wide checkpoint with its moments as they would be without units, or with zeros in their place."""
     shutil.copytree(run, out)
     for name, entry in plan.tensors.items():
+        if entry.kind != "parameter":
+            continue
         r = float(entry.change.r)
         for key, units in (("exp_avg", r), ("exp_avg_sq", r * r)):
             file = out / (run / "latest_universal").read_text() / "zero" / name / f"{key}.pt"
@@ -156,11 +158,68 @@ def run_stage(stage: int, folder: Path) -> Curves:
     return curves
 
 
+def run_trainer(folder: Path) -> Curves:
+    """Hugging Face's Trainer with ZeRO 2 on one rank: its directory is converted, grown and resumed from."""
+    transformers = import_module("transformers")
+    rows = torch.randint(WORDS, (8 * END, 12), generator=torch.Generator().manual_seed(0))
+
+    def trained(kind: Any, model: nn.Module, universal: bool, start: Path | None = None) -> list[float]:
+        config = {
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_clipping": 0.0,
+            "zero_optimization": {"stage": 2},
+            "zero_allow_untested_optimizer": True,
+            "checkpoint": {"load_universal": universal},
+        }
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder / "trainer"),
+            per_device_train_batch_size=8,
+            learning_rate=1e-2,
+            weight_decay=0.1,
+            warmup_steps=3,
+            max_steps=END,
+            max_grad_norm=0.0,
+            logging_steps=1,
+            save_strategy="no" if universal else "steps",
+            save_steps=STOP,
+            optim="adamw_torch",
+            deepspeed=config,
+            report_to=[],
+            disable_tqdm=True,
+        )
+        data = [{"input_ids": row, "labels": row} for row in rows]
+        trainer = kind(model=model, args=arguments, train_dataset=data)
+        trainer.train(resume_from_checkpoint=None if start is None else str(start))
+        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][STOP:]
+
+    class WideTrainer(transformers.Trainer):  # type: ignore[name-defined,misc]
+        def create_optimizer(self, *_: Any) -> Any:
+            if self.optimizer is None:
+                self.optimizer = torch.optim.AdamW(mu.trainers.universal_groups(folder / "wide", self.model))
+            return self.optimizer
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": WORDS}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    base = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
+    curves = {"base": trained(transformers.Trainer, base, universal=False)}
+    saved = folder / "trainer" / f"checkpoint-{STOP}"
+    convert(saved)
+    command = ["-m", "mupscale", "widen", str(saved), str(folder / "wide"), "-k", str(K), "--quiet"]
+    subprocess.run([sys.executable, *command], check=True, capture_output=True)
+    plan = mu.Plan.from_json(json.dumps(json.loads((folder / "wide" / "mupscale.json").read_text())["plan"]))
+    change(folder / "wide", folder / "fresh", plan, "fresh")
+    for job in ("wide", "fresh"):
+        model = transformers.LlamaForCausalLM.from_pretrained(folder / "wide", dtype=torch.float32)
+        curves[job] = trained(WideTrainer, model, universal=True, start=folder / job)
+    return curves
+
+
 def worker(case: str, folder: Path) -> None:
     torch.set_num_threads(1)
-    os.environ.setdefault("LOCAL_SIZE", str(WORLD))
+    os.environ.setdefault("LOCAL_SIZE", os.environ["WORLD_SIZE"])
     import_module("deepspeed").init_distributed("gloo")
-    curves = run_stage(int(case.removeprefix("zero")), folder)
+    curves = run_trainer(folder) if case == "trainer" else run_stage(int(case.removeprefix("zero")), folder)
     if dist.get_rank() == 0:
         (folder / "curves.json").write_text(json.dumps(curves))
     dist.barrier()
@@ -169,12 +228,13 @@ def worker(case: str, folder: Path) -> None:
 
 def measure(case: str) -> Curves:
     with tempfile.TemporaryDirectory() as name:
+        ranks = 1 if case == "trainer" else WORLD
         launcher = [
             sys.executable,
             "-m",
             "torch.distributed.run",
             "--standalone",
-            f"--nproc-per-node={WORLD}",
+            f"--nproc-per-node={ranks}",
         ]
         done = subprocess.run(
             [*launcher, __file__, "--worker", case, name],
@@ -213,7 +273,7 @@ def main() -> int:
         return 0
     worst: dict[str, float] = {}
     controls: list[float] = []
-    for case in [given.only] if given.only else [f"zero{stage}" for stage in STAGES]:
+    for case in [given.only] if given.only else CASES:
         for job, gap in gaps_of(measure(case)).items():
             print(
                 f"{case:<8} {CONTROLS.get(job, 'grown, stock engine'):<40} {gap:.1e} over {END - STOP} steps",
