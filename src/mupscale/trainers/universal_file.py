@@ -16,7 +16,7 @@ from ..checkpoints.about import FORMAT
 from ..checkpoints.grow import earlier_plan
 from ..checkpoints.norms import measured_in
 from ..checkpoints.universal import WideUniversal, weight_sources, wide_universal
-from ..errors import Fault, raise_faults
+from ..errors import Fault, MupscaleError, raise_faults
 from ..files.strict import os_errors
 from ..files.universal import LATEST, SETTINGS, STEP, Universal, read_universal
 from ..jobs.identity import make_job
@@ -52,6 +52,15 @@ def grow_universal_checkpoint(
     its units. Its groups are those that units ask for: build the wide optimizer from `universal_groups(out, model)`, and load
     with `load_universal_(engine, out)`. The optimizer is told from what it keeps, unless `optimizer_class`
     names it ("torch.optim.AdamW"). Without `noise` the result trains exactly like the base. Run it again to resume.
+
+    >>> import tempfile, mupscale as mu
+    >>> plan = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     try:
+    ...         grow_universal_checkpoint(folder, f"{folder}/wide", plan=plan)
+    ...     except mu.MupscaleError as error:
+    ...         print(error.claim)
+    this is not a universal checkpoint of DeepSpeed
     """
     expect_proved(plan, unproved)
     universal = read_universal(base)
@@ -68,6 +77,15 @@ def universal_groups(directory: Location | str, model: nn.Module) -> list[dict[s
     """Parameter groups of the wide model, in the order and with the settings of a grown checkpoint.
 
     ZeRO 1 and 2 load group by group, and leave out without a word what the engine has more groups for.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "latest_universal").write_text("step1")
+    ...     Path(folder, "step1", "zero").mkdir(parents=True)
+    ...     groups = [{"lr": 0.1, "param_names": ["weight"]}, {"lr": 0.2, "param_names": ["bias"]}]
+    ...     torch.save({"param_groups": groups}, f"{folder}/step1/zero/optimizer_state.pt")
+    ...     [group["lr"] for group in universal_groups(folder, nn.Linear(2, 2))]
+    [0.1, 0.2]
     """
     return groups_for(model, _saved(directory))
 
@@ -77,7 +95,20 @@ def load_universal_(engine: Any, directory: Location | str) -> Any:
 
     `engine.load_checkpoint` alone is enough for ZeRO 1 and 2, with the right groups. In ZeRO 3 it leaves every group the
     settings of the first and one tensor that counts steps for all: here each gets its own.
+
+    >>> import mupscale as mu
+    >>> try:
+    ...     load_universal_(nn.Linear(2, 2), "./wide")
+    ... except mu.MupscaleError as error:
+    ...     print(error.claim)
+    this is not a DeepSpeed engine
     """
+    if not hasattr(engine, "load_universal_checkpoint"):
+        what = f"a {type(engine).__name__}, expected what deepspeed.initialize returns first"
+        raise MupscaleError(
+            "this is not a DeepSpeed engine",
+            [Fault("engine", what, "write load_universal_(engine, directory)")],
+        )
     inner, saved = engine.optimizer.optimizer, _saved(directory)["param_groups"]
     faults = []
     if not engine.load_universal_checkpoint():
