@@ -44,7 +44,6 @@ def grow_universal_checkpoint(
     optimizer_class: str | None = None,
     unproved: bool = False,
     rules: Mapping[str, OptimizerRule] | None = None,
-    workers: int = 1,
 ) -> dict[str, str]:
     """Write the universal checkpoint from which a wide DeepSpeed engine goes on; returns what was not carried, with reasons.
 
@@ -69,11 +68,11 @@ def grow_universal_checkpoint(
     wide = wide_universal(universal, plan, noise=resolved, optimizer=optimizer_class, rules=rules)
     about = _about(plan, early, noise, resolved, wide)
     job = make_job(universal.path, absolute(out), wide.files, wide.moves, texts=wide.texts, about=about)
-    run_job(job, workers)
+    run_job(job)
     return wide.not_carried
 
 
-def universal_groups(directory: Location | str, model: nn.Module) -> list[dict[str, Any]]:
+def universal_groups(wide: Location | str, model: nn.Module) -> list[dict[str, Any]]:
     """Parameter groups of the wide model, in the order and with the settings of a grown checkpoint.
 
     ZeRO 1 and 2 load group by group, and leave out without a word what the engine has more groups for.
@@ -87,10 +86,10 @@ def universal_groups(directory: Location | str, model: nn.Module) -> list[dict[s
     ...     [group["lr"] for group in universal_groups(folder, nn.Linear(2, 2))]
     [0.1, 0.2]
     """
-    return groups_for(model, _saved(directory))
+    return groups_for(model, _saved(wide))
 
 
-def load_universal_(engine: Any, directory: Location | str) -> Any:
+def load_universal_(engine: Any, wide: Location | str) -> Any:
     """Load a grown checkpoint into a DeepSpeed engine whose optimizer has its groups; returns what the user had saved.
 
     `engine.load_checkpoint` alone is enough for ZeRO 1 and 2, with the right groups. In ZeRO 3 it leaves every group the
@@ -107,19 +106,19 @@ def load_universal_(engine: Any, directory: Location | str) -> Any:
         what = f"a {type(engine).__name__}, expected what deepspeed.initialize returns first"
         raise MupscaleError(
             "this is not a DeepSpeed engine",
-            [Fault("engine", what, "write load_universal_(engine, directory)")],
+            [Fault("engine", what, "write load_universal_(engine, wide)")],
         )
-    inner, saved = engine.optimizer.optimizer, _saved(directory)["param_groups"]
+    inner, saved = engine.optimizer.optimizer, _saved(wide)["param_groups"]
     faults = []
     if not engine.load_universal_checkpoint():
         what = "its config does not say that the checkpoint is a universal one"
         faults.append(Fault("engine", what, 'write "checkpoint": {"load_universal": true} into it'))
     if [g.get("param_names") for g in inner.param_groups] != [g["param_names"] for g in saved]:
         what = f"it has {len(inner.param_groups)} groups, which are not the {len(saved)} of the checkpoint"
-        remedy = "build its optimizer from mu.trainers.universal_groups(directory, model)"
+        remedy = "build its optimizer from mu.trainers.universal_groups(wide, model)"
         faults.append(Fault(type(inner).__name__, what, remedy))
     raise_faults("this engine cannot load the checkpoint", faults)
-    _, kept = engine.load_checkpoint(str(directory))
+    _, kept = engine.load_checkpoint(str(wide))
     for group, settings in zip(inner.param_groups, saved, strict=True):
         group.update({key: value for key, value in settings.items() if key != "params"})
     for state in inner.state.values():
