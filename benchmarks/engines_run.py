@@ -193,6 +193,8 @@ def run_trainer(folder: Path) -> Curves:
         return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][STOP:]
 
     class WideTrainer(transformers.Trainer):  # type: ignore[name-defined,misc]
+        optimizer: Any
+
         def create_optimizer(self, *_: Any) -> Any:
             if self.optimizer is None:
                 self.optimizer = torch.optim.AdamW(mu.trainers.universal_groups(folder / "wide", self.model))

@@ -47,7 +47,6 @@ _LEFT_OUT = {
 }
 _PER_GROUP = ("base_lrs", "_last_lr", "min_lrs")
 _OTHER_PLAN = "use the plan that starts at this checkpoint's model, or plan.rename"
-_SAVE_OTHERWISE = "save a universal checkpoint without it"
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def _parallel(universal: Universal) -> list[Fault]:
         dimensions = told.get("checkpoint_parallel_dimensions") or {}
         if degree != 1 or any(size != 1 for size in dimensions.values()):
             what = f"saved with tensor or pipeline parallelism over {degree} ranks, which is not read"
-            faults.append(Fault(printable(file), what, "save the run with ZeRO alone"))
+            faults.append(Fault(printable(file), what))
     return faults
 
 
@@ -176,11 +175,7 @@ def _carried(
             base = plan.planned(resolve(name, {*plan.sources, *plan.ties}) or name)
             if name not in universal.parameters or base not in plan.sources:
                 faults.append(
-                    Fault(
-                        f"zero/{printable(name)}",
-                        "a parameter of the optimizer, and it is not there",
-                        _SAVE_OTHERWISE,
-                    )
+                    Fault(f"zero/{printable(name)}", "a parameter of the optimizer, and it is not there")
                 )
                 continue
             shape = plan[plan.sources[base][0]].base_shape
@@ -294,9 +289,7 @@ def _schedule(state: Any, many: int, groups: Sequence[NamedGroup], where: str) -
     """The state of a scheduler that multiplies rates, for the wide groups; others are refused."""
     if not isinstance(state, dict):
         return state
-    faults = [
-        Fault(f"{where}: lr_scheduler.{at}", f"it is {what}", _SAVE_OTHERWISE) for at, what in strange(state)
-    ]
+    faults = [Fault(f"{where}: lr_scheduler.{at}", f"it is {what}") for at, what in strange(state)]
     found: dict[str, Any] = {}
     for key, value in state.items():
         listed = isinstance(value, list) and len(value) == many

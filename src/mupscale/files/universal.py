@@ -152,9 +152,7 @@ def _parameter(path: Location, folder: str) -> tuple[dict[str, StateFile], list[
                 if unknown
                 else "no tensor"
             )
-            raise MupscaleError(
-                "odd", [Fault(printable(where), what, "save the run without expert parallelism")]
-            )
+            raise MupscaleError("odd", [Fault(printable(where), what)])
         found[state] = StateFile(replace(place, file=where), extras)
     if WEIGHT not in found:
         raise MupscaleError("odd", [Fault(printable(folder), f"it has no {WEIGHT}.pt", CONVERT)])
