@@ -20,8 +20,10 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..families.record import FamilyPlan, Part, Reading
 from ..files.directory import CARD, CONFIG, INDEX, MODULES, Directory
 from ..files.elsewhere import hub_name
+from ..files.opened import open_file
 from ..files.places import OutFile, torch_dtype
 from ..files.strict import os_errors, read_regular
+from ..files.universal import is_universal, read_universal
 from ..jobs.identity import check_outside, make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..plans.plan import Plan
@@ -46,10 +48,20 @@ from .shards import Spelling, planned_names, stored_tensors, weight_moves
 from .train_script import NAME as SCRIPT
 from .train_script import train_script
 from .trainer_state import OPTIMIZER, trainer_moves
+from .universal import WideUniversal, wide_universal
 
 
 def has_state(directory: Directory, request: Request) -> bool:
-    return request.state and OPTIMIZER in directory.trainer
+    return request.state and (OPTIMIZER in directory.trainer or is_universal(directory.path))
+
+
+def state_bytes(directory: Directory) -> int:
+    """How many bytes the optimizer state beside the weights has."""
+    if is_universal(directory.path):
+        files = [file for of in read_universal(directory.path).parameters.values() for file in of.values()]
+        return sum(file.place.bytes for file in files)
+    with open_file(directory.path / OPTIMIZER) as file:
+        return file.size
 
 
 def earlier_plan(directory: Location) -> Plan | None:
@@ -125,7 +137,10 @@ def record(
         # Nothing that depends on the machine or the hour: workers that plan at the same time make the same job.
         "evidence": {key: getattr(family.evidence, key) for key in ("source", "trials", "steps")},
         "notes": list(family.notes),
-        "not_carried": not_carried(directory, module_files(directory, plan).refused),
+        "not_carried": {
+            **not_carried(directory, module_files(directory, plan).refused),
+            **(wide.not_carried if (wide := _universal(directory, plan, request)) is not None else {}),
+        },
         "base": {
             "name": _name(absolute(directory.path)),
             "config": config_digest(directory),
@@ -202,7 +217,12 @@ def job_of(
     script = train_script(about)
     if script is not None and SCRIPT not in carried:
         texts.append(Text(SCRIPT, script))
-    if has_state(directory, request):
+    if (universal := _universal(directory, plan, request, noise)) is not None:
+        files, moves = (*files, *universal.files), (*moves, *universal.moves)
+        texts += universal.texts
+        written = {file.name for file in universal.files}
+        carried += [name for name in directory.trainer if name not in written]
+    elif has_state(directory, request):
         file, more = _state(directory, plan, about, request, noise)
         files, moves = (*files, file), (*moves, *more)
         carried += [name for name in directory.trainer if name != OPTIMIZER]
@@ -217,6 +237,15 @@ def job_of(
         about=dict(about),
         trust_base=request.trust_base or bool(about["base"].get("versions")),
     )
+
+
+def _universal(
+    directory: Directory, plan: Plan, request: Request, noise: NoisePlan | None = None
+) -> WideUniversal | None:
+    """What a universal checkpoint of DeepSpeed in the directory becomes; None without one, or without state."""
+    if not request.state or not is_universal(directory.path):
+        return None
+    return wide_universal(read_universal(directory.path), plan, noise=noise, optimizer=request.optimizer)
 
 
 def plan_and_noise(base: Location, about: Mapping[str, Any]) -> tuple[Plan, NoisePlan | None]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from ..files.directory import MODULES, Directory
+from ..files.directory import CARD, MODULES, Directory
+from ..files.universal import CONVERT, universal_names
 from ..storage.looking import is_dir
 
 _REASONS = {
@@ -36,7 +37,8 @@ _OTHER_FORMAT = "it holds the base's weights in another format"
 
 def not_carried(directory: Directory, modules_refused: str) -> dict[str, str]:
     """Name -> reason, for everything in the directory that is neither read nor copied; the card is replaced."""
-    found = {name: _reason(directory, name) for name in directory.skipped if name != "README.md"}
+    own = {CARD, *universal_names(directory.path)}
+    found = {name: _reason(directory, name) for name in directory.skipped if name not in own}
     if modules_refused:
         folders = [module.folder for module in directory.modules if module.files]
         found.update(dict.fromkeys((MODULES, *filter(None, folders)), modules_refused))
@@ -46,6 +48,9 @@ def not_carried(directory: Directory, modules_refused: str) -> dict[str, str]:
 def _reason(directory: Directory, name: str) -> str:
     if any(fnmatchcase(name, pattern) for pattern in _WEIGHTS):
         return _OTHER_FORMAT
+    if fnmatchcase(name, "global_step*"):
+        own = universal_names(directory.path)
+        return f"it is cut by ranks of DeepSpeed; {f'its state is in {own[1]}' if own else f'to carry its state, {CONVERT} again'}"
     if is_dir(directory.path / name) and name[0] != ".":
         return _FOLDER
     return next(why for pattern, why in _REASONS.items() if fnmatchcase(name, pattern))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.about import check_record, factors, read_about, read_plans
-from ..checkpoints.grow import check_stored, has_state
+from ..checkpoints.grow import check_stored, has_state, state_bytes
 from ..checkpoints.request import Request
 from ..errors import Fault, MupscaleError
 from ..families.declarations import FORM, Declarations
@@ -27,7 +27,6 @@ from ..families.process import plan_in_process
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
 from ..files.floats import FLOATS, TORCH_NAMES
-from ..files.opened import open_file
 from ..files.places import item_size
 from ..plans.plan import Plan
 from ..storage.location import Location, Url
@@ -237,8 +236,7 @@ def cost(directory: Directory, family: FamilyPlan, request: Request, where: Path
     state = 0
     if has_state(directory, request):
         grown = family.plan.parameters("wide") / max(1, family.plan.parameters("base"))
-        with open_file(directory.path / "optimizer.pt") as file:
-            state = round(file.size * grown)
+        state = round(state_bytes(directory) * grown)
     free, speed = shutil.disk_usage(where).free, disk_speed(where)
     rows = [
         (

@@ -35,6 +35,12 @@ def read_head(raw: bytes, where: str) -> Any:
     return _read(raw, _named(_TENSOR_NAMES), where, _HEAD_NODES, _storage)
 
 
+def read_plain(raw: bytes, where: str, records: int) -> Any:
+    """Read the pickle of a torch.save archive of settings: plain values, a `Head` for every tensor, and a `Record` with the
+    name of its class, in `kind`, for every other object. `records` is the number of files in the archive."""
+    return _read(raw, _plain_name, where, _SPARE_NODES + 64 * records, _storage)
+
+
 def survey(raw: bytes, where: str, records: int) -> list[str]:
     """Raise unless torch's own reader, and a walk over what it returns, end soon on this pickle.
 
@@ -206,6 +212,21 @@ def _named(names: Mapping[tuple[str, str], Any]) -> Callable[[str, str], Any]:
         return names[module, name]
 
     return find
+
+
+_PLAIN_NAMES: dict[tuple[str, str], Any] = {
+    **_TENSOR_NAMES,
+    ("torch._tensor", "_rebuild_from_type_v2"): Call(
+        lambda function, _, parts, __: function.function(*parts)
+    ),
+    ("torch._utils", "_rebuild_parameter"): Call(lambda tensor, *_: tensor),
+    ("torch", "Size"): Call(lambda sizes=(): sizes),
+    ("deepspeed.runtime.zero.config", "ZeroStageEnum"): Call(lambda stage: _only(int, stage)),
+}
+
+
+def _plain_name(module: str, name: str) -> Any:
+    return _PLAIN_NAMES.get((module, name)) or type(name, (_Opaque,), {"kind": f"{module}.{name}"})
 
 
 def _any_name(module: str, name: str) -> Any:

@@ -26,6 +26,7 @@ MOST_OBJECTS = 300_000  # a header has one per tensor
 _ITEMS_EACH = 14  # per object allowed
 _DIGITS = 20  # as many as 2^64 has
 T = TypeVar("T", str, int, float, bool, list[Any], dict[str, Any])
+_MOST_FOLDERS = 3  # as many as a universal checkpoint of DeepSpeed has above its files
 _SHOWN = 20  # faults of one error; a damaged file may have one per tensor
 
 
@@ -106,12 +107,12 @@ def name_fault(name: Any) -> str | None:
 
 
 def path_fault(name: Any) -> str | None:
-    """Why a text cannot be the name of a file inside a folder or inside a folder of it, or None when it can.
+    """Why a text cannot be the name of a file inside a folder or up to three folders below it, or None when it can.
 
     >>> path_fault("1_Pooling/config.json"), path_fault("../config.json")
     (None, 'a file name without folders is expected')
     """
-    if not isinstance(name, str) or name.count("/") > 1:
+    if not isinstance(name, str) or name.count("/") > _MOST_FOLDERS:
         return name_fault(name)
     return next((fault for part in name.split("/") if (fault := name_fault(part)) is not None), None)
 

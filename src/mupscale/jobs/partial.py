@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from time import sleep
 from typing import Any
 
@@ -76,7 +76,7 @@ def prepare(job: Job) -> bool:
         _claim(job, folder, locked)
         if not (folder / _READY).exists():
             for name in _folders(job):
-                (folder / name).mkdir(exist_ok=True)
+                (folder / name).mkdir(parents=True, exist_ok=True)
             for file in job.files:
                 _create(folder / f"{file.name}{PARTIAL}", file.size, file.chunks)
             _write(folder / _READY, b"")
@@ -158,9 +158,9 @@ def _publish(job: Job, folder: Path) -> None:
 
 
 def _folders(job: Job) -> list[str]:
-    """The folders inside of the output that hold files of the job."""
+    """The folders inside of the output that hold files of the job, at any depth, inner ones after outer ones."""
     names = [entry.name for part in (job.files, job.carried, job.texts) for entry in part]
-    return sorted({name.partition("/")[0] for name in names if "/" in name})
+    return sorted({str(above) for name in names for above in PurePosixPath(name).parents} - {"."})
 
 
 def is_complete(folder: Location, job: Job) -> bool:

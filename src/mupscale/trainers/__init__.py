@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from .lightning_file import widen_lightning_checkpoint as widen_lightning_checkpoint
     from .titan_layouts import titan_plan as titan_plan
     from .torchtitan import GrowingCheckpointManager as GrowingCheckpointManager
+    from .universal_file import grow_universal_checkpoint as grow_universal_checkpoint
+    from .universal_file import load_universal_ as load_universal_
+    from .universal_file import universal_groups as universal_groups
 
 _NAMES = {
     "HuggingFaceCallback": ("trainers.huggingface", "hf"),
@@ -20,6 +23,9 @@ _NAMES = {
     "GrowingCheckpointManager": ("trainers.torchtitan", ""),
     "titan_plan": ("trainers.titan_layouts", ""),
     "widen_lightning_checkpoint": ("trainers.lightning_file", ""),
+    "grow_universal_checkpoint": ("trainers.universal_file", ""),
+    "load_universal_": ("trainers.universal_file", ""),
+    "universal_groups": ("trainers.universal_file", ""),
     "groups_for": ("training.state_dicts", ""),
     "narrow_state_dict": ("training.state_dicts", ""),
     "narrow_optimizer_state_dict": ("training.state_dicts", ""),

@@ -149,7 +149,9 @@ def _refuse_sharding(args: Any, optimizer: Any) -> None:
     groups = getattr(optimizer, "param_groups", ())
     if not settings and any(is_sharded(p) for group in groups for p in group["params"]):
         settings = ["accelerate's FSDP"]
-    faults = [Fault(name, "its optimizer and its norm hold parts of tensors", remedy) for name in settings]
+    other = "leave the callback out, and build the optimizer from mu.trainers.universal_groups"
+    what = "its optimizer and its norm hold parts of tensors"
+    faults = [Fault(name, what, other if "deepspeed" in name else remedy) for name in settings]
     raise_faults("this Trainer shards parameters, and the callback cannot follow them", faults)
 
 

@@ -1,0 +1,197 @@
+"""A universal checkpoint of DeepSpeed: where the weight and the state of every parameter lie, and its settings.
+
+    latest_universal                               the name of the folder below
+    global_step5_universal/
+        mp_rank_00_model_states.pt                 counters, schedule, what the user saved; ZeRO 3 writes one for every rank
+        zero/optimizer_state.pt                    parameter groups
+        zero/<parameter>/fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt
+
+No pickle is executed. Settings may hold objects of DeepSpeed, such as its loss scaler; they become inert records.
+Knows: the directory. Does not know: plans, units.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import IO, Any
+
+import torch
+
+from ..errors import Fault, MupscaleError
+from ..storage.location import Location, location
+from ..storage.looking import exists, is_dir, names_in
+from .archives import PICKLE, survey_archive
+from .inert import Head, read_plain
+from .opened import open_stream
+from .places import Place, torch_dtype
+from .strict import name_fault, os_errors, printable, raise_few, read_regular
+from .torch_file import map_leaves, read_tensor, read_tree
+
+LATEST = "latest_universal"
+SCHEDULER = "scheduler.pt"
+PARAM = "param"
+WEIGHT = "fp32"
+STEP = "step"
+SETTINGS = "optimizer_state.pt"
+CONVERT = (
+    "run python -m deepspeed.checkpoint.ds_to_universal --input_folder RUN/global_stepN --output_folder "
+    "RUN/global_stepN_universal --inject_missing_state, and name RUN"
+)
+_EXTRAS = frozenset({PARAM, "cat_dim", "param_n_sub_params", "vocab_tensor"})
+"""What a file of a parameter may hold: its tensor, and how ranks of tensor parallelism cut it, which stays the same."""
+_MOST_PARAMETERS = 1_000_000  # bounds the listing of a folder that is not a checkpoint
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """One tensor of a parameter, in a file of its own."""
+
+    place: Place
+    extras: Mapping[str, Any] | None
+    """What lies beside the tensor in its file; None for a file of the tensor alone, which ZeRO 3 writes, without its shape."""
+
+
+@dataclass(frozen=True)
+class Universal:
+    """The content of a universal checkpoint. Places are relative to the directory that holds `latest_universal`."""
+
+    path: Location
+    tag: str
+    parameters: Mapping[str, Mapping[str, StateFile]]
+    steps: Mapping[str, Any]
+    """The step of every parameter that has its own, as it was saved: a number or a tensor."""
+    settings: Mapping[str, Any]
+    """What `optimizer_state.pt` holds."""
+    models: Mapping[str, Mapping[str, Any]]
+    """What every file of model states holds."""
+    schedule: Any = None
+    """What `scheduler.pt` holds, which Hugging Face's Trainer writes beside the folder."""
+
+
+def is_universal(path: Location) -> bool:
+    return exists(path / LATEST)
+
+
+def universal_names(path: Location) -> tuple[str, ...]:
+    """What belongs to a universal checkpoint in a directory: `latest_universal` and the folder that it names."""
+    return (LATEST, _tag(path)) if is_universal(path) else ()
+
+
+def _tag(path: Location) -> str:
+    tag = read_regular(path / LATEST, 1000).decode(errors="replace").strip()
+    if (why := name_fault(tag)) is not None:
+        raise MupscaleError(f"{LATEST} names {printable(tag)}: {why}")
+    return tag
+
+
+def read_universal(path: Location | str) -> Universal:
+    """Read everything about a universal checkpoint except its tensors; raises one error with all faults."""
+    path = location(path)
+    if not is_universal(path):
+        what = f"it has no {LATEST}; checkpoints of ZeRO itself are cut by ranks"
+        raise MupscaleError(
+            "this is not a universal checkpoint of DeepSpeed", [Fault(str(path), what, CONVERT)]
+        )
+    tag = _tag(path)
+    folder = path / tag / "zero"
+    claim = f"{printable(str(path / tag))} cannot be widened"
+    if not exists(folder / SETTINGS):
+        raise MupscaleError(claim, [Fault(f"zero/{SETTINGS}", "it is not there", CONVERT)])
+    parameters: dict[str, dict[str, StateFile]] = {}
+    steps: dict[str, Any] = {}
+    faults: list[Fault] = []
+    with os_errors(folder):
+        names = sorted(name for name in names_in(folder) if name != SETTINGS)
+    if len(names) > _MOST_PARAMETERS:
+        raise MupscaleError(f"{claim}: it has more than {_MOST_PARAMETERS:,} parameters")
+    for name in names:
+        if name_fault(name) is not None or not is_dir(folder / name):
+            faults.append(Fault(f"zero/{printable(name)}", "not the folder of a parameter", "remove it"))
+            continue
+        try:
+            parameters[name], step = _parameter(path, f"{tag}/zero/{name}")
+            steps |= {name: step[0]} if step else {}
+        except MupscaleError as error:
+            faults += error.faults or [Fault(f"zero/{printable(name)}", error.claim)]
+    raise_few(claim, faults)
+    models = {
+        n: read_settings(path / tag / n)
+        for n in sorted(names_in(path / tag))
+        if n.endswith("_model_states.pt")
+    }
+    settings = read_settings(folder / SETTINGS)
+    if not models or not all(isinstance(of, dict) for of in (settings, *models.values())):
+        what = "no file of model states" if not models else "a file of settings is not a dict"
+        raise MupscaleError(claim, [Fault(tag, what, CONVERT)])
+    schedule = read_settings(path / SCHEDULER) if exists(path / SCHEDULER) else None
+    return Universal(path, tag, parameters, steps, settings, models, schedule)
+
+
+def _parameter(path: Location, folder: str) -> tuple[dict[str, StateFile], list[Any]]:
+    """The files of one parameter by state, and its step, if it has one."""
+    found: dict[str, StateFile] = {}
+    step: list[Any] = []
+    for name in sorted(names_in(path / folder)):
+        where, state = f"{folder}/{name}", name.removesuffix(".pt")
+        if state == name:
+            raise MupscaleError("odd", [Fault(printable(where), "not a file of torch.save", "remove it")])
+        tree = read_tree(path / where)
+        if state == STEP:
+            step = [read_tensor(path / folder, tree) if isinstance(tree, Place) else tree]
+            continue
+        extras = (
+            {key: value for key, value in tree.items() if key != PARAM} if isinstance(tree, dict) else None
+        )
+        place = tree.get(PARAM) if isinstance(tree, dict) else tree
+        unknown = sorted(map(str, (extras or {}).keys() - _EXTRAS))
+        if not isinstance(place, Place) or unknown:
+            what = (
+                f"it holds {printable(', '.join(unknown))}, whose growth is not known"
+                if unknown
+                else "no tensor"
+            )
+            raise MupscaleError("odd", [Fault(printable(where), what)])
+        found[state] = StateFile(replace(place, file=where), extras)
+    if WEIGHT not in found:
+        raise MupscaleError("odd", [Fault(printable(folder), f"it has no {WEIGHT}.pt", CONVERT)])
+    return found, step
+
+
+def read_settings(path: Location) -> Any:
+    """The settings in a torch.save file; single numbers are read, other tensors stay a `Head`."""
+    where = printable(str(path))
+    with os_errors(path), open_stream(path) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                survey_archive(archive, where)
+                records = {r.filename.partition("/")[2]: r for r in archive.infolist()}
+                tree = read_plain(archive.read(records[PICKLE]), where, len(records))
+                return map_leaves(tree, "", Head, lambda _, head: _number(archive, records, head))
+        except (zipfile.BadZipFile, KeyError, ValueError, NotImplementedError) as error:
+            raise MupscaleError(f"{where} is not an archive of torch.save: {printable(str(error))}") from None
+
+
+def _number(archive: zipfile.ZipFile, records: Mapping[str, zipfile.ZipInfo], head: Head) -> Any:
+    record = records[f"data/{head.storage}"]
+    size = torch_dtype(head.dtype).itemsize
+    if head.shape or record.file_size > size or head.offset:
+        return head
+    stream: IO[bytes]
+    with archive.open(record) as stream:
+        return torch.frombuffer(bytearray(stream.read(size)), dtype=torch_dtype(head.dtype)).reshape(())
+
+
+def strange(tree: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """Where in a tree of settings something else than plain values lies, and what it is."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from strange(value, f"{where}.{key}" if where else str(key))
+    elif isinstance(tree, (list, tuple)):
+        for at, value in enumerate(tree):
+            yield from strange(value, f"{where}[{at}]")
+    elif isinstance(tree, Head):
+        yield where, f"a tensor of shape {tree.shape}"
+    elif not isinstance(tree, (str, int, float, bool, bytes, type(None), torch.Tensor, torch.dtype)):
+        yield where, f"an object of {getattr(tree, 'kind', type(tree).__name__)}"

@@ -1,0 +1,298 @@
+"""Universal checkpoints of DeepSpeed, built here by its layout: the wide one has the bits of `widen`, and others are refused.
+
+`benchmarks/engines_run.py` does the same with the stock converter and stock engines.
+"""
+
+import pickle
+import shutil
+import sys
+from collections import OrderedDict
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import mupscale as mu
+from mupscale import MupscaleError
+
+TAG = "global_step3_universal"
+WORDS, WIDTH = 11, 4
+
+
+def make(n):
+    return nn.Sequential(nn.Embedding(WORDS, n), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, WORDS, bias=False))
+
+
+PLAN = mu.plan_between(make, WIDTH, 2 * WIDTH)
+
+
+def own_groups(model):
+    matrices = [(n, p) for n, p in model.named_parameters() if p.dim() > 1]
+    vectors = [(n, p) for n, p in model.named_parameters() if p.dim() < 2]
+    return [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0, "lr": 0.02}]
+
+
+def step(run, i):
+    words = torch.randint(WORDS, (16,), generator=torch.Generator().manual_seed(i))
+    loss = nn.functional.cross_entropy(run.model(words), words)
+    loss.backward()
+    run.optimizer.step()
+    run.optimizer.zero_grad()
+    return float(loss.detach())
+
+
+def trained():
+    torch.manual_seed(0)
+    model = make(WIDTH)
+    run = mu.Run(model, torch.optim.AdamW(own_groups(model), lr=0.05))
+    for i in range(3):
+        step(run, i)
+    return run
+
+
+class LossScaler:
+    """What DeepSpeed puts into its settings: an object of its own."""
+
+    __module__ = "deepspeed.runtime.fp16.loss_scaler"
+
+
+def write(folder, run, stage):
+    """The files that `ds_to_universal` writes for a run of one rank."""
+    zero, parameters = folder / TAG / "zero", dict(run.model.named_parameters())
+    groups = run.optimizer.state_dict()["param_groups"]
+    for group in groups:
+        group["params"] = [0]
+    for name, parameter in parameters.items():
+        (zero / name).mkdir(parents=True)
+        state = run.optimizer.state[parameter]
+        for key, tensor in (("fp32", parameter.detach()), *state.items()):
+            if key == "step":
+                if stage < 3:
+                    torch.save(tensor, zero / name / "step.pt")
+            else:
+                flat = tensor.clone().flatten()
+                tree = flat if stage == 3 else {"cat_dim": 0, "param": flat.view_as(tensor)}
+                torch.save(tree, zero / name / f"{key}.pt")
+    settings = {"loss_scaler": LossScaler(), "clip_grad": 1.0, "zero_stage": stage, "ds_version": "0.19.8"}
+    names = [group.pop("param_names") for group in groups]
+    settings["param_groups"] = groups
+    if stage == 3:
+        count = next(iter(run.optimizer.state.values()))["step"]
+        settings["optimizer_state_dict"] = {
+            "state": {0: {"step": count, "exp_avg": torch.ones(9)}},
+            "param_groups": groups,
+        }
+    module = ModuleType("deepspeed.runtime.fp16.loss_scaler")
+    vars(module)["LossScaler"] = LossScaler
+    parts = {"deepspeed": ModuleType("deepspeed"), "deepspeed.runtime": ModuleType("deepspeed.runtime")}
+    parts["deepspeed.runtime.fp16"] = ModuleType("deepspeed.runtime.fp16")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, part in {**parts, module.__name__: module}.items():
+            patch.setitem(sys.modules, name, part)
+        torch.save(settings, zero / "optimizer_state.pt")
+    model = {
+        "module": run.model.state_dict(),
+        "param_shapes": [OrderedDict((n, parameters[n].shape) for n in of) for of in names],
+        "lr_scheduler": {
+            "base_lrs": [0.05, 0.02],
+            "_last_lr": [0.04, 0.01],
+            "last_epoch": 3,
+            "lr_lambdas": [None, None],
+        },
+        "mp_world_size": 1,
+        "dp_world_size": 1,
+        "global_steps": 3,
+        "buffer_names": [],
+        "mine": {"epoch": 7},
+    }
+    save_model(folder, model)
+    (folder / "latest_universal").write_text(TAG)
+
+
+def save_model(folder, model):
+    torch.save(model, folder / TAG / "mp_rank_00_model_states.pt")
+
+
+@pytest.fixture(params=[1, 3])
+def narrow(request, tmp_path):
+    run = trained()
+    write(tmp_path / "narrow", run, request.param)
+    return tmp_path / "narrow", run
+
+
+def read(folder, name, key):
+    tree = torch.load(folder / TAG / "zero" / name / f"{key}.pt")
+    return tree["param"] if isinstance(tree, dict) else tree
+
+
+def restored(folder):
+    """A wide run as an engine would restore it: groups, weights, moments and steps of the files."""
+    model = make(2 * WIDTH)
+    optimizer = torch.optim.AdamW(mu.trainers.universal_groups(folder, model))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(read(folder, name, "fp32").view_as(parameter))
+            moments = {key: read(folder, name, key).view_as(parameter) for key in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": torch.tensor(3.0), **moments}
+    return mu.Run(model, optimizer)
+
+
+def test_the_wide_files_have_the_bits_of_widen_and_losses_go_on(narrow, tmp_path):
+    """Controls: moments that are copied without units, and the base's own rate in every group, lose the base's losses."""
+    folder, run = narrow
+    left = mu.trainers.grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
+    assert [name.rpartition(" ")[2] for name in left] == ["clip_grad"]
+    wide, found = mu.widen(run, make(2 * WIDTH), plan=PLAN), restored(tmp_path / "wide")
+    for (name, a), b in zip(wide.model.named_parameters(), found.model.parameters(), strict=True):
+        assert torch.equal(a, b), name
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(wide.optimizer.state[a][key], found.optimizer.state[b][key]), (name, key)
+    odd = restored(tmp_path / "wide")
+    for parameter, state in odd.optimizer.state.items():
+        name = next(n for n, p in odd.model.named_parameters() if p is parameter)
+        state["exp_avg_sq"] /= float(PLAN[name].change.r) ** 2
+    plain = restored(tmp_path / "wide")
+    for group in plain.optimizer.param_groups:
+        group["lr"] /= group["lr_factor"]
+    gaps = dict.fromkeys(("found", "odd", "plain"), 0.0)
+    for i in range(3, 8):
+        loss = step(run, i)
+        for name, other in (("found", found), ("odd", odd), ("plain", plain)):
+            gaps[name] = max(gaps[name], abs(step(other, i) - loss))
+    assert gaps["found"] < 1e-5
+    assert min(gaps["odd"], gaps["plain"]) > 1e-3
+
+
+def test_the_result_holds_plain_values_and_the_schedule_of_its_groups(narrow, tmp_path):
+    folder, _ = narrow
+    mu.trainers.grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
+    groups = torch.load(tmp_path / "wide" / TAG / "zero" / "optimizer_state.pt")["param_groups"]
+    model = torch.load(tmp_path / "wide" / TAG / "mp_rank_00_model_states.pt")
+    factors = [group["lr_factor"] for group in groups]
+    starts = [0.02 if set(group["param_names"]) <= {"1.bias"} else 0.05 for group in groups]
+    assert [group["lr"] for group in groups] == [a * b for a, b in zip(starts, factors, strict=True)]
+    assert model["lr_scheduler"]["base_lrs"] == [group["lr"] for group in groups]
+    assert (model["mine"], model["global_steps"], model["module"]) == ({"epoch": 7}, 3, {})
+    assert model["param_shapes"][0]["0.weight"] == (WORDS, 2 * WIDTH)
+    assert len(set(factors)) > 1
+
+
+def test_growing_twice_is_growing_by_the_product(narrow, tmp_path):
+    folder, run = narrow
+    again = mu.plan_between(make, 2 * WIDTH, 4 * WIDTH)
+    mu.trainers.grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
+    mu.trainers.grow_universal_checkpoint(tmp_path / "wide", tmp_path / "wider", plan=again)
+    whole = mu.widen(run, make(4 * WIDTH), plan=PLAN.then(again), unproved=True)
+    for name, parameter in whole.model.named_parameters():
+        for key, expected in (("fp32", parameter.detach()), *whole.optimizer.state[parameter].items()):
+            if key != "step":
+                found = read(tmp_path / "wider", name, key)
+                assert torch.equal(found.view_as(expected), expected), (name, key)
+
+
+def test_noise_is_that_of_the_seed_and_leaves_moments_alone(narrow, tmp_path):
+    folder, run = narrow
+    noise = mu.SignalNoise(0.1)
+    mu.trainers.grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN, noise=noise, seed=5)
+    same, other = (mu.upscale(run, make(2 * WIDTH), plan=PLAN, noise=noise, seed=seed) for seed in (5, 6))
+    stored = read(tmp_path / "wide", "1.weight", "fp32").flatten()
+    assert torch.equal(stored, same.model.get_parameter("1.weight").detach().flatten())
+    assert not torch.equal(stored, other.model.get_parameter("1.weight").detach().flatten())
+
+
+def refuse(folder, tmp_path, match, **given):
+    with pytest.raises(MupscaleError, match=match):
+        mu.trainers.grow_universal_checkpoint(folder, tmp_path / "refused", **{"plan": PLAN, **given})
+    assert not (tmp_path / "refused").exists()
+
+
+def test_what_is_missing_or_unknown_is_refused_with_its_place(narrow, tmp_path):
+    folder, _ = narrow
+    zero = folder / TAG / "zero"
+    refuse(folder, tmp_path, r"(?s)1\.weight.*shape", plan=mu.plan_between(make, 8, 16))
+    shutil.move(zero / "1.bias", tmp_path / "bias")
+    refuse(folder, tmp_path, r"zero/1\.bias")
+    shutil.copytree(tmp_path / "bias", zero / "stranger")
+    shutil.move(tmp_path / "bias", zero / "1.bias")
+    refuse(folder, tmp_path, "stranger")
+    shutil.rmtree(zero / "stranger")
+    torch.save({"param": torch.ones(4), "is_expert_param": True}, zero / "1.bias" / "exp_avg.pt")
+    refuse(folder, tmp_path, "is_expert_param")
+    (folder / "latest_universal").unlink()
+    refuse(folder, tmp_path, "ds_to_universal")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"mp_world_size": 2}, "tensor or pipeline parallelism over 2 ranks"),
+        ({"param_shapes": [{"0.weight": 1}, {"1.weight": 1}, {"1.bias": 1}]}, "sub_group_size"),
+        ({"lr_scheduler": {"max_lrs": [0.1, 0.2]}}, "absolute learning rate"),
+        ({"param_shapes": None}, "ZeRO 1, 2 or 3"),
+    ],
+)
+def test_settings_that_cannot_be_carried_are_refused(narrow, tmp_path, change, match):
+    folder, _ = narrow
+    save_model(folder, {**torch.load(folder / TAG / "mp_rank_00_model_states.pt"), **change})
+    refuse(folder, tmp_path, match)
+
+
+def test_no_pickle_is_executed(narrow, tmp_path, monkeypatch):
+    """Control: torch's own loader, which may run code, runs it."""
+
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "sprung"), "w"))
+
+    folder, _ = narrow
+    file = folder / TAG / "mp_rank_00_model_states.pt"
+    tree = torch.load(file)
+    torch.save({**tree, "mine": Trap()}, file, pickle_module=pickle)
+    left = mu.trainers.grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
+    assert any("mine" in name for name in left)
+    assert not (tmp_path / "sprung").exists()
+    assert "mine" not in torch.load(tmp_path / "wide" / TAG / "mp_rank_00_model_states.pt")
+    torch.load(file, weights_only=False)["mine"].close()
+    assert (tmp_path / "sprung").exists()
+
+
+class Engine:
+    """What `load_universal_` uses of an engine; loading does what ZeRO 3 does to groups and steps."""
+
+    def __init__(self, optimizer, universal=True):
+        self.optimizer, self.universal = SimpleNamespace(optimizer=optimizer), universal
+
+    def load_universal_checkpoint(self):
+        return self.universal
+
+    def load_checkpoint(self, folder):
+        inner, shared = self.optimizer.optimizer, torch.tensor(3.0)
+        for group in inner.param_groups:
+            group["lr"] = 1.0
+            for parameter in group["params"]:
+                inner.state[parameter] = {"step": shared}
+        return folder, {"mine": 1}
+
+
+def test_an_engine_gets_the_settings_of_its_groups_and_steps_of_their_own(narrow, tmp_path):
+    folder, _ = narrow
+    out, model = tmp_path / "wide", make(2 * WIDTH)
+    mu.trainers.grow_universal_checkpoint(folder, out, plan=PLAN)
+    groups = mu.trainers.universal_groups(out, model)
+    rates = [group["lr"] for group in groups]
+    engine = Engine(torch.optim.AdamW(groups))
+    assert mu.trainers.load_universal_(engine, out) == {"mine": 1}
+    inner = engine.optimizer.optimizer
+    assert [group["lr"] for group in inner.param_groups] == rates
+    steps = [state["step"] for state in inner.state.values()]
+    assert len({id(count) for count in steps}) == len(steps) > 1
+    for other, match in (
+        (Engine(torch.optim.AdamW(own_groups(model))), "universal_groups"),
+        (
+            Engine(torch.optim.AdamW(mu.trainers.universal_groups(out, model)), universal=False),
+            "load_universal",
+        ),
+    ):
+        with pytest.raises(MupscaleError, match=match):
+            mu.trainers.load_universal_(other, out)
