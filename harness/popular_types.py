@@ -284,11 +284,11 @@ SEEING: tuple[Case, ...] = (
     }),
     _type("llava", "LlavaForConditionalGeneration", {
         "text_config": _LLAMA_TEXT, "vision_config": {**_IMAGES, "projection_dim": 32, "model_type": "clip_vision_model"},
-        "image_token_index": 90, "vision_feature_layer": -1,
+        "image_token_index": 90, "vision_feature_layer": -2,
     }),
     _type("paligemma", "PaliGemmaForConditionalGeneration", {
-        "text_config": {**_SIZED, "model_type": "gemma"}, "vision_config": {**_IMAGES, "model_type": "siglip_vision_model"},
-        "image_token_index": 90, "projection_dim": 64,
+        "text_config": {**_SIZED, "model_type": "gemma"}, "image_token_index": 90,
+        "vision_config": {**_IMAGES, "vision_use_head": False, "model_type": "siglip_vision_model"}, "projection_dim": 64,
     }),
     _type("gemma3", "Gemma3ForConditionalGeneration", {
         "text_config": _GEMMA3, "vision_config": {**_IMAGES, "vision_use_head": False}, "image_token_index": 90,

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from ..errors import MupscaleError
 from ..plans.identity import Loss
 from .configs import nested_configs
+from .images import Batch, beside_text, images
 from .models import Config, as_data, quiet
 
 _BATCH, _LENGTH = 3, 11
-Batch = dict[str, Any]
 
 
 class NoBatchError(MupscaleError):
@@ -44,9 +44,16 @@ def batches(model: nn.Module, config: Config, seed: int = 0) -> Iterator[Batch]:
     if "decoder_input_ids" in accepted:
         base["decoder_input_ids"] = ids.flip(1)[:, :7].contiguous()
     options: list[Batch] = [{}]
-    for name, make in (("pixel_values", _images), ("input_values", _waves), ("input_features", _features)):
+    for name, make in (("input_values", _waves), ("input_features", _features)):
         if name in accepted:
             options = [{**o, name: value} for value in make(merged, generator) for o in options]
+    token = merged.get("image_token_id", merged.get("image_token_index"))
+    if "pixel_values" in accepted:
+        seen = list(images(accepted, merged, _BATCH, generator))
+        for given in seen if type(token) is int and "input_ids" in base else ():
+            if (texts := beside_text(model, given, ids, token)) is not None:
+                yield {**base, **{name: value for name, value in texts.items() if name in accepted}}
+        options = [{**o, **given} for given in seen for o in options]
     for option in options:
         yield {**base, **option}
     if "pixel_values" in accepted and main == "input_ids":
@@ -69,16 +76,6 @@ def _words(data: Mapping[str, Any], merged: Mapping[str, Any]) -> Tensor:
     }
     allowed = [i for i in range(3, min(sizes, default=64)) if i not in special]
     return torch.tensor(allowed or [0])
-
-
-def _images(merged: Mapping[str, Any], generator: torch.Generator) -> Iterator[Tensor]:
-    size = merged.get("image_size", merged.get("input_size"))
-    channels = merged.get("num_channels", merged.get("in_channels", 3))
-    channels = channels if type(channels) is int else 3
-    known = tuple(size) if isinstance(size, (list, tuple)) else (size, size) if type(size) is int else None
-    small = known if known and max(known) < 64 else (64, 64)
-    for height, width in dict.fromkeys((small, known or small, (224, 224))):
-        yield torch.randn(_BATCH, channels, height, width, generator=generator, dtype=torch.float64)
 
 
 def _waves(merged: Mapping[str, Any], generator: torch.Generator) -> Iterator[Tensor]:

@@ -35,6 +35,11 @@ class Row:
     head_size_grows: bool = False
     silenced: Mapping[str, Fill] = field(default_factory=dict)
     """Gains behind a branch, and what silences them in a new block: a norm there blows up any small output of a branch."""
+    follows: Mapping[str, str] = field(default_factory=dict)
+    """Fields that must equal another one, both with the names of nested configurations: the width that a tower writes
+    is that of the tower which reads it."""
+    idle: tuple[str, ...] = ()
+    """Tensors that the class holds and never uses, so no batch reaches them: they grow by their kind."""
     divides: tuple[str, ...] = ()
     """Fields that a small copy may divide by one number although blocks change, because `layouts` gives them all."""
 
@@ -61,6 +66,9 @@ _RECOMPUTED = (
     "its sinusoidal table is computed from the width and not stored, so a stock reload would lose its copies"
 )
 _COPIES_DIFFER = "query rows are copied more often than the one key and value head, and one tensor has one eps and one state"
+
+_READ_BY_TEXT = {"vision_config.out_hidden_size": "text_config.hidden_size"}
+_ONE_PROJECTION = {"text_config.projection_size": "vision_config.hidden_size"}
 
 ROWS: Mapping[str, Row] = {
     "gpt2": Row({"hidden": ("n_embd",), "heads": ("n_head",), "ffn": ("n_inner",)}),
@@ -98,6 +106,11 @@ ROWS: Mapping[str, Row] = {
         },
         divides=("hidden_size", "num_heads"),
     ),
+    "mpt": Row(
+        {"hidden": ("d_model",)},
+        folds={"*attn.Wqkv.*": "k^-1/4", "*attn.out_proj.weight": "k^1/4"},
+        head_size_grows=True,
+    ),
     "olmo2": Row(silenced=_BEHIND),
     "olmo3": Row(silenced=_BEHIND),
     "olmo": Row(
@@ -105,6 +118,19 @@ ROWS: Mapping[str, Row] = {
             "tie_word_embeddings": "its last norm has no gain, so nothing absorbs the 1/k of a tied readout"
         }
     ),
+    "llava": Row(idle=("*vision_tower.post_layernorm.*",)),
+    "paligemma": Row(
+        {},
+        follows=dict.fromkeys(
+            ("hidden_size", "projection_dim", "vision_config.projection_dim"), "text_config.hidden_size"
+        ),
+    ),
+    "qwen2_vl": Row(follows={"vision_config.hidden_size": "text_config.hidden_size"}),
+    "qwen2_vl_vision": Row({"hidden": ("embed_dim",), "heads": ("num_heads",)}),
+    "qwen2_5_vl": Row(follows=_READ_BY_TEXT),
+    "qwen3_vl": Row(follows=_READ_BY_TEXT),
+    "siglip": Row(follows=_ONE_PROJECTION),
+    "siglip2": Row(follows=_ONE_PROJECTION),
     "resnet": Row({"hidden": ("embedding_size", "hidden_sizes")}),
     "xglm": Row(refused={"True": _RECOMPUTED}),
     "m2m_100": Row(refused={"True": _RECOMPUTED}),

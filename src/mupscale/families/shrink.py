@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from ..errors import MupscaleError
 from ..plans.names import named_tensors, pattern_of
-from .configs import Path, growing_fields, nested_configs, with_edits
+from .configs import Path, following, growing_fields, nested_configs, with_edits
 from .goal import Goal, small_goals
 from .grown import grown
 from .models import Config, as_data, config_from, on_meta
@@ -110,6 +110,7 @@ def shrunk(config: Config, goal: Goal, cls: Any, kept: Growth, gently: bool = Fa
     for options in _steps(data, gently):
         for option in options:
             trial = with_edits(data, option(data) if callable(option) else option)
+            trial = with_edits(trial, following(trial))
             if trial != data and _same(trial, data, _Wanted(goal, as_data(config), cls, kept)):
                 data = trial
                 break

@@ -284,25 +284,28 @@ def counting_modules(draft: Draft) -> dict[str, list[tuple[int, int]]]:
     """Paths of the innermost modules that hold a growing number of heads or groups, with (base, wide) counts.
 
     Attributes of the module itself count most. A configuration object may be shared by all modules, so it is
-    used only if no module has such attributes, and then for modules named after attention if there are any.
+    used only if none of its modules has such attributes, and then for modules named after attention if there are any.
+    Towers of one model have a configuration each: CLIP's attention holds its number of heads, Llama's beside it does not.
     """
     owners = [dict(model.named_modules()) for model in draft.models]
     own: dict[str, list[tuple[int, int]]] = {}
     shared: dict[str, list[tuple[int, int]]] = {}
+    held: dict[str, int] = {}
     for path, base in owners[0].items():
         wide = owners[1].get(path)
         if wide is None:
             continue
         own[path] = _counts(vars(base), vars(wide))
         configs = [getattr(m, "config", None) or getattr(m, "cfg", None) for m in (base, wide)]
+        held[path] = held.get(path.rpartition(".")[0], 0)
         if all(hasattr(c, "__dict__") and not isinstance(c, nn.Module) for c in configs):
+            held[path] = id(configs[0])
             shared[path] = _counts(vars(configs[0]), vars(configs[1]))
-    named = {path: counts for path, counts in shared.items() if counts and _ATTENTION.search(path)}
-    found = (
-        {path: counts for path, counts in own.items() if counts}
-        or named
-        or {p: c for p, c in shared.items() if c}
-    )
+    told = {held[path] for path, counts in own.items() if counts}
+    named = {p: c for p, c in shared.items() if c and _ATTENTION.search(p) and held[p] not in told}
+    found = {**{path: counts for path, counts in own.items() if counts}, **named} or {
+        p: c for p, c in shared.items() if c
+    }
     return {
         path: sorted({*counts, *shared.get(path, ())})
         for path, counts in found.items()
