@@ -55,7 +55,7 @@ def stepped(family: FamilyPlan, steps: int = 2) -> float:
             other = cast_(factory(cls)(wide_config), torch.float64)
             loss = loss_for(base, other, batch)
         _steps(start, loss, 1)
-        wide = widen(start, lambda: factory(cls)(wide_config), plan=family.plan)
+        wide = widen(start, lambda: factory(cls)(wide_config), plan=family.plan, loss=loss)
         with tempfile.TemporaryDirectory() as folder, quiet():
             stock: Any = wide.model
             stock.save_pretrained(folder)
@@ -65,6 +65,8 @@ def stepped(family: FamilyPlan, steps: int = 2) -> float:
             again = cls.from_pretrained(folder, local_files_only=True, **options)
         for one, its in zip(again.modules(), wide.model.modules(), strict=True):
             one.training = its.training
+        for loaded, built in zip(again.parameters(), wide.model.parameters(), strict=True):
+            loaded.requires_grad = built.requires_grad  # Whisper's table of positions is fixed when built, not when loaded
         end = Run(again, _moved(wide, again))
         losses = [_steps(run, loss, steps) for run in (start, wide, end)]
     return max(abs(a - b) / abs(a) for found in losses[1:] for a, b in zip(losses[0], found, strict=True))

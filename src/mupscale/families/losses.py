@@ -19,6 +19,7 @@ from ..plans.identity import Loss
 from .configs import nested_configs
 from .images import Batch, beside_text, images
 from .models import Config, as_data, quiet
+from .rows import row_for
 
 _BATCH, _LENGTH = 3, 11
 
@@ -155,7 +156,8 @@ def tensors_in(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def growing_outputs(base: nn.Module, wide: nn.Module, batch: Batch) -> dict[str, list[int]]:
-    """Along which dimensions outputs grow, known by their shapes: both models run once."""
+    """Along which dimensions the outputs that count grow, known by their shapes: both models run once."""
+    read = row_for(str(getattr(getattr(base, "config", None), "model_type", None))).reads
     with torch.no_grad(), quiet():
         pair = [{path: tuple(t.shape) for path, t in tensors_in(m(**_cast(batch, m)))} for m in (base, wide)]
     if {p: len(s) for p, s in pair[0].items()} != {p: len(s) for p, s in pair[1].items()}:
@@ -163,6 +165,7 @@ def growing_outputs(base: nn.Module, wide: nn.Module, batch: Batch) -> dict[str,
     return {
         path: [d for d, (a, b) in enumerate(zip(shape, pair[1][path], strict=True)) if a != b]
         for path, shape in pair[0].items()
+        if not read or path.split(".")[1] in read
     }
 
 
@@ -182,6 +185,8 @@ def loss_on(batch: Batch, growing: Mapping[str, list[int]], words: tuple[int, in
             output = model(**_cast(batch, model))
         total: Any = 0.0
         for i, (path, t) in enumerate(tensors_in(output)):
+            if path not in growing:
+                continue
             counted = [d for d in growing[path] if words is not None and t.shape[d] in words]
             for dim in counted:
                 t = t.narrow(dim, 0, min(words or ()))

@@ -40,6 +40,8 @@ class Row:
     is that of the tower which reads it."""
     idle: tuple[str, ...] = ()
     """Tensors that the class holds and never uses, so no batch reaches them: they grow by their kind."""
+    reads: tuple[str, ...] = ()
+    """The outputs that the loss of the type reads, where others change with the width: entries of a unit vector do."""
     divides: tuple[str, ...] = ()
     """Fields that a small copy may divide by one number although blocks change, because `layouts` gives them all."""
 
@@ -69,6 +71,7 @@ _COPIES_DIFFER = "query rows are copied more often than the one key and value he
 
 _READ_BY_TEXT = {"vision_config.out_hidden_size": "text_config.hidden_size"}
 _ONE_PROJECTION = {"text_config.projection_size": "vision_config.hidden_size"}
+_PAIRS = ("logits_per_image", "logits_per_text")
 
 ROWS: Mapping[str, Row] = {
     "gpt2": Row({"hidden": ("n_embd",), "heads": ("n_head",), "ffn": ("n_inner",)}),
@@ -129,8 +132,8 @@ ROWS: Mapping[str, Row] = {
     "qwen2_vl_vision": Row({"hidden": ("embed_dim",), "heads": ("num_heads",)}),
     "qwen2_5_vl": Row(follows=_READ_BY_TEXT),
     "qwen3_vl": Row(follows=_READ_BY_TEXT),
-    "siglip": Row(follows=_ONE_PROJECTION),
-    "siglip2": Row(follows=_ONE_PROJECTION),
+    "siglip": Row(follows=_ONE_PROJECTION, reads=_PAIRS),
+    "siglip2": Row(follows=_ONE_PROJECTION, reads=_PAIRS),
     "resnet": Row({"hidden": ("embedding_size", "hidden_sizes")}),
     "xglm": Row(refused={"True": _RECOMPUTED}),
     "m2m_100": Row(refused={"True": _RECOMPUTED}),
