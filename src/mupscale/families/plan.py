@@ -28,7 +28,7 @@ from ..plans.plan import Plan
 from ..rules.axes import Layout
 from ..tensors.expand import expand
 from ..training.noise_places import exempt_of
-from .configs import Path, edits, nested_configs, with_edits
+from .configs import Path, edits, following, nested_configs, with_edits
 from .declarations import Declarations
 from .depth import deepened, depth_of, new_blocks, refuse_spelling, try_blocks
 from .experts import entered, experts_plan, refuse_wider, small_copies, try_experts
@@ -217,6 +217,7 @@ def _wide_data(
     if export == "untie":
         changed[("tie_word_embeddings",)] = False
     written = with_edits(raw, {**structure, **changed})
+    written = with_edits(written, following(written))
     # A field that is left out (for example a head size) may be derived from one that grew, so it is written.
     ends = dict(nested_configs(as_data(wide)))
     for path, part in nested_configs(as_data(config_from(written))):

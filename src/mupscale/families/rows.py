@@ -42,6 +42,8 @@ class Row:
     """Tensors that the class holds and never uses, so no batch reaches them: they grow by their kind."""
     reads: tuple[str, ...] = ()
     """The outputs that the loss of the type reads, where others change with the width: entries of a unit vector do."""
+    inputs: Mapping[str, bool] = field(default_factory=dict)
+    """Arguments beside the batch, with which outputs show tensors that they hide otherwise."""
     divides: tuple[str, ...] = ()
     """Fields that a small copy may divide by one number although blocks change, because `layouts` gives them all."""
 
@@ -73,6 +75,42 @@ _READ_BY_TEXT = {"vision_config.out_hidden_size": "text_config.hidden_size"}
 _ONE_PROJECTION = {"text_config.projection_size": "vision_config.hidden_size"}
 _PAIRS = ("logits_per_image", "logits_per_text")
 
+
+
+def _mamba(mixer: str, heads: str, size: str, groups: str, state: str) -> dict[str, dict[int, str]]:
+    """The layouts of a Mamba-2 mixer: a group of heads is copied as a whole, since it shares one B and one C."""
+    block = f"{heads}//{groups}*{size}"
+    channels, states = f"{heads}*{size}: {block}", f"2*{groups}*{state}: {state}"
+    by_head = {0: f"{heads}//{groups}"}
+    return {
+        f"*{mixer}.in_proj.*": {0: f"{channels} | {channels} | {states} | {heads}: {heads}//{groups}"},
+        f"*{mixer}.conv1d.*": {0: f"{channels} | {states}"},
+        f"*{mixer}.norm.weight": {0: block},
+        f"*{mixer}.out_proj.weight": {1: block},
+        **{f"*{mixer}.{name}": by_head for name in ("dt_bias", "A_log", "D")},
+    }
+
+
+_IBM = ("mamba", "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")
+
+
+def _hybrid(names: tuple[str, str, str, str, str], inner: str = "", **more: Mapping[str, str]) -> Row:
+    """A type with Mamba-2 mixers beside attention; its groups grow with its heads. `inner` is the width of a mixer."""
+    mixer, heads, size, groups, state = names
+    grows = {
+        "hidden": ("hidden_size",),
+        "heads": ("num_attention_heads", heads, groups, *((inner,) if inner else ())),
+        "kv_heads": ("num_key_value_heads",),
+        "ffn": (
+            "intermediate_size",
+            "shared_intermediate_size",
+            "moe_intermediate_size",
+            "moe_shared_expert_intermediate_size",
+        ),
+    }
+    return Row(grows, layouts=_mamba(mixer, heads, size, groups, state), config=more.get("config", {}))
+
+
 ROWS: Mapping[str, Row] = {
     "gpt2": Row({"hidden": ("n_embd",), "heads": ("n_head",), "ffn": ("n_inner",)}),
     "bloom": Row(
@@ -93,22 +131,15 @@ ROWS: Mapping[str, Row] = {
     "falcon": Row(refused={"multi_query and not new_decoder_architecture": _COPIES_DIFFER}),
     "mamba2": Row(
         {"hidden": ("hidden_size",), "heads": ("num_heads", "n_groups")},
-        layouts={
-            "*mixer.in_proj.*": {
-                0: "num_heads*head_dim: num_heads//n_groups*head_dim | num_heads*head_dim: num_heads//n_groups*head_dim"
-                " | 2*n_groups*state_size: state_size | num_heads: num_heads//n_groups"
-            },
-            "*mixer.conv1d.*": {
-                0: "num_heads*head_dim: num_heads//n_groups*head_dim | 2*n_groups*state_size: state_size"
-            },
-            "*mixer.norm.weight": {0: "num_heads//n_groups*head_dim"},
-            "*mixer.out_proj.weight": {1: "num_heads//n_groups*head_dim"},
-            "*mixer.dt_bias": {0: "num_heads//n_groups"},
-            "*mixer.A_log": {0: "num_heads//n_groups"},
-            "*mixer.D": {0: "num_heads//n_groups"},
-        },
+        layouts=_mamba("mixer", "num_heads", "head_dim", "n_groups", "state_size"),
         divides=("hidden_size", "num_heads"),
     ),
+    "bamba": _hybrid(_IBM),
+    "falcon_h1": _hybrid(_IBM, "mamba_d_ssm"),
+    "granitemoehybrid": _hybrid(_IBM, config={"logits_scaling": "k"}),
+    "nemotron_h": _hybrid(("mixer", "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size")),
+    "zamba2": _hybrid(("mamba", "n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_d_state")),
+    "lfm2": Row(follows={"block_ff_dim": "intermediate_size"}),
     "mpt": Row(
         {"hidden": ("d_model",)},
         folds={"*attn.Wqkv.*": "k^-1/4", "*attn.out_proj.weight": "k^1/4"},
@@ -121,6 +152,8 @@ ROWS: Mapping[str, Row] = {
             "tie_word_embeddings": "its last norm has no gain, so nothing absorbs the 1/k of a tied readout"
         }
     ),
+    "phimoe": Row(inputs={"output_router_logits": True}),
+    "esm": Row(idle=("*contact_head.regression.weight",)),
     "llava": Row(idle=("*vision_tower.post_layernorm.*",)),
     "paligemma": Row(
         {},
