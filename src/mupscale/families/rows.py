@@ -94,11 +94,20 @@ def _mamba(mixer: str, heads: str, size: str, groups: str, state: str) -> dict[s
 _IBM = ("mamba", "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")
 
 
-def _hybrid(names: tuple[str, str, str, str, str], inner: str = "", **more: Mapping[str, str]) -> Row:
-    """A type with Mamba-2 mixers beside attention; its groups grow with its heads. `inner` is the width of a mixer."""
+def _hybrid(
+    names: tuple[str, str, str, str, str],
+    inner: str = "",
+    stream: tuple[str, ...] = ("hidden_size",),
+    config: Mapping[str, str] | None = None,
+) -> Row:
+    """A type with Mamba-2 mixers beside attention; groups grow with heads.
+
+    `inner` is the width of a mixer where the configuration names it; otherwise it is a multiple of the `stream`, and the
+    two shrink together.
+    """
     mixer, heads, size, groups, state = names
     grows = {
-        "hidden": ("hidden_size",),
+        "hidden": stream,
         "heads": ("num_attention_heads", heads, groups, *((inner,) if inner else ())),
         "kv_heads": ("num_key_value_heads",),
         "ffn": (
@@ -108,7 +117,8 @@ def _hybrid(names: tuple[str, str, str, str, str], inner: str = "", **more: Mapp
             "moe_shared_expert_intermediate_size",
         ),
     }
-    return Row(grows, layouts=_mamba(mixer, heads, size, groups, state), config=more.get("config", {}))
+    together = ("num_attention_heads", heads, "num_key_value_heads", *((inner,) if inner else stream))
+    return Row(grows, layouts=_mamba(mixer, heads, size, groups, state), config=config or {}, divides=together)
 
 
 ROWS: Mapping[str, Row] = {
@@ -138,7 +148,10 @@ ROWS: Mapping[str, Row] = {
     "falcon_h1": _hybrid(_IBM, "mamba_d_ssm"),
     "granitemoehybrid": _hybrid(_IBM, config={"logits_scaling": "k"}),
     "nemotron_h": _hybrid(("mixer", "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size")),
-    "zamba2": _hybrid(("mamba", "n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_d_state")),
+    "zamba2": _hybrid(
+        ("mamba", "n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_d_state"),
+        stream=("hidden_size", "attention_hidden_size"),
+    ),
     "lfm2": Row(follows={"block_ff_dim": "intermediate_size"}),
     "mpt": Row(
         {"hidden": ("d_model",)},

@@ -284,7 +284,7 @@ def counting_modules(draft: Draft) -> dict[str, list[tuple[int, int]]]:
     """Paths of the innermost modules that hold a growing number of heads or groups, with (base, wide) counts.
 
     Attributes of the module itself count most. A configuration object may be shared by all modules, so its counts are
-    used for modules named after attention that have none themselves, and for others only if nothing else is found.
+    used for modules named after attention, themselves or by their class, that have none, and for others only if nothing else is found.
     Both occur in one model: CLIP's attention and Mamba's mixer hold their numbers of heads, Llama's attention beside
     them does not.
     """
@@ -300,7 +300,8 @@ def counting_modules(draft: Draft) -> dict[str, list[tuple[int, int]]]:
         configs = [getattr(m, "config", None) or getattr(m, "cfg", None) for m in (base, wide)]
         if all(hasattr(c, "__dict__") and not isinstance(c, nn.Module) for c in configs):
             shared[path] = _counts(vars(configs[0]), vars(configs[1]))
-    named = {path: c for path, c in shared.items() if c and _ATTENTION.search(path) and not _told(path, own)}
+    kinds = {path: f"{path} {type(module).__name__}" for path, module in owners[0].items()}
+    named = {p: c for p, c in shared.items() if c and _ATTENTION.search(kinds[p]) and not _told(p, own)}
     found = {**own, **named} or {p: c for p, c in shared.items() if c}
     return {
         path: sorted({*counts, *shared.get(path, ())})
