@@ -121,6 +121,19 @@ def _hybrid(
     return Row(grows, layouts=_mamba(mixer, heads, size, groups, state), config=config or {}, divides=together)
 
 
+_PER_KEY = "linear_num_value_heads//linear_num_key_heads"
+_CHANNELS = (
+    "2*linear_num_key_heads*linear_key_head_dim: linear_key_head_dim"
+    f" | linear_num_value_heads*linear_value_head_dim: {_PER_KEY}*linear_value_head_dim"
+)
+_DELTA: Mapping[str, Mapping[int, str]] = {
+    "*linear_attn.conv1d.weight": {0: _CHANNELS},
+    "*linear_attn.out_proj.weight": {1: f"{_PER_KEY}*linear_value_head_dim"},
+    "*linear_attn.dt_bias": {0: _PER_KEY},
+    "*linear_attn.A_log": {0: _PER_KEY},
+}
+"""Gated delta nets: a key head is copied with all its value heads."""
+
 ROWS: Mapping[str, Row] = {
     "gpt2": Row({"hidden": ("n_embd",), "heads": ("n_head",), "ffn": ("n_inner",)}),
     "bloom": Row(
@@ -178,6 +191,23 @@ ROWS: Mapping[str, Row] = {
     "qwen2_vl_vision": Row({"hidden": ("embed_dim",), "heads": ("num_heads",)}),
     "qwen2_5_vl": Row(follows=_READ_BY_TEXT),
     "qwen3_vl": Row(follows=_READ_BY_TEXT),
+    "qwen3_next": Row(
+        layouts={
+            **_DELTA,
+            "*linear_attn.in_proj_qkvz.weight": {
+                0: f"2*linear_key_head_dim + 2*({_PER_KEY})*linear_value_head_dim"
+            },
+            "*linear_attn.in_proj_ba.weight": {0: f"2*({_PER_KEY})"},
+        }
+    ),
+    "qwen3_5_text": Row(
+        layouts={
+            **_DELTA,
+            "*linear_attn.in_proj_qkv.weight": {0: _CHANNELS},
+            "*linear_attn.in_proj_z.weight": {0: f"{_PER_KEY}*linear_value_head_dim"},
+            "*linear_attn.in_proj_[ab].weight": {0: _PER_KEY},
+        }
+    ),
     "siglip": Row(follows=_ONE_PROJECTION, reads=_PAIRS),
     "siglip2": Row(follows=_ONE_PROJECTION, reads=_PAIRS),
     "resnet": Row({"hidden": ("embedding_size", "hidden_sizes")}),
