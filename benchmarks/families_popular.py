@@ -24,7 +24,7 @@ from harness.limited import HANG, limited
 from harness.popular_types import POPULAR
 from mupscale.errors import MupscaleError
 from mupscale.families.losses import batch_for, loss_for
-from mupscale.families.models import config_from, factory, model_class, quiet
+from mupscale.families.models import config_from, factory, fresh, model_class, not_stored, quiet
 from mupscale.families.plan import family_plan
 from mupscale.families.prove import prove
 from mupscale.families.record import FamilyPlan
@@ -49,6 +49,7 @@ def stepped(family: FamilyPlan, steps: int = 2) -> float:
     cls = model_class(base_config, family.architecture)
     with lifted_casts():
         base = cast_(factory(cls)(base_config), torch.float64)
+        _restore_(base, fresh(base_config, cls))
         start = Run(base, torch.optim.AdamW(base.parameters(), lr=1e-3, eps=1e-3, weight_decay=0.0))
         batch = batch_for(base, base_config)
         with torch.no_grad():
@@ -66,10 +67,21 @@ def stepped(family: FamilyPlan, steps: int = 2) -> float:
         for one, its in zip(again.modules(), wide.model.modules(), strict=True):
             one.training = its.training
         for loaded, built in zip(again.parameters(), wide.model.parameters(), strict=True):
-            loaded.requires_grad = built.requires_grad  # Whisper's table of positions is fixed when built, not when loaded
+            loaded.requires_grad = (
+                built.requires_grad
+            )  # Whisper's table of positions is fixed when built, not when loaded
         end = Run(again, _moved(wide, again))
         losses = [_steps(run, loss, steps) for run in (start, wide, end)]
     return max(abs(a - b) / abs(a) for found in losses[1:] for a, b in zip(losses[0], found, strict=True))
+
+
+@torch.no_grad()
+def _restore_(model: torch.nn.Module, own: torch.nn.Module) -> None:
+    """Give a model with random weights back what no checkpoint stores: loading computes it, such as sinusoids."""
+    computed = dict(own.named_parameters())
+    for name in not_stored(model):
+        if name in computed:
+            model.get_parameter(name).copy_(computed[name])
 
 
 def _steps(run: Run, loss: Loss, steps: int) -> list[float]:
@@ -111,7 +123,13 @@ def attempt(case: Case) -> Line:
             continue
         if error > BOUND:
             return {"verdict": "crashed", "why": f"accepted, and off by {error:.1e}"}
-        return {"verdict": verdict, "worst": error, "control": evidence.control, "trials": evidence.trials, "why": said}
+        return {
+            "verdict": verdict,
+            "worst": error,
+            "control": evidence.control,
+            "trials": evidence.trials,
+            "why": said,
+        }
     return {"verdict": "refused", "why": said}
 
 
@@ -174,7 +192,9 @@ def popular(only: list[str] | None, part: str | None, again: bool) -> int:
         if case.name in lines:
             continue
         line = lines[case.name] = measured(case)
-        print(f"{line['name']:20} {line['verdict']:9} {line['seconds']:5.1f} s  {line['why'][:230]}", flush=True)
+        print(
+            f"{line['name']:20} {line['verdict']:9} {line['seconds']:5.1f} s  {line['why'][:230]}", flush=True
+        )
         if part is None:
             before[case.name] = line
             text = "".join(json.dumps(before[c.name]) + "\n" for c in POPULAR if c.name in before)

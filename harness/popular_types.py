@@ -14,7 +14,12 @@ Fields = dict[str, Any]
 
 _MARKS: Fields = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _WORDS: Fields = {"vocab_size": 96, "max_position_embeddings": 64, "pad_token_id": 0}
-_SIZES: Fields = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+_SIZES: Fields = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 _ENCODER = {**_SIZES, **_WORDS}
 _DECODER = {**_ENCODER, **_MARKS}
 _GROUPED = {**_DECODER, "num_key_value_heads": 2}

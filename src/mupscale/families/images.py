@@ -19,7 +19,9 @@ SIDE = 4
 """Patches along each side of an image that is given as patches: two merged ones for models that merge 2 x 2."""
 
 
-def images(accepted: set[str], merged: Mapping[str, Any], number: int, generator: torch.Generator) -> Iterator[Batch]:
+def images(
+    accepted: set[str], merged: Mapping[str, Any], number: int, generator: torch.Generator
+) -> Iterator[Batch]:
     """Arguments that hold `number` images, likeliest first; `merged` are the fields of all nested configurations."""
     channels = merged.get("num_channels", merged.get("in_channels", merged.get("in_chans", 3)))
     channels = channels if type(channels) is int else 3

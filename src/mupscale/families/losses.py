@@ -38,7 +38,10 @@ def batches(model: nn.Module, config: Config, seed: int = 0) -> Iterator[Batch]:
         merged.update({k: v for k, v in part.items() if v is not None})
     words = _words(data, merged)
     ids = words[torch.randint(len(words), (_BATCH, _LENGTH), generator=generator)]
-    base: Batch = {**row_for(config.model_type).inputs, **({"use_cache": False} if "use_cache" in accepted else {})}
+    base: Batch = {
+        **row_for(config.model_type).inputs,
+        **({"use_cache": False} if "use_cache" in accepted else {}),
+    }
     main = getattr(model, "main_input_name", "input_ids")
     if "input_ids" in accepted and main not in ("pixel_values", "input_values", "input_features"):
         base["input_ids"] = ids

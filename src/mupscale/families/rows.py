@@ -38,6 +38,8 @@ class Row:
     follows: Mapping[str, str] = field(default_factory=dict)
     """Fields that must equal another one, both with the names of nested configurations: the width that a tower writes
     is that of the tower which reads it."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """Fields that may be left empty, and what they are then."""
     idle: tuple[str, ...] = ()
     """Tensors that the class holds and never uses, so no batch reaches them: they grow by their kind."""
     reads: tuple[str, ...] = ()
@@ -66,15 +68,12 @@ _BEHIND: Mapping[str, Fill] = dict.fromkeys(
     ("*.post_attention_layernorm.weight", "*.post_feedforward_layernorm.weight"), "zero"
 )
 _BEHIND_PLUS_ONE: Mapping[str, Fill] = dict.fromkeys(_BEHIND, "minus_one")  # gains that are used as (1 + w)
-_RECOMPUTED = (
-    "its sinusoidal table is computed from the width and not stored, so a stock reload would lose its copies"
-)
-_COPIES_DIFFER = "query rows are copied more often than the one key and value head, and one tensor has one eps and one state"
+_RECOMPUTED = "by nature: its sinusoidal table is computed from the width and not stored, so a stock reload would lose its copies"
+_COPIES_DIFFER = "by nature: query rows are copied more often than the one key and value head, and one tensor has one eps and one state"
 
 _READ_BY_TEXT = {"vision_config.out_hidden_size": "text_config.hidden_size"}
 _ONE_PROJECTION = {"text_config.projection_size": "vision_config.hidden_size"}
 _PAIRS = ("logits_per_image", "logits_per_text")
-
 
 
 def _mamba(mixer: str, heads: str, size: str, groups: str, state: str) -> dict[str, dict[int, str]]:
@@ -118,7 +117,9 @@ def _hybrid(
         ),
     }
     together = ("num_attention_heads", heads, "num_key_value_heads", *((inner,) if inner else stream))
-    return Row(grows, layouts=_mamba(mixer, heads, size, groups, state), config=config or {}, divides=together)
+    return Row(
+        grows, layouts=_mamba(mixer, heads, size, groups, state), config=config or {}, divides=together
+    )
 
 
 _PER_KEY = "linear_num_value_heads//linear_num_key_heads"
@@ -152,6 +153,11 @@ ROWS: Mapping[str, Row] = {
     "granite": Row(config={"logits_scaling": "k"}),
     "dinov2": Row({"hidden": ("hidden_size",), "heads": ("num_attention_heads",)}),
     "falcon": Row(refused={"multi_query and not new_decoder_architecture": _COPIES_DIFFER}),
+    "gpt_bigcode": Row(
+        {"hidden": ("n_embd",), "heads": ("n_head",), "ffn": ("n_inner",)},
+        refused={"multi_query": _COPIES_DIFFER},
+        defaults={"n_inner": "4*n_embd"},
+    ),
     "mamba2": Row(
         {"hidden": ("hidden_size",), "heads": ("num_heads", "n_groups")},
         layouts=_mamba("mixer", "num_heads", "head_dim", "n_groups", "state_size"),
@@ -213,6 +219,7 @@ ROWS: Mapping[str, Row] = {
     "resnet": Row({"hidden": ("embedding_size", "hidden_sizes")}),
     "xglm": Row(refused={"True": _RECOMPUTED}),
     "m2m_100": Row(refused={"True": _RECOMPUTED}),
+    "marian": Row(refused={"True": _RECOMPUTED}),
 }
 
 
