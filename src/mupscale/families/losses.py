@@ -161,8 +161,16 @@ def tensors_in(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 def growing_outputs(base: nn.Module, wide: nn.Module, batch: Batch) -> dict[str, list[int]]:
     """Along which dimensions the outputs that count grow, known by their shapes: both models run once."""
     read = row_for(str(getattr(getattr(base, "config", None), "model_type", None))).reads
-    with torch.no_grad(), quiet():
-        pair = [{path: tuple(t.shape) for path, t in tensors_in(m(**_cast(batch, m)))} for m in (base, wide)]
+    try:
+        with torch.no_grad(), quiet():
+            pair = [
+                {path: tuple(t.shape) for path, t in tensors_in(m(**_cast(batch, m)))} for m in (base, wide)
+            ]
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise MupscaleError(
+            f"{type(wide).__name__} does not run when all its widths grow, so one of its sizes does not follow; it says "
+            f"{str(error).splitlines()[0][:200]}"
+        ) from error
     if {p: len(s) for p, s in pair[0].items()} != {p: len(s) for p, s in pair[1].items()}:
         raise MupscaleError("base and wide model return different outputs")
     return {
