@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 from mupscale.families.images import beside_text, images
 from mupscale.families.losses import batch_for
-from mupscale.families.models import config_from, factory, model_class
+from mupscale.families.models import config_from, factory, model_class, quiet
 from mupscale.families.plan import family_plan
 from mupscale.families.process import plan_in_process
 
@@ -49,8 +49,9 @@ def few_trials(monkeypatch):
 def test_the_list_has_115_types_of_different_names():
     assert len(CASES) == len(POPULAR) == 115
     for name in CASES:
-        config = config_from(raw_of(name))
-        assert model_class(config).__name__ == CASES[name].architecture
+        with quiet():
+            config = config_from(raw_of(name))
+            assert model_class(config).__name__ == CASES[name].architecture
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
