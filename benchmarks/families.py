@@ -4,6 +4,8 @@ python benchmarks/families.py            every configuration of `family_configs.
 python benchmarks/families.py --quick    the same at k = 2 with fewer steps
 python benchmarks/families.py --wide     every model type of the installed transformers; see `families_wide.py`.
                                          Goes on where it stopped; delete families_wide.json to begin anew
+python benchmarks/families.py --popular  the 115 much-used types of `popular_types.py`; see `families_popular.py`.
+                                         Goes on where it stopped; --again begins anew, --part 0/30 measures one part
 
 All in float64 with the models' own casts lifted. Prints a row a configuration and last
 `exact=A/B types=T refused=R worst=E`; fails when that misses its bounds.
@@ -87,7 +89,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--wide", action="store_true")
-    parser.add_argument("--only", help="part of a name; with --wide, types separated by commas")
+    parser.add_argument("--popular", action="store_true")
+    parser.add_argument("--part", help="with --popular: part i/n of the types, by a hash of their names")
+    parser.add_argument("--again", action="store_true", help="with --popular: measure what is stored too")
+    parser.add_argument("--only", help="part of a name; with --wide or --popular, types separated by commas")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -95,6 +100,10 @@ def main() -> None:
         from benchmarks.families_wide import cast_the_net
 
         sys.exit(cast_the_net(chosen.only.split(",") if chosen.only else None))
+    if chosen.popular:
+        from benchmarks.families_popular import popular
+
+        sys.exit(popular(chosen.only.split(",") if chosen.only else None, chosen.part, chosen.again))
     widths = (2,) if chosen.quick else (2, 3)
     exact, total, worst, types, faults = 0, 0, 0.0, set(), []
     for case in EXACT:

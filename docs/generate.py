@@ -18,6 +18,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+from benchmarks.families_popular import stored as popular_lines  # noqa: E402
+from benchmarks.families_popular import summary as popular_summary  # noqa: E402
 from benchmarks.families_wide import DATA  # noqa: E402
 from docs.layout import layout  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
@@ -347,6 +349,33 @@ def measured(case: Case) -> str:
     return f"| {case.name} | {case.model_type} | {case.architecture} | {special(row_for(case.model_type))} |"
 
 
+def much_used() -> list[str]:
+    """The much-used types by verdict, with the reason for what does not grow in all its widths."""
+    lines = list(popular_lines().values())
+    by = {
+        verdict: [x for x in lines if x["verdict"] == verdict] for verdict in ("exact", "ffn_only", "refused")
+    }
+    reasons = [
+        f"- **{x['name']}**{' (`-k ffn=2` is exact)' if x['verdict'] == 'ffn_only' else ''}: {shorter(x['why'])}"
+        for x in (*by["ffn_only"], *by["refused"])
+    ]
+    return [
+        "\n## Much-used model types\n",
+        "`python benchmarks/families.py --popular` takes 115 types and variants in small configurations. Each one is planned with",
+        "`-k 2`, proved, grown, saved, loaded again in the stock class and stepped there with the carried optimizer, in a process with",
+        "60 CPU seconds. What `-k 2` refuses is tried with `-k ffn=2`.\n",
+        f"`{popular_summary(lines)}`\n",
+        f"Exact: {', '.join(x['name'] for x in by['exact'])}.\n",
+        "Not in all widths:\n",
+        *reasons,
+    ]
+
+
+def shorter(why: str) -> str:
+    """The beginning of a reason, cut between words."""
+    return why if len(why) <= 200 else why[:200].rpartition(" ")[0] + " …"
+
+
 def families() -> str:
     knobs = [f"- **{knob}**: {', '.join(fields)}" for knob, fields in USUAL.items()]
     cases = [
@@ -369,7 +398,16 @@ def families() -> str:
     ]
     return (
         "\n".join(
-            [FAMILIES, *map(measured, EXACT), USUALLY, *knobs, "\n## Refused model types\n", *refused, *net]
+            [
+                FAMILIES,
+                *map(measured, EXACT),
+                USUALLY,
+                *knobs,
+                "\n## Refused model types\n",
+                *refused,
+                *much_used(),
+                *net,
+            ]
         )
         + "\n"
     )

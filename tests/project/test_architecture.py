@@ -228,6 +228,7 @@ ALLOWED_POWERS = {
         "modules.py: Scale.of(size.k) ** Fraction(-1, 4)",  # torch divides logits by the root of the head size
         "modules.py: heads.fold**-1",
         "parametrized.py: Scale.of(k) ** Fraction(-1, 2)",  # weight_norm divides by the norm of a row
+        "parametrized.py: Scale.of(more / k) ** Fraction(1, 2)",  # or of rows and columns
         "padding.py: filled ** Fraction(1, 2)",  # RMSNorm takes its mean over padding too
     ],
     "a fold that is proposed or compared; the gradient identity decides": [

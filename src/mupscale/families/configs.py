@@ -34,7 +34,7 @@ def growing_fields(data: Mapping[str, Any]) -> dict[str, list[str]]:
     """
     row = row_for(str(data.get("model_type")))
     found = {}
-    for width, names in (row.grows or USUAL).items():
+    for width, names in (USUAL if row.grows is None else row.grows).items():
         fields = [n for n in names if n not in row.keeps and _whole(data.get(n))]
         if fields:
             found[width] = fields
@@ -54,7 +54,24 @@ def edits(data: Mapping[str, Any], goal: Goal) -> dict[Path, Any]:
         for name, text in row.config.items():
             if k != 1 and isinstance(part.get(name), (int, float)):
                 changed[(*path, name)] = part[name] * float(power(text, k))
+    return {**changed, **following(with_edits(data, changed))}
+
+
+def following(data: Mapping[str, Any]) -> dict[Path, Any]:
+    """Fields that must equal others and do not, with the value that they take."""
+    changed: dict[Path, Any] = {}
+    for path, part in nested_configs(data):
+        for follower, leader in row_for(str(part.get("model_type"))).follows.items():
+            value = _at(part, leader.split("."))
+            if value is not None and _at(part, follower.split(".")) not in (None, value):
+                changed[(*path, *follower.split("."))] = value
     return changed
+
+
+def _at(data: Mapping[str, Any], keys: list[str]) -> Any:
+    for key in keys[:-1]:
+        data = data.get(key) or {}
+    return data.get(keys[-1])
 
 
 def with_edits(data: Mapping[str, Any], changed: Mapping[Path, Any]) -> dict[str, Any]:

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from ..errors import MupscaleError
 from ..plans.identity import Loss
 from .configs import nested_configs
+from .images import Batch, beside_text, images
 from .models import Config, as_data, quiet
+from .rows import row_for
 
 _BATCH, _LENGTH = 3, 11
-Batch = dict[str, Any]
 
 
 class NoBatchError(MupscaleError):
@@ -37,16 +38,26 @@ def batches(model: nn.Module, config: Config, seed: int = 0) -> Iterator[Batch]:
         merged.update({k: v for k, v in part.items() if v is not None})
     words = _words(data, merged)
     ids = words[torch.randint(len(words), (_BATCH, _LENGTH), generator=generator)]
-    base: Batch = {"use_cache": False} if "use_cache" in accepted else {}
+    base: Batch = {
+        **row_for(config.model_type).inputs,
+        **({"use_cache": False} if "use_cache" in accepted else {}),
+    }
     main = getattr(model, "main_input_name", "input_ids")
     if "input_ids" in accepted and main not in ("pixel_values", "input_values", "input_features"):
         base["input_ids"] = ids
     if "decoder_input_ids" in accepted:
         base["decoder_input_ids"] = ids.flip(1)[:, :7].contiguous()
     options: list[Batch] = [{}]
-    for name, make in (("pixel_values", _images), ("input_values", _waves), ("input_features", _features)):
+    for name, make in (("input_values", _waves), ("input_features", _features)):
         if name in accepted:
             options = [{**o, name: value} for value in make(merged, generator) for o in options]
+    token = merged.get("image_token_id", merged.get("image_token_index"))
+    if "pixel_values" in accepted:
+        seen = list(images(accepted, merged, _BATCH, generator))
+        for given in seen if type(token) is int and "input_ids" in base else ():
+            if (texts := beside_text(model, given, ids, token)) is not None:
+                yield {**base, **{name: value for name, value in texts.items() if name in accepted}}
+        options = [{**o, **given} for given in seen for o in options]
     for option in options:
         yield {**base, **option}
     if "pixel_values" in accepted and main == "input_ids":
@@ -69,16 +80,6 @@ def _words(data: Mapping[str, Any], merged: Mapping[str, Any]) -> Tensor:
     }
     allowed = [i for i in range(3, min(sizes, default=64)) if i not in special]
     return torch.tensor(allowed or [0])
-
-
-def _images(merged: Mapping[str, Any], generator: torch.Generator) -> Iterator[Tensor]:
-    size = merged.get("image_size", merged.get("input_size"))
-    channels = merged.get("num_channels", merged.get("in_channels", 3))
-    channels = channels if type(channels) is int else 3
-    known = tuple(size) if isinstance(size, (list, tuple)) else (size, size) if type(size) is int else None
-    small = known if known and max(known) < 64 else (64, 64)
-    for height, width in dict.fromkeys((small, known or small, (224, 224))):
-        yield torch.randn(_BATCH, channels, height, width, generator=generator, dtype=torch.float64)
 
 
 def _waves(merged: Mapping[str, Any], generator: torch.Generator) -> Iterator[Tensor]:
@@ -158,14 +159,24 @@ def tensors_in(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def growing_outputs(base: nn.Module, wide: nn.Module, batch: Batch) -> dict[str, list[int]]:
-    """Along which dimensions outputs grow, known by their shapes: both models run once."""
-    with torch.no_grad(), quiet():
-        pair = [{path: tuple(t.shape) for path, t in tensors_in(m(**_cast(batch, m)))} for m in (base, wide)]
+    """Along which dimensions the outputs that count grow, known by their shapes: both models run once."""
+    read = row_for(str(getattr(getattr(base, "config", None), "model_type", None))).reads
+    try:
+        with torch.no_grad(), quiet():
+            pair = [
+                {path: tuple(t.shape) for path, t in tensors_in(m(**_cast(batch, m)))} for m in (base, wide)
+            ]
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise MupscaleError(
+            f"{type(wide).__name__} does not run when all its widths grow, so one of its sizes does not follow; it says "
+            f"{str(error).splitlines()[0][:200]}"
+        ) from error
     if {p: len(s) for p, s in pair[0].items()} != {p: len(s) for p, s in pair[1].items()}:
         raise MupscaleError("base and wide model return different outputs")
     return {
         path: [d for d, (a, b) in enumerate(zip(shape, pair[1][path], strict=True)) if a != b]
         for path, shape in pair[0].items()
+        if not read or path.split(".")[1] in read
     }
 
 
@@ -185,6 +196,8 @@ def loss_on(batch: Batch, growing: Mapping[str, list[int]], words: tuple[int, in
             output = model(**_cast(batch, model))
         total: Any = 0.0
         for i, (path, t) in enumerate(tensors_in(output)):
+            if path not in growing:
+                continue
             counted = [d for d in growing[path] if words is not None and t.shape[d] in words]
             for dim in counted:
                 t = t.narrow(dim, 0, min(words or ()))

@@ -23,6 +23,8 @@ from ..files.strict import parse_json, read_regular
 from ..files.typed import named
 from ..storage.location import Location, Url, location
 from ..storage.looking import is_dir
+from .rows import row_for
+from .symbols import evaluate
 
 Config = Any
 """A transformers configuration; its package is imported only where it is used."""
@@ -86,6 +88,9 @@ def config_from(raw: Mapping[str, Any]) -> Config:
         raise MupscaleError(
             f"transformers refuses this configuration of {kind}: {_first_line(error)}"
         ) from None
+    for name, text in row_for(kind).defaults.items():
+        if getattr(config, name, 0) is None:
+            setattr(config, name, evaluate(text, config.to_dict()))
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
     return config

@@ -28,7 +28,7 @@ from ..plans.plan import Plan
 from ..rules.axes import Layout
 from ..tensors.expand import expand
 from ..training.noise_places import exempt_of
-from .configs import Path, edits, nested_configs, with_edits
+from .configs import Path, edits, following, nested_configs, with_edits
 from .declarations import Declarations
 from .depth import deepened, depth_of, new_blocks, refuse_spelling, try_blocks
 from .experts import entered, experts_plan, refuse_wider, small_copies, try_experts
@@ -217,6 +217,7 @@ def _wide_data(
     if export == "untie":
         changed[("tie_word_embeddings",)] = False
     written = with_edits(raw, {**structure, **changed})
+    written = with_edits(written, following(written))
     # A field that is left out (for example a head size) may be derived from one that grew, so it is written.
     ends = dict(nested_configs(as_data(wide)))
     for path, part in nested_configs(as_data(config_from(written))):
@@ -264,7 +265,7 @@ def search_small(
         pad=_padded(base_model, wide_model),
     )
     _refuse_recomputed(found.plan, build(makers["base"]), build(makers["wide"]))
-    _refuse_unreached(found)
+    _refuse_unreached(found, row.idle)
     return found
 
 
@@ -319,9 +320,20 @@ def _refuse_recomputed(plan: Plan, base: Any, wide: Any) -> None:
     raise_faults("the wide model would not survive a reload", faults)
 
 
-def _refuse_unreached(found: Found) -> None:
-    """Raise if growing tensors got no gradient, since they were not tested; mask tokens are the known exception."""
-    names = [n for n in found.unreached if found.plan[n].grows and not n.endswith(_TOKENS)]
+def _refuse_unreached(found: Found, idle: tuple[str, ...]) -> None:
+    """Raise if growing tensors got no gradient in any layer, since they were not tested.
+
+    Known exceptions are mask tokens, and what a row of the registry says that its class never uses.
+    """
+    reached = {pattern_of(name) for name in found.plan.tensors if name not in found.unreached}
+    names = [
+        name
+        for name in found.unreached
+        if found.plan[name].grows
+        and not name.endswith(_TOKENS)
+        and pattern_of(name) not in reached
+        and not any(fnmatchcase(name, pattern) for pattern in idle)
+    ]
     raise_faults(
         "parts of this model were not reached by any batch that is known for it",
         [Fault(p, "it grows and got no gradient") for p in dict.fromkeys(map(pattern_of, names))],

@@ -103,7 +103,8 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
         )
         return (prove(family, request["steps"]) if request["steps"] else family).as_json()
     except MupscaleError as error:
-        return {"claim": error.claim, "faults": [[f.where, f.what, f.remedy] for f in error.faults]}
+        faults = [*error.faults, *_nearest(request)]
+        return {"claim": error.claim, "faults": [[f.where, f.what, f.remedy] for f in faults]}
     except ModuleNotFoundError as error:
         claim = f"planning needs {error.name}: pip install 'mupscale[hf]'"
         return {"claim": claim, "faults": []}
@@ -112,6 +113,22 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
         what = f"{type(error).__name__}: {text[0][:300] if text else ''}"
         remedy = "build the model from this config.json with transformers alone, to see whether that works"
         return {"claim": "the model's code failed while it was planned", "faults": [["model", what, remedy]]}
+
+
+def _nearest(request: Mapping[str, Any]) -> list[Fault]:
+    """What grows instead, as a remedy that was planned and proved: the feed-forward layers alone."""
+    from .plan import family_plan
+    from .prove import prove
+
+    if request["to"] or request["export"] or "=" in str(request["multipliers"]):
+        return []
+    multipliers = f"ffn={request['multipliers']}"
+    try:
+        family = family_plan(request["config"], multipliers, architecture=request["architecture"])
+        prove(family, request["steps"])
+    except Exception:  # whatever stops it, it is no remedy
+        return []
+    return [Fault("-k", "its feed-forward layers can grow alone", f"write -k {multipliers}")]
 
 
 def main(arguments: list[str]) -> None:

@@ -146,7 +146,9 @@ def _adamw(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
 def _control(run: Run, copied: Copy, step: Any, exact: tuple[float, ...]) -> float:
     """How far the losses deviate with the right weights and unscaled learning rates and eps."""
     with lifted_casts():
-        model = cast_(widen(Run(run.model), copied.wide, plan=copied.plan).model, torch.float64)
+        # Measured, because model code may store in the base what a new model has not: positions, recording hooks.
+        wide = widen(Run(run.model), copied.wide, plan=copied.plan, loss=copied.losses[0])
+        model = cast_(wide.model, torch.float64)
         naive = Run(model, _adamw(model, copied.plan))
         found = [step(naive, _BEFORE + i) for i in range(len(exact))]
     return curve_gap(exact, found)

@@ -35,6 +35,17 @@ class Row:
     head_size_grows: bool = False
     silenced: Mapping[str, Fill] = field(default_factory=dict)
     """Gains behind a branch, and what silences them in a new block: a norm there blows up any small output of a branch."""
+    follows: Mapping[str, str] = field(default_factory=dict)
+    """Fields that must equal another one, both with the names of nested configurations: the width that a tower writes
+    is that of the tower which reads it."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """Fields that may be left empty, and what they are then."""
+    idle: tuple[str, ...] = ()
+    """Tensors that the class holds and never uses, so no batch reaches them: they grow by their kind."""
+    reads: tuple[str, ...] = ()
+    """The outputs that the loss of the type reads, where others change with the width: entries of a unit vector do."""
+    inputs: Mapping[str, bool] = field(default_factory=dict)
+    """Arguments beside the batch, with which outputs show tensors that they hide otherwise."""
     divides: tuple[str, ...] = ()
     """Fields that a small copy may divide by one number although blocks change, because `layouts` gives them all."""
 
@@ -57,10 +68,72 @@ _BEHIND: Mapping[str, Fill] = dict.fromkeys(
     ("*.post_attention_layernorm.weight", "*.post_feedforward_layernorm.weight"), "zero"
 )
 _BEHIND_PLUS_ONE: Mapping[str, Fill] = dict.fromkeys(_BEHIND, "minus_one")  # gains that are used as (1 + w)
-_RECOMPUTED = (
-    "its sinusoidal table is computed from the width and not stored, so a stock reload would lose its copies"
+_RECOMPUTED = "by nature: its sinusoidal table is computed from the width and not stored, so a stock reload would lose its copies"
+_COPIES_DIFFER = "by nature: query rows are copied more often than the one key and value head, and one tensor has one eps and one state"
+
+_READ_BY_TEXT = {"vision_config.out_hidden_size": "text_config.hidden_size"}
+_ONE_PROJECTION = {"text_config.projection_size": "vision_config.hidden_size"}
+_PAIRS = ("logits_per_image", "logits_per_text")
+
+
+def _mamba(mixer: str, heads: str, size: str, groups: str, state: str) -> dict[str, dict[int, str]]:
+    """The layouts of a Mamba-2 mixer: a group of heads is copied as a whole, since it shares one B and one C."""
+    block = f"{heads}//{groups}*{size}"
+    channels, states = f"{heads}*{size}: {block}", f"2*{groups}*{state}: {state}"
+    by_head = {0: f"{heads}//{groups}"}
+    return {
+        f"*{mixer}.in_proj.*": {0: f"{channels} | {channels} | {states} | {heads}: {heads}//{groups}"},
+        f"*{mixer}.conv1d.*": {0: f"{channels} | {states}"},
+        f"*{mixer}.norm.weight": {0: block},
+        f"*{mixer}.out_proj.weight": {1: block},
+        **{f"*{mixer}.{name}": by_head for name in ("dt_bias", "A_log", "D")},
+    }
+
+
+_IBM = ("mamba", "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")
+
+
+def _hybrid(
+    names: tuple[str, str, str, str, str],
+    inner: str = "",
+    stream: tuple[str, ...] = ("hidden_size",),
+    config: Mapping[str, str] | None = None,
+) -> Row:
+    """A type with Mamba-2 mixers beside attention; groups grow with heads.
+
+    `inner` is the width of a mixer where the configuration names it; otherwise it is a multiple of the `stream`, and the
+    two shrink together.
+    """
+    mixer, heads, size, groups, state = names
+    grows = {
+        "hidden": stream,
+        "heads": ("num_attention_heads", heads, groups, *((inner,) if inner else ())),
+        "kv_heads": ("num_key_value_heads",),
+        "ffn": (
+            "intermediate_size",
+            "shared_intermediate_size",
+            "moe_intermediate_size",
+            "moe_shared_expert_intermediate_size",
+        ),
+    }
+    together = ("num_attention_heads", heads, "num_key_value_heads", *((inner,) if inner else stream))
+    return Row(
+        grows, layouts=_mamba(mixer, heads, size, groups, state), config=config or {}, divides=together
+    )
+
+
+_PER_KEY = "linear_num_value_heads//linear_num_key_heads"
+_CHANNELS = (
+    "2*linear_num_key_heads*linear_key_head_dim: linear_key_head_dim"
+    f" | linear_num_value_heads*linear_value_head_dim: {_PER_KEY}*linear_value_head_dim"
 )
-_COPIES_DIFFER = "query rows are copied more often than the one key and value head, and one tensor has one eps and one state"
+_DELTA: Mapping[str, Mapping[int, str]] = {
+    "*linear_attn.conv1d.weight": {0: _CHANNELS},
+    "*linear_attn.out_proj.weight": {1: f"{_PER_KEY}*linear_value_head_dim"},
+    "*linear_attn.dt_bias": {0: _PER_KEY},
+    "*linear_attn.A_log": {0: _PER_KEY},
+}
+"""Gated delta nets: a key head is copied with all its value heads."""
 
 ROWS: Mapping[str, Row] = {
     "gpt2": Row({"hidden": ("n_embd",), "heads": ("n_head",), "ffn": ("n_inner",)}),
@@ -80,23 +153,29 @@ ROWS: Mapping[str, Row] = {
     "granite": Row(config={"logits_scaling": "k"}),
     "dinov2": Row({"hidden": ("hidden_size",), "heads": ("num_attention_heads",)}),
     "falcon": Row(refused={"multi_query and not new_decoder_architecture": _COPIES_DIFFER}),
+    "gpt_bigcode": Row(
+        {"hidden": ("n_embd",), "heads": ("n_head",), "ffn": ("n_inner",)},
+        refused={"multi_query": _COPIES_DIFFER},
+        defaults={"n_inner": "4*n_embd"},
+    ),
     "mamba2": Row(
         {"hidden": ("hidden_size",), "heads": ("num_heads", "n_groups")},
-        layouts={
-            "*mixer.in_proj.*": {
-                0: "num_heads*head_dim: num_heads//n_groups*head_dim | num_heads*head_dim: num_heads//n_groups*head_dim"
-                " | 2*n_groups*state_size: state_size | num_heads: num_heads//n_groups"
-            },
-            "*mixer.conv1d.*": {
-                0: "num_heads*head_dim: num_heads//n_groups*head_dim | 2*n_groups*state_size: state_size"
-            },
-            "*mixer.norm.weight": {0: "num_heads//n_groups*head_dim"},
-            "*mixer.out_proj.weight": {1: "num_heads//n_groups*head_dim"},
-            "*mixer.dt_bias": {0: "num_heads//n_groups"},
-            "*mixer.A_log": {0: "num_heads//n_groups"},
-            "*mixer.D": {0: "num_heads//n_groups"},
-        },
+        layouts=_mamba("mixer", "num_heads", "head_dim", "n_groups", "state_size"),
         divides=("hidden_size", "num_heads"),
+    ),
+    "bamba": _hybrid(_IBM),
+    "falcon_h1": _hybrid(_IBM, "mamba_d_ssm"),
+    "granitemoehybrid": _hybrid(_IBM, config={"logits_scaling": "k"}),
+    "nemotron_h": _hybrid(("mixer", "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size")),
+    "zamba2": _hybrid(
+        ("mamba", "n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_d_state"),
+        stream=("hidden_size", "attention_hidden_size"),
+    ),
+    "lfm2": Row(follows={"block_ff_dim": "intermediate_size"}),
+    "mpt": Row(
+        {"hidden": ("d_model",)},
+        folds={"*attn.Wqkv.*": "k^-1/4", "*attn.out_proj.weight": "k^1/4"},
+        head_size_grows=True,
     ),
     "olmo2": Row(silenced=_BEHIND),
     "olmo3": Row(silenced=_BEHIND),
@@ -105,9 +184,42 @@ ROWS: Mapping[str, Row] = {
             "tie_word_embeddings": "its last norm has no gain, so nothing absorbs the 1/k of a tied readout"
         }
     ),
+    "phimoe": Row(inputs={"output_router_logits": True}),
+    "esm": Row(idle=("*contact_head.regression.weight",)),
+    "llava": Row(idle=("*vision_tower.post_layernorm.*",)),
+    "paligemma": Row(
+        {},
+        follows=dict.fromkeys(
+            ("hidden_size", "projection_dim", "vision_config.projection_dim"), "text_config.hidden_size"
+        ),
+    ),
+    "qwen2_vl": Row(follows={"vision_config.hidden_size": "text_config.hidden_size"}),
+    "qwen2_vl_vision": Row({"hidden": ("embed_dim",), "heads": ("num_heads",)}),
+    "qwen2_5_vl": Row(follows=_READ_BY_TEXT),
+    "qwen3_vl": Row(follows=_READ_BY_TEXT),
+    "qwen3_next": Row(
+        layouts={
+            **_DELTA,
+            "*linear_attn.in_proj_qkvz.weight": {
+                0: f"2*linear_key_head_dim + 2*({_PER_KEY})*linear_value_head_dim"
+            },
+            "*linear_attn.in_proj_ba.weight": {0: f"2*({_PER_KEY})"},
+        }
+    ),
+    "qwen3_5_text": Row(
+        layouts={
+            **_DELTA,
+            "*linear_attn.in_proj_qkv.weight": {0: _CHANNELS},
+            "*linear_attn.in_proj_z.weight": {0: f"{_PER_KEY}*linear_value_head_dim"},
+            "*linear_attn.in_proj_[ab].weight": {0: _PER_KEY},
+        }
+    ),
+    "siglip": Row(follows=_ONE_PROJECTION, reads=_PAIRS),
+    "siglip2": Row(follows=_ONE_PROJECTION, reads=_PAIRS),
     "resnet": Row({"hidden": ("embedding_size", "hidden_sizes")}),
     "xglm": Row(refused={"True": _RECOMPUTED}),
     "m2m_100": Row(refused={"True": _RECOMPUTED}),
+    "marian": Row(refused={"True": _RECOMPUTED}),
 }
 
 

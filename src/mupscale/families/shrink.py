@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from ..errors import MupscaleError
 from ..plans.names import named_tensors, pattern_of
-from .configs import Path, growing_fields, nested_configs, with_edits
+from .configs import Path, following, growing_fields, nested_configs, with_edits
 from .goal import Goal, small_goals
 from .grown import grown
 from .models import Config, as_data, config_from, on_meta
@@ -110,6 +110,7 @@ def shrunk(config: Config, goal: Goal, cls: Any, kept: Growth, gently: bool = Fa
     for options in _steps(data, gently):
         for option in options:
             trial = with_edits(data, option(data) if callable(option) else option)
+            trial = with_edits(trial, following(trial))
             if trial != data and _same(trial, data, _Wanted(goal, as_data(config), cls, kept)):
                 data = trial
                 break
@@ -272,10 +273,11 @@ def _narrower(path: Path, part: Mapping[str, Any], gently: bool) -> Iterator[lis
     if row.divides:
         few = {(*path, n): gcd(part[n], 2) for n in fields["heads"] if n not in row.divides}
         factor, least = gcd(*(part[n] for n in row.divides)), 4 * max(few.values(), default=1)
+        key = set(fields.get("kv_heads", ()))
         divisors = [
             f
             for f in range(factor, 1, -1)
-            if factor % f == 0 and min(part[n] for n in row.divides) // f >= least
+            if factor % f == 0 and all(part[n] // f >= (2 if n in key else least) for n in row.divides)
         ]
         yield [few | {(*path, n): part[n] // f for n in row.divides} for f in divisors]
     heads, kv, stream = (fields.get(width, []) for width in ("heads", "kv_heads", "hidden"))
@@ -299,7 +301,7 @@ def _narrower(path: Path, part: Mapping[str, Any], gently: bool) -> Iterator[lis
         least = min((v for n in stream for v in _numbers(part[n])), default=_LEAST)
         divisors = [f for f in range(factor, 1, -1) if factor % f == 0 and least // f >= _LEAST]
         yield [{(*path, n): _divided(part[n], f) for n in together} for f in divisors]
-    if main and not tied and not listed:
+    if main and not tied and not listed and not {*main} & {*row.divides}:
         yield [{(*path, n): size for n in main} for size in _STREAM if size < part[main[0]]]
     for name in fields.get("ffn", ()):
         if type(part[name]) is int:

@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import MupscaleError
 from ..rules.axes import Layout
 from ..rules.scale import Scale
+from .rows import row_for
 
 # What configurations of transformers call the four sizes; the first that is present counts, so the commonest
 # come first.
@@ -51,7 +52,8 @@ def symbols(data: Mapping[str, Any]) -> dict[str, Any]:
     (8, 4)
     """
     found = dict(data)
-    hidden, heads = _first(data, _HIDDEN), _first(data, _HEADS)
+    named = (row_for(str(data.get("model_type"))).grows or {}).get("hidden", ())
+    hidden, heads = _first(data, (*named, *_HIDDEN)), _first(data, _HEADS)
     if hidden:
         found["E"] = hidden
     if heads:

@@ -33,8 +33,9 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-# What nn.Module keeps for itself; parameters, buffers and the training mode are carried elsewhere.
-_OWN = {*vars(nn.Module()), "training"}
+# What nn.Module keeps for itself; parameters, buffers and the training mode are carried elsewhere. transformers notes that
+# its hooks which record outputs are there, and puts them in place at the first call of a model without this note.
+_OWN = {*vars(nn.Module()), "training", "_output_capturing_hooks_installed"}
 _TOLERANCE = 1e-6
 """Relative: width constants are computed in float32 in some models."""
 

@@ -283,8 +283,10 @@ def block_sizes(draft: Draft, entry: Entry, dim: int, counts: list[tuple[int, in
 def counting_modules(draft: Draft) -> dict[str, list[tuple[int, int]]]:
     """Paths of the innermost modules that hold a growing number of heads or groups, with (base, wide) counts.
 
-    Attributes of the module itself count most. A configuration object may be shared by all modules, so it is
-    used only if no module has such attributes, and then for modules named after attention if there are any.
+    Attributes of the module itself count most. A configuration object may be shared by all modules, so its counts are
+    used for modules named after attention, themselves or by their class, that have none, and for others only if nothing else is found.
+    Both occur in one model: CLIP's attention and Mamba's mixer hold their numbers of heads, Llama's attention beside
+    them does not.
     """
     owners = [dict(model.named_modules()) for model in draft.models]
     own: dict[str, list[tuple[int, int]]] = {}
@@ -293,21 +295,30 @@ def counting_modules(draft: Draft) -> dict[str, list[tuple[int, int]]]:
         wide = owners[1].get(path)
         if wide is None:
             continue
-        own[path] = _counts(vars(base), vars(wide))
+        if counts := _counts(vars(base), vars(wide)):
+            own[path] = counts
         configs = [getattr(m, "config", None) or getattr(m, "cfg", None) for m in (base, wide)]
         if all(hasattr(c, "__dict__") and not isinstance(c, nn.Module) for c in configs):
             shared[path] = _counts(vars(configs[0]), vars(configs[1]))
-    named = {path: counts for path, counts in shared.items() if counts and _ATTENTION.search(path)}
-    found = (
-        {path: counts for path, counts in own.items() if counts}
-        or named
-        or {p: c for p, c in shared.items() if c}
-    )
+    kinds = {path: f"{path} {type(module).__name__}" for path, module in owners[0].items()}
+    named = {p: c for p, c in shared.items() if c and _ATTENTION.search(kinds[p]) and not _told(p, own)}
+    found = {**own, **named} or {p: c for p, c in shared.items() if c}
     return {
         path: sorted({*counts, *shared.get(path, ())})
         for path, counts in found.items()
         if not any(_inside(other, path) for other in found)
     }
+
+
+def _told(path: str, own: Mapping[str, object]) -> bool:
+    """Whether the attention that a module is part of has counts of its own.
+
+    >>> _told("h.0.attention.output", {"h.0.attention.self": 2}), _told("h.0.self_attn", {"h.0.mamba": 2})
+    (True, False)
+    """
+    parent = path.rpartition(".")[0]
+    whole = parent if _ATTENTION.search(parent.rpartition(".")[2]) else path
+    return any(_inside(other, whole) or _inside(path, other) or other == path for other in own)
 
 
 def _counts(base: Mapping[str, object], wide: Mapping[str, object]) -> list[tuple[int, int]]:

@@ -1,7 +1,8 @@
 """Weights that a module computes from other tensors: weight_norm, which can grow, and the rest, which is refused.
 
 weight_norm computes W = g v / |v|, with the norm of each row of v. Copies of the columns make |v| longer by sqrt(k),
-whatever v is multiplied by, and the layer needs W/k: so g absorbs 1/sqrt(k).
+whatever v is multiplied by, and the layer needs W/k: so g absorbs 1/sqrt(k). Speech models take the norm of all rows and
+columns at each place of a kernel: copies of the rows make it longer too, and g absorbs sqrt(k_rows / k_columns).
 
 >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.utils.parametrizations.weight_norm(nn.Linear(n, 2)))
 >>> import mupscale as mu
@@ -53,16 +54,21 @@ def weight_norm_facts(
     base, wide = (models[layer] for models in owners)
     (dim, start), (_, goal) = (_direction(models[path]) for models in owners)
     known = isinstance(base, nn.Linear) or (isinstance(base, _ConvNd) and not base.transposed)
-    if not known or dim != 0:
-        what = f"weight_norm of {type(base).__name__} along dimension {dim}, expected dimension 0 of a linear layer or convolution"
+    if not known or dim == 1:
+        what = f"weight_norm of {type(base).__name__} along dimension {dim}, expected the rows of a linear layer or convolution, or a place of its kernel"
         return None, [Fault(name, what, "use dim=0, or remove it before growing")]
     found = facts(base, wide, "weight", start.dim(), None, pad)
     if leaf in ("original1", "weight_v"):
         return found, []
-    columns = start.shape[1], goal.shape[1]
-    k = Axis.between(*columns, None, pad=pad).k if columns[0] != columns[1] else Fraction(1)
+    more, k = (_copies(start.shape[d], goal.shape[d], pad) for d in (0, 1))
+    if dim:
+        return Facts({}, {}, Scale.of(more / k) ** Fraction(1, 2)), []
     rows = {0: found.layouts[0]} if 0 in found.layouts else {}
     return Facts({0: "out"}, rows, Scale.of(k) ** Fraction(-1, 2)), []
+
+
+def _copies(base: int, wide: int, pad: bool) -> Fraction:
+    return Axis.between(base, wide, None, pad=pad).k if base != wide else Fraction(1)
 
 
 def _direction(owner: nn.Module) -> tuple[int, Tensor]:

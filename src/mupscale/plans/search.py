@@ -43,8 +43,9 @@ _LOG = logging.getLogger("mupscale")
 TRIALS = 600
 """Hypotheses before the search gives up. In `benchmarks/families_wide.json`, made before the search followed calls, 97 of
 99 exact model types needed at most 10 trials, the hardest 265."""
-SECONDS = 120.0
-"""CPU seconds before the search gives up: three times what 600 trials take on small copies."""
+SECONDS = 24.0
+"""CPU seconds before the search gives up, three times what the hardest exact type of `benchmarks/families_popular.jsonl`
+takes: after a refusal a second plan is tried, and both together shall take less than a minute."""
 GUIDED = 200
 """Trials that follow the first wrong call. The rest of `TRIALS` goes to all combinations near the likeliest choice,
 in case the calls were a wrong lead."""

@@ -1,0 +1,79 @@
+"""Batches with images: pixels in the forms that model types ask for, and texts with room for what the pixels become.
+
+A vision-language model replaces special tokens of its text by features of its images. How many there are is asked of
+the model itself, so no processor is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .models import quiet
+
+Batch = dict[str, Any]
+SIDE = 4
+"""Patches along each side of an image that is given as patches: two merged ones for models that merge 2 x 2."""
+
+
+def images(
+    accepted: set[str], merged: Mapping[str, Any], number: int, generator: torch.Generator
+) -> Iterator[Batch]:
+    """Arguments that hold `number` images, likeliest first; `merged` are the fields of all nested configurations."""
+    channels = merged.get("num_channels", merged.get("in_channels", merged.get("in_chans", 3)))
+    channels = channels if type(channels) is int else 3
+    patch = merged.get("patch_size")
+    if type(patch) is int and "image_grid_thw" in accepted:
+        entries = channels * int(merged.get("temporal_patch_size", 1)) * patch * patch
+        pixels = _random((number * SIDE * SIDE, entries), generator)
+        yield {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, SIDE, SIDE]] * number)}
+        return
+    if type(patch) is int and "spatial_shapes" in accepted:
+        yield {
+            "pixel_values": _random((number, SIDE * SIDE, channels * patch * patch), generator),
+            "pixel_attention_mask": torch.ones(number, SIDE * SIDE, dtype=torch.long),
+            "spatial_shapes": torch.tensor([[SIDE, SIDE]] * number),
+        }
+        return
+    size = merged.get("image_size", merged.get("input_size"))
+    known = tuple(size) if isinstance(size, (list, tuple)) else (size, size) if type(size) is int else None
+    small = known if known and max(known) < 64 else (64, 64)
+    for height, width in dict.fromkeys((small, known or small, (224, 224))):
+        yield {"pixel_values": _random((number, channels, height, width), generator)}
+    if "pixel_attention_mask" in accepted:  # several images for each text
+        yield {"pixel_values": _random((number, 1, channels, *(known or small)), generator)}
+
+
+def beside_text(model: nn.Module, given: Batch, ids: Tensor, token: int) -> Batch | None:
+    """The images with texts of `ids` that hold one image each; None if the model does not take them.
+
+    `token` marks the places of image features. They stand behind the first word:
+
+    >>> _inserted(torch.tensor([[5, 6, 7]]), 9, 2)
+    tensor([[5, 9, 9, 6, 7]])
+    """
+    features = getattr(model, "get_image_features", None)
+    if features is None:
+        return None
+    kind = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    try:
+        with torch.no_grad(), quiet():
+            found = features(**{k: v.to(kind) if v.is_floating_point() else v for k, v in given.items()})
+        found = getattr(found, "pooler_output", found)
+        parts = list(found) if isinstance(found, (list, tuple)) else [found]
+        rows = sum(part.numel() // part.shape[-1] for part in parts)
+    except Exception:
+        return None
+    texts = _inserted(ids, token, rows // len(ids))
+    return {**given, "input_ids": texts, "mm_token_type_ids": (texts == token).long()}
+
+
+def _inserted(ids: Tensor, token: int, number: int) -> Tensor:
+    return torch.cat([ids[:, :1], torch.full((len(ids), number), token), ids[:, 1:]], dim=1)
+
+
+def _random(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)

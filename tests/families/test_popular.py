@@ -1,0 +1,112 @@
+"""Much-used model types: their list, the rows of the registry that they need, and batches with images."""
+
+import pytest
+import torch
+
+import mupscale as mu
+from harness.popular_types import POPULAR
+from mupscale.families.configs import edits, following, with_edits
+from mupscale.families.goal import Goal
+from mupscale.families.rows import ROWS
+
+pytest.importorskip("transformers")
+
+from mupscale.families.images import beside_text, images
+from mupscale.families.losses import batch_for
+from mupscale.families.models import config_from, factory, model_class, quiet
+from mupscale.families.plan import family_plan
+from mupscale.families.process import plan_in_process
+
+CASES = {case.name: case for case in POPULAR}
+# Types whose row is needed for a plan, and the parts of a row that are taken away in the control. The first few stand for
+# each kind of row; the others take seconds each.
+QUICK = ("mpt", "siglip", "esm", "nemotron_h", "qwen3_5_text")
+SLOW = (
+    "bamba",
+    "falcon_h1",
+    "granitemoehybrid",
+    "zamba2",
+    "qwen3_next",
+    "phimoe",
+    "llava",
+    "paligemma",
+    "siglip2",
+)
+SLOW += ("qwen2_5_vl", "qwen3_vl")
+
+
+def raw_of(name):
+    case = CASES[name]
+    return {"model_type": case.model_type, "architectures": [case.architecture], **case.fields}
+
+
+@pytest.fixture
+def few_trials(monkeypatch):
+    for limit in ("TRIALS", "GUIDED"):
+        monkeypatch.setattr(f"mupscale.plans.search.{limit}", 4)
+
+
+def test_the_list_has_115_types_of_different_names():
+    assert len(CASES) == len(POPULAR) == 115
+    for name in CASES:
+        with quiet():
+            config = config_from(raw_of(name))
+            assert model_class(config).__name__ == CASES[name].architecture
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_a_row_makes_its_type_exact_and_without_it_there_is_no_plan(name, few_trials, monkeypatch):
+    assert family_plan(raw_of(name), 2).plan.proved
+    monkeypatch.delitem(ROWS, CASES[name].model_type)
+    with pytest.raises((mu.MupscaleError, RuntimeError)):
+        family_plan(raw_of(name), 2)
+
+
+def test_what_a_tower_writes_follows_the_tower_that_reads_it(monkeypatch):
+    data = raw_of("qwen2_5_vl")
+    data["text_config"]["model_type"] = "qwen2_5_vl_text"
+    data["vision_config"]["model_type"] = "qwen2_5_vl_vision"
+    grown = with_edits(data, edits(data, Goal.parse("hidden=3")))
+    assert grown["vision_config"]["out_hidden_size"] == grown["text_config"]["hidden_size"] == 192
+    assert not following(grown)
+    monkeypatch.delitem(ROWS, "qwen2_5_vl")
+    grown = with_edits(data, edits(data, Goal.parse("hidden=3")))
+    assert grown["vision_config"]["out_hidden_size"] == 64
+
+
+def test_a_second_name_of_a_width_is_written_too(few_trials, monkeypatch):
+    assert family_plan(raw_of("lfm2"), "ffn=2").wide_config["block_ff_dim"] == 192
+    monkeypatch.delitem(ROWS, "lfm2")
+    assert family_plan(raw_of("lfm2"), "ffn=2").wide_config["block_ff_dim"] == 96
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("falcon 7B", "write -k ffn=2"), ("gpt_bigcode", "write -k ffn=2")]
+)
+def test_a_refusal_names_what_can_grow_alone(name, remedy):
+    with pytest.raises(mu.MupscaleError, match="by nature") as refused:
+        plan_in_process(raw_of(name), 2, steps=2)
+    assert remedy in str(refused.value)
+    assert family_plan(raw_of(name), "ffn=2").plan.proved
+    with pytest.raises(mu.MupscaleError) as refused:
+        plan_in_process({**raw_of("gpt2"), "n_head": 3}, 2, steps=2)
+    assert remedy not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["llava", "idefics3", "qwen3_vl"])
+def test_texts_have_room_for_their_images(name):
+    config = config_from(raw_of(name))
+    model = factory(model_class(config))(config)
+    batch = batch_for(model, config)
+    token = config.image_token_id
+    assert "pixel_values" in batch
+    assert int((batch["input_ids"] == token).sum()) > 0
+    with pytest.raises((RuntimeError, ValueError), match="do not match"):
+        model(**{**batch, "input_ids": batch["input_ids"][:, 2:]})
+
+
+def test_a_model_without_image_features_gets_no_text_with_images():
+    generator = torch.Generator().manual_seed(0)
+    given = next(images({"pixel_values"}, {"image_size": 8}, 2, generator))
+    assert given["pixel_values"].shape == (2, 3, 8, 8)
+    assert beside_text(torch.nn.Linear(2, 2), given, torch.zeros(2, 3, dtype=torch.long), 9) is None
