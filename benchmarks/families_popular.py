@@ -202,8 +202,8 @@ def popular(only: list[str] | None, part: str | None, again: bool) -> int:
         elif line["verdict"] != before.get(case.name, line)["verdict"]:
             worse.append(f"{case.name} was {before[case.name]['verdict']} and is {line['verdict']}")
     print(summary(lines.values()))
-    for line in worse:
-        print(line)
+    for told in worse:
+        print(told)
     failed = [line["name"] for line in lines.values() if line["verdict"] in ("crashed", "slow")]
     whole = part is None and not only
     few = whole and sum(line["verdict"] in ("exact", "ffn_only") for line in lines.values()) < EXACT

@@ -31,8 +31,9 @@ SLOW = (
     "llava",
     "paligemma",
     "siglip2",
+    "qwen2_5_vl",
+    "qwen3_vl",
 )
-SLOW += ("qwen2_5_vl", "qwen3_vl")
 
 
 def raw_of(name):

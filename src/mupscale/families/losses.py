@@ -54,8 +54,8 @@ def batches(model: nn.Module, config: Config, seed: int = 0) -> Iterator[Batch]:
     token = merged.get("image_token_id", merged.get("image_token_index"))
     if "pixel_values" in accepted:
         seen = list(images(accepted, merged, _BATCH, generator))
-        for given in seen if type(token) is int and "input_ids" in base else ():
-            if (texts := beside_text(model, given, ids, token)) is not None:
+        for given in seen if "input_ids" in base else ():
+            if type(token) is int and (texts := beside_text(model, given, ids, token)) is not None:
                 yield {**base, **{name: value for name, value in texts.items() if name in accepted}}
         options = [{**o, **given} for given in seen for o in options]
     for option in options:

@@ -143,7 +143,14 @@ def measured_with(loss: Loss | None, example_inputs: ExampleInputs | None) -> Lo
     return loss if example_inputs is None else Projection(example_inputs)
 
 
-def find_plan(base: Make, wide: Make, loss: Loss, declared: Declared, pad: bool = False) -> Found:
+def find_plan(
+    base: Make,
+    wide: Make,
+    loss: Loss,
+    declared: Declared,
+    pad: bool = False,
+    seconds: float | None = None,
+) -> Found:
     """The plan that passes the gradient identity of `loss`, with what the search measured on its way."""
     made, models = _opened(base, wide, declared, pad, measured=True)
     if not isinstance(base, nn.Module):
@@ -152,7 +159,7 @@ def find_plan(base: Make, wide: Make, loss: Loss, declared: Declared, pad: bool 
     with lifted_casts():
         pair = prepare(*models)
         with without_dropout(*pair) as observed:
-            found = search(made, *pair, loss)
+            found = search(made, *pair, loss, seconds)
     plan = replace(found.plan, needs=found.plan.needs | observed.needs)
     return replace(found, plan=proved_by(plan, loss, found.unreached))
 
