@@ -133,7 +133,7 @@ def tensorboard(folder: Path, log: Callable[[Any], object]) -> Points:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
-    with SummaryWriter(str(folder)) as writer:  # type: ignore[no-untyped-call]
+    with SummaryWriter(str(folder)) as writer:
         log(writer)
     events = EventAccumulator(str(folder))
     events.Reload()

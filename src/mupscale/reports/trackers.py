@@ -151,7 +151,7 @@ def _loss_and_norm(run: Run, loss: Loss) -> tuple[float, float]:
         with torch.random.fork_rng(), keeping_buffers(run.model):
             torch.manual_seed(0)  # the same dropout, where there is some, before and after
             value = loss(run.model)
-            value.backward()
+            torch.autograd.backward(value)
         return float(value.detach()), float(grad_norm(run.model, run))
     finally:
         for p, grad in zip(parameters, kept, strict=True):
