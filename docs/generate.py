@@ -1,7 +1,7 @@
 """Write the pages that are generated from data: `python docs/generate.py`.
 
 Optimizers and families come from the registries, benchmarks from docs/benchmarks.json, the source layout from the
-docstrings of the package. A test compares the pages with the data. `python docs/generate.py --benchmarks covertype limits`
+docstrings of the package, the README's table of real models from benchmarks/public_models_found.json. A test compares the pages with the data. `python docs/generate.py --benchmarks covertype limits`
 runs those scripts and records their last lines. Nothing is recorded for a script that fails.
 """
 
@@ -9,6 +9,7 @@ import argparse
 import ast
 import datetime
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -21,6 +22,7 @@ sys.path.insert(0, str(HERE.parent))
 from benchmarks.families_popular import stored as popular_lines  # noqa: E402
 from benchmarks.families_popular import summary as popular_summary  # noqa: E402
 from benchmarks.families_wide import DATA  # noqa: E402
+from benchmarks.public_models import table  # noqa: E402
 from docs.layout import layout  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
 from mupscale.families.rows import Row, row_for  # noqa: E402
@@ -494,7 +496,21 @@ def record(names: list[str]) -> None:
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+MODELS = re.compile(r"(?<=<!-- models -->\n).*(?=<!-- end of models -->)", re.S)
+"""What stands between two marks of the README."""
+
+
+def readme() -> str:
+    """The README with its table of real models as it is stored."""
+    text = (HERE.parent / "README.md").read_text(encoding="utf-8")
+    filled, marks = MODELS.subn(lambda _: f"{table()}\n", text)
+    if marks != 1:
+        raise SystemExit("README.md: expected one <!-- models --> and one <!-- end of models -->")
+    return filled
+
+
 PAGES = {
+    "../README.md": readme,
     "optimizers.md": optimizers,
     "families.md": families,
     "benchmarks.md": benchmarks,

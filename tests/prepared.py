@@ -44,7 +44,7 @@ def proxy(path: Path) -> None:
     path.write_text(text.replace("batch = 256", "batch = 8"), encoding="utf-8")
 
 
-def readme(folder: Path) -> Names:
+def index(folder: Path) -> Names:
     llama(folder / "base")
     proxy(folder / "proxy.py")
     return {}
@@ -56,7 +56,7 @@ def checkpoints(folder: Path) -> Names:
     return {}
 
 
-def coming_from(folder: Path) -> Names:
+def one_checkpoint(folder: Path) -> Names:
     llama(folder / "base")
     return {}
 
@@ -159,13 +159,14 @@ def tuning(folder: Path) -> Names:
 
 
 PREPARED: dict[str, Callable[[Path], Names]] = {
-    "README.md": readme,
+    "README.md": one_checkpoint,
     "checkpoints.md": checkpoints,
-    "coming_from.md": coming_from,
+    "coming_from.md": one_checkpoint,
     "continue.md": going_on,
     "cost.md": cost,
     "experts.md": experts,
     "growth.md": growth,
+    "index.md": index,
     "words.md": growth,
     "schedules.md": going_on,
     "tuning.md": tuning,

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from .errors import Fault as Fault
     from .proofs.certificate import Certificate as Certificate
     from .reports.report import report as report
+    from .reports.trackers import log_growth as log_growth
+    from .reports.trackers import log_study as log_study
     from .sharded.verify import verify_sharded as verify_sharded
     from .training.clip import clip_grad_norm_ as clip_grad_norm_
     from .training.clip import clip_grad_value_ as clip_grad_value_
@@ -36,6 +38,8 @@ _NAMES = {
     "clip_grad_value_": ("training.clip", ""),
     "reference_lr": ("training.groups", ""),
     "report": ("reports.report", "tune"),
+    "log_growth": ("reports.trackers", ""),
+    "log_study": ("reports.trackers", ""),
     "Fault": ("errors", ""),
 }
 __all__ = [*_NAMES]

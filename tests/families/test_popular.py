@@ -81,7 +81,9 @@ def test_a_second_name_of_a_width_is_written_too(few_trials, monkeypatch):
     assert family_plan(raw_of("lfm2"), "ffn=2").wide_config["block_ff_dim"] == 96
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # by gpt_bigcode's own code
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
+)  # by gpt_bigcode's own code
 @pytest.mark.parametrize(
     ("name", "remedy"), [("falcon 7B", "write -k ffn=2"), ("gpt_bigcode", "write -k ffn=2")]
 )

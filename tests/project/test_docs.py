@@ -11,6 +11,7 @@ import torch
 
 import mupscale as mu
 from docs.layout import FOLDERS, faults, tree
+from docs.lengths import LENGTHS, PAGE, too_long
 from mupscale.cli.main import parser
 from mupscale.rules.optimizers import RULES
 from tests.blocks import blocks_of, commands_of, faults_of, run_page
@@ -128,18 +129,57 @@ def test_every_page_is_in_the_navigation():
 
 
 def broken_links(text: str, folder: Path) -> list[str]:
-    """Relative links and pictures of a page that lead nowhere; mkdocs finds those of the site by itself."""
-    named = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
-    return [name for name in named if not (folder / name).exists()]
+    """Relative links and pictures of a page that lead nowhere, or to a heading that the page does not have."""
+    outside_of_code = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    named = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", outside_of_code)
+    broken = []
+    for name, heading in named:
+        target = folder / name if name else None
+        if target is not None and not target.exists():
+            broken.append(name)
+        elif heading and (target is None or target.suffix == ".md"):
+            page = text if target is None else target.read_text(encoding="utf-8")
+            if heading not in map(anchor, re.findall(r"^#+ (.*)$", page, re.M)):
+                broken.append(f"{name}#{heading}")
+    return broken
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md"])
-def test_links_outside_of_the_site_lead_somewhere(name):
-    """Control: one that does not is found."""
-    path = ROOT / name
+def anchor(heading: str) -> str:
+    """What a heading is called in a link."""
+    return re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip())
+
+
+OUTSIDE = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "examples/README.md")]
+
+
+@pytest.mark.parametrize("path", [*PAGES, *OUTSIDE], ids=lambda p: p.name)
+def test_links_lead_somewhere(path):
+    """Controls: a page that is not there, and a heading that its page does not have, are found."""
     text = path.read_text(encoding="utf-8")
     assert not broken_links(text, path.parent)
-    assert broken_links(text + "[x](docs/no_such_page.md#part)", path.parent) == ["docs/no_such_page.md"]
+    broken = "[x](no_such_page.md#part) [y](#no-such-heading)"
+    assert broken_links(text + broken, path.parent) == ["no_such_page.md", "#no-such-heading"]
+
+
+def test_pages_keep_their_stated_length():
+    """Controls: one line more than is stated is found, for the README and for a page that is not named."""
+    faults = [fault for page, text in texts() if (fault := too_long(page.name, text))]
+    assert not faults, "\n".join(faults)
+    assert LENGTHS["README.md"] <= 150
+    assert LENGTHS.keys() <= {page.name for page in PAGES}, "a length of a page that is gone"
+    assert too_long("README.md", "\n" * 151)
+    assert not too_long("gpu.md", "\n" * PAGE)
+    assert too_long("gpu.md", "\n" * (PAGE + 1))
+
+
+def test_badges_of_the_readme_say_what_is_declared():
+    """Control: another version has no badge."""
+    readme, declared = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "pyproject.toml"))
+    for name, pattern in (("python", r'requires-python = ">=([\d.]+)"'), ("torch", r'"torch>=([\d.]+)"')):
+        found = re.search(pattern, declared)
+        assert found
+        assert f"badge/{name}-%E2%89%A5{found[1]}-" in readme
+        assert f"badge/{name}-%E2%89%A5{found[1]}9-" not in readme
 
 
 def test_generated_pages_are_what_the_registries_print():
