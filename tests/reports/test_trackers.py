@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -147,10 +148,11 @@ def wandb(folder: Path, log: Callable[[Any], object]) -> Points:
     with module.init(mode="offline", dir=str(folder), project="mupscale") as run:
         log(run)
     [path] = folder.rglob("*.wandb")
-    found = Points()
-    for data in records(path.read_bytes()):
-        record = Record()
-        record.ParseFromString(data)
+    found, read, until = Points(), [Record()], time.monotonic() + 60
+    while read[-1].WhichOneof("record_type") != "exit" and time.monotonic() < until:
+        time.sleep(0.1)  # another process writes the file, and may end after the run
+        read = [Record.FromString(data) for data in records(path.read_bytes())] or [Record()]
+    for record in read:
         items = {
             item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
         }
