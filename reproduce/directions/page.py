@@ -80,6 +80,8 @@ def section(known: Known, sizes: Sizes) -> str:
     own = seen(known, Arm((), base(known, sizes).chosen), sizes.seeds)
     if own is None or any(one is None for one in found.values()):
         return ""
+    trained = known(own.chosen)
+    assert trained is not None
     rows = [f"| | {made.label} | {_cell(found[name])} |" for name, made in ARMS.items() if not made.of]
     for of in DIRECTIONS:
         rows += [
@@ -89,8 +91,8 @@ def section(known: Known, sizes: Sizes) -> str:
 ## Deeper, wider by zeros, or by experts: a Llama on text
 
 `python -m reproduce.directions` makes these runs, and `--stage print` prints them. The base is a stock Llama of width
-{sizes.width} with {sizes.layers} layers, trained on BPE tokens of textbooks until its rate is zero; it is at {own.mean:.4f}
-({own.spread:.4f}). Each row spends as many FLOPs again, {sizes.budget:.3g}. Schedule, choices and seeds are as above. What
+{sizes.width} with {sizes.layers} layers, trained on {trained.get("samples", 0):,} BPE tokens of textbooks until its rate is zero; it is at
+{own.mean:.4f} ({own.spread:.4f}). Each row spends as many FLOPs again, {sizes.budget:.3g}. Schedule, choices and seeds are as above. What
 [sleeps](growth.md) is woken before the first step. LLaMA Pro, G_stack and sparse upcycling train all weights here, with an
 empty optimizer. No row has a balance loss.
 

@@ -48,6 +48,7 @@ _LIMITS = """\
   necessary, gains are most reliable at twice the size and below 20 tokens a parameter, and beyond a bound training from
   scratch wins. [2510.19093](https://arxiv.org/abs/2510.19093) and [2605.21486](https://arxiv.org/abs/2605.21486) hold that
   weight decay, or the rate of the embedding, explains more of the transfer between widths than μP does.
+- The directions are compared on one base alone, a small one that has seen many tokens for its size.
 - At a constant rate gains are larger than here ([the paper's experiments](reproduction.md)).
 """
 
