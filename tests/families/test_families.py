@@ -305,15 +305,19 @@ def test_a_directory_without_a_configuration_is_refused(tmp_path):
         family_plan(tmp_path, 2)
 
 
-def test_a_table_that_is_computed_again_when_a_model_loads_is_refused():
+def test_a_table_that_is_computed_again_when_a_model_loads_is_refused(monkeypatch):
     """Marian's sinusoids are frozen parameters that save_pretrained leaves out."""
     sides = {
         f"{side}_{key}": n
         for side in ("encoder", "decoder")
         for key, n in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 24))
     }
+    raw = {"model_type": "marian", "d_model": 16, "vocab_size": 90, "pad_token_id": 0, **sides}
+    with pytest.raises(mu.MupscaleError, match="by nature"):
+        family_plan(raw, 2)
+    monkeypatch.delitem(ROWS, "marian")
     with pytest.raises(mu.MupscaleError, match="survive a reload"):
-        family_plan({"model_type": "marian", "d_model": 16, "vocab_size": 90, "pad_token_id": 0, **sides}, 2)
+        family_plan(raw, 2)
 
 
 # Another process

@@ -133,7 +133,7 @@ def test_only_the_carried_state_follows_the_base(tmp_path, state, follows):
     made.run(NARROW)
     base = made._trained(NARROW, 0.5)
     wide, _ = made._begin(grown(at=0.5, state=state))
-    setting = made.of(4)
+    setting = made.of(NARROW)
     ends = []
     for run in (base, wide):
         mu.set_lr_(run.optimizer, NARROW.lr)
@@ -269,7 +269,7 @@ def test_shrink_pad_and_perturb_has_the_base_in_its_first_block(tmp_path):
     made, _ = trainer(tmp_path)
     made.run(NARROW)
     base = made._trained(NARROW, 0.5)
-    fresh = made.of(4).fresh(16, NARROW.lr, 0)
+    fresh = made.of(NARROW).fresh(16, NARROW.lr, 0)
     run, _ = made._begin(grown(at=0.5, method="shrink_pad"))
     found, start, small = (each.model.get_parameter("2.weight") for each in (run, fresh, base))
     assert torch.allclose(found[:8, :8] - start[:8, :8], SHRINK * small, atol=1e-6)
