@@ -1,11 +1,13 @@
 """Wait for slow ranks as long as they live, outside of the backend's collectives, whose timeout ends the whole job.
 
 Ranks that are ready say so in the job's key-value store, and enter a collective only when all are there. Until then
-everybody's thread counts up a number in the store, the heartbeat of its rank. A rank that is slow keeps counting and is waited
-for; one whose number stands still is lost, and everybody raises.
+every rank counts up a number in the store, its heartbeat, and those that wait watch the number of the next rank. A rank
+that is slow keeps counting and is waited for; one whose number stands still is lost. Whoever finds that tells the store, and
+all that wait raise. Each watches one other, so the store is asked a few times a second by each rank, however many there are.
 
-Example with three ranks: 0 and 2 have read their files, 1 still reads. 0 and 2 look at `here` (2 of 3) once a second,
-and at the beats of rank 1, which go 40, 41, …: they wait. If they stand at 41 for `SILENT` seconds, 0 and 2 raise.
+Example with four ranks: 0 and 3 have read their files and wait, 1 still reads, 2 dies. 3 watches 0 and 0 watches 1, which
+both count on. When 1 has read its file it watches 2, whose number stands at 41. `SILENT` seconds later 1 writes that 2 is lost;
+0 and 3 read it, and all three raise.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ BEAT = 5.0
 SILENT = 120.0
 """Seconds without a beat after which a rank is lost. A rank that is paused or swapped out needs some; a dead one costs them."""
 LOOK = (0.01, 1.0)
-"""Seconds between two looks at who is there: at first, and after doubling."""
+"""Seconds between two looks at whether all are there: at first, and after doubling."""
 
+_ALL = "all"
+"""What the last rank writes when everybody is here."""
 _meetings: Counter[str] = Counter()
 """How often the ranks of a group have met, by the group; all of its ranks count the same."""
 
@@ -50,9 +54,8 @@ class Heartbeat:
 
     def _beat(self) -> None:
         store, key = _store(self._group), _beats(dist.get_rank(self._group))
-        with suppress(
-            RuntimeError
-        ):  # the store is gone with the rank that kept it; whoever meets next is told
+        # The store is gone with the rank that kept it; whoever meets next is told.
+        with suppress(RuntimeError):
             while not self._over.is_set():
                 store.add(key, 1)
                 self._over.wait(BEAT)
@@ -65,32 +68,42 @@ def meet(group: Ranks = None) -> None:
     store, rank, world = _store(group), dist.get_rank(group), dist.get_world_size(group)
     _meetings[_name(group)] += 1
     here = f"here/{_meetings[_name(group)]}"
-    store.set(f"{here}/{rank}", "")
+    over = f"{here}/over"
     if store.add(here, 1) == world:
-        store.set(f"{here}/all", "")
-    wait, heard = LOOK[0], dict.fromkeys(range(world), (-1, time.monotonic()))
-    while not store.check([f"{here}/all"]):
+        store.compare_set(over, "", _ALL)
+    watch, wait = _Watch(store, rank, (rank + 1) % world), LOOK[0]
+    while not store.check([over]):
+        if watch.stands_still():
+            store.compare_set(over, "", str(watch.next))  # the first who says something is heard by all
         time.sleep(wait)
         wait = min(2 * wait, LOOK[1])
-        if wait == LOOK[1]:  # those that are nearly there need no watching
-            _listen(store, here, heard)
+    if (lost := store.get(over).decode()) != _ALL:
+        raise MupscaleError(
+            f"another rank stopped or never started: rank {lost} has given no sign of life for {SILENT:g} seconds; "
+            "nothing that was loaded may be used: start the job again"
+        )
 
 
-def _listen(store: Any, here: str, heard: dict[int, tuple[int, float]]) -> None:
-    """Note the beats of the ranks that are missing; raise if those of one stand still."""
-    now = time.monotonic()
-    for rank in list(heard):
-        if store.check([f"{here}/{rank}"]):
-            del heard[rank]
-            continue
-        beats = store.add(_beats(rank), 0)
-        if beats != heard[rank][0]:
-            heard[rank] = (beats, now)
-        elif now - heard[rank][1] > SILENT:
-            raise MupscaleError(
-                f"another rank stopped or never started: rank {rank} has given no sign of life for {SILENT:g} seconds; "
-                "nothing that was loaded may be used: start the job again"
-            )
+class _Watch:
+    """Beats for a rank that waits, and looks at the beats of the next one, each every `BEAT` seconds.
+
+    Silence is counted in looks and not read off a clock: a rank that was itself paused for minutes has looked once.
+    """
+
+    def __init__(self, store: Any, rank: int, after: int) -> None:
+        self.next, self._rank, self._store = after, rank, store
+        self._beats, self._still, self._looked = -1, 0, time.monotonic()
+
+    def stands_still(self) -> bool:
+        """Whether the next rank has not counted for `SILENT` seconds of looks."""
+        now = time.monotonic()
+        if now - self._looked < BEAT:
+            return False
+        self._looked = now
+        self._store.add(_beats(self._rank), 1)
+        before, self._beats = self._beats, self._store.add(_beats(self.next), 0)
+        self._still = self._still + 1 if self._beats == before else 0
+        return self._still * BEAT > SILENT
 
 
 def several(group: Ranks = None) -> bool:
