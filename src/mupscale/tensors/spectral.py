@@ -18,6 +18,7 @@ _TRACY_WIDOM_MEAN = -1.2065335745820  # of the law for real matrices (β = 1)
 _BLOCK = (
     1 << 21
 )  # entries of a matrix that are read at a time, so that files are read in stretches of megabytes
+_HELD = 1 << 24  # entries of the largest matrix that is read once and held: 64 MB of float32 per thread
 _PIECE = 1 << 18  # of these, entries that are multiplied at a time: 2 MiB of float64 stay in a core's cache
 _COLUMNS = 16  # vectors at a time: a pass costs hardly more than with 8, and half as many are needed
 _PASSES = 15  # a random matrix of 2048 x 2048, which has no gap below its norm, needs 11
@@ -43,7 +44,8 @@ def streamed_spectral_norm(read_rows: ReadRows, shape: Sequence[int], stacked: b
 
     `read_rows(start, stop)` returns these rows, in any float dtype, with the dimensions after the row's as they are
     or flat; when `stacked`, the rows of all matrices are counted through, those of the first matrix first. A matrix
-    of one block is read once; a larger one is read once for every pass: four or five of a trained matrix, 15 at most.
+    of up to 16 million entries is read once and held; a larger one is read once for every pass: four or five of a trained
+    matrix, 15 at most.
 
     >>> weight = torch.arange(12.0).view(4, 3)
     >>> bool(streamed_spectral_norm(lambda a, b: weight[a:b], (4, 3)).isclose(spectral_norms(weight), rtol=1e-6))
@@ -60,7 +62,7 @@ def streamed_spectral_norm(read_rows: ReadRows, shape: Sequence[int], stacked: b
         start, stop = matrix * rows, (matrix + 1) * rows
         cuts = [(at, min(at + step, stop)) for at in range(start, stop, step)]
         blocks = partial(_read, read_rows, cuts)
-        if len(cuts) == 1:
+        if rows * columns <= _HELD:
             held = list(blocks())
             blocks = partial(iter, held)
         norms.append(_krylov(blocks, first, _PASSES))
