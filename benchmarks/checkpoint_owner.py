@@ -33,7 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.new_user import ROOT, Shell, wheel_in, with_torch
+from harness.fresh_install import ROOT, Shell, wheel_in, with_torch
 
 DATA = Path(os.environ.get("MUPSCALE_DATA", ROOT.parent / "shared" / "data"))
 PROGRAMS = ROOT / "benchmarks" / "owner_programs.py"

@@ -14,20 +14,19 @@ more than 600 seconds on two cores.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from harness.fresh_install import ROOT, Shell, installed, wheel_in, with_torch
+
 PAGE, FOLDER = ROOT / "docs" / "tuning.md", "--folder try"
-TORCH, SECONDS = "torch==2.13.0", 600.0
+SECONDS = 600.0
 READ = "import mupscale as mu; r = mu.Recipe.read({!r}); print(r.lr, r.loss, r.control)"
 
 
@@ -42,49 +41,6 @@ def lines_of(page: str) -> tuple[list[str], list[str]]:
     installs = re.findall(rf"{start}(pip install [^`\n]*mupscale[^`\n]*)", page, re.M)
     rest = re.findall(rf"{start}(mupscale [a-z]+ [^`\n]*{re.escape(FOLDER)}[^`\n]*)", page, re.M)
     return list(dict.fromkeys(installs)), list(dict.fromkeys(rest))
-
-
-@dataclass
-class Shell:
-    """A shell in an environment of its own, and what each line took."""
-
-    room: Path
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def run(self, what: str, command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
-        """Run a command without anything of this environment but the way to the registry."""
-        print(f"$ {shlex.join(map(str, command))}", flush=True)
-        began = time.monotonic()
-        done = subprocess.run(
-            list(map(str, command)), cwd=self.room, env=self.environment(), text=True, capture_output=True
-        )
-        self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - began
-        for line in (done.stdout + done.stderr).splitlines()[-6:]:
-            print(f"  {line}", flush=True)
-        return done
-
-    def environment(self) -> dict[str, str]:
-        clean = {
-            k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "MUPSCALE"))
-        }
-        clean["PATH"] = f"{self.room / 'venv' / 'bin'}{os.pathsep}{clean.get('PATH', '')}"
-        return clean
-
-
-def wheel_in(folder: Path) -> Path:
-    """The wheel, built from the sdist as a registry's users would build it."""
-    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
-    return next(folder.glob("*.whl"))
-
-
-def installed(line: str, wheel: Path) -> list[str]:
-    """The page's line, with the wheel in place of the name.
-
-    >>> installed('pip install "mupscale[tune]"', Path("/x/m.whl"))
-    ['pip', 'install', '/x/m.whl[tune]']
-    """
-    return [re.sub(r"^mupscale(?=\[|$)", str(wheel), word) for word in shlex.split(line)]
 
 
 def walk(shell: Shell, wheel: Path) -> tuple[list[str], str]:
@@ -117,15 +73,6 @@ def walk(shell: Shell, wheel: Path) -> tuple[list[str], str]:
         failed.append(f"there is no report in {page_of.relative_to(shell.room)}")
     read = shell.run("tune", ["python", "-c", READ.format(str(recipes[0]))])
     return failed, read.stdout.strip() if read.returncode == 0 else ""
-
-
-def with_torch(shell: Shell) -> bool:
-    """Make an empty environment and install torch; whether there was a registry that has it."""
-    subprocess.run([sys.executable, "-m", "venv", shell.room / "venv"], check=True)
-    if shell.run("torch", ["pip", "install", "--quiet", TORCH]).returncode:
-        print(f"needs a package registry that has {TORCH}")
-        return False
-    return True
 
 
 def main() -> int:

@@ -189,7 +189,7 @@ def units() -> Drawing:
 
 
 GROWN, ON, SCRATCH = ("#b3541e", "#e0a070"), "#24292f", ("#33658a", "#86bbd8")
-PANEL, TOP, BOTTOM = 400, 70, 270
+PANEL, TOP, BOTTOM = 274, 92, 290
 
 
 def frontier() -> Drawing:
@@ -197,18 +197,22 @@ def frontier() -> Drawing:
     stored = books()[0]
     panels = {base: found for base in stored.sizes.cited_bases if len(found := _budgets(stored, base)) > 1}
     drawing = Drawing(
-        120 + PANEL * len(panels), 350, "A finished model may spend more: stay, grow or start anew"
+        40 + PANEL * len(panels), 392, "A finished model may spend more: stay, grow or start anew"
     )
     for number, (base, arms) in enumerate(panels.items()):
-        told = f"width {base.width}, trained with {stored.sizes.flops(base.units):.2g} FLOPs"
-        _panel(drawing, 80 + PANEL * number, told, arms)
+        told = f"width {base.width}, cost {stored.sizes.flops(base.units):.2g} FLOPs"
+        _panel(drawing, 66 + PANEL * number, told, arms)
     drawing.say(
-        30, 30, "A finished model may spend more FLOPs: held-out loss at the end", at="start", bold=True
+        30, 34, "Held-out loss of a finished model that may spend more", at="start", bold=True, size=16
+    )
+    drawing.say(
+        30, 342, "FLOPs that are spent after the base, in units of what it cost", at="start", ink=FAINT
     )
     names = ("train on", "grow ×2", "grow ×4", "new model ×2", "new model ×4")
-    for i, (name, ink) in enumerate(zip(names, (ON, *GROWN, *SCRATCH), strict=True)):
-        drawing.dot(40 + 84 * i, 330, ink)
-        drawing.say(48 + 84 * i, 334, name, at="start", size=11)
+    places = (36, 166, 296, 426, 586)
+    for x, name, ink in zip(places, names, (ON, *GROWN, *SCRATCH), strict=True):
+        drawing.dot(x, 370, ink, size=6)
+        drawing.say(x + 14, 375, name, at="start")
     return drawing
 
 
@@ -231,16 +235,15 @@ def _panel(drawing: Drawing, left: float, told: str, arms: Mapping[float, Mappin
     def y(loss: float) -> float:
         return BOTTOM - (BOTTOM - TOP) * log(loss / low) / log(high / low)
 
-    wide = (PANEL - 80) / (len(arms) - 1)
+    right = left + PANEL - 50
+    wide = (right - left - 40) / (len(arms) - 1)
     places = {extra: left + 20 + wide * i for i, extra in enumerate(arms)}
     for tick in (low, (low * high) ** 0.5, high):
-        drawing.line(
-            left - 10, round(y(tick), 1), left + PANEL - 40, round(y(tick), 1), ink="#e3e0d8", width=1
-        )
-        drawing.say(left - 14, round(y(tick) + 4, 1), f"{tick:.2f}", at="end", size=11, ink=FAINT)
+        drawing.line(left, round(y(tick), 1), right, round(y(tick), 1), ink="#e3e0d8", width=1)
+        drawing.say(left - 4, round(y(tick) + 5, 1), f"{tick:.2f}", at="end", ink=FAINT)
     for extra, x in places.items():
-        drawing.say(x, BOTTOM + 22, f"{extra:g} × its FLOPs", size=12, ink=FAINT)
-    drawing.say(left + 20, 54, told, at="start", size=12, ink=FAINT)
+        drawing.say(round(x, 1), BOTTOM + 24, f"{extra:g} ×", ink=FAINT)
+    drawing.say(left, 68, told, at="start")
     inks = dict(zip(next(iter(arms.values())), (ON, GROWN[0], SCRATCH[0], GROWN[1], SCRATCH[1]), strict=True))
     for name, ink in inks.items():
         points = [(x, arms[extra][name]) for extra, x in places.items()]

@@ -36,7 +36,11 @@ from mupscale.rules.units import NEUTRAL, G, Units, W  # noqa: E402
 from mupscale.trainers.menu import MENU  # noqa: E402
 from reproduce.frontier.page import page as frontier  # noqa: E402
 
-HEAD = """# Which optimizers
+HEAD = """---
+hide: [toc]
+---
+
+# Which optimizers
 
 Widening multiplies the weights of a tensor by s and its gradients by r, with s r c = 1. A quantity with units W^a G^b is
 multiplied by s^a r^b. See [How it works](how_it_works.md).
@@ -227,7 +231,7 @@ def _cells(rule: OptimizerRule) -> str:
     settings = {key: units for key, units in rule.hyper.items() if units != NEUTRAL}
     named = ", ".join(f"{key}: {spell(units)}" for key, units in settings.items()) or "none"
     states = ", ".join(_state(key, s) for key, s in rule.state.items() if s.units != NEUTRAL) or "none"
-    return f"{rule.lr} | {decay(rule)} | {named} | {states}"
+    return raised(f"{rule.lr} | {decay(rule)} | {named} | {states}")
 
 
 def rows(name: str, rule: OptimizerRule) -> list[str]:
@@ -281,6 +285,16 @@ def _packages() -> str:
             label = ", ".join(names) + (f" ({choice})" if choice else "")
             lines.append(f"| {label} | {used} | {_cells(row)} | {shown} |")
     return "\n".join(lines)
+
+
+def raised(row: str) -> str:
+    """A row of a table with powers as raised numbers, each unit on one line.
+
+    >>> raised("| W G^-1 | G^2 |")
+    '| W&nbsp;G<sup>-1</sup> | G<sup>2</sup> |'
+    """
+    powers = re.sub(r"\^(-?[\d/]+)", r"<sup>\1</sup>", row)
+    return re.sub(r"(?<=[WG>]) (?=[WGa-z]+<sup>|[WG]\b)", "&nbsp;", powers)
 
 
 def optimizers() -> str:

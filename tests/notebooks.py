@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from tests.blocks import not_printed, run_command
+from harness.pages import not_printed
+from tests.blocks import run_command
 
 FOLDER = Path(__file__).parent.parent / "examples" / "notebooks"
 DETERMINISTIC = "deterministic"

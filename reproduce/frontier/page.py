@@ -23,6 +23,10 @@ reproduce.frontier` makes the runs that are missing, and `--stage print` prints 
 You have a model, and FLOPs to spend. Is growing better than to train on, or to train a wider model from its start? All
 runs below end with a rate of zero, because runs that people finish do, and they are compared by held-out loss at their end.
 
+![held-out loss by what a finished model may still spend: train on, grow, or a new model](figures/frontier.svg)
+
+*Every run is decayed to zero; bars span two seeds (`python docs/drawings.py`).*
+
 {short}
 
 ## How the runs are made

@@ -171,4 +171,4 @@ def cell(seen: Seen | None) -> str:
 
 def _told(spec: Spec) -> str:
     noise = "t by rule" if spec.by_rule else f"t = {spec.noise:g}"
-    return f"2^{log2(spec.lr):g}" + (f", {noise}" if spec.grows else "")
+    return f"2<sup>{log2(spec.lr):g}</sup>" + (f", {noise}" if spec.grows else "")

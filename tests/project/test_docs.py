@@ -12,9 +12,10 @@ import torch
 import mupscale as mu
 from docs.layout import FOLDERS, faults, tree
 from docs.lengths import LENGTHS, PAGE, too_long
+from harness.pages import blocks_of, commands_of, faults_of
 from mupscale.cli.main import parser
 from mupscale.rules.optimizers import RULES
-from tests.blocks import blocks_of, commands_of, faults_of, run_page
+from tests.blocks import run_page
 from tests.prepared import PREPARED
 
 ROOT = Path(__file__).parents[2]

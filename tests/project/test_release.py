@@ -24,6 +24,33 @@ def test_the_version_stands_in_one_place():
     assert found == [Path("src/mupscale/version.py")]
 
 
+def unready(changelog: str, version: str) -> str:
+    """What is wrong with the newest section of a changelog, or nothing."""
+    newest = re.search(
+        r"^## (\S+) \((\d{4}-\d\d-\d\d|unreleased)\)\n(.*?)(?=^## |\Z)", changelog, re.M | re.S
+    )
+    if newest is None or re.findall(r"^## .*", changelog, re.M)[0] != f"## {newest[1]} ({newest[2]})":
+        return "the newest heading is not a version with a date or (unreleased)"
+    if newest[1] != version:
+        return f"the newest heading is of {newest[1]}, the version is {version}"
+    parts = re.findall(r"^### (.*)", newest[3], re.M)
+    return (
+        ""
+        if parts and parts == [p for p in ("Added", "Changed", "Fixed") if p in parts]
+        else f"parts {parts}"
+    )
+
+
+def test_the_changelog_is_of_the_version():
+    """Controls: another version, no date, a part of another name, and parts in another order."""
+    changelog, version = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), mupscale.__version__
+    assert not unready(changelog, version)
+    assert "the version is 9.0.0" in unready(changelog, "9.0.0")
+    assert "date" in unready(re.sub(r"^(## \S+).*", r"\1", changelog, count=1, flags=re.M), version)
+    assert "Improved" in unready(changelog.replace("### Changed", "### Improved", 1), version)
+    assert "parts" in unready(changelog.replace("### Added", "### Fixed", 1), version)
+
+
 def test_the_security_page_names_tests_that_exist():
     page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     named = re.findall(r"`(test_\w+)` in `(tests/\w+/\w+\.py)`", page)
@@ -58,6 +85,8 @@ def test_workflows_call_the_projects_own_scripts_and_hold_no_secret():
         for script in re.findall(r"run: (\.ci/\w+)", text):
             assert (ROOT / script).is_file()
     assert ".ci/run static" in texts["ci.yml"]
+    assert "run: python benchmarks/first_minutes.py --keep dist" in texts["release.yml"]
+    assert "CHANGELOG.md" in texts["release.yml"], "a release has a dated section"
     assert yaml.safe_load(texts["release.yml"])["jobs"]["publish"]["permissions"] == {"id-token": "write"}
 
 

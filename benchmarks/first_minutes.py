@@ -1,0 +1,276 @@
+"""Three kinds of user get from an empty environment to a proved, grown model that trains, by typing what the pages say.
+
+Builds the sdist from a clean copy of the tree and the wheel from the sdist; makes an empty environment with torch from the
+registry in it; then types the blocks of the README and of the pages that it leads to, as they stand there. The wheel stands
+for the name in `pip install`, nothing else is changed.
+
+own         a training loop: the README's ten lines and the tutorial; the certificate must be printed as the pages show it
+sharded     a job on many ranks: docs/sharded.md on two ranks of torchrun; `verify_sharded` must certify it
+checkpoint  a stock Trainer stopped at step 20: the README's commands, then docs/continue.md, with noise and without;
+            without, the losses must be the base's, in float32
+
+Four controls: the README's own lines with plain clipping do not print what it shows; a sharded run that was loaded with noise
+gets no certificate; a command whose extra is missing says in one line what to install; and the Trainer without the
+callback leaves the base.
+
+    python benchmarks/first_minutes.py [--keep dist] [--seconds 300]
+
+Needs a package registry that pip reaches; without one the exit code is 2. The last line is
+`paths=3 failed=N controls=4 own=S checkpoint=S sharded=S install=S cpu=S gap=E control=C`: what failed, the controls that saw
+their fault, processor seconds of each path, of installing and of everything, and the largest relative difference of a loss from
+the base's, with the callback and without. The exit code is 1 when anything fails or a path takes more than 300 processor seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import nan
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from harness.fresh_install import ROOT, Shell, cpu_seconds, installed, wheel_in, with_torch
+from harness.pages import OUTPUT, Block, blocks_of, commands_of, not_printed, section_of
+
+SECONDS, EXACT, DIFFERENT = 300.0, 1e-5, 1e-3
+"""Processor seconds of a path, three times what the longest takes; float32 rounding over 20 steps of the Trainer; the least
+that the losses without the callback must differ."""
+PATHS, CONTROLS = ("own", "checkpoint", "sharded"), 4
+MISSING = "pip install 'mupscale[hf]'"
+RANKS = ("torchrun", "--standalone", "--nproc-per-node", "2")
+GREW = """
+assert wide.provenance["proof"], wide.provenance
+assert loss(wide.model) < wide.provenance["loss"]["after"], wide.provenance["loss"]
+"""
+CLIPS = " torch.nn.utils.clip_grad_norm_(run.model.parameters(), 1e-3);"
+TRAINS = """
+found = [float(step(wide, i).detach()) for i in range(11, 41)]
+assert found[-1] < found[0], found
+"""
+OWNER = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=64)
+rows = torch.arange(64)[:, None] * torch.arange(1, 17) % 64
+data = [{"input_ids": row, "labels": row} for row in rows.repeat(4, 1)]
+args = TrainingArguments(
+    output_dir="runs", max_steps=40, save_steps=20, logging_steps=1, per_device_train_batch_size=8, learning_rate=1e-2,
+    weight_decay=0.1, max_grad_norm=0.5, lr_scheduler_type="cosine", use_cpu=True, report_to=[], disable_tqdm=True,
+)
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, initializer_range=0.1))
+    Trainer(model=model, args=args, train_dataset=data).train()
+"""
+
+
+def typed(page: str, heading: str = "") -> list[Block]:
+    """The blocks of a page, or of one part of it; a part that is gone, or has none, is a fault."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = blocks_of(section_of(text, heading) if heading else text)
+    if not blocks:
+        raise LookupError(f"{page} has nothing to type under '{heading}'")
+    return blocks
+
+
+def python_of(blocks: list[Block]) -> str:
+    return "".join(block.text for block in blocks if block.language == "python" and block.runs)
+
+
+def shell_of(blocks: list[Block]) -> list[str]:
+    return [line for block in blocks if block.language == "bash" for line in commands_of(block.text)]
+
+
+def changed(text: str, pattern: str, new: str) -> str:
+    """A text with one change; one that cannot be made is a fault of the page.
+
+    >>> changed("GELU()", "GELU", "ReLU")
+    'ReLU()'
+    """
+    found, count = re.subn(pattern, new, text)
+    if count != 1:
+        raise LookupError(f"{count} places to change by {pattern!r}, expected one")
+    return found
+
+
+def not_shown(blocks: list[Block], printed: str) -> str:
+    """The first piece of what a page shows that was not printed, digits aside; "" when all was."""
+    shown = [block.text for block in blocks if block.language == OUTPUT and not block.reason]
+    return next((missing for text in shown if (missing := not_printed(text, printed))), "")
+
+
+def losses(folder: Path) -> list[float]:
+    """What a Trainer logged between the steps 20 and 40."""
+    state = json.loads((folder / "runs" / "checkpoint-40" / "trainer_state.json").read_text(encoding="utf-8"))
+    return [row["loss"] for row in state["log_history"] if "loss" in row and row["step"] > 20]
+
+
+def apart(a: list[float], b: list[float]) -> float:
+    """The largest relative difference; not a number where one is shorter or empty.
+
+    >>> apart([2.0, 4.0], [2.0, 3.0]), apart([1.0], [])
+    (0.25, nan)
+    """
+    return (
+        max((abs(x - y) / abs(x) for x, y in zip(a, b, strict=True)), default=nan)
+        if len(a) == len(b)
+        else nan
+    )
+
+
+@dataclass
+class Walk:
+    """What the users do in one environment, and what came of it."""
+
+    shell: Shell
+    wheel: Path
+    failed: list[str] = field(default_factory=list)
+    controls: int = 0
+    gaps: tuple[float, float] = (nan, nan)
+
+    def must(self, who: str, command: list[str], folder: str) -> str:
+        """Type a command that has to work, and return what it prints."""
+        done = self.shell.run(who, command, folder)
+        if done.returncode:
+            raise LookupError(f"{shlex.join(command)}: exit code {done.returncode}")
+        return done.stdout
+
+    def install(self, line: str) -> None:
+        self.must("install", [*installed(line, self.wheel), "--quiet"], ".")
+
+    def program(self, who: str, folder: str, text: str, runner: tuple[str, ...] = ("python",)) -> str:
+        (self.shell.room / folder / "typed.py").write_text(text, encoding="utf-8")
+        return self.must(who, [*runner, "typed.py"], folder)
+
+    def page(self, who: str, folder: str, blocks: list[Block], judge: str = "") -> None:
+        """Run the Python of a page and compare what it prints with what the page shows."""
+        if missing := not_shown(blocks, self.program(who, folder, python_of(blocks) + judge)):
+            raise LookupError(f"the page shows what is not printed: {missing}")
+
+    def control(self, what: str, seen: bool) -> None:
+        """Something wrong that has to be noticed."""
+        if not seen:
+            self.failed.append(f"control, {what}: not noticed")
+        self.controls += seen
+
+    def own(self, room: Path) -> None:
+        self.install(next(line for line in shell_of(typed("README.md")) if line.startswith("pip install")))
+        version = self.must("own", ["mupscale", "--version"], "own").split()[-1]
+        if version != self.wheel.name.split("-")[1]:
+            raise LookupError(f"{self.wheel.name} holds version {version}")
+        lines = typed("README.md", "Prove and grow, in Python")
+        self.page("own", "own", lines, GREW)
+        tutorial = typed("docs/index.md", "Tutorial: grow an MLP in five minutes")
+        for line in shell_of(tutorial):
+            if not line.startswith("pip install"):
+                self.must("own", shlex.split(line), "own")
+        self.page("own", "own", tutorial)
+        clips = changed(python_of(lines), r"(?<=value\.backward\(\);)", CLIPS)
+        printed = self.program("control", "own", clips)
+        self.control("plain clipping", "BROKEN" in printed and not_shown(lines, printed) != "")
+
+    def sharded(self, room: Path) -> None:
+        page = python_of(typed("docs/sharded.md"))
+        job = changed(page, r"init_process_group\(.*# under torchrun: (.*)", r"\1")
+        self.program("sharded", "sharded", changed(job, r"(?=dist\.destroy_process_group)", TRAINS), RANKS)
+        noisy = changed(
+            page, r"(?<=load_wide\(base, )(.*), plan=plan\)", r"\1, plan=plan, noise=mu.MupNoise(0.3))"
+        )
+        (room / "noisy.py").write_text(noisy, encoding="utf-8")
+        done = self.shell.run("control", ["python", "noisy.py"], "sharded")
+        self.control("a run loaded with noise", "does not continue the base run" in done.stderr)
+
+    def checkpoint(self, room: Path) -> None:
+        heading = "The same for a checkpoint"
+        commands = [line for line in shell_of(typed("README.md", heading)) if "./base" in line]
+        self.control("a missing extra", self.names_what_is_missing(room / "base", commands[0]))
+        said = section_of((ROOT / "README.md").read_text(encoding="utf-8"), heading)
+        self.install(re.findall(r"`(pip install [^`]+)`", said)[0])
+        (room / "owner.py").write_text(OWNER, encoding="utf-8")
+        self.must("checkpoint", ["python", "owner.py"], "checkpoint")
+        base = losses(room)
+        shutil.copytree(room / "runs" / "checkpoint-20", room / "base")
+        for name in ("exact", "plain"):
+            shutil.copytree(room, room.parent / name, ignore=shutil.ignore_patterns("checkpoint-40", "base"))
+        for line in commands:
+            self.must("checkpoint", shlex.split(line), "checkpoint")
+        blocks = typed("docs/continue.md", "Continue with the Hugging Face Trainer")
+        page = f"from owner import args, data\n{python_of(blocks)}"
+        self.program("checkpoint", "checkpoint", page)
+        grown = losses(room)
+        if not sum(grown[-5:]) < sum(grown[:5]):
+            raise LookupError(f"the grown checkpoint does not learn: {grown}")
+        for line in shell_of(blocks):
+            self.must("checkpoint", shlex.split(line), "exact")
+        shutil.copytree(room.parent / "exact" / "wide", room.parent / "plain" / "wide")
+        self.program("checkpoint", "exact", page)
+        self.program("control", "plain", changed(page, r", callbacks=\[.*?\]", ""))
+        gap, plain = (apart(base, losses(room.parent / name)) for name in ("exact", "plain"))
+        self.gaps = gap, plain
+        if not gap <= EXACT:
+            raise LookupError(f"the widened run differs from the base by {gap:.1e}, allowed {EXACT:.0e}")
+        self.control("a Trainer without the callback", plain >= DIFFERENT)
+
+    def names_what_is_missing(self, base: Path, command: str) -> bool:
+        """Whether a command on the smallest base says what to install, before it is installed."""
+        base.mkdir()
+        (base / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+        (base / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+        said = self.shell.run("control", shlex.split(command), base.parent.name).stderr
+        shutil.rmtree(base)
+        return MISSING in said and "Traceback" not in said
+
+    def follow(self, name: str, path: Callable[[Path], None]) -> None:
+        room = self.shell.room / name
+        room.mkdir()
+        try:
+            path(room)
+        except (LookupError, StopIteration, OSError, ValueError) as fault:
+            self.failed.append(f"{name}: {fault!r}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--keep", type=Path, help="where to leave sdist and wheel when everything holds")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="processor seconds that a path may take"
+    )
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        # One thread: processor seconds do not depend on the number of cores, nor on who else uses them.
+        shell = Shell(Path(name), variables={"OMP_NUM_THREADS": "1"})
+        walk = Walk(shell, wheel_in(shell.room / "dist"))
+        if not with_torch(shell):
+            return 2
+        walk.follow("own", walk.own)
+        walk.follow("sharded", walk.sharded)
+        walk.follow("checkpoint", walk.checkpoint)
+        if options.keep is not None and not walk.failed:
+            shutil.copytree(shell.room / "dist", options.keep, dirs_exist_ok=True)
+    if walk.controls != CONTROLS:
+        walk.failed.append(f"{walk.controls} controls saw their fault, expected {CONTROLS}")
+    for path in PATHS:
+        if shell.cpu.get(path, 0.0) > options.seconds:
+            walk.failed.append(f"{path}: {shell.cpu[path]:.0f} CPU seconds, allowed {options.seconds:.0f}")
+    for failure in walk.failed:
+        print(f"FAILED: {failure}")
+    shell.cpu["install"] = shell.cpu.get("install", 0.0) + shell.cpu.get("torch", 0.0)
+    spent = " ".join(f"{what}={shell.cpu.get(what, 0.0):.0f}" for what in (*PATHS, "install"))
+    print(
+        f"\npaths={len(PATHS)} failed={len(walk.failed)} controls={walk.controls} {spent} cpu={cpu_seconds():.0f} "
+        f"gap={walk.gaps[0]:.1e} control={walk.gaps[1]:.1e}"
+    )
+    return 1 if walk.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
