@@ -288,13 +288,13 @@ def _packages() -> str:
 
 
 def raised(row: str) -> str:
-    """A row of a table with powers as raised numbers, each unit on one line.
+    """A row of a table with powers as raised numbers, W and G on one line.
 
     >>> raised("| W G^-1 | G^2 |")
     '| W&nbsp;G<sup>-1</sup> | G<sup>2</sup> |'
     """
     powers = re.sub(r"\^(-?[\d/]+)", r"<sup>\1</sup>", row)
-    return re.sub(r"(?<=[WG>]) (?=[WGa-z]+<sup>|[WG]\b)", "&nbsp;", powers)
+    return re.sub(r"(?<=[WG>]) (?=[WG]\b)", "&nbsp;", powers)
 
 
 def optimizers() -> str:
@@ -482,8 +482,9 @@ def benchmarks() -> str:
         script = HERE.parent / "benchmarks" / f"{name}.py"
         call, tests = f"benchmarks/{name}.py", entry.get("tests", [])
         mark = "<br>**CI**" if call in in_ci + workflow else "<br>**nightly**" if call in nightly else ""
-        mark += f"<br>**tests**: {', '.join(f'`{test}`' for test in tests)}" if tests else ""
-        line = f"`{entry['line']}`" if entry["line"] else "not recorded yet"
+        paths = [f"<code>{test.replace('/', '/<wbr>')}</code>" for test in tests]
+        mark += f"<br>**tests**: {', '.join(paths)}" if tests else ""
+        line = f"`{unbroken(entry['line'])}`" if entry["line"] else "not recorded yet"
         if entry["line"] and "--" in entry["command"]:
             line += f"<br>with `{entry['command'].partition('.py ')[2]}`"
         if "missed" in entry:
