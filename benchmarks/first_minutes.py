@@ -44,6 +44,8 @@ SECONDS, EXACT, DIFFERENT = 300.0, 1e-5, 1e-3
 """Processor seconds of a path, three times what the longest takes; float32 rounding over 20 steps of the Trainer; the least
 that the losses without the callback must differ."""
 PATHS, CONTROLS = ("own", "checkpoint", "sharded"), 4
+PASSING = r"address already in use|connection (?:broken|reset|refused)|timed out|temporary failure"
+"""Faults of a port that somebody took in between, or of the way to the registry: the command is typed again."""
 MISSING = "pip install 'mupscale[hf]'"
 RANKS = ("torchrun", "--standalone", "--nproc-per-node", "2")
 GREW = """
@@ -139,7 +141,10 @@ class Walk:
 
     def must(self, who: str, command: list[str], folder: str) -> str:
         """Type a command that has to work, and return what it prints."""
-        done = self.shell.run(who, command, folder)
+        for _ in range(3):
+            done = self.shell.run(who, command, folder)
+            if done.returncode == 0 or not re.search(PASSING, done.stderr, re.I):
+                break
         if done.returncode:
             raise LookupError(f"{shlex.join(command)}: exit code {done.returncode}")
         return done.stdout
