@@ -204,8 +204,9 @@ class Walk:
         self.must("checkpoint", ["python", "owner.py"], "checkpoint")
         base = losses(room)
         shutil.copytree(room / "runs" / "checkpoint-20", room / "base")
+        shutil.rmtree(room / "runs" / "checkpoint-40")
         for name in ("exact", "plain"):
-            shutil.copytree(room, room.parent / name, ignore=shutil.ignore_patterns("checkpoint-40", "base"))
+            shutil.copytree(room, room.parent / name, ignore=shutil.ignore_patterns("base"))
         for line in commands:
             self.must("checkpoint", shlex.split(line), "checkpoint")
         blocks = typed("docs/continue.md", "Continue with the Hugging Face Trainer")
