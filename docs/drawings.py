@@ -82,38 +82,34 @@ def matrix(drawing: Drawing, x: float, y: float, cells: Sequence[Sequence[int]],
 
 def dup() -> Drawing:
     """A matrix and a bias, each entry beside its copies."""
-    drawing, size = Drawing(860, 330, "Duplication: each entry beside its copies"), 34
+    drawing, size = Drawing(600, 440, "Duplication: each entry beside its copies"), 34
     base = [[0, 1, 2], [3, 4, 5]]
     wide = [[base[i // 2][j // 2] for j in range(6)] for i in range(4)]
-    drawing.say(30, 32, "A matrix that grows in and out, k = 2", at="start", bold=True)
-    matrix(drawing, 60, 92, base, size)
-    drawing.say(111, 80, "W, 2 × 3", ink=FAINT)
-    drawing.arrow(190, 126, 70)
-    drawing.say(306, 131, "½ ·", size=20)
-    matrix(drawing, 335, 58, wide, size)
-    drawing.say(437, 50, "dup(W), 4 × 6", ink=FAINT)
-    notes = (
-        "copies lie side by side",
-        "four copies of each entry: c = 4",
-        "twice the terms in each sum: s = ½",
+    drawing.say(30, 32, "A matrix that grows in and out, k = 2", at="start", bold=True, size=16)
+    matrix(drawing, 60, 98, base, size)
+    drawing.say(111, 86, "W, 2 × 3", ink=FAINT)
+    drawing.arrow(190, 132, 70)
+    drawing.say(306, 138, "½ ·", size=20)
+    matrix(drawing, 335, 64, wide, size)
+    drawing.say(437, 56, "dup(W), 4 × 6", ink=FAINT)
+    drawing.say(30, 236, "Copies lie side by side, four of each entry: c = 4", at="start")
+    drawing.say(
+        30, 260, "Twice the terms in each sum: s = ½. Each copy gets a share: r = 1/(s c) = ½", at="start"
     )
-    for i, note in enumerate((*notes, "each copy gets a share: r = 1/(s c) = ½")):
-        drawing.say(558, 86 + 24 * i, note, at="start", size=12)
-    drawing.line(30, 222, 830, 222, ink="#e3e0d8")
-    drawing.say(30, 250, "A bias, gain or embedding: grows out only", at="start", bold=True)
-    matrix(drawing, 60, 274, [[0, 3]], size)
-    drawing.arrow(190, 291, 70)
-    drawing.say(306, 296, "1 ·", size=20)
-    matrix(drawing, 335, 274, [[0, 0, 3, 3]], size)
-    drawing.say(558, 284, "nothing sums over it: s = 1", at="start", size=12)
-    drawing.say(558, 308, "two copies share its gradient: r = ½", at="start", size=12)
+    drawing.line(30, 286, 570, 286, ink="#e3e0d8")
+    drawing.say(30, 318, "A bias, gain or embedding: grows out only", at="start", bold=True, size=16)
+    matrix(drawing, 60, 340, [[0, 3]], size)
+    drawing.arrow(190, 357, 70)
+    drawing.say(306, 363, "1 ·", size=20)
+    matrix(drawing, 335, 340, [[0, 0, 3, 3]], size)
+    drawing.say(30, 410, "Nothing sums over it: s = 1. Two copies share its gradient: r = ½", at="start")
     return drawing
 
 
 def heads(drawing: Drawing, y: float, queries: Sequence[int], keys: Sequence[int], ink: str = FAINT) -> None:
     """Query heads above the key-value heads that they read, in equal groups."""
     per, size = len(queries) // len(keys), 44
-    start = 433 - len(queries) * (size + 6) / 2
+    start = 303 - len(queries) * (size + 6) / 2
     for i, query in enumerate(queries):
         x = start + i * (size + 6)
         key_x = start + (i // per + 0.5) * per * (size + 6) - 3
@@ -128,15 +124,15 @@ def heads(drawing: Drawing, y: float, queries: Sequence[int], keys: Sequence[int
 
 def blocks() -> Drawing:
     """Grouped-query attention: groups move whole, heads alone do not."""
-    drawing = Drawing(860, 470, "Blocks: query heads move with the key head that they read")
+    drawing = Drawing(600, 500, "Blocks: query heads move with the key head that they read")
     drawing.say(30, 32, "Base: four query heads, two key-value heads", at="start", bold=True)
     heads(drawing, 48, (0, 1, 2, 3), (0, 1))
-    drawing.say(30, 186, "Exact: whole groups are copied", at="start", bold=True)
-    drawing.say(830, 186, "query rows: (2 groups, k = 2) × (2 heads) × (D)", at="end", ink=FAINT, size=13)
-    heads(drawing, 202, (0, 1, 0, 1, 2, 3, 2, 3), (0, 0, 1, 1))
-    drawing.say(30, 340, "Wrong: heads are copied one by one", at="start", bold=True, ink=WRONG)
-    drawing.say(830, 340, "the same logits, other gradients", at="end", ink=WRONG, size=13)
-    heads(drawing, 356, (0, 0, 1, 1, 2, 2, 3, 3), (0, 0, 1, 1), ink=WRONG)
+    drawing.say(30, 180, "Exact: whole groups are copied", at="start", bold=True)
+    drawing.say(30, 200, "query rows: (2 groups, k = 2) × (2 heads) × (D)", at="start", ink=FAINT)
+    heads(drawing, 216, (0, 1, 0, 1, 2, 3, 2, 3), (0, 0, 1, 1))
+    drawing.say(30, 348, "Wrong: heads are copied one by one", at="start", bold=True, ink=WRONG)
+    drawing.say(30, 368, "the same logits, other gradients", at="start", ink=WRONG)
+    heads(drawing, 384, (0, 0, 1, 1, 2, 2, 3, 3), (0, 0, 1, 1), ink=WRONG)
     return drawing
 
 
@@ -156,14 +152,14 @@ def factors(kind: str, k: int) -> list[str]:
 
 def units() -> Drawing:
     """Three kinds of tensor, and every number that follows from s and c."""
-    drawing = Drawing(860, 430, "Units: every factor follows from s and c")
+    drawing = Drawing(640, 430, "Units: every factor follows from s and c")
     columns = {
-        "first layer, bias": ("out", 410),
-        "hidden matrix": ("in and out", 590),
-        "readout": ("in", 750),
+        "first layer, bias": ("out", 345),
+        "hidden matrix": ("in and out", 470),
+        "readout": ("in", 580),
     }
-    drawing.say(30, 32, "Width 6 becomes 24: k = 4", at="start", bold=True)
-    drawing.say(30, 88, "growing sides in orange", at="start", ink=FAINT, size=13)
+    drawing.say(20, 32, "Width 6 becomes 24: k = 4", at="start", bold=True)
+    drawing.say(20, 88, "growing sides in orange", at="start", ink=FAINT, size=13)
     for title, (kind, x) in columns.items():
         tall, wide = (54 if "out" in kind else 22), (54 if "in" in kind else 22)
         drawing.say(x, 32, title, bold=True)
@@ -180,9 +176,9 @@ def units() -> Drawing:
     told = [factors(kind, 4) for kind, _ in columns.values()]
     for i, (label, unit) in enumerate(rows):
         y = 150 + 31 * i
-        drawing.line(30, y - 21, 830, y - 21, ink="#e3e0d8")
-        drawing.say(30, y, label, at="start", bold=i < 3)
-        drawing.say(275, y, unit, ink=FAINT)
+        drawing.line(20, y - 21, 620, y - 21, ink="#e3e0d8")
+        drawing.say(20, y, label, at="start", bold=i < 3)
+        drawing.say(235, y, unit, ink=FAINT)
         for (_, x), column in zip(columns.values(), told, strict=True):
             drawing.say(x, y, column[i], bold=i < 3, ink=INK if column[i] != "1" else FAINT)
     return drawing
