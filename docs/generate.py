@@ -342,8 +342,8 @@ USUALLY = """
 
 ## Sizes that can grow
 
-`-k 2` multiplies all sizes by 2. `-k hidden=2,ffn=4` sets them one by one. These are the usual configuration fields of each
-size:
+`-k 2` multiplies all sizes by 2. `-k hidden=2,ffn=4` sets them one by one. `-k text=2` and `-k vision=2` multiply all sizes of
+one tower, in `text_config` or `vision_config`. These are the usual configuration fields of each size:
 """
 
 
@@ -379,9 +379,11 @@ def much_used() -> list[str]:
         "\n## Much-used model types\n",
         "`python benchmarks/families.py --popular` takes 115 types and variants in small configurations. Each one is planned with",
         "`-k 2`, proved, grown, saved, loaded again in the stock class and stepped there with the carried optimizer, in a process with",
-        "60 CPU seconds. What `-k 2` refuses is tried with `-k ffn=2`.\n",
+        "60 CPU seconds. What `-k 2` refuses is tried with `-k ffn=2`; types with a text and a vision tower are also grown by",
+        "`-k text=2` and `-k vision=2`.\n",
         f"`{popular_summary(lines)}`\n",
         f"Exact: {', '.join(x['name'] for x in by['exact'])}.\n",
+        f"Each tower alone is exact too: {', '.join(x['name'] for x in lines if 'towers' in x)}.\n",
         "Not in all widths:\n",
         *reasons,
     ]

@@ -15,9 +15,10 @@ from mupscale.cli.main import main  # noqa: E402
 from mupscale.families.goal import Goal, small_goals  # noqa: E402
 from mupscale.families.models import config_from, model_class  # noqa: E402
 from mupscale.families.padded import try_other_size  # noqa: E402
-from mupscale.families.plan import family_plan, search_small  # noqa: E402
+from mupscale.families.plan import family_plan  # noqa: E402
 from mupscale.families.prove import prove  # noqa: E402
 from mupscale.families.record import FamilyPlan  # noqa: E402
+from mupscale.families.small_search import search_small  # noqa: E402
 from mupscale.rules import Scale  # noqa: E402
 
 SIZES = {

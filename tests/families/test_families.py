@@ -104,7 +104,7 @@ def test_every_text_of_the_registry_can_be_read():
             power(fold, 2)
         for axes in row.layouts.values():
             for text in axes.values():
-                names = re.findall(r"[a-z_]{3,}", text)
+                names = re.findall(r"[a-z_]{3,}|[A-Z]", text)  # fields, and sizes that a layer has for itself
                 sizes = {n: 2 if "group" in n or "key_heads" in n else 8 for n in names}
                 assert layout(text, sizes, 2), kind
 

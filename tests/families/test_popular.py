@@ -1,10 +1,13 @@
 """Much-used model types: their list, the rows of the registry that they need, and batches with images."""
 
+import json
+
 import pytest
 import torch
 
 import mupscale as mu
 from harness.popular_types import POPULAR
+from mupscale.cli.main import main
 from mupscale.families.configs import edits, following, with_edits
 from mupscale.families.goal import Goal
 from mupscale.families.rows import ROWS
@@ -16,6 +19,7 @@ from mupscale.families.losses import batch_for
 from mupscale.families.models import config_from, factory, model_class, quiet
 from mupscale.families.plan import family_plan
 from mupscale.families.process import plan_in_process
+from mupscale.families.record import FamilyPlan
 
 CASES = {case.name: case for case in POPULAR}
 # Types whose row is needed for a plan, and the parts of a row that are taken away in the control. The first few stand for
@@ -33,6 +37,8 @@ SLOW = (
     "siglip2",
     "qwen2_5_vl",
     "qwen3_vl",
+    "gemma3n_text",
+    "gemma4_text",
 )
 
 
@@ -73,6 +79,49 @@ def test_what_a_tower_writes_follows_the_tower_that_reads_it(monkeypatch):
     monkeypatch.delitem(ROWS, "qwen2_5_vl")
     grown = with_edits(data, edits(data, Goal.parse("hidden=3")))
     assert grown["vision_config"]["out_hidden_size"] == 64
+
+
+def test_one_tower_grows_and_what_the_other_writes_for_it_follows():
+    data = raw_of("qwen2_5_vl")
+    data["text_config"]["model_type"] = "qwen2_5_vl_text"
+    data["vision_config"]["model_type"] = "qwen2_5_vl_vision"
+    sizes = {}
+    for tower in ("text", "vision"):
+        wide = with_edits(data, edits(data, Goal.parse(f"{tower}=2")))
+        eye = wide["vision_config"]
+        sizes[tower] = (wide["text_config"]["hidden_size"], eye["hidden_size"], eye["out_hidden_size"])
+    assert sizes == {"text": (128, 32, 128), "vision": (64, 64, 64)}
+    both = Goal.parse("2,vision=1")
+    assert edits(data, both) == edits(data, Goal.parse("text=2"))
+    assert both.declared.copies("hidden", 8) == Goal.parse("text=2").declared.copies("hidden", 8) == 2
+
+
+@pytest.mark.usefixtures("planned_here")
+def test_the_text_tower_of_a_directory_grows_alone(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(raw_of("clip")))
+    told = tmp_path / "plan.json"
+    assert main(["plan", str(tmp_path), "-k", "text=2", "--json", str(told)]) == 0
+    plan = FamilyPlan.from_json(told.read_text()).plan
+    grown = {name for name, entry in plan.tensors.items() if entry.grows}
+    assert plan.proved
+    assert "text_projection.weight" in grown
+    assert "text_model.encoder.layers.0.mlp.fc1.weight" in grown
+    assert not [name for name in grown if "vision" in name or "visual" in name]
+
+
+@pytest.mark.parametrize(
+    ("name", "k", "said"),
+    [
+        ("llama", "text=2", "this configuration has no text tower; it has none"),
+        ("sam", "text=2", "this configuration has no text tower; it has vision"),
+        ("llava", "text=2,ffn=2", "a tower grows in all its widths"),
+        ("llava", "audio=2", "no such width or tower"),
+    ],
+)
+def test_a_tower_that_is_not_there_is_refused(name, k, said):
+    with pytest.raises(mu.MupscaleError) as refused:
+        family_plan(raw_of(name), k)
+    assert said in str(refused.value)
 
 
 def test_a_second_name_of_a_width_is_written_too(few_trials, monkeypatch):

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 import mupscale as mu  # noqa: E402
 from mupscale.checkpoints.about import read_plans  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
+from mupscale.families.record import Part  # noqa: E402
 from mupscale.families.stored import stored_parts  # noqa: E402
 
 SMALL = dict(  # noqa: C408
@@ -60,6 +61,39 @@ def test_a_mixture_of_experts_goes_through_the_stream_and_equals_the_live_path(t
     loaded = dict(transformers.MixtralForCausalLM.from_pretrained(out).named_parameters())
     assert live.keys() == loaded.keys()
     assert all(torch.equal(live[name], loaded[name]) for name in live)
+
+
+def nomic(**changes):
+    torch.manual_seed(0)
+    sizes = {n: v for n, v in SMALL.items() if n != "num_key_value_heads"}
+    return transformers.NomicBertForMaskedLM(transformers.NomicBertConfig(**{**sizes, **changes}))
+
+
+def test_queries_keys_and_values_that_are_stored_under_one_name_are_told_apart():
+    shapes = {name: tuple(t.shape) for name, t in nomic(num_hidden_layers=3).state_dict().items()}
+    part = stored_parts(nomic(), shapes)["nomic_bert.encoder.layers.2.attn.Wqkv.weight"]
+    assert part.tensors == tuple(f"nomic_bert.layers.2.self_attn.{x}_proj.weight" for x in "qkv")
+    assert Part.of_json(json.loads(json.dumps(part.as_json()))) == part
+
+
+def test_fused_rows_grow_under_their_own_names_and_equal_the_live_path(tmp_path):
+    base, out = tmp_path / "base", tmp_path / "wide"
+    model = nomic()
+    model.save_pretrained(base)
+    options = ["-k", "2", "--noise", "t=0.2", "--quiet", "--shard-size", "50KB"]
+    assert main(["upscale", str(base), str(out), *options]) == 0
+    assert main(["check", str(base), str(out), "--bytes", "--quiet"]) == 0
+    files = [load_file(file) for file in sorted(out.glob("*.safetensors"))]
+    assert len(files) > 1
+    fused = next(f[n] for f in files for n in f if n.endswith("layers.1.attn.Wqkv.weight"))
+    plan, _ = read_plans(out)
+    make = lambda: nomic(hidden_size=64, intermediate_size=80, num_attention_heads=8)  # noqa: E731
+    live = dict(mu.upscale(model, make, mu.SignalNoise(0.2), plan=plan).model.named_parameters())
+    loaded = dict(transformers.NomicBertForMaskedLM.from_pretrained(out).named_parameters())
+    assert all(torch.equal(live[name], loaded[name]) for name in live)
+    query, key, value = (live[f"nomic_bert.layers.1.self_attn.{x}_proj.weight"] for x in "qkv")
+    assert torch.equal(fused, torch.cat([query, key, value]))
+    assert not torch.equal(fused, torch.cat([key, query, value])), "control"
 
 
 def test_a_prefix_left_off_and_tables_of_older_versions_are_no_hindrance(tmp_path):

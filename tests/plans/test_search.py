@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import mupscale as mu
+from mupscale.plans.absorb import _together
 from mupscale.plans.identity import gradient_identity, load_wide_
+from mupscale.rules import Scale
 
 Q, IQ, H, IH = "2^(-1/4)", "2^(1/4)", "2^(-1/2)", "2^(1/2)"
 
@@ -261,6 +263,15 @@ def test_a_search_without_a_plan_names_the_call_and_its_factor():
     assert "test_search.py:" in str(caught.value)
     assert "sum over the width" in str(caught.value)
     assert "declare" not in str(caught.value)
+
+
+def test_the_pieces_of_a_stack_are_joined_one_by_one():
+    """60 pieces with two ways each have 2^60 combinations: whoever tries them all does not return."""
+    half, third = Scale.of("1/2"), Scale.of("1/3")
+    ways = _together([[{"a": half}, {"b": half}]] * 60)
+    assert ways == [{"a": half}, {"a": half, "b": half}, {"b": half}]
+    assert _together([[{"a": half}], [{"a": third}, {"b": third}]]) == [{"a": half, "b": third}]
+    assert _together([[{"a": half}], [{"a": third}]]) == []
 
 
 def test_a_search_that_takes_too_long_is_stopped(monkeypatch):

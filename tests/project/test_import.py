@@ -71,7 +71,7 @@ REFUSED = {
     "upscale base wide -k 2 --nosie t=0.1": "--nosie: did you mean --noise?",
     "plan base": "say what grows: -k 2 for every width, or --to layers=8",
     "plan base -k 1.5": "'1.5', expected a whole number from 1 to 9999",
-    "plan base -k depth=2": "no such width, expected one of hidden",
+    "plan base -k depth=2": "no such width or tower, expected one of hidden",
     "plan base -k 2 --json none/plan.json": "--json none/plan.json: expected the name of a file",
     "upscale base wide -k 2": "upscale needs a noise size",
     "upscale base wide -k 2 --noise t=1.5": "expected t up to 1, such as t=0.05",

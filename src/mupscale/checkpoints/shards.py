@@ -74,7 +74,7 @@ def weight_moves(
 
 def planned_names(plan: Plan, directory: Directory, spelling: Spelling) -> dict[str, str]:
     """Name in the directory -> the tensor of the plan that is stored there, whole or in part."""
-    return {found.name: found.tensor for found in stored_tensors(plan, directory, spelling)}
+    return {found.label: found.tensor for found in stored_tensors(plan, directory, spelling)}
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,13 @@ class StoredTensor:
     places: tuple[Place, ...]
     cells: tuple[tuple[int, int], ...] = ()
     dropped: tuple[int, ...] = ()
+    row: tuple[int, int] = (0, 1)
+    """Which of how many tensors it is whose rows are stored under the name."""
+
+    @property
+    def label(self) -> str:
+        """The stored name, or where others share it, the planned one."""
+        return self.name if self.row == (0, 1) else self.tensor
 
 
 def stored_tensors(plan: Plan, directory: Directory, spelling: Spelling) -> list[StoredTensor]:
@@ -98,7 +105,8 @@ def stored_tensors(plan: Plan, directory: Directory, spelling: Spelling) -> list
         others.setdefault(name, []).append(alias)
     parts: dict[str, dict[str, Part]] = {}
     for stored, part in spelling.parts.items():
-        parts.setdefault(part.tensor, {})[stored] = part
+        for tensor in part.tensors:
+            parts.setdefault(tensor, {})[stored] = part
     held: dict[str, list[str]] = {}
     for stored in directory.tensors:
         held.setdefault(spelling.names.get(stored, stored), []).append(stored)
@@ -115,7 +123,7 @@ def stored_tensors(plan: Plan, directory: Directory, spelling: Spelling) -> list
         if missing and name in parts and entry.sources == (name,):
             used.update(parts[name])
             for stored, part in parts[name].items():
-                made, what = _part(stored, part, entry, directory)
+                made, what = _part(stored, part, name, entry, directory)
                 faults += what
                 found += made
             continue
@@ -144,18 +152,24 @@ def stored_tensors(plan: Plan, directory: Directory, spelling: Spelling) -> list
 
 
 def _part(
-    stored: str, part: Part, entry: TensorPlan, directory: Directory
+    stored: str, part: Part, name: str, entry: TensorPlan, directory: Directory
 ) -> tuple[list[StoredTensor], list[Fault]]:
     """One stored part of a tensor, with the dimensions that storing it left out."""
     place = directory.tensors.get(stored)
     if place is None:
-        return [], [Fault(printable(stored), f"{part.tensor} is stored in parts, and this one is missing")]
+        return [], [Fault(printable(stored), f"{name} is stored in parts, and this one is missing")]
     shape = tuple(n // count for n, (_, count) in zip(entry.base_shape, part.cells, strict=True))
     kept = tuple(n for d, n in enumerate(shape) if d not in part.dropped)
-    if place.shape != kept:
+    count, at = len(part.tensors), part.tensors.index(name)
+    if place.shape != (kept := _stacked(kept, count)):
         return [], [Fault(printable(stored), f"shape {place.shape} in the directory, {kept} in the plan")]
-    whole = replace(place, shape=shape)
-    return [StoredTensor(stored, part.tensor, (whole,), part.cells, part.dropped)], []
+    whole = replace(place, shape=shape, offset=place.offset + at * (place.bytes // count))
+    return [StoredTensor(stored, name, (whole,), part.cells, part.dropped, (at, count))], []
+
+
+def _stacked(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The shape of so many tensors below each other."""
+    return shape if count == 1 else (count * shape[0], *shape[1:])
 
 
 def _torn(directory: Directory, present: Sequence[str]) -> Iterator[Fault]:
@@ -204,12 +218,14 @@ class _Unplaced:
 
     @property
     def header(self) -> tuple[str, tuple[int, ...]]:
-        """Its dtype and shape as the file's header says them."""
-        return self.dtype, tuple(n for d, n in enumerate(self.shape) if d not in self.stored.dropped)
+        """Dtype and shape of what is stored under its name, as the file's header says them."""
+        kept = tuple(n for d, n in enumerate(self.shape) if d not in self.stored.dropped)
+        return self.dtype, _stacked(kept, self.stored.row[1])
 
     def at(self, place: Place) -> Move:
         found = self.stored
-        return Move(found.name, self.making, found.places, replace(place, shape=self.shape), found.cells)
+        target = replace(place, shape=self.shape, offset=place.offset + found.row[0] * self.bytes)
+        return Move(found.label, self.making, found.places, target, found.cells)
 
 
 def _lay_out(
@@ -218,12 +234,17 @@ def _lay_out(
     """Fill shards in order, give each its header, and put every tensor at its offset."""
     shards: list[list[_Unplaced]] = []
     room = 0
+    together: dict[str, list[_Unplaced]] = {}
     for tensor in tensors:
-        if not shards or tensor.bytes > room:
+        together.setdefault(tensor.stored.name, []).append(tensor)
+    for name, group in together.items():
+        if len({tensor.shape for tensor in group}) > 1:
+            raise MupscaleError(f"{name} holds several tensors of one shape, and they would grow differently")
+        if not shards or sum(tensor.bytes for tensor in group) > room:
             shards.append([])
             room = shard_bytes
-        shards[-1].append(tensor)
-        room -= tensor.bytes
+        shards[-1] += group
+        room -= sum(tensor.bytes for tensor in group)
     count = len(shards)
     files, moves, where = [], [], {}
     for number, shard in enumerate(shards, 1):

@@ -22,7 +22,7 @@ from ..errors import Fault, MupscaleError
 from ..families.declarations import FORM, Declarations
 from ..families.goal import Goal
 from ..families.into import experts_are_copies
-from ..families.multipliers import parse_multipliers
+from ..families.multipliers import TOWERS, parse_multipliers
 from ..families.process import plan_in_process
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
@@ -107,7 +107,8 @@ def _narrower(
     """The growth of the feed-forward layers alone, where it is exact and more was asked for: it is tried here."""
     asked = parse_multipliers(request.multipliers)
     only = f"ffn={max(asked.values())}"
-    if request.multipliers == only or max(asked.values()) == 1 or "pip install" in str(error):
+    other = request.multipliers == only or asked.keys() & set(TOWERS)
+    if other or max(asked.values()) == 1 or "pip install" in str(error):
         return []
     working(f"that cannot be grown; trying -k {only}", chosen)
     try:

@@ -37,8 +37,8 @@ def add_source(verb: argparse.ArgumentParser) -> None:
         "-k",
         dest="multipliers",
         metavar="K",
-        help="how many times wider, in whole numbers: 2 for every width, or hidden=2,heads=2,ffn=4,kv_heads=1; a width "
-        "that is not named stays (default: 1 with --to)",
+        help="how many times wider, in whole numbers: 2 for every width, or hidden=2,heads=2,ffn=4,kv_heads=1, or "
+        "one tower of a model that reads text and images: text=2, vision=2; what is not named stays (default: 1 with --to)",
     )
     verb.add_argument(
         "--to",

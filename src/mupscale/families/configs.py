@@ -45,12 +45,12 @@ def edits(data: Mapping[str, Any], goal: Goal) -> dict[Path, Any]:
     """Every field that changes, by path, with its new value."""
     changed: dict[Path, Any] = {}
     for path, part in nested_configs(data):
-        row = row_for(str(part.get("model_type")))
+        row, own = row_for(str(part.get("model_type"))), goal.within(path)
         for width, fields in growing_fields(part).items():
             for name in fields:
-                if (new := _sized(part[name], width, goal)) != part[name]:
+                if (new := _sized(part[name], width, own)) != part[name]:
                     changed[(*path, name)] = new
-        k = goal.copies("hidden", symbols(part).get("E", 1))
+        k = own.copies("hidden", symbols(part).get("E", 1))
         for name, text in row.config.items():
             if k != 1 and isinstance(part.get(name), (int, float)):
                 changed[(*path, name)] = part[name] * float(power(text, k))

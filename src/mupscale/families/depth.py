@@ -221,7 +221,9 @@ def refuse_spelling(plan: Plan, parts: Mapping[str, Part], reading: Reading) -> 
         if stored != name and pattern_of(name) in moved
     ]
     # These are the names that save_pretrained itself writes.
-    faults += [Fault(n, what, _WIDTH) for n, part in parts.items() if pattern_of(part.tensor) in moved]
+    faults += [
+        Fault(n, what, _WIDTH) for n, part in parts.items() if moved & set(map(pattern_of, part.tensors))
+    ]
     raise_faults("this checkpoint cannot get new tensors", faults[:2])
 
 

@@ -6,12 +6,12 @@ model grows in the same way by other numbers (`small_goals`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import Fault, raise_faults
-from .multipliers import EVERY, NOTHING, Experts, Multipliers, To, parse_multipliers, parse_to
+from .multipliers import EVERY, NOTHING, TOWERS, Experts, Multipliers, To, parse_multipliers, parse_to
 from .symbols import explicit_head_size, symbols
 
 _SHORT = {"hidden": "E", "heads": "H", "kv_heads": "KV"}
@@ -55,6 +55,24 @@ class Goal:
     def size(self, width: str, now: int) -> int:
         """The size to which a width of `now` units goes."""
         return self.sizes.get(width, now * self.k.get(width, self.k.get(EVERY, 1)))
+
+    def within(self, path: Sequence[str]) -> Goal:
+        """The goal of the part of a configuration that lies at a path: a tower that `-k` names has its own number.
+
+        >>> goal = Goal.parse("text=2")
+        >>> [goal.within(path).size("hidden", 64) for path in (("text_config",), ("vision_config",), ())]
+        [128, 64, 64]
+        """
+        if not self.k.keys() & set(TOWERS):
+            return self
+        tower = next((tower for tower in TOWERS if f"{tower}_config" in path), EVERY)
+        return replace(self, k={EVERY: self.k.get(tower, self.k.get(EVERY, 1))})
+
+    @property
+    def declared(self) -> Goal:
+        """The goal by whose numbers declarations are read: k is the largest one where `-k` names towers."""
+        named = self.k.keys() & set(TOWERS)
+        return replace(self, k={EVERY: max(self.k.values())}) if named else self
 
     def copies(self, width: str, now: int) -> int:
         """How many copies each of its units gets."""

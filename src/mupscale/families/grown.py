@@ -7,10 +7,10 @@ from fractions import Fraction
 from typing import Any
 
 from ..errors import Fault, raise_faults
-from .configs import edits, growing_fields, nested_configs, with_edits
+from .configs import Path, edits, growing_fields, nested_configs, with_edits
 from .goal import Goal
 from .models import Config, as_data, config_from
-from .multipliers import EVERY
+from .multipliers import TOWERS, WIDTHS
 from .rows import row_for
 from .symbols import evaluate, explicit_head_size, symbols
 
@@ -39,8 +39,9 @@ def check_growth(data: Mapping[str, Any], goal: Goal) -> None:
     """Raise unless the configuration has these widths and their growth is known to be exact."""
     parts = [(path, part, growing_fields(part)) for path, part in nested_configs(data)]
     have = {width for _, _, fields in parts for width in fields}
-    asked = [*(width for width, k in goal.k.items() if width != EVERY and k != 1), *goal.sizes]
-    faults = [
+    asked = [*(width for width, k in goal.k.items() if width in WIDTHS and k != 1), *goal.sizes]
+    faults = [*_no_tower(goal, [path for path, _, _ in parts])]
+    faults += [
         Fault(
             width,
             f"this configuration has no such width; it has {', '.join(sorted(have)) or 'none'}",
@@ -55,16 +56,25 @@ def check_growth(data: Mapping[str, Any], goal: Goal) -> None:
         where = ".".join((*path, str(part.get("model_type"))))
         # What is known not to be exact is so in attention and in the stream; feed-forward layers can grow alone.
         others = {(name,) for width in fields if width != "ffn" for name in fields[width]}
-        if others & edits(part, goal).keys():
+        own = goal.within(path)
+        if others & edits(part, own).keys():
             faults += [
                 Fault(where, why)
                 for condition, why in row.refused.items()
                 if evaluate(condition, symbols(part))
             ]
-        faults += [Fault(where, what, remedy) for what, remedy in _head_size(part, goal)]
+        faults += [Fault(where, what, remedy) for what, remedy in _head_size(part, own)]
         if not row.head_size_grows:
-            faults += [Fault(where, what, remedy) for what, remedy in _together(part, goal)]
+            faults += [Fault(where, what, remedy) for what, remedy in _together(part, own)]
     raise_faults(_CLAIM, faults)
+
+
+def _no_tower(goal: Goal, paths: list[Path]) -> Iterator[Fault]:
+    """A fault for each tower that `-k` names and the configuration does not have."""
+    have = [tower for tower in TOWERS if any(f"{tower}_config" in path for path in paths)]
+    for tower in (tower for tower in TOWERS if tower in goal.k and tower not in have):
+        what = f"this configuration has no {tower} tower; it has {', '.join(have) or 'none'}"
+        yield Fault(tower, what, f"leave {tower} out; a number without a name is for every width")
 
 
 def _one_size(

@@ -15,6 +15,8 @@ from .widths import USUAL
 Multipliers = Mapping[str, int]
 EVERY = "every"
 WIDTHS = tuple(USUAL)
+TOWERS = ("text", "vision")
+"""Parts of a model that can grow alone; a configuration holds them as text_config and vision_config."""
 SIZED = (*WIDTHS, "head_dim")
 """Sizes that `--to` can name. The size of a head is one of them, so that the refusal can say why it stays."""
 _FORM = (
@@ -24,12 +26,14 @@ _FORM = (
 
 
 def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
-    """What `-k` says: one number for every width, or a number per width; a width that is not named stays.
+    """What `-k` says: one number for every width, or a number per width or per tower; what is not named stays.
 
     >>> parse_multipliers("2"), parse_multipliers("hidden=2,heads=2,ffn=4")
     ({'every': 2}, {'hidden': 2, 'heads': 2, 'ffn': 4})
     >>> parse_multipliers("2,kv_heads=1")
     {'every': 2, 'kv_heads': 1}
+    >>> parse_multipliers("text=2")
+    {'text': 2}
     """
     if isinstance(text, Mapping):
         pairs = [(str(width), str(k)) for width, k in text.items()]
@@ -42,8 +46,8 @@ def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
     found: dict[str, int] = {}
     faults = []
     for width, k in pairs:
-        if width not in (EVERY, *WIDTHS):
-            what = f"no such width, expected one of {', '.join(WIDTHS)}"
+        if width not in (EVERY, *WIDTHS, *TOWERS):
+            what = f"no such width or tower, expected one of {', '.join((*WIDTHS, *TOWERS))}"
             faults.append(Fault(width or "(nothing)", what, "write -k 2, or -k hidden=2,heads=2,ffn=4"))
         elif width in found:
             faults.append(Fault(_said(width), "given twice, expected once", "keep one of the two"))
@@ -52,6 +56,9 @@ def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
             faults.append(Fault(_said(width), what, "write 2, 3, …"))
         else:
             found[width] = int(k)
+    for tower in [name for name in TOWERS if name in found] if found.keys() & set(WIDTHS) else ():
+        what = "a tower grows in all its widths, and widths are named beside it"
+        faults.append(Fault(tower, what, f"write -k {tower}=2, or name widths alone"))
     raise_faults("the multipliers cannot be read", faults)
     return found
 

@@ -9,24 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path as File
 from typing import Any
-
-import torch
 
 from ..errors import Fault, raise_faults
 from ..extras import needs
 from ..files.directory import has_weights, read_directory
-from ..plans.build import build
-from ..plans.declare import Declared
-from ..plans.fits import identity_plan
-from ..plans.float64 import lifted_casts
-from ..plans.infer import Found, find_plan
-from ..plans.names import named_tensors, pattern_of
+from ..plans.names import pattern_of
 from ..plans.plan import Plan
-from ..rules.axes import Layout
-from ..tensors.expand import expand
 from ..training.noise_places import exempt_of
 from .configs import Path, edits, following, nested_configs, with_edits
 from .declarations import Declarations
@@ -36,7 +26,7 @@ from .export import start_of, untied, wide_of
 from .goal import Goal
 from .grown import refuse_nothing
 from .lift import Tensors, lift
-from .losses import NoBatchError, batch_for, loss_for
+from .losses import NoBatchError
 from .models import (
     Config,
     as_data,
@@ -52,18 +42,11 @@ from .multipliers import Multipliers
 from .padded import refuse_edits, refuse_layer_norms, try_other_size
 from .reading import reading_of
 from .record import Evidence, FamilyPlan
-from .rows import ROWS, row_for
+from .rows import ROWS
 from .shrink import count, growth, growth_of
+from .small_search import TOKENS, declared_layouts, search_small
 from .stored import stored_parts
-from .symbols import layout, power, symbols
 from .tables import edits_of, more_of, table_plan, try_more, with_more
-
-_TOKENS = ("mask_token", "masked_spec_embed", "mask_emb")
-"""Tokens that stand for something hidden; only pretraining uses them, in place of an embedding."""
-_TOKEN_ROLES = {f"*{name}": "out" for name in _TOKENS}
-SECONDS = 24.0
-"""CPU seconds that the search on a small copy may take, three times those of the hardest exact type of
-`benchmarks/families_popular.jsonl`: after a refusal another plan is tried, and both together take less than a minute."""
 
 
 def family_plan(
@@ -233,117 +216,6 @@ def _wide_data(
     return written
 
 
-def search_small(
-    small: Config,
-    goal: Goal,
-    cls: Any,
-    export: str | None = None,
-    declared: Declarations | None = None,
-) -> Found:
-    """The exact plan of the small copy, and the statistics of the search."""
-    if not edits(as_data(small), goal) and export is None:
-        return Found(identity_plan(on_meta(small, cls)), 0, 0.0, 0.0, ())
-    wide, wide_cls = wide_of(small, goal, export, cls)
-    makers = {"base": lambda: factory(cls)(small), "wide": lambda: factory(wide_cls)(wide)}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        base_model, wide_model = makers["base"](), makers["wide"]()
-    with lifted_casts():
-        loss = loss_for(base_model, wide_model, batch_for(base_model, small))
-    names = [name for name, _, _ in named_tensors(base_model)]
-    sizes = symbols(as_data(small))
-    row, k = row_for(small.model_type), goal.copies("hidden", sizes.get("E", 1))
-    told = declared or Declarations()
-    values = told.values(sizes, goal.copies("heads", sizes.get("H", 1)))
-    found = find_plan(
-        makers["base"],
-        makers["wide"],
-        loss,
-        Declared(
-            roles={**_present({**_TOKEN_ROLES, **row.roles}, names), **told.roles},
-            layouts={**declared_layouts(as_data(small), goal, names), **values},
-            folds={**{p: power(f, k) for p, f in _present(row.folds, names).items()}, **told.scales(k)},
-            plus_one=told.plus_one,
-        ),
-        pad=_padded(base_model, wide_model),
-        seconds=SECONDS,
-    )
-    _refuse_recomputed(found.plan, build(makers["base"]), build(makers["wide"]))
-    _refuse_unreached(found, row.idle)
-    return found
-
-
-def _padded(base: Any, wide: Any) -> bool:
-    """Whether any axis gets zeros."""
-    sizes = dict(wide.named_parameters())
-    pairs = [
-        (a, b) for name, p in base.named_parameters() for a, b in zip(p.shape, sizes[name].shape, strict=True)
-    ]
-    return any(a and b % a for a, b in pairs)
-
-
-def declared_layouts(
-    data: Mapping[str, Any], goal: Goal, names: list[str], declared: Declarations | None = None
-) -> dict[str, dict[int, Layout]]:
-    """The layouts that rows of the registry, and declarations by axis, give on one configuration, by tensor name."""
-    found: dict[str, dict[int, Layout]] = {}
-    for _, part in nested_configs(data):
-        k = goal.copies("heads", symbols(part).get("H", 1))
-        for pattern, axes in row_for(str(part.get("model_type"))).layouts.items():
-            for name in (n for n in names if fnmatchcase(n, pattern)):
-                chosen = {d: layout(text, symbols(part), k) for d, text in axes.items()}
-                found.setdefault(name, {}).update(chosen)
-    sizes = symbols(data)
-    values = (declared or Declarations()).values(sizes, goal.copies("heads", sizes.get("H", 1)))
-    for pattern, spec in values.items():
-        for name in (n for n in names if isinstance(spec, dict) and fnmatchcase(n, pattern)):
-            found.setdefault(name, {}).update(spec)  # type: ignore[arg-type]
-    return found
-
-
-def _present(patterns: Mapping[str, str], names: list[str]) -> dict[str, str]:
-    """A row applies to all classes of its type, so patterns without a tensor in this class are left out."""
-    return {p: v for p, v in patterns.items() if any(fnmatchcase(n, p) for n in names)}
-
-
-def _refuse_recomputed(plan: Plan, base: Any, wide: Any) -> None:
-    """Raise unless tensors that no checkpoint stores, because the model computes them, are those of the plan."""
-    missing = set(not_stored(wide))
-    tensors = {n: t for n, _, t in named_tensors(base)}
-    faults = []
-    for name, _, own in named_tensors(wide):
-        entry = plan[name]
-        if name not in missing or not entry.sources or entry.fill == "own" or name in plan.ties:
-            continue
-        known = not (own.is_meta or tensors[entry.sources[0]].is_meta)
-        if entry.grows and not (
-            known and torch.equal(expand(tensors[entry.sources[0]], entry.making()), own)
-        ):
-            what = "the model computes it from its width and no checkpoint stores it, so a reload would lose its copies"
-            faults.append(Fault(name, what))
-    raise_faults("the wide model would not survive a reload", faults)
-
-
-def _refuse_unreached(found: Found, idle: tuple[str, ...]) -> None:
-    """Raise if growing tensors got no gradient in any layer, since they were not tested.
-
-    Known exceptions are mask tokens, and what a row of the registry says that its class never uses.
-    """
-    reached = {pattern_of(name) for name in found.plan.tensors if name not in found.unreached}
-    names = [
-        name
-        for name in found.unreached
-        if found.plan[name].grows
-        and not name.endswith(_TOKENS)
-        and pattern_of(name) not in reached
-        and not any(fnmatchcase(name, pattern) for pattern in idle)
-    ]
-    raise_faults(
-        "parts of this model were not reached by any batch that is known for it",
-        [Fault(p, "it grows and got no gradient") for p in dict.fromkeys(map(pattern_of, names))],
-    )
-
-
 def _notes(plan: Plan) -> list[str]:
     notes = []
     roots = [n for n, t in plan.tensors.items() if t.change.s.fraction is None]
@@ -356,7 +228,7 @@ def _notes(plan: Plan) -> list[str]:
         notes.append(
             f"{', '.join(dict.fromkeys(map(pattern_of, shifted)))} is used as (1 + w): its weight decay must be 0"
         )
-    tokens = [n for n, t in plan.tensors.items() if n.endswith(_TOKENS) and t.grows]
+    tokens = [n for n, t in plan.tensors.items() if n.endswith(TOKENS) and t.grows]
     if tokens:
         notes.append(f"{', '.join(tokens)}: no batch reaches it, so it is taken for an embedding by its name")
     return [*notes, *sorted(plan.needs)]

@@ -28,8 +28,8 @@ from .export import untied, wide_of
 from .lift import Tensors, lift
 from .losses import another_batch, find_batch, growing_outputs, loss_on
 from .models import as_data, config_from, factory, model_class, on_meta
-from .plan import declared_layouts
 from .record import FamilyPlan
+from .small_search import declared_layouts
 from .tables import more_of, small_more, table_plan, with_more
 
 _BEFORE = 3

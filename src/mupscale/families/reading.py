@@ -25,7 +25,7 @@ def reading_of(model: nn.Module, stored: Iterable[str], parts: Mapping[str, Part
     known, computed = set(model.state_dict()), set(not_stored(model))
     names: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    held = {ties.get(part.tensor, part.tensor) for name, part in parts.items() if name in read_as}
+    held = {ties.get(n, n) for name, part in parts.items() if name in read_as for n in part.tensors}
     for name, tensor in read_as.items():
         if tensor is None or name in parts:
             continue

@@ -35,14 +35,22 @@ class Part:
     tensor: str
     cells: tuple[Cell, ...]
     dropped: tuple[int, ...] = ()
+    below: tuple[str, ...] = ()
+    """Tensors of the same shape whose rows follow under the same name: keys and values below queries."""
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """All tensors that are stored under its name, in the order of their rows."""
+        return (self.tensor, *self.below)
 
     def as_json(self) -> list[Any]:
-        return [self.tensor, [list(cell) for cell in self.cells], list(self.dropped)]
+        return [self.tensor, [list(cell) for cell in self.cells], list(self.dropped), *self.below]
 
     @staticmethod
     def of_json(entry: list[Any]) -> Part:
-        tensor, cells, dropped = entry
-        return Part(str(tensor), tuple((int(i), int(n)) for i, n in cells), tuple(map(int, dropped)))
+        tensor, cells, dropped, *below = entry
+        pairs = tuple((int(i), int(n)) for i, n in cells)
+        return Part(str(tensor), pairs, tuple(map(int, dropped)), tuple(map(str, below)))
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,8 @@ _COPIES_DIFFER = "by nature: query rows are copied more often than the one key a
 _READ_BY_TEXT = {"vision_config.out_hidden_size": "text_config.hidden_size"}
 _ONE_PROJECTION = {"text_config.projection_size": "vision_config.hidden_size"}
 _PAIRS = ("logits_per_image", "logits_per_text")
+_LAYER_INPUTS = {"*embed_tokens.weight": "k^-1/2", "*per_layer_model_projection.weight": "k^1/2"}
+"""Code multiplies words by the root of the width, and divides what they give to each layer by it."""
 
 
 def _mamba(mixer: str, heads: str, size: str, groups: str, state: str) -> dict[str, dict[int, str]]:
@@ -147,6 +149,15 @@ ROWS: Mapping[str, Row] = {
     "exaone4": Row(silenced=_BEHIND),
     "gemma2": Row(silenced=_BEHIND_PLUS_ONE),
     "gemma3_text": Row(silenced=_BEHIND_PLUS_ONE),
+    "gemma3n_text": Row(folds={**_LAYER_INPUTS, "*altup.modality_router.weight": "k"}),
+    "gemma4_text": Row(
+        layouts={
+            "*self_attn.q_proj.weight": {0: "G*D"},
+            "*self_attn.[kv]_proj.weight": {0: "D"},
+            "*self_attn.o_proj.weight": {1: "G*D"},
+        },
+        folds={**_LAYER_INPUTS, "*router.proj.weight": "k^1/2"},
+    ),
     "glm4": Row(
         silenced={"*.post_self_attn_layernorm.weight": "zero", "*.post_mlp_layernorm.weight": "zero"}
     ),

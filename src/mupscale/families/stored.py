@@ -1,7 +1,8 @@
 """How a checkpoint stores a model's tensors: under other names, experts separately, gate and up separately.
 
 Found by saving a small copy in which every entry is a different number, so nothing about the converters of
-transformers is assumed. A stored tensor must be a rectangle of one model tensor, in the same order; anything else is refused.
+transformers is assumed. A stored tensor must be a rectangle of one model tensor, in the same order, or whole tensors of
+one shape and layer below each other; anything else is refused.
 """
 
 from __future__ import annotations
@@ -72,12 +73,13 @@ def _saved(model: nn.Module) -> tuple[dict[str, Part], list[Fault]]:
         model.should_save_on_this_rank = lambda *_: True  # type: ignore[assignment]
         model.save_pretrained(folder, max_shard_size="100GB")  # type: ignore[operator]
         for name, values in load_file(str(Path(folder, "model.safetensors"))).items():
-            part = _part(values, ranges)
+            part = _part(values, ranges) or _stacked(values, ranges)
             if part is None:
                 faults.append(
                     Fault(
                         name,
-                        "the tensor stored under this name is not a rectangle of one tensor of the model",
+                        "the tensor stored under this name is neither a rectangle of one tensor of the model, nor several "
+                        "of one shape below each other",
                     )
                 )
             else:
@@ -113,6 +115,31 @@ def _part(values: Tensor, ranges: list[tuple[str, int, Tensor]]) -> Part | None:
     return Part(name, tuple(cells), tuple(dropped))
 
 
+def _stacked(values: Tensor, ranges: list[tuple[str, int, Tensor]]) -> Part | None:
+    """Whole tensors of one shape and one layer, below each other.
+
+    >>> ranges = [("h.0.q", 0, torch.zeros(1, 2)), ("h.0.k", 2, torch.zeros(1, 2))]
+    >>> part = _stacked(torch.arange(4).view(2, 2), ranges)
+    >>> part and part.tensors
+    ('h.0.q', 'h.0.k')
+    """
+    if values.dtype not in (torch.float64, torch.int64) or not values.numel() or not values.dim():
+        return None
+    ids = values.long()
+    firsts = torch.tensor([first for _, first, _ in ranges])
+    rows = torch.bucketize(ids.reshape(len(ids), -1)[:, 0].contiguous(), firsts, right=True) - 1
+    order = torch.unique_consecutive(rows).tolist()
+    if len(ids) % len(order):
+        return None
+    for piece, (_, first, whole) in zip(ids.chunk(len(order)), (ranges[i] for i in order), strict=True):
+        if not torch.equal(piece, torch.arange(first, first + whole.numel()).view(whole.shape)):
+            return None
+    names = [ranges[i][0] for i in order]
+    if len({tuple(_NUMBER.findall(name)) for name in names}) > 1:
+        return None
+    return Part(names[0], ((0, 1),) * ids.dim(), (), tuple(names[1:]))
+
+
 @dataclass(frozen=True)
 class _Template:
     """Stored names of one pattern, with each number in them explained."""
@@ -137,7 +164,8 @@ class _Template:
             values = [
                 own[i] if kind == "name" else which[i] if kind == "cell" else i for kind, i in self.numbers
             ]
-            yield _renumbered(self.text, values), Part(tensor, cells, self.part.dropped)
+            below = tuple(_renumbered(name, own) for name in self.part.below)
+            yield _renumbered(self.text, values), Part(tensor, cells, self.part.dropped, below)
 
 
 def _renumbered(text: str, values: list[int]) -> str:

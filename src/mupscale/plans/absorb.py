@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from itertools import combinations, product
+from itertools import combinations
 
 import torch
 
@@ -34,6 +34,8 @@ _DEGREES = (*map(Fraction, (1, 2, -1, -2, 3)), Fraction(1, 2))
 _TOLERANCE = 1e-9
 _WAYS = 4
 """Ways kept per tensor: the likeliest ones. A residual stream has as many as products of those of its writers."""
+_JOINED = 64
+"""Ways kept while the inputs of a call are joined: all those of three inputs with four ways each, as later inputs forbid some."""
 _DEPTH = 150
 """Calls between a factor and the parameter that absorbs it."""
 
@@ -57,8 +59,7 @@ class Absorbers:
 
     def of_inputs(self, index: int, scales: Mapping[int, Scale], depth: int = 0) -> list[Way]:
         """Ways to multiply several inputs of a call at once."""
-        each = [self._input(index, i, scale, depth) for i, scale in scales.items()]
-        return _distinct(_merged(parts) for parts in product(*each))
+        return _together([self._input(index, i, scale, depth) for i, scale in scales.items()])
 
     def _input(self, index: int, position: int, scale: Scale, depth: int) -> list[Way]:
         call = self.trace.calls[index]
@@ -132,21 +133,33 @@ def _degree(call: Call, value: torch.Tensor, group: tuple[int, ...]) -> Fraction
     return None
 
 
-def _merged(parts: Iterable[Way]) -> Way | None:
-    """Several ways at once; None if they ask for different factors of one tensor."""
-    found: Way = {}
-    for part in parts:
-        for name, scale in part.items():
-            if found.setdefault(name, scale) != scale:
-                return None
-    return found
+def _together(each: Iterable[list[Way]]) -> list[Way]:
+    """Ways that serve several inputs at once; the inputs are joined one by one.
+
+    Each of the 11 pieces of a stack may be multiplied by `a` or by `b`. The 2^11 combinations are three ways, which are
+    known after the second piece:
+
+    >>> half = Scale.of("1/2")
+    >>> [sorted(way) for way in _together([[{"a": half}, {"b": half}]] * 11)]
+    [['a'], ['a', 'b'], ['b']]
+    """
+    found: list[Way] = [{}]
+    for ways in each:
+        found = _distinct((_merged(one, other) for one in found for other in ways), _JOINED)
+    return found[:_WAYS]
 
 
-def _distinct(ways: Iterable[Way | None]) -> list[Way]:
+def _merged(one: Way, other: Way) -> Way | None:
+    """Two ways at once; None if they ask for different factors of one tensor."""
+    differ = any(one.get(name, scale) != scale for name, scale in other.items())
+    return None if differ else {**one, **other}
+
+
+def _distinct(ways: Iterable[Way | None], most: int = _WAYS) -> list[Way]:
     found: list[Way] = []
     for way in ways:
         if way and way not in found:
             found.append(way)
-        if len(found) == _WAYS:
+        if len(found) == most:
             break
     return found
