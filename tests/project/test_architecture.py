@@ -260,6 +260,7 @@ ALLOWED_POWERS = {
         "differences.py: (self.off / self.norm) ** 0.5",
         "rounding.py: sqrt(entries)",
     ],
+    "the error of a mean over seeds": ["held_out.py: sqrt(len(self.each))"],
     "norms of copies and of Gaussian matrices": [
         "noise.py: sqrt(k / (k - 1))",  # what centring k copies takes from their variance
         # a search for a size: small noise raises a loss by its square, larger noise by another power

@@ -252,7 +252,9 @@ def test_the_page_needs_nothing_but_itself(tuned):
     assert "url(" not in text
     assert "@import" not in text
     assert "script" not in seen.tags
-    assert "prefers-color-scheme: dark" in text
+    assert "prefers-color-scheme: dark) { img { filter: invert" in text, (
+        "pictures are no white boxes in the dark"
+    )
     pictures = {path.name: path.read_bytes()[:4] for path in folder.glob("*.png")}
     assert {"sweep1.png", "sweep2.png", "rungs.png", "curves.png", "cost.png"} == set(pictures)
     assert set(pictures.values()) == {b"\x89PNG"}
@@ -303,6 +305,8 @@ def test_an_unfinished_study_is_shown_as_far_as_it_is_and_not_written_to(tmp_pat
             rf"unfinished: sweep [12], {known.base.done if known.wide is None else '[0-9]+'} of ", text
         )
         assert "There is none yet" in text
+        assert ("There is no chart of sweep 1" in text) is (legs == 0)
+        assert (folder / "report" / "sweep1.png").exists() is (legs > 0), "nothing empty is drawn"
         if known.wide is not None and known.wide.leader is not None:
             figure = draw_map(known.wide, "noise")
             assert "best" not in [line.get_gid() for line in figure.axes[0].lines]
@@ -369,7 +373,8 @@ def test_points_of_tpe_stand_where_they_are():
 def test_studies_side_by_side_need_one_reference(tmp_path):
     first, second = (known_of(width=width, reference=64) for width in (64, 128))
     own, other = known_of(width=128), known_of(width=128, reference=64, steps=40)
-    assert "more than one" in why_not([first])
+    assert "more than one width" in why_not([first])
+    assert "more than one width" in why_not([first, known_of(width=64, seed=1)])
     assert "--reference 64" in why_not([first, own])
     assert not why_not([first, second])
     assert not cautions([first, second])
@@ -439,4 +444,4 @@ def test_tuning_without_matplotlib_says_one_line_and_succeeds(tuned, monkeypatch
     assert main(given) == 0
     assert "pip install 'mupscale[plot]'" in capsys.readouterr().out.splitlines()[-1]
     assert main([*given, "--no-report"]) == 0
-    assert "report" not in capsys.readouterr().out
+    assert "report:" not in capsys.readouterr().out

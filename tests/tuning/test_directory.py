@@ -1,6 +1,7 @@
 """A study from a Hugging Face directory: the pair that is made of it, the text it reads, and what it refuses."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from mupscale.cli.main import main
 from mupscale.families.models import as_data
 from mupscale.families.narrow import proxy_width
 from mupscale.plans.backward import backward
+from mupscale.reports.known import know
+from mupscale.reports.verdict import verdicts
 from mupscale.training.recipe import Recipe
+from mupscale.tuning.command import read_command
 from mupscale.tuning.directory_proxy import StockFamily, Trained
 from mupscale.tuning.directory_study import DEFAULTS, directory_study
 from mupscale.tuning.outlook import Outlook
@@ -319,6 +323,17 @@ def test_the_recipe_holds_for_a_base_that_was_grown_itself(base, text, study, tm
     capsys.readouterr()
     assert main(["upscale", str(tmp_path / "other"), str(tmp_path / "no"), *with_recipe]) == 2
     assert "at this run's reference" in capsys.readouterr().err
+
+
+def test_the_commands_of_a_verdict_on_a_directory_are_accepted(base, study):
+    """Control: with another text option they would not be those of this study."""
+    [verdict], command = verdicts([know(study)]), read_command(study, "mupscale")
+    assert command is not None
+    assert {"--batch": "4", "--context": "16"}.items() <= command.options.items()
+    use = command.applied(study, 2)
+    for line in [*verdict.commands[:2], use]:
+        assert main([*shlex.split(line)[1:], "--dry-run"]) == 0, line
+    assert main([*shlex.split(use.replace("-k 2", "-k 4"))[1:], "--dry-run"]) == 2
 
 
 def test_what_a_dry_run_counts_is_what_is_trained(base, text, tmp_path):

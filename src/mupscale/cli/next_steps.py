@@ -15,6 +15,7 @@ from ..checkpoints.train_script import rate_of, writes_text
 from ..checkpoints.trainer_state import OPTIMIZER
 from ..jobs.job import Job
 from ..storage.location import Location, Url
+from ..tuning.text_data import TOKENIZERS
 
 
 def next_steps(base: Location, out: Location, job: Job, declare: Path | None = None) -> str:
@@ -70,7 +71,7 @@ def next_steps(base: Location, out: Location, job: Job, declare: Path | None = N
         "To prove what was written:",
         check,
     ]
-    if writes_text(about):
+    if writes_text(about) and any(file.name in TOKENIZERS for file in job.carried):
         lines += [
             "",
             'To compare it with the base on common tasks (pip install "lm_eval[hf]"):',

@@ -39,13 +39,8 @@ def add_to(verbs: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     with needs("a report", "tune", "plot"):
-        from ..reports.report import report
+        from ..reports.report import write_report
 
-        path = report(
-            *chosen.folders,
-            storage=chosen.storage,
-            study=chosen.study or "mupscale",
-            out=chosen.out,
-        )
-    print(f"written to {path}")
+        path, verdicts = write_report(chosen.folders, chosen.out, chosen.storage, chosen.study or "mupscale")
+    print(*verdicts, f"written to {path}", sep="\n\n")
     return 0

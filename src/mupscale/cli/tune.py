@@ -6,7 +6,6 @@ Calls `mu.tune` and prints what was found. Several processes share the work.
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -19,15 +18,18 @@ from ..errors import MupscaleError
 from ..extras import needs
 from ..text import columns
 from ..training.recipe import Recipe
+from ..tuning.command import Command
 from ..tuning.proxy import frames_from
 from ..tuning.settings import Settings
 from .log_lines import log_lines
 
 
-def run(chosen: argparse.Namespace, given: Mapping[str, Any]) -> int:
+def run(chosen: argparse.Namespace, given: Mapping[str, Any], command: Command) -> int:
     shown = nullcontext() if chosen.quiet else log_lines(_say)
     extras = ("tune", "hf") if chosen.proxy.is_dir() else ("tune",)
     with needs("tuning", *extras), _failing(chosen.proxy), shown:
+        from ..reports.known import know
+        from ..reports.report import verdicts_of
         from ..tuning.outlook import described as planned
         from ..tuning.proxy import read_proxy
         from ..tuning.tune import tune
@@ -62,29 +64,16 @@ def run(chosen: argparse.Namespace, given: Mapping[str, Any]) -> int:
             every=chosen.every,
             beat=chosen.beat,
         )
-    print("\n" + described(recipe, chosen.folder / "recipe.json", _use(chosen, recipe)))
+        if chosen.storage is None:
+            command.save(chosen.folder)
+        known = know(chosen.folder, chosen.storage, chosen.study)
+        for verdict in verdicts_of([known], chosen.storage):
+            print(f"\n{verdict}")
+    use = command.applied(chosen.folder, recipe.k)
+    print("\n" + described(recipe, chosen.folder / "recipe.json", use))
     if not chosen.no_report:
         print(_report(chosen))
     return 0
-
-
-def _use(chosen: argparse.Namespace, recipe: Recipe) -> str:
-    """How the recipe is applied."""
-    path = str(chosen.folder / "recipe.json")
-    if not chosen.proxy.is_dir():
-        return f"mu.upscale(run, make_wide, recipe=mu.Recipe.read({path!r}))"
-    return shlex.join(
-        [
-            "mupscale",
-            "upscale",
-            str(chosen.proxy),
-            f"{chosen.proxy}-x{recipe.k}",
-            "-k",
-            str(recipe.k),
-            "--recipe",
-            path,
-        ]
-    )
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, raise_faults
+from ..tuning.command import Command
 from ..tuning.settings import Settings
 from .verb import add_verb
 
@@ -100,11 +101,10 @@ def _add_settings(verb: Any) -> None:
         if "help" not in field.metadata:
             continue
         text, kind = field.metadata["help"], str(field.type).removesuffix(" | None")
-        words = field.name.replace("_", "-")
         if kind == "bool":
-            verb.add_argument(f"--no-{words}", dest=field.name, action="store_false", default=None, help=text)
+            words = f"--no-{field.name.replace('_', '-')}"
+            verb.add_argument(words, dest=field.name, action="store_false", default=None, help=text)
             continue
-        name = f"--{words}" if len(words) > 1 else f"-{words}"
         (read, metavar), default = _READ[kind], field.default
         if default is MISSING:
             text += "; needed for a file"
@@ -113,7 +113,7 @@ def _add_settings(verb: Any) -> None:
             text += f" (default: {value})"
         choices = field.metadata.get("choices")
         verb.add_argument(
-            name,
+            _option(field.name),
             dest=field.name,
             type=read,
             choices=choices,
@@ -131,7 +131,27 @@ def run(chosen: argparse.Namespace) -> int:
         Settings(**given)
     from . import tune
 
-    return tune.run(chosen, given)
+    return tune.run(chosen, given, Command(str(chosen.proxy), _words(chosen, given)))
+
+
+def _words(chosen: argparse.Namespace, given: Mapping[str, Any]) -> dict[str, str | None]:
+    """The options that were given, as they are typed; without the seed and what does not change the results."""
+    found: dict[str, str | None] = {}
+    for name, value in given.items():
+        if isinstance(value, bool):
+            found[f"--no-{name.replace('_', '-')}"] = None
+        elif name != "seed":
+            found[_option(name)] = (
+                ",".join(repr(v).removesuffix(".0") for v in value) if isinstance(value, list) else str(value)
+            )
+    others = {name: getattr(chosen, name) for name in ("data", "context", "batch", "device", "study")}
+    return found | {
+        f"--{name}": str(value) for name, value in others.items() if value not in (None, "mupscale")
+    }
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}"
 
 
 def _faults(chosen: argparse.Namespace, given: Mapping[str, Any], directory: bool) -> list[Fault]:

@@ -76,9 +76,8 @@ def bars_of(known: Known) -> Bars:
     )
     if settings.flops is None:
         plain = tuple(Bar(name, Fraction(a), Fraction(b)) for name, (a, b) in runs)
-        return Bars(
-            "steps", plain, why_steps="the proxy's file has no inputs() on which a step could be counted"
-        )
+        why = "the proxy's file has no inputs() on which a step could be counted"
+        return Bars("steps", plain, why_steps=why)
     narrow, wide = settings.flops
     bars = tuple(Bar(name, Fraction(a * narrow), Fraction(b * wide)) for name, (a, b) in runs)
     case = Case(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import inf
 
 from ..tuning.status import GOES_ON
-from ..tuning.tune import verdict
 from .html import table, tag
 from .known import Known
 
@@ -48,6 +47,4 @@ def growing(known: Known) -> str:
         flops = narrow * leg.end + (base if leg.how == GOES_ON else 0)
         loss = loss_text(None if done is None else done.loss)
         rows.append((f"not grown, {leg.how}", steps, f"{flops:.4g}", loss))
-    losses = {leg.how: done.loss for leg, done in known.stay.items() if done is not None}
-    said = tag("p", f"{verdict(leader.loss, losses)}.") if len(losses) == len(known.stay) else ""
-    return head + said + table(("", "steps", "FLOPs", "loss"), rows, numbers=(1, 2, 3))
+    return head + table(("", "steps", "FLOPs", "loss"), rows, numbers=(1, 2, 3))

@@ -176,18 +176,8 @@ def know(folder: str | Path, storage: Any = None, study: str = "mupscale") -> Kn
         if agenda.best is not None:
             stay = {leg: results.get(leg.key) for leg in stays(settings, base, agenda)}
     first, equality = _sweep(base, settings.base_ladder, results), results.get(EQUALITY)
-    known = Known(
-        place,
-        study,
-        settings,
-        first,
-        wide,
-        equality,
-        stay,
-        _work(trials, results, ledger.running(trials)),
-        None,
-        (),
-    )
+    work = _work(trials, results, ledger.running(trials))
+    known = Known(place, study, settings, first, wide, equality, stay, work, None, ())
     recipe, notes = _recipe(known)
     return replace(known, recipe=recipe, notes=notes)
 

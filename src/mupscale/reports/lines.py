@@ -58,18 +58,20 @@ def thinned(curve: Sequence[tuple[int, float]], goal: int) -> list[tuple[float, 
     return [(part[-1][0], fmean(loss for _, loss in part)) for part in grouped.values()]
 
 
-def draw_first(sweep: Sweep) -> Figure:
-    """Sweep 1: loss against learning rate, a line for each step at which runs were compared."""
+def draw_first(sweep: Sweep) -> Figure | None:
+    """Sweep 1: loss against learning rate, a line for each step at which runs were compared; None without a loss."""
+    if sweep.leader is None:
+        return None
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.subplots()
     ends = [end for end in sweep.ladder.rungs if any(end in t.rungs for t in sweep.tried)]
     for number, end in enumerate(ends):
         known = sorted((t.point.lr, t.rungs[end]) for t in sweep.tried if end in t.rungs)
         alive = [(lr, loss) for lr, loss in known if loss < inf]
-        colour = colormaps["cividis"](0.85 - 0.75 * number / max(1, len(ends) - 1))
+        colour = colormaps["cividis"](0.7 - 0.65 * number / max(1, len(ends) - 1))
         axes.plot(*_columns(alive), "o-", color=colour, label=f"at step {end}", markersize=4 + number)
     _crosses(axes, [t.point.lr for t in sweep.tried if t.state == "diverged"])
-    if sweep.leader is not None and sweep.leader.loss is not None:
+    if sweep.leader.loss is not None:
         filled = sweep.best is not None
         axes.plot(
             [sweep.leader.point.lr], [sweep.leader.loss], "*", markersize=15, zorder=5,
@@ -79,8 +81,7 @@ def draw_first(sweep: Sweep) -> Figure:
     rate_axis(axes, [t.point.lr for t in sweep.tried])
     axes.set_ylabel("loss")
     axes.grid(alpha=0.25)
-    if ends:
-        axes.legend(fontsize=8)
+    axes.legend(fontsize=10)
     return figure
 
 
@@ -112,17 +113,17 @@ def curves_of(sweep: Sweep) -> tuple[list[Tried], bool]:
 
 def draw_curves(known: Known) -> Figure | None:
     """The base up to its end, then sweep 2 from there: coloured by noise, zero noise black and dashed."""
-    if known.wide is None or known.base.leader is None:
+    if known.wide is None or known.wide.leader is None or known.base.leader is None:
         return None
     chosen, same = curves_of(known.wide)
-    figure = Figure(figsize=(9.6, 4.4), layout="constrained")
+    figure = Figure(figsize=(9.6, 4.8), layout="constrained")
     axes = figure.subplots()
     grown, base = known.settings.steps, known.base.leader
     axes.plot(*_columns(thinned(base.curve, base.goal)), color="#777777", linewidth=1.5, label="base")
     axes.axvline(grown, color="#777777", linestyle=":", linewidth=1)
     axes.annotate(
-        "end of the base", (grown, 0.02), (4, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
-        va="bottom", fontsize=8, color="#555555",
+        "end of the base", (grown, 0.02), (-4, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
+        ha="right", va="bottom", fontsize=10, color="#555555",
     )  # fmt: skip
     noises = sorted({t.point.noise for t in chosen if t.point.noise and t.state != "diverged"})
     low, high = (noises[0], noises[-1]) if noises else (1.0, 1.0)
@@ -132,16 +133,10 @@ def draw_curves(known: Known) -> Figure | None:
     for tried in sorted(chosen, key=lambda t: t.point.is_control):
         shifted = [(grown + step, loss) for step, loss in thinned(tried.curve, tried.goal)]
         if tried.point.is_control:
-            axes.plot(
-                *_columns(shifted),
-                "--",
-                color="black",
-                linewidth=1.4,
-                label=_name(tried, same),
-                gid="control",
-            )
+            label = _name(tried, same)
+            axes.plot(*_columns(shifted), "--", color="black", linewidth=1.4, label=label, gid="control")
         else:
-            shade = colormaps["viridis"](0.92 * norm(tried.point.noise or low))
+            shade = colormaps["viridis"](0.78 * norm(tried.point.noise or low))
             colour = "#bbbbbb" if tried.state == "diverged" else shade
             width = 2.4 if tried is known.wide.leader else 1.3
             axes.plot(
@@ -156,7 +151,7 @@ def draw_curves(known: Known) -> Figure | None:
     axes.set_xlabel("step, base and after")
     axes.set_ylabel("training loss")
     axes.grid(alpha=0.25)
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    axes.legend(fontsize=10, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return figure
 
 
@@ -174,26 +169,19 @@ def draw_bars(bars: Bars, width: int, k: int) -> Figure:
     places = range(len(bars.bars))[::-1]
     narrow, wide = [float(b.narrow) for b in bars.bars], [float(b.wide) for b in bars.bars]
     axes.barh(places, narrow, color="#56B4E9", label=f"at width {width}")
-    axes.barh(
-        places,
-        wide,
-        left=narrow,
-        color="#0072B2",
-        hatch="//",
-        edgecolor="white",
-        label=f"at width {k * width}",
-    )
+    label = f"at width {k * width}"
+    axes.barh(places, wide, left=narrow, color="#0072B2", hatch="//", edgecolor="white", label=label)
     for place, bar in zip(places, bars.bars, strict=True):
         axes.annotate(
             amount(float(bar.total), bars.unit), (float(bar.total), place), (4, 0), textcoords="offset points",
-            va="center", fontsize=8,
+            va="center", fontsize=10,
         )  # fmt: skip
     axes.set_yticks(places, [bar.name for bar in bars.bars])
     axes.set_xlim(0, 1.3 * max([*(float(b.total) for b in bars.bars), 1e-9]))
     axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value, bars.unit)))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, loc="upper center", ncols=2, bbox_to_anchor=(0.45, 1.12), frameon=False)
+    axes.legend(fontsize=10, loc="upper center", ncols=2, bbox_to_anchor=(0.45, 1.12), frameon=False)
     return figure
 
 

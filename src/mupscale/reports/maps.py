@@ -21,7 +21,8 @@ from ..tuning.grid import Point
 from .known import Sweep, Tried
 
 STAR, GREY, INK = "#D55E00", "#d9d9d9", "#222222"
-MOST_TEXT = 12  # columns above which cells are too narrow for text
+MOST_TEXT = 8  # columns above which cells are too narrow for text
+WIDEST = 9.6  # inches, as wide as a page of 1,200 pixels: a wider picture is shrunk, with its text
 Value = Callable[[Tried], float | None]
 
 
@@ -50,7 +51,7 @@ def draw_map(sweep: Sweep, noise_name: str) -> Figure:
         return _draw_scatter(sweep, noise_name)
     lrs, noises = _lines(sweep)
     figure = Figure(
-        figsize=(min(14, 2.6 + 0.95 * len(lrs)), min(12, 1.9 + 0.55 * len(noises))), layout="constrained"
+        figsize=(min(WIDEST, 2.6 + 0.95 * len(lrs)), min(12, 1.9 + 0.55 * len(noises))), layout="constrained"
     )
     axes = figure.subplots()
     _cells(axes, sweep, _at_end, whole=True, text=len(lrs) <= MOST_TEXT)
@@ -66,16 +67,18 @@ def draw_rungs(sweep: Sweep, noise_name: str) -> Figure | None:
     if len(ends) < 2 or not is_grid(sweep):
         return None
     lrs, noises = _lines(sweep)
-    wide = min(3.6, 1.3 + 0.32 * len(lrs))
-    figure = Figure(figsize=(wide * len(ends), min(9, 1.6 + 0.36 * len(noises))), layout="constrained")
+    wide = min(3.6, 1.3 + 0.32 * len(lrs), WIDEST / len(ends))
+    figure = Figure(
+        figsize=(wide * len(ends), min(9, max(3.6, 1.6 + 0.36 * len(noises)))), layout="constrained"
+    )
     for axes, end in zip(figure.subplots(1, len(ends), squeeze=False)[0], ends, strict=True):
         here = [t.rungs[end] for t in sweep.tried if end in t.rungs]
         _cells(axes, sweep, partial(_at, end))
         _star(axes, sweep, lrs.index, noises.index)
         _label(axes, sweep, noise_name if end == ends[0] else "")
-        axes.tick_params(labelsize=7, labelleft=end == ends[0])
+        axes.tick_params(labelsize=9, labelleft=end == ends[0])
         axes.tick_params(axis="x", rotation=90)
-        axes.set_title(f"step {end}: {len(here)} points", fontsize=9)
+        axes.set_title(f"step {end}: {len(here)} points", fontsize=10)
         _colour_bar(figure, axes, [v for v in here if v < inf], "")
     return figure
 
@@ -89,10 +92,7 @@ def _at_end(tried: Tried) -> float | None:
 
 
 def _lines(sweep: Sweep) -> tuple[list[float], list[float]]:
-    return (
-        sorted({t.point.lr for t in sweep.tried}),
-        sorted({t.point.noise or 0.0 for t in sweep.tried}),
-    )
+    return (sorted({t.point.lr for t in sweep.tried}), sorted({t.point.noise or 0.0 for t in sweep.tried}))
 
 
 def _finished(sweep: Sweep) -> list[float]:
@@ -117,7 +117,7 @@ def _colour_bar(figure: Figure, axes: Axes, values: Sequence[float], label: str)
     middle = (low * high) ** 0.5 if isinstance(norm, LogNorm) else (low + high) / 2
     bar.set_ticks([low, middle, high], labels=[f"{v:.3g}" for v in (low, middle, high)])
     bar.ax.minorticks_off()
-    bar.ax.tick_params(labelsize=8)
+    bar.ax.tick_params(labelsize=9)
 
 
 def _cells(axes: Axes, sweep: Sweep, value: Value, whole: bool = False, text: bool = False) -> None:
@@ -153,21 +153,17 @@ def _cells(axes: Axes, sweep: Sweep, value: Value, whole: bool = False, text: bo
 
 def _write(axes: Axes, tried: Tried, x: float, y: float, ink: str) -> None:
     if tried.state == "open":
-        axes.text(x, y, "not yet", ha="center", va="center", fontsize=7, color="#666666")
+        axes.text(x, y, "not yet", ha="center", va="center", fontsize=8, color="#666666")
     elif tried.state == "stopped":
         box = {"facecolor": GREY, "edgecolor": "none", "pad": 1.0}
         text = f"{tried.loss:.3g}\nat step {tried.steps}"
-        axes.text(x, y, text, ha="center", va="center", fontsize=7, color=INK, bbox=box)
+        axes.text(x, y, text, ha="center", va="center", fontsize=8, color=INK, bbox=box)
     elif tried.state == "finished":
-        axes.text(x, y, f"{tried.loss:.4g}", ha="center", va="center", fontsize=8.5, color=ink)
+        axes.text(x, y, f"{tried.loss:.4g}", ha="center", va="center", fontsize=9.5, color=ink)
 
 
 def _star(
-    axes: Axes,
-    sweep: Sweep,
-    x: Callable[[float], float],
-    y: Callable[[float], float],
-    raised: bool = True,
+    axes: Axes, sweep: Sweep, x: Callable[[float], float], y: Callable[[float], float], raised: bool = True
 ) -> None:
     """On the chosen point; while the sweep runs, a hollow star on the leading point."""
     leader = sweep.leader
@@ -232,7 +228,7 @@ def _draw_scatter(sweep: Sweep, noise_name: str) -> Figure:
                 [x], [height], "o", color=GREY, markersize=7, markeredgecolor="#777777", gid="cell stopped"
             )
             text = f"step {tried.steps}"
-            axes.annotate(text, (x, height), (0, -12), textcoords="offset points", fontsize=6.5, ha="center")
+            axes.annotate(text, (x, height), (0, -12), textcoords="offset points", fontsize=8, ha="center")
     _star(axes, sweep, log2, y, raised=False)
     axes.axhline((bottom + low) / 2, color=INK, linewidth=1)
     ticks = sorted({round(low + i * (high - low) / 4, 3) for i in range(5)})

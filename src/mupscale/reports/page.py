@@ -15,10 +15,11 @@ from ..rules.schemes import TUNED
 from ..training.recipe import Recipe
 from .bars import Bars
 from .growing import growing, loss_text
-from .html import folded, notes, page, pair, picture, table, tag
+from .html import card, folded, notes, page, pair, picture, table, tag
 from .known import Known, Sweep, Tried
 from .lines import amount, curves_of, draw_bars, draw_curves, draw_first
 from .maps import draw_map, draw_rungs, is_grid, place_of
+from .verdict import Verdict
 from .widths import cautions, draw_widths, why_not
 
 
@@ -28,20 +29,27 @@ class Gallery:
 
     images: dict[str, bytes] = field(default_factory=dict)
 
-    def add(self, name: str, figure: Figure | None, alt: str, caption: str) -> str:
+    def add(self, name: str, figure: Figure | None, alt: str, caption: str, why: str = "") -> str:
+        """The picture as HTML; without a figure, a sentence that says why there is none."""
         if figure is None:
-            return ""
+            return tag("p", why) if why else ""
         into = BytesIO()
         figure.savefig(into, format="png", dpi=120)
         self.images[f"{name}.png"] = into.getvalue()
         return picture(into.getvalue(), alt, caption)
 
 
-def page_of(studies: Sequence[Known], bars: Sequence[Bars]) -> tuple[str, dict[str, bytes]]:
+def page_of(
+    studies: Sequence[Known], bars: Sequence[Bars], judged: Sequence[Verdict]
+) -> tuple[str, dict[str, bytes]]:
     """The page as HTML, and its pictures by file name."""
     gallery = Gallery()
     title = "Tuning: " + ", ".join(known.folder.name or str(known.folder) for known in studies[:4])
-    parts = [tag("h1", title if len(studies) < 5 else f"{title}, …"), _overview(studies)]
+    parts = [
+        tag("h1", title if len(studies) < 5 else f"{title}, …"),
+        *map(_verdict, judged),
+        _overview(studies),
+    ]
     if len(studies) > 1:
         parts.append(_widths(studies, gallery))
     for number, (known, costs) in enumerate(zip(studies, bars, strict=True), 1):
@@ -51,6 +59,13 @@ def page_of(studies: Sequence[Known], bars: Sequence[Bars]) -> tuple[str, dict[s
         parts.append(_widths(studies, gallery))
     parts.append(_made())
     return page(title, parts), gallery.images
+
+
+def _verdict(verdict: Verdict) -> str:
+    """The verdict, with which the page begins."""
+    facts = [tag("p", fact) for fact in verdict.facts]
+    commands = [tag("pre", "\n".join(verdict.commands))] if verdict.commands else []
+    return card(verdict.head, [*facts, *([tag("strong", verdict.step)] if verdict.step else []), *commands])
 
 
 def _overview(studies: Sequence[Known]) -> str:
@@ -73,20 +88,8 @@ def _overview(studies: Sequence[Known]) -> str:
                 known.status,
             )
         )
-    head = (
-        "",
-        "study",
-        "width",
-        "reference",
-        "base's rate",
-        "rate after",
-        "noise",
-        "loss",
-        "without noise",
-        "not grown",
-        "status",
-    )
-    return table(head, rows, numbers=(0, 2, 3, 4, 5, 6, 7, 8, 9))
+    head = "|study|width|reference|base's rate|rate after|noise|loss|without noise|not grown|status"
+    return table(head.split("|"), rows, numbers=(0, 2, 3, 4, 5, 6, 7, 8, 9))
 
 
 def _control(known: Known) -> float | None:
@@ -123,6 +126,7 @@ def _study(known: Known, costs: Bars, gallery: Gallery, prefix: str) -> list[str
         draw_first(known.base),
         f"loss against learning rate; {_best(known.base)}",
         "Sweep 1, the proxy base: loss against learning rate, joined at equal steps; × diverged.",
+        _no_loss("1", known.base),
     )
     drawn = gallery.add(
         f"{prefix}cost",
@@ -134,6 +138,12 @@ def _study(known: Known, costs: Bars, gallery: Gallery, prefix: str) -> list[str
     parts += [tag("h3", "Learning rate of the base, and the cost"), pair([first, drawn]), _recipe(known)]
     parts += [tag("h3", "What was tried"), _tried(known), tag("h3", "The work"), _work(known)]
     return parts
+
+
+def _no_loss(number: str, sweep: Sweep) -> str:
+    states = [tried.state for tried in sweep.tried]
+    counts = " and ".join(f"{states.count(s)} are {s}" for s in ("open", "diverged") if s in states)
+    return f"There is no chart of sweep {number}: no point has a loss, {counts}."
 
 
 def _best(sweep: Sweep) -> str:
@@ -157,11 +167,12 @@ def _second(known: Known, gallery: Gallery, prefix: str) -> list[str]:
         tag("h3", "Sweep 2: noise and learning rate after growth"),
         gallery.add(
             f"{prefix}sweep2",
-            draw_map(sweep, name),
+            None if sweep.leader is None else draw_map(sweep, name),
             f"map of learning rate and noise: {counts}; {_best(sweep)}",
             f"Colour is the loss of finished runs, {sweep.ladder.rungs[-1]} steps; {star}. {early.capitalize()}: "
             "not at the end, stopped by a comparison or not finished yet; its loss is from an earlier step and cannot be "
             "compared with the others. Empty with ×: diverged.",
+            _no_loss("2", sweep),
         ),
     ]
     rungs = gallery.add(
@@ -179,7 +190,7 @@ def _second(known: Known, gallery: Gallery, prefix: str) -> list[str]:
         f"{prefix}curves",
         draw_curves(known),
         f"training curves {which}",
-        f"Training loss {which}. Black and dashed: no noise, which continues the base. A bar marks the end of a run that was stopped, "
+        f"Training loss {which}. Dashed: no noise, which continues the base. A bar marks the end of a run that was stopped, "
         "a cross one that diverged.",
     )
     return [*parts, rungs, curves]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import MupscaleError
 from ..extras import needs
+from ..tuning.whole import write_whole
 from .bars import bars_of
-from .known import know
+from .known import Known, know
+from .verdict import Verdict, beside, verdicts
 
 
 def report(
@@ -29,6 +29,13 @@ def report(
     Traceback (most recent call last):
     mupscale.errors.MupscaleError: nowhere/study.journal: no such file; name the folder of a study, or its storage (--storage)
     """
+    return write_report(folders, out, storage, study)[0]
+
+
+def write_report(
+    folders: Sequence[str | Path], out: str | Path | None, storage: Any, study: str | Sequence[str]
+) -> tuple[Path, list[Verdict]]:
+    """Write the page and its pictures; the page's path, and the verdicts with which it begins."""
     names = [study] * len(folders) if isinstance(study, str) else list(study)
     if not folders or len(names) not in (1, len(folders)):
         raise MupscaleError(
@@ -46,15 +53,14 @@ def report(
     studies = [know(folder, storage, name) for folder, name in zip(folders, names, strict=True)]
     with needs("a report", "plot"):
         from .page import page_of
-    page, images = page_of(studies, [bars_of(known) for known in studies])
-    place.mkdir(parents=True, exist_ok=True)
+    judged = verdicts_of(studies, storage)
+    page, images = page_of(studies, [bars_of(known) for known in studies], judged)
     for name, data in {**images, "index.html": page.encode()}.items():
-        _write(place / name, data)
-    return place / "index.html"
+        write_whole(place / name, data)
+    return place / "index.html", judged
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Write atomically: several workers may finish at once, and a reader must see a whole page."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}")
-    unfinished.write_bytes(data)
-    unfinished.replace(path)
+def verdicts_of(studies: Sequence[Known], storage: Any = None) -> list[Verdict]:
+    """The verdicts on these studies; for one that is stored in its folder, seeds beside it are read too."""
+    here = storage is None
+    return verdicts(beside(studies[0]) if here and len(studies) == 1 else studies, here)

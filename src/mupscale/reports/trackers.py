@@ -29,11 +29,11 @@ def log_growth(
 ) -> dict[str, float]:
     """Tell a tracker what growth did, and return the numbers that were logged.
 
-    Under `growth/`: parameters and learning rate at the reference (the largest of all groups) before and after, how large the noise is beside the weights and
-    how far copies have parted (the largest, and each tensor), and how awake new parts are. With `loss`, also the loss and
-    the gradient norm in the units of the reference, before and after; without noise they do not change. Without it, the
-    losses that `upscale` recorded are taken. `steps` is how many steps the base has taken, the tracker's x-axis. Neither
-    run is changed.
+    Under `growth/`: parameters and learning rate at the reference (the largest of all groups) before and after, how large
+    the noise is beside the weights and how far copies have parted (the largest, and each tensor), and how awake new parts
+    are. With `loss`, also the loss and the gradient norm in the units of the reference, before and after; without noise
+    they do not change. Without it, the losses that `upscale` recorded are taken. `steps` is how many steps the base has
+    taken, the tracker's x-axis. Neither run is changed.
 
     `tracker` is a `SummaryWriter` of TensorBoard, a run of W&B, or the module `mlflow`.
 

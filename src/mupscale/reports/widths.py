@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from .known import Known, Tried
 from .lines import logarithmic, rate_axis
-from .maps import STAR, short
+from .maps import STAR, WIDEST, short
 
 _SHARED = ("k", "steps", "after", "scheme", "batch", "seed", "proxy")
 """Settings other than the width that move the best point; a note warns when studies differ in one of them."""
@@ -23,8 +23,8 @@ Coordinate = Callable[[Tried], float]
 
 def why_not(studies: Sequence[Known]) -> str:
     """Why these studies cannot be drawn over each other; empty when they can."""
-    if len(studies) < 2:
-        return "This needs more than one study: mupscale report STUDY STUDY …, of the same file at several widths."
+    if len({known.settings.width for known in studies}) < 2:
+        return "This needs more than one width: mupscale report STUDY STUDY …, studies of the same file."
     references = sorted({known.settings.at for known in studies})
     if len(references) > 1:
         return (
@@ -57,19 +57,19 @@ def cautions(studies: Sequence[Known]) -> list[str]:
 def draw_widths(studies: Sequence[Known]) -> Figure:
     """Loss against rate and against noise, a colour for each width; and the best of both against the width."""
     ordered = sorted(enumerate(studies), key=lambda pair: (pair[1].settings.width, pair[0]))
-    figure = Figure(figsize=(11.5, 7.6), layout="constrained")
+    figure = Figure(figsize=(WIDEST, 7), layout="constrained")
     grid = figure.subplots(2, 2)
     for axes, of, name in ((grid[0][0], _rate, "learning rate"), (grid[0][1], _noise, "noise")):
         ticks = []
         for place, (number, known) in enumerate(ordered):
-            colour = colormaps["viridis"](0.9 * place / max(1, len(ordered) - 1))
+            colour = colormaps["viridis"](0.78 * place / max(1, len(ordered) - 1))
             ticks += _lines(axes, known, of, colour, _name(known, number, studies))
         logarithmic(axes, [value for _, value in ticks])
         rate_axis(axes, [x for x, _ in ticks], name)
         axes.set_ylabel(f"loss, at the best {'noise' if of is _rate else 'learning rate'}")
         axes.grid(alpha=0.25)
     if ordered:
-        grid[0][0].legend(fontsize=7)
+        grid[0][0].legend(fontsize=9)
     _best(grid[1][0], [known for _, known in ordered], _rate, "best learning rate")
     _best(grid[1][1], [known for _, known in ordered], _noise, "best noise")
     return figure
@@ -103,14 +103,8 @@ def _lines(
                 least[place] = loss
         line = sorted(least.items())
         marker = "o" if style == "-" else ""
-        axes.plot(
-            [x for x, _ in line],
-            [y for _, y in line],
-            style,
-            marker=marker,
-            color=colour,
-            label=f"{name}, step {end}",
-        )
+        xs, ys = [x for x, _ in line], [y for _, y in line]
+        axes.plot(xs, ys, style, marker=marker, color=colour, label=f"{name}, step {end}")
         drawn += line
     controls = [
         t.loss
@@ -140,31 +134,19 @@ def _best(axes: Axes, studies: Sequence[Known], of: Coordinate, name: str) -> No
         below = max((v for v in tried if v < of(leader)), default=of(leader))
         above = min((v for v in tried if v > of(leader)), default=of(leader))
         if of(leader) > 0:
-            axes.plot(
-                [known.settings.width] * 2,
-                [below, above],
-                color="#999999",
-                linewidth=3,
-                solid_capstyle="butt",
-            )
+            ends = [known.settings.width] * 2, [below, above]
+            axes.plot(*ends, color="#999999", linewidth=3, solid_capstyle="butt")
             places.append(known.settings.width)
             values.append(of(leader))
-    axes.plot(
-        places,
-        values,
-        "*--",
-        color=STAR,
-        markersize=13,
-        label="after growth" if of is _rate else None,
-        gid="best",
-    )
+    label = "after growth" if of is _rate else None
+    axes.plot(places, values, "*--", color=STAR, markersize=13, label=label, gid="best")
     if of is _rate:
         firsts = [(k.settings.width, k.base.best.lr) for k in studies if k.base.best is not None]
         axes.plot(
             [w for w, _ in firsts], [v for _, v in firsts], "s:", color="#0072B2", label="base", gid="base"
         )
         values = values + [v for _, v in firsts]
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=9)
     axes.set_xscale("log", base=2)
     widths = sorted({known.settings.width for known in studies})
     axes.set_xticks(widths, [str(w) for w in widths])

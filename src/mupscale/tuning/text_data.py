@@ -16,8 +16,9 @@ from torch import Tensor
 from ..errors import Fault, MupscaleError, raise_faults
 
 _LINES = (".jsonl", ".ndjson")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-"""Files without which transformers may build an empty tokenizer instead of failing."""
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""Files of tokenizers, which an evaluation on text needs; a decoder's has at least one of them. Without any of them
+transformers may build an empty tokenizer instead of failing."""
 PASSES = 4
 """How often a sequence may be seen: up to four times, repeated text is nearly as good as new (arXiv 2305.16264)."""
 HELD = 8
@@ -150,8 +151,8 @@ def _tokenizer(directory: Path, data: Path) -> Any:
         f'save one there (tokenizer.save_pretrained), or write lines of {{"input_ids": […]}} to a .jsonl file '
         f"instead of {data.name}"
     )
-    if not any((directory / name).is_file() for name in _TOKENIZERS):
-        what = f"no tokenizer, expected one of {', '.join(_TOKENIZERS)}"
+    if not any((directory / name).is_file() for name in TOKENIZERS):
+        what = f"no tokenizer, expected one of {', '.join(TOKENIZERS)}"
         raise_faults("text cannot be turned into tokens", [Fault(str(directory), what, remedy)])
     try:
         load: Any = AutoTokenizer.from_pretrained

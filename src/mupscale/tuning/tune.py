@@ -5,8 +5,6 @@ Opens the storage, works until the study is done, and writes the recipe.
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
@@ -25,6 +23,7 @@ from .proxy import Proxy, read_proxy
 from .settings import Settings
 from .status import EQUAL_STEPS, LegResult, StudyStatus, stays
 from .study import Worker
+from .whole import write_whole
 
 
 def tune(
@@ -77,7 +76,7 @@ def tune(
     opened = open_storage(place / "study.journal" if storage is None else storage)
     worker = Worker(known, settings, Ledger(opened, study, settings, beat), place, every=every)
     recipe = recipe_of(worker, *worker.work())
-    write_recipe(recipe, place / "recipe.json")
+    write_whole(place / "recipe.json", recipe.to_json().encode())
     return recipe
 
 
@@ -189,10 +188,3 @@ def _cost(now: StudyStatus, settings: Settings, results: Mapping[str, LegResult]
     if now.wide is not None:
         narrow += sum(leg.end for leg in stays(settings, now.base, now.wide))
     return {"base_width_steps": narrow, "wide_steps": wide}
-
-
-def write_recipe(recipe: Recipe, path: Path) -> None:
-    """Write the recipe atomically: every worker writes the same file."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}")
-    recipe.save(unfinished)
-    unfinished.replace(path)
