@@ -16,11 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import fully_shard
 
 import mupscale as mu
+from harness.torchrun import Curves, curves_of, gaps_of
 
 WORLD, WIDTH, K, INPUTS, OUTPUTS, ROWS = 2, 16, 2, 8, 2, 16
 STOP, END, CLIP = 6, 12, 0.2
@@ -48,9 +46,6 @@ LABELS = {
     "unclipped": "control: mu.clip_, which clips nothing here",
 }
 CONTROLS = ("plain", "unclipped")
-
-Curves = dict[str, list[float]]
-"""Losses after the checkpoint, by job."""
 
 
 def make(width: int) -> nn.Sequential:
@@ -285,39 +280,13 @@ def worker(engine: str, folder: Path) -> None:
     torch.set_num_threads(1)
     curves = ENGINES[engine](folder)
     if dist.get_rank() == 0:
-        (folder / f"{engine}.json").write_text(json.dumps(curves))
+        (folder / "curves.json").write_text(json.dumps(curves))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def measure(engine: str) -> Curves:
-    """The curves of an engine's jobs, run on their own ranks in a folder that is then removed."""
-    with tempfile.TemporaryDirectory() as name:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        done = subprocess.run(
-            [*launcher, f"--nproc-per-node={WORLD}", __file__, "--worker", engine, name],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=TIMEOUT,
-        )
-        if done.returncode:
-            raise RuntimeError(f"the jobs of {engine} stopped\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
-        curves: Curves = json.loads((Path(name) / f"{engine}.json").read_text())
-        return curves
-
-
-def gaps_of(curves: Mapping[str, list[float]]) -> dict[str, float]:
-    """The largest relative difference of a loss from the base's, by job; all jobs must have trained to the end."""
-    base = curves["base"]
-    if any(len(losses) != END - STOP for losses in curves.values()):
-        raise RuntimeError(f"expected {END - STOP} losses of each job, got {curves}")
-    return {
-        job: max(abs(one - other) / abs(one) for one, other in zip(base, losses, strict=True))
-        for job, losses in curves.items()
-        if job != "base"
-    }
+    return curves_of(__file__, engine, WORLD, timeout=TIMEOUT, settings={"CUDA_VISIBLE_DEVICES": ""})
 
 
 def main() -> int:

@@ -20,8 +20,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import mupscale as mu
+from harness.torchrun import Curves, curves_of, gaps_of
 
 WORLD, WORDS, WIDTH, K, ROWS = 2, 50, 16, 2, 32
 STOP, END = 6, 12
@@ -43,8 +42,6 @@ CONTROLS = {
     "fresh": "control: moments of zero",
     "rates": "control: the base's rates in every group",
 }
-Curves = dict[str, list[float]]
-"""Losses after the checkpoint, by job."""
 
 
 def make(width: int) -> nn.Sequential:
@@ -229,37 +226,8 @@ def worker(case: str, folder: Path) -> None:
 
 
 def measure(case: str) -> Curves:
-    with tempfile.TemporaryDirectory() as name:
-        ranks = 1 if case == "trainer" else WORLD
-        launcher = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={ranks}",
-        ]
-        done = subprocess.run(
-            [*launcher, __file__, "--worker", case, name],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=TIMEOUT,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{case} stopped\n{done.stdout[-2000:]}\n{done.stderr[-9000:]}")
-        curves: Curves = json.loads((Path(name) / "curves.json").read_text())
-        return curves
-
-
-def gaps_of(curves: Mapping[str, list[float]]) -> dict[str, float]:
-    """The largest relative difference of a loss from the base's, by job."""
-    base = curves["base"]
-    return {
-        job: max(abs(one - other) / abs(one) for one, other in zip(base, losses, strict=True))
-        for job, losses in curves.items()
-        if job != "base"
-    }
+    ranks = 1 if case == "trainer" else WORLD
+    return curves_of(__file__, case, ranks, timeout=TIMEOUT, settings={"DS_ACCELERATOR": "cpu"})
 
 
 def main() -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from harness.torchrun import torchrun
 
 ROOT = Path(__file__).resolve().parents[1]
 K, STOP, LATER, END = 2, 10, 20, 30
@@ -275,21 +276,10 @@ def measure_jobs(names: Sequence[str], setup: Setup) -> dict[str, Curve]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_assets(folder / "assets")
-        settings = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "OMP_NUM_THREADS": "1"}
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        launcher += [f"--nproc-per-node={setup.world}", "-m", "benchmarks.torchtitan_jobs"]
+        settings = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub")}
         for job in names:
-            done = subprocess.run(
-                [*launcher, name, job, json.dumps(asdict(setup))],
-                env={**os.environ, **settings},
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=TIMEOUT,
-            )
-            if done.returncode:
-                raise RuntimeError(f"the job {job} stopped\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
+            command = ["-m", "benchmarks.torchtitan_jobs", name, job, json.dumps(asdict(setup))]
+            torchrun(command, setup.world, timeout=TIMEOUT, settings=settings)
         return {job: json.loads((folder / f"{job}.json").read_text()) for job in names}
 
 

@@ -11,7 +11,7 @@ LENGTHS = {
     "api.md": 330,  # one line per public name
     "checkpoints.md": 240,  # every option of four commands
     "continue.md": 220,  # three trainers, one after the other
-    "engines.md": 230,  # five engines, one after the other
+    "engines.md": 270,  # six engines, one after the other
     "frontier.md": 230,  # printed from stored runs
     "index.md": 200,  # the tutorial, and the tables that the README has no room for
     "layout.md": 400,  # printed from the files: one line per module

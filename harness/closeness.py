@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,3 +89,14 @@ def assert_same_state(found: torch.optim.Optimizer, wanted: torch.optim.Optimize
     pairs = zip(parameters_of(found), parameters_of(wanted), strict=True)
     for mine, other in pairs:
         assert_same_tensors(found.state[mine], wanted.state[other])
+
+
+def largest_gaps(
+    step: Callable[[Any, int], float], base: Any, others: Mapping[str, Any], steps: Iterable[int]
+) -> dict[str, float]:
+    """The largest difference of a loss from the base's, by name, when all are trained on with `step(run, i)`."""
+    gaps = dict.fromkeys(others, 0.0)
+    for i in steps:
+        loss = step(base, i)
+        gaps = {name: max(gaps[name], abs(step(other, i) - loss)) for name, other in others.items()}
+    return gaps

@@ -18,6 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import (
+    BytesIOWriteData,
+    LoadItemType,
+    SavePlan,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 import mupscale as mu
@@ -28,7 +36,7 @@ from mupscale.files.dcp import METADATA, _tiles, read_dcp
 from mupscale.files.dcp_chunks import chunk_place, read_value
 from mupscale.files.dcp_table import Chunk, FileNames, chunked, map_table, write_table
 from mupscale.files.inert import read_head, read_metadata
-from mupscale.files.opcodes import _no_names, unpickled
+from mupscale.files.opcodes import Record, _no_names, unpickled
 from mupscale.files.torch_file import read_tree
 from mupscale.jobs.blocks import Reader, read_rectangle_
 from mupscale.plans.fits import identity_plan
@@ -100,6 +108,35 @@ def test_a_metadata_that_would_run_something_is_refused_before_it_does(tmp_path,
     refusal(lambda: read_dcp(path), "posix.system", "not called")
     with pytest.raises(mu.MupscaleError):
         read_head(pickle.dumps(Evil()), "a chunk")
+
+
+def test_plans_of_who_saved_what_are_inert_and_nothing_is_read_from_them(tmp_path, saved):
+    """Control: another class of the same module is refused."""
+    path = tmp_path / "planned"
+    shutil.copytree(saved[0], path)
+    metadata = pickle.loads((path / METADATA).read_bytes())
+    item = WriteItem(MetadataIndex("x"), WriteItemType.BYTE_IO, bytes_io_data=BytesIOWriteData(3))
+    metadata.all_local_plans = [SavePlan([item])]
+    raw = pickle.dumps(metadata)
+    (path / METADATA).write_bytes(raw)
+    assert read_dcp(path).tensors.keys() == read_dcp(saved[0]).tensors.keys()
+    plan = read_metadata(raw, "it").all_local_plans[0]
+    assert (plan.kind, plan.items[0].kind, plan.items[0].type) == (
+        "SavePlan",
+        "WriteItem",
+        WriteItemType.BYTE_IO.value,
+    )
+    assert isinstance(plan, Record)
+    metadata.all_local_plans = [LoadItemType.TENSOR]
+    refusal(lambda: read_metadata(pickle.dumps(metadata), "it"), "LoadItemType", "not called")
+    megatron = b"megatron.core.dist_checkpointing.strategies.torch\nMCoreMetadata\n"
+    assert read_metadata(b"\x80\x02c" + megatron + b")\x81.", "it").kind == "MCoreMetadata"
+
+
+@pytest.mark.parametrize("argument", [b"X\x01\x00\x00\x00a", b"]", b"N"])
+def test_the_kind_of_a_write_is_a_number(argument):
+    raw = b"\x80\x02ctorch.distributed.checkpoint.planner\nWriteItemType\n(" + argument + b"tR."
+    refusal(lambda: read_metadata(raw, "it"), "a int is expected")
 
 
 @pytest.mark.parametrize("name", ["eval", "getattr", "__import__", "exec"])

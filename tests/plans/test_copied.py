@@ -1,7 +1,9 @@
 """Copies of a model use their own modules, also in functions that the model holds."""
 
+import copy
 import functools
 import threading
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
@@ -114,3 +116,21 @@ def test_what_cannot_be_copied_is_refused():
     model.lock = threading.Lock()  # type: ignore[assignment]
     with pytest.raises(mu.MupscaleError, match=r"cannot be copied(.|\n)*keep locks"):
         copied(model)
+
+
+def test_connections_between_ranks_are_shared_wherever_a_model_keeps_them():
+    """Control: a connection by itself cannot be copied."""
+
+    @dataclass
+    class Groups:
+        tensor: object
+
+    make: Any = torch.distributed.ProcessGroup
+    connection = make(0, 1)
+    model: Any = nn.Linear(2, 2)
+    model.groups = [Groups(connection)]
+    twin: Any = copied(model)
+    assert twin.groups[0] is not model.groups[0]
+    assert twin.groups[0].tensor is connection
+    with pytest.raises(TypeError):
+        copy.deepcopy(connection)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 import mupscale as mu
 from mupscale.sharded import waiting
@@ -16,7 +17,7 @@ class Watched:
     """A store in memory that notes which thread asked for which key."""
 
     def __init__(self) -> None:
-        self.store, self.asked = dist.HashStore(), set[tuple[str, str]]()
+        self.store, self.asked = HashStore(), set[tuple[str, str]]()
 
     def __getattr__(self, name: str) -> Any:
         def ask(key: Any, *arguments: Any) -> Any:

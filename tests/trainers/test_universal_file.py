@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 import mupscale as mu
+from harness.closeness import largest_gaps
 from mupscale import MupscaleError
+from mupscale.files.universal import read_universal
 
 TAG = "global_step3_universal"
 WORDS, WIDTH = 11, 4
@@ -155,11 +157,7 @@ def test_the_wide_files_have_the_bits_of_widen_and_losses_go_on(narrow, tmp_path
     plain = restored(tmp_path / "wide")
     for group in plain.optimizer.param_groups:
         group["lr"] /= group["lr_factor"]
-    gaps = dict.fromkeys(("found", "odd", "plain"), 0.0)
-    for i in range(3, 8):
-        loss = step(run, i)
-        for name, other in (("found", found), ("odd", odd), ("plain", plain)):
-            gaps[name] = max(gaps[name], abs(step(other, i) - loss))
+    gaps = largest_gaps(step, run, {"found": found, "odd": odd, "plain": plain}, range(3, 8))
     assert gaps["found"] < 1e-5
     assert min(gaps["odd"], gaps["plain"]) > 1e-3
 
@@ -229,13 +227,50 @@ def test_what_is_missing_or_unknown_is_refused_with_its_place(narrow, tmp_path):
         ({"mp_world_size": 2}, "tensor or pipeline parallelism over 2 ranks"),
         ({"param_shapes": [{"0.weight": 1}, {"1.weight": 1}, {"1.bias": 1}]}, "sub_group_size"),
         ({"lr_scheduler": {"max_lrs": [0.1, 0.2]}}, "absolute learning rate"),
+        ({"lr_scheduler": {"last_batch_iteration": 3}}, "scheduler of DeepSpeed"),
         ({"param_shapes": None}, "ZeRO 1, 2 or 3"),
+        ({"param_shapes": [{1: 2}, {3: 4}]}, "ZeRO 1, 2 or 3"),
     ],
 )
 def test_settings_that_cannot_be_carried_are_refused(narrow, tmp_path, change, match):
     folder, _ = narrow
     save_model(folder, {**torch.load(folder / TAG / "mp_rank_00_model_states.pt"), **change})
     refuse(folder, tmp_path, match)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"zero_stage": 0}, "without ZeRO"),
+        ({"zero_stage": None}, "without ZeRO"),
+        ({"param_groups": {"lr": 1}}, "not those of an engine"),
+        ({"param_groups": [1, 2]}, "not those of an engine"),
+        ({"clip_grad": "much"}, "not those of an engine"),
+        ({"optimizer_state_dict": [1]}, "not the state dict of an optimizer"),
+    ],
+)
+def test_settings_of_another_form_are_refused(narrow, tmp_path, change, match):
+    folder, _ = narrow
+    change_settings(folder, lambda told: told.update(change))
+    refuse(folder, tmp_path, match)
+
+
+def change_settings(folder, change):
+    told = read_universal(folder).settings
+    told = {key: value for key, value in told.items() if key != "loss_scaler"}
+    if "optimizer_state_dict" in told:
+        told["optimizer_state_dict"]["state"][0].pop("exp_avg", None)
+    change(told)
+    torch.save(told, folder / TAG / "zero" / "optimizer_state.pt")
+
+
+def test_an_optimizer_of_an_unknown_class_is_to_be_named(narrow, tmp_path):
+    """Control: the same groups with the settings of AdamW alone are told from what they hold."""
+    folder, _ = narrow
+    change_settings(folder, lambda told: [group.update(its_own=1) for group in told["param_groups"]])
+    refuse(folder, tmp_path, r"(?s)its_own.*optimizer_class=")
+    change_settings(folder, lambda told: [group.pop("its_own") for group in told["param_groups"]])
+    mu.trainers.grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
 
 
 def test_no_pickle_is_executed(narrow, tmp_path, monkeypatch):

@@ -39,6 +39,7 @@ from ..training.recipe import Recipe
 from ..version import __version__
 from .about import FORMAT, MARK, factors, read_about, read_plans
 from .card import card
+from .engine_state import WideFiles
 from .norm_journal import NormJournal
 from .norms import measured_in
 from .not_carried import not_carried
@@ -48,7 +49,7 @@ from .shards import Spelling, planned_names, stored_tensors, weight_moves
 from .train_script import NAME as SCRIPT
 from .train_script import train_script
 from .trainer_state import OPTIMIZER, trainer_moves
-from .universal import WideUniversal, wide_universal
+from .universal import wide_universal
 
 
 def has_state(directory: Directory, request: Request) -> bool:
@@ -241,7 +242,7 @@ def job_of(
 
 def _universal(
     directory: Directory, plan: Plan, request: Request, noise: NoisePlan | None = None
-) -> WideUniversal | None:
+) -> WideFiles | None:
     """What a universal checkpoint of DeepSpeed in the directory becomes; None without one, or without state."""
     if not request.state or not is_universal(directory.path):
         return None

@@ -1,4 +1,4 @@
-"""Spectral norms and means of tensors where they lie: rows are read in stretches, no tensor is held whole."""
+"""Spectral norms and means of tensors where they lie: rows are read in stretches, and no matrix of more than 16 million entries is held whole."""
 
 from __future__ import annotations
 

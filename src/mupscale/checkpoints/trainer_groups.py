@@ -29,6 +29,8 @@ def told_by(
     groups: Sequence[Mapping[str, Any]],
     states: Iterable[Mapping[str, Any]],
     rules: Mapping[str, OptimizerRule] | None = None,
+    *,
+    remedy: str = f"name it (--optimizer torch.optim.AdamW), register it, or {LEAVE}",
 ) -> OptimizerRule:
     """The one row of the table that knows these settings and this state; several are fine when they agree.
 
@@ -48,7 +50,6 @@ def told_by(
     has = ", ".join(sorted(map(printable, given))), ", ".join(sorted(map(printable, kept))) or "nothing"
     which = f"which fits {', '.join(found)}" if found else "which no optimizer in the registry has"
     what = f"its groups have {has[0]}; its state has {has[1]}, {which}"
-    remedy = f"name it (--optimizer torch.optim.AdamW), register it, or {LEAVE}"
     raise MupscaleError(CLAIM, [Fault("which optimizer was it?", what, remedy)])
 
 

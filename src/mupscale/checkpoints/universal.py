@@ -7,28 +7,23 @@ units ask for, with names, scaled settings and the schedule's rates; an engine w
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
-import torch
-
 from ..errors import Fault
-from ..files.places import OutFile, Place
+from ..files.places import Place
 from ..files.strict import printable, raise_few
 from ..files.torch_file import Room, lay_out
-from ..files.universal import LATEST, PARAM, SCHEDULER, STEP, WEIGHT, StateFile, Universal, strange
+from ..files.universal import LATEST, PARAM, SCHEDULER, SETTINGS, STEP, WEIGHT, StateFile, Universal, strange
 from ..jobs.job import Move, Text
-from ..optimizers.carry import carry_optimizer
 from ..optimizers.named import Moment, NamedGroup, NamedOptimizer
-from ..optimizers.read import read_positions
-from ..plans.direction import Direction, Noises
+from ..plans.direction import Noises
 from ..plans.names import resolve
 from ..plans.plan import Plan
-from ..rules.optimizers import OptimizerRule, rule_for
-from .trainer_groups import named_orders, told_by
+from ..rules.optimizers import OptimizerRule
+from .engine_state import NEW_TENSOR, OTHER_PLAN, NamedState, WideFiles, plain_file
 
 CLAIM = "this universal checkpoint cannot be widened"
 _GROUPS = "param_groups"
@@ -45,18 +40,9 @@ _LEFT_OUT = {
     _SHAPES: "they are written anew",
     "lr_scheduler": "it is written anew",
 }
+_COUNTED = "last_batch_iteration"
+_MULTIPLY = "use a LambdaLR that returns the ratio to the initial learning rate"
 _PER_GROUP = ("base_lrs", "_last_lr", "min_lrs")
-_OTHER_PLAN = "use the plan that starts at this checkpoint's model, or plan.rename"
-
-
-@dataclass(frozen=True)
-class WideUniversal:
-    """The wide checkpoint as files with their moves, and what a user should know."""
-
-    files: list[OutFile]
-    moves: list[Move]
-    texts: list[Text]
-    not_carried: dict[str, str] = field(default_factory=dict)
 
 
 def weight_sources(universal: Universal, plan: Plan) -> dict[str, Place]:
@@ -68,7 +54,7 @@ def weight_sources(universal: Universal, plan: Plan) -> dict[str, Place]:
         found = resolve(name, known)
         if found is None:
             what = "no tensor of the plan is made from it"
-            faults.append(Fault(f"zero/{printable(name)}", what, _OTHER_PLAN))
+            faults.append(Fault(f"zero/{printable(name)}", what, OTHER_PLAN))
             continue
         planned = plan.planned(found)
         # The converter writes other names of a tied tensor as well, without moments.
@@ -79,11 +65,10 @@ def weight_sources(universal: Universal, plan: Plan) -> dict[str, Place]:
         if entry.kind != "parameter":
             continue
         if entry.sources != (name,) or entry.join is not None:
-            what = "a new tensor, or one with other names in the base, which this format does not get"
-            faults.append(Fault(name, what, "grow the width alone"))
+            faults.append(Fault(name, NEW_TENSOR, "grow the width alone"))
         elif name not in folders:
             what = "the plan needs it, and the checkpoint has no folder of this name"
-            faults.append(Fault(f"zero/{name}", what, _OTHER_PLAN))
+            faults.append(Fault(f"zero/{name}", what, OTHER_PLAN))
         else:
             stored = universal.parameters[folders[name]][WEIGHT]
             places[name] = _shaped(stored, entry.base_shape, faults)
@@ -98,14 +83,14 @@ def wide_universal(
     noise: Noises | None = None,
     optimizer: str | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
-) -> WideUniversal:
+) -> WideFiles:
     """Everything that writes the wide checkpoint. The optimizer is told from what it keeps, unless it is named."""
     weights = weight_sources(universal, plan)
-    faults = [*_parallel(universal)]
+    faults = _refused(universal)
     members = _members(universal, faults)
     raise_few(CLAIM, faults)
     carried = _carried(universal, plan, members, noise, optimizer, rules)
-    out = WideUniversal([], [], [Text(LATEST, universal.tag)], {})
+    out = WideFiles(texts=[Text(LATEST, universal.tag)])
     for name, place in weights.items():
         making = plan[name].making(None if noise is None else noise.tensor(name))
         folder = place.file.split("/")[-2]
@@ -114,19 +99,29 @@ def wide_universal(
     _settings(out, universal, carried.groups)
     if universal.schedule is not None:
         state = _schedule(universal.schedule, len(members), carried.groups, SCHEDULER)
-        out.files.append(_plain_file(SCHEDULER, state))
+        out.files.append(plain_file(SCHEDULER, state))
     for file, told in universal.models.items():
         _model(out, universal, file, told, carried.groups, plan)
     return out
 
 
-def _parallel(universal: Universal) -> list[Fault]:
-    """Tensor and pipeline parallelism store shapes and groups by rank, which are not put together here."""
+def _refused(universal: Universal) -> list[Fault]:
+    """What is not read: engines without ZeRO, settings of another form, and ranks that have cut tensors."""
+    told, where = universal.settings, f"zero/{SETTINGS}"
     faults = []
-    for file, told in universal.models.items():
-        degree = told.get("mp_world_size", 1)
-        dimensions = told.get("checkpoint_parallel_dimensions") or {}
-        if degree != 1 or any(size != 1 for size in dimensions.values()):
+    if told.get("zero_stage") not in (1, 2, 3):
+        what = f"zero_stage = {printable(str(told.get('zero_stage')))}: saved by an engine without ZeRO"
+        faults.append(Fault(where, what, "save the run with ZeRO 1, 2 or 3"))
+    groups, inner = told.get(_GROUPS), told.get(_OPTIMIZER, {"state": {}})
+    plain = isinstance(told.get("clip_grad") or 0.0, int | float)
+    if not plain or not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        faults.append(Fault(where, f"{_GROUPS} and clip_grad are not those of an engine"))
+    state = inner.get("state") if isinstance(inner, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(of, dict) for of in state.values()):
+        faults.append(Fault(where, f"{_OPTIMIZER} is not the state dict of an optimizer"))
+    for file, model in universal.models.items():
+        degree, sizes = model.get("mp_world_size", 1), model.get("checkpoint_parallel_dimensions") or {}
+        if degree != 1 or not isinstance(sizes, dict) or any(size != 1 for size in sizes.values()):
             what = f"saved with tensor or pipeline parallelism over {degree} ranks, which is not read"
             faults.append(Fault(printable(file), what))
     return faults
@@ -134,20 +129,14 @@ def _parallel(universal: Universal) -> list[Fault]:
 
 def _members(universal: Universal, faults: list[Fault]) -> list[list[str]]:
     """Names of parameters, group by group."""
-    told = next(iter(universal.models.values())).get(_SHAPES)
-    groups = universal.settings.get(_GROUPS)
-    if (
-        not isinstance(groups, list)
-        or not isinstance(told, list)
-        or not all(isinstance(of, dict) for of in told)
+    told: Any = next(iter(universal.models.values())).get(_SHAPES)
+    groups: Any = universal.settings.get(_GROUPS)
+    if not isinstance(told, list) or not all(
+        isinstance(of, dict) and all(isinstance(name, str) for name in of) for of in told
     ):
-        faults.append(
-            Fault(
-                _SHAPES,
-                "groups and the names of their parameters are not there",
-                "save the run with ZeRO 1, 2 or 3",
-            )
-        )
+        what = "the names of the parameters in each group are not there"
+        faults.append(Fault(_SHAPES, what, "save the run with ZeRO 1, 2 or 3"))
+    if faults:
         return []
     if len(groups) == 1:
         return [[name for of in told for name in of]]
@@ -166,38 +155,29 @@ def _carried(
     rules: Mapping[str, OptimizerRule] | None,
 ) -> NamedOptimizer:
     """Groups and state in new units."""
-    groups: list[dict[str, Any]] = []
-    states: dict[int, dict[str, Any]] = {}
+    states: dict[str, dict[str, Any]] = {}
     faults: list[Fault] = []
-    for settings, names in zip(universal.settings[_GROUPS], members, strict=True):
-        first = len(states)
-        for name in names:
-            base = plan.planned(resolve(name, {*plan.sources, *plan.ties}) or name)
-            if name not in universal.parameters or base not in plan.sources:
-                faults.append(
-                    Fault(f"zero/{printable(name)}", "a parameter of the optimizer, and it is not there")
-                )
-                continue
-            shape = plan[plan.sources[base][0]].base_shape
-            files = {k: f for k, f in universal.parameters[name].items() if k != WEIGHT}
-            states[len(states)] = {
-                **{key: _shaped(file, shape, faults) for key, file in files.items()},
-                **({STEP: universal.steps[name]} if name in universal.steps else {}),
-            }
-        groups.append(
-            {**{k: v for k, v in settings.items() if k != STEP}, "params": list(range(first, len(states)))}
-        )
+    for name in (name for names in members for name in names):
+        base = plan.planned(resolve(name, {*plan.sources, *plan.ties}) or name)
+        if name not in universal.parameters or base not in plan.sources:
+            faults.append(
+                Fault(f"zero/{printable(name)}", "a parameter of the optimizer, and it is not there")
+            )
+            continue
+        shape = plan[plan.sources[base][0]].base_shape
+        files = {k: f for k, f in universal.parameters[name].items() if k != WEIGHT}
+        states[name] = {
+            **{key: _shaped(file, shape, faults) for key, file in files.items()},
+            **({STEP: universal.steps[name]} if name in universal.steps else {}),
+        }
     raise_few(CLAIM, faults)
-    order, _ = named_orders(groups, plan, members)
-    rule = rule_for(optimizer, rules=rules) if optimizer else told_by(groups, states.values(), rules)
-    held = {position: state for position, state in states.items() if state}
-    named, unread = read_positions(groups, held, order, rule, universal.tag)
-    carried, uncarried = carry_optimizer(named, Direction(plan, noise=noise))
-    raise_few(CLAIM, unread + uncarried)
+    told = universal.settings[_GROUPS]
+    settings = [{key: value for key, value in group.items() if key != STEP} for group in told]
+    named = NamedState(settings, members, states, universal.tag)
+    carried = named.carried(plan, noise, optimizer, rules, CLAIM)
     # A group of FusedAdam counts its steps itself; every group that it is split into goes on from there.
-    counted = [settings.get(STEP) for settings in universal.settings[_GROUPS]]
     own = tuple(
-        replace(g, settings={**g.settings, STEP: counted[g.origin]}) if counted[g.origin] is not None else g
+        replace(g, settings={**g.settings, STEP: told[g.origin][STEP]}) if STEP in told[g.origin] else g
         for g in carried.groups
     )
     return replace(carried, groups=own)
@@ -208,15 +188,15 @@ def _shaped(stored: StateFile, shape: tuple[int, ...], faults: list[Fault]) -> P
     found = stored.place.shape
     if found != shape and (stored.extras is not None or found != (prod(shape),)):
         what = f"shape {found}, {shape} at the plan's base end"
-        faults.append(Fault(printable(stored.place.file), what, _OTHER_PLAN))
+        faults.append(Fault(printable(stored.place.file), what, OTHER_PLAN))
     return replace(stored.place, shape=shape)
 
 
-def _add(out: WideUniversal, universal: Universal, folder: str, key: str, value: Any, name: str) -> None:
+def _add(out: WideFiles, universal: Universal, folder: str, key: str, value: Any, name: str) -> None:
     """The file of one state of a parameter, with its move; it has the form of the base's."""
     file = f"{universal.tag}/zero/{folder}/{key}.pt"
     if not isinstance(value, Moment):
-        out.files.append(_plain_file(file, value))
+        out.files.append(plain_file(file, value))
         return
     extras, shape = universal.parameters[folder][key].extras, value.making.wide_shape
     room = Room(value.source.dtype, shape if extras is not None else (prod(shape),))
@@ -227,14 +207,7 @@ def _add(out: WideUniversal, universal: Universal, folder: str, key: str, value:
     out.moves.append(Move(label, value.making, (value.source,), replace(place, shape=shape)))
 
 
-def _plain_file(name: str, tree: Any) -> OutFile:
-    """A torch.save file of plain values and single numbers."""
-    raw = io.BytesIO()
-    torch.save(tree, raw)
-    return OutFile(name, raw.tell(), ((0, raw.getvalue()),))
-
-
-def _settings(out: WideUniversal, universal: Universal, groups: Sequence[NamedGroup]) -> None:
+def _settings(out: WideFiles, universal: Universal, groups: Sequence[NamedGroup]) -> None:
     """The file of groups. ZeRO 1 and 2 read group by group; ZeRO 3 writes what the first holds into all of them."""
     told = universal.settings
     tree: dict[str, Any] = {key: told[key] for key in _KEPT_SETTINGS if key in told}
@@ -248,7 +221,7 @@ def _settings(out: WideUniversal, universal: Universal, groups: Sequence[NamedGr
         state = told[_OPTIMIZER]["state"]
         steps = {at: {STEP: of[STEP]} for at, of in state.items() if STEP in of}
         tree[_OPTIMIZER] = {"state": steps, _GROUPS: [{**shared, "params": []}]}
-    out.files.append(_plain_file(f"{universal.tag}/zero/optimizer_state.pt", tree))
+    out.files.append(plain_file(f"{universal.tag}/zero/optimizer_state.pt", tree))
     where = f"{universal.tag}/zero/optimizer_state.pt"
     if told.get("clip_grad"):
         out.not_carried[f"{where}: clip_grad"] = (
@@ -258,7 +231,7 @@ def _settings(out: WideUniversal, universal: Universal, groups: Sequence[NamedGr
 
 
 def _model(
-    out: WideUniversal,
+    out: WideFiles,
     universal: Universal,
     file: str,
     told: Mapping[str, Any],
@@ -268,21 +241,14 @@ def _model(
     """A file of model states: counters, the schedule and what the user saved, without weights."""
     where = f"{universal.tag}/{file}"
     tree: dict[str, Any] = {"module": {}, "optimizer": None}
-    for key, value in told.items():
-        if key in _LEFT_OUT:
-            continue
-        odd = next(strange(value), None)
-        if odd is None:
-            tree[key] = value
-        else:
-            out.not_carried[f"{where}: {printable(key)}"] = f"it holds {odd[1]}, and code is not run"
+    tree |= out.plain({key: value for key, value in told.items() if key not in _LEFT_OUT}, where)
     tree[_SHAPES] = [{name: tuple(plan[name].wide_shape) for name in group.names} for group in groups]
     tree["lr_scheduler"] = _schedule(
         told.get("lr_scheduler"), len(universal.settings[_GROUPS]), groups, where
     )
     if told.get("buffer_names"):
         out.not_carried[f"{where}: buffers"] = "the engine does not load them from a universal checkpoint"
-    out.files.append(_plain_file(where, tree))
+    out.files.append(plain_file(where, tree))
 
 
 def _schedule(state: Any, many: int, groups: Sequence[NamedGroup], where: str) -> Any:
@@ -290,22 +256,19 @@ def _schedule(state: Any, many: int, groups: Sequence[NamedGroup], where: str) -
     if not isinstance(state, dict):
         return state
     faults = [Fault(f"{where}: lr_scheduler.{at}", f"it is {what}") for at, what in strange(state)]
+    if _COUNTED in state:
+        what = f"it has {_COUNTED}: a scheduler of DeepSpeed, which writes absolute learning rates into every group"
+        faults.append(Fault(f"{where}: lr_scheduler", what, _MULTIPLY))
     found: dict[str, Any] = {}
     for key, value in state.items():
         listed = isinstance(value, list) and len(value) == many
-        if key in _PER_GROUP and listed:
+        if key in _PER_GROUP and listed and all(isinstance(rate, float | int) for rate in value):
             found[key] = [value[group.origin] * group.lr_factor for group in groups]
         elif key == "lr_lambdas" and listed:
             found[key] = [value[group.origin] for group in groups]
         elif (listed and any(isinstance(one, float) for one in value)) or (key == "eta_min" and value):
             what = f"{key} = {value} is an absolute learning rate, and groups have rates of their own now"
-            faults.append(
-                Fault(
-                    f"{where}: lr_scheduler",
-                    what,
-                    "use a LambdaLR that returns the ratio to the initial learning rate",
-                )
-            )
+            faults.append(Fault(f"{where}: lr_scheduler", what, _MULTIPLY))
         else:
             found[key] = value
     raise_few(CLAIM, faults)

@@ -19,7 +19,7 @@ from ..storage.location import Location, Url, location
 from ..storage.looking import is_dir, names_in
 from ..storage.remote import listing
 from .adapters import adapter_faults
-from .elsewhere import cache_faults, download_remedy, pointer_faults
+from .elsewhere import cache_faults, download_remedy, megatron_faults, pointer_faults
 from .floats import FLOATS
 from .headers import read_header
 from .places import Place
@@ -102,7 +102,7 @@ def read_directory(path: Location | str, *, weights_needed: bool = True) -> Dire
     claim = f"{printable(str(path))} cannot be widened as it is"
     bare = not weights_needed and CONFIG in names and not has_weights(path)
     if CONFIG not in names:
-        raise_few(claim, cache_faults(path))
+        raise_few(claim, cache_faults(path) + megatron_faults(path))
     raise_few(claim, _refused_files(path, names, bare))
     read = [n for n, regular in names.items() if regular and (n.endswith(".safetensors") or _is_carried(n))]
     raise_few(claim, pointer_faults(path, (CONFIG, INDEX, *read)))

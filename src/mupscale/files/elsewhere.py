@@ -1,4 +1,5 @@
-"""Where the files of a checkpoint are when they are not here: on the Hub, in a cache, behind a Git LFS pointer.
+"""Where the files of a checkpoint are when they are not here: on the Hub, in a cache, behind a Git LFS pointer; and whose
+files these are when another function reads them.
 
 Knows how such places look on disk and which command fetches the files. Downloads nothing.
 """
@@ -13,11 +14,15 @@ from pathlib import Path
 
 from ..errors import Fault
 from ..storage.location import Location, Url
+from ..storage.looking import exists
 from .strict import os_errors, printable, read_regular
 
 POINTER = b"version https://git-lfs.github.com/spec/"
 """The first bytes of what Git stores in place of a large file."""
 _LONGEST_POINTER = 1024  # bytes; the specification of Git LFS asks for less
+MEGATRON_LATEST, MEGATRON_CONFIG = "latest_checkpointed_iteration.txt", "metadata.json"
+MEGATRON_FORMAT = "sharded_backend"
+MEGATRON_SMALL = 10_000  # bytes; both of these files have less than a hundred
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _CACHED = re.compile(r"models--([\w.-]+)--([\w.-]+)")
 
@@ -61,6 +66,16 @@ def cache_faults(path: Location) -> list[Fault]:
     remedy = " or ".join(f"write {printable(str(path / 'snapshots' / name))}" for name in shown)
     what = f"the cache of a model of the Hub, which holds each revision ({len(revisions)} here) in a folder of its own"
     return [Fault(printable(str(path)), what, remedy or "download the model again: it has no revision")]
+
+
+def megatron_faults(path: Location) -> list[Fault]:
+    """A fault if a directory says of itself that Megatron wrote it, which a function of its own reads."""
+    if not exists(path / MEGATRON_LATEST):
+        config = path / MEGATRON_CONFIG
+        if not exists(config) or MEGATRON_FORMAT.encode() not in read_regular(config):
+            return []
+    remedy = "call mu.trainers.grow_megatron_checkpoint(base, out, plan=plan)"
+    return [Fault(printable(str(path)), "a checkpoint of Megatron, which this does not read", remedy)]
 
 
 def pointer_faults(path: Location, names: Iterable[str]) -> Iterator[Fault]:

@@ -170,6 +170,9 @@ _CLASSES = (
     "MetadataIndex",
     "StorageMeta",
 )
+_PLAN_CLASSES = ("SavePlan", "WriteItem", "TensorWriteData", "BytesIOWriteData")
+"""Who saved what: Megatron keeps it in `.metadata`, and nothing is read from it."""
+_MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
 _DTYPES = {
     str(value).removeprefix("torch."): value
     for value in vars(torch).values()
@@ -181,6 +184,9 @@ _METADATA_NAMES: dict[tuple[str, str], Any] = {
     ("torch.distributed.checkpoint.metadata", "TensorProperties"): _Properties,
     ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"): Call(lambda code: _only(int, code)),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _record("_StorageInfo"),
+    **{("torch.distributed.checkpoint.planner", name): _record(name) for name in _PLAN_CLASSES},
+    ("torch.distributed.checkpoint.planner", "WriteItemType"): Call(lambda code: _only(int, code)),
+    **{(_MEGATRON, name): _record(name) for name in ("MCoreMetadata", "MCoreSavePlan")},
     ("torch", "Size"): Call(lambda sizes=(): sizes),
     ("torch.serialization", "_get_layout"): Call(lambda name: _only(str, name)),
     ("collections", "OrderedDict"): _ORDERED,

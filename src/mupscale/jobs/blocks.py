@@ -213,18 +213,18 @@ class MoveMaker(BlockMaker):
 def _read_move(reader: Reader, move: Move, lows: list[int], room: Tensor) -> None:
     """A rectangle of the base tensor, sources joined."""
     join = move.making.join
+    first = window(move.making.base_shape, move.cells)[0]
+    inside = [low - start for low, start in zip(lows, first, strict=True)]
     if join is None:
-        first = window(move.making.base_shape, move.cells)[0]
-        inside = [low - start for low, start in zip(lows, first, strict=True)]
         read_rectangle_(reader, move.sources[0], inside, room, [0] * room.dim(), list(room.shape))
         return
     before, dim = 0, join.dim
     for source in move.sources:
         shape = join.part(source.shape)
-        low, high = max(lows[dim], before), min(lows[dim] + room.shape[dim], before + shape[dim])
+        low, high = max(inside[dim], before), min(inside[dim] + room.shape[dim], before + shape[dim])
         if low < high:
-            start, at, part = list(lows), [0] * room.dim(), list(room.shape)
-            start[dim], at[dim], part[dim] = low - before, low - lows[dim], high - low
+            start, at, part = list(inside), [0] * room.dim(), list(room.shape)
+            start[dim], at[dim], part[dim] = low - before, low - inside[dim], high - low
             read_rectangle_(reader, replace(source, shape=shape), start, room, at, part)
         before += shape[dim]
 

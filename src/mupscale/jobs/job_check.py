@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from ..errors import Fault, MupscaleError
+from ..files.dcp import METADATA
 from ..files.floats import FLOATS
 from ..files.places import Place, item_size
 from ..files.strict import path_fault, printable, raise_few
@@ -52,7 +53,9 @@ def _names(job: Job) -> Iterator[Fault]:
             what = path_fault(name)
             if what is None and (name in (JOB, ABOUT) or name.startswith("journal-")):
                 what = f"this name is taken; what {ABOUT} says goes into the job's `about`"
-            if what is None and any(part.endswith(PARTIAL) or part[0] == "." for part in name.split("/")):
+            parts = name.split("/")
+            hidden = [part for at, part in enumerate(parts) if part[:1] == "." and parts[at:] != [METADATA]]
+            if what is None and (hidden or any(part.endswith(PARTIAL) for part in parts)):
                 what = f"a name that begins with a dot or ends in {PARTIAL} is taken for unfinished"
             if what is None and name in seen:
                 what = "written twice"
@@ -126,7 +129,7 @@ def _kernel(move: Move) -> Iterator[str]:
 def _cells(move: Move) -> Iterator[str]:
     """A stored part must be made from the same part of the base, and from nothing else."""
     axes = move.making.axes
-    if len(move.cells) != len(axes) or len(move.sources) != 1 or move.making.join is not None:
+    if len(move.cells) != len(axes) or not move.sources:
         yield f"{len(move.cells)} cells for {len(axes)} axes and {len(move.sources)} sources"
         return
     for axis, (which, count) in zip(axes, move.cells, strict=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -16,6 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MupscaleError
+
+_SHARED: Any = getattr(torch.distributed, "ProcessGroup", ())
+"""Connections between ranks, which a copy uses as well."""
 
 
 def copied(model: nn.Module) -> nn.Module:
@@ -36,6 +40,8 @@ def copied(model: nn.Module) -> nn.Module:
             memo[id(value)] = value.detach().clone()  # a value kept from a forward, which deepcopy refuses
         elif isinstance(value, torch.Generator):
             memo[id(value)] = value.clone_state()
+        elif isinstance(value, _SHARED):
+            memo[id(value)] = value
         else:
             continue
         kept.append(value)
@@ -56,7 +62,8 @@ def rebind_(model: nn.Module, replaced: Mapping[int, Any]) -> None:
 
 
 def _held(model: nn.Module) -> Iterator[Any]:
-    """Every attribute of every module, and what lists, tuples and dicts among them hold."""
+    """Every attribute of every module, and what lists, tuples, dicts and dataclasses among them hold."""
+    seen: set[int] = set()
     for module in model.modules():
         waiting = list(vars(module).values())
         while waiting:
@@ -65,6 +72,9 @@ def _held(model: nn.Module) -> Iterator[Any]:
                 waiting += value
             elif isinstance(value, dict):
                 waiting += value.values()
+            elif is_dataclass(value) and id(value) not in seen:
+                seen.add(id(value))
+                waiting += getattr(value, "__dict__", {}).values()
             else:
                 yield value
 

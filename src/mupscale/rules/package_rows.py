@@ -180,6 +180,8 @@ PACKAGES: dict[str, OptimizerRule] = {
         },
     ),
     "torch_xla.amp.syncfree.AdamW": TORCH["torch.optim.AdamW"],
+    # Its decay is AdamW's unless it was built with adam_w_mode=False, which neither its groups nor its state tell.
+    "transformer_engine.pytorch.optimizers.FusedAdam": replace(_ADAMW, neutral={"betas", "bias_correction"}),
     "schedulefree.AdamWScheduleFree": schedule_free(
         W, hyper={"eps": G}, decay=Decay.DECOUPLED, state={"exp_avg_sq": G**2}, neutral={"betas"}
     ),

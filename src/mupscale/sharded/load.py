@@ -20,6 +20,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..families.record import FamilyPlan
 from ..files.dcp import METADATA
 from ..files.directory import CONFIG
+from ..files.elsewhere import megatron_faults
 from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.direction import Direction
 from ..plans.fits import check_end, expect_proved
@@ -256,6 +257,7 @@ def _open(
         states, settings = live_states(base, plan, rules) if wide.optimizers else ({}, {})
         return LiveSource("the running base", weights, states, settings, base.since)
     path = location(base)
+    raise_faults("there is nothing to load from", megatron_faults(path))
     if exists(path / METADATA):
         together.check()  # ranks are going to wait for the one of their node that reads
         return dcp_source(shared_dcp(path, group), plan, prefix, bool(wide.optimizers), rules)

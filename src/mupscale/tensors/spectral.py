@@ -63,9 +63,9 @@ def streamed_spectral_norm(read_rows: ReadRows, shape: Sequence[int], stacked: b
         cuts = [(at, min(at + step, stop)) for at in range(start, stop, step)]
         blocks = partial(_read, read_rows, cuts)
         if rows * columns <= _HELD:
-            held = list(blocks())
-            blocks = partial(iter, held)
+            blocks = partial(iter, list(blocks()))
         norms.append(_krylov(blocks, first, _PASSES))
+        del blocks  # and what it holds, before the next one is read
     return torch.stack(norms) if stacked else norms[0]
 
 

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from .huggingface import HuggingFaceCallback as HuggingFaceCallback
     from .lightning import LightningCallback as LightningCallback
     from .lightning_file import widen_lightning_checkpoint as widen_lightning_checkpoint
+    from .megatron_file import grow_megatron_checkpoint as grow_megatron_checkpoint
+    from .megatron_file import megatron_layouts as megatron_layouts
+    from .megatron_file import megatron_overrides as megatron_overrides
     from .titan_layouts import titan_plan as titan_plan
     from .torchtitan import GrowingCheckpointManager as GrowingCheckpointManager
     from .universal_file import grow_universal_checkpoint as grow_universal_checkpoint
@@ -24,6 +27,9 @@ _NAMES = {
     "titan_plan": ("trainers.titan_layouts", ""),
     "widen_lightning_checkpoint": ("trainers.lightning_file", ""),
     "grow_universal_checkpoint": ("trainers.universal_file", ""),
+    "grow_megatron_checkpoint": ("trainers.megatron_file", ""),
+    "megatron_overrides": ("trainers.megatron_file", ""),
+    "megatron_layouts": ("trainers.megatron_file", ""),
     "load_universal_": ("trainers.universal_file", ""),
     "universal_groups": ("trainers.universal_file", ""),
     "groups_for": ("training.state_dicts", ""),

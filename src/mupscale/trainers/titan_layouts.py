@@ -20,6 +20,8 @@ from ..plans.plan import Plan
 from ..plans.projection import ExampleInputs
 from ..rules.scale import Exact
 
+_ONE_FACTOR = "keep both, and multiply n_heads and n_kv_heads by one factor"
+
 
 def titan_plan(
     base: Any,
@@ -110,12 +112,8 @@ def _layouts(narrow: nn.Module, broad: nn.Module) -> tuple[dict[str, dict[int, i
             continue
         heads: Any = module
         size, group = heads.head_dim, heads.n_heads // heads.n_kv_heads
-        if (size, group) != (other.head_dim, other.n_heads // other.n_kv_heads):
-            what = (
-                f"heads of size {size} in groups of {group} at the base, {other.head_dim} in groups of "
-                f"{other.n_heads // other.n_kv_heads} in the wide config"
-            )
-            faults.append(Fault(path, what, "keep both, and multiply n_heads and n_kv_heads by one factor"))
+        wide_heads = other.head_dim, other.n_heads // other.n_kv_heads
+        faults += other_heads(path, (size, group), wide_heads, _ONE_FACTOR)
         blocks = {"wqkv": (group + 2) * size, "wq": group * size, "wk": size, "wv": size}
         for name, tensor in heads.named_parameters():
             part = name.removeprefix("qkv_linear.").partition(".")[0]
@@ -125,3 +123,11 @@ def _layouts(narrow: nn.Module, broad: nn.Module) -> tuple[dict[str, dict[int, i
             if part in (*blocks, "wo") and grown:
                 layouts[f"{path}.{name}"] = {d: own[d] for d in grown}
     return layouts, faults
+
+
+def other_heads(where: str, base: tuple[int, int], wide: tuple[int, int], remedy: str) -> list[Fault]:
+    """A fault if heads have another size at the wide end, or come in other groups."""
+    if base == wide:
+        return []
+    what = f"heads of size {base[0]} in groups of {base[1]} at the base, {wide[0]} in groups of {wide[1]} in the wide config"
+    return [Fault(where, what, remedy)]

@@ -12,26 +12,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpoints.about import FORMAT
-from ..checkpoints.grow import earlier_plan
-from ..checkpoints.norms import measured_in
-from ..checkpoints.universal import WideUniversal, weight_sources, wide_universal
+from ..checkpoints.engine_job import write_grown
+from ..checkpoints.universal import weight_sources, wide_universal
 from ..errors import Fault, MupscaleError, raise_faults
 from ..files.strict import os_errors
-from ..files.universal import LATEST, SETTINGS, STEP, Universal, read_universal
-from ..jobs.identity import make_job
+from ..files.universal import LATEST, SETTINGS, STEP, read_universal
 from ..jobs.job import Move
-from ..jobs.worker import run_job
 from ..plans.fits import expect_proved
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
-from ..storage.location import Location, absolute
+from ..storage.location import Location
 from ..training.noise_kinds import Noise
-from ..training.noise_plan import NoisePlan
-from ..training.noises import resolve_noise
-from ..training.norms_wanted import norms_wanted
 from ..training.state_dicts import groups_for
-from ..version import __version__
 
 
 def grow_universal_checkpoint(
@@ -63,13 +55,18 @@ def grow_universal_checkpoint(
     """
     expect_proved(plan, unproved)
     universal = read_universal(base)
-    early = earlier_plan(universal.path)
-    resolved = None if noise is None else _resolved(universal, plan, early, noise, seed)
-    wide = wide_universal(universal, plan, noise=resolved, optimizer=optimizer_class, rules=rules)
-    about = _about(plan, early, noise, resolved, wide)
-    job = make_job(universal.path, absolute(out), wide.files, wide.moves, texts=wide.texts, about=about)
-    run_job(job)
-    return wide.not_carried
+    places = weight_sources(universal, plan)
+    return write_grown(
+        universal.path,
+        out,
+        plan,
+        noise,
+        seed,
+        weights=[Move(name, plan[name].making(), (place,), place) for name, place in places.items()],
+        make=lambda resolved: wide_universal(
+            universal, plan, noise=resolved, optimizer=optimizer_class, rules=rules
+        ),
+    )
 
 
 def universal_groups(wide: Location | str, model: nn.Module) -> list[dict[str, Any]]:
@@ -134,29 +131,3 @@ def _saved(directory: Location | str) -> dict[str, Any]:
         tag = (folder / LATEST).read_text()
         read: dict[str, Any] = torch.load(folder / tag / "zero" / SETTINGS, weights_only=True)
     return read
-
-
-def _resolved(universal: Universal, plan: Plan, early: Plan | None, noise: Noise, seed: int) -> NoisePlan:
-    """The noise with its size for every tensor; norms are measured on the float32 weights where they lie."""
-    places = weight_sources(universal, plan)
-    moves = [Move(name, plan[name].making(), (place,), place) for name, place in places.items()]
-    wanted = list(norms_wanted(noise, plan=plan, since=early))
-    norms = measured_in(universal.path, moves, {}, wanted)
-    return resolve_noise(lambda name, what: norms[name, what], noise, plan=plan, seed=seed, since=early)
-
-
-def _about(
-    plan: Plan, early: Plan | None, noise: Noise | None, resolved: NoisePlan | None, wide: WideUniversal
-) -> dict[str, Any]:
-    since = plan if early is None else early.then(plan)
-    told = None if resolved is None else {"kind": type(noise).__name__, **resolved.as_json()}
-    return {
-        "format": FORMAT,
-        "version": __version__,
-        "torch": str(torch.__version__),
-        "plan_hash": plan.hash,
-        "plan": plan.as_json(),
-        "since_reference": since.as_json(),
-        "noise": told,
-        "not_carried": wide.not_carried,
-    }

@@ -1,0 +1,335 @@
+"""Megatron goes on from a torch_dist checkpoint that was grown, and its losses are the base's.
+
+A small `GPTModel` of megatron-core (grouped queries, gated units, rotary positions, RMSNorm) is trained with Megatron's own
+optimizer and schedule on CPUs, and saved by its `dist_checkpointing`. `grow_megatron_checkpoint` writes a checkpoint of twice
+the width, without noise; a stock model of that width loads it with Megatron's own loader and goes on. Cases: one rank; tied
+embeddings; the distributed optimizer over two ranks; tensor parallelism over two ranks. Controls load the same
+checkpoint and change one thing: moments without units, no moments, the base's learning rates.
+
+    python benchmarks/megatron_run.py
+
+Needs an environment of its own: `pip install torch==2.13.0 numpy psutil packaging safetensors`, then
+`pip install --no-deps megatron-core==0.16.1`. Prints a row for every job and, last, `weights=N plain=A tied=B distributed=C tensor=D
+control=E`: how many wide weights are not bit for bit those of `mu.widen`, the largest relative difference of a loss from the base's by case, and the
+smallest of the controls' largest differences. The exit code is 1 when N is not 0, one of A to D is above 1e-5 or E below 1e-3.
+Without megatron-core it prints SKIPPED.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+import mupscale as mu
+from harness.torchrun import Curves, curves_of, gaps_of
+
+WORDS, WIDTH, K, LENGTH, ROWS = 64, 32, 2, 16, 8
+STOP, END = 8, 16
+EQUAL, DIFFERENT = 1e-5, 1e-3
+RATE, LEAST = 1e-2, 1e-3
+TIMEOUT = 300  # seconds for a case
+CASES = {"plain": 1, "tied": 1, "distributed": 2, "tensor": 2}
+"""How many ranks each has."""
+CONTROLS = {
+    "units": "control: moments copied without units",
+    "fresh": "control: moments of zero",
+    "rates": "control: the base's rates in every group",
+}
+
+
+class OnCpu(TorchFunctionMode):
+    """What asks for memory of a GPU gets it from the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if "cuda" in str(given.get("device")):
+            given["device"] = "cpu"
+        return func(*args, **given)
+
+
+def on_cpu() -> None:
+    """Replace what megatron-core 0.16.1 takes from CUDA without asking."""
+    plain: Any = torch.Tensor.type
+    sharded: Any = import_module("megatron.core.optimizer.distrib_optimizer").DistributedOptimizer
+    fill = sharded._set_main_param_and_optimizer_states
+
+    def with_step(optimizer: Any, parameter: Any, tensors: dict[str, Tensor]) -> None:
+        """Without Transformer Engine, its state has a step that its own loader leaves out."""
+        group, place = optimizer.model_param_group_index_map[parameter]
+        inner = optimizer.optimizer
+        step = inner.state[inner.param_groups[group]["params"][place]]["step"]
+        fill(optimizer, parameter, {**tensors, "step": step})
+
+    changes: dict[tuple[Any, str], Any] = {
+        (torch.cuda, "synchronize"): lambda *_: None,
+        (torch.cuda, "current_device"): lambda: torch.device("cpu"),
+        (sharded, "_set_main_param_and_optimizer_states"): with_step,
+        (torch.Tensor, "cuda"): lambda tensor, *_, **__: tensor,
+        # Its distributed optimizer compares type() with names of CUDA's tensors.
+        (torch.Tensor, "type"): lambda tensor, *to, **more: (
+            plain(tensor, *to, **more) if to or more else f"torch.cuda.{plain(tensor).rpartition('.')[2]}"
+        ),
+        # Random states of CUDA for dropout, which is off here.
+        (import_module("megatron.core.tensor_parallel.random").CudaRNGStatesTracker, "fork"): lambda *_: (
+            nullcontext()
+        ),
+    }
+    for (owner, name), value in changes.items():
+        setattr(owner, name, value)
+    OnCpu().__enter__()  # type: ignore[no-untyped-call]
+
+
+@dataclass
+class Job:
+    """A model with what trains it, as Megatron's training loop holds them."""
+
+    model: Any
+    wrapped: Any
+    optimizer: Any
+    schedule: Any
+    case: str
+
+    def saved(self, loading: bool = False) -> dict[str, Any]:
+        """The sharded state dict that is saved, or that is loaded into."""
+        if loading and self.case == "distributed":
+            # Without Transformer Engine, its state dict fails before the first step.
+            self.optimizer.chained_optimizers[0]._init_optimizer_states_with_dummy_values()
+        model = self.model.sharded_state_dict()
+        by_name = {"distrib_optim_sharding_type": "fully_reshardable"} if self.case == "distributed" else {}
+        state = self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=by_name)
+        tree = {**model, "optimizer": state, "opt_param_scheduler": self.schedule.state_dict()}
+        return tree if loading else {**tree, "iteration": STOP, "args": Namespace(hidden_size=WIDTH)}
+
+    def load(self, folder: Path) -> None:
+        tree = import_module("megatron.core.dist_checkpointing").load(self.saved(loading=True), str(folder))
+        weights = {name: tree[name] for name in self.model.state_dict() if name in tree}
+        self.model.load_state_dict(weights, strict=False)
+        self.optimizer.load_state_dict(tree["optimizer"])
+        self.schedule.load_state_dict(tree["opt_param_scheduler"])
+        for state in self.optimizer.chained_optimizers[0].optimizer.state.values():
+            # The distributed optimizer gives all of them one tensor, which torch's AdamW counts up once for each.
+            state["step"] = state["step"].clone()
+
+
+def model_of(width: int, case: str, ranks: int = 1) -> nn.Module:
+    """A GPTModel; with `ranks`, the part of it that one of them has."""
+    configs = import_module("megatron.core.transformer.transformer_config")
+    specs = import_module("megatron.core.models.gpt.gpt_layer_specs")
+    config = configs.TransformerConfig(
+        num_layers=2,
+        hidden_size=width,
+        num_attention_heads=width // 8,
+        num_query_groups=width // 16,
+        kv_channels=8,
+        ffn_hidden_size=3 * width,
+        gated_linear_unit=True,
+        activation_func=nn.functional.silu,
+        add_bias_linear=False,
+        normalization="RMSNorm",
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        init_method_std=0.2,
+        bias_activation_fusion=False,
+        use_cpu_initialization=True,
+        tensor_model_parallel_size=ranks,
+    )
+    model: nn.Module = import_module("megatron.core.models.gpt.gpt_model").GPTModel(
+        config,
+        specs.get_gpt_layer_local_spec(normalization="RMSNorm"),
+        vocab_size=WORDS,
+        max_sequence_length=LENGTH,
+        share_embeddings_and_output_weights=case == "tied",
+        position_embedding_type="rope",
+    )
+    return model
+
+
+def job_of(width: int, case: str, overrides: Any = None, wrap: Callable[[Any], Any] | None = None) -> Job:
+    """A model of Megatron with its wrapper (its DistributedDataParallel if none is given), its optimizer and its schedule."""
+    distributed = import_module("megatron.core.distributed")
+    optimizers = import_module("megatron.core.optimizer")
+    sharded = case == "distributed" or wrap is not None
+    torch.manual_seed(0)
+    model = model_of(width, case, CASES[case] if case == "tensor" else 1)
+    buffers = distributed.DistributedDataParallelConfig(use_distributed_optimizer=sharded)
+    wrapped = (
+        distributed.DistributedDataParallel(model.config, buffers, model) if wrap is None else wrap(model)
+    )
+    config = optimizers.OptimizerConfig(
+        optimizer="adam",
+        lr=RATE,
+        min_lr=LEAST,
+        weight_decay=0.1,
+        adam_eps=1e-6,
+        clip_grad=0.0,
+        use_distributed_optimizer=sharded,
+    )
+    optimizer = optimizers.get_megatron_optimizer(config, [wrapped], config_overrides=overrides)
+    schedule = import_module("megatron.core.optimizer_param_scheduler").OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=RATE,
+        min_lr=LEAST,
+        lr_warmup_steps=4,
+        lr_decay_steps=2 * END,
+        lr_decay_style="cosine",
+        start_wd=0.1,
+        end_wd=0.1,
+        wd_incr_steps=2 * END,
+        wd_incr_style="constant",
+    )
+    return Job(model, wrapped, optimizer, schedule, case)
+
+
+def train(job: Job, first: int, last: int) -> list[float]:
+    """Losses of these steps, the same on every rank: the words of a row follow a rule that can be learned."""
+    groups = import_module("megatron.core.parallel_state")
+    ranks, rank = groups.get_data_parallel_world_size(), groups.get_data_parallel_rank()
+    hidden = torch.tril(torch.ones(1, 1, LENGTH, LENGTH)) < 0.5
+    losses = []
+    for step in range(first, last):
+        starts = torch.randint(WORDS, (ROWS, 1), generator=torch.Generator().manual_seed(step))
+        words = ((starts + 5 * torch.arange(LENGTH + 1)) % WORDS).view(ranks, -1, LENGTH + 1)[rank]
+        positions = torch.arange(LENGTH).expand(len(words), LENGTH)
+        job.wrapped.zero_grad_buffer()
+        job.optimizer.zero_grad()
+        loss: Tensor = job.wrapped(words[:, :-1], positions, hidden, labels=words[:, 1:]).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        import_module("megatron.core.distributed").finalize_model_grads([job.wrapped])
+        job.optimizer.step()
+        job.schedule.step(1)
+        total = loss.detach().clone()
+        dist.all_reduce(total, group=groups.get_data_parallel_group())
+        losses.append(float(total) / ranks)
+    return losses
+
+
+def plan_of(case: str) -> mu.Plan:
+    """The plan between two models of one rank, measured with the loss that is trained."""
+    narrow, wide = model_of(WIDTH, case), model_of(K * WIDTH, case)
+    words = torch.arange(2 * LENGTH).view(2, LENGTH) % WORDS
+    hidden = torch.tril(torch.ones(1, 1, LENGTH, LENGTH)) < 0.5
+    return mu.infer_plan(
+        narrow,
+        wide,
+        loss=lambda model: model(words, words % LENGTH, hidden, labels=words.roll(1, 1)).mean(),
+        layouts=mu.trainers.megatron_layouts(narrow, wide),
+        folds={"decoder.final_layernorm.weight": f"1/{K}"} if case == "tied" else None,
+    )
+
+
+def loaded(model: Any, folder: Path) -> nn.Module:
+    """A model of one rank with the weights of a checkpoint."""
+    tree = import_module("megatron.core.dist_checkpointing").load(model.sharded_state_dict(), str(folder))
+    model.load_state_dict({name: tree[name] for name in model.state_dict() if name in tree}, strict=False)
+    return cast(nn.Module, model)
+
+
+def different(case: str, plan: mu.Plan, narrow: Path, wide: Path) -> int:
+    """How many tensors of the wide checkpoint are not what `widen` makes of the narrow one."""
+    found = dict(loaded(model_of(K * WIDTH, case), wide).named_parameters())
+    made = mu.widen(loaded(model_of(WIDTH, case), narrow), model_of(K * WIDTH, case), plan=plan).model
+    return sum(not torch.equal(found[name], tensor) for name, tensor in made.named_parameters())
+
+
+def change_(job: Job, control: str, plan: mu.Plan) -> None:
+    """Take from a wide job what a control goes without."""
+    inner = job.optimizer.chained_optimizers[0].optimizer
+    if control == "rates":
+        for group in inner.param_groups:
+            group["max_lr"], group["min_lr"], group["lr"] = RATE, LEAST, group["lr"] / group["lr_factor"]
+        return
+    for name, parameter in job.model.named_parameters():
+        r = float(plan[name].change.r)
+        for key, units in (("exp_avg", r), ("exp_avg_sq", r * r)):
+            inner.state[parameter][key].mul_(0.0 if control == "fresh" else 1 / units)
+
+
+def worker(case: str, folder: Path) -> None:
+    """All jobs of one case, on this rank."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    on_cpu()
+    groups = import_module("megatron.core.parallel_state")
+    groups.initialize_model_parallel()
+    first = dist.get_rank() == 0
+    plan = plan_of(case)
+    narrow, wide = folder / "narrow", folder / "wide"
+    groups.destroy_model_parallel()
+    groups.initialize_model_parallel(tensor_model_parallel_size=CASES[case] if case == "tensor" else 1)
+    job = job_of(WIDTH, case)
+    train(job, 0, STOP)
+    narrow.mkdir(exist_ok=True)
+    import_module("megatron.core.dist_checkpointing").save(job.saved(), str(narrow))
+    curves: Curves = {"base": train(job, STOP, END)}
+    if first:
+        mu.trainers.grow_megatron_checkpoint(narrow, wide, plan=plan)
+    dist.barrier()
+    for name in ("wide", *(CONTROLS if case == "plain" else ())):
+        job = job_of(K * WIDTH, case, mu.trainers.megatron_overrides(wide))
+        job.load(wide)
+        if name != "wide":
+            change_(job, name, plan)
+        curves[name] = train(job, STOP, END)
+    groups.destroy_model_parallel()
+    groups.initialize_model_parallel()
+    curves["different"] = [float(different(case, plan, narrow, wide))]
+    if first:
+        (folder / "curves.json").write_text(json.dumps(curves))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=CASES, help="one of the cases")
+    given = parser.parse_args()
+    if given.worker is not None:
+        worker(given.worker[0], Path(given.worker[1]))
+        return 0
+    if find_spec("megatron") is None:
+        print("SKIPPED: megatron-core is not installed; this file says how")
+        return 0
+    worst: dict[str, float] = {}
+    controls: list[float] = []
+    weights = 0
+    for case in [given.only] if given.only else CASES:
+        curves = curves_of(__file__, case, CASES[case], timeout=TIMEOUT)
+        weights += int(sum(curves.pop("different")))
+        for name, gap in gaps_of(curves).items():
+            print(
+                f"{case:<12} {CONTROLS.get(name, 'grown'):<40} {gap:.1e} over {END - STOP} steps", flush=True
+            )
+            if name in CONTROLS:
+                controls.append(gap)
+            else:
+                worst[case] = gap
+    print(
+        f"weights={weights}",
+        *(f"{case}={gap:.1e}" for case, gap in worst.items()),
+        f"control={min(controls, default=0.0):.1e}",
+    )
+    shown = min(controls) >= DIFFERENT if given.only in (None, "plain") else True
+    fine = not weights and max(worst.values()) <= EQUAL and shown
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

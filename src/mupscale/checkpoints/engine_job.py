@@ -1,0 +1,58 @@
+"""The job that writes the grown checkpoint of an engine: noise in its size, a record of growth, files and moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..jobs.identity import make_job
+from ..jobs.job import Move
+from ..jobs.worker import run_job
+from ..plans.plan import Plan
+from ..storage.location import Location, absolute
+from ..training.noise_kinds import Noise
+from ..training.noise_plan import NoisePlan
+from ..training.noises import resolve_noise
+from ..training.norms_wanted import norms_wanted
+from ..version import __version__
+from .about import FORMAT
+from .engine_state import WideFiles
+from .grow import earlier_plan
+from .norms import measured_in
+
+
+def write_grown(
+    base: Location,
+    out: Location | str,
+    plan: Plan,
+    noise: Noise | None,
+    seed: int,
+    *,
+    weights: Sequence[Move],
+    make: Callable[[NoisePlan | None], WideFiles],
+    record: Location | None = None,
+) -> dict[str, str]:
+    """Write what `make` returns for the noise, and return what was not carried. `record` is the folder that says whether the
+    base was grown; norms are measured on `weights`, where they lie."""
+    early = earlier_plan(base if record is None else record)
+    resolved = None
+    if noise is not None:
+        norms = measured_in(base, weights, {}, list(norms_wanted(noise, plan=plan, since=early)))
+        resolved = resolve_noise(
+            lambda name, what: norms[name, what], noise, plan=plan, seed=seed, since=early
+        )
+    wide = make(resolved)
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "version": __version__,
+        "torch": str(torch.__version__),
+        "plan_hash": plan.hash,
+        "plan": plan.as_json(),
+        "since_reference": (plan if early is None else early.then(plan)).as_json(),
+        "noise": None if resolved is None else {"kind": type(noise).__name__, **resolved.as_json()},
+        "not_carried": wide.not_carried,
+    }
+    run_job(make_job(base, absolute(out), wide.files, wide.moves, texts=wide.texts, about=about))
+    return wide.not_carried

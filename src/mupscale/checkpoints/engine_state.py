@@ -1,0 +1,150 @@
+"""What the checkpoints of engines have in common: groups and state by name in new units, and small files of plain values."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import Fault
+from ..files.places import OutFile
+from ..files.strict import printable, raise_few
+from ..files.universal import strange
+from ..jobs.job import Move, Text
+from ..optimizers.carry import carry_optimizer
+from ..optimizers.named import NamedOptimizer
+from ..optimizers.read import Names, read_positions
+from ..plans.direction import Direction, Noises
+from ..plans.names import resolve
+from ..plans.plan import Plan
+from ..rules.optimizers import OptimizerRule, rule_for
+from .trainer_groups import named_orders, told_by
+
+OTHER_PLAN = "use the plan that starts at this checkpoint's model, or plan.rename"
+NEW_TENSOR = "a new tensor, or one with other names in the base, which this format does not get"
+_NAME_IT = 'name it with optimizer_class="torch.optim.AdamW"; for a class without a row, with rules={its name: its row} as well'
+_LISTS = "list the names of every group's tensors in names=[[...], ...], one list for each group"
+
+
+@dataclass(frozen=True)
+class WideFiles:
+    """A wide checkpoint as files with their moves, and what a user should know."""
+
+    files: list[OutFile] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    texts: list[Text] = field(default_factory=list)
+    not_carried: dict[str, str] = field(default_factory=dict)
+
+    def plain(self, told: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """The entries that hold plain values; the others are noted as not carried."""
+        kept: dict[str, Any] = {}
+        for key, value in told.items():
+            odd = next(strange(value), None)
+            if odd is None:
+                kept[key] = value
+            else:
+                self.not_carried[f"{where}: {printable(str(key))}"] = (
+                    f"it holds {odd[1]}, and code is not run"
+                )
+        return kept
+
+
+@dataclass(frozen=True)
+class NamedState:
+    """The groups of an optimizer, the names that are in each, and the state of each name."""
+
+    settings: Sequence[Mapping[str, Any]]
+    members: Names
+    states: Mapping[str, Mapping[str, Any]]
+    label: str
+    """Its name in messages."""
+
+    def carried(
+        self,
+        plan: Plan,
+        noise: Noises | None,
+        optimizer: str | None,
+        rules: Mapping[str, OptimizerRule] | None,
+        claim: str,
+    ) -> NamedOptimizer:
+        """Groups and state in new units. The optimizer is told from what it keeps, unless it is named."""
+        raise_few(claim, [*self._misnamed(plan), *self._odd(plan)])
+        groups: list[dict[str, Any]] = []
+        held: dict[int, Mapping[str, Any]] = {}
+        first = 0
+        for settings, names in zip(self.settings, self.members, strict=True):
+            groups.append({**settings, "params": list(range(first, first + len(names)))})
+            held |= {first + at: self.states[name] for at, name in enumerate(names) if self.states.get(name)}
+            first += len(names)
+        order, _ = named_orders(groups, plan, self.members)
+        rule = (
+            rule_for(optimizer, rules=rules)
+            if optimizer
+            else told_by(groups, held.values(), rules, remedy=_NAME_IT)
+        )
+        raise_few(claim, self._no_numbers(rule))
+        named, unread = read_positions(groups, held, order, rule, self.label)
+        carried, uncarried = carry_optimizer(named, Direction(plan, noise=noise))
+        raise_few(claim, unread + uncarried)
+        return carried
+
+    def _misnamed(self, plan: Plan) -> Iterator[Fault]:
+        """Names that are not in the plan, and lists of names that are not one for each group."""
+        if isinstance(self.members, str) or any(isinstance(names, str) for names in self.members):
+            yield Fault(self.label, "names= is a list of lists of names, found text", _LISTS)
+        elif len(self.members) != len(self.settings):
+            what = f"{len(self.settings)} groups, and names of {len(self.members)}"
+            yield Fault(self.label, what, _LISTS)
+        else:
+            known = {*plan.sources, *plan.ties}
+            for name in (name for names in self.members for name in names):
+                if resolve(name, known) is None:
+                    yield Fault(printable(name), "no tensor of the plan has this name", OTHER_PLAN)
+
+    def _odd(self, plan: Plan) -> Iterator[Fault]:
+        """State of tensors in no group, state that has less than that of others alike, and settings that are objects."""
+        alike = {
+            name: (at, len(plan[name].axes) if name in plan.tensors else 0)
+            for at, names in enumerate(self.members)
+            for name in names
+        }
+        kept: dict[tuple[int, int], set[str]] = {}
+        for name, state in self.states.items():
+            if name in alike:
+                kept.setdefault(alike[name], set()).update(state)
+        for name, state in self.states.items():
+            if name not in alike:
+                yield Fault(printable(name), "it has state, and no group holds it", _LISTS)
+            elif state and (lost := kept[alike[name]] - state.keys()):
+                what = f"it has no {', '.join(sorted(lost))}, which others of its group have"
+                yield Fault(printable(name), what, "save the checkpoint again")
+        for at, settings in enumerate(self.settings):
+            for where, what in strange(dict(settings)):
+                yield Fault(f"{self.label}: group {at}", f"{printable(where)} is {what}, and code is not run")
+
+    def _no_numbers(self, rule: OptimizerRule) -> Iterator[Fault]:
+        for at, settings in enumerate(self.settings):
+            for key in ({"lr"} | rule.constants - rule.neutral) & settings.keys():
+                if isinstance(value := settings[key], str | None | list | dict):
+                    what = f"{key} = {printable(str(value))}, expected a number"
+                    yield Fault(f"{self.label}: group {at}", what, "save the checkpoint again")
+
+
+def plain_file(name: str, tree: Any) -> OutFile:
+    """A torch.save file of plain values and single numbers."""
+    return fixed_file(name, archive_of(tree))
+
+
+def archive_of(tree: Any) -> bytes:
+    """What torch.save writes for plain values and single numbers."""
+    raw = io.BytesIO()
+    torch.save(tree, raw)
+    return raw.getvalue()
+
+
+def fixed_file(name: str, raw: bytes) -> OutFile:
+    """A file whose bytes are known."""
+    return OutFile(name, len(raw), ((0, raw),))

@@ -1,0 +1,214 @@
+"""A checkpoint of Megatron-FSDP at the wide end: files and moves, weights and moments each in their units.
+
+Gated units are stored in halves. Each half is a part of one tensor of the plan, and is made from the same part of the base:
+
+    decoder.layers.0.mlp.linear_fc1.weight (192, 32) of the plan
+    -> …weight_w (96, 32), its rows 0 to 95, and …weight_v (96, 32), its rows 96 to 191
+
+Knows: what Megatron reads from where. Does not know: exponents, how bytes are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import Fault
+from ..files.dcp import METADATA
+from ..files.dcp_table import Chunk, ChunkedTensor, FileNames, chunked
+from ..files.elsewhere import MEGATRON_LATEST
+from ..files.fsdp_dtensor import HALVES, FsdpDtensor
+from ..files.places import Place
+from ..files.strict import printable, raise_few
+from ..files.torch_dist import lay_out_chunks, metadata_bytes
+from ..files.torch_file import Room
+from ..jobs.job import Cells, Move, Text, window
+from ..optimizers.named import Moment
+from ..optimizers.read import Names
+from ..plans.direction import Noises
+from ..plans.plan import Plan
+from ..rules.optimizers import OptimizerRule
+from ..tensors.making import Making
+from .engine_state import NEW_TENSOR, OTHER_PLAN, NamedState, WideFiles, archive_of, fixed_file
+from .megatron import kept_values
+from .megatron_groups import NAMES, group_faults, settings_of_groups, warming, wide_groups
+from .megatron_parts import CLAIM, Parts, Spot, parts_of
+
+Endings = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of the plan as it is stored: whole, or in halves along its first dimension."""
+
+    parts: tuple[Parts, ...]
+    shape: tuple[int, ...]
+
+    def cells(self, at: int) -> Cells:
+        count = len(self.parts)
+        return () if count == 1 else ((at, count), *((0, 1),) * (len(self.shape) - 1))
+
+    def moves(self, name: str, making: Making) -> list[Move]:
+        """Moves whose targets are where the base lies: enough to measure it."""
+        return [
+            replace(parts.move(name, making, parts.places[0]), cells=self.cells(at))
+            for at, parts in enumerate(self.parts)
+        ]
+
+
+def endings_of(told: FsdpDtensor, plan: Plan) -> dict[str, Endings]:
+    """How every tensor of the plan is stored: as one, or in halves; raises for missing ones and for those that are left over."""
+    found: dict[str, Endings] = {}
+    faults: list[Fault] = []
+    for name, entry in plan.tensors.items():
+        spelled = [
+            ends
+            for ends in (("",), HALVES)
+            if all(told.model + name + e in told.stored.tensors for e in ends)
+        ]
+        if entry.sources != (name,) or entry.join is not None:
+            faults.append(Fault(printable(name), NEW_TENSOR, "grow the width alone"))
+        elif spelled:
+            found[name] = spelled[0]
+        elif entry.kind == "parameter":
+            what = "the plan needs it, and the checkpoint does not have it"
+            faults.append(Fault(printable(name), what, OTHER_PLAN))
+    known = {name + ending for name, endings in found.items() for ending in endings}
+    for key in told.stored.tensors:
+        owner = key.removeprefix(told.model) if key.startswith(told.model) else told.owner(key)
+        if owner is not None and owner not in known:
+            faults.append(Fault(printable(key), "no tensor of the plan is made from it", OTHER_PLAN))
+    raise_few(CLAIM, faults)
+    return found
+
+
+def weights_of(told: FsdpDtensor, plan: Plan, endings: Mapping[str, Endings]) -> dict[str, Stored]:
+    """Where the weights of the base lie."""
+    return {
+        name: _stored(told, [told.model + name + e for e in ends], plan[name].base_shape)
+        for name, ends in endings.items()
+    }
+
+
+def _stored(told: FsdpDtensor, keys: list[str], shape: tuple[int, ...]) -> Stored:
+    if not shape:
+        keys = keys[:1]  # halves have the same number of steps
+    part = (shape[0] // len(keys), *shape[1:]) if shape else shape
+    return Stored(tuple(parts_of(told.stored, Spot(key, None), part) for key in keys), shape)
+
+
+def _states(told: FsdpDtensor, plan: Plan, endings: Mapping[str, Endings]) -> dict[str, dict[str, Stored]]:
+    """The state of every tensor, by its key."""
+    found: dict[str, dict[str, Stored]] = {}
+    for name, ends in endings.items():
+        first = f"{told.state}{name}{ends[0]}."
+        for kind in (key.removeprefix(first) for key in told.stored.tensors if key.startswith(first)):
+            keys = [f"{told.state}{name}{e}.{kind}" for e in ends]
+            if lost := [key for key in keys if key not in told.stored.tensors]:
+                raise_few(
+                    CLAIM, [Fault(printable(lost[0]), "the other half of it is stored, and this one is not")]
+                )
+            shape = plan[name].base_shape if told.stored.tensors[keys[0]].shape else ()
+            found.setdefault(name, {})[kind] = _stored(told, keys, shape)
+    return found
+
+
+def groups_of(told: FsdpDtensor) -> tuple[list[dict[str, Any]], list[list[str]]]:
+    """The groups that tensors say they are in, and the names of the tensors of each."""
+    groups: list[dict[str, Any]] = []
+    members: list[list[str]] = []
+    for name, settings in told.settings().items():
+        if odd := [key for key, value in settings.items() if isinstance(value, Tensor)]:
+            raise_few(CLAIM, [Fault(printable(name), f"its {odd[0]} is a tensor, expected a plain value")])
+        if settings not in groups:
+            groups.append(settings)
+            members.append([])
+        members[groups.index(settings)].append(name)
+    return groups, members
+
+
+def wide_fsdp(
+    told: FsdpDtensor,
+    plan: Plan,
+    endings: Mapping[str, Endings],
+    weights: Mapping[str, Stored],
+    *,
+    noise: Noises | None = None,
+    names: Names | None = None,
+    optimizer: str | None = None,
+    rules: Mapping[str, OptimizerRule] | None = None,
+) -> WideFiles:
+    """Everything that writes the wide checkpoint. The optimizer is told from what it keeps, unless it is named."""
+    out = WideFiles()
+    for key in told.stored.tensors:
+        if not key.startswith(told.model) and told.owner(key) is None:
+            out.not_carried[printable(key)] = "a tensor that belongs to no weight"
+    if names is not None:
+        raise_few(CLAIM, [Fault("names=", "every tensor names its group in this format", "leave names= out")])
+    held = {
+        name: {"": (stored, plan[name].making(None if noise is None else noise.tensor(name)))}
+        for name, stored in weights.items()
+    }
+    metas: dict[str, Any] = {}
+    groups, members = groups_of(told)
+    states = _states(told, plan, endings)
+    if groups or states:
+        raise_few(CLAIM, group_faults(groups, told.schedule))
+        named = NamedState(settings_of_groups(groups), members, states, "optimizer")
+        carried = named.carried(plan, noise, optimizer, rules, CLAIM)
+        out.not_carried.update(warming(told.schedule))
+        for name, state in carried.state.items():
+            held[name] |= {
+                key: (value.source, value.making) if isinstance(value, Moment) else (value, Making(()))
+                for key, value in state.items()
+            }
+        for group in wide_groups(carried.groups, groups, told.schedule, plan):
+            told_of = {key: value for key, value in group.items() if key != NAMES}
+            metas |= {
+                f"{told.meta}{name}.{key}": value for name in group[NAMES] for key, value in told_of.items()
+            }
+    _write(out, told, endings, held, metas)
+    return out
+
+
+def _write(
+    out: WideFiles,
+    told: FsdpDtensor,
+    endings: Mapping[str, Endings],
+    held: Mapping[str, Mapping[str, tuple[Stored, Making]]],
+    metas: Mapping[str, Any],
+) -> None:
+    """A file for every tensor of the plan with its state, one for values, and the file that says where they are."""
+    folder = f"{told.tag}/" if told.tag else ""
+    files, tensors = FileNames(), dict[str, ChunkedTensor]()
+    for number, (name, entries) in enumerate(held.items()):
+        file = f"__0_{number}.distcp"
+        laid = list(_laid(told, name, endings[name], entries))
+        rooms = [Room(told.stored.tensors[key].dtype, shape) for key, shape, _ in laid]
+        made, places, archives = lay_out_chunks(folder + file, rooms)
+        out.files.append(made)
+        for (key, shape, move), place, where in zip(laid, places, archives, strict=True):
+            out.moves.append(replace(move, target=Place(place.file, place.offset, place.dtype, shape)))
+            chunk = Chunk((0,) * len(shape), shape, file, *where)
+            tensors[key] = chunked(place.dtype, shape, [chunk], files)
+    kept = {key: where for key, where in told.stored.values.items() if not key.startswith(told.meta)}
+    fresh = {key: archive_of(value) for key, value in metas.items()}
+    values = kept_values(out, told.path, kept, folder, f"__0_{len(held)}.distcp", fresh)
+    out.files.append(fixed_file(folder + METADATA, metadata_bytes(tensors, values)))
+    if told.tag:
+        out.texts.append(Text(MEGATRON_LATEST, told.tag.removeprefix("iter_").lstrip("0") or "0"))
+
+
+def _laid(
+    told: FsdpDtensor, name: str, endings: Endings, entries: Mapping[str, tuple[Stored, Making]]
+) -> Iterator[tuple[str, tuple[int, ...], Move]]:
+    """The key, the shape and the move of everything that is stored for one tensor of the plan."""
+    for kind, (stored, making) in entries.items():
+        for at, ending in enumerate(endings):
+            key = f"{told.state}{name}{ending}.{kind}" if kind else told.model + name + ending
+            part = stored.moves(f"{name}{ending}: {kind}" if kind else name + ending, making)
+            move = part[min(at, len(part) - 1)]
+            yield key, tuple(window(making.wide_shape, move.cells)[1]), move

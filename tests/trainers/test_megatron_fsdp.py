@@ -1,0 +1,213 @@
+"""fsdp_dtensor checkpoints of Megatron, built here by their layout: the wide one has the bits of `widen`, and others are refused.
+
+`benchmarks/megatron_fsdp.py` does the same with the Megatron-FSDP of megatron-core itself.
+"""
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+import mupscale as mu
+from harness.closeness import largest_gaps
+from tests.trainers.test_megatron_file import (
+    PLAN,
+    SCHEDULE,
+    WIDTH,
+    Model,
+    Stored,
+    loaded,
+    planned,
+    refuse,
+    step,
+    trained,
+)
+
+MODEL, STATE, META = (
+    "model.module.",
+    "optimizer.state.module.module.",
+    "optimizer.param_to_group_meta.module.module.",
+)
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def halves(name, tensor):
+    """A tensor under the names that Megatron-FSDP stores it by: gate and up apart."""
+    if "linear_fc1" not in name or not tensor.dim():
+        return {name: tensor}
+    gate, up = tensor.chunk(2)
+    return {f"{name}_w": gate, f"{name}_v": up}
+
+
+def write(folder, run, ranks=1, change=None):
+    """What Megatron's training loop writes for a run in this format."""
+    folder.mkdir(parents=True)
+    tensors: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    groups = run.optimizer.state_dict()["param_groups"]
+    for group, saved in zip(run.optimizer.param_groups, groups, strict=True):
+        settings = {key: value for key, value in saved.items() if key != "params"}
+        own: dict[str, Any] = {
+            "wd_mult": float(group["weight_decay"] > 0),
+            "lr_mult": 1.0,
+            "is_expert_parallel": False,
+        }
+        own |= {"is_decoupled_lr": False, "default_config": True, "max_lr": 0.05, "min_lr": None}
+        for parameter in group["params"]:
+            name = next(n for n, p in run.model.named_parameters() if p is parameter)
+            values |= {f"{META}{name}.{key}": value for key, value in {**settings, **own}.items()}
+            tensors |= {MODEL + key: part for key, part in halves(name, parameter.detach()).items()}
+            state = run.optimizer.state[parameter]
+            for key in MOMENTS:
+                tensors |= {f"{STATE}{part}.{key}": t for part, t in halves(name, state[key]).items()}
+            for part in halves(name, parameter):
+                tensors[f"{STATE}{part}.step"] = state["step"]
+    values |= {f"opt_param_scheduler.{key}": value for key, value in SCHEDULE.items()}
+    values |= {"iteration": 3, "args": Namespace(hidden_size=WIDTH)}
+    if change is not None:
+        change(tensors, values)
+    Stored(ranks).write(folder, {(key, None): tensor for key, tensor in tensors.items()}, values)
+    (folder / "metadata.json").unlink()
+    return folder
+
+
+def read(folder, name, state=None):
+    """One tensor of the plan, its halves joined."""
+    keys = {
+        f"{MODEL}{part}" if state is None else f"{STATE}{part}.{state}": None
+        for part in halves(name, torch.zeros(2))
+    }
+    found = [loaded(folder)[key] for key in keys]
+    return (torch.cat(found) if found[0].dim() else found[0]).clone()
+
+
+def settings(folder):
+    """The settings of every tensor's group, read by torch's own reader."""
+    described = FileSystemReader(folder).read_metadata().state_dict_metadata
+    keys = [k for k, e in described.items() if isinstance(e, BytesStorageMetadata) and k.startswith(META)]
+    tree = dict.fromkeys(keys)
+    load(tree, checkpoint_id=folder, no_dist=True)
+    found: dict[str, dict[str, object]] = {}
+    for key, value in tree.items():
+        name, _, setting = key.removeprefix(META).rpartition(".")
+        found.setdefault(name, {})[setting] = value
+    return found
+
+
+def restored(folder):
+    """A wide run as Megatron would restore it."""
+    model, told = Model(2 * WIDTH), settings(folder)
+    kept = ("lr", "eps", "weight_decay", "lr_factor")
+    optimizer = torch.optim.AdamW(
+        [{**{k: told[n][k] for k in kept}, "params": [p]} for n, p in model.named_parameters()]
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(read(folder, name))
+            optimizer.state[parameter] = {key: read(folder, name, key) for key in ("step", *MOMENTS)}
+    return mu.Run(model, optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_wide_files_have_the_bits_of_widen_and_losses_go_on(tmp_path, ranks):
+    """Controls: moments that are copied without units, and the base's own rate everywhere, lose the base's losses."""
+    run, out = trained(), tmp_path / "wide"
+    narrow = write(tmp_path / "run" / "iter_0000003", run, ranks)
+    (narrow.parent / "latest_checkpointed_iteration.txt").write_text("3\n")
+    left = mu.trainers.grow_megatron_checkpoint(narrow.parent, out, plan=PLAN)
+    assert set(left) == {"args"}
+    assert (out / "latest_checkpointed_iteration.txt").read_text() == "3"
+    out = out / "iter_0000003"
+    wide, found = mu.widen(run, Model(2 * WIDTH), plan=PLAN), restored(out)
+    for (name, a), b in zip(wide.model.named_parameters(), found.model.parameters(), strict=True):
+        assert torch.equal(a, b), name
+        for key in ("step", *MOMENTS):
+            assert torch.equal(wide.optimizer.state[a][key], found.optimizer.state[b][key]), (name, key)
+    odd, plain = restored(out), restored(out)
+    for name, parameter in odd.model.named_parameters():
+        odd.optimizer.state[parameter]["exp_avg_sq"] /= float(PLAN[name].change.r) ** 2
+    for group in plain.optimizer.param_groups:
+        group["lr"] /= group["lr_factor"]
+    gaps = largest_gaps(step, run, {"found": found, "odd": odd, "plain": plain}, range(3, 8))
+    assert gaps["found"] < 1e-5
+    assert min(gaps["odd"], gaps["plain"]) > 1e-3
+
+
+def test_noise_has_the_bits_of_upscale_in_both_halves(tmp_path):
+    """Control: another seed."""
+    run, noise = trained(), mu.SignalNoise(0.1)
+    narrow = write(tmp_path / "narrow", run, ranks=2)
+    mu.trainers.grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN, noise=noise, seed=5)
+    same, other = (mu.upscale(run, Model(2 * WIDTH), plan=PLAN, noise=noise, seed=seed) for seed in (5, 6))
+    for name, parameter in same.model.named_parameters():
+        assert torch.equal(read(tmp_path / "wide", name), parameter), name
+    name = "decoder.layers.1.mlp.linear_fc1.weight"
+    assert not torch.equal(read(tmp_path / "wide", name), other.model.get_parameter(name))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_tensors_of_one_group_have_the_same_settings_and_rates_are_the_schedules(tmp_path):
+    """Megatron refuses a group whose tensors disagree. Growing twice gives the rates of growing once by as much."""
+    run = trained()
+    mu.trainers.grow_megatron_checkpoint(write(tmp_path / "narrow", run), tmp_path / "wide", plan=PLAN)
+    again = planned(2 * WIDTH, 4 * WIDTH)
+    assert mu.trainers.grow_megatron_checkpoint(tmp_path / "wide", tmp_path / "wider", plan=again) == {}
+    whole = mu.widen(run, Model(4 * WIDTH), plan=PLAN.then(again), unproved=True)
+    told = settings(tmp_path / "wider")
+    names = {p: n for n, p in whole.model.named_parameters()}
+    for group in whole.optimizer.param_groups:
+        own = [told[names[p]] for p in group["params"]]
+        assert all(each == own[0] for each in own)
+        assert own[0]["max_lr"] == pytest.approx(group["lr"])
+        assert own[0]["min_lr"] == pytest.approx(group["lr"] / 5)
+        assert 0.1 * own[0]["wd_mult"] == pytest.approx(group["weight_decay"])
+    assert len({each["is_decoupled_lr"] for each in told.values()}) == len(whole.optimizer.param_groups)
+
+
+FC1 = "decoder.layers.0.mlp.linear_fc1.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda t, _: t.update({MODEL + "stranger.weight": torch.ones(2)}), r"stranger\.weight"),
+        (lambda t, _: t.pop(MODEL + "output_layer.weight"), r"output_layer\.weight"),
+        (lambda t, _: t.pop(MODEL + FC1 + "_v"), "linear_fc1"),
+        (lambda t, _: t.pop(f"{STATE}{FC1}_v.exp_avg"), "the other half"),
+        (lambda t, _: t.update({MODEL + "output_layer.weight": torch.ones(2, 2)}), "shape"),
+        (lambda t, _: t.update({"model.output_layer.weight": torch.ones(2, 2)}), "wrappers"),
+        (lambda _, v: v.update({"optimizer.0.param_to_group_meta.a.lr": 1.0}), "several optimizers"),
+        (lambda _, v: v.update({f"{META}output_layer.weight.is_expert_parallel": True}), "experts"),
+        (lambda _, v: [v.pop(key) for key in list(v) if key.startswith(META)], "param_groups"),
+        (
+            lambda _, v: [v.pop(key) for key in list(v) if key.startswith(f"{META}output_layer.")],
+            "no group holds it",
+        ),
+        (lambda t, _: t.pop(f"{STATE}output_layer.weight.exp_avg"), "it has no exp_avg"),
+        (lambda _, v: v.update({f"{META}output_layer.weight.lr": torch.ones(2)}), "is a tensor"),
+        (lambda _, v: v.update({"opt_param_scheduler.num_steps": None}), "opt_param_scheduler"),
+        (lambda _, v: v.update({f"{META}output_layer.weight.max_lr": "fast"}), "max_lr"),
+        (lambda t, _: t.clear(), "model"),
+    ],
+)
+def test_what_is_missing_or_unknown_is_refused_by_name(tmp_path, change, match):
+    refuse(write(tmp_path / "narrow", trained(), change=change), tmp_path, match)
+
+
+def test_names_are_refused_where_tensors_name_their_groups(tmp_path):
+    refuse(write(tmp_path / "narrow", trained()), tmp_path, "leave names= out", names=[["a"], ["b"]])
+
+
+def test_random_states_stay_behind_and_a_warm_up_is_told(tmp_path):
+    def change(tensors, values):
+        tensors["rng_state.(0, 0).0.torch_rng_state"] = torch.zeros(8, dtype=torch.uint8)
+        values["opt_param_scheduler.lr_warmup_steps"] = 9
+
+    narrow = write(tmp_path / "narrow", trained(), change=change)
+    left = mu.trainers.grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN)
+    assert set(left) == {"args", "rng_state.(0, 0).0.torch_rng_state", "opt_param_scheduler"}
