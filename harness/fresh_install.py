@@ -24,7 +24,9 @@ LEFT_BEHIND = (
     "PYTHON", "VIRTUAL_ENV", "MUPSCALE", "GIT_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC",
 )  # fmt: skip
 """How the names of variables begin that must not reach a new user: they lead back to this tree or to another job."""
-NOT_TRACKED = ("__pycache__", "*.pyc", "*.egg-info", "site", "dist", "build", ".git", ".ci", ".*cache")
+NOT_TRACKED = (
+    "__pycache__", "*.pyc", "*.egg-info", "site", "dist", "build", ".git", ".ci", ".*cache", ".venv", "venv", ".hypothesis",
+)  # fmt: skip
 """What a copy leaves out where git cannot say what it tracks."""
 TAIL, WHOLE = 6, 60
 """Lines that are shown of what a command says, and of one that failed."""

@@ -15,6 +15,7 @@ from mupscale.training.recipe import TensorGrowth
 from mupscale.tuning.cost import Cost
 from reproduce import command, ledger, page, peers, stages, without_proxy
 from reproduce.books import books, curves_of, missed
+from reproduce.data import DATA
 from reproduce.gpt2 import setting as gpt2
 from reproduce.mlp import scales as mlp_scales
 from reproduce.mlp import setting as mlp
@@ -202,6 +203,7 @@ def test_methods_that_cannot_be_applied_say_why():
     assert peers.why_not("net2wider", resnet_setting()) is None
 
 
+@pytest.mark.skipif(not DATA.is_dir(), reason="there are no texts; set MUPSCALE_DATA")
 @pytest.mark.parametrize("head_size", [None, 4])
 def test_the_declared_plan_is_the_one_that_the_gradient_identity_finds(head_size):
     sizes = gpt2.Sizes(layers=1, heads=2, head_size=head_size, context=6, batch=2, words=32, reference=8)
