@@ -96,6 +96,7 @@ CASES = {
         {**_EPS, "use_kahan_summation": True},
         published.AnyPrecisionAdamW,
     ),
+    "Transformer Engine": Known("transformer_engine.pytorch.optimizers.FusedAdam", _EPS, published.FusedAdam),
     "bitsandbytes AdamW": Known("bitsandbytes.optim.AdamW", _EPS, published.BnbAdamW, single=True),
     "bitsandbytes AdEMAMix": Known("bitsandbytes.optim.AdEMAMix", _EPS, published.BnbAdEMAMix, single=True),
     "bitsandbytes Lion": Known("bitsandbytes.optim.Lion", _DECAY, published.BnbLion, single=True),

@@ -198,6 +198,22 @@ class AnyPrecisionAdamW(Published):
         lost.add_(before - p)
 
 
+class FusedAdam(Published):
+    """AdamW of Transformer Engine. The original counts steps in its groups, and can go without bias correction."""
+
+    settings: ClassVar[Mapping[str, Any]] = {
+        "bias_correction": True,
+        "betas": (0.9, 0.999),
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+    }
+
+    def update(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
+        first, second = zeros(state, p, "exp_avg", "exp_avg_sq")
+        decay(p, group)
+        p.sub_(adam(first, second, g, group, count(state)), alpha=group["lr"])
+
+
 ROWS: dict[type[Optimizer], str] = {
     Lion: "lion_pytorch.Lion",
     AdEMAMix: "pytorch_optimizer.AdEMAMix",
@@ -208,6 +224,7 @@ ROWS: dict[type[Optimizer], str] = {
     RAdamScheduleFree: "schedulefree.RAdamScheduleFree",
     CAME: "came_pytorch.CAME",
     AnyPrecisionAdamW: "torchdistx.optimizers.AnyPrecisionAdamW",
+    FusedAdam: "transformer_engine.pytorch.optimizers.FusedAdam",
     BnbAdamW: "bitsandbytes.optim.AdamW",
     BnbAdEMAMix: "bitsandbytes.optim.AdEMAMix",
     BnbLion: "bitsandbytes.optim.Lion",

@@ -186,6 +186,7 @@ SETUPS = {
             {"lr": 0.005, "eps": (1e-30, 1.0), "weight_decay": 0.1, "relative_step": False},
         ),
         Setup("AnyPrecision", published.AnyPrecisionAdamW, {**_ADAMW, "use_kahan_summation": True}),
+        Setup("Transformer Engine", published.FusedAdam, _ADAMW),
         Setup("bitsandbytes AdamW", published.BnbAdamW, _ADAMW),
         Setup("bitsandbytes AdEMAMix", published.BnbAdEMAMix, {**_ADAMW, "lr": 0.005}),
         Setup("bitsandbytes Lion", published.BnbLion, {"lr": 0.002, "weight_decay": 0.1}),
