@@ -294,6 +294,17 @@ def restored(folder):
     return mu.Run(model, optimizer)
 
 
+def goes_on(base, found, odd, plain):
+    """The losses of `found` are the base's. Controls: `odd` loses the units of its moments, `plain` its rates."""
+    for name, parameter in odd.model.named_parameters():
+        odd.optimizer.state[parameter]["exp_avg_sq"] /= float(PLAN[name].change.r) ** 2
+    for group in plain.optimizer.param_groups:
+        group["lr"] /= group["lr_factor"]
+    gaps = largest_gaps(step, base, {"found": found, "odd": odd, "plain": plain}, range(3, 8))
+    assert gaps["found"] < 1e-5
+    assert min(gaps["odd"], gaps["plain"]) > 1e-3
+
+
 @pytest.mark.parametrize(("ranks", "copies"), [(1, None), (2, None), (1, "param")])
 def test_the_wide_files_have_the_bits_of_widen_and_losses_go_on(tmp_path, ranks, copies):
     """Controls: moments that are copied without units, and the base's own rate in every group, lose the base's losses."""
@@ -308,14 +319,7 @@ def test_the_wide_files_have_the_bits_of_widen_and_losses_go_on(tmp_path, ranks,
         assert copies is None or torch.equal(a, read(out, name, copies)), name
         for key in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(wide.optimizer.state[a][key], found.optimizer.state[b][key]), (name, key)
-    odd, plain = restored(out), restored(out)
-    for name, parameter in odd.model.named_parameters():
-        odd.optimizer.state[parameter]["exp_avg_sq"] /= float(PLAN[name].change.r) ** 2
-    for group in plain.optimizer.param_groups:
-        group["lr"] /= group["lr_factor"]
-    gaps = largest_gaps(step, run, {"found": found, "odd": odd, "plain": plain}, range(3, 8))
-    assert gaps["found"] < 1e-5
-    assert min(gaps["odd"], gaps["plain"]) > 1e-3
+    goes_on(run, found, restored(out), restored(out))
 
 
 def test_rates_decay_and_eps_are_where_the_schedule_and_the_optimizer_read_them(tmp_path, monkeypatch):

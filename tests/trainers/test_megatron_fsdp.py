@@ -4,6 +4,7 @@
 """
 
 from argparse import Namespace
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -13,17 +14,16 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import mupscale as mu
-from harness.closeness import largest_gaps
 from tests.trainers.test_megatron_file import (
     PLAN,
     SCHEDULE,
     WIDTH,
     Model,
     Stored,
+    goes_on,
     loaded,
     planned,
     refuse,
-    step,
     trained,
 )
 
@@ -128,14 +128,7 @@ def test_the_wide_files_have_the_bits_of_widen_and_losses_go_on(tmp_path, ranks)
         assert torch.equal(a, b), name
         for key in ("step", *MOMENTS):
             assert torch.equal(wide.optimizer.state[a][key], found.optimizer.state[b][key]), (name, key)
-    odd, plain = restored(out), restored(out)
-    for name, parameter in odd.model.named_parameters():
-        odd.optimizer.state[parameter]["exp_avg_sq"] /= float(PLAN[name].change.r) ** 2
-    for group in plain.optimizer.param_groups:
-        group["lr"] /= group["lr_factor"]
-    gaps = largest_gaps(step, run, {"found": found, "odd": odd, "plain": plain}, range(3, 8))
-    assert gaps["found"] < 1e-5
-    assert min(gaps["odd"], gaps["plain"]) > 1e-3
+    goes_on(run, found, restored(out), restored(out))
 
 
 def test_noise_has_the_bits_of_upscale_in_both_halves(tmp_path):
@@ -206,8 +199,21 @@ def test_names_are_refused_where_tensors_name_their_groups(tmp_path):
 def test_random_states_stay_behind_and_a_warm_up_is_told(tmp_path):
     def change(tensors, values):
         tensors["rng_state.(0, 0).0.torch_rng_state"] = torch.zeros(8, dtype=torch.uint8)
+        values["rng_state.(0, 0).0.random_rng_state"] = 3
         values["opt_param_scheduler.lr_warmup_steps"] = 9
 
     narrow = write(tmp_path / "narrow", trained(), change=change)
     left = mu.trainers.grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN)
-    assert set(left) == {"args", "rng_state.(0, 0).0.torch_rng_state", "opt_param_scheduler"}
+    assert set(left) == {"args", "rng_state", "opt_param_scheduler"}
+    described = FileSystemReader(tmp_path / "wide").read_metadata().state_dict_metadata
+    assert not [key for key in described if key.startswith("rng_state")]
+
+
+def test_a_base_has_no_overrides_and_megatron_is_asked_for_by_name(tmp_path):
+    """The base's own rates would be those of the wide job."""
+    with pytest.raises(mu.MupscaleError, match="a checkpoint that was grown"):
+        mu.trainers.megatron_overrides(write(tmp_path / "narrow", trained()))
+    mu.trainers.grow_megatron_checkpoint(tmp_path / "narrow", tmp_path / "wide", plan=PLAN)
+    if find_spec("megatron") is None:
+        with pytest.raises(mu.MupscaleError, match="pip install megatron-core"):
+            mu.trainers.megatron_overrides(tmp_path / "wide")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,20 +15,17 @@ from typing import Any
 
 import torch
 
-from ..errors import Fault, MupscaleError, raise_faults
+from ..errors import Fault, MupscaleError
 from ..families.record import FamilyPlan, Part, Reading
 from ..files.directory import CARD, CONFIG, INDEX, MODULES, Directory
 from ..files.elsewhere import hub_name
-from ..files.opened import open_file
-from ..files.places import OutFile, torch_dtype
-from ..files.strict import os_errors, read_regular
-from ..files.universal import is_universal, read_universal
-from ..jobs.identity import check_outside, make_job
-from ..jobs.job import BLOCK_BYTES, Job, Move, Text
+from ..files.places import torch_dtype
+from ..files.strict import read_regular
+from ..jobs.identity import make_job
+from ..jobs.job import BLOCK_BYTES, Job, Text
 from ..plans.plan import Plan
-from ..storage.location import Location, Url, absolute
-from ..storage.looking import has_versions, is_file, names_in
-from ..storage.uploads import check_writable
+from ..storage.location import Location, absolute
+from ..storage.looking import has_versions, is_file
 from ..training.auto_noise import AutoNoise
 from ..training.noise_kinds import CLASSES, Noise, SignalNoise
 from ..training.noise_plan import NoisePlan, restore_noise
@@ -39,30 +35,16 @@ from ..training.recipe import Recipe
 from ..version import __version__
 from .about import FORMAT, MARK, factors, read_about, read_plans
 from .card import card
-from .engine_state import WideFiles
 from .norm_journal import NormJournal
 from .norms import measured_in
 from .not_carried import not_carried
 from .request import Request
 from .sentence_modules import module_files
 from .shards import Spelling, planned_names, stored_tensors, weight_moves
+from .state import has_state, trainer_state, universal_state
 from .train_script import NAME as SCRIPT
 from .train_script import train_script
-from .trainer_state import OPTIMIZER, trainer_moves
-from .universal import wide_universal
-
-
-def has_state(directory: Directory, request: Request) -> bool:
-    return request.state and (OPTIMIZER in directory.trainer or is_universal(directory.path))
-
-
-def state_bytes(directory: Directory) -> int:
-    """How many bytes the optimizer state beside the weights has."""
-    if is_universal(directory.path):
-        files = [file for of in read_universal(directory.path).parameters.values() for file in of.values()]
-        return sum(file.place.bytes for file in files)
-    with open_file(directory.path / OPTIMIZER) as file:
-        return file.size
+from .trainer_state import OPTIMIZER
 
 
 def earlier_plan(directory: Location) -> Plan | None:
@@ -140,7 +122,7 @@ def record(
         "notes": list(family.notes),
         "not_carried": {
             **not_carried(directory, module_files(directory, plan).refused),
-            **(wide.not_carried if (wide := _universal(directory, plan, request)) is not None else {}),
+            **(wide.not_carried if (wide := universal_state(directory, plan, request)) is not None else {}),
         },
         "base": {
             "name": _name(absolute(directory.path)),
@@ -218,13 +200,13 @@ def job_of(
     script = train_script(about)
     if script is not None and SCRIPT not in carried:
         texts.append(Text(SCRIPT, script))
-    if (universal := _universal(directory, plan, request, noise)) is not None:
+    if (universal := universal_state(directory, plan, request, noise)) is not None:
         files, moves = (*files, *universal.files), (*moves, *universal.moves)
         texts += universal.texts
         written = {file.name for file in universal.files}
         carried += [name for name in directory.trainer if name not in written]
     elif has_state(directory, request):
-        file, more = _state(directory, plan, about, request, noise)
+        file, more = trainer_state(directory, plan, about, request, noise)
         files, moves = (*files, file), (*moves, *more)
         carried += [name for name in directory.trainer if name != OPTIMIZER]
     return make_job(
@@ -238,15 +220,6 @@ def job_of(
         about=dict(about),
         trust_base=request.trust_base or bool(about["base"].get("versions")),
     )
-
-
-def _universal(
-    directory: Directory, plan: Plan, request: Request, noise: NoisePlan | None = None
-) -> WideFiles | None:
-    """What a universal checkpoint of DeepSpeed in the directory becomes; None without one, or without state."""
-    if not request.state or not is_universal(directory.path):
-        return None
-    return wide_universal(read_universal(directory.path), plan, noise=noise, optimizer=request.optimizer)
 
 
 def plan_and_noise(base: Location, about: Mapping[str, Any]) -> tuple[Plan, NoisePlan | None]:
@@ -282,25 +255,6 @@ def plan_without(plan: Plan, names: Iterable[str]) -> Plan:
     )
 
 
-def _state(
-    directory: Directory,
-    plan: Plan,
-    about: Mapping[str, Any],
-    request: Request,
-    noise: NoisePlan | None,
-) -> tuple[OutFile, list[Move]]:
-    from ..families.models import config_from, model_class, on_meta
-
-    ends = []
-    for config, name in (
-        (directory.config, about["base_architecture"]),
-        (about["config"], about["architecture"]),
-    ):
-        made = config_from(config)
-        ends.append(on_meta(made, model_class(made, name)))
-    return trainer_moves(directory.path, plan, *ends, optimizer=request.optimizer, noise=noise)
-
-
 def wide_config(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
     """What config.json of the result says, with the dtype that was asked for."""
     if dtype is None:
@@ -326,35 +280,3 @@ def _ancestor(base: Location) -> dict[str, Any] | None:
         return None
     kept = ("version", "request", "multipliers", "plan_hash", "base", "grown_from")
     return {key: told[key] for key in kept if key in told}
-
-
-def existing_above(path: Location) -> Path:
-    """The nearest folder above a path that exists; those between are made when the result is written."""
-    here = Path.cwd() / "x" if isinstance(path, Url) else path.absolute()
-    return next(folder for folder in here.parents if folder.exists())
-
-
-def check_free(out: Location, base: Location) -> None:
-    """Raise unless `out` can be made: nothing of that name is there, and it does not lie in its base."""
-    faults = []
-    check_outside(base, out)
-    if isinstance(out, Url):
-        check_writable(out)
-        with os_errors(out):
-            faults = [
-                Fault(str(out), f"it holds {name}", "name another folder, or remove it")
-                for name in names_in(out)[:1]
-            ]
-        raise_faults("the result cannot be written there", faults)
-        return
-    above = existing_above(out)
-    if not above.is_dir():
-        faults.append(Fault(str(above), "a file, expected a folder", "name a directory somewhere else"))
-    elif not os.access(above, os.W_OK | os.X_OK):
-        what = "this user may not write into it, or its disk is read-only"
-        faults.append(Fault(str(above), what, "name a directory somewhere else"))
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        faults.append(
-            Fault(str(out), "it exists already and is not empty", "name another directory, or remove it")
-        )
-    raise_faults("the result cannot be written there", faults)

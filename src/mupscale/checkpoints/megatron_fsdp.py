@@ -143,9 +143,8 @@ def wide_fsdp(
 ) -> WideFiles:
     """Everything that writes the wide checkpoint. The optimizer is told from what it keeps, unless it is named."""
     out = WideFiles()
-    for key in told.stored.tensors:
-        if not key.startswith(told.model) and told.owner(key) is None:
-            out.not_carried[printable(key)] = "a tensor that belongs to no weight"
+    for entry in told.others:
+        out.not_carried[printable(entry)] = "it holds tensors that belong to no weight"
     if names is not None:
         raise_few(CLAIM, [Fault("names=", "every tensor names its group in this format", "leave names= out")])
     held = {
@@ -194,7 +193,11 @@ def _write(
             out.moves.append(replace(move, target=Place(place.file, place.offset, place.dtype, shape)))
             chunk = Chunk((0,) * len(shape), shape, file, *where)
             tensors[key] = chunked(place.dtype, shape, [chunk], files)
-    kept = {key: where for key, where in told.stored.values.items() if not key.startswith(told.meta)}
+    kept = {
+        key: where
+        for key, where in told.stored.values.items()
+        if not key.startswith(told.meta) and key.partition(".")[0] not in told.others
+    }
     fresh = {key: archive_of(value) for key, value in metas.items()}
     values = kept_values(out, told.path, kept, folder, f"__0_{len(held)}.distcp", fresh)
     out.files.append(fixed_file(folder + METADATA, metadata_bytes(tensors, values)))

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.about import check_record, factors, read_about, read_plans
-from ..checkpoints.grow import check_stored, has_state, state_bytes
+from ..checkpoints.grow import check_stored
 from ..checkpoints.request import Request
+from ..checkpoints.state import has_state, state_bytes
 from ..errors import Fault, MupscaleError
 from ..families.declarations import FORM, Declarations
 from ..families.goal import Goal
@@ -107,8 +108,8 @@ def _narrower(
     """The growth of the feed-forward layers alone, where it is exact and more was asked for: it is tried here."""
     asked = parse_multipliers(request.multipliers)
     only = f"ffn={max(asked.values())}"
-    other = request.multipliers == only or asked.keys() & set(TOWERS)
-    if other or max(asked.values()) == 1 or "pip install" in str(error):
+    untried = request.multipliers != only and max(asked.values()) > 1 and not asked.keys() & set(TOWERS)
+    if not untried or "pip install" in str(error):
         return []
     working(f"that cannot be grown; trying -k {only}", chosen)
     try:

@@ -17,11 +17,13 @@ from multiprocessing import get_context
 from typing import Any
 
 from ..checkpoints.about import read_about
-from ..checkpoints.grow import check_free, earlier_plan, existing_above, has_state, job_of, record
+from ..checkpoints.grow import earlier_plan, job_of, record
 from ..checkpoints.noise_words import AUTO, DEFAULT_NOISE, parse_noise
 from ..checkpoints.recipe_state import notes_on
 from ..checkpoints.request import Request
+from ..checkpoints.room import check_free, existing_above
 from ..checkpoints.rounding import ADVISE, lost_to_rounding
+from ..checkpoints.state import has_state
 from ..errors import MupscaleError
 from ..families.batches import read_batch
 from ..families.configs import edits

@@ -58,6 +58,14 @@ class FsdpDtensor:
         """The name of the tensor whose state this is; None for other entries."""
         return key.removeprefix(self.state).rpartition(".")[0] if key.startswith(self.state) else None
 
+    @property
+    def others(self) -> set[str]:
+        """Entries with tensors that are neither weights nor state, such as `rng_state`."""
+        odd = [
+            key for key in self.stored.tensors if not key.startswith(self.model) and self.owner(key) is None
+        ]
+        return {key.partition(".")[0] for key in odd}
+
     def settings(self) -> dict[str, dict[str, Any]]:
         """The settings of every tensor's group."""
         found: dict[str, dict[str, Any]] = {}

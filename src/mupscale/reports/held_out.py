@@ -85,7 +85,7 @@ def loss_at(seed: Losses, point: Point) -> float:
 
 
 def tried_by_all(seeds: Sequence[Losses]) -> list[Losses]:
-    """The seeds without the noises that one of them has not tried.
+    """The seeds without the noises that one of them has not tried; halving keeps a rate of every noise in the grid.
 
     >>> tried_by_all([{Point(1, 0.1): 0.9, Point(1, 0.8): 0.5}, {Point(2, 0.1): 0.7}])
     [{Point(lr=1, noise=0.1): 0.9}, {Point(lr=2, noise=0.1): 0.7}]

@@ -18,7 +18,7 @@ from ..tuning.command import read_command
 from ..tuning.grid import Point
 from ..tuning.settings import Settings
 from ..tuning.tune import verdict as grown_or_not
-from .held_out import LEAST, Gains, chosen, gains, nearest, tried_by_all
+from .held_out import LEAST, Gains, chosen, gains, nearest
 from .known import Known, Tried, know
 
 _WORDS = ("no", "one", "two", "three")
@@ -120,9 +120,6 @@ class _Seeds:
         return self._decided() if len(self.done) >= LEAST else self._too_few()
 
     def _decided(self) -> Verdict:
-        if not all(map(len, tried_by_all(self.noisy))):
-            head = "Not decided: no noise ran to its end on every seed, so none can be compared over seeds."
-            return Verdict(head, [*self._found(), *self.left], "Run all seeds with --no-halving.")
         noise, point, first = gains(self.noisy, self.plain), chosen(self.noisy), self.done[0]
         stay = [{leg.point: r.loss for leg, r in known.stay.items() if r is not None} for known in self.done]
         head = _told("Noise is worth it", "Noise is not worth it here", "Not decided", "noise", noise)

@@ -54,11 +54,12 @@ def grow_megatron_checkpoint(
     """Write the checkpoint from which a wide Megatron job goes on; returns what was not carried, with reasons.
 
     `base` is a folder with `latest_checkpointed_iteration.txt`, or the folder of one iteration, in the format torch_dist or
-    fsdp_dtensor. `plan` leads from the base's `GPTModel` on one rank to the wide one. Weights, their float32 copies, first and second
-    moments are grown tensor by tensor, each in its units. Build the wide optimizer with `config_overrides=megatron_overrides(out)`,
-    and load with Megatron's own loader. Groups of torch_dist do not say which tensors they hold: Megatron's rule is taken, unless
-    `names` lists them group by group.
-    Without `noise` the result trains exactly like the base. Run it again to resume.
+    fsdp_dtensor. `plan` leads from the base's `GPTModel` on one rank to the wide one. Weights, their float32 copies, first
+    and second moments are grown tensor by tensor, each in its units. Without `noise` the result trains exactly like the base.
+    Build the wide optimizer with `config_overrides=megatron_overrides(out)`, and load with Megatron's own loader.
+
+    Groups of torch_dist do not say which tensors they hold: Megatron's rule is taken, unless `names` lists them group
+    by group. A run that was stopped is resumed by the same call.
 
     >>> import tempfile, mupscale as mu
     >>> plan = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
@@ -114,11 +115,14 @@ def megatron_overrides(wide: Location | str) -> dict[Any, dict[str, Any]]:
     this is not a torch_dist checkpoint of Megatron
     """
     groups = _groups_in(wide)
-    if not groups or not all(isinstance(group.get(NAMES), list) for group in groups):
-        what = "it has no groups that name their tensors"
+    if not grown_before(groups) or not all(isinstance(group.get(NAMES), list) for group in groups):
+        what = "its groups are not those of a checkpoint that was grown"
         remedy = "name the folder that grow_megatron_checkpoint wrote, or that the wide job has saved since"
         raise MupscaleError("this checkpoint has no overrides", [Fault(str(wide), what, remedy)])
-    key: Any = import_module("megatron.core.optimizer").ParamKey
+    try:
+        key: Any = import_module("megatron.core.optimizer").ParamKey
+    except ModuleNotFoundError as error:
+        raise MupscaleError(f"overrides are Megatron's own: pip install megatron-core ({error})") from None
     patterns = _patterns([group[NAMES] for group in groups])
     return {
         key(name=names): {k: group[k] for k in OVERRIDDEN if k in group}
