@@ -1,7 +1,7 @@
 """Write the pages that are generated from data: `python docs/generate.py`.
 
 Optimizers and families come from the registries, benchmarks from docs/benchmarks.json, the source layout from the
-docstrings of the package, the README's table of real models from benchmarks/public_models_found.json. A test compares the pages with the data. `python docs/generate.py --benchmarks covertype limits`
+docstrings of the package, refusals from the calls that make them, the README's table of real models from benchmarks/public_models_found.json. A test compares the pages with the data. `python docs/generate.py --benchmarks covertype limits`
 runs those scripts and records their last lines. Nothing is recorded for a script that fails.
 """
 
@@ -24,6 +24,7 @@ from benchmarks.families_popular import summary as popular_summary  # noqa: E402
 from benchmarks.families_wide import DATA  # noqa: E402
 from benchmarks.public_models import table  # noqa: E402
 from docs.layout import layout  # noqa: E402
+from docs.refusals import refusals  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
 from mupscale.families.rows import Row, row_for  # noqa: E402
 from mupscale.families.widths import USUAL  # noqa: E402
@@ -532,6 +533,7 @@ PAGES = {
     "families.md": families,
     "benchmarks.md": benchmarks,
     "layout.md": layout,
+    "refusals.md": refusals,
     "frontier.md": frontier,
 }
 

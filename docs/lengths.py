@@ -17,6 +17,7 @@ LENGTHS = {
     "layout.md": 400,  # printed from the files: one line per module
     "limits_of_width.md": 190,  # the calculus with its derivations
     "optimizers.md": 230,  # printed from the registry: one line per optimizer
+    "refusals.md": 1300,  # printed from the source: one line per code
     "reproduction.md": 460,  # printed from stored runs: a section per setting
     "tuning.md": 360,  # a study from its first command to its recipe
 }

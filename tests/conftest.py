@@ -1,31 +1,52 @@
 """For every test: one thread. Plans without a process for each, where a module asks for them."""
 
+import hashlib
 import json
+import os
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import torch
 
+import mupscale
 from mupscale.cli import check, plan
 from mupscale.families.record import FamilyPlan
 
 torch.set_num_threads(1)  # pytest-xdist gives every worker one core
-_KNOWN: dict[str, str] = {}
+
+
+@cache
+def _code() -> str:
+    """A digest of the package and of the libraries that plans depend on: plans of other code are not used."""
+    digest = hashlib.sha256(f"{torch.__version__} {version('transformers')}".encode())
+    for file in sorted(Path(mupscale.__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 @pytest.fixture(scope="module")
-def planned_here():
-    """Plans are made in this process and remembered, because starting one with transformers takes most of the time.
+def planned_here(request):
+    """Plans are made in this process and kept in pytest's cache, where all workers and later runs of the same code find them.
 
-    `test_a_plan_comes_from_a_process_of_its_own` has the real one.
+    Starting a process with transformers takes most of the time of a plan; `test_a_plan_comes_from_a_process_of_its_own` has
+    the real one.
     """
     from mupscale.families.plan import family_plan
     from mupscale.families.prove import prove
 
+    folder = Path(request.config.cache.mkdir("plans"))
+
     def plan_here(config, multipliers, **options):
-        key = json.dumps([config, multipliers, options], sort_keys=True, default=repr)
-        if key not in _KNOWN:
-            _KNOWN[key] = prove(family_plan(config, multipliers, **options)).to_json()
-        return FamilyPlan.from_json(_KNOWN[key])
+        asked = json.dumps([_code(), config, multipliers, options], sort_keys=True, default=repr)
+        kept = folder / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
+        if not kept.exists():
+            found = prove(family_plan(config, multipliers, **options)).to_json()
+            whole = kept.with_suffix(f".{os.getpid()}")
+            whole.write_text(found, encoding="utf-8")
+            whole.replace(kept)
+        return FamilyPlan.from_json(kept.read_text(encoding="utf-8"))
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (plan, check):

@@ -34,13 +34,15 @@ def shown(value: object) -> str:
 def wrong_kind(where: str, value: object, kinds: type | tuple[type, ...], remedy: str) -> list[Fault]:
     """A fault unless a value has one of these types.
 
-    >>> [fault.what for fault in wrong_kind("noise", 0.1, (int, str), "write noise=1")]
-    ['it is 0.1, expected int or str']
+    >>> [fault.code for fault in wrong_kind("noise", 0.1, (int, str), "write noise=1")]
+    ['argument.wrong_type']
     """
     if isinstance(value, kinds):
         return []
     names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
-    return [Fault(where, f"it is {shown(value)}, expected {' or '.join(names)}", remedy)]
+    return [
+        Fault("argument.wrong_type", where, f"it is {shown(value)}, expected {' or '.join(names)}", remedy)
+    ]
 
 
 def wrong_number(
@@ -48,8 +50,8 @@ def wrong_number(
 ) -> list[Fault]:
     """A fault unless a value is a number, 0 or more; `above` 0 only, and finite unless it may be `infinite`.
 
-    >>> [fault.what for fault in wrong_number("lr", "0.1", "write lr=0.1")], wrong_number("lr", 0.1, "")
-    (["it is '0.1', expected a finite number, 0 or more"], [])
+    >>> [fault.code for fault in wrong_number("lr", "0.1", "write lr=0.1")], wrong_number("lr", 0.1, "")
+    (['argument.not_a_number'], [])
     """
     if not isinstance(value, bool) and isinstance(value, Real):
         number = float(value)
@@ -57,14 +59,14 @@ def wrong_number(
         if large_enough and (isfinite(number) or (infinite and number == inf)):
             return []
     expected = f"a {'' if infinite else 'finite '}number, {'above 0' if above else '0 or more'}"
-    return [Fault(where, f"it is {shown(value)}, expected {expected}", remedy)]
+    return [Fault("argument.not_a_number", where, f"it is {shown(value)}, expected {expected}", remedy)]
 
 
 def wrong_whole(where: str, value: object, least: int | None = None) -> list[Fault]:
     """A fault unless a value is a whole number, and `least` or more.
 
-    >>> [str(fault.what) for fault in wrong_whole("seed", 1.5)], wrong_whole("steps", 3, least=1)
-    (['it is 1.5, expected a whole number'], [])
+    >>> [fault.code for fault in wrong_whole("seed", 1.5)], wrong_whole("steps", 3, least=1)
+    (['argument.not_whole'], [])
     """
     if not isinstance(value, bool) and isinstance(value, Integral) and (least is None or int(value) >= least):
         return []
@@ -72,6 +74,7 @@ def wrong_whole(where: str, value: object, least: int | None = None) -> list[Fau
     example = 0 if least is None else least
     return [
         Fault(
+            "argument.not_whole",
             where,
             f"it is {shown(value)}, expected a whole number{bound}",
             f"write {where}={example}, for example",
@@ -82,13 +85,20 @@ def wrong_whole(where: str, value: object, least: int | None = None) -> list[Fau
 def wrong_function(where: str, value: object, *arguments: str) -> list[Fault]:
     """A fault unless a value can be called with these arguments, by position.
 
-    >>> [fault.what for fault in wrong_function("step", lambda run: run, "run", "i")]
-    ['it does not take (run, i)']
+    >>> [fault.code for fault in wrong_function("step", lambda run: run, "run", "i")]
+    ['argument.wrong_signature']
     """
     form = f"({', '.join(arguments)})"
     remedy = f"write {where}=lambda{' ' * bool(arguments)}{', '.join(arguments)}: …, or the name of a function of {form}"
     if not callable(value):
-        return [Fault(where, f"it is {shown(value)}, expected a function of {form}", remedy)]
+        return [
+            Fault(
+                "argument.not_a_function",
+                where,
+                f"it is {shown(value)}, expected a function of {form}",
+                remedy,
+            )
+        ]
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):  # some callables written in C have no signature
@@ -96,16 +106,23 @@ def wrong_function(where: str, value: object, *arguments: str) -> list[Fault]:
     try:
         signature.bind(*arguments)
     except TypeError:
-        return [Fault(where, f"it does not take {form}", remedy)]
+        return [Fault("argument.wrong_signature", where, f"it does not take {form}", remedy)]
     return []
 
 
 def wrong_list(where: str, value: object) -> list[Fault]:
     """A fault if a string was passed instead of a list of strings, since its letters would be taken for the members.
 
-    >>> [fault.remedy for fault in wrong_list("no_decay", "*.bias")]
-    ["write no_decay=['*.bias']"]
+    >>> [fault.code for fault in wrong_list("no_decay", "*.bias")]
+    ['argument.not_a_list']
     """
     if isinstance(value, str):
-        return [Fault(where, f"it is {value!r}, expected a list of names", f"write {where}=[{value!r}]")]
+        return [
+            Fault(
+                "argument.not_a_list",
+                where,
+                f"it is {value!r}, expected a list of names",
+                f"write {where}=[{value!r}]",
+            )
+        ]
     return []

@@ -44,8 +44,8 @@ def needs(what: str, *extras: str) -> Iterator[None]:
     ...     with needs("tuning", "tune"):
     ...         raise ModuleNotFoundError("No module named 'optuna'", name="optuna.trial")
     ... except MupscaleError as error:
-    ...     print(error)
-    tuning needs optuna: pip install 'mupscale[tune]'
+    ...     print(error.code)
+    extra.missing
     """
     try:
         yield
@@ -55,7 +55,10 @@ def needs(what: str, *extras: str) -> Iterator[None]:
             raise
         remedy = f"'mupscale[{','.join(extras)}]'"
         if isinstance(error, ModuleNotFoundError):
-            raise MupscaleError(f"{what} needs {package}: pip install {remedy}") from None
+            raise MupscaleError(
+                f"{what} needs {package}: pip install {remedy}", code="extra.missing"
+            ) from None
         raise MupscaleError(
-            f"{what} needs {package}, which is installed but cannot be imported ({error}): pip install --upgrade {remedy}"
+            f"{what} needs {package}, which is installed but cannot be imported ({error}): pip install --upgrade {remedy}",
+            code="extra.broken",
         ) from error

@@ -37,7 +37,9 @@ def read_about(directory: Location | str) -> dict[str, Any] | None:
         return None
     told = parse_json(read_regular(path), str(path), infinity=True, objects=_MOST_OBJECTS)
     if not isinstance(told, dict) or told.get("format") != FORMAT:
-        raise MupscaleError(f"{path} is not a record of growth: expected format {FORMAT!r}")
+        raise MupscaleError(
+            f"{path} is not a record of growth: expected format {FORMAT!r}", code="growth.not_a_record"
+        )
     return told
 
 
@@ -55,7 +57,8 @@ def check_record(directory: Directory) -> None:
             f'own, remove "{MARK}" from config.json'
         )
         raise MupscaleError(
-            f"{printable(str(directory.path))} was saved without its record", [Fault(NAME, what, remedy)]
+            f"{printable(str(directory.path))} was saved without its record",
+            [Fault("growth.record_lost", NAME, what, remedy)],
         )
 
 
@@ -65,12 +68,13 @@ def read_plans(directory: Location | str) -> tuple[Plan, Plan]:
     if told is None:
         raise MupscaleError(
             f"{directory} holds no {NAME}, so how it was grown is not known; "
-            "mupscale upscale and mupscale widen write it; copy it from there, as trainers do not"
+            "mupscale upscale and mupscale widen write it; copy it from there, as trainers do not",
+            code="growth.record_missing",
         )
     try:
         plans = [Plan.from_json(json.dumps(told[key])) for key in ("plan", "since_reference")]
     except KeyError as error:
-        raise MupscaleError(f"{directory}/{NAME} has no {error}") from None
+        raise MupscaleError(f"{directory}/{NAME} has no {error}", code="growth.record_incomplete") from None
     return plans[0], plans[1]
 
 

@@ -94,15 +94,22 @@ class NamedState:
     def _misnamed(self, plan: Plan) -> Iterator[Fault]:
         """Names that are not in the plan, and lists of names that are not one for each group."""
         if isinstance(self.members, str) or any(isinstance(names, str) for names in self.members):
-            yield Fault(self.label, "names= is a list of lists of names, found text", _LISTS)
+            yield Fault(
+                "state.names_not_lists", self.label, "names= is a list of lists of names, found text", _LISTS
+            )
         elif len(self.members) != len(self.settings):
             what = f"{len(self.settings)} groups, and names of {len(self.members)}"
-            yield Fault(self.label, what, _LISTS)
+            yield Fault("state.names_not_per_group", self.label, what, _LISTS)
         else:
             known = {*plan.sources, *plan.ties}
             for name in (name for names in self.members for name in names):
                 if resolve(name, known) is None:
-                    yield Fault(printable(name), "no tensor of the plan has this name", OTHER_PLAN)
+                    yield Fault(
+                        "plan.unknown_tensor",
+                        printable(name),
+                        "no tensor of the plan has this name",
+                        OTHER_PLAN,
+                    )
 
     def _odd(self, plan: Plan) -> Iterator[Fault]:
         """State of tensors in no group, state that has less than that of others alike, and settings that are objects."""
@@ -117,20 +124,31 @@ class NamedState:
                 kept.setdefault(alike[name], set()).update(state)
         for name, state in self.states.items():
             if name not in alike:
-                yield Fault(printable(name), "it has state, and no group holds it", _LISTS)
+                yield Fault(
+                    "state.in_no_group", printable(name), "it has state, and no group holds it", _LISTS
+                )
             elif state and (lost := kept[alike[name]] - state.keys()):
                 what = f"it has no {', '.join(sorted(lost))}, which others of its group have"
-                yield Fault(printable(name), what, "save the checkpoint again")
+                yield Fault("state.entry_missing", printable(name), what, "save the checkpoint again")
         for at, settings in enumerate(self.settings):
             for where, what in strange(dict(settings)):
-                yield Fault(f"{self.label}: group {at}", f"{printable(where)} is {what}, and code is not run")
+                yield Fault(
+                    "state.setting_is_object",
+                    f"{self.label}: group {at}",
+                    f"{printable(where)} is {what}, and code is not run",
+                )
 
     def _no_numbers(self, rule: OptimizerRule) -> Iterator[Fault]:
         for at, settings in enumerate(self.settings):
             for key in ({"lr"} | rule.constants - rule.neutral) & settings.keys():
                 if isinstance(value := settings[key], str | None | list | dict):
                     what = f"{key} = {printable(str(value))}, expected a number"
-                    yield Fault(f"{self.label}: group {at}", what, "save the checkpoint again")
+                    yield Fault(
+                        "state.setting_not_a_number",
+                        f"{self.label}: group {at}",
+                        what,
+                        "save the checkpoint again",
+                    )
 
 
 def plain_file(name: str, tree: Any) -> OutFile:

@@ -168,7 +168,8 @@ def check_config(directory: Directory, about: Mapping[str, Any]) -> None:
     if about["base"]["config"] != config_digest(directory):
         what = "it is not the configuration that was grown"
         raise MupscaleError(
-            "the base is not the one of the record", [Fault(CONFIG, what, "name the base itself")]
+            "the base is not the one of the record",
+            [Fault("growth.other_base", CONFIG, what, "name the base itself")],
         )
 
 
@@ -226,7 +227,9 @@ def plan_and_noise(base: Location, about: Mapping[str, Any]) -> tuple[Plan, Nois
     """The plan and the resolved noise of a record."""
     plan = Plan.of_json(about["plan"])
     if plan.hash != about["plan_hash"]:
-        raise MupscaleError("the record's plan does not have the hash that stands beside it")
+        raise MupscaleError(
+            "the record's plan does not have the hash that stands beside it", code="growth.plan_hash_differs"
+        )
     if about["noise"] is None:
         return plan, None
     return plan, restore_noise(about["noise"], plan, earlier_plan(base))

@@ -93,7 +93,16 @@ def wide_megatron(
             for key, value in state.items():
                 add(spots[name].state(key), f"{name}: {key}", value.source, value.making)
     elif lost := [key for key in stored if key.startswith(STATE)]:
-        raise MupscaleError(CLAIM, [Fault(printable(lost[0]), f"state without an optimizer in {COMMON}")])
+        raise MupscaleError(
+            CLAIM,
+            [
+                Fault(
+                    "megatron.state_without_optimizer",
+                    printable(lost[0]),
+                    f"state without an optimizer in {COMMON}",
+                )
+            ],
+        )
     _write(out, told, stacks, common)
     return out
 

@@ -70,17 +70,26 @@ def endings_of(told: FsdpDtensor, plan: Plan) -> dict[str, Endings]:
             if all(told.model + name + e in told.stored.tensors for e in ends)
         ]
         if entry.sources != (name,) or entry.join is not None:
-            faults.append(Fault(printable(name), NEW_TENSOR, "grow the width alone"))
+            faults.append(
+                Fault("checkpoint.grows_in_width_only", printable(name), NEW_TENSOR, "grow the width alone")
+            )
         elif spelled:
             found[name] = spelled[0]
         elif entry.kind == "parameter":
             what = "the plan needs it, and the checkpoint does not have it"
-            faults.append(Fault(printable(name), what, OTHER_PLAN))
+            faults.append(Fault("checkpoint.tensor_missing", printable(name), what, OTHER_PLAN))
     known = {name + ending for name, endings in found.items() for ending in endings}
     for key in told.stored.tensors:
         owner = key.removeprefix(told.model) if key.startswith(told.model) else told.owner(key)
         if owner is not None and owner not in known:
-            faults.append(Fault(printable(key), "no tensor of the plan is made from it", OTHER_PLAN))
+            faults.append(
+                Fault(
+                    "checkpoint.tensor_not_in_plan",
+                    printable(key),
+                    "no tensor of the plan is made from it",
+                    OTHER_PLAN,
+                )
+            )
     raise_few(CLAIM, faults)
     return found
 
@@ -109,7 +118,14 @@ def _states(told: FsdpDtensor, plan: Plan, endings: Mapping[str, Endings]) -> di
             keys = [f"{told.state}{name}{e}.{kind}" for e in ends]
             if lost := [key for key in keys if key not in told.stored.tensors]:
                 raise_few(
-                    CLAIM, [Fault(printable(lost[0]), "the other half of it is stored, and this one is not")]
+                    CLAIM,
+                    [
+                        Fault(
+                            "megatron.half_missing",
+                            printable(lost[0]),
+                            "the other half of it is stored, and this one is not",
+                        )
+                    ],
                 )
             shape = plan[name].base_shape if told.stored.tensors[keys[0]].shape else ()
             found.setdefault(name, {})[kind] = _stored(told, keys, shape)
@@ -122,7 +138,16 @@ def groups_of(told: FsdpDtensor) -> tuple[list[dict[str, Any]], list[list[str]]]
     members: list[list[str]] = []
     for name, settings in told.settings().items():
         if odd := [key for key, value in settings.items() if isinstance(value, Tensor)]:
-            raise_few(CLAIM, [Fault(printable(name), f"its {odd[0]} is a tensor, expected a plain value")])
+            raise_few(
+                CLAIM,
+                [
+                    Fault(
+                        "state.setting_is_tensor",
+                        printable(name),
+                        f"its {odd[0]} is a tensor, expected a plain value",
+                    )
+                ],
+            )
         if settings not in groups:
             groups.append(settings)
             members.append([])
@@ -146,7 +171,17 @@ def wide_fsdp(
     for entry in told.others:
         out.not_carried[printable(entry)] = "it holds tensors that belong to no weight"
     if names is not None:
-        raise_few(CLAIM, [Fault("names=", "every tensor names its group in this format", "leave names= out")])
+        raise_few(
+            CLAIM,
+            [
+                Fault(
+                    "megatron.names_not_needed",
+                    "names=",
+                    "every tensor names its group in this format",
+                    "leave names= out",
+                )
+            ],
+        )
     held = {
         name: {"": (stored, plan[name].making(None if noise is None else noise.tensor(name)))}
         for name, stored in weights.items()

@@ -52,7 +52,14 @@ def members_of(
     marks = [group["wd_mult"] for group in groups]
     if sorted(map(bool, marks)) != [False, True]:
         what = f"{len(groups)} groups with wd_mult {marks}; Megatron makes two, one of them with 0"
-        return [], [Fault("param_groups", what, "say which tensors they hold with names=[[...], ...]")]
+        return [], [
+            Fault(
+                "state.groups_ambiguous",
+                "param_groups",
+                what,
+                "say which tensors they hold with names=[[...], ...]",
+            )
+        ]
     bare = {name for name in trained if len(plan[name].axes) == 1 or name.endswith(".bias")}
     return [[name for name in trained if (name in bare) != bool(mark)] for mark in marks], []
 
@@ -73,24 +80,50 @@ def group_faults(groups: Any, schedule: Any) -> list[Fault]:
     if not isinstance(schedule, Mapping) or not all(
         isinstance(schedule.get(key, 0), float | int) for key in ("num_steps", "lr_warmup_steps")
     ):
-        return [Fault("opt_param_scheduler", "it is not what Megatron's scheduler saves")]
+        return [
+            Fault(
+                "megatron.unknown_scheduler",
+                "opt_param_scheduler",
+                "it is not what Megatron's scheduler saves",
+            )
+        ]
     if not isinstance(groups, list) or not groups or not all(isinstance(group, dict) for group in groups):
         return [
-            Fault("common.pt", "its optimizer has no param_groups: several optimizers, or none that is known")
+            Fault(
+                "megatron.no_param_groups",
+                "common.pt",
+                "its optimizer has no param_groups: several optimizers, or none that is known",
+            )
         ]
     faults = []
     for at, group in enumerate(groups):
         if not isinstance(group.get(NAMES, []), list | tuple):
-            faults.append(Fault(f"param_groups[{at}]", f"its {NAMES} is no list"))
+            faults.append(
+                Fault("megatron.names_not_a_list", f"param_groups[{at}]", f"its {NAMES} is no list")
+            )
         if group.get("is_expert_parallel"):
-            faults.append(Fault(f"param_groups[{at}]", "it holds experts, which are not read"))
+            faults.append(
+                Fault(
+                    "megatron.group_of_experts", f"param_groups[{at}]", "it holds experts, which are not read"
+                )
+            )
         faults += [
-            Fault(f"param_groups[{at}]", f"{key} = {printable(str(rate))}, expected a number")
+            Fault(
+                "state.setting_not_a_number",
+                f"param_groups[{at}]",
+                f"{key} = {printable(str(rate))}, expected a number",
+            )
             for key in _RATES
             if not isinstance(rate := _setting(key, group, schedule), float | int)
         ]
         if not isinstance(group.get("wd_mult"), float | int):
-            faults.append(Fault(f"param_groups[{at}]", "it has no wd_mult: megatron-core 0.16 writes it"))
+            faults.append(
+                Fault(
+                    "megatron.no_decay_multiplier",
+                    f"param_groups[{at}]",
+                    "it has no wd_mult: megatron-core 0.16 writes it",
+                )
+            )
     return faults
 
 

@@ -68,10 +68,17 @@ def spots_of(told: TorchDist, plan: Plan) -> dict[str, Spot]:
         spot = _spot(name, told)
         if spot is None and entry.kind == "parameter":
             faults.append(
-                Fault(printable(name), "the plan needs it, and the checkpoint does not have it", OTHER_PLAN)
+                Fault(
+                    "checkpoint.tensor_missing",
+                    printable(name),
+                    "the plan needs it, and the checkpoint does not have it",
+                    OTHER_PLAN,
+                )
             )
         elif entry.sources != (name,) or entry.join is not None:
-            faults.append(Fault(printable(name), NEW_TENSOR, "grow the width alone"))
+            faults.append(
+                Fault("checkpoint.grows_in_width_only", printable(name), NEW_TENSOR, "grow the width alone")
+            )
         elif spot is not None:
             spots[name] = spot
     layers: dict[str, set[int | None]] = {}
@@ -83,7 +90,7 @@ def spots_of(told: TorchDist, plan: Plan) -> dict[str, Spot]:
             faults.append(_unknown(key))
         elif layers[weight] not in ({None}, set(range(tensor.shape[0] if tensor.shape else 0))):
             what = f"it has shape {tensor.shape}, the plan has {len(layers[weight])} layers"
-            faults.append(Fault(printable(key), what, OTHER_PLAN))
+            faults.append(Fault("checkpoint.other_layer_count", printable(key), what, OTHER_PLAN))
     raise_few(CLAIM, faults)
     return spots
 
@@ -109,8 +116,15 @@ def _spot(name: str, told: TorchDist) -> Spot | None:
 def _unknown(key: str) -> Fault:
     if "optimizer.distributed." in key or "optimizer.state." in key.removeprefix(STATE):
         what = "the distributed optimizer saved it in buckets that ranks have cut, or for one of several optimizers"
-        return Fault(printable(key), what, "save with distrib_optim_sharding_type = 'fully_reshardable'")
-    return Fault(printable(key), "no tensor of the plan is made from it", OTHER_PLAN)
+        return Fault(
+            "megatron.buckets_not_read",
+            printable(key),
+            what,
+            "save with distrib_optim_sharding_type = 'fully_reshardable'",
+        )
+    return Fault(
+        "checkpoint.tensor_not_in_plan", printable(key), "no tensor of the plan is made from it", OTHER_PLAN
+    )
 
 
 def parts_of(stored: DcpDirectory, spot: Spot, shape: tuple[int, ...]) -> Parts:
@@ -124,10 +138,17 @@ def parts_of(stored: DcpDirectory, spot: Spot, shape: tuple[int, ...]) -> Parts:
     faults = []
     if tensor.shape[first:] != shape:
         what = f"shape {tensor.shape[first:]}, {shape} at the plan's base end"
-        faults.append(Fault(printable(spot.key), what, OTHER_PLAN))
+        faults.append(Fault("checkpoint.shape_differs", printable(spot.key), what, OTHER_PLAN))
     if len(cut) > 1:
         what = f"ranks have cut it along dimensions {sorted(cut)}, and chunks are joined along one"
-        faults.append(Fault(printable(spot.key), what, "save it from ranks that cut it along one"))
+        faults.append(
+            Fault(
+                "megatron.cut_along_several",
+                printable(spot.key),
+                what,
+                "save it from ranks that cut it along one",
+            )
+        )
     raise_few(CLAIM, faults)
     places = tuple(_place(stored, chunk, spot.layer, tensor.dtype) for chunk in chunks)
     return Parts(places, next(iter(cut), None), shape)

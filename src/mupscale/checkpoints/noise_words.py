@@ -21,7 +21,10 @@ def parse_noise(text: str, steps: int | None = None) -> tuple[str, float]:
     scheme, _, size = text.partition("=")
     if steps is not None and (text != AUTO or steps < 1):
         what = f"--steps {steps}: expected a whole number, 1 or more"
-        raise MupscaleError(what if text == AUTO else f"--steps is for --noise auto, found --noise {text}")
+        raise MupscaleError(
+            what if text == AUTO else f"--steps is for --noise auto, found --noise {text}",
+            code="option.below_one" if text == AUTO else "option.steps_need_auto",
+        )
     if text == AUTO:
         return AUTO, rise_for(steps)
     try:
@@ -31,11 +34,13 @@ def parse_noise(text: str, steps: int | None = None) -> tuple[str, float]:
     if scheme not in (*SCHEMES, AUTO) or not 0 <= value < float("inf") or (scheme == AUTO and not value):
         sizes = ", ".join(f"{name}=…" for name in SCHEMES)
         raise MupscaleError(
-            f"--noise {text}: expected auto, or {sizes} with a size of zero or more, such as {DEFAULT_NOISE}"
+            f"--noise {text}: expected auto, or {sizes} with a size of zero or more, such as {DEFAULT_NOISE}",
+            code="noise.not_a_size",
         )
     if scheme == "t" and value > LARGEST_T:
         raise MupscaleError(
             f"--noise {text}: noise above {LARGEST_T:g} times the norm of a weight leaves nothing of the weight; expected t "
-            f"up to {LARGEST_T:g}, such as {DEFAULT_NOISE}"
+            f"up to {LARGEST_T:g}, such as {DEFAULT_NOISE}",
+            code="noise.above_norm",
         )
     return scheme, value

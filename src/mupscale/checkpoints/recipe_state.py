@@ -28,7 +28,7 @@ def notes_on(recipe: Recipe, directory: Directory, named: str | None = None) -> 
     try:
         groups, state = parts(read_tree(directory.path / OPTIMIZER), OPTIMIZER)
     except MupscaleError as error:  # who carries the state hears of it; who leaves it behind need not
-        return [] if named is not None else [_untold(recipe, error.claim)]
+        return [] if named is not None else [_untold(recipe, f"{error.claim} [{error.code}]")]
     settings = list(map(settings_of, groups))
     told = []
     if named is None:
@@ -36,7 +36,10 @@ def notes_on(recipe: Recipe, directory: Directory, named: str | None = None) -> 
         if found and recipe.optimizer not in found:
             what = f"it is the state of {' or '.join(found)}, the recipe was tuned with {recipe.optimizer}"
             remedy = "tune a proxy with the optimizer of this run; if it was another after all, --optimizer"
-            raise MupscaleError("this recipe does not apply to this run", [Fault(OPTIMIZER, what, remedy)])
+            raise MupscaleError(
+                "this recipe does not apply to this run",
+                [Fault("recipe.other_optimizer", OPTIMIZER, what, remedy)],
+            )
         if len(found) != 1:
             fits = f"fits {' and '.join(found)}" if found else "fits no optimizer in the registry"
             told.append(_untold(recipe, f"what {OPTIMIZER} keeps {fits}"))

@@ -79,7 +79,9 @@ class Request:
             noise = entry["noise"]
             return Request(**{**entry, "noise": None if noise is None else (str(noise[0]), float(noise[1]))})
         except (TypeError, ValueError, KeyError, IndexError) as error:
-            raise MupscaleError(f"the record's request cannot be read: {error}") from None
+            raise MupscaleError(
+                f"the record's request cannot be read: {error}", code="growth.request_malformed"
+            ) from None
 
 
 def parse_dtype(text: str) -> str:
@@ -90,5 +92,7 @@ def parse_dtype(text: str) -> str:
     """
     found = text.upper() if text.upper() in FLOATS else TORCH_NAMES.get(text)
     if found is None:
-        raise MupscaleError(f"--dtype {text}: expected float32, bfloat16, float16 or float64")
+        raise MupscaleError(
+            f"--dtype {text}: expected float32, bfloat16, float16 or float64", code="option.unknown_dtype"
+        )
     return found

@@ -27,19 +27,33 @@ def check_free(out: Location, base: Location) -> None:
         check_writable(out)
         with os_errors(out):
             faults = [
-                Fault(str(out), f"it holds {name}", "name another folder, or remove it")
+                Fault(
+                    "job.output_not_empty", str(out), f"it holds {name}", "name another folder, or remove it"
+                )
                 for name in names_in(out)[:1]
             ]
         raise_faults("the result cannot be written there", faults)
         return
     above = existing_above(out)
     if not above.is_dir():
-        faults.append(Fault(str(above), "a file, expected a folder", "name a directory somewhere else"))
+        faults.append(
+            Fault(
+                "directory.is_a_file",
+                str(above),
+                "a file, expected a folder",
+                "name a directory somewhere else",
+            )
+        )
     elif not os.access(above, os.W_OK | os.X_OK):
         what = "this user may not write into it, or its disk is read-only"
-        faults.append(Fault(str(above), what, "name a directory somewhere else"))
+        faults.append(Fault("directory.not_writable", str(above), what, "name a directory somewhere else"))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         faults.append(
-            Fault(str(out), "it exists already and is not empty", "name another directory, or remove it")
+            Fault(
+                "job.output_not_empty",
+                str(out),
+                "it exists already and is not empty",
+                "name another directory, or remove it",
+            )
         )
     raise_faults("the result cannot be written there", faults)

@@ -48,7 +48,7 @@ def module_files(directory: Directory, plan: Plan) -> ModuleFiles:
         try:
             new, axis = _module(directory, module, axis)
         except MupscaleError as error:
-            return ModuleFiles(refused=f"{module.folder} ({module.kind}): {error.claim}")
+            return ModuleFiles(refused=f"{module.folder} ({module.kind}): {error.claim} [{error.code}]")
         found = ModuleFiles(
             (*found.texts, *new.texts),
             (*found.carried, *new.carried),
@@ -76,20 +76,26 @@ def _module(directory: Directory, module: Module, axis: Axis | None) -> tuple[Mo
         widths = [key for key in _WIDTHS if key in told]
         grown = {key: _grown(told[key], axis) for key in widths}
         if not widths:
-            raise MupscaleError(f"its {CONFIG} has no {_WIDTHS[0]}")
+            raise MupscaleError(f"its {CONFIG} has no {_WIDTHS[0]}", code="config.width_missing")
         return ModuleFiles((_text(module, {**told, **grown}),)), axis
     if module.kind == "Dense":
         return _dense(directory, module, axis)
-    raise MupscaleError("what it does at another width is not known")
+    raise MupscaleError("what it does at another width is not known", code="family.unknown_module")
 
 
 def _dense(directory: Directory, module: Module, axis: Axis | None) -> tuple[ModuleFiles, Axis | None]:
     told = _settings(directory, module)
     width = _grown(told.get("in_features"), axis)
     if told.get("use_residual"):
-        raise MupscaleError("it adds its input to its output, which would have another width")
+        raise MupscaleError(
+            "it adds its input to its output, which would have another width",
+            code="family.module_adds_residual",
+        )
     if SINGLE not in module.files:
-        raise MupscaleError(f"its weights are not in {SINGLE}; load the model and call save_pretrained")
+        raise MupscaleError(
+            f"its weights are not in {SINGLE}; load the model and call save_pretrained",
+            code="directory.module_weights_elsewhere",
+        )
     if axis is None:
         return ModuleFiles(carried=tuple(f"{module.folder}/{name}" for name in module.files)), None
     tensors = read_header(directory.path / module.folder / SINGLE).tensors
@@ -97,7 +103,9 @@ def _dense(directory: Directory, module: Module, axis: Axis | None) -> tuple[Mod
     for name, place in tensors.items():
         inward = name.endswith("linear.weight") and place.shape == (told.get("out_features"), axis.base)
         if not inward and len(place.shape) != 1:
-            raise MupscaleError(f"its tensor {name} of shape {place.shape} is not known")
+            raise MupscaleError(
+                f"its tensor {name} of shape {place.shape} is not known", code="family.unknown_module_tensor"
+            )
         axes = tuple(map(Axis.fixed, place.shape))
         entries[name] = TensorPlan((name,), (axes[0], replace(axis, role="in")) if inward else axes)
     inner = replace(directory, path=directory.path / module.folder, tensors=tensors)
@@ -118,7 +126,7 @@ def _settings(directory: Directory, module: Module) -> dict[str, Any]:
     where = f"{module.folder}/{CONFIG}"
     told = parse_json(read_regular(directory.path / where), where)
     if not isinstance(told, dict):
-        raise MupscaleError(f"its {CONFIG} holds no settings")
+        raise MupscaleError(f"its {CONFIG} holds no settings", code="config.not_an_object")
     return told
 
 
@@ -126,7 +134,9 @@ def _grown(width: Any, axis: Axis | None) -> int:
     """A width of the base's configuration at the new size; None is the axis of an output that does not grow."""
     if type(width) is not int or (axis is not None and width != axis.base):
         expected = "a whole number" if axis is None else axis.base
-        raise MupscaleError(f"its width is {width!r}, expected {expected}")
+        raise MupscaleError(
+            f"its width is {width!r}, expected {expected}", code="config.module_width_differs"
+        )
     return width if axis is None else axis.wide
 
 

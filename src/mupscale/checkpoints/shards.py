@@ -60,7 +60,10 @@ def weight_moves(
     them; noise goes by the planned name. Tensors that the wide model computes by itself are left out.
     """
     if dtype is not None and dtype not in FLOATS:
-        raise MupscaleError(f"dtype {dtype!r} cannot hold weights; use one of {', '.join(FLOATS)}")
+        raise MupscaleError(
+            f"dtype {dtype!r} cannot hold weights; use one of {', '.join(FLOATS)}",
+            code="argument.not_a_float_dtype",
+        )
     usual = Counter(place.dtype for place in directory.tensors.values() if place.dtype in FLOATS)
     planned = []
     for found in stored_tensors(plan, directory, spelling or Spelling()):
@@ -129,7 +132,11 @@ def stored_tensors(plan: Plan, directory: Directory, spelling: Spelling) -> list
             continue
         for source in missing:
             faults.append(
-                Fault(printable(source), "the plan needs this tensor, the directory does not have it")
+                Fault(
+                    "checkpoint.tensor_missing",
+                    printable(source),
+                    "the plan needs this tensor, the directory does not have it",
+                )
             )
         if missing:
             continue
@@ -144,7 +151,9 @@ def stored_tensors(plan: Plan, directory: Directory, spelling: Spelling) -> list
         if n not in used and n not in spelling.left_out:
             faults.append(
                 Fault(
-                    printable(n), "the directory has this tensor, and no tensor of the plan is made from it"
+                    "checkpoint.tensor_not_in_plan",
+                    printable(n),
+                    "the directory has this tensor, and no tensor of the plan is made from it",
                 )
             )
     raise_few("the plan does not fit the directory", faults)
@@ -157,12 +166,24 @@ def _part(
     """One stored part of a tensor, with the dimensions that storing it left out."""
     place = directory.tensors.get(stored)
     if place is None:
-        return [], [Fault(printable(stored), f"{name} is stored in parts, and this one is missing")]
+        return [], [
+            Fault(
+                "checkpoint.part_missing",
+                printable(stored),
+                f"{name} is stored in parts, and this one is missing",
+            )
+        ]
     shape = tuple(n // count for n, (_, count) in zip(entry.base_shape, part.cells, strict=True))
     kept = tuple(n for d, n in enumerate(shape) if d not in part.dropped)
     count, at = len(part.tensors), part.tensors.index(name)
     if place.shape != (kept := _stacked(kept, count)):
-        return [], [Fault(printable(stored), f"shape {place.shape} in the directory, {kept} in the plan")]
+        return [], [
+            Fault(
+                "checkpoint.shape_differs",
+                printable(stored),
+                f"shape {place.shape} in the directory, {kept} in the plan",
+            )
+        ]
     whole = replace(place, shape=shape, offset=place.offset + at * (place.bytes // count))
     return [StoredTensor(stored, name, (whole,), part.cells, part.dropped, (at, count))], []
 
@@ -179,7 +200,12 @@ def _torn(directory: Directory, present: Sequence[str]) -> Iterator[Fault]:
         for name in present[1:]:
             if not _same_bytes(reader, first, directory.tensors[name]):
                 remedy = "save the checkpoint with its ties, or use a plan of the untied model"
-                yield Fault(f"{present[0]} = {name}", "tied in the plan, stored twice and not equal", remedy)
+                yield Fault(
+                    "checkpoint.tie_not_equal",
+                    f"{present[0]} = {name}",
+                    "tied in the plan, stored twice and not equal",
+                    remedy,
+                )
 
 
 def _same_bytes(reader: Reader, a: Place, b: Place) -> bool:
@@ -196,7 +222,11 @@ def _same_bytes(reader: Reader, a: Place, b: Place) -> bool:
 
 def _misshapen(name: str, entry: TensorPlan, places: Sequence[Place]) -> Iterator[Fault]:
     if entry.cat is None and places and places[0].shape != entry.source_shape:
-        yield Fault(name, f"shape {places[0].shape} in the directory, {entry.source_shape} in the plan")
+        yield Fault(
+            "checkpoint.shape_differs",
+            name,
+            f"shape {places[0].shape} in the directory, {entry.source_shape} in the plan",
+        )
 
 
 @dataclass(frozen=True)
@@ -239,7 +269,10 @@ def _lay_out(
         together.setdefault(tensor.stored.name, []).append(tensor)
     for name, group in together.items():
         if len({tensor.shape for tensor in group}) > 1:
-            raise MupscaleError(f"{name} holds several tensors of one shape, and they would grow differently")
+            raise MupscaleError(
+                f"{name} holds several tensors of one shape, and they would grow differently",
+                code="checkpoint.stacked_grow_differently",
+            )
         if not shards or sum(tensor.bytes for tensor in group) > room:
             shards.append([])
             room = shard_bytes

@@ -50,7 +50,7 @@ def told_by(
     has = ", ".join(sorted(map(printable, given))), ", ".join(sorted(map(printable, kept))) or "nothing"
     which = f"which fits {', '.join(found)}" if found else "which no optimizer in the registry has"
     what = f"its groups have {has[0]}; its state has {has[1]}, {which}"
-    raise MupscaleError(CLAIM, [Fault("which optimizer was it?", what, remedy)])
+    raise MupscaleError(CLAIM, [Fault("state.optimizer_unclear", "which optimizer was it?", what, remedy)])
 
 
 def fitting(
@@ -112,7 +112,7 @@ def trainer_orders(
         decays = ", ".join(str(group.get("weight_decay")) for group in groups)
         what = f"groups with weight decays {decays}; the Trainer makes two, the second without decay"
         remedy = f"say which parameters they hold with names=[[...], ...], or {LEAVE}"
-        raise MupscaleError(CLAIM, [Fault("param_groups", what, remedy)])
+        raise MupscaleError(CLAIM, [Fault("state.groups_ambiguous", "param_groups", what, remedy)])
     order = _checked(groups, plan, trainer_order(base, plan.ties))
     wide_order = [[_planned(n, plan, plan.tensors) for n in of] for of in trainer_order(wide, plan.ties)]
     raise_few(CLAIM, _misfits(plan, order, wide_order))
@@ -138,7 +138,7 @@ def _checked(groups: Sequence[Mapping[str, Any]], plan: Plan, names: Names) -> O
     if many != expected:
         what = f"groups of {many} parameters, expected {expected}: some are frozen, or were grouped otherwise"
         remedy = f"say which parameters they hold with names=[[...], ...], or {LEAVE}"
-        raise MupscaleError(CLAIM, [Fault("param_groups", what, remedy)])
+        raise MupscaleError(CLAIM, [Fault("state.group_sizes_differ", "param_groups", what, remedy)])
     return [[_planned(name, plan, plan.sources) for name in of] for of in names]
 
 
@@ -146,7 +146,10 @@ def _planned(name: str, plan: Plan, known: Mapping[str, Any]) -> str:
     found = resolve(name, {*known, *plan.ties})
     planned = None if found is None else found if found in known else plan.ties[found]
     if planned is None or planned not in known:
-        raise MupscaleError(CLAIM, [Fault(printable(name), "no tensor of the plan has this name", LEAVE)])
+        raise MupscaleError(
+            CLAIM,
+            [Fault("plan.unknown_tensor", printable(name), "no tensor of the plan has this name", LEAVE)],
+        )
     return planned
 
 
@@ -156,12 +159,22 @@ def _misfits(plan: Plan, order: Names, wide_order: Names) -> list[Fault]:
     wide_group = {name: i for i, of in enumerate(wide_order) for name in of}
     alike, faults = "group the parameters of both models alike", []
     if len(group_of) != sum(map(len, order)):
-        faults.append(Fault("param_groups", "a parameter appears twice in them", "put it into one group"))
+        faults.append(
+            Fault(
+                "state.parameter_in_two_groups",
+                "param_groups",
+                "a parameter appears twice in them",
+                "put it into one group",
+            )
+        )
     for name, i in wide_group.items():
         new = plan[name].like
         for source in plan[name].sources if new is None else (new,):
             if (first := group_of.get(source)) != i:
                 what = f"{source} is in group {first} of the base, this one in group {i}"
-                faults.append(Fault(name, what, alike))
+                faults.append(Fault("state.groups_differ", name, what, alike))
     lost = [n for source in group_of for n in plan.sources[source] if n not in wide_group]
-    return faults + [Fault(n, "trained in the base, in no group of the wide model", alike) for n in lost]
+    return faults + [
+        Fault("state.in_no_wide_group", n, "trained in the base, in no group of the wide model", alike)
+        for n in lost
+    ]

@@ -114,7 +114,12 @@ def _joined(chunks: Iterable[tuple[int, bytes]]) -> tuple[tuple[int, bytes], ...
 
 def _tensors_in(groups: Groups) -> list[Fault]:
     return [
-        Fault(f"{OPTIMIZER}, group {i}", f"{printable(key)} is a tensor, not a number", LEAVE)
+        Fault(
+            "state.setting_is_tensor",
+            f"{OPTIMIZER}, group {i}",
+            f"{printable(key)} is a tensor, not a number",
+            LEAVE,
+        )
         for i, group in enumerate(groups)
         for key, value in group.items()
         if isinstance(value, Place)

@@ -54,7 +54,7 @@ def weight_sources(universal: Universal, plan: Plan) -> dict[str, Place]:
         found = resolve(name, known)
         if found is None:
             what = "no tensor of the plan is made from it"
-            faults.append(Fault(f"zero/{printable(name)}", what, OTHER_PLAN))
+            faults.append(Fault("checkpoint.tensor_not_in_plan", f"zero/{printable(name)}", what, OTHER_PLAN))
             continue
         planned = plan.planned(found)
         # The converter writes other names of a tied tensor as well, without moments.
@@ -65,10 +65,10 @@ def weight_sources(universal: Universal, plan: Plan) -> dict[str, Place]:
         if entry.kind != "parameter":
             continue
         if entry.sources != (name,) or entry.join is not None:
-            faults.append(Fault(name, NEW_TENSOR, "grow the width alone"))
+            faults.append(Fault("checkpoint.grows_in_width_only", name, NEW_TENSOR, "grow the width alone"))
         elif name not in folders:
             what = "the plan needs it, and the checkpoint has no folder of this name"
-            faults.append(Fault(f"zero/{name}", what, OTHER_PLAN))
+            faults.append(Fault("checkpoint.tensor_missing", f"zero/{name}", what, OTHER_PLAN))
         else:
             stored = universal.parameters[folders[name]][WEIGHT]
             places[name] = _shaped(stored, entry.base_shape, faults)
@@ -111,19 +111,27 @@ def _refused(universal: Universal) -> list[Fault]:
     faults = []
     if told.get("zero_stage") not in (1, 2, 3):
         what = f"zero_stage = {printable(str(told.get('zero_stage')))}: saved by an engine without ZeRO"
-        faults.append(Fault(where, what, "save the run with ZeRO 1, 2 or 3"))
+        faults.append(Fault("deepspeed.without_zero", where, what, "save the run with ZeRO 1, 2 or 3"))
     groups, inner = told.get(_GROUPS), told.get(_OPTIMIZER, {"state": {}})
     plain = isinstance(told.get("clip_grad") or 0.0, int | float)
     if not plain or not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
-        faults.append(Fault(where, f"{_GROUPS} and clip_grad are not those of an engine"))
+        faults.append(
+            Fault(
+                "deepspeed.settings_malformed", where, f"{_GROUPS} and clip_grad are not those of an engine"
+            )
+        )
     state = inner.get("state") if isinstance(inner, dict) else None
     if not isinstance(state, dict) or not all(isinstance(of, dict) for of in state.values()):
-        faults.append(Fault(where, f"{_OPTIMIZER} is not the state dict of an optimizer"))
+        faults.append(
+            Fault(
+                "deepspeed.optimizer_malformed", where, f"{_OPTIMIZER} is not the state dict of an optimizer"
+            )
+        )
     for file, model in universal.models.items():
         degree, sizes = model.get("mp_world_size", 1), model.get("checkpoint_parallel_dimensions") or {}
         if degree != 1 or not isinstance(sizes, dict) or any(size != 1 for size in sizes.values()):
             what = f"saved with tensor or pipeline parallelism over {degree} ranks, which is not read"
-            faults.append(Fault(printable(file), what))
+            faults.append(Fault("deepspeed.saved_in_parallel", printable(file), what))
     return faults
 
 
@@ -135,14 +143,16 @@ def _members(universal: Universal, faults: list[Fault]) -> list[list[str]]:
         isinstance(of, dict) and all(isinstance(name, str) for name in of) for of in told
     ):
         what = "the names of the parameters in each group are not there"
-        faults.append(Fault(_SHAPES, what, "save the run with ZeRO 1, 2 or 3"))
+        faults.append(Fault("deepspeed.names_missing", _SHAPES, what, "save the run with ZeRO 1, 2 or 3"))
     if faults:
         return []
     if len(groups) == 1:
         return [[name for of in told for name in of]]
     if len(told) != len(groups):
         what = f"{len(told)} lists of names for {len(groups)} groups: ZeRO 3 has cut groups by its sub_group_size"
-        faults.append(Fault(_SHAPES, what, "save the run with a larger sub_group_size"))
+        faults.append(
+            Fault("deepspeed.groups_were_cut", _SHAPES, what, "save the run with a larger sub_group_size")
+        )
     return [list(of) for of in told]
 
 
@@ -161,7 +171,11 @@ def _carried(
         base = plan.planned(resolve(name, {*plan.sources, *plan.ties}) or name)
         if name not in universal.parameters or base not in plan.sources:
             faults.append(
-                Fault(f"zero/{printable(name)}", "a parameter of the optimizer, and it is not there")
+                Fault(
+                    "deepspeed.parameter_missing",
+                    f"zero/{printable(name)}",
+                    "a parameter of the optimizer, and it is not there",
+                )
             )
             continue
         shape = plan[plan.sources[base][0]].base_shape
@@ -188,7 +202,7 @@ def _shaped(stored: StateFile, shape: tuple[int, ...], faults: list[Fault]) -> P
     found = stored.place.shape
     if found != shape and (stored.extras is not None or found != (prod(shape),)):
         what = f"shape {found}, {shape} at the plan's base end"
-        faults.append(Fault(printable(stored.place.file), what, OTHER_PLAN))
+        faults.append(Fault("checkpoint.shape_differs", printable(stored.place.file), what, OTHER_PLAN))
     return replace(stored.place, shape=shape)
 
 
@@ -255,10 +269,13 @@ def _schedule(state: Any, many: int, groups: Sequence[NamedGroup], where: str) -
     """The state of a scheduler that multiplies rates, for the wide groups; others are refused."""
     if not isinstance(state, dict):
         return state
-    faults = [Fault(f"{where}: lr_scheduler.{at}", f"it is {what}") for at, what in strange(state)]
+    faults = [
+        Fault("schedule.holds_an_object", f"{where}: lr_scheduler.{at}", f"it is {what}")
+        for at, what in strange(state)
+    ]
     if _COUNTED in state:
         what = f"it has {_COUNTED}: a scheduler of DeepSpeed, which writes absolute learning rates into every group"
-        faults.append(Fault(f"{where}: lr_scheduler", what, _MULTIPLY))
+        faults.append(Fault("deepspeed.own_scheduler", f"{where}: lr_scheduler", what, _MULTIPLY))
     found: dict[str, Any] = {}
     for key, value in state.items():
         listed = isinstance(value, list) and len(value) == many
@@ -268,7 +285,7 @@ def _schedule(state: Any, many: int, groups: Sequence[NamedGroup], where: str) -
             found[key] = [value[group.origin] for group in groups]
         elif (listed and any(isinstance(one, float) for one in value)) or (key == "eta_min" and value):
             what = f"{key} = {value} is an absolute learning rate, and groups have rates of their own now"
-            faults.append(Fault(f"{where}: lr_scheduler", what, _MULTIPLY))
+            faults.append(Fault("schedule.absolute_rate", f"{where}: lr_scheduler", what, _MULTIPLY))
         else:
             found[key] = value
     raise_few(CLAIM, faults)

@@ -37,6 +37,7 @@ def _spent(chosen: argparse.Namespace, base: Spent | None) -> tuple[float, str]:
         return chosen.spent, ""
     if base is None or base.flops is None:
         fault = Fault(
+            "option.not_given",
             "--spent",
             f"not given, and no {STATE} in {chosen.base} says it",
             "write --spent 2e18, for example",
@@ -50,5 +51,8 @@ def _spent(chosen: argparse.Namespace, base: Spent | None) -> tuple[float, str]:
 def _losses(path: Path) -> list[Any]:
     told = parse_json(read_regular(path), str(path))
     if not isinstance(told, list):
-        raise MupscaleError(f"{path} holds a {type(told).__name__}, expected [[parameters, FLOPs, loss], …]")
+        raise MupscaleError(
+            f"{path} holds a {type(told).__name__}, expected [[parameters, FLOPs, loss], …]",
+            code="advice.losses_not_a_list",
+        )
     return told

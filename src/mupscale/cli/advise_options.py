@@ -75,14 +75,28 @@ def _check(chosen: argparse.Namespace) -> None:
             if chosen.params
             else "not given, and no directory is"
         )
-        faults.append(Fault("--params", both, "name a directory or write --params 124e6"))
+        faults.append(
+            Fault(
+                "option.said_elsewhere" if chosen.params else "option.not_given",
+                "--params",
+                both,
+                "name a directory or write --params 124e6",
+            )
+        )
     if chosen.base is None and chosen.spent is None:
         faults.append(
-            Fault("--spent", "not given", "write --spent 2e18, or 0 for a base that is not trained yet")
+            Fault(
+                "option.not_given",
+                "--spent",
+                "not given",
+                "write --spent 2e18, or 0 for a base that is not trained yet",
+            )
         )
     for name, value, example in (("--budget", chosen.budget, "3e18"), ("--to", chosen.to, "248e6")):
         if value is None:
-            faults.append(Fault(name, "not given", f"write {name} {example}, for example"))
+            faults.append(
+                Fault("option.not_given", name, "not given", f"write {name} {example}, for example")
+            )
     numbers = {"--budget": chosen.budget, "--params": chosen.params, "--spent": chosen.spent}
     for name, number in numbers.items():
         if number is not None and not (
@@ -90,7 +104,10 @@ def _check(chosen: argparse.Namespace) -> None:
         ):
             faults.append(
                 Fault(
-                    name, f"{number:g}, expected a finite number above 0", f"write {name} 3e18, for example"
+                    "option.not_a_positive_number",
+                    name,
+                    f"{number:g}, expected a finite number above 0",
+                    f"write {name} 3e18, for example",
                 )
             )
     raise_faults("no advice can be given", faults)

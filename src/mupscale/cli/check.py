@@ -38,13 +38,15 @@ def run(chosen: argparse.Namespace) -> int:
     if about is None:
         raise MupscaleError(
             f"{chosen.wide} holds no {NAME}: it was not written by mupscale, or not finished; name a directory that "
-            "mupscale widen or mupscale upscale wrote"
+            "mupscale widen or mupscale upscale wrote",
+            code="growth.record_missing",
         )
     missing = [key for key in KEYS if key not in about]
     if missing:
         raise MupscaleError(
             f"{chosen.wide}/{NAME} has no {', '.join(missing)}, so it cannot be checked against its base; restore the file, "
-            "or grow the base again"
+            "or grow the base again",
+            code="growth.record_incomplete",
         )
     directory = read_directory(chosen.base)
     levels = [*(chosen.levels or ("bytes", "layout")), *(("model",) if chosen.model else ())]
@@ -69,7 +71,7 @@ def run(chosen: argparse.Namespace) -> int:
 def _print(level: str, said: str, faults: list[Fault]) -> None:
     print(f"{level:7} {'holds' if not faults else 'FAILS'}: {said}", flush=True)
     for fault in faults[:_SHOWN]:
-        print(f"        {fault.where}: {fault.what}")
+        print(f"        {fault.where} [{fault.code}]: {fault.what}")
     if len(faults) > _SHOWN:
         print(f"        … and {len(faults) - _SHOWN} more")
 
@@ -77,11 +79,15 @@ def _print(level: str, said: str, faults: list[Fault]) -> None:
 def _alone(chosen: argparse.Namespace) -> int:
     """The files of a grown directory against the fingerprints that were stored when they were written."""
     if chosen.levels or chosen.model:
-        raise MupscaleError("bytes, layout and model compare with the base; write mupscale check BASE WIDE")
+        raise MupscaleError(
+            "bytes, layout and model compare with the base; write mupscale check BASE WIDE",
+            code="option.level_needs_base",
+        )
     if read_about(chosen.base) is None:
         raise MupscaleError(
             f"{chosen.base} holds no {NAME}; name a directory that mupscale widen or mupscale upscale wrote, alone "
-            "or after the base that it was made from"
+            "or after the base that it was made from",
+            code="growth.record_missing",
         )
     with shown_progress("reading", chosen.quiet) as report:
         faults = check_alone(chosen.base, report, chosen.workers)
@@ -102,10 +108,14 @@ def _bytes(
         kept = {key: value for key, value in about["base"].items() if key in ("name", "config", "versions")}
         job = job_of(directory, wide, {**own, "base": kept})
     except MupscaleError as error:
-        return "the record of growth cannot be followed", list(error.faults) or [Fault(NAME, error.claim)]
+        return "the record of growth cannot be followed", list(error.faults) or [
+            Fault(error.code, NAME, error.claim)
+        ]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         # The record is untrusted input: any malformed entry means that it does not lead back to this base.
-        return "the record of growth cannot be followed", [Fault(NAME, f"{type(error).__name__}: {error}")]
+        return "the record of growth cannot be followed", [
+            Fault("growth.record_malformed", NAME, f"{type(error).__name__}: {error}")
+        ]
     with shown_progress("comparing", quiet) as report:
         faults = check_bytes(job, report=report, threads=workers)
     total = sum(file.size for file in job.files)
@@ -131,7 +141,7 @@ def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Faul
     )
     want = wide_config(family.wide_config, request.dtype)
     faults = [
-        Fault(f"config.json: {name}", f"{new} in the record, {old} by the base")
+        Fault("growth.config_differs", f"config.json: {name}", f"{new} in the record, {old} by the base")
         for name, old, new in changes(want, about["config"])
     ]
     if family.plan.hash != about["plan_hash"]:
@@ -141,8 +151,13 @@ def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Faul
             for name in {*old.tensors, *family.plan.tensors}
             if old.tensors.get(name) != family.plan.tensors.get(name)
         ]
-        faults += [Fault(name, "the plan of the record is not the one found now") for name in sorted(odd)]
-        faults = faults or [Fault("plan", "the record's plan is not the one found now")]
+        faults += [
+            Fault("growth.plan_differs", name, "the plan of the record is not the one found now")
+            for name in sorted(odd)
+        ]
+        faults = faults or [
+            Fault("growth.plan_differs", "plan", "the record's plan is not the one found now")
+        ]
     return said, faults
 
 
@@ -166,12 +181,14 @@ def _model(directory: Directory, wide: Location, about: dict[str, Any]) -> tuple
     worst = max(errors.values(), default=0.0)
     tolerance = _tolerance(wide, Plan.of_json(about["plan"]))
     faults = [
-        Fault(name, f"its gradient is off by {error:.1e}")
+        Fault("growth.gradient_differs", name, f"its gradient is off by {error:.1e}")
         for name, error in errors.items()
         if not error <= tolerance
     ]
     if not found["gap"] <= tolerance:
-        faults.insert(0, Fault("outputs", f"they differ by {found['gap']:.1e} (relative)"))
+        faults.insert(
+            0, Fault("growth.outputs_differ", "outputs", f"they differ by {found['gap']:.1e} (relative)")
+        )
     said = (
         f"outputs agree to {found['gap']:.0e}, gradients of {len(errors)} tensors to {worst:.0e}, in float64"
     )

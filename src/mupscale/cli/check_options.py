@@ -59,7 +59,9 @@ def add_to(verbs: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     if chosen.workers < 1:
-        raise MupscaleError(f"--workers {chosen.workers}: expected a whole number, 1 or more")
+        raise MupscaleError(
+            f"--workers {chosen.workers}: expected a whole number, 1 or more", code="option.below_one"
+        )
     from . import check
 
     return check.run(chosen)

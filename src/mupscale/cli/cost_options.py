@@ -107,23 +107,41 @@ def _check(chosen: argparse.Namespace) -> None:
         odd = [name for name, value in given.items() if value is not None] + ["model"] * (
             chosen.model is not None
         )
-        faults = [Fault(name, "the paper's runs have their own", "leave it out") for name in odd]
+        faults = [
+            Fault("option.said_elsewhere", name, "the paper's runs have their own", "leave it out")
+            for name in odd
+        ]
     elif chosen.model is None:
-        faults = [Fault("model", "not given", "name a Python file or a directory, or write --paper")]
+        faults = [
+            Fault(
+                "option.not_given",
+                "model",
+                "not given",
+                "name a Python file or a directory, or write --paper",
+            )
+        ]
     else:
         stock = chosen.model.suffix != ".py"
         needed, foreign = (for_stock, for_file) if stock else (for_file, for_stock)
         faults = [
             Fault(
-                name, "not given, and the cost depends on it", f"write {name} {_EXAMPLES[name]}, for example"
+                "option.not_given",
+                name,
+                "not given, and the cost depends on it",
+                f"write {name} {_EXAMPLES[name]}, for example",
             )
             for name, value in {**named, **({} if stock else proxy), **needed}.items()
             if value is None
         ]
         says = "the configuration says it" if stock else "inputs() says it"
-        faults += [Fault(name, says, "leave it out") for name, value in foreign.items() if value is not None]
+        faults += [
+            Fault("option.said_elsewhere", name, says, "leave it out")
+            for name, value in foreign.items()
+            if value is not None
+        ]
         faults += [
             Fault(
+                "option.below_least",
                 name,
                 f"{value}, expected {least} or more",
                 f"write {name} {_EXAMPLES.get(name, 10000)}, for example",
@@ -133,6 +151,11 @@ def _check(chosen: argparse.Namespace) -> None:
         ]
         if not (isfinite(chosen.trials) and chosen.trials >= 0):
             faults.append(
-                Fault("--trials", f"{chosen.trials}, expected a number, 0 or more", "write --trials 25")
+                Fault(
+                    "option.below_least",
+                    "--trials",
+                    f"{chosen.trials}, expected a number, 0 or more",
+                    "write --trials 25",
+                )
             )
     raise_faults("the cost cannot be computed", faults)

@@ -32,14 +32,17 @@ def add_to(verbs: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     if chosen.steps < 1:
-        raise MupscaleError(f"--steps {chosen.steps}: expected a whole number, 1 or more")
+        raise MupscaleError(
+            f"--steps {chosen.steps}: expected a whole number, 1 or more", code="option.below_one"
+        )
     if not chosen.plot.absolute().parent.is_dir() or chosen.plot.suffix.lower() not in (
         ".png",
         ".pdf",
         ".svg",
     ):
         raise MupscaleError(
-            f"--plot {chosen.plot}: expected a .png, .pdf or .svg file in a folder that exists"
+            f"--plot {chosen.plot}: expected a .png, .pdf or .svg file in a folder that exists",
+            code="option.not_a_plot_file",
         )
     from . import demo
 

@@ -49,7 +49,8 @@ def refuse_missing(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise MupscaleError(
             f"--device cuda: torch {torch.__version__} finds no CUDA device; install a CUDA build of torch on a "
-            "machine with a GPU, or write --device cpu"
+            "machine with a GPU, or write --device cpu",
+            code="option.no_such_device",
         )
 
 

@@ -31,7 +31,9 @@ def add_to(verbs: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     if not chosen.disk.is_dir():
-        raise MupscaleError(f"--disk {chosen.disk}: expected a folder that exists")
+        raise MupscaleError(
+            f"--disk {chosen.disk}: expected a folder that exists", code="option.not_a_folder"
+        )
     if chosen.device is not None:
         from .device_report import refuse_missing
 

@@ -76,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
     except OSError as error:
-        print(f"mupscale: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        told = f"{error.filename or 'a file'}: {error.strerror or error}"
+        print(f"mupscale: {told} [file.unreadable]", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         kept = "; what is written is kept, run the same command again to continue"

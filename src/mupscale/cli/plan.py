@@ -24,7 +24,7 @@ from ..families.declarations import FORM, Declarations
 from ..families.goal import Goal
 from ..families.into import experts_are_copies
 from ..families.multipliers import TOWERS, parse_multipliers
-from ..families.process import plan_in_process
+from ..families.process import plan_in_process, with_ways
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
 from ..files.floats import FLOATS, TORCH_NAMES
@@ -36,8 +36,16 @@ from .stored_names import stored_names
 from .working import working
 
 _TRAINING = 16  # bytes per parameter: weight, gradient and two moments in float32, or bf16 with fp32 masters
-_DECLARED = ("roles=", "layouts=", "folds=", "plus_one=")
-"""Words of a remedy that --declare takes."""
+_DECLARED = frozenset(
+    {
+        "axis.roles_disagree",
+        "layout.axis_not_named",
+        "model.growing_integer_buffer",
+        "plan.gain_declared_once",
+        "search.tensor_undecided",
+    }
+)
+"""Codes of refusals whose remedy is a declaration."""
 UNTIED = "NOT the same training: this plan keeps the function, but training differs from the first step on"
 _PROBE = 64 << 20  # bytes written to measure the disk
 
@@ -73,7 +81,10 @@ def planned(directory: Directory, chosen: argparse.Namespace, request: Request) 
     ):
         what = "this base was grown itself, and experts that its reference does not have would have no units there"
         remedy = "grow its own base in one command, as --to layers=8,experts=8,top_k=2,expert_ffn=64"
-        raise MupscaleError("experts come with the first growth", [Fault("--to experts", what, remedy)])
+        raise MupscaleError(
+            "experts come with the first growth",
+            [Fault("experts.base_was_grown", "--to experts", what, remedy)],
+        )
     try:
         family = plan_in_process(
             directory.config,
@@ -88,7 +99,7 @@ def planned(directory: Directory, chosen: argparse.Namespace, request: Request) 
         ways = [*_declarable(error), *_narrower(directory, chosen, request, error)]
         if not ways:
             raise
-        raise MupscaleError(error.claim, [*error.faults, *ways]) from None
+        raise with_ways(error, ways) from None
     if directory.weights:
         check_stored(directory, family)
     return family
@@ -96,10 +107,10 @@ def planned(directory: Directory, chosen: argparse.Namespace, request: Request) 
 
 def _declarable(error: MupscaleError) -> list[Fault]:
     """How to declare here what an error asks to declare."""
-    if not any(word in str(error) for word in _DECLARED):
+    if not _DECLARED & set(error.codes):
         return []
     what = "takes what is to be declared, as JSON by pattern of names; each part may be left out"
-    return [Fault("--declare FILE", what, f"write {FORM}")]
+    return [Fault("plan.can_be_declared", "--declare FILE", what, f"write {FORM}")]
 
 
 def _narrower(
@@ -109,7 +120,7 @@ def _narrower(
     asked = parse_multipliers(request.multipliers)
     only = f"ffn={max(asked.values())}"
     untried = request.multipliers != only and max(asked.values()) > 1 and not asked.keys() & set(TOWERS)
-    if not untried or "pip install" in str(error):
+    if not untried or any(code.startswith("extra.") for code in error.codes):
         return []
     working(f"that cannot be grown; trying -k {only}", chosen)
     try:
@@ -119,7 +130,14 @@ def _narrower(
     except MupscaleError:
         return []
     what = "not every width of this model can grow; its feed-forward layers can"
-    return [Fault(f"-k {request.multipliers}", what, f"write -k {only}, which was tried and is exact")]
+    return [
+        Fault(
+            "goal.ffn_can_grow_alone",
+            f"-k {request.multipliers}",
+            what,
+            f"write -k {only}, which was tried and is exact",
+        )
+    ]
 
 
 def declarations(request: Request) -> Declarations | None:

@@ -78,7 +78,7 @@ def add_source(verb: argparse.ArgumentParser) -> None:
 def check_goal(chosen: argparse.Namespace) -> None:
     """Raise unless -k or --to says what grows, in a form that can be read; without -k no width grows."""
     if chosen.multipliers is None and chosen.to is None:
-        raise MupscaleError("say what grows: -k 2 for every width, or --to layers=8")
+        raise MupscaleError("say what grows: -k 2 for every width, or --to layers=8", code="goal.not_given")
     chosen.multipliers = chosen.multipliers or "1"
     if chosen.into is not None:
         chosen.to = f"{chosen.to},into={chosen.into}" if chosen.to else f"into={chosen.into}"
@@ -99,7 +99,10 @@ def declared(chosen: argparse.Namespace) -> str | None:
 def run(chosen: argparse.Namespace) -> int:
     check_goal(chosen)
     if chosen.json is not None and (chosen.json.is_dir() or not chosen.json.absolute().parent.is_dir()):
-        raise MupscaleError(f"--json {chosen.json}: expected the name of a file in a folder that exists")
+        raise MupscaleError(
+            f"--json {chosen.json}: expected the name of a file in a folder that exists",
+            code="option.not_a_file_name",
+        )
     from ..checkpoints.request import Request
 
     request = Request(chosen.multipliers, export=chosen.export, declared=declared(chosen), to=chosen.to)

@@ -64,7 +64,7 @@ def _same_request(job: Job, request: Request, chosen: argparse.Namespace) -> Non
     raise_faults(
         f"{chosen.out}.partial was started with other arguments",
         [
-            Fault(key, f"was {printable(before)}, now {printable(now)}", remedy)
+            Fault("job.other_arguments", key, f"was {printable(before)}, now {printable(now)}", remedy)
             for key, (before, now) in pairs.items()
             if before != now
         ],

@@ -89,7 +89,9 @@ def _failing(proxy: Path) -> Iterator[None]:
             raise
         print("".join(format_list(frames)), end="", file=sys.stderr)
         failure = f"{proxy} failed in line {frames[0].lineno}: {type(error).__name__}: {error}"
-        raise MupscaleError(f"{failure}; fix it and start a new study (--folder, --study)") from error
+        raise MupscaleError(
+            f"{failure}; fix it and start a new study (--folder, --study)", code="proxy.file_failed"
+        ) from error
 
 
 def _report(chosen: argparse.Namespace) -> str:

@@ -164,22 +164,45 @@ def _faults(chosen: argparse.Namespace, given: Mapping[str, Any], directory: boo
     }
     if not chosen.proxy.exists() and chosen.proxy.suffix != ".py":
         what = "no such directory or file"
-        return [Fault(str(chosen.proxy), what, "name a Hugging Face directory, or a Python file")]
+        return [
+            Fault(
+                "proxy.no_such_file",
+                str(chosen.proxy),
+                what,
+                "name a Hugging Face directory, or a Python file",
+            )
+        ]
     if not directory:
         examples = {"width": "--width 128", "k": "-k 2", "steps": "--steps 400"}
         faults = [
-            Fault(write.partition(" ")[0], "not given, and a file does not say it", f"write {write}")
+            Fault(
+                "option.not_given",
+                write.partition(" ")[0],
+                "not given, and a file does not say it",
+                f"write {write}",
+            )
             for name, write in examples.items()
             if name not in given
         ]
         odd = [name for name, value in text.items() if value is not None]
-        return faults + [Fault(name, "the file says it", "leave it out") for name in odd]
+        return faults + [
+            Fault("option.said_elsewhere", name, "the file says it", "leave it out") for name in odd
+        ]
     faults = (
-        [] if chosen.data is not None else [Fault("--data", "no text to train on", "write --data text.jsonl")]
+        []
+        if chosen.data is not None
+        else [Fault("option.not_given", "--data", "no text to train on", "write --data text.jsonl")]
     )
     for name in ("--context", "--batch"):
         if text[name] is not None and text[name] < (2 if name == "--context" else 1):
-            faults.append(Fault(name, f"{text[name]}, expected a larger whole number", f"write {name} 64"))
+            faults.append(
+                Fault(
+                    "option.below_least",
+                    name,
+                    f"{text[name]}, expected a larger whole number",
+                    f"write {name} 64",
+                )
+            )
     return faults
 
 

@@ -76,7 +76,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         more = "".join(f"\n  {line}" for line in (*self.meant(self._given), f"see {self.prog} --help"))
-        super().error(message + more)
+        super().error(f"{message} [usage]{more}")
 
     def meant(self, words: Sequence[str]) -> Iterator[str]:
         """A line for every word that is not an option or verb but resembles one."""

@@ -255,7 +255,8 @@ def _job(directory: Directory, out: Location, about: dict[str, Any], state: bool
         except BrokenProcessPool:
             raise MupscaleError(
                 "the process that reads the optimizer state was killed, most often for lack of memory; "
-                "free some and run the same command again, or do not carry the state: --no-state"
+                "free some and run the same command again, or do not carry the state: --no-state",
+                code="state.process_died",
             ) from None
 
 

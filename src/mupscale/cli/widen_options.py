@@ -132,17 +132,25 @@ def _checked(chosen: argparse.Namespace) -> None:
     """Raise if options cannot work, before anything that takes long to import."""
     check_goal(chosen)
     if chosen.noise is not None and chosen.recipe is not None:
-        raise MupscaleError("--recipe sets the noise: give --noise or --recipe, not both")
+        raise MupscaleError(
+            "--recipe sets the noise: give --noise or --recipe, not both", code="recipe.with_other_settings"
+        )
     if chosen.steps is not None and chosen.recipe is not None:
-        raise MupscaleError("--recipe sets the noise: leave out --steps, which is for --noise auto")
+        raise MupscaleError(
+            "--recipe sets the noise: leave out --steps, which is for --noise auto",
+            code="recipe.with_other_settings",
+        )
     if chosen.verb_name == "upscale" and chosen.noise is None and chosen.recipe is None:
         raise MupscaleError(
             "upscale needs a noise size: --noise auto | t=… | sigma=… | paired=…, or --recipe FILE\n"
             f"  without a tuned size write --noise auto; for a model that does not fit into memory {DEFAULT_NOISE}\n"
-            "  for the exact map without noise: mupscale widen"
+            "  for the exact map without noise: mupscale widen",
+            code="noise.not_given",
         )
     if chosen.workers < 1:
-        raise MupscaleError(f"--workers {chosen.workers}: expected a whole number, 1 or more")
+        raise MupscaleError(
+            f"--workers {chosen.workers}: expected a whole number, 1 or more", code="option.below_one"
+        )
     if chosen.noise is not None:
         parse_noise(chosen.noise, chosen.steps)
 
@@ -165,7 +173,10 @@ def _request(chosen: argparse.Namespace) -> Request:
         to=chosen.to,
     )
     if chosen.no_loss and chosen.batch is not None and request.rise is None:
-        raise MupscaleError("--batch is for the loss that --no-loss leaves out; give one of them")
+        raise MupscaleError(
+            "--batch is for the loss that --no-loss leaves out; give one of them",
+            code="option.batch_without_loss",
+        )
     return request
 
 
@@ -183,7 +194,9 @@ def _share(text: str | None) -> tuple[int, int] | None:
         return None
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if found is None or not int(found[1]) < int(found[2]):
-        raise MupscaleError(f"--worker {text}: expected I/N with I from 0 to N-1, such as 0/8")
+        raise MupscaleError(
+            f"--worker {text}: expected I/N with I from 0 to N-1, such as 0/8", code="option.not_a_share"
+        )
     return int(found[1]), int(found[2])
 
 

@@ -29,7 +29,8 @@ def read_batch(path: Path) -> dict[str, Any]:
     except Exception as error:  # readers and tensor() fail in many ways, and all mean this
         raise MupscaleError(
             f"{path}: expected inputs by argument name, as safetensors or as JSON such as "
-            f'{{"input_ids": [[1, 2, 3]]}}: {error}'
+            f'{{"input_ids": [[1, 2, 3]]}}: {error}',
+            code="data.not_a_batch",
         ) from None
 
 
@@ -73,14 +74,17 @@ def loss_of_batch(inputs: Mapping[str, Any]) -> Callable[[nn.Module], Tensor]:
         if unknown:
             names = ", ".join(unknown)
             raise MupscaleError(
-                f"the batch has {names}, which {type(model).__name__} does not take; leave it out"
+                f"the batch has {names}, which {type(model).__name__} does not take; leave it out",
+                code="data.unknown_input",
             )
         given = dict(inputs)
         if "labels" in accepted and "labels" not in given and "input_ids" in given:
             given["labels"] = given["input_ids"]
         found: Tensor | None = getattr(model(**given), "loss", None)
         if found is None:
-            raise MupscaleError(f"{type(model).__name__} gives no loss for this batch; add its labels")
+            raise MupscaleError(
+                f"{type(model).__name__} gives no loss for this batch; add its labels", code="data.no_loss"
+            )
         return found
 
     return loss

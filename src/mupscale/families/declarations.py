@@ -40,22 +40,31 @@ class Declarations:
         """Plain data as declarations; one error lists everything that is wrong with them."""
         claim = f"{where} cannot be used"
         if not isinstance(entry, dict):
-            raise MupscaleError(f"{claim}: expected a JSON object such as {FORM}")
+            raise MupscaleError(
+                f"{claim}: expected a JSON object such as {FORM}", code="plan.declarations_not_object"
+            )
         known = ("roles", "layouts", "folds", "plus_one")
         faults = [
-            Fault(printable(key), f"unknown; expected {', '.join(known)}", f"write {FORM}")
+            Fault(
+                "plan.unknown_declaration",
+                printable(key),
+                f"unknown; expected {', '.join(known)}",
+                f"write {FORM}",
+            )
             for key in entry
             if key not in known
         ]
         tables = {key: entry.get(key, {}) for key in known[:3]}
         plus_one = entry.get("plus_one", [])
         faults += [
-            Fault(key, "expected an object by name", f"write {FORM}")
+            Fault("plan.declaration_not_by_name", key, "expected an object by name", f"write {FORM}")
             for key, t in tables.items()
             if not isinstance(t, dict)
         ]
         if not isinstance(plus_one, list) or not all(isinstance(name, str) for name in plus_one):
-            faults.append(Fault("plus_one", "expected a list of names", f"write {FORM}"))
+            faults.append(
+                Fault("plan.plus_one_not_list", "plus_one", "expected a list of names", f"write {FORM}")
+            )
         raise_faults(claim, faults)
         roles = {name: _by_axis("roles", name, value, faults) for name, value in tables["roles"].items()}
         layouts = {
@@ -65,6 +74,7 @@ class Declarations:
             if not isinstance(value, (str, int)) or not _is_scale(str(value)):
                 faults.append(
                     Fault(
+                        "plan.fold_not_a_factor",
                         f"folds, {printable(name)}",
                         f"{printable(value)}, expected a factor",
                         'write "1/2", "1/k" or "k^-1/4"',
@@ -121,7 +131,12 @@ def _by_axis(option: str, name: str, value: Any, faults: list[Fault]) -> str | d
     elif _is_one(option, value):
         return str(value)
     faults.append(
-        Fault(f"{option}, {printable(name)}", f"{printable(value)}, expected {example}", f"write {example}")
+        Fault(
+            "plan.role_not_readable" if option == "roles" else "plan.layout_not_readable",
+            f"{option}, {printable(name)}",
+            f"{printable(value)}, expected {example}",
+            f"write {example}",
+        )
     )
     return ""
 

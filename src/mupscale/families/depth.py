@@ -79,7 +79,10 @@ def _layer_count(data: Mapping[str, Any]) -> tuple[Path, Mapping[str, Any], str]
     if len(counted) != 1:
         names = ", ".join(".".join((*path, key)) for path, _, key in counted) or "none"
         what = f"this configuration counts layers in {names}, expected one field"
-        raise_faults("this model cannot grow deeper", [Fault("--to layers", what, _WIDTH)])
+        raise_faults(
+            "this model cannot grow deeper",
+            [Fault("depth.layers_not_counted_once", "--to layers", what, _WIDTH)],
+        )
     return counted[0]
 
 
@@ -106,14 +109,18 @@ def _shown(data: Mapping[str, Any]) -> list[Fault]:
     """Fields by which a model returns the logits of every router, and adds a loss of them that would move new blocks."""
     what = "it is true: the balance loss counts the routers of new blocks too, so it would move the base before they wake"
     field = "output_router_logits"
-    return [Fault(field, what, _WIDTH) for _, part in nested_configs(data) if part.get(field)]
+    return [
+        Fault("depth.balance_loss_on", field, what, _WIDTH)
+        for _, part in nested_configs(data)
+        if part.get(field)
+    ]
 
 
 def _counted(part: Mapping[str, Any], own: str, layers: int) -> list[Fault]:
     """Fields that may mean layers by their number, so that new blocks would change which layers they mean."""
     told = [key for key, value in part.items() if key != own and not _understood(key, value, part, layers)]
     what = "it is {}, and may mean layers by their number, which new blocks change"
-    return [Fault(key, what.format(part[key]), _WIDTH) for key in told]
+    return [Fault("depth.field_counts_layers", key, what.format(part[key]), _WIDTH) for key in told]
 
 
 def _understood(key: str, value: Any, part: Mapping[str, Any], layers: int) -> bool:
@@ -148,6 +155,7 @@ def deepened(config: Config, depth: Depth) -> Config:
     data = dict(nested_configs(as_data(made)))
     faults = [
         Fault(
+            "config.class_changes_field",
             ".".join(path),
             f"set to {value}, and its class makes {data[path[:-1]].get(path[-1])} of it",
             _WIDTH,
@@ -188,7 +196,7 @@ def try_blocks(small: Config, cls: Any) -> float:
     kind = str(small.model_type)
     if not any(entry.quiet for entry in plan.tensors.values()):
         what = "which weights of a block write into its stream is not known for this type"
-        raise_faults("this model cannot grow deeper", [Fault(kind, what, _WIDTH)])
+        raise_faults("this model cannot grow deeper", [Fault("depth.writers_unknown", kind, what, _WIDTH)])
     with lifted_casts():
         loss = loss_for(base, deep, batch_for(base, small))
         worst = check_asleep(base, deep, plan, loss, kind, _WIDTH)
@@ -216,13 +224,15 @@ def refuse_spelling(plan: Plan, parts: Mapping[str, Part], reading: Reading) -> 
     what = "stored under another name than the model's, and new tensors have no such name"
     remedy = "load it with from_pretrained and save it with save_pretrained once"
     faults = [
-        Fault(stored, what, remedy)
+        Fault("checkpoint.no_names_for_new", stored, what, remedy)
         for stored, name in reading.names.items()
         if stored != name and pattern_of(name) in moved
     ]
     # These are the names that save_pretrained itself writes.
     faults += [
-        Fault(n, what, _WIDTH) for n, part in parts.items() if moved & set(map(pattern_of, part.tensors))
+        Fault("checkpoint.no_names_for_new", n, what, _WIDTH)
+        for n, part in parts.items()
+        if moved & set(map(pattern_of, part.tensors))
     ]
     raise_faults("this checkpoint cannot get new tensors", faults[:2])
 

@@ -58,7 +58,7 @@ def refuse_wider(goal: Goal) -> None:
     if goal.to.experts is not None and goal.size("ffn", 1) != 1:
         what = "feed-forward layers would grow too, and expert_ffn is the width of experts in the result"
         remedy = "name the other widths, as -k hidden=2,heads=2,kv_heads=2"
-        raise_faults(_CLAIM, [Fault("ffn", what, remedy)])
+        raise_faults(_CLAIM, [Fault("experts.ffn_grows_too", "ffn", what, remedy)])
 
 
 def entered(config: Config, cls: Any, experts: Experts) -> Mixture:
@@ -121,11 +121,19 @@ def experts_plan(base: nn.Module, wide: nn.Module, target: Target) -> Plan:
         kind_: Kind = "buffer" if kind == "buffer" else "parameter"
         entry = _entry(name, kind_, tuple(map(Axis.fixed, tensor.shape)), target)
         if entry.sources and any(old.get(source) != entry.source_shape for source in entry.sources):
-            odd.append(Fault(name, f"{entry.source_shape} is not the shape of {' and '.join(entry.sources)}"))
+            odd.append(
+                Fault(
+                    "experts.shape_differs",
+                    name,
+                    f"{entry.source_shape} is not the shape of {' and '.join(entry.sources)}",
+                )
+            )
         tensors[name] = entry
     used = {source for entry in tensors.values() for source in entry.sources} | set(ties)
     odd += [
-        Fault(name, "no tensor of the model with experts is made from it") for name in old if name not in used
+        Fault("experts.tensor_left_over", name, "no tensor of the model with experts is made from it")
+        for name in old
+        if name not in used
     ]
     raise_faults("the two classes do not correspond", odd[:4])
     return Plan(tensors, ties)
@@ -185,12 +193,19 @@ def _check_asleep(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> f
     gap = loss_gap(float(before), float(after))
     if not gap <= GRADIENT_TOLERANCE:
         what = f"the loss differs by {gap:.1e} in the class with experts: it computes something else"
-        raise_faults(_CLAIM, [Fault(type(wide).__name__, what)])
+        raise_faults(_CLAIM, [Fault("experts.loss_differs", type(wide).__name__, what)])
     errors = compare_gradients(base_grads, wide_grads, plan).errors
     wrong = [name for name, error in errors.items() if not error <= GRADIENT_TOLERANCE]
     awake = [name for name in wrong if plan[name].new]
-    faults = [Fault(name, "new, and training would move it before it wakes") for name in awake]
-    faults += [Fault(name, "its gradient differs in the class with experts") for name in wrong if not awake]
+    faults = [
+        Fault("experts.moved_before_waking", name, "new, and training would move it before it wakes")
+        for name in awake
+    ]
+    faults += [
+        Fault("experts.gradient_differs", name, "its gradient differs in the class with experts")
+        for name in wrong
+        if not awake
+    ]
     raise_faults(_CLAIM, faults[:4])
     return max(errors.values(), default=0.0)
 
@@ -202,7 +217,13 @@ def _check_woken(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> No
     jump = loss_gap(float(before), float(after))
     if not jump <= GRADIENT_TOLERANCE:
         what = f"waking experts changes the loss by {jump:.1e}, expected 0"
-        raise_faults(_CLAIM, [Fault(type(wide).__name__, what)])
+        raise_faults(_CLAIM, [Fault("experts.waking_changes_loss", type(wide).__name__, what)])
     quiet = [name for name, entry in plan.tensors.items() if entry.quiet]
     asleep = [name for name in quiet if (grad := grads[name]) is None or not grad.any()]
-    raise_faults(_CLAIM, [Fault(name, "no gradient reaches it when its expert wakes") for name in asleep[:2]])
+    raise_faults(
+        _CLAIM,
+        [
+            Fault("experts.never_wake", name, "no gradient reaches it when its expert wakes")
+            for name in asleep[:2]
+        ],
+    )

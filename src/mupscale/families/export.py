@@ -30,13 +30,16 @@ _CARRIED = (
 def start_of(config: Config, export: str | None) -> Config:
     """The configuration whose tensors the plan starts from: the base's own, or the base untied."""
     if export not in (None, *EXPORTS):
-        raise MupscaleError(f"no export is called {export!r}; expected {' or '.join(EXPORTS)}")
+        raise MupscaleError(
+            f"no export is called {export!r}; expected {' or '.join(EXPORTS)}", code="option.unknown_export"
+        )
     if export != "untie":
         return config
     data = as_data(config)
     if not data.get("tie_word_embeddings"):
         raise MupscaleError(
-            "there is nothing to untie: this configuration does not tie its embeddings; leave export out"
+            "there is nothing to untie: this configuration does not tie its embeddings; leave export out",
+            code="option.nothing_to_untie",
         )
     return config_from({**data, "tie_word_embeddings": False})
 
@@ -60,7 +63,8 @@ def untied(plan: Plan, ties: Mapping[str, str]) -> Plan:
     }
     if not changes:
         raise MupscaleError(
-            "this class ties its embeddings whatever its configuration says, so it cannot be untied; leave export out"
+            "this class ties its embeddings whatever its configuration says, so it cannot be untied; leave export out",
+            code="family.always_tied",
         )
     return replace(plan.with_tensors(changes), exact="static")
 
@@ -73,6 +77,7 @@ def granite(base: Mapping[str, Any], wide: Mapping[str, Any], k: int) -> dict[st
     if kind not in _LLAMA_LIKE:
         faults.append(
             Fault(
+                "family.not_like_granite",
                 str(kind),
                 "Granite has the tensors of Llama, Mistral and Qwen2 only",
                 _OWN,
@@ -81,6 +86,7 @@ def granite(base: Mapping[str, Any], wide: Mapping[str, Any], k: int) -> dict[st
     if kind != "llama" and base.get("sliding_window") and base.get("use_sliding_window", True):
         faults.append(
             Fault(
+                "family.granite_has_no_window",
                 "sliding_window",
                 f"attention is cut at {base['sliding_window']} tokens, and Granite has no window",
                 _OWN,
@@ -89,6 +95,7 @@ def granite(base: Mapping[str, Any], wide: Mapping[str, Any], k: int) -> dict[st
     if kind == "qwen2":
         faults.append(
             Fault(
+                "family.granite_adds_bias",
                 "attention bias",
                 "Granite adds o_proj.bias, which trains and which the base does not have",
                 _OWN,

@@ -39,7 +39,10 @@ class Goal:
         twice = [width for width in goal.sizes if width in goal.k]
         what = "both -k and --to name it, expected one of them"
         remedy = "leave it out of one"
-        raise_faults("the goal cannot be read", [Fault(width, what, remedy) for width in twice])
+        raise_faults(
+            "the goal cannot be read",
+            [Fault("goal.width_in_both_options", width, what, remedy) for width in twice],
+        )
         return goal
 
     @property

@@ -32,7 +32,7 @@ def refuse_nothing(data: Mapping[str, Any], goal: Goal) -> None:
     have = {width for _, part in nested_configs(data) for width in growing_fields(part)}
     what = f"nothing grows; this configuration has {', '.join(sorted(have)) or 'no known width'}"
     remedy = "write -k 2, or a number above 1 for one of them" if have else ""
-    raise_faults(_CLAIM, [Fault("-k", what, remedy)])
+    raise_faults(_CLAIM, [Fault("goal.nothing_grows", "-k", what, remedy)])
 
 
 def check_growth(data: Mapping[str, Any], goal: Goal) -> None:
@@ -43,6 +43,7 @@ def check_growth(data: Mapping[str, Any], goal: Goal) -> None:
     faults = [*_no_tower(goal, [path for path, _, _ in parts])]
     faults += [
         Fault(
+            "goal.width_not_in_config",
             width,
             f"this configuration has no such width; it has {', '.join(sorted(have)) or 'none'}",
             f"leave {width} out",
@@ -59,13 +60,13 @@ def check_growth(data: Mapping[str, Any], goal: Goal) -> None:
         own = goal.within(path)
         if others & edits(part, own).keys():
             faults += [
-                Fault(where, why)
-                for condition, why in row.refused.items()
+                Fault(code, where, why)
+                for condition, (code, why) in row.refused.items()
                 if evaluate(condition, symbols(part))
             ]
-        faults += [Fault(where, what, remedy) for what, remedy in _head_size(part, own)]
+        faults += [Fault(code, where, what, remedy) for code, what, remedy in _head_size(part, own)]
         if not row.head_size_grows:
-            faults += [Fault(where, what, remedy) for what, remedy in _together(part, own)]
+            faults += [Fault(code, where, what, remedy) for code, what, remedy in _together(part, own)]
     raise_faults(_CLAIM, faults)
 
 
@@ -74,7 +75,12 @@ def _no_tower(goal: Goal, paths: list[Path]) -> Iterator[Fault]:
     have = [tower for tower in TOWERS if any(f"{tower}_config" in path for path in paths)]
     for tower in (tower for tower in TOWERS if tower in goal.k and tower not in have):
         what = f"this configuration has no {tower} tower; it has {', '.join(have) or 'none'}"
-        yield Fault(tower, what, f"leave {tower} out; a number without a name is for every width")
+        yield Fault(
+            "goal.tower_not_in_config",
+            tower,
+            what,
+            f"leave {tower} out; a number without a name is for every width",
+        )
 
 
 def _one_size(
@@ -86,28 +92,32 @@ def _one_size(
         inside = [".".join(path) for path, _, fields in parts if path and width in fields]
         if inside:
             what = f"it is a width of {', '.join(inside)}, and --to names sizes of a model without parts"
-            yield Fault(width, what, f"write -k {width}=2")
+            yield Fault("goal.width_of_a_part", width, what, f"write -k {width}=2")
             continue
         several = len({str(value) for value in found.values()}) > 1
         if several or any(isinstance(value, list) for value in found.values()):
             told = ", ".join(f"{name} = {value}" for name, value in found.items())
             yield Fault(
-                width, f"it has several sizes here ({told}), and --to names one", f"write -k {width}=2"
+                "goal.several_sizes",
+                width,
+                f"it has several sizes here ({told}), and --to names one",
+                f"write -k {width}=2",
             )
         elif any(goal.size(width, value) < value for value in found.values()):
             (now,) = set(found.values())
             what = f"{now} -> {goal.size(width, now)}: growing only adds units"
-            yield Fault(width, what, f"write a size above {now}")
+            yield Fault("goal.size_not_larger", width, what, f"write a size above {now}")
 
 
-def _head_size(part: Mapping[str, Any], goal: Goal) -> Iterator[tuple[str, str]]:
+def _head_size(part: Mapping[str, Any], goal: Goal) -> Iterator[tuple[str, str, str]]:
     """The size of a head stays."""
     now, new = symbols(part).get("D"), goal.sizes.get("head_dim")
     if new is not None and now is not None:
-        yield f"head_dim {now} -> {new}: rotary frequencies depend on it", "add heads instead"
+        what = f"head_dim {now} -> {new}: rotary frequencies depend on it"
+        yield "goal.head_size_grows", what, "add heads instead"
 
 
-def _together(part: Mapping[str, Any], goal: Goal) -> Iterator[tuple[str, str]]:
+def _together(part: Mapping[str, Any], goal: Goal) -> Iterator[tuple[str, str, str]]:
     """Hidden size and heads, and key heads and query heads, where one decides the other."""
     names, fields = symbols(part), growing_fields(part)
     if "H" not in names:
@@ -118,6 +128,7 @@ def _together(part: Mapping[str, Any], goal: Goal) -> Iterator[tuple[str, str]]:
     implicit = "E" in names and "heads" in fields and not explicit_head_size(part)
     if implicit and growth["hidden"] != growth["heads"]:
         yield (
+            "goal.hidden_unlike_heads",
             f"its head size is hidden / heads, and hidden grows by {growth['hidden']}, heads by {growth['heads']}",
             f"give both the same multiplier: hidden={growth['hidden']},heads={growth['hidden']}",
         )
@@ -128,6 +139,7 @@ def _together(part: Mapping[str, Any], goal: Goal) -> Iterator[tuple[str, str]]:
         k = growth["kv_heads"]
         pair = f"heads={kv * names['G']},kv_heads={kv}" if goal.sizes else f"heads={k},kv_heads={k}"
         yield (
+            "goal.kv_heads_outgrow_heads",
             f"kv_heads {names['KV']} -> {kv} with heads {heads}: copies of a key head would serve different queries: "
             "outputs stay, training does not",
             f"write {pair}, or leave kv_heads out",
@@ -137,10 +149,12 @@ def _together(part: Mapping[str, Any], goal: Goal) -> Iterator[tuple[str, str]]:
     }:
         whole = heads % names["G"] == 0
         yield (
+            "goal.heads_outgrow_kv_heads",
             f"heads {names['H']} -> {heads} with kv_heads {kv}: a new query head on a trained key head cannot sleep",
             f"grow kv_heads with heads ({heads // names['G']}), or -k heads=2"
             if whole
             else "write -k heads=2",
         )
     elif heads % kv:
-        yield f"{heads} query heads cannot share {kv} key heads", "choose kv_heads so that they divide heads"
+        what = f"{heads} query heads cannot share {kv} key heads"
+        yield "goal.kv_heads_not_a_divisor", what, "choose kv_heads so that they divide heads"

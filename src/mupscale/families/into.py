@@ -44,8 +44,8 @@ class Target:
     """Whether its experts are copies of the dense layer, all of which every token goes to."""
     renormalised: bool = True
     """Whether the weights of a token's experts are divided by their sum, so that one expert alone always has weight 1."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Field of the dense model that must not be set -> why."""
+    refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Field of the dense model that must not be set -> the code of the refusal, and why."""
 
 
 def _granite(base: Data, experts: Experts) -> dict[str, Any]:
@@ -68,7 +68,17 @@ def _several_shared(base: Data, experts: Experts) -> dict[str, Any]:
     if ffn % experts.ffn:
         what = f"{experts.ffn}: here the dense layer of {ffn} becomes whole experts of this size"
         nearest = max(n for n in range(1, experts.ffn + 1) if ffn % n == 0)
-        raise_faults(_CLAIM, [Fault("expert_ffn", what, f"write a divisor of {ffn}, such as {nearest}")])
+        raise_faults(
+            _CLAIM,
+            [
+                Fault(
+                    "experts.ffn_not_a_divisor",
+                    "expert_ffn",
+                    what,
+                    f"write a divisor of {ffn}, such as {nearest}",
+                )
+            ],
+        )
     return {
         "intermediate_size": ffn,
         "moe_intermediate_size": experts.ffn,
@@ -121,8 +131,9 @@ def _dots1(base: Data, experts: Experts) -> dict[str, Any]:
 
 
 _MLP = ("mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight")
-_WINDOW = "attention is cut at a window, which this class does not have"
-_BIAS = "its feed-forward layers have biases, which this class does not have"
+_WINDOW = ("experts.class_without_window", "attention is cut at a window, which this class does not have")
+_NO_BIAS = "experts.class_without_bias"
+_BIAS = (_NO_BIAS, "its feed-forward layers have biases, which this class does not have")
 _SHARED = {f"mlp.shared_experts.{name.removeprefix('mlp.')}": (name,) for name in _MLP}
 _ROUTED = {
     "mlp.gate.weight": _MLP[0],
@@ -152,7 +163,10 @@ TARGETS: Mapping[str, Target] = {
         refused={
             "mlp_bias": _BIAS,
             "sliding_window": _WINDOW,
-            "attention_bias": "its output projections of attention have biases, which this class does not have",
+            "attention_bias": (
+                _NO_BIAS,
+                "its output projections of attention have biases, which this class does not have",
+            ),
         },
     ),
     "dots1": Target(
@@ -174,7 +188,7 @@ TARGETS: Mapping[str, Target] = {
         refused={
             "mlp_bias": _BIAS,
             "sliding_window": _WINDOW,
-            "attention_bias": "attention has biases, which this class does not have",
+            "attention_bias": (_NO_BIAS, "attention has biases, which this class does not have"),
         },
     ),
     "qwen3_moe": Target(
@@ -201,20 +215,25 @@ def target_of(base: Data, architecture: str, experts: Experts) -> Target:
     other = f"write --into {fitting[0]}" if fitting else ""
     faults = []
     if named is not None and named in GATED:
-        faults = [Fault(f"--into {named}", GATED[named], other)]
+        faults = [Fault("experts.shared_expert_gated", f"--into {named}", GATED[named], other)]
     elif named is not None and named not in TARGETS:
         what = f"no such class with experts, expected one of {', '.join(TARGETS)}"
-        faults = [Fault(f"--into {named}", what, other)]
+        faults = [Fault("experts.unknown_class", f"--into {named}", what, other)]
     elif named is None and not fitting:
         what = f"no class with experts is known that holds a {kind}; there are some for {', '.join(_known())}"
-        faults = [Fault(kind, what)]
+        faults = [Fault("experts.no_class_known", kind, what)]
     elif named is not None and named not in fitting:
         faults = [
-            Fault(f"--into {named}", f"it does not have the tensors and the arithmetic of {kind}", other)
+            Fault(
+                "experts.class_does_not_fit",
+                f"--into {named}",
+                f"it does not have the tensors and the arithmetic of {kind}",
+                other,
+            )
         ]
     elif not architecture.endswith("ForCausalLM"):
         what = f"{architecture}: classes with experts are known for language models"
-        faults = [Fault(kind, what)]
+        faults = [Fault("experts.not_a_language_model", kind, what)]
     raise_faults(_CLAIM, faults)
     return TARGETS[named or fitting[0]]
 
@@ -225,19 +244,30 @@ def _known() -> list[str]:
 
 def with_experts(base: Data, target: Target, experts: Experts) -> dict[str, Any]:
     """The configuration of the class with experts, at the width and depth of the base; refused where it has none."""
-    faults = [Fault(key, why) for key, why in target.refused.items() if base.get(key)]
+    faults = [Fault(code, key, why) for key, (code, why) in target.refused.items() if base.get(key)]
     if experts.top_k > experts.number:
         what = f"{experts.top_k} of {experts.number} experts for every token"
-        faults.append(Fault("top_k", what, f"write at most top_k={experts.number}"))
+        faults.append(
+            Fault("experts.top_k_too_large", "top_k", what, f"write at most top_k={experts.number}")
+        )
     elif experts.top_k == 1 and target.renormalised:
         what = "this router's one weight is always 1, so it would never learn"
-        faults.append(Fault(f"experts={experts.number},top_k=1", what, "write top_k=2"))
+        faults.append(
+            Fault("experts.router_never_learns", f"experts={experts.number},top_k=1", what, "write top_k=2")
+        )
     if target.copies and experts.top_k != experts.number:
         what = f"{experts.top_k} of {experts.number}: copies that a router chooses from see different tokens, so they part from the base"
-        faults.append(Fault("top_k", what, f"write top_k={experts.number}"))
+        faults.append(Fault("experts.copies_need_all", "top_k", what, f"write top_k={experts.number}"))
     if target.copies and experts.ffn != base["intermediate_size"]:
         what = f"{experts.ffn}: copies have the width of the dense layer"
-        faults.append(Fault("expert_ffn", what, f"write expert_ffn={base['intermediate_size']}"))
+        faults.append(
+            Fault(
+                "experts.copies_of_other_width",
+                "expert_ffn",
+                what,
+                f"write expert_ffn={base['intermediate_size']}",
+            )
+        )
     raise_faults(_CLAIM, faults)
     kind = next(name for name, known in TARGETS.items() if known is target)
     return {

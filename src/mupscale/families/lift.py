@@ -64,10 +64,13 @@ def lift(
     faults: list[Fault] = []
     if base.ties != wide.ties:
         odd = sorted(set(base.ties.items()) ^ set(wide.ties.items()))
-        faults += [Fault(f"{a} = {b}", "tied at one end only") for a, b in odd]
+        faults += [Fault("family.tied_at_one_end", f"{a} = {b}", "tied at one end only") for a, b in odd]
     if base.shapes.keys() != wide.shapes.keys():
         odd_names = sorted(base.shapes.keys() ^ wide.shapes.keys())
-        faults += [Fault(name, "in one of the two full models only") for name in odd_names]
+        faults += [
+            Fault("family.tensor_at_one_end", name, "in one of the two full models only")
+            for name in odd_names
+        ]
     raise_faults("the two full models do not correspond", faults)
     twins = _Twins(small, list(base.shapes))
     tensors: dict[str, TensorPlan] = {}
@@ -75,7 +78,13 @@ def lift(
     for name in wide.shapes:
         if name in wide.ties:
             if pattern_of(name) not in {pattern_of(alias) for alias in small.ties}:
-                faults.append(Fault(name, "tied in the full model, and not in its small copy"))
+                faults.append(
+                    Fault(
+                        "family.tie_not_in_small_copy",
+                        name,
+                        "tied in the full model, and not in its small copy",
+                    )
+                )
             continue
         try:
             other = twins.of(name)
@@ -92,7 +101,13 @@ def lift(
             if held:
                 lifted[name] = held
         except (MupscaleError, ValueError) as error:
-            faults.append(Fault(name, error.claim if isinstance(error, MupscaleError) else str(error)))
+            faults.append(
+                Fault(
+                    error.code if isinstance(error, MupscaleError) else "family.axis_does_not_lift",
+                    name,
+                    error.claim if isinstance(error, MupscaleError) else str(error),
+                )
+            )
     raise_faults("the plan of the small copy does not fit the full model", faults)
     return replace(small, tensors=tensors, ties=dict(wide.ties)), lifted
 
@@ -122,10 +137,15 @@ def _axis(axis: Axis, base: int, wide: int, declared: Any = None) -> Axis:
     """
     if base == wide:
         if axis.grows:
-            raise MupscaleError(f"an axis of {base} stays, and grows in the small copy")
+            raise MupscaleError(
+                f"an axis of {base} stays, and grows in the small copy", code="family.only_small_axis_grows"
+            )
         return Axis.fixed(base)
     if not axis.grows:
-        raise MupscaleError(f"an axis grows from {base} to {wide}, and stays in the small copy")
+        raise MupscaleError(
+            f"an axis grows from {base} to {wide}, and stays in the small copy",
+            code="family.only_full_axis_grows",
+        )
     if declared is not None:
         found = Axis.between(base, wide, axis.role, declared)
     else:
@@ -133,12 +153,16 @@ def _axis(axis: Axis, base: int, wide: int, declared: Any = None) -> Axis:
         for segment in axis.segments:
             number = Fraction(segment[0].size * base, axis.base)
             if number.denominator != 1:
-                raise MupscaleError(f"{base} units are not a whole number of the blocks in {axis}")
+                raise MupscaleError(
+                    f"{base} units are not a whole number of the blocks in {axis}",
+                    code="family.blocks_not_whole",
+                )
             segments.append((Factor(int(number), segment[0].k, 0), *segment[1:]))
         found = Axis.of(*_padded(axis, segments, wide), role=axis.role)
     if (found.base, found.wide) != (base, wide):
         raise MupscaleError(
-            f"the layout {axis} of the small copy gives {found.base} -> {found.wide}, the full model has {base} -> {wide}"
+            f"the layout {axis} of the small copy gives {found.base} -> {found.wide}, the full model has {base} -> {wide}",
+            code="family.layout_does_not_lift",
         )
     return found
 
@@ -155,12 +179,16 @@ def _padded(axis: Axis, segments: list[Product], wide: int) -> list[Product]:
     if not axis.padded:
         return segments
     if len(segments) > 1 or any(factor.pad for factor in axis.segments[0][1:]):
-        raise MupscaleError(f"the zeros of {axis} in the small copy lie inside its parts")
+        raise MupscaleError(
+            f"the zeros of {axis} in the small copy lie inside its parts", code="family.zeros_inside_parts"
+        )
     (head, *inner), (own, *_) = segments[0], axis.segments[0]
     block = prod(factor.wide for factor in inner)
     zeros, rest = divmod(wide - int(head.live) * block, block)
     if rest or zeros <= 0 or not own.pad:
-        raise MupscaleError(f"{wide} units are not a whole number of the blocks in {axis}")
+        raise MupscaleError(
+            f"{wide} units are not a whole number of the blocks in {axis}", code="family.blocks_not_whole"
+        )
     return [(Factor(head.size, head.k, zeros), *inner)]
 
 
@@ -195,7 +223,9 @@ class _Twins:
         pattern = pattern_of(name)
         candidates = self._names.get(pattern, [])
         if not candidates:
-            raise MupscaleError("the small copy has no tensor of this kind")
+            raise MupscaleError(
+                "the small copy has no tensor of this kind", code="family.kind_not_in_small_copy"
+            )
         plans = [self._small.tensors[c] for c in candidates]
         if len({_structure(p) for p in plans}) == 1:
             return name if name in candidates else candidates[0]
@@ -205,7 +235,8 @@ class _Twins:
         alike = [c for c in candidates if _place(c, self._last["small"]) == place]
         if len({_structure(self._small.tensors[c]) for c in alike}) != 1:
             raise MupscaleError(
-                "layers of the small copy treat it differently, and none corresponds to this one"
+                "layers of the small copy treat it differently, and none corresponds to this one",
+                code="family.layers_differ",
             )
         return alike[0]
 

@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import MupscaleError
 from ..plans.plan import Plan
 from ..storage.location import Location, Url
-from .process import OFFLINE
+from .process import OFFLINE, refusal_of
 from .record import FamilyPlan
 from .word_losses import WordLosses
 
@@ -40,7 +40,8 @@ def check_memory(needed: float, what: str) -> None:
     if needed * _ROOM > free:
         raise MupscaleError(
             f"{what} needs about {needed * _ROOM / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free; "
-            "run it on a larger machine, or leave this level out"
+            "run it on a larger machine, or leave this level out",
+            code="model.not_enough_memory",
         )
 
 
@@ -134,7 +135,8 @@ def _here(directory: Location) -> str:
     if isinstance(directory, Url):
         raise MupscaleError(
             f"transformers loads the weights of a directory of this machine, and {directory} is at a URL; copy it to a disk "
-            "and name the copy"
+            "and name the copy",
+            code="directory.not_on_this_machine",
         )
     return str(directory)
 
@@ -169,8 +171,11 @@ def _ask(request: Mapping[str, Any]) -> dict[str, Any]:
     lines = done.stdout.decode(errors="replace").splitlines()
     if done.returncode or not lines:
         tail = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
-        raise MupscaleError(f"the process that loads the model ended with code {done.returncode}: {tail[0]}")
+        raise MupscaleError(
+            f"the process that loads the model ended with code {done.returncode}: {tail[0]}",
+            code="model.loading_process_died",
+        )
     found: dict[str, Any] = json.loads(lines[-1])
     if "claim" in found:
-        raise MupscaleError(found["claim"])
+        raise refusal_of(found)
     return found

@@ -30,6 +30,7 @@ from ..training.widen import fill_
 from .losses import batch_for, loss_for
 from .measures import Measure, measure_for
 from .models import config_from, model_class, quiet, read_config
+from .process import refusal_answer
 from .word_losses import over_words, word_losses
 
 
@@ -50,7 +51,9 @@ def _load(directory: str, dtype: Any, architecture: str | None = None, absent: C
     wrong = {key: names for key, names in odd.items() if names and key != "unexpected_keys"}
     if wrong:
         lines = "; ".join(f"{key}: {', '.join(names[:4])}" for key, names in wrong.items())
-        raise MupscaleError(f"{directory} does not load cleanly: {lines}")
+        raise MupscaleError(
+            f"{directory} does not load cleanly: {lines}", code="directory.does_not_load_cleanly"
+        )
     return model.eval(), config
 
 
@@ -141,7 +144,7 @@ def main() -> None:
             request["ask"]
         ](request)
     except MupscaleError as error:
-        answer = {"claim": str(error)}
+        answer = refusal_answer(error)
     print("\n" + json.dumps(answer))
 
 

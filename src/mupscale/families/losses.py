@@ -126,7 +126,9 @@ def find_batch(model: nn.Module, config: Config) -> tuple[Batch, int]:
     said = (
         f"{type(first).__name__}: {str(first).splitlines()[0][:200]}" if first and str(first) else repr(first)
     )
-    raise NoBatchError(f"no batch is known that {type(model).__name__} accepts; it says {said}")
+    raise NoBatchError(
+        f"no batch is known that {type(model).__name__} accepts; it says {said}", code="model.no_batch_known"
+    )
 
 
 def batch_for(model: nn.Module, config: Config) -> Batch:
@@ -169,10 +171,13 @@ def growing_outputs(base: nn.Module, wide: nn.Module, batch: Batch) -> dict[str,
     except (RuntimeError, ValueError, IndexError) as error:
         raise MupscaleError(
             f"{type(wide).__name__} does not run when all its widths grow, so one of its sizes does not follow; it says "
-            f"{str(error).splitlines()[0][:200]}"
+            f"{str(error).splitlines()[0][:200]}",
+            code="model.does_not_run_wide",
         ) from error
     if {p: len(s) for p, s in pair[0].items()} != {p: len(s) for p, s in pair[1].items()}:
-        raise MupscaleError("base and wide model return different outputs")
+        raise MupscaleError(
+            "base and wide model return different outputs", code="model.other_outputs_when_wide"
+        )
     return {
         path: [d for d, (a, b) in enumerate(zip(shape, pair[1][path], strict=True)) if a != b]
         for path, shape in pair[0].items()

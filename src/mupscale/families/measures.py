@@ -68,7 +68,8 @@ def _random_tokens(model: Any) -> dict[str, Any]:
     named = inspect.signature(model.forward).parameters
     if not known or "input_ids" not in named or getattr(model.config, "is_encoder_decoder", False):
         raise MupscaleError(
-            f"{type(model).__name__} neither writes text nor reads text alone, so it needs a batch: --batch FILE"
+            f"{type(model).__name__} neither writes text nor reads text alone, so it needs a batch: --batch FILE",
+            code="data.batch_needed",
         )
     length = min(TOKENS, int(getattr(config, "max_position_embeddings", None) or TOKENS) // 2)
     drawn = torch.Generator().manual_seed(0)
@@ -80,12 +81,13 @@ def _vectors(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
     unknown = [name for name in inputs if name not in inspect.signature(model.forward).parameters]
     if unknown:
         what = f"the batch has {', '.join(unknown)}, which {type(model).__name__} does not take; leave it out"
-        raise MupscaleError(what)
+        raise MupscaleError(what, code="data.unknown_input")
     found = model(**inputs)
     first = next((value for value in found.to_tuple() if isinstance(value, Tensor) and value.ndim > 1), None)
     if first is None:
         raise MupscaleError(
-            f"{type(model).__name__} gives no vectors for this batch; add labels, so that it gives a loss"
+            f"{type(model).__name__} gives no vectors for this batch; add labels, so that it gives a loss",
+            code="data.no_vectors",
         )
     return first.flatten(0, -2)[:_MOST].float()
 

@@ -60,14 +60,22 @@ def read_config(source: Mapping[str, Any] | str | Location) -> dict[str, Any]:
         return dict(named(parse_json(read_regular(path, _LARGEST_CONFIG), str(path), infinity=True)))
     try:
         if path.stat().st_size > _LARGEST_CONFIG:
-            raise MupscaleError(f"{path.name} has {path.stat().st_size} bytes, which no configuration has")
+            raise MupscaleError(
+                f"{path.name} has {path.stat().st_size} bytes, which no configuration has",
+                code="file.too_long",
+            )
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         said = error.strerror if isinstance(error, OSError) else error
         remedy = "name a directory that save_pretrained has written, or its config.json"
-        raise MupscaleError(f"no configuration can be read from {path}: {said}; {remedy}") from None
+        raise MupscaleError(
+            f"no configuration can be read from {path}: {said}; {remedy}", code="config.not_readable"
+        ) from None
     if not isinstance(found, dict):
-        raise MupscaleError(f"{path} holds a {type(found).__name__}, expected an object with a model_type")
+        raise MupscaleError(
+            f"{path} holds a {type(found).__name__}, expected an object with a model_type",
+            code="config.not_an_object",
+        )
     return found
 
 
@@ -77,16 +85,21 @@ def config_from(raw: Mapping[str, Any]) -> Config:
 
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        raise MupscaleError(_no_type(kind, bool(raw.get("auto_map")), list(CONFIG_MAPPING)))
+        raise MupscaleError(
+            _no_type(kind, bool(raw.get("auto_map")), list(CONFIG_MAPPING)),
+            code="config.unknown_model_type" if isinstance(kind, str) else "config.no_model_type",
+        )
     if raw.get("quantization_config"):
         raise MupscaleError(
-            "a quantised checkpoint holds no weights that could be copied; widen the original one"
+            "a quantised checkpoint holds no weights that could be copied; widen the original one",
+            code="checkpoint.quantised_weights",
         )
     try:
         config = CONFIG_MAPPING[kind].from_dict(_plain({k: v for k, v in raw.items() if k != "auto_map"}))
     except Exception as error:
         raise MupscaleError(
-            f"transformers refuses this configuration of {kind}: {_first_line(error)}"
+            f"transformers refuses this configuration of {kind}: {_first_line(error)}",
+            code="config.refused_by_transformers",
         ) from None
     for name, text in row_for(kind).defaults.items():
         if getattr(config, name, 0) is None:
@@ -145,15 +158,19 @@ def model_class(config: Config, architecture: str | None = None) -> Any:
                 break
     if named is None or not named.isidentifier():
         raise MupscaleError(
-            f"no class is known for model_type {kind!r}; name it with architecture= (--architecture)"
+            f"no class is known for model_type {kind!r}; name it with architecture= (--architecture)",
+            code="family.no_class_known",
         )
     cls = getattr(transformers, named, None)
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise MupscaleError(f"{named} is not a model class of this version of transformers; name one that is")
+        raise MupscaleError(
+            f"{named} is not a model class of this version of transformers; name one that is",
+            code="family.unknown_class",
+        )
     expected = getattr(cls, "config_class", None)
     if expected is not None and not isinstance(config, expected):
         what = f"{named} is built from {expected.__name__}, found {type(config).__name__}"
-        raise MupscaleError(f"{what}; name a class of model_type {kind!r}")
+        raise MupscaleError(f"{what}; name a class of model_type {kind!r}", code="family.class_of_other_type")
     return cls
 
 
@@ -188,7 +205,7 @@ def construct(config: Config, cls: Any) -> nn.Module:
     except Exception as error:
         raise MupscaleError(
             f"{cls.__name__} cannot be built from this configuration",
-            [Fault(config.model_type, _first_line(error))],
+            [Fault("model.cannot_be_built", config.model_type, _first_line(error))],
         ) from error
     assert isinstance(model, nn.Module)
     return model

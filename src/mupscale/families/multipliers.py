@@ -48,17 +48,33 @@ def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
     for width, k in pairs:
         if width not in (EVERY, *WIDTHS, *TOWERS):
             what = f"no such width or tower, expected one of {', '.join((*WIDTHS, *TOWERS))}"
-            faults.append(Fault(width or "(nothing)", what, "write -k 2, or -k hidden=2,heads=2,ffn=4"))
+            faults.append(
+                Fault(
+                    "goal.unknown_width",
+                    width or "(nothing)",
+                    what,
+                    "write -k 2, or -k hidden=2,heads=2,ffn=4",
+                )
+            )
         elif width in found:
-            faults.append(Fault(_said(width), "given twice, expected once", "keep one of the two"))
+            faults.append(
+                Fault(
+                    "goal.width_given_twice",
+                    _said(width),
+                    "given twice, expected once",
+                    "keep one of the two",
+                )
+            )
         elif not re.fullmatch(r"[1-9]\d{0,3}", k):
             what = f"{k!r}, expected a whole number from 1 to 9999: copies come whole"
-            faults.append(Fault(_said(width), what, "write 2, 3, …"))
+            faults.append(Fault("goal.not_a_multiplier", _said(width), what, "write 2, 3, …"))
         else:
             found[width] = int(k)
     for tower in [name for name in TOWERS if name in found] if found.keys() & set(WIDTHS) else ():
         what = "a tower grows in all its widths, and widths are named beside it"
-        faults.append(Fault(tower, what, f"write -k {tower}=2, or name widths alone"))
+        faults.append(
+            Fault("goal.tower_beside_widths", tower, what, f"write -k {tower}=2, or name widths alone")
+        )
     raise_faults("the multipliers cannot be read", faults)
     return found
 
@@ -125,7 +141,7 @@ def parse_to(text: str) -> To:
     said = sum(key in found for key in _EXPERTS)
     alone = ("after" in found and "layers" not in found) or said in (1, 2) or ("into" in found and not said)
     if wrong or alone or len(found) != len(pairs):
-        raise MupscaleError(f"--to {text}: expected {_FORM}")
+        raise MupscaleError(f"--to {text}: expected {_FORM}", code="goal.to_not_readable")
     after = found.get("after")
     return To(
         int(found.get("layers", 0)),

@@ -44,7 +44,7 @@ def hidden_size(config: Config) -> int:
     size = symbols(as_data(config)).get("E")
     if size is None:
         what = "its hidden size is not known by any usual name"
-        fault = Fault(config.model_type, what, "tune a Python file instead")
+        fault = Fault("config.no_hidden_size", config.model_type, what, "tune a Python file instead")
         raise MupscaleError("this model has no width", [fault])
     return int(size)
 
@@ -71,7 +71,12 @@ def narrowed(config: Config, divisor: int) -> Config:
     others = [key for key in data if again.get(key) != data[key]]
     raise_faults(
         f"{config.model_type} cannot be made {divisor} times narrower",
-        [Fault(key, f"{data[key]} becomes {again.get(key)} when it grows again") for key in others],
+        [
+            Fault(
+                "proxy.does_not_grow_back", key, f"{data[key]} becomes {again.get(key)} when it grows again"
+            )
+            for key in others
+        ],
     )
     return small
 

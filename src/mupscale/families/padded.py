@@ -45,7 +45,10 @@ def refuse_layer_norms(small: Any, base: Tensors, wide: Tensors) -> None:
 def refuse_edits(plan: Plan) -> None:
     """Raise if zeros ask for another eps, which a stock class reads from its configuration for all norms at once."""
     what = "zeros in torch's own RMSNorm need another eps there, which no field of the configuration says"
-    faults = [Fault(edit.path, what, "write whole multiples: -k 2") for edit in plan.edits[:2]]
+    faults = [
+        Fault("family.zeros_need_other_eps", edit.path, what, "write whole multiples: -k 2")
+        for edit in plan.edits[:2]
+    ]
     raise_faults("this model cannot grow by zeros", faults)
 
 
@@ -69,6 +72,7 @@ def try_other_size(found: Found, small: Config, goal: Goal, cls: Any) -> float:
     if not max(gap, worst) <= GRADIENT_TOLERANCE:
         what = f"exact at one share of zeros and off by {max(gap, worst):.1e} at another: its fold depends on the size"
         raise_faults(
-            "this model cannot grow by zeros", [Fault(pattern_of(name), what, "write whole multiples: -k 2")]
+            "this model cannot grow by zeros",
+            [Fault("family.fold_depends_on_size", pattern_of(name), what, "write whole multiples: -k 2")],
         )
     return worst

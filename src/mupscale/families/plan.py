@@ -89,7 +89,8 @@ def family_plan(
     if to is not None and export is not None:
         what = f"{export}, and --to {to}: what --to adds is added in the base's own class"
         raise_faults(
-            "a model is exported or grows deeper", [Fault("--export", what, "leave one of them out")]
+            "a model is exported or grows deeper",
+            [Fault("goal.export_and_growth", "--export", what, "leave one of them out")],
         )
     refuse_wider(goal)
     mixture = None if goal.to.experts is None else entered(narrow, cls, goal.to.experts)

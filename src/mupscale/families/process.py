@@ -66,18 +66,54 @@ def plan_in_process(
             )
         except subprocess.TimeoutExpired:
             raise MupscaleError(
-                f"planning took longer than {timeout:.0f} s and was stopped; run it again on a less busy machine"
+                f"planning took longer than {timeout:.0f} s and was stopped; run it again on a less busy machine",
+                code="plan.took_too_long",
             ) from None
         if not answer.exists():
             tail = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
             raise MupscaleError(
                 f"the planning process ended with code {done.returncode} and no answer",
-                [Fault("last lines of its stderr", " / ".join(tail) or "none", _remedy(done.returncode))],
+                [
+                    Fault(
+                        "plan.process_died",
+                        "last lines of its stderr",
+                        " / ".join(tail) or "none",
+                        _remedy(done.returncode),
+                    )
+                ],
             )
         found = json.loads(answer.read_text(encoding="utf-8"))
     if "claim" in found:
-        raise MupscaleError(found["claim"], [Fault(*fault) for fault in found["faults"]])
+        raise refusal_of(found)
     return FamilyPlan.of_json(found)
+
+
+def refusal_answer(error: MupscaleError) -> dict[str, Any]:
+    """A refusal as the answer of a process.
+
+    >>> refusal_of(refusal_answer(MupscaleError("nothing grows", code="goal.nothing_grows"))).code
+    'goal.nothing_grows'
+    """
+    return {"claim": error.claim, "code": error.code, "faults": [list(fault) for fault in error.faults]}
+
+
+def refusal_of(answer: Mapping[str, Any]) -> MupscaleError:
+    """The refusal that a process has answered with."""
+    return MupscaleError(answer["claim"], [Fault(*fault) for fault in answer["faults"]], code=answer["code"])
+
+
+def with_ways(error: MupscaleError, ways: Sequence[Fault]) -> MupscaleError:
+    """A refusal with what can be done instead. A claim that stood alone becomes a fault: its code stays the first.
+
+    >>> way = Fault("goal.ffn_can_grow_alone", "-k", "its feed-forward layers can grow", "write -k ffn=2")
+    >>> with_ways(MupscaleError("a tensor shrinks", code="family.tensor_shrinks"), [way]).codes
+    ('family.tensor_shrinks', 'goal.ffn_can_grow_alone')
+    """
+    if not ways:
+        return error
+    if error.faults:
+        return MupscaleError(error.claim, [*error.faults, *ways])
+    return MupscaleError("this model cannot grow like that", [Fault(error.code, "model", error.claim), *ways])
 
 
 def _remedy(code: int) -> str:
@@ -103,16 +139,16 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
         )
         return (prove(family, request["steps"]) if request["steps"] else family).as_json()
     except MupscaleError as error:
-        faults = [*error.faults, *_nearest(request)]
-        return {"claim": error.claim, "faults": [[f.where, f.what, f.remedy] for f in faults]}
+        return refusal_answer(with_ways(error, _nearest(request)))
     except ModuleNotFoundError as error:
         claim = f"planning needs {error.name}: pip install 'mupscale[hf]'"
-        return {"claim": claim, "faults": []}
+        return refusal_answer(MupscaleError(claim, code="extra.missing"))
     except Exception as error:
         text = str(error).strip().splitlines()
         what = f"{type(error).__name__}: {text[0][:300] if text else ''}"
         remedy = "build the model from this config.json with transformers alone, to see whether that works"
-        return {"claim": "the model's code failed while it was planned", "faults": [["model", what, remedy]]}
+        fault = Fault("model.code_failed", "model", what, remedy)
+        return refusal_answer(MupscaleError("the model's code failed while it was planned", [fault]))
 
 
 def _nearest(request: Mapping[str, Any]) -> list[Fault]:
@@ -128,7 +164,14 @@ def _nearest(request: Mapping[str, Any]) -> list[Fault]:
         prove(family, request["steps"])
     except Exception:  # whatever stops it, it is no remedy
         return []
-    return [Fault("-k", "its feed-forward layers can grow alone", f"write -k {multipliers}")]
+    return [
+        Fault(
+            "goal.ffn_can_grow_alone",
+            "-k",
+            "its feed-forward layers can grow alone",
+            f"write -k {multipliers}",
+        )
+    ]
 
 
 def main(arguments: list[str]) -> None:

@@ -116,7 +116,13 @@ def prove(family: FamilyPlan, steps: int = 5) -> FamilyPlan:
     if not control > _CONTROL:
         raise MupscaleError(
             "the proof proves nothing",
-            [Fault("control", f"unscaled learning rates and eps change the loss by {control:.1e} only")],
+            [
+                Fault(
+                    "proof.control_too_small",
+                    "control",
+                    f"unscaled learning rates and eps change the loss by {control:.1e} only",
+                )
+            ],
         )
     return family.with_evidence(steps=steps, worst_step=certificate.worst, control=control)
 
@@ -129,7 +135,9 @@ def _outputs(copied: Copy) -> float:
         pairs = [(float(loss(copied.base)), float(loss(wide))) for loss in copied.losses]
     worst = max(loss_gap(a, b) for a, b in pairs)
     if not worst <= GRADIENT_TOLERANCE:
-        raise MupscaleError(f"the outputs of the untied model differ by {worst:.1e}")
+        raise MupscaleError(
+            f"the outputs of the untied model differ by {worst:.1e}", code="proof.untied_outputs_differ"
+        )
     return worst
 
 

@@ -173,15 +173,15 @@ class FamilyPlan:
 
     @staticmethod
     def from_json(text: str) -> FamilyPlan:
-        with refuse_malformed("this is not a family plan"):
+        with refuse_malformed("this is not a family plan", "plan.not_a_family_plan"):
             return FamilyPlan.of_json(json.loads(text))
 
     @staticmethod
     def of_json(values: Mapping[str, Any]) -> FamilyPlan:
-        with refuse_malformed("this is not a family plan"):
+        with refuse_malformed("this is not a family plan", "plan.not_a_family_plan"):
             entry = dict(values)
             if entry.pop("format") != FORMAT:
-                raise MupscaleError(f"this is not a {FORMAT!r}")
+                raise MupscaleError(f"this is not a {FORMAT!r}", code="plan.not_a_family_plan")
             return FamilyPlan(
                 **{
                     **entry,

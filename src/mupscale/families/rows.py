@@ -30,8 +30,8 @@ class Row:
     """Multipliers that the configuration already has, and by what power of k they change."""
     keeps: tuple[str, ...] = ()
     """Fields that bear a usual name and must not grow."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Condition on the configuration -> why growth is not exact then."""
+    refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Condition on the configuration -> the code of the refusal, and why growth is not exact then."""
     head_size_grows: bool = False
     silenced: Mapping[str, Fill] = field(default_factory=dict)
     """Gains behind a branch, and what silences them in a new block: a norm there blows up any small output of a branch."""
@@ -68,8 +68,14 @@ _BEHIND: Mapping[str, Fill] = dict.fromkeys(
     ("*.post_attention_layernorm.weight", "*.post_feedforward_layernorm.weight"), "zero"
 )
 _BEHIND_PLUS_ONE: Mapping[str, Fill] = dict.fromkeys(_BEHIND, "minus_one")  # gains that are used as (1 + w)
-_RECOMPUTED = "by nature: its sinusoidal table is computed from the width and not stored, so a stock reload would lose its copies"
-_COPIES_DIFFER = "by nature: query rows are copied more often than the one key and value head, and one tensor has one eps and one state"
+_RECOMPUTED = (
+    "family.table_computed_from_width",
+    "by nature: its sinusoidal table is computed from the width and not stored, so a stock reload would lose its copies",
+)
+_COPIES_DIFFER = (
+    "family.fused_rows_copied_unequally",
+    "by nature: query rows are copied more often than the one key and value head, and one tensor has one eps and one state",
+)
 
 _READ_BY_TEXT = {"vision_config.out_hidden_size": "text_config.hidden_size"}
 _ONE_PROJECTION = {"text_config.projection_size": "vision_config.hidden_size"}
@@ -192,7 +198,10 @@ ROWS: Mapping[str, Row] = {
     "olmo3": Row(silenced=_BEHIND),
     "olmo": Row(
         refused={
-            "tie_word_embeddings": "its last norm has no gain, so nothing absorbs the 1/k of a tied readout"
+            "tie_word_embeddings": (
+                "family.last_norm_without_gain",
+                "its last norm has no gain, so nothing absorbs the 1/k of a tied readout",
+            )
         }
     ),
     "phimoe": Row(inputs={"output_router_logits": True}),

@@ -79,11 +79,16 @@ def growth(base: Shapes, wide: Shapes) -> Growth:
     """
     if base.keys() != wide.keys():
         odd = sorted(base.keys() ^ wide.keys())
-        raise MupscaleError(f"growing changes the tensors of the model: {', '.join(odd[:4])}")
+        raise MupscaleError(
+            f"growing changes the tensors of the model: {', '.join(odd[:4])}",
+            code="family.growth_changes_tensors",
+        )
     found: Growth = {}
     for name, shape in base.items():
         if len(shape) != len(wide[name]) or any(b < a for a, b in zip(shape, wide[name], strict=True)):
-            raise MupscaleError(f"{name} goes from {shape} to {wide[name]}, which is no growth")
+            raise MupscaleError(
+                f"{name} goes from {shape} to {wide[name]}, which is no growth", code="family.tensor_shrinks"
+            )
         pairs = [divmod(b, max(a, 1)) for a, b in zip(shape, wide[name], strict=True)]
         found.setdefault(pattern_of(name), set()).add(tuple((k, bool(rest)) for k, rest in pairs))
     return found
@@ -119,7 +124,8 @@ def shrunk(config: Config, goal: Goal, cls: Any, kept: Growth, gently: bool = Fa
     if size > LARGEST:
         raise MupscaleError(
             f"the smallest copy of this configuration that keeps its blocks has {size / 1e6:.0f} M parameters when "
-            f"grown, too many to test in float64 (limit {LARGEST / 1e6:.0f} M)"
+            f"grown, too many to test in float64 (limit {LARGEST / 1e6:.0f} M)",
+            code="family.small_copy_too_large",
         )
     return small
 

@@ -139,7 +139,7 @@ def _refuse_recomputed(plan: Plan, base: Any, wide: Any) -> None:
             known and torch.equal(expand(tensors[entry.sources[0]], entry.making()), own)
         ):
             what = "the model computes it from its width and no checkpoint stores it, so a reload would lose its copies"
-            faults.append(Fault(name, what))
+            faults.append(Fault("family.lost_on_reload", name, what))
     raise_faults("the wide model would not survive a reload", faults)
 
 
@@ -159,5 +159,8 @@ def _refuse_unreached(found: Found, idle: tuple[str, ...]) -> None:
     ]
     raise_faults(
         "parts of this model were not reached by any batch that is known for it",
-        [Fault(p, "it grows and got no gradient") for p in dict.fromkeys(map(pattern_of, names))],
+        [
+            Fault("family.not_reached_by_batch", p, "it grows and got no gradient")
+            for p in dict.fromkeys(map(pattern_of, names))
+        ],
     )

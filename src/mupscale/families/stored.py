@@ -77,6 +77,7 @@ def _saved(model: nn.Module) -> tuple[dict[str, Part], list[Fault]]:
             if part is None:
                 faults.append(
                     Fault(
+                        "family.stored_form_unknown",
                         name,
                         "the tensor stored under this name is neither a rectangle of one tensor of the model, nor several "
                         "of one shape below each other",
@@ -201,7 +202,8 @@ def _templates(parts: Mapping[str, Part], sizes: Mapping[str, tuple[int, ...]]) 
         singles = frozenset(d for d, cell in enumerate(fixed) if cell is None)
         if not all(options):
             raise MupscaleError(
-                f"the numbers in stored names such as {next(iter(members))} follow no known rule"
+                f"the numbers in stored names such as {next(iter(members))} follow no known rule",
+                code="family.stored_numbers_unknown",
             )
         found.append(_Template(text, tuple(option[0] for option in options), part, singles))
     return found

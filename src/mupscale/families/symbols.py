@@ -99,12 +99,16 @@ def _value(node: ast.AST, names: Mapping[str, Any], text: str) -> Any:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         pair = (_value(node.left, names, text), _value(node.right, names, text))
         if not all(isinstance(v, int) for v in pair):
-            raise MupscaleError(f"{text!r} needs a field that this configuration does not have")
+            raise MupscaleError(
+                f"{text!r} needs a field that this configuration does not have", code="family.field_missing"
+            )
         return _OPERATORS[type(node.op)](*pair)
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OPERATORS:
         pair = (_value(node.left, names, text), _value(node.comparators[0], names, text))
         return _OPERATORS[type(node.ops[0])](*pair)
-    raise MupscaleError(f"{text!r} is not an arithmetic expression about a configuration")
+    raise MupscaleError(
+        f"{text!r} is not an arithmetic expression about a configuration", code="family.not_an_expression"
+    )
 
 
 def layout(text: str, names: Mapping[str, Any], k: int) -> Layout:

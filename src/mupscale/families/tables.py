@@ -72,13 +72,17 @@ def more_of(data: Mapping[str, Any], to: To) -> list[More]:
         if len(where) != 1:
             names = ", ".join(".".join(path) for path in where) or "no field"
             what = f"this configuration counts {rows} in {names}, expected one of {', '.join(_FIELDS[rows])}"
-            faults.append(Fault(f"--to {_GOALS[rows]}", what, f"leave {_GOALS[rows]} out"))
+            faults.append(
+                Fault("goal.rows_not_counted_once", f"--to {_GOALS[rows]}", what, f"leave {_GOALS[rows]} out")
+            )
             continue
         now = _at(data, where[0])
         more = More(rows, where[0], now, counted(text, now))
         if more.added < 1:
             what = f"{now} -> {more.new}: growing only adds {rows}"
-            faults.append(Fault(f"--to {_GOALS[rows]}", what, f"write a number above {now}"))
+            faults.append(
+                Fault("goal.size_not_larger", f"--to {_GOALS[rows]}", what, f"write a number above {now}")
+            )
         found.append(more)
     raise_faults("this model cannot grow like that", faults)
     return found
@@ -99,7 +103,11 @@ def with_more(config: Config, more: list[More]) -> Config:
     made = config_from(with_edits(as_data(config), edits_of(more)))
     data = as_data(made)
     faults = [
-        Fault(".".join(each.field), f"set to {each.new}, and its class makes {_at(data, each.field)} of it")
+        Fault(
+            "config.class_changes_field",
+            ".".join(each.field),
+            f"set to {each.new}, and its class makes {_at(data, each.field)} of it",
+        )
         for each in more
         if _at(data, each.field) != each.new
     ]
@@ -137,13 +145,18 @@ def _wrong(base: nn.Module, model: nn.Module, plan: Plan, more: More, config: Co
         moved = padding_rows(base).items() ^ padding_rows(model).items()
         for name, row in sorted(moved)[:1]:
             what = f"its padding row is {row} at one end only: pad_token_id counts from the end"
-            yield Fault(name, what, "write pad_token_id as a number from 0 on, or null, in config.json")
+            yield Fault(
+                "words.padding_row_moves",
+                name,
+                what,
+                "write pad_token_id as a number from 0 on, or null, in config.json",
+            )
         return
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     tables = [n for n, t in plan.tensors.items() if t.rows == "positions" and t.kind == "parameter"]
     for name in [name for name in tables if name in frozen][:1]:
         what = "a table that the class computes and does not train, so that rows of zeros would be wrong"
-        yield Fault(name, what, "leave positions out")
+        yield Fault("family.table_not_trained", name, what, "leave positions out")
     if not tables:
         yield from _rope(as_data(config), any(t.rows == "positions" for t in plan.tensors.values()), more)
 
@@ -153,14 +166,24 @@ def _rope(data: Mapping[str, Any], computed: bool, more: More) -> Iterator[Fault
     part = _at(data, more.field[:-1])
     keep = "leave positions out: no tensor is as long, and longer sequences run as they are"
     if part.get("alibi"):
-        yield Fault("alibi", "its positions are distances, with no number of positions to grow", keep)
+        yield Fault(
+            "family.positions_are_distances",
+            "alibi",
+            "its positions are distances, with no number of positions to grow",
+            keep,
+        )
         return
     kinds = _rope_kinds(part.get("rope_parameters"))
     if not kinds and not computed:
-        yield Fault(more.field[-1], "this model has neither a table of positions nor rotary embeddings", keep)
+        yield Fault(
+            "family.no_positions_to_grow",
+            more.field[-1],
+            "this model has neither a table of positions nor rotary embeddings",
+            keep,
+        )
     for kind in sorted(kinds - _KNOWN_ROPE):
         what = f"rope {kind}: its frequencies were chosen for {more.now} positions, and others change the model at every length"
-        yield Fault("rope_parameters", what, keep)
+        yield Fault("family.rope_depends_on_length", "rope_parameters", what, keep)
 
 
 def _rope_kinds(rope: Any) -> set[str]:
@@ -196,7 +219,10 @@ def try_more(small: Config, full: list[More], cls: Any) -> float:
     if not max(gap, worst) <= GRADIENT_TOLERANCE:
         kinds = " and ".join(each.rows for each in more)
         what = f"with more {kinds} the loss over the base's words is off by {gap:.1e}, and its gradient by {worst:.1e}"
-        raise_faults(f"this model cannot have more {kinds}", [Fault(pattern_of(name), what)])
+        raise_faults(
+            f"this model cannot have more {kinds}",
+            [Fault("family.rows_change_the_loss", pattern_of(name), what)],
+        )
     return worst
 
 

@@ -38,7 +38,7 @@ def adapter_faults(path: Location, names: Iterable[str]) -> list[Fault]:
         f"merge it into its model, grow the result, and train a new adapter on that: {shlex.join(merge_command(path, merged))}; "
         f"then name {merged}"
     )
-    return [Fault(printable(found[0]), what, remedy)]
+    return [Fault("directory.holds_an_adapter", printable(found[0]), what, remedy)]
 
 
 def merge_command(path: Location, merged: str) -> list[str]:

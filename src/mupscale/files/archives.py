@@ -28,16 +28,21 @@ def survey_archive(archive: zipfile.ZipFile, where: str) -> list[str]:
     names = [record.filename for record in archive.infolist()]
     # torch looks names up without regard to case and takes the first; Python's zipfile takes the last.
     if len({name.lower() for name in names}) != len(names):
-        raise MupscaleError(f"{where} is refused: it has two files of one name")
+        raise MupscaleError(
+            f"{where} is refused: it has two files of one name", code="archive.two_of_one_name"
+        )
     if len({name.partition("/")[0] for name in names}) != 1:
-        raise MupscaleError(f"{where} is refused: its files are not in one folder")
+        raise MupscaleError(
+            f"{where} is refused: its files are not in one folder", code="archive.several_folders"
+        )
     found = [r for r in archive.infolist() if r.filename.partition("/")[2].lower() == PICKLE]
     if not found:
-        raise MupscaleError(f"{where} is refused: it has no {PICKLE}")
+        raise MupscaleError(f"{where} is refused: it has no {PICKLE}", code="archive.no_pickle")
     longest = _SPARE + _EACH * len(names)
     if found[0].file_size > longest:
         raise MupscaleError(
-            f"{where} is refused: its pickle has {found[0].file_size} bytes, at most {longest} are expected"
+            f"{where} is refused: its pickle has {found[0].file_size} bytes, at most {longest} are expected",
+            code="archive.pickle_too_long",
         )
     folder = names[0].partition("/")[0]
     return [f"{folder}/data/{key}" for key in survey(archive.read(found[0]), where, len(names))]

@@ -45,7 +45,8 @@ def read_dcp(path: Location | str) -> DcpDirectory:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MupscaleError(
             f"{printable(str(path / METADATA))} is not what torch.distributed.checkpoint writes: "
-            f"{type(error).__name__}: {printable(str(error))}"
+            f"{type(error).__name__}: {printable(str(error))}",
+            code="dcp.malformed_metadata",
         ) from None
 
 
@@ -77,7 +78,7 @@ def _described(path: Location, metadata: Any, digest: str) -> DcpDirectory:
             tensors[name] = _tensor(name, entry, stored, files, faults)
         else:
             label = name if type(name) is str else type(name).__name__
-            faults.append(Fault(printable(label), "neither a tensor nor a value"))
+            faults.append(Fault("dcp.unknown_entry", printable(label), "neither a tensor nor a value"))
     raise_few(f"{printable(str(path))} cannot be read", faults)
     return DcpDirectory(path, tensors, values, digest)
 
@@ -96,12 +97,16 @@ def _tensor(
         inside = all(min(a, n) >= 0 and a + n <= m for a, n, m in zip(start, part, shape, strict=True))
         if found is None or not inside:
             what = f"its chunk at {start} {'is not stored' if inside else 'sticks out'}"
-            faults.append(Fault(printable(name), what))
+            faults.append(
+                Fault("dcp.chunk_not_stored" if inside else "dcp.chunk_sticks_out", printable(name), what)
+            )
         else:
             chunks.append(Chunk(start, part, *_bytes_of(name, found, faults)))
     chunks = [chunk for chunk in chunks if prod(chunk.shape)]
     if not _tiles(chunks, shape):
-        faults.append(Fault(printable(name), f"its chunks do not make up its shape {shape}"))
+        faults.append(
+            Fault("dcp.chunks_do_not_tile", printable(name), f"its chunks do not make up its shape {shape}")
+        )
     return chunked(_dtype(entry.properties.dtype), shape, chunks, files)
 
 
@@ -134,15 +139,24 @@ def _bytes_of(name: str, info: Any, faults: list[Fault]) -> tuple[str, int, int]
     if not _inside(file):
         faults.append(
             Fault(
-                printable(name), f"it points to {printable(file)}, which is not a file inside the directory"
+                "dcp.file_outside_directory",
+                printable(name),
+                f"it points to {printable(file)}, which is not a file inside the directory",
             )
         )
     if offset < 0 or length < 0:
-        faults.append(Fault(printable(name), f"it lies at byte {offset} and has {length} bytes"))
+        faults.append(
+            Fault("dcp.negative_offset", printable(name), f"it lies at byte {offset} and has {length} bytes")
+        )
     if getattr(info, "transform_descriptors", None):
         remedy = "save it again without compression"
         faults.append(
-            Fault(printable(name), "it is compressed, or stored in another way than torch's own", remedy)
+            Fault(
+                "dcp.compressed_entry",
+                printable(name),
+                "it is compressed, or stored in another way than torch's own",
+                remedy,
+            )
         )
     return file, offset, length
 

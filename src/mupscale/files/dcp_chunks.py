@@ -36,12 +36,14 @@ def chunk_place(directory: Location, chunk: Chunk, dtype: str) -> Place:
     where = f"{printable(chunk.file)} at byte {chunk.offset}"
     with os_errors(directory / chunk.file), open_stream(directory / chunk.file) as file:
         if file_size(file) < chunk.offset + chunk.length:
-            raise MupscaleError(f"{where}: the file ends before the chunk does; it was cut short")
+            raise MupscaleError(
+                f"{where}: the file ends before the chunk does; it was cut short", code="file.cut_short"
+            )
         region = _Region(file, chunk.offset, chunk.length)
         head, records = _archive(region, where)
         tensor = read_head(head, where)
         if not isinstance(tensor, Head) or tensor.storage not in records:
-            raise MupscaleError(f"{where}: no archive of one plain tensor")
+            raise MupscaleError(f"{where}: no archive of one plain tensor", code="dcp.not_one_plain_tensor")
         offset, size = records[tensor.storage]
     skipped = tensor.offset * item_size(dtype)
     place = Place(chunk.file, chunk.offset + offset + skipped, dtype, chunk.shape)
@@ -49,15 +51,20 @@ def chunk_place(directory: Location, chunk: Chunk, dtype: str) -> Place:
     faults = []
     if tensor.dtype != dtype or tensor.shape != chunk.shape or len(tensor.stride) != len(chunk.shape):
         what = f"{tensor.dtype} of shape {tensor.shape}, {METADATA} says {dtype} of {chunk.shape}"
-        faults.append(Fault(where, what))
+        faults.append(Fault("dcp.chunk_unlike_metadata", where, what))
     elif prod(chunk.shape) and any(
         a != b for a, b, n in zip(tensor.stride, dense, chunk.shape, strict=True) if n > 1
     ):
         faults.append(
-            Fault(where, f"its strides {tensor.stride} are not contiguous", "save contiguous tensors")
+            Fault(
+                "archive.not_contiguous",
+                where,
+                f"its strides {tensor.stride} are not contiguous",
+                "save contiguous tensors",
+            )
         )
     elif tensor.offset < 0 or skipped + place.bytes > size or offset + size > chunk.length:
-        faults.append(Fault(where, "its entries lie outside of its archive"))
+        faults.append(Fault("archive.bytes_outside", where, "its entries lie outside of its archive"))
     raise_few(f"{printable(str(directory))} is damaged", faults)
     return place
 
@@ -69,13 +76,19 @@ def read_value(directory: Location, where: tuple[str, int, int]) -> Any:
     """
     file, offset, length = where
     if length > _LONGEST_VALUE:
-        raise MupscaleError(f"{printable(file)} holds a value of {length:,} bytes, too long for a setting")
+        raise MupscaleError(
+            f"{printable(file)} holds a value of {length:,} bytes, too long for a setting",
+            code="dcp.value_too_long",
+        )
     with open_file(directory / file) as opened, os_errors(directory / file):
         data = opened.read(offset, length)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(record.file_size for record in archive.infolist()) > length:
-                raise ValueError("it is compressed")
+                raise MupscaleError(
+                    f"{printable(file)} at byte {offset} holds no plain value: it is compressed",
+                    code="archive.is_compressed",
+                )
             survey_archive(archive, f"{printable(file)} at byte {offset}")
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except MupscaleError:
@@ -83,7 +96,8 @@ def read_value(directory: Location, where: tuple[str, int, int]) -> Any:
     except Exception as error:  # torch's reader raises many kinds, and all mean this
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise MupscaleError(
-            f"{printable(file)} at byte {offset} holds no plain value: {printable(said)}"
+            f"{printable(file)} at byte {offset} holds no plain value: {printable(said)}",
+            code="dcp.not_a_plain_value",
         ) from None
 
 
@@ -122,19 +136,24 @@ def _archive(region: _Region, where: str) -> tuple[bytes, dict[str, tuple[int, i
             records = {r.filename.partition("/")[2]: r for r in archive.infolist()}
             if any(r.compress_type != zipfile.ZIP_STORED or r.flag_bits & 1 for r in records.values()):
                 raise MupscaleError(
-                    f"{where}: the archive is compressed, so its tensor cannot be read in place"
+                    f"{where}: the archive is compressed, so its tensor cannot be read in place",
+                    code="archive.is_compressed",
                 )
             if records["data.pkl"].file_size > _LONGEST_HEAD:
-                raise MupscaleError(f"{where}: no archive of one plain tensor")
+                raise MupscaleError(
+                    f"{where}: no archive of one plain tensor", code="dcp.not_one_plain_tensor"
+                )
             if "byteorder" in records and archive.read(records["byteorder"]) != b"little":
-                raise MupscaleError(f"{where}: saved on a big-endian machine")
+                raise MupscaleError(f"{where}: saved on a big-endian machine", code="archive.big_endian")
             head = archive.read(records["data.pkl"])
             found = {}
             for name, record in records.items():
                 if name.startswith("data/"):
                     found[name.removeprefix("data/")] = (data_start(region, record), record.file_size)
     except _DAMAGED as error:
-        raise MupscaleError(f"{where} is not an archive of torch.save: {printable(str(error))}") from None
+        raise MupscaleError(
+            f"{where} is not an archive of torch.save: {printable(str(error))}", code="archive.not_torch_save"
+        ) from None
     return head, found
 
 

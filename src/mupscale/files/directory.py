@@ -23,7 +23,7 @@ from .elsewhere import cache_faults, download_remedy, megatron_faults, pointer_f
 from .floats import FLOATS
 from .headers import read_header
 from .places import Place
-from .strict import name_fault, os_errors, parse_json, printable, raise_few, read_regular, text_fault
+from .strict import Reason, name_fault, os_errors, parse_json, printable, raise_few, read_regular, text_fault
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 MODULES = "modules.json"
@@ -109,7 +109,8 @@ def read_directory(path: Location | str, *, weights_needed: bool = True) -> Dire
     config = parse_json(read_regular(path / CONFIG), CONFIG, infinity=True)
     if not isinstance(config, dict):
         raise MupscaleError(
-            f"{CONFIG} is not valid: it holds a {type(config).__name__}, expected an object with a model_type"
+            f"{CONFIG} is not valid: it holds a {type(config).__name__}, expected an object with a model_type",
+            code="config.not_an_object",
         )
     raise_few(claim, _refused_config(config))
     tensors = {} if bare else _sharded(path) if INDEX in names else read_header(path / SINGLE).tensors
@@ -134,10 +135,15 @@ def _modules(path: Location) -> tuple[Module, ...]:
         kind, folder = (
             (entry.get(key) for key in ("type", "path")) if isinstance(entry, dict) else (None, None)
         )
-        what = text_fault(kind) or (name_fault(folder) if folder != "" else None)
-        if what is not None:
+        wrong = text_fault(kind) or (name_fault(folder) if folder != "" else None)
+        if wrong is not None:
             faults.append(
-                Fault(f"{MODULES}: {printable(entry)}", what, "write the file as sentence-transformers does")
+                Fault(
+                    wrong.code,
+                    f"{MODULES}: {printable(entry)}",
+                    wrong.what,
+                    "write the file as sentence-transformers does",
+                )
             )
             continue
         names = _names(path / folder) if folder and is_dir(path / folder) else {}
@@ -161,14 +167,23 @@ def _names(path: Location) -> dict[str, bool]:
     found: dict[str, bool] = {}
     with os_errors(path):
         if not path.is_dir():
-            what = "Not a directory" if path.exists() else "No such file or directory"
             remedy = download_remedy(path) or "name a directory that save_pretrained has written"
-            raise MupscaleError(f"{printable(str(path))}: {what}; {remedy}")
+            if path.exists():
+                raise MupscaleError(
+                    f"{printable(str(path))}: Not a directory; {remedy}", code="directory.is_a_file"
+                )
+            raise MupscaleError(
+                f"{printable(str(path))}: No such file or directory; {remedy}",
+                code="directory.does_not_exist",
+            )
     with os_errors(path), os.scandir(path) as entries:
         for entry in entries:
             found[entry.name] = _is_regular(Path(entry.path))
             if len(found) > _MOST_FILES:
-                raise MupscaleError(f"{printable(str(path))} holds more than {_MOST_FILES} files")
+                raise MupscaleError(
+                    f"{printable(str(path))} holds more than {_MOST_FILES} files",
+                    code="directory.too_many_files",
+                )
     return dict(sorted(found.items()))
 
 
@@ -177,10 +192,13 @@ def _remote_names(url: Url) -> dict[str, bool]:
         found = {one.name: one.is_file for one in listing(url)}
     if not found:
         raise MupscaleError(
-            f"{printable(str(url))}: the store has no such folder; name one that save_pretrained has written"
+            f"{printable(str(url))}: the store has no such folder; name one that save_pretrained has written",
+            code="directory.does_not_exist",
         )
     if len(found) > _MOST_FILES:
-        raise MupscaleError(f"{printable(str(url))} holds more than {_MOST_FILES} files")
+        raise MupscaleError(
+            f"{printable(str(url))} holds more than {_MOST_FILES} files", code="directory.too_many_files"
+        )
     return found
 
 
@@ -207,7 +225,14 @@ def _foreign_links(path: Location, names: Iterable[str]) -> list[Fault]:
         target = (home / name).resolve()
         if not any(target.is_relative_to(folder) for folder in homes):
             what = f"a link to {printable(str(target))}, which is not part of this directory"
-            faults.append(Fault(printable(name), what, "replace the link by the file itself, or remove it"))
+            faults.append(
+                Fault(
+                    "directory.link_leads_outside",
+                    printable(name),
+                    what,
+                    "replace the link by the file itself, or remove it",
+                )
+            )
     return faults
 
 
@@ -224,41 +249,76 @@ def _refused_files(path: Location, names: Mapping[str, bool], bare: bool) -> lis
     adapters = adapter_faults(path, names)
     faults = [*adapters]
     faults += [
-        Fault(printable(name), "the weights are quantised", _UNQUANTISED)
+        Fault("checkpoint.is_quantised", printable(name), "the weights are quantised", _UNQUANTISED)
         for name in names
         if name in _QUANTISED_FILES
     ]
     if SINGLE in names and INDEX in names:
-        faults.append(Fault(INDEX, f"{SINGLE} is there as well", "keep the one that holds the model"))
+        faults.append(
+            Fault(
+                "directory.two_sets_of_weights",
+                INDEX,
+                f"{SINGLE} is there as well",
+                "keep the one that holds the model",
+            )
+        )
     if SINGLE not in names and INDEX not in names and not adapters and not bare:
         pickled = [name for name in names if _matches(name, _PICKLED)]
         remedy = "load the model with transformers and call save_pretrained(folder), which writes safetensors"
         if pickled:
             faults.append(
-                Fault(printable(pickled[0]), "the weights are pickled, and pickles can run code", remedy)
+                Fault(
+                    "checkpoint.pickled_weights",
+                    printable(pickled[0]),
+                    "the weights are pickled, and pickles can run code",
+                    remedy,
+                )
             )
         else:
-            faults.append(Fault(SINGLE, f"neither this file nor {INDEX} is there", remedy))
+            faults.append(
+                Fault("directory.no_weights", SINGLE, f"neither this file nor {INDEX} is there", remedy)
+            )
     if CONFIG not in names and not adapters:
-        faults.append(Fault(CONFIG, "it is missing", "name a directory that save_pretrained has written"))
+        faults.append(
+            Fault(
+                "directory.no_config",
+                CONFIG,
+                "it is missing",
+                "name a directory that save_pretrained has written",
+            )
+        )
     return faults
 
 
 def _refused_config(config: Mapping[str, Any]) -> list[Fault]:
     faults = []
     if config.get("quantization_config") is not None or config.get("compression_config") is not None:
-        faults.append(Fault(f"{CONFIG}: quantization_config", "the weights are quantised", _UNQUANTISED))
+        faults.append(
+            Fault(
+                "checkpoint.is_quantised",
+                f"{CONFIG}: quantization_config",
+                "the weights are quantised",
+                _UNQUANTISED,
+            )
+        )
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or text_fault(model_type) is not None:
         what = f"{printable(model_type)}, expected the name of a type of transformers"
-        faults.append(Fault(f"{CONFIG}: model_type", what, 'write "model_type": "llama", for example'))
+        faults.append(
+            Fault(
+                "config.no_model_type",
+                f"{CONFIG}: model_type",
+                what,
+                'write "model_type": "llama", for example',
+            )
+        )
     elif config.get("auto_map"):
         what = f"{printable(model_type)!r} may be computed by code that comes with the checkpoint, which is never run"
         remedy = (
             f"if the class of transformers computes the same, remove auto_map from {CONFIG}; otherwise convert the "
             "checkpoint to a class of transformers"
         )
-        faults.append(Fault(f"{CONFIG}: auto_map", what, remedy))
+        faults.append(Fault("config.code_with_checkpoint", f"{CONFIG}: auto_map", what, remedy))
     return faults
 
 
@@ -268,29 +328,44 @@ def _sharded(path: Location) -> dict[str, Place]:
     where = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(where, dict) or not where:
         raise MupscaleError(
-            f"{INDEX} is not valid: it has no weight_map from tensors to files; copy or download it again"
+            f"{INDEX} is not valid: it has no weight_map from tensors to files; copy or download it again",
+            code="directory.index_without_map",
         )
     faults = []
     for name, file in where.items():
-        what = text_fault(name) or name_fault(file)
-        if what is None and not file.endswith(".safetensors"):
-            what = "a safetensors file is expected"
-        if what is not None:
-            faults.append(Fault(f"{INDEX}: {printable(name)} in {printable(file)}", what))
+        wrong = text_fault(name) or name_fault(file)
+        if wrong is None and not file.endswith(".safetensors"):
+            wrong = Reason("directory.index_names_no_safetensors", "a safetensors file is expected")
+        if wrong is not None:
+            faults.append(Fault(wrong.code, f"{INDEX}: {printable(name)} in {printable(file)}", wrong.what))
     raise_few(f"{INDEX} is not valid", faults)
     tensors: dict[str, Place] = {}
     for file in sorted(set(where.values())):
         try:
             found = read_header(path / file).tensors
         except MupscaleError as error:
-            faults += error.faults or [Fault(printable(file), error.claim, "copy or download the file again")]
+            faults += error.faults or [
+                Fault(error.code, printable(file), error.claim, "copy or download the file again")
+            ]
             continue
         wanted = {name for name, other in where.items() if other == file}
         for name in sorted(found.keys() - wanted):
             said = f"the index puts it into {where[name]}" if name in where else "the index does not name it"
-            faults.append(Fault(printable(name), f"in {file}, but {said}"))
+            faults.append(
+                Fault(
+                    "directory.index_names_other_file" if name in where else "directory.index_lacks_tensor",
+                    printable(name),
+                    f"in {file}, but {said}",
+                )
+            )
         for name in sorted(wanted - found.keys()):
-            faults.append(Fault(printable(name), f"the index puts it into {file}, which does not have it"))
+            faults.append(
+                Fault(
+                    "directory.index_names_missing_tensor",
+                    printable(name),
+                    f"the index puts it into {file}, which does not have it",
+                )
+            )
         tensors.update(found)
     raise_few(f"{INDEX} and the files it names do not agree", faults)
     return tensors
@@ -303,5 +378,5 @@ def _quantised_tensors(tensors: Mapping[str, Place]) -> list[Fault]:
         packed = leaf == "weight" and place.dtype not in FLOATS
         if packed or leaf in _QUANTISED_LEAVES or place.dtype.startswith("F8"):
             what = f"{place.dtype}, a quantised weight or part of one"
-            faults.append(Fault(printable(name), what, _UNQUANTISED))
+            faults.append(Fault("checkpoint.is_quantised", printable(name), what, _UNQUANTISED))
     return faults

@@ -65,7 +65,14 @@ def cache_faults(path: Location) -> list[Fault]:
     shown = [chosen] if chosen in revisions else revisions
     remedy = " or ".join(f"write {printable(str(path / 'snapshots' / name))}" for name in shown)
     what = f"the cache of a model of the Hub, which holds each revision ({len(revisions)} here) in a folder of its own"
-    return [Fault(printable(str(path)), what, remedy or "download the model again: it has no revision")]
+    return [
+        Fault(
+            "directory.is_hub_cache",
+            printable(str(path)),
+            what,
+            remedy or "download the model again: it has no revision",
+        )
+    ]
 
 
 def megatron_faults(path: Location) -> list[Fault]:
@@ -75,7 +82,14 @@ def megatron_faults(path: Location) -> list[Fault]:
         if not exists(config) or MEGATRON_FORMAT.encode() not in read_regular(config):
             return []
     remedy = "call mu.trainers.grow_megatron_checkpoint(base, out, plan=plan)"
-    return [Fault(printable(str(path)), "a checkpoint of Megatron, which this does not read", remedy)]
+    return [
+        Fault(
+            "directory.is_megatron",
+            printable(str(path)),
+            "a checkpoint of Megatron, which this does not read",
+            remedy,
+        )
+    ]
 
 
 def pointer_faults(path: Location, names: Iterable[str]) -> Iterator[Fault]:
@@ -89,4 +103,9 @@ def pointer_faults(path: Location, names: Iterable[str]) -> Iterator[Fault]:
             continue  # whoever reads it says so
         if small and read_regular(path / name).startswith(POINTER):
             what = "a Git LFS pointer, expected the file itself"
-            yield Fault(printable(name), what, f"run git -C {shlex.quote(printable(str(path)))} lfs pull")
+            yield Fault(
+                "file.lfs_pointer",
+                printable(name),
+                what,
+                f"run git -C {shlex.quote(printable(str(path)))} lfs pull",
+            )

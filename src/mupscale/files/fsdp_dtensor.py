@@ -92,10 +92,19 @@ def read_fsdp_dtensor(path: Location | str) -> FsdpDtensor:
     model, state, meta = (_before(kind, keys, faults) for kind in (_MODEL, _STATE, _META))
     if not any(key.startswith(model) for key in stored.tensors):
         what = f"no tensor has a name that begins with {_MODEL}"
-        faults.append(Fault(printable(str(folder)), what, "name a checkpoint that Megatron wrote"))
+        faults.append(
+            Fault(
+                "megatron.no_model_tensors",
+                printable(str(folder)),
+                what,
+                "name a checkpoint that Megatron wrote",
+            )
+        )
     if odd := [key for key in keys if _SEVERAL.match(key)]:
         what = "it belongs to one of several optimizers, which are not read"
-        faults.append(Fault(printable(odd[0]), what, "save a job with one optimizer"))
+        faults.append(
+            Fault("megatron.several_optimizers", printable(odd[0]), what, "save a job with one optimizer")
+        )
     raise_few(CLAIM, faults)
     schedule = {
         key.removeprefix(_SCHEDULE): read_value(folder, where)
@@ -110,7 +119,7 @@ def _before(kind: str, keys: list[str], faults: list[Fault]) -> str:
     found = {_wrappers(key.removeprefix(kind)) for key in keys if key.startswith(kind)}
     if len(found) > 1:
         what = f"names behind different wrappers: {sorted(found)}"
-        faults.append(Fault(kind, what, "save one model in one checkpoint"))
+        faults.append(Fault("megatron.different_wrappers", kind, what, "save one model in one checkpoint"))
     return kind + max(found, default="")
 
 

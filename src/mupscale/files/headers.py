@@ -16,7 +16,7 @@ from ..errors import Fault, MupscaleError
 from ..storage.location import Location, location
 from .opened import open_file
 from .places import RANK, Place, item_size
-from .strict import LONGEST_TEXT, os_errors, parse_json, printable, raise_few, text_fault
+from .strict import LONGEST_TEXT, Reason, os_errors, parse_json, printable, raise_few, text_fault
 
 _METADATA = "__metadata__"
 _MOST_DIMS = 64  # numpy's limit
@@ -53,7 +53,8 @@ def header_bytes(
     text += b" " * (-len(text) % 8)
     if len(text) > LONGEST_TEXT:
         raise MupscaleError(
-            f"a header of {len(text)} bytes is longer than safetensors allows; use more shards"
+            f"a header of {len(text)} bytes is longer than safetensors allows; use more shards",
+            code="header.too_long_to_write",
         )
     return len(text).to_bytes(8, "little") + text
 
@@ -68,15 +69,20 @@ def read_header(path: Location | str) -> Header:
         if size < 8 or length > size - 8:
             raise MupscaleError(
                 f"{where} is truncated, or not a safetensors file: {size} bytes, and its first 8 call for "
-                f"{8 + length}; copy or download it again"
+                f"{8 + length}; copy or download it again",
+                code="file.cut_short",
             )
         if length > LONGEST_TEXT:
             raise MupscaleError(
-                f"{where} says its header has {length} bytes; at most {LONGEST_TEXT} are allowed"
+                f"{where} says its header has {length} bytes; at most {LONGEST_TEXT} are allowed",
+                code="header.too_long",
             )
         raw = file.read(8, length)
     if len(raw) != length:
-        raise MupscaleError(f"{where} changed while it was read; wait until it is written, and run again")
+        raise MupscaleError(
+            f"{where} changed while it was read; wait until it is written, and run again",
+            code="file.changed_while_read",
+        )
     return parse_header(raw, path.name, size)
 
 
@@ -89,18 +95,22 @@ def parse_header(raw: bytes, file: str, size: int) -> Header:
     """
     where = f"the header of {printable(file)}"
     if raw[:1] != b"{":
-        raise MupscaleError(f"{where} is not valid: it begins with {raw[:1]!r}, not with '{{'")
+        raise MupscaleError(
+            f"{where} is not valid: it begins with {raw[:1]!r}, not with '{{'", code="header.not_an_object"
+        )
     entries = parse_json(raw, where)
     metadata = entries.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise MupscaleError(f"{where} is not valid: its metadata are not texts by name")
+        raise MupscaleError(
+            f"{where} is not valid: its metadata are not texts by name", code="header.metadata_not_texts"
+        )
     data = 8 + len(raw)
     faults: list[Fault] = []
     tensors: dict[str, Place] = {}
     for name, entry in entries.items():
-        what = text_fault(name) or _entry_fault(entry)
-        if what is not None:
-            faults.append(Fault(printable(name), what))
+        wrong = text_fault(name) or _entry_fault(entry)
+        if wrong is not None:
+            faults.append(Fault(wrong.code, printable(name), wrong.what))
             continue
         begin = entry["data_offsets"][0]
         tensors[name] = Place(file, data + begin, entry["dtype"], tuple(entry["shape"]))
@@ -111,6 +121,7 @@ def parse_header(raw: bytes, file: str, size: int) -> Header:
             how = "overlaps the tensor before it" if place.offset < at else "leaves a gap before it"
             faults.append(
                 Fault(
+                    "header.tensors_overlap" if place.offset < at else "header.gap_between_tensors",
                     printable(name),
                     f"begins at byte {place.offset - data} and {how}, which ends at {at - data}",
                 )
@@ -119,25 +130,29 @@ def parse_header(raw: bytes, file: str, size: int) -> Header:
     if at != size and not faults:
         faults.append(
             Fault(
-                printable(file), f"{size} bytes, its header describes {at}", "copy or download the file again"
+                "header.other_file_size",
+                printable(file),
+                f"{size} bytes, its header describes {at}",
+                "copy or download the file again",
             )
         )
     raise_few(f"{where} does not fit its data", faults)
     return Header(tensors, metadata, data, size)
 
 
-def _entry_fault(entry: Any) -> str | None:
+def _entry_fault(entry: Any) -> Reason | None:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        return "dtype, shape and data_offsets are expected, and nothing else"
+        return Reason("header.other_keys", "dtype, shape and data_offsets are expected, and nothing else")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in RANK:
-        return f"dtype {printable(dtype)} is not known"
+        return Reason("file.unknown_dtype", f"dtype {printable(dtype)} is not known")
     for what, numbers in (("shape", shape), ("data_offsets", offsets)):
         if not isinstance(numbers, list) or not all(type(n) is int and n >= 0 for n in numbers):
-            return f"{what} must be a list of whole numbers"
+            return Reason("header.not_whole_numbers", f"{what} must be a list of whole numbers")
     if len(offsets) != 2 or len(shape) > _MOST_DIMS:
-        return f"{len(offsets)} offsets and {len(shape)} dimensions"
+        return Reason("header.too_many_numbers", f"{len(offsets)} offsets and {len(shape)} dimensions")
     needs = prod(shape) * item_size(dtype)
     if offsets[1] - offsets[0] != needs:
-        return f"{dtype} of shape {shape} takes {needs} bytes, its offsets span {offsets[1] - offsets[0]}"
+        what = f"{dtype} of shape {shape} takes {needs} bytes, its offsets span {offsets[1] - offsets[0]}"
+        return Reason("header.offsets_unlike_shape", what)
     return None

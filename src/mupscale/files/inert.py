@@ -68,7 +68,10 @@ def survey(raw: bytes, where: str, records: int) -> list[str]:
                 if left >= 0
                 else "too large when shared parts are counted"
             )
-            raise MupscaleError(f"{where} is refused: its content is {why}")
+            raise MupscaleError(
+                f"{where} is refused: its content is {why}",
+                code="pickle.nested_too_deeply" if left >= 0 else "pickle.too_large_when_shared",
+            )
         if isinstance(value, dict):
             for entry in value.values():
                 walk(entry, depth + 1)
@@ -102,22 +105,31 @@ class _Properties(Record):
 
     def __setstate__(self, state: Any) -> None:
         if type(state) is not tuple or len(state) < 2 or type(state[1]) is not str:
-            raise MupscaleError("a tensor has properties without a dtype and a layout")
+            raise MupscaleError(
+                "a tensor has properties without a dtype and a layout",
+                code="pickle.tensor_without_properties",
+            )
         self.dtype = state[0]
         if state[1] != "torch.strided":
-            raise MupscaleError(f"tensors of layout {printable(state[1])} cannot be read")
+            raise MupscaleError(
+                f"tensors of layout {printable(state[1])} cannot be read", code="pickle.layout_not_dense"
+            )
 
 
 def _only(kind: type, value: Any) -> Any:
     """A value of one plain type. Other types are not formatted in messages, because that may take forever."""
     if type(value) is not kind:
-        raise MupscaleError(f"a {kind.__name__} is expected, found a {type(value).__name__}")
+        raise MupscaleError(
+            f"a {kind.__name__} is expected, found a {type(value).__name__}", code="pickle.unexpected_kind"
+        )
     return value
 
 
 def _wholes(values: Any) -> tuple[int, ...]:
     if type(values) not in (tuple, list):
-        raise MupscaleError(f"numbers are expected, found a {type(values).__name__}")
+        raise MupscaleError(
+            f"numbers are expected, found a {type(values).__name__}", code="pickle.unexpected_kind"
+        )
     return tuple(_only(int, value) for value in values)
 
 
@@ -142,7 +154,7 @@ class Head:
 
 def _rebuilt(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Head:
     if type(storage) is not _Storage:
-        raise MupscaleError("a tensor has no storage")
+        raise MupscaleError("a tensor has no storage", code="pickle.tensor_without_storage")
     return Head(storage.key, dtype_name(storage.dtype), _only(int, offset), _wholes(shape), _wholes(stride))
 
 
@@ -156,9 +168,9 @@ class _Storage:
 
 def _storage(pid: Any) -> _Storage:
     if type(pid) is not tuple or len(pid) != 5 or type(pid[0]) is not str or pid[0] != "storage":
-        raise MupscaleError("it refers to something outside of itself")
+        raise MupscaleError("it refers to something outside of itself", code="pickle.refers_outside")
     if type(pid[1]) is not torch.dtype:
-        raise MupscaleError("a storage has no dtype")
+        raise MupscaleError("a storage has no dtype", code="pickle.storage_without_dtype")
     return _Storage(_only(str, pid[2]), pid[1])
 
 
@@ -213,7 +225,8 @@ def _named(names: Mapping[tuple[str, str], Any]) -> Callable[[str, str], Any]:
     def find(module: str, name: str) -> Any:
         if (module, name) not in names:
             raise MupscaleError(
-                f"it asks for {printable(f'{module}.{name}')}, which no checkpoint needs; it was not called"
+                f"it asks for {printable(f'{module}.{name}')}, which no checkpoint needs; it was not called",
+                code="pickle.forbidden_name",
             )
         return names[module, name]
 
@@ -254,6 +267,8 @@ def _read(
     try:
         return unpickled(raw, find, nodes, persistent)
     except MupscaleError as error:
-        raise MupscaleError(f"{where} is refused: {error.claim}") from None
+        raise MupscaleError(f"{where} is refused: {error.claim}", code=error.code) from None
     except Exception as error:  # damaged pickles raise many kinds
-        raise MupscaleError(f"{where} is damaged: {type(error).__name__}: {printable(str(error))}") from None
+        raise MupscaleError(
+            f"{where} is damaged: {type(error).__name__}: {printable(str(error))}", code="pickle.is_damaged"
+        ) from None

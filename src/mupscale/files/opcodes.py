@@ -34,7 +34,9 @@ class Record:
 
     def __setstate__(self, state: Any) -> None:
         if type(state) is not dict or not all(type(key) is str for key in state):
-            raise MupscaleError(f"{self.kind} has a state that is not attributes by name")
+            raise MupscaleError(
+                f"{self.kind} has a state that is not attributes by name", code="pickle.state_not_attributes"
+            )
         self.__dict__.update(state)
 
     def __getattr__(self, name: str) -> Any:
@@ -59,22 +61,27 @@ def unpickled(raw: bytes, find: Find, nodes: int, persistent: Callable[[Any], An
     >>> import pickle
     >>> unpickled(pickle.dumps({"a": [1, 2.5, ("x", None)]}), _no_names, 10)
     {'a': [1, 2.5, ('x', None)]}
-    >>> unpickled(pickle.dumps({(1, 2): 3}), _no_names, 10)
-    Traceback (most recent call last):
-        ...
-    mupscale.errors.MupscaleError: a key is a tuple, expected a text or a number
+    >>> try:
+    ...     unpickled(pickle.dumps({(1, 2): 3}), _no_names, 10)
+    ... except MupscaleError as error:
+    ...     print(error.code)
+    pickle.key_not_plain
     """
     machine = _Machine(raw, find, nodes, persistent)
     try:
         return machine.run()
     except KeyError:
-        raise MupscaleError("it takes something from its memo that was not put there") from None
+        raise MupscaleError(
+            "it takes something from its memo that was not put there", code="pickle.memo_never_put"
+        ) from None
     except (IndexError, error):
-        raise MupscaleError(f"it ends, or its stack does, at byte {machine.at}") from None
+        raise MupscaleError(
+            f"it ends, or its stack does, at byte {machine.at}", code="pickle.ends_too_early"
+        ) from None
 
 
 def _no_names(module: str, name: str) -> Any:
-    raise MupscaleError(f"it asks for {module}.{name}")
+    raise MupscaleError(f"it asks for {module}.{name}", code="pickle.forbidden_name")
 
 
 class _Machine:
@@ -105,7 +112,10 @@ class _Machine:
             else:
                 step = steps[code]
                 if step is None:
-                    raise MupscaleError(f"{code} at byte {at - 1} is not an opcode of a checkpoint")
+                    raise MupscaleError(
+                        f"{code} at byte {at - 1} is not an opcode of a checkpoint",
+                        code="pickle.unknown_opcode",
+                    )
                 self.at = at
                 step(self)
                 at = self.at
@@ -113,14 +123,21 @@ class _Machine:
     def node(self) -> None:
         self.left -= 1
         if self.left < 0:
-            raise MupscaleError("it holds more lists, dicts and records than a checkpoint of this size has")
+            raise MupscaleError(
+                "it holds more lists, dicts and records than a checkpoint of this size has",
+                code="pickle.too_many_records",
+            )
 
     def read(self, count: int) -> bytes:
         start, self.at = self.at, self.at + count
         if count > _MOST_TEXT:
-            raise MupscaleError(f"it has an argument of {count} bytes at byte {start}")
+            raise MupscaleError(
+                f"it has an argument of {count} bytes at byte {start}", code="pickle.argument_too_long"
+            )
         if self.at > len(self.raw):
-            raise MupscaleError(f"its argument at byte {start} is incomplete")
+            raise MupscaleError(
+                f"its argument at byte {start} is incomplete", code="pickle.argument_incomplete"
+            )
         return self.raw[start : self.at]
 
     def number(self, form: Struct) -> Any:
@@ -130,7 +147,7 @@ class _Machine:
     def line(self) -> str:
         end = self.raw.find(b"\n", self.at, self.at + 4096)
         if end < 0:
-            raise MupscaleError(f"its line at byte {self.at} is incomplete")
+            raise MupscaleError(f"its line at byte {self.at} is incomplete", code="pickle.line_incomplete")
         start, self.at = self.at, end + 1
         return self.raw[start:end].decode("utf-8")
 
@@ -146,30 +163,36 @@ class _Machine:
 
     def put(self, index: int) -> None:
         if index > self.at:  # a pickler numbers what it has written
-            raise MupscaleError(f"its memo has an index of {index} at byte {self.at}")
+            raise MupscaleError(
+                f"its memo has an index of {index} at byte {self.at}", code="pickle.memo_index_too_large"
+            )
         self.memo[index] = self.stack[-1]
 
     def pair(self, target: Any, key: Any, value: Any) -> None:
         if type(key) not in _PLAIN_KEYS and not isinstance(key, Record):
-            raise MupscaleError(f"a key is a {type(key).__name__}, expected a text or a number")
+            raise MupscaleError(
+                f"a key is a {type(key).__name__}, expected a text or a number", code="pickle.key_not_plain"
+            )
         if not isinstance(target, dict):
-            raise MupscaleError(f"it puts a key into a {type(target).__name__}")
+            raise MupscaleError(
+                f"it puts a key into a {type(target).__name__}", code="pickle.key_outside_dict"
+            )
         target[key] = value
 
     def items(self, found: list[Any], target: Any) -> None:
         if len(found) % 2:
-            raise MupscaleError("it has a key without a value")
+            raise MupscaleError("it has a key without a value", code="pickle.key_without_value")
         for at in range(0, len(found), 2):
             self.pair(target, found[at], found[at + 1])
 
     def extend(self, target: Any, found: list[Any]) -> None:
         if type(target) is not list:
-            raise MupscaleError(f"it appends to a {type(target).__name__}")
+            raise MupscaleError(f"it appends to a {type(target).__name__}", code="pickle.append_outside_list")
         target.extend(found)
 
     def name(self, module: Any, name: Any) -> None:
         if type(module) is not str or type(name) is not str:
-            raise MupscaleError("it asks for a name that is not a text")
+            raise MupscaleError("it asks for a name that is not a text", code="pickle.name_not_text")
         self.stack.append(self.find(module, name))
 
     def call(self) -> None:
@@ -177,13 +200,15 @@ class _Machine:
         arguments, function = self.stack.pop(), self.stack.pop()
         self.node()
         if type(arguments) is not tuple:
-            raise MupscaleError("it calls something with arguments that are not a tuple")
+            raise MupscaleError(
+                "it calls something with arguments that are not a tuple", code="pickle.arguments_not_tuple"
+            )
         if isinstance(function, Call):
             self.stack.append(function.function(*arguments))
         elif isinstance(function, type) and issubclass(function, Record):
             self.stack.append(function(*arguments))
         else:
-            raise MupscaleError(f"it calls a {type(function).__name__}")
+            raise MupscaleError(f"it calls a {type(function).__name__}", code="pickle.calls_no_function")
 
     def build(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
@@ -193,11 +218,11 @@ class _Machine:
             return  # attributes of an OrderedDict, such as a state dict's _metadata
         else:
             what = "function" if isinstance(target, Call) else type(target).__name__
-            raise MupscaleError(f"it modifies a {what}")
+            raise MupscaleError(f"it modifies a {what}", code="pickle.modifies_no_record")
 
     def outside(self) -> None:
         if self.persistent is None:
-            raise MupscaleError("it refers to something outside of itself")
+            raise MupscaleError("it refers to something outside of itself", code="pickle.refers_outside")
         self.stack.append(self.persistent(self.stack.pop()))
 
 
@@ -280,7 +305,9 @@ def _frame(machine: _Machine) -> None:
 
 def _protocol(machine: _Machine) -> None:
     if machine.raw[machine.at] > 5:
-        raise MupscaleError(f"it has protocol {machine.raw[machine.at]}, known are 2 to 5")
+        raise MupscaleError(
+            f"it has protocol {machine.raw[machine.at]}, known are 2 to 5", code="pickle.unknown_protocol"
+        )
     machine.at += 1
 
 

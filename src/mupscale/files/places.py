@@ -47,14 +47,16 @@ def torch_dtype(name: str) -> torch.dtype:
     (torch.bfloat16, 2)
     """
     if name not in _DTYPES:
-        raise MupscaleError(f"{name!r} is not a dtype of tensors here; known: {', '.join(_DTYPES)}")
+        raise MupscaleError(
+            f"{name!r} is not a dtype of tensors here; known: {', '.join(_DTYPES)}", code="file.unknown_dtype"
+        )
     return _DTYPES[name]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """The safetensors name of a dtype."""
     if dtype not in _NAMES:
-        raise MupscaleError(f"safetensors has no {dtype}")
+        raise MupscaleError(f"safetensors has no {dtype}", code="file.dtype_not_in_safetensors")
     return _NAMES[dtype]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import Fault, MupscaleError
 from ..storage.location import Location, Url
@@ -30,6 +30,21 @@ _MOST_FOLDERS = 3  # as many as a universal checkpoint of DeepSpeed has above it
 _SHOWN = 20  # faults of one error; a damaged file may have one per tensor
 
 
+class Reason(NamedTuple):
+    """Why something is refused, before it is known where it is: a code, and what was found."""
+
+    code: str
+    what: str
+
+
+class _OddError(ValueError):
+    """JSON that Python would take."""
+
+    def __init__(self, code: str, what: str) -> None:
+        super().__init__(what)
+        self.code = code
+
+
 def parse_json(raw: bytes, where: str, *, infinity: bool = False, objects: int = MOST_OBJECTS) -> Any:
     """Parse a JSON text; raises an error that says what is wrong with it.
 
@@ -38,20 +53,27 @@ def parse_json(raw: bytes, where: str, *, infinity: bool = False, objects: int =
 
     >>> parse_json(b'{"a": [1, 2.5]}', "demo")
     {'a': [1, 2.5]}
-    >>> parse_json(b'{"a": 1, "a": 2}', "demo")
-    Traceback (most recent call last):
-    mupscale.errors.MupscaleError: demo is not valid: the key 'a' appears twice
+    >>> try:
+    ...     parse_json(b'{"a": 1, "a": 2}', "demo")
+    ... except MupscaleError as error:
+    ...     print(error.code)
+    json.key_twice
     """
     if len(raw) > (LONGEST_TEXT if raw.isascii() else _LONGEST_UNICODE):
-        raise MupscaleError(f"{where} is not valid: {len(raw)} bytes of JSON are too many")
+        raise MupscaleError(
+            f"{where} is not valid: {len(raw)} bytes of JSON are too many", code="json.too_long"
+        )
     found, items = raw.count(b"{"), raw.count(b",") + raw.count(b"[")
     if found > objects or items > _ITEMS_EACH * objects:
-        raise MupscaleError(f"{where} is not valid: {found} objects and {items} items are too many")
+        raise MupscaleError(
+            f"{where} is not valid: {found} objects and {items} items are too many",
+            code="json.too_many_items",
+        )
 
     def constant(text: str) -> float:
         if infinity and text != "NaN":
             return float(text)
-        raise ValueError(f"{text} is not a number of JSON")
+        raise _OddError("json.not_finite", f"{text} is not a number of JSON")
 
     try:
         return json.loads(
@@ -61,9 +83,14 @@ def parse_json(raw: bytes, where: str, *, infinity: bool = False, objects: int =
             parse_int=_integer,
             parse_float=_finite,
         )
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else _short(str(error))
-        raise MupscaleError(f"{where} is not valid: {reason}") from None
+    except RecursionError:
+        raise MupscaleError(
+            f"{where} is not valid: it is nested too deeply", code="json.nested_too_deeply"
+        ) from None
+    except _OddError as error:
+        raise MupscaleError(f"{where} is not valid: {_short(str(error))}", code=error.code) from None
+    except ValueError as error:
+        raise MupscaleError(f"{where} is not valid: {_short(str(error))}", code="json.not_json") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -71,20 +98,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         double = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {double!r} appears twice")
+        raise _OddError("json.key_twice", f"the key {double!r} appears twice")
     return found
 
 
 def _integer(text: str) -> int:
     if len(text) > _DIGITS:
-        raise ValueError(f"a number of {len(text)} digits")
+        raise _OddError("json.too_many_digits", f"a number of {len(text)} digits")
     return int(text)
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if not isfinite(value):
-        raise ValueError(f"{_short(text)} is beyond every float")
+        raise _OddError("json.beyond_every_float", f"{_short(text)} is beyond every float")
     return value
 
 
@@ -92,39 +119,41 @@ def _short(text: str) -> str:
     return ascii(text)[1:-1][:200]
 
 
-def name_fault(name: Any) -> str | None:
+def name_fault(name: Any) -> Reason | None:
     """Why a text cannot be the name of a file inside one folder, or None when it can.
 
-    >>> name_fault("model.safetensors"), name_fault("../x")
-    (None, 'a file name without folders is expected')
+    >>> name_fault("model.safetensors"), name_fault("../x").code
+    (None, 'file.name_with_folders')
     """
     fault = text_fault(name)
     if fault is not None:
         return fault
     if "/" in name or "\\" in name or name in (".", ".."):
-        return "a file name without folders is expected"
-    return "the name is longer than 200 bytes" if len(name.encode()) > 200 else None
+        return Reason("file.name_with_folders", "a file name without folders is expected")
+    if len(name.encode()) > 200:
+        return Reason("file.name_too_long", "the name is longer than 200 bytes")
+    return None
 
 
-def path_fault(name: Any) -> str | None:
+def path_fault(name: Any) -> Reason | None:
     """Why a text cannot be the name of a file inside a folder or up to three folders below it, or None when it can.
 
-    >>> path_fault("1_Pooling/config.json"), path_fault("../config.json")
-    (None, 'a file name without folders is expected')
+    >>> path_fault("1_Pooling/config.json"), path_fault("../config.json").code
+    (None, 'file.name_with_folders')
     """
     if not isinstance(name, str) or name.count("/") > _MOST_FOLDERS:
         return name_fault(name)
     return next((fault for part in name.split("/") if (fault := name_fault(part)) is not None), None)
 
 
-def text_fault(text: Any) -> str | None:
+def text_fault(text: Any) -> Reason | None:
     """Why a value cannot be the name of a tensor, or None when it can."""
     if not isinstance(text, str) or not text:
-        return "a name is a text that is not empty"
+        return Reason("file.name_not_text", "a name is a text that is not empty")
     if len(text) > 4096:
-        return f"the name has {len(text)} characters"
+        return Reason("file.name_too_long", f"the name has {len(text)} characters")
     if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) < 0xE000 for c in text):
-        return "the name has control characters"
+        return Reason("file.name_has_control_characters", "the name has control characters")
     return None
 
 
@@ -139,24 +168,26 @@ def raise_few(claim: str, faults: Iterable[Fault]) -> None:
     collected = list(faults)
     if len(collected) > _SHOWN:
         more = len(collected) - _SHOWN
-        collected = [*collected[:_SHOWN], Fault("…", f"and {more} more")]
+        collected = [*collected[:_SHOWN], Fault("more", "…", f"and {more} more")]
     if collected:
         raise MupscaleError(claim, collected)
 
 
 @contextmanager
-def refuse_malformed(claim: str) -> Iterator[None]:
+def refuse_malformed(claim: str, code: str = "json.malformed_record") -> Iterator[None]:
     """Turn the exceptions of reading malformed plain values into one `MupscaleError`.
 
-    >>> with refuse_malformed("this is not a record"):
-    ...     {}["seed"]
-    Traceback (most recent call last):
-    mupscale.errors.MupscaleError: this is not a record; KeyError: 'seed'
+    >>> try:
+    ...     with refuse_malformed("this is not a plan", "plan.malformed_record"):
+    ...         {}["seed"]
+    ... except MupscaleError as error:
+    ...     print(error.code)
+    plan.malformed_record
     """
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise MupscaleError(f"{claim}; {type(error).__name__}: {printable(str(error))}") from None
+        raise MupscaleError(f"{claim}; {type(error).__name__}: {printable(str(error))}", code=code) from None
 
 
 @contextmanager
@@ -165,9 +196,19 @@ def os_errors(where: Location | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise MupscaleError(f"{printable(str(where))} cannot be used: {error.strerror or error}") from None
+        raise MupscaleError(
+            f"{printable(str(where))} cannot be used: {error.strerror or error}", code=_os_code(error)
+        ) from None
     except ValueError as error:  # a NUL in a path
-        raise MupscaleError(f"{printable(str(where))} cannot be used: {error}") from None
+        raise MupscaleError(
+            f"{printable(str(where))} cannot be used: {error}", code="file.not_a_path"
+        ) from None
+
+
+def _os_code(error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "file.does_not_exist"
+    return "file.no_permission" if isinstance(error, PermissionError) else "file.cannot_be_used"
 
 
 def open_regular(path: Path) -> int:
@@ -176,7 +217,7 @@ def open_regular(path: Path) -> int:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise MupscaleError(f"{printable(str(path))} is not a regular file")
+        raise MupscaleError(f"{printable(str(path))} is not a regular file", code="file.not_regular")
     return descriptor
 
 
@@ -201,4 +242,6 @@ def _read_remote(url: Url, longest: int) -> bytes:
 
 
 def _too_long(where: Location, size: int, longest: int) -> MupscaleError:
-    return MupscaleError(f"{printable(str(where))} has {size} bytes, at most {longest} are expected")
+    return MupscaleError(
+        f"{printable(str(where))} has {size} bytes, at most {longest} are expected", code="file.too_long"
+    )

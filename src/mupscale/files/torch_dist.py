@@ -56,18 +56,30 @@ def read_torch_dist(path: Location | str) -> TorchDist:
     folder = named / tag if tag else named
     where = printable(str(folder))
     if not exists(folder / MEGATRON_CONFIG):
-        raise MupscaleError(CLAIM, [Fault(where, f"it has neither {MEGATRON_CONFIG} nor {METADATA}")])
+        raise MupscaleError(
+            CLAIM, [Fault("megatron.no_metadata", where, f"it has neither {MEGATRON_CONFIG} nor {METADATA}")]
+        )
     raw = read_regular(folder / MEGATRON_CONFIG, MEGATRON_SMALL)
     config = parse_json(raw, f"{where}/{MEGATRON_CONFIG}")
     told = config.get(MEGATRON_FORMAT) if isinstance(config, dict) else None
     if told != "torch_dist":
         what = f"its format is {printable(str(told))}, expected torch_dist"
         raise MupscaleError(
-            CLAIM, [Fault(f"{where}/{MEGATRON_CONFIG}", what, "save it with --ckpt-format torch_dist")]
+            CLAIM,
+            [
+                Fault(
+                    "megatron.other_format",
+                    f"{where}/{MEGATRON_CONFIG}",
+                    what,
+                    "save it with --ckpt-format torch_dist",
+                )
+            ],
         )
     common = read_settings(folder / COMMON)
     if not isinstance(common, dict):
-        raise MupscaleError(CLAIM, [Fault(f"{where}/{COMMON}", "it does not hold a dict")])
+        raise MupscaleError(
+            CLAIM, [Fault("megatron.settings_not_dict", f"{where}/{COMMON}", "it does not hold a dict")]
+        )
     return TorchDist(folder, tag, raw.decode(), read_dcp(folder), common)
 
 
@@ -80,7 +92,10 @@ def iteration_of(path: Location) -> str:
         return told
     if not (told.isascii() and told.isdigit() and len(told) <= _DIGITS):
         what = f"it says {printable(told[:80])}, expected a number"
-        raise MupscaleError("this is not a checkpoint of Megatron", [Fault(MEGATRON_LATEST, what)])
+        raise MupscaleError(
+            "this is not a checkpoint of Megatron",
+            [Fault("megatron.iteration_not_number", MEGATRON_LATEST, what)],
+        )
     return f"iter_{int(told):07d}"
 
 

@@ -57,7 +57,8 @@ def read_tree(path: Location | str) -> Any:
         said = str(error).strip().splitlines()
         raise MupscaleError(
             f"{printable(str(path))} holds more than tensors and plain values, or is damaged (torch.load with "
-            f"weights_only=True): {printable(said[0] if said else type(error).__name__)}"
+            f"weights_only=True): {printable(said[0] if said else type(error).__name__)}",
+            code="archive.more_than_tensors",
         ) from None
     return _described(tree, path.name, size, starts)
 
@@ -68,7 +69,7 @@ def read_tensor(folder: Location | str, place: Place) -> Tensor:
     with open_file(path) as file, os_errors(path):
         data = bytearray(file.read(place.offset, place.bytes))
     if len(data) != place.bytes:
-        raise MupscaleError(f"{printable(str(path))} ends inside a tensor")
+        raise MupscaleError(f"{printable(str(path))} ends inside a tensor", code="file.cut_short")
     if not data:
         return torch.empty(place.shape, dtype=torch_dtype(place.dtype))
     return torch.frombuffer(data, dtype=torch_dtype(place.dtype)).reshape(place.shape)
@@ -98,7 +99,10 @@ def lay_out(name: str, tree: Any) -> tuple[OutFile, Any]:
     holes = iter(sheet.holes)
     places = iter([_hole(name, room, holes) for room in rooms])
     if next(holes, None) is not None:
-        raise MupscaleError(f"torch {torch.__version__} lays out {name} in a way that is not known here")
+        raise MupscaleError(
+            f"torch {torch.__version__} lays out {name} in a way that is not known here",
+            code="archive.unknown_torch_layout",
+        )
     laid = map_leaves(tree, "", Room, lambda *_: next(places))
     return OutFile(name, sheet.size, tuple(sheet.joined())), laid
 
@@ -109,7 +113,10 @@ def _hole(name: str, room: Room, holes: Iterator[tuple[int, int]]) -> Place:
         return place
     offset, count = next(holes, (0, 0))
     if count != place.bytes:
-        raise MupscaleError(f"torch {torch.__version__} left {count} bytes for a tensor of {place.bytes}")
+        raise MupscaleError(
+            f"torch {torch.__version__} left {count} bytes for a tensor of {place.bytes}",
+            code="archive.other_room_for_tensor",
+        )
     return Place(name, offset, room.dtype, room.shape)
 
 
@@ -125,19 +132,30 @@ def _described(tree: Any, file: str, size: int, starts: list[int]) -> Any:
     def place(where: str, tensor: Tensor) -> Place | None:
         if hasattr(tensor, "__tensor_flatten__"):
             what = f"a {type(tensor).__name__}, which is made of several tensors"
-            faults.append(Fault(f"{file}{where}", what, "widen the run in memory with mu.widen"))
+            faults.append(
+                Fault(
+                    "archive.made_of_several_tensors",
+                    f"{file}{where}",
+                    what,
+                    "widen the run in memory with mu.widen",
+                )
+            )
             return None
         try:
             found, start = _place(tensor, file, size)
             seen.add(start)
             return found
         except MupscaleError as error:
-            faults.append(Fault(f"{file}{where}", error.claim, _AGAIN))
+            faults.append(Fault(error.code, f"{file}{where}", error.claim, _AGAIN))
             return None
 
     described = map_leaves(tree, "", Tensor, place)
     if not faults and (seen != set(starts) or starts != sorted(starts)):
-        faults.append(Fault(file, "its tensors do not lie where torch.save puts them", _AGAIN))
+        faults.append(
+            Fault(
+                "archive.tensors_misplaced", file, "its tensors do not lie where torch.save puts them", _AGAIN
+            )
+        )
     raise_few(f"the tensors of {printable(file)} cannot be streamed", faults)
     return described
 
@@ -147,13 +165,18 @@ def _place(tensor: Tensor, file: str, size: int) -> tuple[Place, int]:
     storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
     start = getattr(storage, "_checkpoint_offset", None)  # noted by torch when it loads in fake mode
     if storage is None or start is None:
-        raise MupscaleError(f"torch {torch.__version__} does not tell where its bytes lie; 2.7 and later do")
+        raise MupscaleError(
+            f"torch {torch.__version__} does not tell where its bytes lie; 2.7 and later do",
+            code="archive.offsets_not_told",
+        )
     if not tensor.is_contiguous():
-        raise MupscaleError(f"its strides {tensor.stride()} are not contiguous")
+        raise MupscaleError(
+            f"its strides {tensor.stride()} are not contiguous", code="archive.not_contiguous"
+        )
     skipped = int(tensor.storage_offset()) * tensor.dtype.itemsize
     place = Place(file, start + skipped, dtype_name(tensor.dtype), tuple(tensor.shape))
     if start < 0 or place.end > size or skipped + place.bytes > storage.nbytes():
-        raise MupscaleError("its bytes lie outside of the file")
+        raise MupscaleError("its bytes lie outside of the file", code="archive.bytes_outside")
     return place, start
 
 
@@ -185,11 +208,15 @@ def _check_archive(path: Location) -> tuple[int, list[int]]:
             raise
         except Exception as error:  # damaged archives raise many kinds
             raise MupscaleError(
-                f"{printable(str(path))} is not an archive of torch.save: {printable(str(error))}; {_AGAIN}"
+                f"{printable(str(path))} is not an archive of torch.save: {printable(str(error))}; {_AGAIN}",
+                code="archive.not_torch_save",
             ) from None
     if packed or big:
         why = "is compressed" if packed else "is from a big-endian machine"
-        raise MupscaleError(f"{printable(str(path))} {why}, so its tensors cannot be read in place; {_AGAIN}")
+        raise MupscaleError(
+            f"{printable(str(path))} {why}, so its tensors cannot be read in place; {_AGAIN}",
+            code="archive.is_compressed" if packed else "archive.big_endian",
+        )
     return size, starts
 
 
@@ -210,7 +237,10 @@ class _Sheet(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         if whence != io.SEEK_CUR or offset < 0:
-            raise MupscaleError(f"torch {torch.__version__} does not write archives from front to back")
+            raise MupscaleError(
+                f"torch {torch.__version__} does not write archives from front to back",
+                code="archive.torch_seeks_back",
+            )
         if offset:
             self.holes.append((self.size, offset))
             self.size += offset

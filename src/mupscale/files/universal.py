@@ -82,7 +82,7 @@ def universal_names(path: Location) -> tuple[str, ...]:
 def _tag(path: Location) -> str:
     tag = read_regular(path / LATEST, 1000).decode(errors="replace").strip()
     if (why := name_fault(tag)) is not None:
-        raise MupscaleError(f"{LATEST} names {printable(tag)}: {why}")
+        raise MupscaleError(f"{LATEST} names {printable(tag)}: {why.what}", code=why.code)
     return tag
 
 
@@ -92,29 +92,41 @@ def read_universal(path: Location | str) -> Universal:
     if not is_universal(path):
         what = f"it has no {LATEST}; checkpoints of ZeRO itself are cut by ranks"
         raise MupscaleError(
-            "this is not a universal checkpoint of DeepSpeed", [Fault(str(path), what, CONVERT)]
+            "this is not a universal checkpoint of DeepSpeed",
+            [Fault("deepspeed.not_universal", str(path), what, CONVERT)],
         )
     tag = _tag(path)
     folder = path / tag / "zero"
     claim = f"{printable(str(path / tag))} cannot be widened"
     if not exists(folder / SETTINGS):
-        raise MupscaleError(claim, [Fault(f"zero/{SETTINGS}", "it is not there", CONVERT)])
+        raise MupscaleError(
+            claim, [Fault("deepspeed.no_settings", f"zero/{SETTINGS}", "it is not there", CONVERT)]
+        )
     parameters: dict[str, dict[str, StateFile]] = {}
     steps: dict[str, Any] = {}
     faults: list[Fault] = []
     with os_errors(folder):
         names = sorted(name for name in names_in(folder) if name != SETTINGS)
     if len(names) > _MOST_PARAMETERS:
-        raise MupscaleError(f"{claim}: it has more than {_MOST_PARAMETERS:,} parameters")
+        raise MupscaleError(
+            f"{claim}: it has more than {_MOST_PARAMETERS:,} parameters", code="deepspeed.too_many_parameters"
+        )
     for name in names:
         if name_fault(name) is not None or not is_dir(folder / name):
-            faults.append(Fault(f"zero/{printable(name)}", "not the folder of a parameter", "remove it"))
+            faults.append(
+                Fault(
+                    "deepspeed.not_a_parameter",
+                    f"zero/{printable(name)}",
+                    "not the folder of a parameter",
+                    "remove it",
+                )
+            )
             continue
         try:
             parameters[name], step = _parameter(path, f"{tag}/zero/{name}")
             steps |= {name: step[0]} if step else {}
         except MupscaleError as error:
-            faults += error.faults or [Fault(f"zero/{printable(name)}", error.claim)]
+            faults += error.faults or [Fault(error.code, f"zero/{printable(name)}", error.claim)]
     raise_few(claim, faults)
     models = {
         n: read_settings(path / tag / n)
@@ -124,7 +136,17 @@ def read_universal(path: Location | str) -> Universal:
     settings = read_settings(folder / SETTINGS)
     if not models or not all(isinstance(of, dict) for of in (settings, *models.values())):
         what = "no file of model states" if not models else "a file of settings is not a dict"
-        raise MupscaleError(claim, [Fault(tag, what, CONVERT)])
+        raise MupscaleError(
+            claim,
+            [
+                Fault(
+                    "deepspeed.settings_not_dict" if models else "deepspeed.no_model_states",
+                    tag,
+                    what,
+                    CONVERT,
+                )
+            ],
+        )
     schedule = read_settings(path / SCHEDULER) if exists(path / SCHEDULER) else None
     return Universal(path, tag, parameters, steps, settings, models, schedule)
 
@@ -136,7 +158,17 @@ def _parameter(path: Location, folder: str) -> tuple[dict[str, StateFile], list[
     for name in sorted(names_in(path / folder)):
         where, state = f"{folder}/{name}", name.removesuffix(".pt")
         if state == name:
-            raise MupscaleError("odd", [Fault(printable(where), "not a file of torch.save", "remove it")])
+            raise MupscaleError(
+                "odd",
+                [
+                    Fault(
+                        "deepspeed.not_a_state_file",
+                        printable(where),
+                        "not a file of torch.save",
+                        "remove it",
+                    )
+                ],
+            )
         tree = read_tree(path / where)
         if state == STEP:
             step = [read_tensor(path / folder, tree) if isinstance(tree, Place) else tree]
@@ -152,10 +184,21 @@ def _parameter(path: Location, folder: str) -> tuple[dict[str, StateFile], list[
                 if unknown
                 else "no tensor"
             )
-            raise MupscaleError("odd", [Fault(printable(where), what)])
+            raise MupscaleError(
+                "odd",
+                [
+                    Fault(
+                        "deepspeed.unknown_state_entry" if unknown else "deepspeed.no_tensor",
+                        printable(where),
+                        what,
+                    )
+                ],
+            )
         found[state] = StateFile(replace(place, file=where), extras)
     if WEIGHT not in found:
-        raise MupscaleError("odd", [Fault(printable(folder), f"it has no {WEIGHT}.pt", CONVERT)])
+        raise MupscaleError(
+            "odd", [Fault("deepspeed.no_weight", printable(folder), f"it has no {WEIGHT}.pt", CONVERT)]
+        )
     return found, step
 
 
@@ -170,7 +213,10 @@ def read_settings(path: Location) -> Any:
                 tree = read_plain(archive.read(records[PICKLE]), where, len(records))
                 return map_leaves(tree, "", Head, lambda _, head: _number(archive, records, head))
         except (zipfile.BadZipFile, KeyError, ValueError, NotImplementedError) as error:
-            raise MupscaleError(f"{where} is not an archive of torch.save: {printable(str(error))}") from None
+            raise MupscaleError(
+                f"{where} is not an archive of torch.save: {printable(str(error))}",
+                code="archive.not_torch_save",
+            ) from None
 
 
 def _number(archive: zipfile.ZipFile, records: Mapping[str, zipfile.ZipInfo], head: Head) -> Any:

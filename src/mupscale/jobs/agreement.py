@@ -44,7 +44,7 @@ def base_fingerprints(job: Job, units: WorkUnits, done: Done) -> dict[str, str]:
                 at = (first + int(unequal.argmax())) * GRAIN
                 name = job.sources[file].name
                 what = f"bytes {at} to {at + GRAIN} were not the same whenever they were read"
-                faults.setdefault(name, Fault(name, what, START_AGAIN))
+                faults.setdefault(name, Fault("job.base_bytes_changed", name, what, START_AGAIN))
             sums[file][part], known[file][part] = used, True
     raise_few(CHANGED, faults.values())
     with Reader(job.base) as reader:
@@ -65,6 +65,9 @@ def output_fingerprints(job: Job, units: WorkUnits, sums: dict[int, str]) -> dic
     found = {file.name: sum(fingerprint(raw, at) for at, raw in file.chunks) for file in job.files}
     for unit in range(units.blocks):
         if unit not in sums:
-            raise MupscaleError(f"block {unit} has no fingerprint; run the same command again")
+            raise MupscaleError(
+                f"block {unit} has no fingerprint; run the same command again",
+                code="job.block_without_fingerprint",
+            )
         found[units.file_of(unit)] += int(sums[unit], 16)
     return {name: as_text(value) for name, value in found.items()}

@@ -83,7 +83,7 @@ class BaseReader(Reader):
         for grain, found in enumerate(sums.tolist(), first):
             if self._used.setdefault((file, grain), found) != found:
                 what = f"bytes {grain * GRAIN} to {(grain + 1) * GRAIN} were read twice and differ"
-                raise MupscaleError(CHANGED, [Fault(file, what, START_AGAIN)])
+                raise MupscaleError(CHANGED, [Fault("job.base_bytes_changed", file, what, START_AGAIN)])
 
     def _fill_(self, file: str, offset: int, rooms: list[memoryview]) -> None:
         """Fill several rooms, one after the other, with bytes that lie behind each other in the file."""

@@ -88,11 +88,15 @@ class Reader:
             else:
                 count = os.preadv(self.descriptor(file), rooms, offset)
         except OSError as error:
-            raise MupscaleError(f"{printable(file)} of the base cannot be read: {error.strerror}") from None
+            raise MupscaleError(
+                f"{printable(file)} of the base cannot be read: {error.strerror}",
+                code="job.base_cannot_be_read",
+            ) from None
         if count == 0:
             raise MupscaleError(
                 f"{printable(file)} of {printable(str(self.folder))} ends at byte {offset}, "
-                f"expected {offset + sum(map(len, rooms))}: it changed while it was read"
+                f"expected {offset + sum(map(len, rooms))}: it changed while it was read",
+                code="file.changed_while_read",
             )
         return count
 

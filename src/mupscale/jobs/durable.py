@@ -37,7 +37,8 @@ def sync_file(descriptor: int) -> None:
         raise MupscaleError(
             "the file system of the output cannot bring a file to disk (fsync: "
             f"{error.strerror}), so nothing written there survives a crash; write to another file system and copy "
-            "the result"
+            "the result",
+            code="disk.cannot_sync",
         ) from None
 
 

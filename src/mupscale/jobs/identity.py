@@ -76,7 +76,8 @@ def check_outside(base: Location, out: Location) -> None:
     if inside:
         what = f"it lies inside of its own base {printable(str(base))}"
         raise MupscaleError(
-            "the result cannot be written there", [Fault(str(out), what, "name a directory beside the base")]
+            "the result cannot be written there",
+            [Fault("job.output_inside_base", str(out), what, "name a directory beside the base")],
         )
 
 
@@ -115,13 +116,23 @@ def check_base(job: Job) -> dict[str, str]:
             found, stamps[file.name] = stamped_file(job.base, file.name)
         except MupscaleError as error:
             faults.append(
-                Fault(file.name, error.claim, "put it back, or start again in another output directory")
+                Fault(
+                    error.code,
+                    file.name,
+                    error.claim,
+                    "put it back, or start again in another output directory",
+                )
             )
             continue
         if found != file:
             what = f"{found.size} bytes, digest of its ends {found.ends}; the job was made for {file.size}, {file.ends}"
             faults.append(
-                Fault(file.name, what, "put the old file back, or start again in another output directory")
+                Fault(
+                    "job.other_base",
+                    file.name,
+                    what,
+                    "put the old file back, or start again in another output directory",
+                )
             )
     raise_few("the base is not the one this job was made for", faults)
     return stamps
@@ -133,6 +144,7 @@ def check_stamps(before: dict[str, set[str]], now: dict[str, str]) -> None:
         CHANGED,
         [
             Fault(
+                "job.base_stamp_changed",
                 name,
                 f"size and time of change were {', '.join(sorted(before[name]))}, now {stamp}",
                 START_AGAIN,

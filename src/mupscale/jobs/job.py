@@ -169,9 +169,11 @@ class Job:
     @staticmethod
     def of_json(entry: Mapping[str, Any]) -> Job:
         """The job that `as_json` gave; anything else is refused."""
-        with refuse_malformed("this is not a job"):
+        with refuse_malformed("this is not a job", "job.malformed_record"):
             if entry["format"] != FORMAT:
-                raise MupscaleError(f"expected a {FORMAT!r}, found {printable(entry['format'])}")
+                raise MupscaleError(
+                    f"expected a {FORMAT!r}, found {printable(entry['format'])}", code="job.wrong_format"
+                )
             return Job(
                 base=location(text(entry["base"])),
                 out=location(text(entry["out"])),
@@ -198,8 +200,8 @@ class Job:
 def differences(old: Any, new: Any, where: str = "") -> Iterator[Fault]:
     """What differs between two jobs, as JSON values, most readable first.
 
-    >>> [str(fault).split() for fault in differences({"seed": 0, "k": 2}, {"seed": 1, "k": 2})]
-    [['seed', 'was', '0,', 'now', '1']]
+    >>> [(fault.code, fault.where) for fault in differences({"seed": 0, "k": 2}, {"seed": 1, "k": 2})]
+    [('job.entry_differs', 'seed')]
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(key for key in new if key not in old)]:
@@ -210,9 +212,9 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[Fault]:
             label = a.get("name", i) if isinstance(a, dict) else i
             yield from differences(a, b, f"{where}[{label}]")
     elif isinstance(old, list) and isinstance(new, list):
-        yield Fault(printable(where), f"had {len(old)} entries, now {len(new)}")
+        yield Fault("job.entry_differs", printable(where), f"had {len(old)} entries, now {len(new)}")
     elif old != new:
-        yield Fault(printable(where), f"was {printable(old)}, now {printable(new)}")
+        yield Fault("job.entry_differs", printable(where), f"was {printable(old)}, now {printable(new)}")
 
 
 def _place(entry: Any) -> Place:

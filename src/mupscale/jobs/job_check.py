@@ -12,7 +12,7 @@ from ..errors import Fault, MupscaleError
 from ..files.dcp import METADATA
 from ..files.floats import FLOATS
 from ..files.places import Place, item_size
-from ..files.strict import path_fault, printable, raise_few
+from ..files.strict import Reason, path_fault, printable, raise_few
 from .job import Job, Move, window
 
 PARTIAL = ".partial"
@@ -37,7 +37,7 @@ def check_job(job: Job) -> None:
     inputs = {file.name: file.size for file in job.sources}
     for move in job.moves:
         faults += _places(move, outputs, inputs)
-        faults += [Fault(printable(move.name), what) for what in _kernel(move)]
+        faults += [Fault(wrong.code, printable(move.name), wrong.what) for wrong in _kernel(move)]
     raise_few("this job is not sound", faults)
     raise_few("this job does not write every byte once", _tiling(job))
 
@@ -50,47 +50,64 @@ def _names(job: Job) -> Iterator[Fault]:
         ("text", [text.name for text in job.texts]),
     ):
         for name in names:
-            what = path_fault(name)
-            if what is None and (name in (JOB, ABOUT) or name.startswith("journal-")):
+            wrong = path_fault(name)
+            if wrong is None and (name in (JOB, ABOUT) or name.startswith("journal-")):
                 what = f"this name is taken; what {ABOUT} says goes into the job's `about`"
+                wrong = Reason("job.name_is_taken", what)
             parts = name.split("/")
             hidden = [part for at, part in enumerate(parts) if part[:1] == "." and parts[at:] != [METADATA]]
-            if what is None and (hidden or any(part.endswith(PARTIAL) for part in parts)):
+            if wrong is None and (hidden or any(part.endswith(PARTIAL) for part in parts)):
                 what = f"a name that begins with a dot or ends in {PARTIAL} is taken for unfinished"
-            if what is None and name in seen:
-                what = "written twice"
+                wrong = Reason("job.name_looks_unfinished", what)
+            if wrong is None and name in seen:
+                wrong = Reason("job.name_written_twice", "written twice")
             seen.add(name)
-            if what is not None:
-                yield Fault(f"{kind} {printable(name)}", what)
+            if wrong is not None:
+                yield Fault(wrong.code, f"{kind} {printable(name)}", wrong.what)
     for source in job.sources:
-        if (what := path_fault(source.name)) is not None:
-            yield Fault(f"base file {printable(source.name)}", what)
+        if (wrong := path_fault(source.name)) is not None:
+            yield Fault(wrong.code, f"base file {printable(source.name)}", wrong.what)
 
 
 def _block(job: Job) -> Iterator[Fault]:
     if not _SMALLEST_BLOCK <= job.block_bytes <= _LARGEST_BLOCK:
-        yield Fault("block_bytes", f"{job.block_bytes}, expected {_SMALLEST_BLOCK} to {_LARGEST_BLOCK}")
+        yield Fault(
+            "job.block_size_out_of_range",
+            "block_bytes",
+            f"{job.block_bytes}, expected {_SMALLEST_BLOCK} to {_LARGEST_BLOCK}",
+        )
     elif sum(file.size for file in job.files) // job.block_bytes > _MOST_UNITS:
-        yield Fault("block_bytes", f"blocks of {job.block_bytes} bytes are too many", "use larger blocks")
+        yield Fault(
+            "job.too_many_blocks",
+            "block_bytes",
+            f"blocks of {job.block_bytes} bytes are too many",
+            "use larger blocks",
+        )
 
 
 def _places(move: Move, outputs: Mapping[str, int], inputs: Mapping[str, int]) -> Iterator[Fault]:
     for place, sizes in [(move.target, outputs), *((source, inputs) for source in move.sources)]:
         if place.file not in sizes:
-            yield Fault(printable(move.name), f"{printable(place.file)} is not a file of this job")
-        elif (what := _place(place, sizes[place.file])) is not None:
-            yield Fault(printable(move.name), what)
+            yield Fault(
+                "job.file_not_in_job",
+                printable(move.name),
+                f"{printable(place.file)} is not a file of this job",
+            )
+        elif (wrong := _place(place, sizes[place.file])) is not None:
+            yield Fault(wrong.code, printable(move.name), wrong.what)
 
 
-def _place(place: Place, size: int) -> str | None:
+def _place(place: Place, size: int) -> Reason | None:
     try:
         end = place.end
     except MupscaleError as error:
-        return error.claim
-    return f"ends at byte {end} of {place.file}, which has {size}" if end > size else None
+        return Reason(error.code, error.claim)
+    if end > size:
+        return Reason("job.place_outside_file", f"ends at byte {end} of {place.file}, which has {size}")
+    return None
 
 
-def _kernel(move: Move) -> Iterator[str]:
+def _kernel(move: Move) -> Iterator[Reason]:
     """Faults that the kernel would refuse, found before work starts."""
     if move.cells:
         odd = list(_cells(move))
@@ -100,65 +117,93 @@ def _kernel(move: Move) -> Iterator[str]:
     making, noise = move.making, move.making.noise
     wide, base = (tuple(window(sizes, move.cells)[1]) for sizes in (making.wide_shape, making.base_shape))
     if wide != move.target.shape:
-        yield f"its axes give shape {wide}, its place has {move.target.shape}"
+        yield Reason("job.axes_other_shape", f"its axes give shape {wide}, its place has {move.target.shape}")
     if not all(axis.duplicates for axis in making.axes):
-        yield "its axes do not grow by whole copies"
+        yield Reason("axis.not_whole_copies", "its axes do not grow by whole copies")
     if move.sources:
         yield from _sources(move, base)
     floating = move.target.dtype in FLOATS and all(source.dtype in FLOATS for source in move.sources)
     if not floating and (not making.scale.is_one or making.shift or noise is not None):
-        yield f"a tensor of {move.target.dtype} is copied, never scaled"
+        yield Reason("scale.not_a_float_tensor", f"a tensor of {move.target.dtype} is copied, never scaled")
     if not floating and any(source.dtype != move.target.dtype for source in move.sources):
-        yield f"{move.sources[0].dtype} is not cast to {move.target.dtype}"
+        yield Reason("job.dtype_not_cast", f"{move.sources[0].dtype} is not cast to {move.target.dtype}")
     if noise is not None:
         if noise.paired is not None and not (
             noise.paired < len(making.axes) and making.axes[noise.paired].k > 1
         ):
-            yield f"noise is paired along dimension {noise.paired}, which has no copies"
+            yield Reason(
+                "noise.no_copies_to_pair",
+                f"noise is paired along dimension {noise.paired}, which has no copies",
+            )
         if noise.without_row is not None and not noise.without_row < prod(making.wide_shape[:1]):
-            yield f"row {noise.without_row} gets no noise, and there are {prod(making.wide_shape[:1])}"
+            yield Reason(
+                "noise.no_such_row",
+                f"row {noise.without_row} gets no noise, and there are {prod(making.wide_shape[:1])}",
+            )
         if noise.zeros is not None and any(dim >= len(making.axes) for dim in noise.zeros.cut):
-            yield f"zeros stay along dimensions {noise.zeros.cut}, and there are {len(making.axes)}"
+            yield Reason(
+                "noise.no_such_dimension",
+                f"zeros stay along dimensions {noise.zeros.cut}, and there are {len(making.axes)}",
+            )
         mean = None if noise.zeros is None else noise.zeros.mean
         if mean is not None and len(mean) != prod(making.wide_shape[1:]):
-            yield f"a new row of {len(mean)} numbers, and a row has {prod(making.wide_shape[1:])}"
+            yield Reason(
+                "noise.other_row_length",
+                f"a new row of {len(mean)} numbers, and a row has {prod(making.wide_shape[1:])}",
+            )
         if isinstance(noise.std, tuple) and making.wide_shape[:1] != (len(noise.std),):
-            yield f"{len(noise.std)} sizes of noise for {len(making.axes)} axes {list(map(str, making.axes[:1]))}"
+            yield Reason(
+                "noise.other_number_of_sizes",
+                f"{len(noise.std)} sizes of noise for {len(making.axes)} axes {list(map(str, making.axes[:1]))}",
+            )
 
 
-def _cells(move: Move) -> Iterator[str]:
+def _cells(move: Move) -> Iterator[Reason]:
     """A stored part must be made from the same part of the base, and from nothing else."""
     axes = move.making.axes
     if len(move.cells) != len(axes) or not move.sources:
-        yield f"{len(move.cells)} cells for {len(axes)} axes and {len(move.sources)} sources"
+        yield Reason(
+            "job.other_number_of_cells",
+            f"{len(move.cells)} cells for {len(axes)} axes and {len(move.sources)} sources",
+        )
         return
     for axis, (which, count) in zip(axes, move.cells, strict=True):
         if not which < count or axis.base % count or axis.wide % count:
-            yield f"cell {which} of {count} is not a part of axis {axis}"
+            yield Reason("job.cell_not_a_part", f"cell {which} of {count} is not a part of axis {axis}")
             continue
         size, room = axis.wide // count, axis.base // count
         low, high = axis.cover(which * size, (which + 1) * size)
         if not which * room <= low <= high <= (which + 1) * room:
-            yield f"cell {which} of {count} of axis {axis} reads entries of the base outside its own cell"
+            yield Reason(
+                "job.cell_reads_outside",
+                f"cell {which} of {count} of axis {axis} reads entries of the base outside its own cell",
+            )
 
 
-def _sources(move: Move, base: tuple[int, ...]) -> Iterator[str]:
+def _sources(move: Move, base: tuple[int, ...]) -> Iterator[Reason]:
     shapes, join = [source.shape for source in move.sources], move.making.join
     if len({source.dtype for source in move.sources}) > 1:
-        yield "its sources have different dtypes"
+        yield Reason("job.sources_differ_in_dtype", "its sources have different dtypes")
     if len(shapes) > 1 and join is None:
-        yield f"{len(shapes)} sources and no dimension to join them along"
+        yield Reason(
+            "plan.sources_without_join", f"{len(shapes)} sources and no dimension to join them along"
+        )
     elif join is None:
         if shapes[0] != base:
-            yield f"its axes start at shape {base}, its source has {shapes[0]}"
+            yield Reason(
+                "job.source_other_shape", f"its axes start at shape {base}, its source has {shapes[0]}"
+            )
     else:
         dim, parts = join.dim, [join.part(shape) for shape in shapes]
         if dim >= len(base) or any(len(part) != len(base) for part in parts):
-            yield f"sources of shapes {shapes} cannot be joined along dimension {dim}"
+            yield Reason(
+                "job.sources_cannot_be_joined",
+                f"sources of shapes {shapes} cannot be joined along dimension {dim}",
+            )
             return
         rest = {(*part[:dim], *part[dim + 1 :]) for part in parts}
         if rest != {(*base[:dim], *base[dim + 1 :])} or sum(part[dim] for part in parts) != base[dim]:
-            yield f"sources of shapes {shapes} do not join to {base}"
+            yield Reason("job.sources_join_to_other", f"sources of shapes {shapes} do not join to {base}")
 
 
 def _tiling(job: Job) -> Iterator[Fault]:
@@ -173,7 +218,13 @@ def _tiling(job: Job) -> Iterator[Fault]:
         at = 0
         for start, end, name in sorted(parts[file.name]):
             if start != at:
-                yield Fault(printable(name), f"begins at byte {start} of {file.name}, expected {at}")
+                yield Fault(
+                    "job.gap_or_overlap",
+                    printable(name),
+                    f"begins at byte {start} of {file.name}, expected {at}",
+                )
             at = end
         if at != file.size:
-            yield Fault(file.name, f"{file.size} bytes, of which {at} are written")
+            yield Fault(
+                "job.bytes_left_unwritten", file.name, f"{file.size} bytes, of which {at} are written"
+            )

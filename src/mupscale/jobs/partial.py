@@ -56,7 +56,10 @@ def prepare(job: Job) -> bool:
                 f"{job.folder} exists and is not empty",
                 [
                     Fault(
-                        str(job.folder), "it was not written by this job", "name another output, or remove it"
+                        "directory.not_empty",
+                        str(job.folder),
+                        "it was not written by this job",
+                        "name another output, or remove it",
                     )
                 ],
             )
@@ -64,7 +67,9 @@ def prepare(job: Job) -> bool:
         with suppress(FileExistsError):
             folder.mkdir()
         if folder.is_symlink() or not folder.is_dir():
-            raise MupscaleError(f"{folder} is not a directory that mupscale made; remove it")
+            raise MupscaleError(
+                f"{folder} is not a directory that mupscale made; remove it", code="job.not_our_directory"
+            )
     with _locked(folder) as locked, os_errors(folder):
         if is_complete(job.folder, job):  # finished by another process while this one waited
             with suppress(OSError):  # made a moment ago, in the place of the one that was renamed
@@ -114,7 +119,9 @@ def carried_files(job: Job) -> Iterator[tuple[str, bytes]]:
     for carried in job.carried:
         raw = read_carried(job.base, carried.name)
         if len(raw) != carried.size or hashlib.sha256(raw).hexdigest() != carried.sha256:
-            raise MupscaleError(f"{carried.name} of the base changed while the job ran")
+            raise MupscaleError(
+                f"{carried.name} of the base changed while the job ran", code="job.carried_file_changed"
+            )
         yield carried.name, raw
 
 
@@ -182,7 +189,10 @@ def _claim(job: Job, folder: Path, locked: bool) -> None:
         known = (f".{_WORKING_JOB}.", EARLIER)  # drafts of killed workers, and what was measured before
         others = [name for name in os.listdir(folder) if not any(part in name for part in known)]
         if others:
-            raise MupscaleError(f"{folder} holds {others[0]} and no job; remove the directory")
+            raise MupscaleError(
+                f"{folder} holds {others[0]} and no job; remove the directory",
+                code="job.directory_without_job",
+            )
         draft = folder / f".{_WORKING_JOB}.{secrets.token_hex(4)}"
         _write(draft, job.to_json().encode())
         try:
@@ -193,7 +203,8 @@ def _claim(job: Job, folder: Path, locked: bool) -> None:
             if not locked:
                 raise MupscaleError(
                     f"the file system of {folder} has neither hard links ({error.strerror}) nor locks, so two workers "
-                    "could not agree on one job; write to another file system and copy the result"
+                    "could not agree on one job; write to another file system and copy the result",
+                    code="disk.no_links_nor_locks",
                 ) from None
             os.replace(draft, path)
         draft.unlink(missing_ok=True)

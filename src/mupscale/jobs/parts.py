@@ -87,7 +87,10 @@ def _ranges(units: WorkUnits) -> Iterator[tuple[str, tuple[int, int, tuple[int, 
         if end - start > _LARGEST:
             what = f"its copies lie so far apart that {end - start:,} bytes would be held in memory"
             remedy = "write to a folder of this machine, and copy the result"
-            raise MupscaleError("the result cannot be uploaded", [Fault(block.move.name, what, remedy)])
+            raise MupscaleError(
+                "the result cannot be uploaded",
+                [Fault("job.copies_too_far_apart", block.move.name, what, remedy)],
+            )
         if count == end - start:
             yield block.move.target.file, (start, end, tuple(held))
             held, count = [], 0

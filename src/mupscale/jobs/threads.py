@@ -16,7 +16,9 @@ from ..errors import MupscaleError
 
 def check_threads(threads: int, name: str = "threads") -> None:
     if threads < 1:
-        raise MupscaleError(f"{name}={threads}, expected 1 or more; write {name}=1")
+        raise MupscaleError(
+            f"{name}={threads}, expected 1 or more; write {name}=1", code="argument.below_one"
+        )
 
 
 def in_threads(count: int, todo: Sequence[int], work: Callable[[Iterator[int]], None]) -> None:

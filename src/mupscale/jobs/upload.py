@@ -123,7 +123,9 @@ class _Upload:
             if odd:
                 what = f"it holds {odd[0]}, which this job did not write"
                 remedy = "name another output, or remove it"
-                raise MupscaleError(f"{self.out} is not empty", [Fault(str(self.out), what, remedy)])
+                raise MupscaleError(
+                    f"{self.out} is not empty", [Fault("directory.not_empty", str(self.out), what, remedy)]
+                )
             put(_url(there), self.job.to_json().encode(), only_new=True)
         check_same_job(read_regular(there, _LONGEST), self.job, self.folder)
 
@@ -239,7 +241,8 @@ class _Upload:
             complete(self.out / name, upload, named)
             if not self._is_published(name):
                 raise MupscaleError(
-                    f"{self.out / name} was not completed by the store; run the same command again"
+                    f"{self.out / name} was not completed by the store; run the same command again",
+                    code="store.upload_not_completed",
                 )
         for name, raw in (*carried_files(job), *small, (JOB, published(job).encode())):
             put(self.out / name, raw)

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import Fault, MupscaleError
 from ..files.opened import open_file
 from ..files.places import torch_dtype
-from ..files.strict import os_errors, parse_json, printable, read_regular, refuse_malformed
+from ..files.strict import Reason, os_errors, parse_json, printable, read_regular, refuse_malformed
 from ..files.typed import named, text
 from ..storage.location import Location, absolute, location
 from ..storage.looking import names_in
@@ -62,7 +62,7 @@ def check_bytes(
         check_job(job)
         check_base(job)
     except MupscaleError as error:
-        return list(error.faults) or [Fault(JOB, error.claim)]
+        return list(error.faults) or [Fault(error.code, JOB, error.claim)]
     units = WorkUnits(
         replace(job, trust_base=True)
     )  # each byte of the base is read once, by the block that uses it
@@ -73,7 +73,7 @@ def check_bytes(
         read = Done(bytearray(), bytearray(), used=made.used)
         base_sums = base_fingerprints(job, units, read)
     except MupscaleError as error:
-        return list(error.faults) or [Fault(str(job.base), error.claim)]
+        return list(error.faults) or [Fault(error.code, str(job.base), error.claim)]
     with Reader(job.out) as wide:
         faults = [*_sizes(job), *_chunks(job, wide), *made.faults()]
     texts = about_text(job, base_sums, output_fingerprints(job, units, made.sums))
@@ -91,12 +91,12 @@ def check_alone(out: Location, report: Report | None = None, threads: int = 1) -
         told = named(
             parse_json(read_regular(out / ABOUT, _LONGEST), ABOUT, infinity=True, objects=_MOST_OBJECTS)
         )
-        with refuse_malformed(f"{ABOUT} has no fingerprints of files"):
+        with refuse_malformed(f"{ABOUT} has no fingerprints of files", "job.record_without_fingerprints"):
             base = {name: text(entry["digest"]) for name, entry in named(told["base"]["files"]).items()}
             stored = {file.name: text(told["files"][file.name]["digest"]) for file in job.files}
             texts = about_text(job, base, stored)
     except MupscaleError as error:
-        return list(error.faults) or [Fault(JOB, error.claim)]
+        return list(error.faults) or [Fault(error.code, JOB, error.claim)]
     parts = [(file.name, at) for file in job.files for at in range(0, file.size, _PART)]
     expect(sum(file.size for file in job.files))
     found = dict.fromkeys(stored, 0)
@@ -117,7 +117,7 @@ def check_alone(out: Location, report: Report | None = None, threads: int = 1) -
     short = {fault.where for fault in faults}
     in_threads(threads, range(len(parts)), read)
     faults += [
-        Fault(name, "its bytes are not those that were written")
+        Fault("job.bytes_differ", name, "its bytes are not those that were written")
         for name, value in found.items()
         if as_text(value) != stored[name] and name not in short
     ]
@@ -127,7 +127,10 @@ def check_alone(out: Location, report: Report | None = None, threads: int = 1) -
 def read_job(out: Location, base: Location | str | None) -> Job:
     """The job that wrote a finished directory, to be compared with a base."""
     if base is None:
-        raise MupscaleError(f"the base of {printable(str(out))} is not known; pass the base it was made from")
+        raise MupscaleError(
+            f"the base of {printable(str(out))} is not known; pass the base it was made from",
+            code="job.base_not_named",
+        )
     stored = sound_job(read_regular(out / JOB, _LONGEST))
     return replace(stored, base=absolute(base), out=absolute(out))
 
@@ -138,10 +141,10 @@ def _sizes(job: Job) -> Iterator[Fault]:
             with open_file(job.out / file.name) as found:
                 size = found.size
         except MupscaleError as error:
-            yield Fault(file.name, error.claim)
+            yield Fault(error.code, file.name, error.claim)
             continue
         if size != file.size:
-            yield Fault(file.name, f"{size} bytes, expected {file.size}")
+            yield Fault("job.other_file_size", file.name, f"{size} bytes, expected {file.size}")
 
 
 def _chunks(job: Job, wide: Reader) -> Iterator[Fault]:
@@ -152,7 +155,11 @@ def _chunks(job: Job, wide: Reader) -> Iterator[Fault]:
                 break  # `_sizes` has said why
             if found != raw:
                 at = next(i for i, (a, b) in enumerate(zip(found, raw, strict=True)) if a != b)
-                yield Fault(file.name, f"its header or other fixed bytes differ, first at byte {offset + at}")
+                yield Fault(
+                    "job.fixed_bytes_differ",
+                    file.name,
+                    f"its header or other fixed bytes differ, first at byte {offset + at}",
+                )
 
 
 class _Blocks:
@@ -162,7 +169,7 @@ class _Blocks:
         self._job, self._units, self._report = job, units, report
         self._lock = Lock()
         self._done = 0
-        self._first: dict[str, tuple[int, str]] = {}
+        self._first: dict[str, tuple[int, Reason]] = {}
         self.sums: dict[int, str] = {}
         """The fingerprint of every block as it should be."""
         self.used: list[str] = []
@@ -178,38 +185,38 @@ class _Blocks:
                 assert isinstance(block, Block)
                 want = maker.block(block).view(-1)
                 made = block_sum(block, raw_bytes(want))
-                what = _difference(wide, block, want, maker)
+                wrong = _difference(wide, block, want, maker)
                 used = encoded(base.taken(), numbers)
                 with self._lock:
                     self.used.append(used)
-                    self._note(number, block, made, what)
+                    self._note(number, block, made, wrong)
 
-    def _note(self, number: int, block: Block, made: str, what: str | None) -> None:
+    def _note(self, number: int, block: Block, made: str, wrong: Reason | None) -> None:
         self.sums[number] = made
         label = f"{block.move.name} in {block.move.target.file}"
-        if what is not None and number <= self._first.get(label, (number, ""))[0]:
-            self._first[label] = (number, what)
+        if wrong is not None and (label not in self._first or number <= self._first[label][0]):
+            self._first[label] = (number, wrong)
         self._done += block.bytes
         if self._report is not None:
             self._report(self._done, self._units.total_bytes)
 
     def faults(self) -> Iterator[Fault]:
         """One fault per tensor that differs, in the order of the tensors."""
-        for label, (_, what) in sorted(self._first.items(), key=lambda item: item[1][0]):
-            yield Fault(printable(label), what)
+        for label, (_, wrong) in sorted(self._first.items(), key=lambda item: item[1][0]):
+            yield Fault(wrong.code, printable(label), wrong.what)
 
 
-def _difference(wide: Reader, block: Block, want: Tensor, maker: MoveMaker) -> str | None:
+def _difference(wide: Reader, block: Block, want: Tensor, maker: MoveMaker) -> Reason | None:
     found = maker.room("found", torch_dtype(block.move.target.dtype), block.shape).view(-1)
     for offset, part in block_runs(block, raw_bytes(found)):
         if not _was_read(wide, block.move.target.file, offset, part):
-            return "it cannot be read to its end"
+            return Reason("file.cut_short", "it cannot be read to its end")
     if torch.equal(found.view(torch.uint8), want.view(torch.uint8)):
         return None
     unequal = (found.view(torch.uint8) != want.view(torch.uint8)).view(len(want), -1).any(1)
     index = torch.unravel_index(unequal.int().argmax(), block.shape)
     entry = tuple(start + int(i) for start, i in zip(block.start, index, strict=True))
-    return f"differs from what the base gives, first at entry {entry}"
+    return Reason("job.tensor_differs", f"differs from what the base gives, first at entry {entry}")
 
 
 def _was_read(wide: Reader, file: str, offset: int, into: memoryview) -> bool:
@@ -230,15 +237,17 @@ def _small_files(job: Job, about: str) -> Iterator[Fault]:
         try:
             raw = read_regular(job.out / name, _LONGEST)
         except MupscaleError as error:
-            yield Fault(name, error.claim)
+            yield Fault(error.code, name, error.claim)
             continue
         if len(raw) != size:
-            yield Fault(name, f"{len(raw)} bytes, expected {size}")
+            yield Fault("job.other_file_size", name, f"{len(raw)} bytes, expected {size}")
         elif hashlib.sha256(raw).hexdigest() != digest:
             at = next(
                 (i for i, (a, b) in enumerate(zip(raw, texts.get(name, raw), strict=True)) if a != b), None
             )
-            yield Fault(name, "differs" if at is None else f"differs, first at byte {at}")
+            yield Fault(
+                "job.small_file_differs", name, "differs" if at is None else f"differs, first at byte {at}"
+            )
 
 
 def _surplus(job: Job) -> Iterator[Fault]:
@@ -248,10 +257,13 @@ def _surplus(job: Job) -> Iterator[Fault]:
         with os_errors(job.out):
             names = names_in(job.out)
     except MupscaleError as error:
-        yield Fault(str(job.out), error.claim)
+        yield Fault(error.code, str(job.out), error.claim)
         return
     for name in names:
         if name not in own and any(fnmatchcase(name, pattern) for pattern in _LOADED):
             yield Fault(
-                printable(name), "a loader would read this file, and the job did not write it", "remove it"
+                "job.surplus_file",
+                printable(name),
+                "a loader would read this file, and the job did not write it",
+                "remove it",
             )

@@ -145,7 +145,10 @@ class WorkUnits:
     def share(self, worker: int, workers: int) -> Iterator[int]:
         """The units of one worker: a contiguous part of the output, and then a part of the second read of the base."""
         if not 0 <= worker < workers:
-            raise MupscaleError(f"worker {worker} of {workers}: workers are numbered from 0 to {workers - 1}")
+            raise MupscaleError(
+                f"worker {worker} of {workers}: workers are numbered from 0 to {workers - 1}",
+                code="job.no_such_worker",
+            )
         count = len(self) - self.blocks
         yield from range(self._cut(worker, workers), self._cut(worker + 1, workers))
         yield from range(

@@ -47,7 +47,9 @@ _GROUP_SECONDS = 0.25  # or after this time, so that slow work is kept too
 def run_job(job: Job, workers: int = 1, report: Report | None = None) -> None:
     """Write the whole output with `workers` threads; run it again to resume."""
     if not run_worker(job, 0, 1, report, threads=workers):
-        raise MupscaleError(f"{job.out} is not complete although all of it was done; run it again")
+        raise MupscaleError(
+            f"{job.out} is not complete although all of it was done; run it again", code="job.not_complete"
+        )
 
 
 def run_worker(
@@ -75,7 +77,12 @@ def run_worker(
             if finished_by_another(job, wait=False):
                 return True
             raise
-    fault = Fault(str(vanished.filename), "it vanished while the job ran", "run the same command again")
+    fault = Fault(
+        "job.file_vanished",
+        str(vanished.filename),
+        "it vanished while the job ran",
+        "run the same command again",
+    )
     raise MupscaleError("the output cannot be written", [fault])
 
 
@@ -163,7 +170,9 @@ def check_space(job: Job, needed: int) -> None:
     if free < needed:
         what = f"{needed / 1e9:.2f} GB are still to be written, {free / 1e9:.2f} GB are free"
         remedy = f"free {(needed - free) / 1e9:.2f} GB or write to another disk"
-        raise MupscaleError("the disk is too small", [Fault(str(job.folder.parent), what, remedy)])
+        raise MupscaleError(
+            "the disk is too small", [Fault("disk.too_small", str(job.folder.parent), what, remedy)]
+        )
 
 
 class _Count:
@@ -277,10 +286,14 @@ def _disk_errors(job: Job) -> Iterator[None]:
         raise  # what vanished may have been finished by another
     except OSError as error:
         what = error.strerror or str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full:
             what += f"; {_free(job) / 1e9:.2f} GB are free"
         remedy = "what is written is kept: make room and run the same command again to resume"
-        raise MupscaleError("the output cannot be written", [Fault(str(job.folder), what, remedy)]) from None
+        raise MupscaleError(
+            "the output cannot be written",
+            [Fault("disk.is_full" if full else "disk.cannot_be_written", str(job.folder), what, remedy)],
+        ) from None
 
 
 def _free(job: Job) -> int:

@@ -121,6 +121,7 @@ def convergence(
     if len(widths) < 2 or list(widths) != sorted(set(widths)):
         faults.append(
             Fault(
+                "limits.widths_not_ascending",
                 "widths",
                 f"they are {list(widths)}, expected two or more, ascending",
                 "write (64, 256), for example",
@@ -128,10 +129,15 @@ def convergence(
         )
     if len(counts) != len(widths) or min(counts, default=0) < 2:
         what = f"they are {counts}, expected a number for each width, 2 or more"
-        faults.append(Fault("seeds", what, "write seeds=16, for example"))
+        faults.append(Fault("limits.too_few_seeds", "seeds", what, "write seeds=16, for example"))
     if not 0 <= since < len(target):
         faults.append(
-            Fault("since", f"it is {since} of {len(target)} steps", f"write 0 to {len(target) - 1}")
+            Fault(
+                "limits.since_outside_of_steps",
+                "since",
+                f"it is {since} of {len(target)} steps",
+                f"write 0 to {len(target) - 1}",
+            )
         )
     raise_faults("nothing can be measured", faults)
     runs = []
@@ -139,7 +145,9 @@ def convergence(
         run = np.stack([_table(finite(n, seed)) for seed in range(count)])
         if run.shape[1:] != target.shape:
             shapes = f"the limit has shape {target.shape}, a run of width {n} has {run.shape[1:]}"
-            raise MupscaleError(f"{shapes}, expected the same; return one row for each step")
+            raise MupscaleError(
+                f"{shapes}, expected the same; return one row for each step", code="limits.shapes_differ"
+            )
         runs.append(run)
     late = [(run - target)[:, since:] for run in runs]
     return Convergence(

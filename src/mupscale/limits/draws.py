@@ -32,10 +32,13 @@ class Draws:
         faults = [*wrong_whole("samples", samples, least=2), *wrong_whole("seed", seed)]
         if sampler not in get_args(Sampler):
             what = f"it is {sampler!r}, expected one of {', '.join(get_args(Sampler))}"
-            faults.append(Fault("sampler", what, 'write sampler="sobol", for example'))
+            faults.append(
+                Fault("limits.unknown_sampler", "sampler", what, 'write sampler="sobol", for example')
+            )
         if not faults and sampler == "sobol" and samples & (samples - 1):
             faults.append(
                 Fault(
+                    "limits.not_a_power_of_two",
                     "samples",
                     f"it is {samples}, expected a power of two, in which Sobol points are balanced",
                     "write samples=2**13, for example",
@@ -63,7 +66,8 @@ class Draws:
             if more > SobolEngine.MAXDIM:
                 what = f"this program needs more than {self._used} Gaussians"
                 raise_faults(
-                    "there are no more Sobol dimensions", [Fault("sampler", what, 'write sampler="white"')]
+                    "there are no more Sobol dimensions",
+                    [Fault("limits.too_many_gaussians", "sampler", what, 'write sampler="white"')],
                 )
             # Each dimension has a scramble of its own, so columns of a larger engine continue where a smaller one ended.
             engine = SobolEngine(more, scramble=True, seed=self._seed + more)  # type: ignore[no-untyped-call]

@@ -93,7 +93,9 @@ class FiniteWidth(Backend):
             if tuple(given.shape) != shape:
                 what = f"shape {tuple(given.shape)} was passed, expected {shape}"
                 remedy = "pass n or n × n numbers for duplicated objects, N or N × N for noise"
-                raise_faults("this value does not fit", [Fault(name, what, remedy)])
+                raise_faults(
+                    "this value does not fit", [Fault("limits.value_of_other_shape", name, what, remedy)]
+                )
             return given.double()
         digest = blake2b(f"{self.seed}\0{name}".encode(), digest_size=7).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))

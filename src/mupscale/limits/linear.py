@@ -72,7 +72,10 @@ class LinearKets(Kets):
         return Vector(self, total)
 
     def apply(self, function: Callable[..., Tensor], *xs: Vector) -> NoReturn:
-        raise MupscaleError("LinearKets runs linear programs only; use SampledKets for others")
+        raise MupscaleError(
+            "LinearKets runs linear programs only; use SampledKets for others",
+            code="limits.program_not_linear",
+        )
 
     def outer(
         self, function: Callable[..., Tensor], xs: Sequence[Vector], others: Sequence[Vector]

@@ -126,6 +126,7 @@ def _check(
 ) -> None:
     faults = [
         Fault(
+            "limits.one_size_for_layers",
             name,
             f"it is {sizes!r}, expected one size for each layer",
             f"write {name}=[{sizes!r}, {sizes!r}], for example",
@@ -135,18 +136,48 @@ def _check(
     ]
     raise_faults("this network cannot be run", faults)
     if len(sigma) < 2:
-        faults.append(Fault("sigma", f"{len(sigma)} sizes", "write one for each layer, at least two"))
+        faults.append(
+            Fault(
+                "limits.too_few_layers",
+                "sigma",
+                f"{len(sigma)} sizes",
+                "write one for each layer, at least two",
+            )
+        )
     if len(noise) != len(sigma):
         what = f"{len(noise)} sizes for {len(sigma)} layers"
-        faults.append(Fault("noise", what, "write one for each layer; 0 for none"))
+        faults.append(
+            Fault("limits.noise_unlike_layers", "noise", what, "write one for each layer; 0 for none")
+        )
     if not inputs or len(inputs) != len(targets):
-        faults.append(Fault("targets", f"{len(targets)} for {len(inputs)} inputs", "write one for each"))
+        faults.append(
+            Fault(
+                "limits.targets_unlike_inputs",
+                "targets",
+                f"{len(targets)} for {len(inputs)} inputs",
+                "write one for each",
+            )
+        )
     if any(len(a) != len(b) for a, b in pairwise(inputs)):
-        faults.append(Fault("inputs", "their lengths differ", "write as many numbers for each"))
+        faults.append(
+            Fault(
+                "limits.inputs_differ_in_length",
+                "inputs",
+                "their lengths differ",
+                "write as many numbers for each",
+            )
+        )
     if batches is not None and len(batches) != schedule.steps:
         what = f"{len(batches)} for {schedule.steps} steps"
-        faults.append(Fault("batches", what, "write the samples of each step"))
+        faults.append(Fault("limits.batches_unlike_steps", "batches", what, "write the samples of each step"))
     if any(not batch or not set(batch) <= set(range(len(inputs))) for batch in batches or ()):
         remedy = f"write at least one number from 0 to {len(inputs) - 1} for each step"
-        faults.append(Fault("batches", "a step without samples, or with one that is not there", remedy))
+        faults.append(
+            Fault(
+                "limits.batch_not_of_inputs",
+                "batches",
+                "a step without samples, or with one that is not there",
+                remedy,
+            )
+        )
     raise_faults("this network cannot be run", faults)

@@ -106,11 +106,13 @@ class Backend(ABC):
         strangers = [shown(vector) for vector in vectors if not isinstance(vector, Vector)]
         if strangers:
             raise MupscaleError(
-                f"{strangers[0]} was passed, expected a vector of the program; write backend.vector(name, kind)"
+                f"{strangers[0]} was passed, expected a vector of the program; write backend.vector(name, kind)",
+                code="limits.not_a_vector",
             )
         if any(vector.backend is not self for vector in vectors):
             raise MupscaleError(
-                "a vector of another backend was passed; run the whole program on one backend"
+                "a vector of another backend was passed; run the whole program on one backend",
+                code="limits.vector_of_other_backend",
             )
 
     def _register(self, name: str, kind: Kind) -> None:
@@ -118,13 +120,21 @@ class Backend(ABC):
         if name in self._names:
             faults.append(
                 Fault(
+                    "limits.name_taken",
                     name,
                     "this backend already has an initial object of that name",
                     "take another, or a new backend",
                 )
             )
         if kind not in get_args(Kind):
-            faults.append(Fault(name, f"kind {kind!r}, expected one of two", 'write "duplicated" or "noise"'))
+            faults.append(
+                Fault(
+                    "limits.unknown_kind",
+                    name,
+                    f"kind {kind!r}, expected one of two",
+                    'write "duplicated" or "noise"',
+                )
+            )
         raise_faults("this initial object cannot be made", faults)
         self._names.add(name)
 

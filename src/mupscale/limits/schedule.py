@@ -40,7 +40,7 @@ class Schedule:
             faults += wrong_number("rate_after", self.rate_after, "write rate_after=0.05, for example")
         if not faults and self.grow_at > self.steps:
             what = f"it is {self.grow_at} of {self.steps} steps"
-            faults.append(Fault("grow_at", what, "write a step from 1 to steps"))
+            faults.append(Fault("limits.growth_after_end", "grow_at", what, "write a step from 1 to steps"))
         raise_faults("this schedule cannot run", faults)
 
     def rates(self) -> list[float]:
@@ -56,6 +56,14 @@ def check_noise(noise: Mapping[str, float], layers: str) -> None:
     """Refuse sizes for layers that are not there, and layers without a size."""
     remedy = f"write a size for each of {', '.join(layers)}; 0 for none"
     raise_faults("noise is given by layer", wrong_kind("noise", noise, Mapping, remedy))
-    faults = [Fault(name, "no size is given", remedy) for name in layers if name not in noise]
-    faults += [Fault(name, "there is no such layer", remedy) for name in noise if name not in layers]
+    faults = [
+        Fault("limits.layer_without_size", name, "no size is given", remedy)
+        for name in layers
+        if name not in noise
+    ]
+    faults += [
+        Fault("limits.no_such_layer", name, "there is no such layer", remedy)
+        for name in noise
+        if name not in layers
+    ]
     raise_faults("noise is given by layer", faults)

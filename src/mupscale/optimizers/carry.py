@@ -150,14 +150,28 @@ def carry_state(
     for key, value in state.items():
         making = state_making(group, key, entry, noise)
         if isinstance(making, str):
-            faults.append(Fault(planned, making, _remedy(group.rule, key)))
+            faults.append(
+                Fault(
+                    "state.other_shorter_side" if key in group.rule.state else "state.unknown_key",
+                    planned,
+                    making,
+                    _remedy(group.rule, key),
+                )
+            )
             continue
         shape = tuple(getattr(value, "shape", ()))
         expected = making.wide_shape if direction.back else making.base_shape
         if isinstance(value, Joined):
             if (why := value.why_not(expected)) is not None:
                 remedy = "widen the weights alone, and start its state afresh"
-                faults.append(Fault(planned, f"its state {key!r} cannot be joined: {why}", remedy))
+                faults.append(
+                    Fault(
+                        "state.cannot_be_joined",
+                        planned,
+                        f"its state {key!r} cannot be joined: {why}",
+                        remedy,
+                    )
+                )
                 continue
             value = value if shape else value.number()
             making = replace(making, join=entry.join)
@@ -166,11 +180,13 @@ def carry_state(
             carried[key] = scale_setting(number, making.scale, direction.back)
         elif shape != expected:
             what = f"its state {key!r} has shape {shape}, expected {expected}"
-            faults.append(Fault(planned, what, "pass the state of this model's own optimizer"))
+            faults.append(
+                Fault("state.other_shape", planned, what, "pass the state of this model's own optimizer")
+            )
         elif isinstance(value, Coded) and not isinstance(value.codes, Tensor):
             moves = value.moves(making)
             if isinstance(moves, str):
-                faults.append(Fault(planned, moves, _IN_MEMORY))
+                faults.append(Fault("state.blocks_not_whole", planned, moves, _IN_MEMORY))
                 continue
             carried |= {part: Moment(*move) for part, move in moves.items()}
         else:

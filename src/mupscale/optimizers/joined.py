@@ -79,9 +79,13 @@ def torn(start: NamedOptimizer, direction: Direction) -> list[Fault]:
             continue
         sources = " and ".join(entry.sources)
         if len({group.get(source) for source in entry.sources}) > 1:
-            faults.append(Fault(name, f"{sources} are in different groups", _ALIKE))
+            faults.append(
+                Fault("optimizer.joined_across_groups", name, f"{sources} are in different groups", _ALIKE)
+            )
         elif len({source in start.idle for source in entry.sources}) > 1:
-            faults.append(Fault(name, f"not all of {sources} train", _ALIKE))
+            faults.append(
+                Fault("optimizer.joined_partly_frozen", name, f"not all of {sources} train", _ALIKE)
+            )
     return faults
 
 

@@ -177,7 +177,7 @@ def overridden(optimizer: Any, where: str) -> list[Fault]:
     keys = sorted({key for config in held for key in config} - {"optim_bits"})
     what = f"GlobalOptimManager overrides {', '.join(keys)} for single parameters, whose units are not applied there"
     remedy = "put these parameters in a group with these settings, and remove the override"
-    return [Fault(where, what, remedy)] if keys else []
+    return [Fault("optimizer.overridden_settings", where, what, remedy)] if keys else []
 
 
 def told(label: str, rounded: Mapping[str, float]) -> str:

@@ -56,7 +56,7 @@ def read_live(
         if lost:
             what = f"{lost} of its {many} parameters do not belong to the model"
             remedy = "build the optimizer from this model's parameters"
-            foreign.append(Fault(f"{where}, group {position}", what, remedy))
+            foreign.append(Fault("optimizer.foreign_parameters", f"{where}, group {position}", what, remedy))
         groups.append(NamedGroup(known, _without(group, _MEMBERS), rule, position))
     raise_faults("this optimizer does not belong to the model", foreign)
     held = {names[id(p)]: s for p, s in optimizer.state.items() if id(p) in names and s}
@@ -66,7 +66,11 @@ def read_live(
     orphans = sum(id(key) not in names for key in optimizer.state)
     if orphans:
         what = f"{orphans} entries of its state belong to no parameter of the model"
-        faults.append(Fault(where, what, "remove them, or widen the run without this optimizer"))
+        faults.append(
+            Fault(
+                "state.of_no_parameter", where, what, "remove them, or widen the run without this optimizer"
+            )
+        )
     idle = {names[id(p)] for group in optimizer.param_groups for p in group["params"] if not p.requires_grad}
     return NamedOptimizer(where, split, state, idle), faults
 
@@ -82,11 +86,14 @@ def read_state_dict(
     if not ("param_groups" in state and "state" in state):
         raise MupscaleError(
             "an optimizer state dict has the keys 'state' and 'param_groups', found others; write "
-            "optimizer.state_dict(), and ask torch.distributed.checkpoint for it without flatten_optimizer_state_dict"
+            "optimizer.state_dict(), and ask torch.distributed.checkpoint for it without flatten_optimizer_state_dict",
+            code="state.not_a_state_dict",
         )
     spelled = _spelled(state, direction, names)
     what, remedy = "state of no parameter in the groups", "remove it from the state dict"
-    orphans = [Fault(str(key), what, remedy) for key in state["state"] if key not in spelled]
+    orphans = [
+        Fault("state.in_no_group", str(key), what, remedy) for key in state["state"] if key not in spelled
+    ]
     raise_faults("this optimizer state cannot be widened exactly", orphans)
     groups = tuple(
         NamedGroup(tuple(spelled[key] for key in group["params"]), _without(group, _MEMBERS), rule, position)
@@ -123,21 +130,28 @@ def _spelled(state: Mapping[str, Any], direction: Direction, names: Sequence[str
         raise MupscaleError(
             "this optimizer state dict is keyed by position and has no names; pass names=[name for name, _ in "
             "model.named_parameters()] in the order in which the optimizer was given them, or build it from "
-            "named_parameters()"
+            "named_parameters()",
+            code="state.no_names",
         )
     if len(given) != len(keys):
         raise MupscaleError(
-            f"{len(given)} names for {len(keys)} parameters in the optimizer state dict; name those it was given"
+            f"{len(given)} names for {len(keys)} parameters in the optimizer state dict; name those it was given",
+            code="state.other_number_of_names",
         )
     if len(set(given)) != len(given):
         raise MupscaleError(
-            "two parameters of the optimizer have one name; write [name for name, _ in model.named_parameters()]"
+            "two parameters of the optimizer have one name; write [name for name, _ in model.named_parameters()]",
+            code="state.name_taken_twice",
         )
     known = {*direction.reached, *direction.plan.ties}
     found = {name: resolve(name, known) for name in given}
     what = f"no tensor of the plan has this name at its {direction.start} end"
     remedy = "name parameters as model.named_parameters() does, or use plan.rename"
-    faults = [Fault(name, what, remedy) for name, known_name in found.items() if known_name is None]
+    faults = [
+        Fault("state.unknown_name", name, what, remedy)
+        for name, known_name in found.items()
+        if known_name is None
+    ]
     raise_faults("the optimizer state does not belong to this plan", faults)
     return {key: direction.plan.planned(found[name] or name) for key, name in zip(keys, given, strict=True)}
 
@@ -154,7 +168,8 @@ def parts(tree: Any, where: str) -> tuple[Groups, States]:
         and all(type(key) is int for g in groups for key in g["params"])
     ):
         raise MupscaleError(
-            f"{where} is not the state dict of one optimizer, with positions for parameters; save optimizer.state_dict()"
+            f"{where} is not the state dict of one optimizer, with positions for parameters; save optimizer.state_dict()",
+            code="state.not_a_state_dict",
         )
     return groups, {key: folded(of) for key, of in state.items()}
 
@@ -174,7 +189,12 @@ def read_positions(
     split, found, faults = split_all(named, held, dimensions, where)
     faults += unknown_settings(split, {key for own in settings for key in own}, where)
     faults += [
-        Fault(f"{where}, state {key!r}", "it belongs to no group", "remove it from the state dict")
+        Fault(
+            "state.in_no_group",
+            f"{where}, state {key!r}",
+            "it belongs to no group",
+            "remove it from the state dict",
+        )
         for key in state.keys() - keys.values()
     ]
     return NamedOptimizer(where, split, found, keys.keys() - found.keys()), faults

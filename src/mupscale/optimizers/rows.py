@@ -32,7 +32,7 @@ def split_by_row(
         try:
             row = group.rule.row(group.settings, dimensions[name], state.get(name))
         except MupscaleError as error:
-            faults.append(Fault(f"{where}, group {group.origin}, {name}", error.claim))
+            faults.append(Fault(error.code, f"{where}, group {group.origin}, {name}", error.claim))
             continue
         found.setdefault(id(row), (row, []))[1].append(name)
     raise_faults("this optimizer holds tensors that have no row", faults)
@@ -63,12 +63,22 @@ def _unstack_(group: NamedGroup, state: dict[str, dict[str, Any]], where: str) -
         if not isinstance(value, Tensor):
             what = f"its stacked state {key!r} is not a tensor in memory"
             faults.append(
-                Fault(f"{where}, {group.names[0]}", what, "widen the live optimizer or its state dict")
+                Fault(
+                    "state.stack_not_in_memory",
+                    f"{where}, {group.names[0]}",
+                    what,
+                    "widen the live optimizer or its state dict",
+                )
             )
         elif not value.dim() or len(value) != many:
             what = f"its stacked state {key!r} has shape {tuple(value.shape)}, expected {many} tensors in a stack"
             faults.append(
-                Fault(f"{where}, {group.names[0]}", what, "pass the state of this model's own optimizer")
+                Fault(
+                    "state.other_stack_length",
+                    f"{where}, {group.names[0]}",
+                    what,
+                    "pass the state of this model's own optimizer",
+                )
             )
         else:
             for name, part in zip(group.names, value, strict=True):
@@ -94,7 +104,7 @@ def _stack(names: Sequence[str], held: States) -> dict[str, Any]:
     first, example = next(iter(held.items()))
     what = f"its state does not have the keys and shapes of that of {first}, with which it is stacked"
     faults = [
-        Fault(name, what, "put it in a group of its own")
+        Fault("state.cannot_be_stacked", name, what, "put it in a group of its own")
         for name, values in held.items()
         if {k: v.shape for k, v in values.items()} != {k: v.shape for k, v in example.items()}
     ]

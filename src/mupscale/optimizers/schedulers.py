@@ -31,32 +31,37 @@ _ABSOLUTE = {
 _REMEDY = "use a LambdaLR that returns the ratio to the initial learning rate"
 
 
-def absolute(scheduler: Any) -> str | None:
-    """Why a scheduler does not just multiply learning rates, or None if it does."""
+def absolute(scheduler: Any) -> tuple[str, str] | None:
+    """Why a scheduler does not just multiply learning rates, as a code and a reason, or None if it does."""
     name = type(scheduler).__name__
     if name in _ABSOLUTE:
-        return _ABSOLUTE[name]
+        return "schedule.absolute_rate", _ABSOLUTE[name]
     known = type(scheduler).__module__ == torch_schedulers.__name__ and name in _MULTIPLIES
     if not known:
-        return f"{type(scheduler).__module__}.{name} is not a scheduler known to multiply learning rates"
+        what = f"{type(scheduler).__module__}.{name} is not a scheduler known to multiply learning rates"
+        return "schedule.unknown_scheduler", what
     if name == "ReduceLROnPlateau" and scheduler.eps != 0:
-        return f"eps = {scheduler.eps} is an absolute learning rate"
+        return "schedule.absolute_rate", f"eps = {scheduler.eps} is an absolute learning rate"
     if getattr(scheduler, "eta_min", 0) != 0:
-        return f"eta_min = {scheduler.eta_min} is an absolute learning rate"
+        return "schedule.absolute_rate", f"eta_min = {scheduler.eta_min} is an absolute learning rate"
     inner = (absolute(s) for s in getattr(scheduler, "_schedulers", ()))
     if (reason := next((reason for reason in inner if reason), None)) is not None:
         return reason
     if len(getattr(scheduler, "base_lrs", ())) not in (0, len(scheduler.optimizer.param_groups)):
-        return "a group was added to its optimizer after it was made"
+        return "schedule.group_added_later", "a group was added to its optimizer after it was made"
     return None
 
 
 def refuse_absolute(schedulers: tuple[Any, ...]) -> list[Fault]:
     """A fault for every scheduler that does not just multiply learning rates."""
-    reasons = [(type(scheduler).__name__, absolute(scheduler)) for scheduler in schedulers]
+    faults = []
     what = "so it cannot follow groups whose rates scale differently"
     remedies = {"ReduceLROnPlateau": "set scheduler.eps = 0.0, so that every reduction is made"}
-    return [Fault(n, f"{reason}, {what}", remedies.get(n, _REMEDY)) for n, reason in reasons if reason]
+    for scheduler in schedulers:
+        if (found := absolute(scheduler)) is not None:
+            (code, reason), name = found, type(scheduler).__name__
+            faults.append(Fault(code, name, f"{reason}, {what}", remedies.get(name, _REMEDY)))
+    return faults
 
 
 def _same_function(function: Any) -> Any:
@@ -73,7 +78,14 @@ def _same_function(function: Any) -> Any:
         what = f"{type(function).__name__}, the function of a LambdaLR, cannot be copied: {error}"
         raise MupscaleError(
             "this scheduler cannot be carried",
-            [Fault("LambdaLR", what, "write LambdaLR(optimizer, lambda step: function(step))")],
+            [
+                Fault(
+                    "schedule.function_not_copyable",
+                    "LambdaLR",
+                    what,
+                    "write LambdaLR(optimizer, lambda step: function(step))",
+                )
+            ],
         ) from error
 
 

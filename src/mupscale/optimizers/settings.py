@@ -111,30 +111,54 @@ def cannot_be_exact(
     folded = entry.shift and not entry.fold.is_one
     for key in _zero_floors(rule, settings) if entry.padded or entry.new else ():
         what = f"{key} = 0 on a {'new' if entry.new else 'padded'} tensor divides zero by zero"
-        faults.append(Fault(name, what, f"give {key} a positive value"))
+        faults.append(Fault("optimizer.divides_zero_by_zero", name, what, f"give {key} a positive value"))
     if folded and decay:
         what = f"{gain} and weight_decay = {decay}: decay pulls w to 0, and in the wide model that is another gain"
         remedy = "put this tensor in a group with weight_decay=0, or fold the constant elsewhere"
-        faults.append(Fault(name, what, remedy))
+        faults.append(Fault("optimizer.decay_of_folded_gain", name, what, remedy))
     elif folded and not rule.entrywise:
         what = f"{gain} under an optimizer that measures the size of w"
-        faults.append(Fault(name, what, "use an entrywise optimizer for it"))
+        faults.append(
+            Fault("optimizer.measures_folded_gain", name, what, "use an entrywise optimizer for it")
+        )
     if len(entry.sources) > 1 and not rule.entrywise:
         what = f"made of {' and '.join(entry.sources)}, and the optimizer steps whole tensors: joined, they step otherwise"
-        faults.append(Fault(name, what, "use an entrywise optimizer for them"))
+        faults.append(
+            Fault("optimizer.steps_joined_tensors", name, what, "use an entrywise optimizer for them")
+        )
     if entry.stack is not None and not rule.entrywise:
         what = "a stack of experts, like a matrix of the base, and the optimizer steps matrices"
-        faults.append(Fault(name, what, f"use an entrywise optimizer for {entry.like or entry.sources[0]}"))
+        faults.append(
+            Fault(
+                "optimizer.steps_stacked_experts",
+                name,
+                what,
+                f"use an entrywise optimizer for {entry.like or entry.sources[0]}",
+            )
+        )
     if entry.padded and not rule.takes_padding:
         what = "padding changes a mean over the whole tensor, which the optimizer holds against a constant in its code"
-        faults.append(Fault(name, what, "widen by whole multiples, which needs no padding"))
+        faults.append(
+            Fault(
+                "optimizer.takes_no_padding", name, what, "widen by whole multiples, which needs no padding"
+            )
+        )
     if rule.of_matrices and len(entry.axes) < 2:
         what = f"it has {len(entry.axes)} dimensions, and the row of its group is for matrices"
-        faults.append(Fault(name, what, "give it to a group or an optimizer for vectors"))
+        faults.append(
+            Fault(
+                "optimizer.takes_matrices_only", name, what, "give it to a group or an optimizer for vectors"
+            )
+        )
     elif (blocks := block_count(rule, settings)) > 1 and copied_blocks(entry.axes[-2], blocks) is None:
         what = f"{rule.blocks} = {blocks} cuts its rows {entry.axes[-2]} in blocks that do not grow as wholes"
         faults.append(
-            Fault(name, what, f"set {rule.blocks} to a number of blocks that the plan copies whole")
+            Fault(
+                "optimizer.blocks_not_whole",
+                name,
+                what,
+                f"set {rule.blocks} to a number of blocks that the plan copies whole",
+            )
         )
     return faults
 
@@ -150,7 +174,7 @@ def refused_by_row(
     if rule.refuse is None or entry.change == Change():
         return []
     reason = rule.refuse(settings, state)
-    return [Fault(name, reason)] if reason else []
+    return [Fault("optimizer.refused_by_row", name, reason)] if reason else []
 
 
 def _zero_floors(rule: OptimizerRule, settings: Mapping[str, Any]) -> list[str]:
@@ -204,5 +228,8 @@ def unknown_settings(groups: Sequence[NamedGroup], own: Iterable[str], where: st
     }
     usual = "register the optimizer with this key in hyper= or neutral="
     return [
-        Fault(where, f"its hyperparameter {key!r} {what}", remedies.get(key, usual)) for key in sorted(keys)
+        Fault(
+            "optimizer.unknown_setting", where, f"its hyperparameter {key!r} {what}", remedies.get(key, usual)
+        )
+        for key in sorted(keys)
     ]

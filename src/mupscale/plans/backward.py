@@ -24,7 +24,10 @@ def backward(plan: Plan) -> Plan:
     """
     faults = [
         Fault(
-            name, "it is new, padded or made of several tensors", "give a plan in which each tensor is copied"
+            "plan.not_a_copy",
+            name,
+            "it is new, padded or made of several tensors",
+            "give a plan in which each tensor is copied",
         )
         for name, entry in plan.tensors.items()
         if entry.sources != (name,) or entry.padded

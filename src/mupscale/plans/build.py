@@ -56,16 +56,19 @@ def build(make: Make, seed: int | None = None) -> nn.Module:
             raise
         raise MupscaleError(
             f"the factory reads values of its parameters while it builds them, and they have none yet: {error}; "
-            "compute constants from sizes, or return a model that was built before"
+            "compute constants from sizes, or return a model that was built before",
+            code="factory.reads_values",
         ) from error
     finally:
         handle.remove()
     if not isinstance(model, nn.Module):
         raise MupscaleError(
-            f"the factory returned {shown(model)}, expected a module; write lambda: Model(width)"
+            f"the factory returned {shown(model)}, expected a module; write lambda: Model(width)",
+            code="factory.not_a_module",
         )
     if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
         raise MupscaleError(
-            "the model has lazy modules, whose sizes are not known; return a model that has seen a batch"
+            "the model has lazy modules, whose sizes are not known; return a model that has seen a batch",
+            code="model.has_lazy_modules",
         )
     return copied(model) if any(not p.is_meta for p in model.parameters()) else model

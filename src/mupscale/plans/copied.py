@@ -49,7 +49,8 @@ def copied(model: nn.Module) -> nn.Module:
         twin = copy.deepcopy(model, memo)
     except (TypeError, RuntimeError) as error:
         raise MupscaleError(
-            f"this model cannot be copied: {error}; keep locks, streams and open files outside the model"
+            f"this model cannot be copied: {error}; keep locks, streams and open files outside the model",
+            code="model.cannot_be_copied",
         ) from error
     _Binder(memo, twins=True).modules_(twin)
     return twin

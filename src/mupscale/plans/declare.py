@@ -39,7 +39,7 @@ class Declared:
             try:
                 Scale.of(factor)
             except MupscaleError as error:
-                found.append(Fault(f"folds, {pattern!r}", error.claim))
+                found.append(Fault(error.code, f"folds, {pattern!r}", error.claim))
         return found
 
 
@@ -52,7 +52,14 @@ def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
         hits = [n for n in names if n == pattern or fnmatchcase(n, pattern)]
         if not hits:
             remedy = "write the name of a tensor, or a pattern such as *.weight"
-            faults.append(Fault(pattern, f"declared in {what}, but no tensor has such a name", remedy))
+            faults.append(
+                Fault(
+                    "argument.pattern_matches_nothing",
+                    pattern,
+                    f"declared in {what}, but no tensor has such a name",
+                    remedy,
+                )
+            )
         return [made.entries[n] for n in dict.fromkeys(made.ties.get(h, h) for h in hits)]
 
     for pattern, spec in declared.roles.items():
@@ -65,7 +72,9 @@ def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
             if unclear or missing or set(roles.values()) - {"in", "out"}:
                 forms = ", ".join(f'{dim}: "in" or "out"' for dim in entry.growing)
                 one = '"in", "out" or ' if len(entry.growing) == 1 else ""
-                faults.append(Fault(entry.name, f"roles {spec!r}", f"expected {one}{{{forms}}}"))
+                faults.append(
+                    Fault("plan.wrong_roles", entry.name, f"roles {spec!r}", f"expected {one}{{{forms}}}")
+                )
                 continue
             made = made.with_entries({entry.name: replace(entry, roles=roles, declared_role=True)})  # type: ignore[arg-type]
     for pattern, layout in declared.layouts.items():
@@ -80,6 +89,7 @@ def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
             if not isinstance(layout, Mapping) and len(entry.growing) > 1 and layout != 1:
                 faults.append(
                     Fault(
+                        "layout.axis_not_named",
                         entry.name,
                         f"{len(entry.growing)} axes grow, and the layout {layout!r} names none of them",
                         f'write layouts={{"{entry.name}": {{{entry.growing[0]}: {layout!r}}}}}',
@@ -109,10 +119,12 @@ def _unscalable(entry: Entry) -> list[Fault]:
     tensor = getattr(entry.module[0], entry.name.rpartition(".")[2])
     if entry.fill == "own":
         what = "a fold of a buffer that each model computes for itself"
-        return [Fault(entry.name, what, "fold into a parameter that reads it")]
+        return [
+            Fault("scale.fold_of_computed_buffer", entry.name, what, "fold into a parameter that reads it")
+        ]
     if not (tensor.is_floating_point() or tensor.is_complex()):
         what = f"a fold of a buffer of {tensor.dtype}, expected a floating type"
-        return [Fault(entry.name, what, "fold into a parameter that reads it")]
+        return [Fault("scale.fold_of_whole_numbers", entry.name, what, "fold into a parameter that reads it")]
     return []
 
 
@@ -121,7 +133,10 @@ def _beyond(option: str, pattern: str, spec: object, matching: Sequence[Entry]) 
     most = max((len(entry.base_shape) for entry in matching), default=0)
     dims = [dim for dim in spec if dim not in range(most)] if isinstance(spec, Mapping) and most else []
     what = f"declared in {option} for axis {{}}, expected axes from 0 to {most - 1}"
-    return [Fault(pattern, what.format(dim), "count axes from 0, the first one") for dim in dims]
+    return [
+        Fault("axis.out_of_range", pattern, what.format(dim), "count axes from 0, the first one")
+        for dim in dims
+    ]
 
 
 def _share_layout(made: Draft, name: str, declared: Declared) -> Draft:

@@ -40,7 +40,8 @@ def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Plan:
     name, order = _order(orders, *models)
     if any(parameter.is_meta for model in models for parameter in model.parameters()):
         raise MupscaleError(
-            "order= needs models with weights; pass functions that build them, without on_meta"
+            "order= needs models with weights; pass functions that build them, without on_meta",
+            code="model.on_meta_device",
         )
     values = first_values(models[1])
     with lifted_casts():
@@ -71,14 +72,17 @@ def missing_order(base: nn.Module, wide: nn.Module) -> list[Fault]:
         what = f"the wide model has {deeper} blocks, the base {layers}: which of them are new is not known"
         order = list(order_of(layers, deeper))
         remedy = f'write infer_plan(base, wide, loss=…, order={{"{name}": {order}}}), None for a new block'
-        faults.append(Fault(name, what, remedy))
+        faults.append(Fault("depth.order_missing", name, what, remedy))
     return faults
 
 
 def _order(orders: Orders, base: nn.Module, wide: nn.Module) -> tuple[str, Order]:
     """The list of blocks and their order; refused unless they fit the two models."""
     if not isinstance(orders, Mapping) or len(orders) != 1:
-        raise MupscaleError('order= names one list of blocks, expected order={"blocks": [0, None, 1]}')
+        raise MupscaleError(
+            'order= names one list of blocks, expected order={"blocks": [0, None, 1]}',
+            code="depth.order_not_one_list",
+        )
     (name, given), faults = next(iter(orders.items())), []
     order = tuple(given)
     counts = [len(lists_of_blocks(n for n, _, _ in named_tensors(m)).get(name, ())) for m in (base, wide)]
@@ -86,13 +90,13 @@ def _order(orders: Orders, base: nn.Module, wide: nn.Module) -> tuple[str, Order
     if old != list(range(counts[0])) or len(order) != counts[1] or len(old) == len(order):
         what = f"{list(order)} for {counts[0]} blocks in the base and {counts[1]} in the wide model"
         remedy = "name every block of the base once, in order, and None for each new one"
-        faults.append(Fault(f"order, {name}", what, remedy))
+        faults.append(Fault("depth.order_does_not_fit", f"order, {name}", what, remedy))
     shapes = [{n: tuple(t.shape) for n, _, t in named_tensors(m)} for m in (base, wide)]
     wider = [n for n in shapes[0] if not n.startswith(f"{name}.") and shapes[0][n] != shapes[1].get(n)]
     if wider:
         what = f"{shapes[0][wider[0]]} in the base, {shapes[1].get(wider[0])} in the wide model: order= grows deeper alone"
         remedy = "plan in two steps: infer_plan(base, deeper, loss=…, order=…).then(infer_plan(deeper, wide, loss=…))"
-        faults.append(Fault(wider[0], what, remedy))
+        faults.append(Fault("depth.width_grows_too", wider[0], what, remedy))
     raise_faults("this order does not fit the two models", faults)
     return name, order
 
@@ -114,7 +118,7 @@ def _found(
         sleep = replace(sleep, quiet=tuple(name for name in writers if len(plan[name].axes) > 1))
     if not sleep.quiet:
         what = "which weights of a new block write into its stream was not found"
-        raise_faults("this model cannot grow deeper", [Fault(blocks, what)])
+        raise_faults("this model cannot grow deeper", [Fault("depth.writers_not_found", blocks, what)])
     vectors = (name for name in writers if len(plan[name].axes) < 2)
     # The same bias in every block: what follows the number of the block.
     rests = dict.fromkeys(name.removeprefix(f"{blocks}.").partition(".")[2] for name in vectors)
@@ -164,11 +168,18 @@ def check_asleep(
     claim = "this model cannot grow deeper exactly"
     if not loss_gap(float(before), float(after)) <= GRADIENT_TOLERANCE:
         what = "a new block does not pass its input on, as where a norm follows the sum"
-        raise_faults(claim, [Fault(where, what, remedy)])
+        raise_faults(claim, [Fault("depth.block_changes_output", where, what, remedy)])
     wrong = [name for name, error in errors.items() if not error <= GRADIENT_TOLERANCE]
     awake = [name for name in wrong if plan[name].new]
-    faults = [Fault(name, "new, and training would move it before it wakes", remedy) for name in awake]
-    faults += [Fault(n, "its gradient differs in the deeper model", remedy) for n in wrong if not awake]
+    faults = [
+        Fault("depth.new_part_awake", name, "new, and training would move it before it wakes", remedy)
+        for name in awake
+    ]
+    faults += [
+        Fault("depth.gradient_differs", n, "its gradient differs in the deeper model", remedy)
+        for n in wrong
+        if not awake
+    ]
     raise_faults(claim, faults[:4])
     return max(errors.values(), default=0.0)
 
@@ -193,7 +204,9 @@ def check_woken(
     jump = loss_gap(float(before), float(woken))
     if not jump <= GRADIENT_TOLERANCE:
         what = f"waking a new block changes the loss by {jump:.1e}, expected 0"
-        raise_faults("this model cannot grow deeper", [Fault(where, what, remedy)])
+        raise_faults(
+            "this model cannot grow deeper", [Fault("depth.waking_changes_loss", where, what, remedy)]
+        )
     faults = []
     for name, entry in plan.tensors.items():
         if entry.quiet and entry.like is not None:
@@ -201,5 +214,5 @@ def check_woken(
             size, usual = (0.0 if grad is None else float(grad.norm()) for grad in (grads[name], old))
             if not 0 < size <= LOUD * usual:
                 what = f"its gradient is {size:.1e} when the block wakes, that of {entry.like} is {usual:.1e}"
-                faults.append(Fault(name, what, remedy))
+                faults.append(Fault("depth.odd_waking_gradient", name, what, remedy))
     raise_faults("new blocks of this model do not wake quietly", faults[:2])

@@ -49,6 +49,7 @@ class Direction:
             remedies = {0: "load the base, which does not have it"}
             others = [
                 Fault(
+                    "plan.no_way_back",
                     n,
                     f"made from {m} tensors of the base, expected one",
                     remedies.get(m, "narrow by a plan of copies"),

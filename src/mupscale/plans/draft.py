@@ -72,12 +72,13 @@ class Entry:
                     axis = Axis.of(layout, role=role)  # type: ignore[arg-type]
                     if (axis.base, axis.wide) != (a, b):
                         raise MupscaleError(
-                            f"layout {axis} takes {axis.base} to {axis.wide}, the models have {a} and {b}"
+                            f"layout {axis} takes {axis.base} to {axis.wide}, the models have {a} and {b}",
+                            code="layout.other_sizes",
                         )
                 else:
                     axis = Axis.between(a, b, role, layout, pad) if a != b else Axis.fixed(a)  # type: ignore[arg-type]
             except MupscaleError as error:
-                raise MupscaleError(f"axis {dim}: {error.claim}") from None
+                raise MupscaleError(f"axis {dim}: {error.claim}", code=error.code) from None
             axes.append(axis)
         fold = self.fold
         for dim, power in self.fills.items():
@@ -149,7 +150,7 @@ class Draft:
             try:
                 tensors[name] = self._like_its_gain(entry).plan(self.pad)
             except MupscaleError as error:
-                faults.append(Fault(name, error.claim))
+                faults.append(Fault(error.code, name, error.claim))
         edits: list[Edit] = []
         needs: set[str] = set()
         if not faults and any(t.padded for t in tensors.values()):
@@ -190,6 +191,7 @@ def draft(
         if source.dim() != tensor.dim():
             faults.append(
                 Fault(
+                    "model.other_dimensions",
                     name,
                     f"{source.dim()} dimensions in the base, {tensor.dim()} in the wide model",
                     "build both models the same way",
@@ -242,6 +244,7 @@ def _entry(
     if kind_of is not None:
         return entry, [
             Fault(
+                "model.parametrized_weight",
                 name,
                 f"{kind_of} computes the weight from it in a way that depends on the width",
                 "remove it first: torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')",
@@ -260,6 +263,7 @@ def _growing_buffer(entry: Entry, source: torch.Tensor) -> tuple[Entry, list[Fau
         return replace(entry, roles=dict.fromkeys(entry.growing, "out")), []
     return replace(entry, roles=dict.fromkeys(entry.growing, "out")), [
         Fault(
+            "model.growing_integer_buffer",
             entry.name,
             f"a buffer of {source.dtype} grows, and whether copies of its numbers mean the same is not known",
             f'declare layouts={{"{entry.name}": 1}} to copy its entries, or do not register it as a buffer',
@@ -284,6 +288,7 @@ def _fixed_buffer(
         return replace(entry, fill="own" if own else "zero"), []
     return entry, [
         Fault(
+            "model.unclear_buffer",
             entry.name,
             "a buffer of equal shape and other values: is it state of the base, or a constant of the width?",
             "infer the plan from two factories, with a loss: plan_between(make, base, wide, loss=loss)",
@@ -303,6 +308,7 @@ def _tied_once(
         groups.append({tuple(names) for names in tied.values() if len(names) > 1})
     return [
         Fault(
+            "model.tied_once",
             " = ".join(names),
             f"tied in the {'base' if names in groups[0] else 'wide'} model only",
             "tie (or untie) it in both",
@@ -318,10 +324,17 @@ def _modules(model: nn.Module) -> dict[str, nn.Module]:
 def _unmatched(found: Set[str], goal: Set[str]) -> list[Fault]:
     """Tensors that one of the two models does not have."""
     missing = [
-        Fault(n, "in the base model only", "build both models the same way") for n in found if n not in goal
+        Fault("model.tensor_only_in_base", n, "in the base model only", "build both models the same way")
+        for n in found
+        if n not in goal
     ]
     extra = [
-        Fault(n, "in the wide model only: no base tensor feeds it", "build both models the same way")
+        Fault(
+            "model.tensor_only_in_wide",
+            n,
+            "in the wide model only: no base tensor feeds it",
+            "build both models the same way",
+        )
         for n in goal
         if n not in found
     ]

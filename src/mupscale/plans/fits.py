@@ -41,7 +41,7 @@ def expect_proved(plan: Plan, unproved: bool) -> None:
         "make it with infer_plan(base, wide, loss=…) or example_inputs=…, or write unproved=True to go without "
         "a proof"
     )
-    raise_faults("nothing has proved this plan", [Fault("plan", what, remedy)])
+    raise_faults("nothing has proved this plan", [Fault("proof.missing", "plan", what, remedy)])
 
 
 def planned_parameters(model: nn.Module, plan: Plan, end: End) -> dict[int, str]:
@@ -94,6 +94,7 @@ def check_shapes(plan: Plan, shapes: Mapping[str, tuple[int, ...]], end: End, co
         if known is None:
             faults.append(
                 Fault(
+                    "plan.unknown_tensor",
                     name,
                     f"no tensor of the plan has this name at its {end} end",
                     "infer the plan from this very model, or use plan.rename",
@@ -103,11 +104,19 @@ def check_shapes(plan: Plan, shapes: Mapping[str, tuple[int, ...]], end: End, co
         seen.add(known)
         if shape != expected[known]:
             what = f"shape {shape}, the plan's {end} end has {expected[known]}"
-            faults.append(Fault(name, what, f"build the {end} model as for the plan, or infer the plan anew"))
+            faults.append(
+                Fault(
+                    "plan.other_shape",
+                    name,
+                    what,
+                    f"build the {end} model as for the plan, or infer the plan anew",
+                )
+            )
     if complete:
         missing = [name for name in expected if name not in seen and name not in plan.ties]
         faults += [
             Fault(
+                "plan.missing_tensor",
                 name,
                 f"the plan expects this tensor at its {end} end; it is missing",
                 "infer the plan from this very model",
@@ -128,7 +137,11 @@ def _adapters(names: Iterable[str]) -> list[Fault]:
         "train the adapters alone with a plain optimizer over the parameters that require gradients; to train the model's own "
         "weights, merge them first: merge_and_unload().requires_grad_(True)"
     )
-    return [] if found is None else [Fault(found, "an adapter: a new tensor, which did not grow", remedy)]
+    return (
+        []
+        if found is None
+        else [Fault("model.has_adapters", found, "an adapter: a new tensor, which did not grow", remedy)]
+    )
 
 
 def check_ties(plan: Plan, tensors: Mapping[str, Tensor]) -> None:
@@ -140,14 +153,25 @@ def check_ties(plan: Plan, tensors: Mapping[str, Tensor]) -> None:
             continue
         if not torch.equal(a.detach(), b.detach()):
             remedy = "tie them again, or infer a plan from the untied models"
-            faults.append(Fault(f"{alias} = {name}", "tied in the plan, two different tensors here", remedy))
+            faults.append(
+                Fault(
+                    "plan.tied_only_in_plan",
+                    f"{alias} = {name}",
+                    "tied in the plan, two different tensors here",
+                    remedy,
+                )
+            )
     first: dict[int, str] = {}
     for name, tensor in tensors.items():
         other = first.setdefault(id(tensor), name)
         planned = {plan.planned(n) for n in (resolve(name, plan) or name, resolve(other, plan) or other)}
         if isinstance(tensor, nn.Parameter) and len(planned) > 1:
             remedy = "infer the plan from models that are tied like this one"
-            faults.append(Fault(f"{name} = {other}", "one tensor here, two in the plan", remedy))
+            faults.append(
+                Fault(
+                    "plan.tied_only_in_model", f"{name} = {other}", "one tensor here, two in the plan", remedy
+                )
+            )
     raise_faults("the plan and the model disagree about ties", faults)
 
 

@@ -78,7 +78,8 @@ class lifted_casts(TorchFunctionMode):  # noqa: N801 - a context manager, used l
         if isinstance(error, (RuntimeError, ValueError)) and _DTYPE_ERROR.search(str(error)):
             raise MupscaleError(
                 f"the model or its loss cannot be computed in float64: {error}; where it makes a tensor of another dtype, "
-                "write dtype=x.dtype, with x a tensor that it meets"
+                "write dtype=x.dtype, with x a tensor that it meets",
+                code="model.not_in_float64",
             ) from error
 
     def __torch_function__(
@@ -166,7 +167,8 @@ def prepare(base: nn.Module, wide: nn.Module) -> tuple[nn.Module, nn.Module]:
     if any(p.is_meta for p in base.parameters()):
         raise MupscaleError(
             "the base model has parameters on the meta device, expected weights to take a loss of; build it without "
-            "on_meta"
+            "on_meta",
+            code="model.on_meta_device",
         )
     base = cast_(copied(base).cpu(), torch.float64)
     wide = copied(wide)

@@ -112,12 +112,14 @@ def _refuse_value(value: Any, parameters: list[Tensor]) -> None:
     if not isinstance(value, Tensor) or value.numel() != 1:
         found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
         raise MupscaleError(
-            f"loss(model) returned {found}, expected a tensor of one number; for example, return its mean"
+            f"loss(model) returned {found}, expected a tensor of one number; for example, return its mean",
+            code="argument.loss_not_one_number",
         )
     if not parameters or not value.requires_grad:
         raise MupscaleError(
             "the loss does not depend on any trainable parameter of the model; unfreeze one, or return the loss "
-            "without detaching it"
+            "without detaching it",
+            code="argument.loss_without_gradient",
         )
 
 

@@ -83,7 +83,9 @@ def infer_plan(
         if measure is None or declared != Declared({}, {}, {}, ()) or pad:
             what = "new blocks are found by a measurement at one width"
             remedy = "pass loss= or example_inputs= and no declarations; grow the width with a second plan, and then()"
-            raise MupscaleError("this order cannot be planned", [Fault("order", what, remedy)])
+            raise MupscaleError(
+                "this order cannot be planned", [Fault("depth.order_not_measured", "order", what, remedy)]
+            )
         deeper = deeper_plan(base, wide, measure, order)
         return replace(deeper, proof="outputs") if isinstance(measure, Projection) else deeper
     if measure is not None:
@@ -136,7 +138,8 @@ def measured_with(loss: Loss | None, example_inputs: ExampleInputs | None) -> Lo
     """What a plan is measured with: the loss, or a projection of the outputs on the example inputs; None for neither."""
     if loss is not None and example_inputs is not None:
         raise MupscaleError(
-            "loss= and example_inputs= are two ways to measure a plan; leave one out: loss= shows more"
+            "loss= and example_inputs= are two ways to measure a plan; leave one out: loss= shows more",
+            code="argument.loss_and_inputs",
         )
     if loss is not None:
         raise_faults("a plan cannot be measured", wrong_function("loss", loss, "model"))
@@ -193,7 +196,12 @@ def _opened(
         if not isinstance(given, nn.Module) and not callable(given):
             what = f"it is {shown(given)}, expected a module, or a function without arguments that builds one"
             faults.append(
-                Fault(word, what, "write infer_plan(base, wide), or plan_between(make, 64, 256) for widths")
+                Fault(
+                    "argument.not_a_model",
+                    word,
+                    what,
+                    "write infer_plan(base, wide), or plan_between(make, 64, 256) for widths",
+                )
             )
     raise_faults("a plan needs two models", faults)
     models = (_built(base, seed=0), _built(wide, seed=0))
@@ -216,24 +224,25 @@ def _undecided(made: Draft) -> list[Fault]:
     """Faults for everything that shapes leave open. None names a declaration: nothing was tried that could pass."""
     faults = []
     for name, entry in {pattern_of(entry.name): entry for entry in made.open}.items():
-        what = "no known module says whether its growing axis is summed over"
+        code, what = "plan.unknown_role", "no known module says whether its growing axis is summed over"
         if isinstance(entry.module[0], (nn.Embedding, nn.EmbeddingBag)) and 0 in entry.growing:
+            code = "plan.rows_grow"
             what = (
                 f"its rows, which are not a width, grow from {entry.base_shape[0]} to {entry.wide_shape[0]}"
             )
-        faults.append(Fault(name, what, _MEASURE))
+        faults.append(Fault(code, name, what, _MEASURE))
     folds = [e.declared_fold for e in made.entries.values() if e.declared_fold is not None]
     for name, reader in made.conflicts.items():
         inverse = Scale.of(copies(made, made.entries[name], made.entries[name].growing[-1])) ** -1
         if made.entries[name].declared_fold is not None or inverse in folds:
             continue
         what = "a tied readout sums over the width, and its input use does not: a tensor must absorb 1/k"
-        faults.append(Fault(f"{name} = {reader}", what, _MEASURE))
+        faults.append(Fault("plan.tied_readout", f"{name} = {reader}", what, _MEASURE))
     faults += reading_faults(made, _MEASURE)
     for path, module in made.models[0].named_modules():
         if isinstance(module, _MIXES_CHANNELS):
             what = f"{type(module).__name__} mixes channels in a way that shapes do not show"
-            faults.append(Fault(path, what, _MEASURE))
+            faults.append(Fault("plan.mixes_channels", path, what, _MEASURE))
     faults += _undecided_pads(made)
     decided = {(e.name, d) for e in made.entries.values() for d in e.layouts}
     for knob in layout_knobs(made):
@@ -242,7 +251,7 @@ def _undecided(made: Draft) -> list[Fault]:
             name, dim = axes[0]
             blocks = [next(iter(s.layouts[name].values())) for s in knob]
             what = f"undeclared layout: a number of heads or groups grows, so its copies may be neighbours or blocks (of {', '.join(map(str, blocks))})"
-            faults.append(Fault(f"{pattern_of(name)}, axis {dim}", what, _MEASURE))
+            faults.append(Fault("layout.undeclared", f"{pattern_of(name)}, axis {dim}", what, _MEASURE))
     return faults
 
 
@@ -256,8 +265,8 @@ def _undecided_pads(made: Draft) -> list[Fault]:
         name = type(module).__name__
         if maps_zero_elsewhere(module):
             what = f"{name} does not map 0 to 0, so padding may leak through it"
-            faults.append(Fault(path, what, remedy))
+            faults.append(Fault("axis.padding_leaks", path, what, remedy))
         elif "norm" in name.lower() and not isinstance(module, KNOWN_NORMS):
             what = f"{name} is not one of torch's norms, so what padding asks of it is not known"
-            faults.append(Fault(path, what, remedy))
+            faults.append(Fault("axis.padding_of_unknown_norm", path, what, remedy))
     return faults

@@ -176,6 +176,7 @@ def unsupported(base: nn.Module, wide: nn.Module, name: str) -> Iterator[Fault]:
     )
     if isinstance(base, (nn.Embedding, nn.EmbeddingBag)) and base.max_norm is not None and grows:
         yield Fault(
+            "model.embedding_max_norm",
             name,
             f"Embedding(max_norm={base.max_norm}) clips the norm of a row, and that norm depends on the width",
             "build both models with max_norm=None",
@@ -186,6 +187,7 @@ def unsupported(base: nn.Module, wide: nn.Module, name: str) -> Iterator[Fault]:
         and base.num_groups != wide.num_groups
     ):
         yield Fault(
+            "model.norm_groups_grow",
             name,
             f"num_groups grows from {base.num_groups} to {wide.num_groups}, so copies of one channel would be "
             "normalised in different groups",

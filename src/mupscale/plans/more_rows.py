@@ -47,10 +47,16 @@ def row_plan(base: nn.Module, more: nn.Module, rows: Rows, added: int) -> Plan:
         elif (entry := _entry(name, kind, tensor, old, rows, added)) is None:
             before = tuple(old[name].shape) if name in old else "no such tensor"
             what = f"{before} in the base, {tuple(tensor.shape)} with {added} more {rows}"
-            faults.append(Fault(name, f"{what}, expected {added} more along one dimension"))
+            faults.append(
+                Fault("model.not_just_rows", name, f"{what}, expected {added} more along one dimension")
+            )
         else:
             tensors[name] = entry
-    faults += [Fault(name, "in the base only") for name in old if name not in tensors and name not in ties]
+    faults += [
+        Fault("model.tensor_only_in_base", name, "in the base only")
+        for name in old
+        if name not in tensors and name not in ties
+    ]
     raise_faults(f"more {rows} change this model otherwise than by rows of its tables", faults[:4])
     return Plan(tensors, ties)
 

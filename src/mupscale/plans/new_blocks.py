@@ -43,14 +43,16 @@ def order_of(layers: int, deeper: int, after: Sequence[int] | None = None) -> Or
     new = deeper - layers
     if new < 1:
         raise MupscaleError(
-            f"layers {layers} -> {deeper}: a model grows deeper; write a number above {layers}"
+            f"layers {layers} -> {deeper}: a model grows deeper; write a number above {layers}",
+            code="depth.not_deeper",
         )
     # Spread evenly: the j-th of n new blocks stands behind the first j · layers / n blocks of the base.
     places = [(j * layers + new - 1) // new - 1 for j in range(1, new + 1)] if after is None else list(after)
     if len(places) != new or any(not 0 <= place < layers for place in places):
         raise MupscaleError(
             f"after={':'.join(map(str, places))}: expected {new} blocks of the base, numbered 0 to {layers - 1}, behind "
-            "which the new ones go"
+            "which the new ones go",
+            code="depth.wrong_places",
         )
     return tuple(block for i in range(layers) for block in (i, *[None for place in places if place == i]))
 
@@ -109,7 +111,13 @@ def block_plan(base: nn.Module, deeper: nn.Module, order: Order, sleep: Sleep) -
             tensors[name] = TensorPlan((), axes, kind=kind_, fill="own")
         else:
             if source not in old or tuple(old[source][1].shape) != tuple(tensor.shape):
-                odd.append(Fault(name, f"new, and {source}, which it would be like, is not of its kind"))
+                odd.append(
+                    Fault(
+                        "depth.no_tensor_alike",
+                        name,
+                        f"new, and {source}, which it would be like, is not of its kind",
+                    )
+                )
                 continue
             tensors[name] = sleep.entry(name, axes, source)
     raise_faults("the new blocks are not like those before them", odd[:4])
@@ -134,7 +142,14 @@ def _split(
         shared = [] if live is None else written.get(live, [])[-1:]
         if parts and not shared:
             what = "a bias that writes into the stream, and no block before it has one to share with it"
-            faults.append(Fault(parts[0], what, "put the new blocks behind a block of the base that has one"))
+            faults.append(
+                Fault(
+                    "depth.bias_without_partner",
+                    parts[0],
+                    what,
+                    "put the new blocks behind a block of the base that has one",
+                )
+            )
         elif parts:
             c = len(parts) + 1
             one = replace(tensors[shared[0]], fold=ONE / Scale.of(c), spread=Fraction(c))
@@ -168,15 +183,21 @@ def _list_of_blocks(old: Iterable[str], names: Iterable[str], order: Order) -> s
     if len(fitting) != 1:
         counts = [f"{name} with {len(base.get(name, ()))} and {len(deep[name])} blocks" for name in grown]
         what = f"found {', '.join(counts) or 'no list'}, expected one with {layers} and {len(order)} blocks"
-        raise_faults("the deeper model is not the base with more blocks in one list", [Fault("blocks", what)])
+        raise_faults(
+            "the deeper model is not the base with more blocks in one list",
+            [Fault("depth.no_single_list", "blocks", what)],
+        )
     prefix = fitting[0]
     rest = [{n for n in of if not n.startswith(f"{prefix}.")} for of in (old, names)]
-    faults = [Fault(name, "one of the two models only") for name in sorted(rest[0] ^ rest[1])]
+    faults = [
+        Fault("depth.tensor_in_one_model", name, "one of the two models only")
+        for name in sorted(rest[0] ^ rest[1])
+    ]
     for number, tensors in deep[prefix].items():
         like = nearest(order)[number]
         if odd := sorted(tensors ^ base[prefix][like]):
             what = f"it is like block {like} of the base, and only one of the two has {odd[0]}"
-            faults.append(Fault(f"{prefix}.{number}", what))
+            faults.append(Fault("depth.blocks_differ", f"{prefix}.{number}", what))
     raise_faults("the deeper model is not the base with more blocks in one list", faults)
     return prefix
 

@@ -19,13 +19,14 @@ def not_found(
     """The error for two models without an exact plan."""
     ended = ", and the search ended at its limit" if out_of_time else ""
     what = f"none passes the gradient identity{ended}; nearest: {nearest}"
-    faults = [Fault(f"{tried} hypotheses tried", what)]
+    faults = [Fault("search.no_exact_plan", f"{tried} hypotheses tried", what)]
     if where is not None and aligned is not None:
         faults.append(_place(where, aligned))
     for name, reader in made.conflicts.items():
         if made.entries[name].declared_fold is None:
             faults.append(
                 Fault(
+                    "plan.tied_readout",
                     f"{name} = {reader}",
                     "a tied readout: it sums over the width, its other use does not, and no tensor before it absorbed 1/k",
                     "divide the logits by the width in the model, or untie",
@@ -38,6 +39,7 @@ def _place(where: Deviation, aligned: Alignment) -> Fault:
     """The first call whose output does not consist of copies of the base's."""
     if where.call is None:
         return Fault(
+            "search.calls_differ",
             f"torch call {where.index}",
             "from here on the two models call different functions",
             "look for a loop or a branch that depends on the width",
@@ -50,11 +52,13 @@ def _place(where: Deviation, aligned: Alignment) -> Fault:
         factors = {str(where.excess)}
     if factors:
         return Fault(
+            "search.factor_not_absorbed",
             place,
             f"what it gets is copies of the base's times {' or '.join(sorted(factors))}, and no tensor before it can absorb that",
             "look for a sum over the width, or a width in the code, such as 1/sqrt(d)",
         )
     return Fault(
+        "search.first_difference",
         place,
         "the first result that does not consist of copies of the base's",
         "look for an order of channels (view, concatenation, shuffle), a table or random numbers as long as the width, dropout, or a weight that is used in two ways",

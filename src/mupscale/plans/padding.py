@@ -51,6 +51,7 @@ def pad_norms(
         if not isinstance(module, nn.RMSNorm):
             faults.append(
                 Fault(
+                    "axis.padding_changes_mean",
                     name,
                     f"{type(module).__name__} over {n} -> {goal}: zeros would change its mean, so only whole multiples are exact",
                     f"nearest: {n * (goal // n)} (x{goal // n}), {n * (goal // n + 1)} (x{goal // n + 1})",
@@ -59,6 +60,7 @@ def pad_norms(
         elif module.eps is None:
             faults.append(
                 Fault(
+                    "axis.padding_without_eps",
                     name,
                     "RMSNorm(eps=None) on a padded axis: nothing can be scaled",
                     "give eps a number: RMSNorm(…, eps=1e-6)",
@@ -67,6 +69,7 @@ def pad_norms(
         elif gain not in tensors:
             faults.append(
                 Fault(
+                    "axis.padding_without_gain",
                     name,
                     "RMSNorm without a gain on a padded axis: nothing absorbs the share that is not zeros",
                     "use elementwise_affine=True, or a whole multiple",

@@ -56,7 +56,9 @@ def weight_norm_facts(
     known = isinstance(base, nn.Linear) or (isinstance(base, _ConvNd) and not base.transposed)
     if not known or dim == 1:
         what = f"weight_norm of {type(base).__name__} along dimension {dim}, expected the rows of a linear layer or convolution, or a place of its kernel"
-        return None, [Fault(name, what, "use dim=0, or remove it before growing")]
+        return None, [
+            Fault("model.weight_norm_direction", name, what, "use dim=0, or remove it before growing")
+        ]
     found = facts(base, wide, "weight", start.dim(), None, pad)
     if leaf in ("original1", "weight_v"):
         return found, []

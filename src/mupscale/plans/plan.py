@@ -130,7 +130,10 @@ class Plan:
         """Planned names that match a shell pattern; a tied name stands for its planned name."""
         found = [self.planned(n) for n in self.names if n == pattern or fnmatchcase(n, pattern)]
         if not found:
-            raise MupscaleError(f"no tensor of the plan matches {pattern!r}; plan.names lists them")
+            raise MupscaleError(
+                f"no tensor of the plan matches {pattern!r}; plan.names lists them",
+                code="argument.pattern_matches_nothing",
+            )
         return list(dict.fromkeys(found))
 
     def fold(self, pattern: str, factor: Exact) -> Plan:
@@ -163,7 +166,12 @@ class Plan:
             raise MupscaleError(
                 "the name map gives two tensors the same name",
                 [
-                    Fault(name, f"becomes {new(name)!r}", "map every tensor to a different name")
+                    Fault(
+                        "plan.name_taken_twice",
+                        name,
+                        f"becomes {new(name)!r}",
+                        "map every tensor to a different name",
+                    )
                     for name in double
                 ],
             )
@@ -179,7 +187,7 @@ class Plan:
             try:
                 tensors[name] = self._composed(late)
             except MupscaleError as error:
-                faults.append(Fault(name, error.claim))
+                faults.append(Fault(error.code, name, error.claim))
         raise_faults("the two plans do not compose", faults)
         ties = {**self.ties, **other.ties}
         edits = {edit.path: edit for edit in self.edits}
@@ -197,7 +205,8 @@ class Plan:
         unknown = [source for source in late.sources if source not in self]
         if unknown:
             raise MupscaleError(
-                f"its source {unknown[0]!r} is not made by the first plan; use plans that meet at one model"
+                f"its source {unknown[0]!r} is not made by the first plan; use plans that meet at one model",
+                code="plan.source_not_made",
             )
         return self[late.sources[0]].then(late)
 
@@ -232,15 +241,18 @@ class Plan:
     @staticmethod
     def from_json(text: str) -> Plan:
         """The plan that `to_json` wrote; anything else is refused."""
-        with refuse_malformed(_MALFORMED):
+        with refuse_malformed(_MALFORMED, "plan.malformed_record"):
             return Plan.of_json(parse_json(text.encode(), f"{_MALFORMED}; its JSON", objects=_MOST_OBJECTS))
 
     @staticmethod
     def of_json(values: Mapping[str, Any]) -> Plan:
         """The plan that `as_json` gave; anything else is refused."""
-        with refuse_malformed(_MALFORMED):
+        with refuse_malformed(_MALFORMED, "plan.malformed_record"):
             if values["format"] != FORMAT:
-                raise MupscaleError(f"this is not a plan: format {values['format']!r}, expected {FORMAT!r}")
+                raise MupscaleError(
+                    f"this is not a plan: format {values['format']!r}, expected {FORMAT!r}",
+                    code="plan.wrong_format",
+                )
             return Plan(
                 tensors={name: TensorPlan.of_json(t) for name, t in typed.named(values["tensors"]).items()},
                 ties={alias: typed.text(name) for alias, name in typed.named(values["ties"]).items()},
@@ -264,7 +276,9 @@ class Plan:
         """A description of how one tensor grows."""
         found = resolve(name, self)
         if found is None:
-            raise MupscaleError(f"the plan has no tensor {name!r}; plan.names lists them")
+            raise MupscaleError(
+                f"the plan has no tensor {name!r}; plan.names lists them", code="plan.no_such_name"
+            )
         return explain(found, self.ties.get(found, found), self[found])
 
     def __str__(self) -> str:

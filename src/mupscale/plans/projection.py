@@ -30,21 +30,19 @@ class Projection:
     >>> loss = Projection((torch.ones(2, 3),))
     >>> loss(nn.Linear(3, 4)).shape
     torch.Size([])
-    >>> loss(nn.Linear(3, 8))
-    Traceback (most recent call last):
-        ...
-    mupscale.errors.MupscaleError: the outputs of the two models have different shapes (1 fault)
-    <BLANKLINE>
-      output 0
-        (2, 4) in the base, (2, 8) in the wide model: an axis of the output grows, so outputs do not show what is trained
-        pass loss=, a function of the model that returns one number
+    >>> try:
+    ...     loss(nn.Linear(3, 8))
+    ... except MupscaleError as error:
+    ...     print(error.code)
+    model.output_grows
     """
 
     def __init__(self, inputs: ExampleInputs) -> None:
         if not isinstance(inputs, (tuple, Mapping)):
             raise MupscaleError(
                 f"example_inputs is {shown(inputs)}, expected a tuple of the arguments of forward, or a dict of named "
-                "ones; write example_inputs=(x,)"
+                "ones; write example_inputs=(x,)",
+                code="argument.wrong_type",
             )
         self.inputs = inputs
         self.shapes: list[tuple[int, ...]] | None = None
@@ -54,7 +52,8 @@ class Projection:
         found = [tensor for tensor in tensors_in(out) if tensor.is_floating_point() or tensor.is_complex()]
         if not found:
             raise MupscaleError(
-                f"forward returned {shown(out)}, which holds no floating tensor; pass loss=, a function of the model"
+                f"forward returned {shown(out)}, which holds no floating tensor; pass loss=, a function of the model",
+                code="model.no_floating_output",
             )
         shapes = [tuple(tensor.shape) for tensor in found]
         if self.shapes is None:
@@ -77,9 +76,10 @@ def _different(base: list[tuple[int, ...]], wide: list[tuple[int, ...]]) -> list
     remedy = "pass loss=, a function of the model that returns one number"
     if len(base) != len(wide):
         what = f"{len(base)} tensors in the base, {len(wide)} in the wide model"
-        return [Fault("outputs", what, remedy)]
+        return [Fault("model.other_number_of_outputs", "outputs", what, remedy)]
     return [
         Fault(
+            "model.output_grows",
             f"output {i}",
             f"{a} in the base, {b} in the wide model: an axis of the output grows, so outputs do not show what is trained",
             remedy,
@@ -96,7 +96,7 @@ def refuse_unreached(unreached: tuple[str, ...], growing: set[str]) -> None:
     raise_faults(
         "example inputs do not reach every tensor",
         [
-            Fault(pattern, what, "pass loss=, the loss that it is trained with")
+            Fault("proof.tensor_not_reached", pattern, what, "pass loss=, the loss that it is trained with")
             for pattern in dict.fromkeys(map(pattern_of, names))
         ],
     )

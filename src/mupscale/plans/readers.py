@@ -111,7 +111,7 @@ def reading_faults(draft: Draft, remedy: str) -> list[Fault]:
     faults: dict[str, Fault] = {}
     for reading in unwritten(draft):
         what = f"{reading.axis.base} -> {reading.axis.wide} units: no tensor is known to write them in the layout in which they are read"
-        faults.setdefault(reading.where, Fault(reading.where, what, remedy))
+        faults.setdefault(reading.where, Fault("layout.read_but_not_written", reading.where, what, remedy))
     return list(faults.values())
 
 

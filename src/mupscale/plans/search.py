@@ -289,6 +289,7 @@ def _refuse_undecided(knobs: list[Knob], tested: set[str]) -> None:
             what = "its gradient is zero, so every hypothesis passes: the loss does not reach it"
             faults.append(
                 Fault(
+                    "search.tensor_undecided",
                     ", ".join(sorted(names)),
                     what,
                     "use a loss that reaches it, or declare its roles= and layouts=",

@@ -163,7 +163,7 @@ def centred_fault(where: str, kind: str, base: int, wide: int) -> Fault:
     k = wide // base
     what = f"{kind} over {base} -> {wide}: zeros would change its mean, so only whole multiples are exact"
     nearest = f"nearest: {base * k} (x{k}), {base * (k + 1)} (x{k + 1}); ffn and heads may grow by any amount"
-    return Fault(where, what, nearest)
+    return Fault("axis.padding_changes_mean", where, what, nearest)
 
 
 def subtracts_mean(norm: nn.Module) -> bool:

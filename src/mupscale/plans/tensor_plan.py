@@ -143,16 +143,19 @@ class TensorPlan:
         """The tensor that grows by this plan and then by `late`, exactly."""
         if late.cat is not None or len(late.sources) != 1:
             raise MupscaleError(
-                "a tensor made from several sources composes only as the first step; grow in one plan"
+                "a tensor made from several sources composes only as the first step; grow in one plan",
+                code="plan.joins_in_second_step",
             )
         if len(self.axes) != len(late.axes):
             raise MupscaleError(
-                f"{len(self.axes)} dimensions in the first plan, {len(late.axes)} in the second; expected the same tensor"
+                f"{len(self.axes)} dimensions in the first plan, {len(late.axes)} in the second; expected the same tensor",
+                code="plan.other_dimensions",
             )
         plain = [one for one in (self, late) if not one.shift]
         if self.shift != late.shift and not all(one.fold.is_one for one in plain):
             raise MupscaleError(
-                "a (1 + w) gain in one plan and not in the other; declare it in plus_one= of both"
+                "a (1 + w) gain in one plan and not in the other; declare it in plus_one= of both",
+                code="plan.gain_declared_once",
             )
         return replace(
             self,
@@ -209,7 +212,8 @@ class TensorPlan:
         if (str(plan.change.s), str(plan.change.c)) != (entry["s"], entry["c"]):
             raise MupscaleError(
                 f"{', '.join(plan.sources)}: the plan says s = {entry['s']}, c = {entry['c']}, its axes and fold give "
-                f"s = {plan.change.s}, c = {plan.change.c}; make the plan again"
+                f"s = {plan.change.s}, c = {plan.change.c}; make the plan again",
+                code="plan.contradicts_itself",
             )
         return plan
 

@@ -61,10 +61,11 @@ class Trials:
         if not bool(self.value.isfinite()):
             raise MupscaleError(
                 f"the loss of the base model is {float(self.value)}, expected a finite number; plans are found by "
-                "comparing losses, so check the batch"
+                "comparing losses, so check the batch",
+                code="search.loss_not_finite",
             )
         if not loss_gap(float(self.value), float(gradients(base, loss)[0])) <= GRADIENT_TOLERANCE:
-            raise MupscaleError(DRAWS)
+            raise MupscaleError(DRAWS, code="search.loss_not_repeatable")
 
     def measure(self, trial: Draft, moves: int) -> Outcome:
         """How far a draft gets; `moves` is the number of proposals in it."""

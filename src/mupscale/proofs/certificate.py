@@ -86,7 +86,8 @@ class Certificate:
         if self.holds and not self.worst <= self.tolerance:
             raise MupscaleError(
                 f"this certificate contradicts itself: it names no failure, and its worst relative error is {self.worst:.1e}, "
-                f"expected at most its tolerance {self.tolerance:.0e}; give it the failure that was measured"
+                f"expected at most its tolerance {self.tolerance:.0e}; give it the failure that was measured",
+                code="proof.contradicts_itself",
             )
 
     @property
@@ -133,7 +134,11 @@ class Certificate:
             f = self.failure
             raise MupscaleError(
                 "the wide run does not continue the base run",
-                [Fault(f"step {f.step}, {f.where}", f.what, f"likely cause: {f.cause}")],
+                [
+                    Fault(
+                        "proof.run_deviates", f"step {f.step}, {f.where}", f.what, f"likely cause: {f.cause}"
+                    )
+                ],
             )
         return self
 

@@ -50,6 +50,9 @@ def loss_of(step: Step, optimizers: int) -> Loss:
                 step(run, 0)
         except _ReachedError as reached:
             return reached.loss
-        raise MupscaleError("the step function calls no backward; call loss.backward() in it")
+        raise MupscaleError(
+            "the step function calls no backward; call loss.backward() in it",
+            code="proof.step_without_backward",
+        )
 
     return loss

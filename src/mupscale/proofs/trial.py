@@ -82,7 +82,8 @@ def run_step(run: Run, step: Step, i: int, disturb: Callable[[Optimizer], None] 
             handle.remove()
     if not grads:
         raise MupscaleError(
-            "the step function did not step an optimizer of the run it was given; call run.optimizers[0].step() in it"
+            "the step function did not step an optimizer of the run it was given; call run.optimizers[0].step() in it",
+            code="proof.no_optimizer_stepped",
         )
     return Taken(as_number(value), grads, inputs)
 
@@ -131,7 +132,10 @@ def with_batches(step: Callable[[Run, Any], Any], batches: Iterable[Any], steps:
     with torch.random.fork_rng():
         drawn = list(islice(batches, steps))
     if len(drawn) < steps:
-        raise MupscaleError(f"batches has {len(drawn)} batches, expected {steps}; pass steps={len(drawn)}")
+        raise MupscaleError(
+            f"batches has {len(drawn)} batches, expected {steps}; pass steps={len(drawn)}",
+            code="proof.too_few_batches",
+        )
     return lambda run, i: step(run, copy.deepcopy(drawn[i]))
 
 
@@ -144,5 +148,6 @@ def as_number(loss: Any) -> float:
     except (TypeError, ValueError, RuntimeError):
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else shown(loss)
         raise MupscaleError(
-            f"the step function returned {found}, expected the loss as one number; return loss, or nothing"
+            f"the step function returned {found}, expected the loss as one number; return loss, or nothing",
+            code="proof.step_returns_no_number",
         ) from None

@@ -160,7 +160,8 @@ def know(folder: str | Path, storage: Any = None, study: str = "mupscale") -> Kn
     named = isinstance(journal, (str, Path)) and "://" not in str(journal)
     if named and not Path(journal).is_file():  # opening it would create it
         raise MupscaleError(
-            f"{journal}: no such file; name the folder of a study, or its storage (--storage)"
+            f"{journal}: no such file; name the folder of a study, or its storage (--storage)",
+            code="study.no_journal",
         )
     opened = open_storage(journal)
     settings = _settings(opened, study)
@@ -192,10 +193,13 @@ def _settings(storage: BaseStorage, study: str) -> Settings:
         names = sorted(found.study_name for found in again(storage.get_all_studies))
         there = ", ".join(map(repr, names[:9])) or "none"
         raise MupscaleError(
-            f"there is no study {study!r} of mupscale here; studies in this storage: {there} (--study NAME)"
+            f"there is no study {study!r} of mupscale here; studies in this storage: {there} (--study NAME)",
+            code="study.unknown_name",
         ) from None
     except TypeError as error:
-        raise MupscaleError(f"study {study!r} was begun by another version of mupscale: {error}") from None
+        raise MupscaleError(
+            f"study {study!r} was begun by another version of mupscale: {error}", code="study.other_version"
+        ) from None
 
 
 def _sweep(agenda: Agenda, ladder: Ladder, results: Mapping[str, LegResult]) -> Sweep:

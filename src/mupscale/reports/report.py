@@ -25,9 +25,11 @@ def report(
     A folder is where `tune` kept a study; `storage` and `study` are those that it was given, one name for all folders
     or one for each. `out` is by default `report` in the folder, or in this directory when there are several.
 
-    >>> report("nowhere")
-    Traceback (most recent call last):
-    mupscale.errors.MupscaleError: nowhere/study.journal: no such file; name the folder of a study, or its storage (--storage)
+    >>> try:
+    ...     report("nowhere")
+    ... except MupscaleError as error:
+    ...     print(error.code)
+    study.no_journal
     """
     return write_report(folders, out, storage, study)[0]
 
@@ -40,7 +42,8 @@ def write_report(
     if not folders or len(names) not in (1, len(folders)):
         raise MupscaleError(
             f"a report of {len(folders)} folders and {len(names)} study names: expected one folder or more, and one name for "
-            "all or one for each"
+            "all or one for each",
+            code="report.names_unlike_folders",
         )
     names = names * len(folders) if len(names) == 1 else names
     place = (
@@ -48,7 +51,8 @@ def write_report(
     )
     if place.exists() and not place.is_dir():
         raise MupscaleError(
-            f"{place} is a file, expected a folder for the page; name another one (--out DIR)"
+            f"{place} is a file, expected a folder for the page; name another one (--out DIR)",
+            code="directory.is_a_file",
         )
     studies = [know(folder, storage, name) for folder, name in zip(folders, names, strict=True)]
     with needs("a report", "plot"):

@@ -84,13 +84,12 @@ def log_study(
     loss, or that it diverged. Then `study/best/`: loss, noise and learning rate of the recipe, and the loss without noise.
     The x-axis is the number of the point. `folder`, `storage` and `study` are those of `tune`; the study may be running.
 
-    >>> log_study(lambda: None, "nowhere")
-    Traceback (most recent call last):
-    mupscale.errors.MupscaleError: this is no tracker (1 fault)
-    <BLANKLINE>
-      tracker
-        a function, found none of add_scalar, log_metrics, log
-        pass a SummaryWriter, a run of wandb, or the module mlflow
+    >>> from mupscale import MupscaleError
+    >>> try:
+    ...     log_study(lambda: None, "nowhere")
+    ... except MupscaleError as error:
+    ...     print(error.code)
+    report.not_a_tracker
     """
     write = _writer(tracker)
     with needs("a study", "tune"):
@@ -133,7 +132,7 @@ def _writer(tracker: Any) -> Write:
         return lambda values, step: tracker.log(dict(values), step=step)
     what = f"a {type(tracker).__name__}, found none of add_scalar, log_metrics, log"
     remedy = "pass a SummaryWriter, a run of wandb, or the module mlflow"
-    raise_faults("this is no tracker", [Fault("tracker", what, remedy)])
+    raise_faults("this is no tracker", [Fault("report.not_a_tracker", "tracker", what, remedy)])
     raise AssertionError
 
 

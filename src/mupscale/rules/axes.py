@@ -48,10 +48,14 @@ class Axis:
     def of(*segments: Sequence[Factor], role: Role | None = None) -> Axis:
         """An axis in normal form, so that equal maps are equal values."""
         if role is not None and role not in get_args(Role):
-            raise MupscaleError(f'the role of an axis is {shown(role)}; expected "in", "out" or None')
+            raise MupscaleError(
+                f'the role of an axis is {shown(role)}; expected "in", "out" or None',
+                code="axis.unknown_role",
+            )
         if not segments:
             raise MupscaleError(
-                "an axis has no parts, expected one or more; for example write Axis.fixed(size)"
+                "an axis has no parts, expected one or more; for example write Axis.fixed(size)",
+                code="axis.no_parts",
             )
         merged: list[Product] = []
         for segment in segments:
@@ -64,12 +68,16 @@ class Axis:
         axis = Axis(tuple(merged), role)
         for factor in (factor for segment in merged for factor in segment):
             if factor.live.denominator != 1:
-                raise MupscaleError(f"{factor.size} units times {factor.k}, expected a whole number")
+                raise MupscaleError(
+                    f"{factor.size} units times {factor.k}, expected a whole number",
+                    code="axis.not_whole_units",
+                )
         multipliers = {prod((f.k for f in s), start=Fraction(1)) for s in merged}
         if len(multipliers) > 1:
             raise MupscaleError(
                 f"the parts of axis {axis} are copied {', '.join(map(str, sorted(multipliers)))} times, expected one number: "
-                "one tensor has one learning rate and one eps; write the same k for all parts"
+                "one tensor has one learning rate and one eps; write the same k for all parts",
+                code="axis.parts_differ_in_copies",
             )
         return axis if axis.grows else Axis(axis.segments, None)
 
@@ -92,22 +100,26 @@ class Axis:
         """
         if not _is_layout(layout):
             raise MupscaleError(
-                f"{layout!r} is not a layout; write a block size, pairs ((size, k), …), or a sequence of such sequences"
+                f"{layout!r} is not a layout; write a block size, pairs ((size, k), …), or a sequence of such sequences",
+                code="layout.not_a_layout",
             )
         if not isinstance(layout, int):
             axis = Axis.of(*_segments(layout), role=role)
             if (axis.base, axis.wide) != (base, wide):
                 raise MupscaleError(
-                    f"layout {axis} takes {axis.base} to {axis.wide}, the models have {base} and {wide}"
+                    f"layout {axis} takes {axis.base} to {axis.wide}, the models have {base} and {wide}",
+                    code="layout.other_sizes",
                 )
             return axis
         if not base:
             raise MupscaleError(
-                f"an axis of 0 units cannot grow to {wide}; build the base with 1 unit or more"
+                f"an axis of 0 units cannot grow to {wide}; build the base with 1 unit or more",
+                code="axis.no_units_to_grow",
             )
         if base % layout or wide % layout:
             raise MupscaleError(
-                f"blocks of {layout} do not divide {base} and {wide}; write a divisor of both"
+                f"blocks of {layout} do not divide {base} and {wide}; write a divisor of both",
+                code="layout.not_a_divisor",
             )
         return Axis.of((grow(base // layout, wide // layout, pad), Factor(layout)), role=role)
 
@@ -122,7 +134,8 @@ class Axis:
                 match = _FACTOR.match(term.strip())
                 if match is None or head.strip() not in ("", "in", "out"):
                     raise MupscaleError(
-                        f'{text!r} is not an axis; for example write "in: 64x2" or "out: 2x2 * 32"'
+                        f'{text!r} is not an axis; for example write "in: 64x2" or "out: 2x2 * 32"',
+                        code="axis.not_an_axis",
                     )
                 factors.append(Factor(int(match[1]), Fraction(match[2] or 1), int(match[3] or 0)))
             segments.append(factors)
@@ -238,16 +251,19 @@ class Axis:
         """
         if self.wide != other.base:
             raise MupscaleError(
-                f"axis {self} ends at {self.wide}, axis {other} starts at {other.base}; expected the same size"
+                f"axis {self} ends at {self.wide}, axis {other} starts at {other.base}; expected the same size",
+                code="axis.sizes_do_not_meet",
             )
         if self.role and other.role and self.role != other.role:
             raise MupscaleError(
-                f"axis {self} and axis {other} disagree about in and out; declare roles= in both plans"
+                f"axis {self} and axis {other} disagree about in and out; declare roles= in both plans",
+                code="axis.roles_disagree",
             )
         if not (self.duplicates and other.duplicates):
             if self.padded or other.padded:
                 raise MupscaleError(
-                    f"axis {self} and axis {other}: a pad and a fractional multiplier do not compose; grow in one plan"
+                    f"axis {self} and axis {other}: a pad and a fractional multiplier do not compose; grow in one plan",
+                    code="axis.pad_with_fraction",
                 )
             return self.resized(other.wide, other.role)
         first, second = align(self.segments, other.segments)
@@ -264,11 +280,15 @@ def fraction_fault(where: str, axis: Axis) -> Fault:
     if axis.wide < axis.base:
         what = f"shrinks from {axis.base} to {axis.wide}, and copies only add units"
         return Fault(
-            where, what, "give the narrower model first; the way back is narrow, by the plan that widened"
+            "axis.shrinks_by_copies",
+            where,
+            what,
+            "give the narrower model first; the way back is narrow, by the plan that widened",
         )
     k = max(int(axis.k), 1)
     nearest = f"{axis.base * k} (x{k}), {axis.base * (k + 1)} (x{k + 1})"
     return Fault(
+        "axis.not_whole_copies",
         where,
         f"grows from {axis.base} to {axis.wide}, which is not a whole number of copies",
         f"nearest: {nearest}; or pad with zeros (pad=True)",
@@ -280,14 +300,16 @@ def _refuse_unlike_factors(segment: Sequence[Factor]) -> None:
     for factor in segment if isinstance(segment, Sequence) else [segment]:
         if not isinstance(factor, Factor):
             raise MupscaleError(
-                f"a part of an axis is {shown(factor)}, expected a sequence of factors; write Axis.of((Factor(4),))"
+                f"a part of an axis is {shown(factor)}, expected a sequence of factors; write Axis.of((Factor(4),))",
+                code="axis.not_a_factor",
             )
         counts: tuple[object, ...] = (factor.size, factor.pad)
         whole = all(isinstance(n, Integral) and int(n) >= 0 for n in counts)
         if not (whole and isinstance(factor.k, Rational) and factor.k > 0):
             raise MupscaleError(
                 f"{factor!r}: expected whole numbers for size and pad and a fraction above 0 for k; "
-                "for example write Factor(4, Fraction(2))"
+                "for example write Factor(4, Fraction(2))",
+                code="axis.factor_out_of_range",
             )
 
 

@@ -87,7 +87,8 @@ def muon_row(version: str) -> OptimizerRule:
     """
     if version not in MUONS:
         raise MupscaleError(
-            f"{version!r} is no version of Muon with a row; write one of {', '.join(map(repr, MUONS))}"
+            f"{version!r} is no version of Muon with a row; write one of {', '.join(map(repr, MUONS))}",
+            code="optimizer.unknown_muon_version",
         )
     return MUONS[version]
 

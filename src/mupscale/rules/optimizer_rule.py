@@ -65,7 +65,8 @@ class State:
         if self.copy and not self.may_be_a_copy:
             what = f"a copy of the weights has the shape and the units of the weights, and these are {self.units}"
             raise MupscaleError(
-                "this is not a row of units", [Fault("copy", what, "write State(W, copy=True)")]
+                "this is not a row of units",
+                [Fault("optimizer.copy_in_other_units", "copy", what, "write State(W, copy=True)")],
             )
 
 
@@ -186,7 +187,8 @@ class OptimizerRule:
             found = f"{value} dimensions" if self.by == DIMENSIONS else f"{self.by} = {value!r}"
             raise MupscaleError(
                 f"a tensor has {found}, and the optimizer has rows for {', '.join(map(repr, self.rows))}; register "
-                "it with a row for this value in rule_by"
+                "it with a row for this value in rule_by",
+                code="optimizer.no_row_for_value",
             )
         return self.rows[value].row(group, dimensions, state)
 

@@ -40,7 +40,8 @@ def qualified_name(optimizer: type | str) -> str:
         return optimizer
     if not isinstance(optimizer, type):
         raise MupscaleError(
-            f"the optimizer is {shown(optimizer)}, expected a class or its full name; write type(optimizer)"
+            f"the optimizer is {shown(optimizer)}, expected a class or its full name; write type(optimizer)",
+            code="optimizer.not_a_class",
         )
     parts = optimizer.__module__.split(".")
     for length in range(1, len(parts)):
@@ -80,8 +81,13 @@ def rule_for(
         )
         return table[name]
     if (reason := why_refused(name)) is not None:
-        raise MupscaleError(f"{name} cannot be widened exactly: {reason}")
-    raise MupscaleError(f"no units are known for the optimizer {name}; {_hint(optimizer_class, name, table)}")
+        raise MupscaleError(
+            f"{name} cannot be widened exactly: {reason}", code="optimizer.not_widened_exactly"
+        )
+    raise MupscaleError(
+        f"no units are known for the optimizer {name}; {_hint(optimizer_class, name, table)}",
+        code="optimizer.unknown_class",
+    )
 
 
 def _hint(optimizer: type | str, name: str, table: Mapping[str, OptimizerRule]) -> str:

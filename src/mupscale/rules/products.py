@@ -221,9 +221,11 @@ def compose(first: Product, second: Product) -> Product:
 
     A factor that would end inside a digit is refused: here pairs of entries, where blocks have three.
 
-    >>> compose(first, (Factor(12, two), Factor(2)))  # doctest: +IGNORE_EXCEPTION_DETAIL
-    Traceback (most recent call last):
-    mupscale.errors.MupscaleError: the two layouts do not compose
+    >>> try:
+    ...     compose(first, (Factor(12, two), Factor(2)))
+    ... except MupscaleError as error:
+    ...     print(error.code)
+    layout.not_aligned
     """
     digits = [digit for factor in first for digit in _digits(factor)]
     parts: list[Product] = []
@@ -232,7 +234,7 @@ def compose(first: Product, second: Product) -> Product:
         need = factor.size
         while need > 1:
             if not digits:
-                raise MupscaleError(_NOT_ALIGNED)
+                raise MupscaleError(_NOT_ALIGNED, code="layout.not_aligned")
             digit = digits.pop()
             # The whole digit belongs to this factor.
             if need % digit.wide == 0:
@@ -246,14 +248,15 @@ def compose(first: Product, second: Product) -> Product:
                 taken.insert(0, split)
                 need = 1
             else:
-                raise MupscaleError(_NOT_ALIGNED)
+                raise MupscaleError(_NOT_ALIGNED, code="layout.not_aligned")
         product = normal([*taken, Factor(1, factor.k)])
         # Zeros behind the units of this factor: expressible only if these units are one factor, whose pad
         # they join.
         if factor.pad:
             if len(product) > 1:
                 raise MupscaleError(
-                    "the two layouts do not compose: a pad would fall between copies; grow in one plan"
+                    "the two layouts do not compose: a pad would fall between copies; grow in one plan",
+                    code="layout.pad_between_copies",
                 )
             only = product[0]
             product = (Factor(only.size, only.k, only.pad + factor.pad),)
@@ -333,7 +336,8 @@ def split(segments: Sequence[Product], cuts: Sequence[int], wide: bool) -> list[
             if rest or count > head.size:
                 layout = " | ".join(map(as_text, segments))
                 raise MupscaleError(
-                    f"the layout {layout} cannot be cut at {start + count * per + rest}; grow in one plan"
+                    f"the layout {layout} cannot be cut at {start + count * per + rest}; grow in one plan",
+                    code="layout.cannot_be_cut",
                 )
             parts.append((Factor(count - done, head.k), *inner))
             done = count

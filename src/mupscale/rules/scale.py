@@ -74,7 +74,8 @@ class Scale:
         ):
             raise MupscaleError(
                 f"{value!r} is not an exact scale; write a fraction or a root as text, "
-                'such as "1/3" or "2^(-1/2)"'
+                'such as "1/3" or "2^(-1/2)"',
+                code="scale.inexact_float",
             )
         try:
             fraction = Fraction(value)
@@ -82,7 +83,8 @@ class Scale:
             fraction = Fraction(0)
         if fraction <= 0:
             raise MupscaleError(
-                f'{shown(value)} is not an exact scale, expected a number above 0; for example write 2 or "1/3"'
+                f'{shown(value)} is not an exact scale, expected a number above 0; for example write 2 or "1/3"',
+                code="scale.not_a_positive_number",
             )
         powers: dict[int, Fraction] = {}
         for number, sign in ((fraction.numerator, 1), (fraction.denominator, -1)):
@@ -165,7 +167,8 @@ def _parse(text: str) -> Scale:
             group is not None and int(group) == 0 for group in (match[1], match[2], match[4])
         ):
             raise MupscaleError(
-                f'{text!r} is not an exact scale; expected a product such as "1/3", "2^(-1/2)" or "3*2^(1/4)"'
+                f'{text!r} is not an exact scale; expected a product such as "1/3", "2^(-1/2)" or "3*2^(1/4)"',
+                code="scale.not_a_product",
             )
         base = Scale.of(Fraction(int(match[1]), int(match[2] or 1)))
         product = product * base ** Fraction(int(match[3] or 1), int(match[4] or 1))

@@ -107,7 +107,8 @@ def since_of(since: Since, model: nn.Module) -> Plan:
         return since
     if since.model is not model:
         raise MupscaleError(
-            "the run given as since= has another model than the one acted on; write run.model and run, of one run"
+            "the run given as since= has another model than the one acted on; write run.model and run, of one run",
+            code="run.other_model",
         )
     return since.since if since.since is not None else identity_plan(model)
 
@@ -116,11 +117,15 @@ def model_of(since: Since, model: nn.Module | None, call: str) -> nn.Module:
     """The model that an optimizer trains: the run's, or the one given with a plan."""
     if isinstance(since, Run):
         if model is not None and model is not since.model:
-            raise MupscaleError(f"model= is not the model of the run; write {call}(…, run) without model=")
+            raise MupscaleError(
+                f"model= is not the model of the run; write {call}(…, run) without model=",
+                code="run.other_model",
+            )
         return since.model
     if model is None:
         raise MupscaleError(
-            f"a plan does not hold the model; write {call}(…, run), or {call}(…, plan, model=model)"
+            f"a plan does not hold the model; write {call}(…, run), or {call}(…, plan, model=model)",
+            code="run.model_missing",
         )
     return model
 
@@ -128,7 +133,8 @@ def model_of(since: Since, model: nn.Module | None, call: str) -> nn.Module:
 def _only(word: str, parts: tuple[Any, ...]) -> Any:
     if len(parts) != 1:
         raise MupscaleError(
-            f"run.{word} is the only {word} of a run, and this run has {len(parts)}; write run.{word}s[i]"
+            f"run.{word} is the only {word} of a run, and this run has {len(parts)}; write run.{word}s[i]",
+            code="run.not_exactly_one",
         )
     return parts[0]
 

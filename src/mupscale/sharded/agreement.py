@@ -6,17 +6,19 @@ Knows: process groups and failures. Does not know what was being done.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ..errors import MupscaleError
+from ..errors import Fault, MupscaleError
 from .waiting import Heartbeat, Ranks, meet, several
 
-_MESSAGE = 1 << 13  # bytes of an error that other ranks see; a broadcast has a fixed size
+_MESSAGE = 1 << 14  # bytes of an error that other ranks see; a broadcast has a fixed size
 
 
 class AllOrNone:
@@ -77,14 +79,16 @@ def settle(failure: Exception | None, identity: str, group: Ranks = None) -> Non
         dist.all_reduce(report, dist.ReduceOp.MIN, group=group)
     first, low, high = report.tolist()
     if first < world:
-        message = _from_rank(first, str(failure) if failure is not None else "", device, group)
-        if failure is not None and (rank == first or str(failure).startswith(message)):
+        own = b"" if failure is None else _packed(failure)
+        told = _from_rank(first, own, device, group)
+        if failure is not None and (rank == first or own == told):
             raise failure
-        raise MupscaleError(message or f"rank {first} failed without an error message")
+        raise _unpacked(told, first)
     if low != -high:
         raise MupscaleError(
             "the ranks were not given the same plan, noise, seed and source, so their shards do not fit together; "
-            f"give every rank the same (rank {rank} has {identity})"
+            f"give every rank the same (rank {rank} has {identity})",
+            code="rank.other_inputs",
         )
 
 
@@ -111,14 +115,40 @@ def sum_over_ranks(values: torch.Tensor, group: Ranks = None) -> torch.Tensor:
     return moved.to(values.device)
 
 
-def _from_rank(rank: int, text: str, device: torch.device, group: Ranks) -> str:
-    raw = text.encode()[:_MESSAGE]
+def _packed(failure: Exception) -> bytes:
+    """An error as at most `_MESSAGE` bytes: its claim, its code and its faults, the last of which may be left out.
+
+    >>> error = _unpacked(_packed(MupscaleError("it failed", [Fault("file.cut_short", "w", "x" * 99)] * 999)), 0)
+    >>> error.codes[:2], error.codes[-1]
+    (('file.cut_short', 'file.cut_short'), 'more')
+    """
+    error = MupscaleError(str(failure), code="rank.another_failed")
+    if isinstance(failure, MupscaleError):
+        error = failure
+    faults = error.faults
+    # JSON can take six bytes for one.
+    claim = error.claim.encode(errors="replace")[: _MESSAGE // 8].decode(errors="ignore")
+    room = _MESSAGE - len(json.dumps([claim, error.code])) - 100
+    ends = accumulate(len(json.dumps(fault)) + 2 for fault in faults)
+    kept = [fault for fault, end in zip(faults, ends, strict=True) if end <= room]
+    if kept and len(kept) < len(faults):
+        kept.append(Fault("more", "…", f"and {len(faults) - len(kept)} more"))
+    return json.dumps([claim, error.code, kept]).encode()
+
+
+def _unpacked(raw: bytes, rank: int) -> MupscaleError:
+    claim, code, faults = json.loads(raw)
+    message = claim or f"rank {rank} failed without an error message"
+    return MupscaleError(message, [Fault(*fault) for fault in faults], code=code)
+
+
+def _from_rank(rank: int, raw: bytes, device: torch.device, group: Ranks) -> bytes:
     buffer = torch.zeros(_MESSAGE, dtype=torch.uint8)
     buffer[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
     buffer = buffer.to(device)
     with _peers():
         dist.broadcast(buffer, group=group, group_src=rank)
-    return bytes(buffer.cpu().tolist()).rstrip(b"\0").decode(errors="ignore")
+    return bytes(buffer.cpu().tolist()).rstrip(b"\0")
 
 
 @contextmanager
@@ -130,5 +160,6 @@ def _peers() -> Iterator[None]:
         reason = (str(error).strip().splitlines() or ["no reason given"])[0]
         raise MupscaleError(
             f"another rank stopped or never started before all ranks had agreed ({reason[:200]}); nothing that was "
-            "loaded may be used: start the job again"
+            "loaded may be used: start the job again",
+            code="rank.stopped_or_absent",
         ) from error

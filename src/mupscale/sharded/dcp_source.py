@@ -51,18 +51,30 @@ def dcp_source(
         if entry.kind == "buffer" and lost:
             continue  # the wide model computes it, or its absence is noticed there
         faults += [
-            Fault(chosen + printable(s), "the plan needs this tensor, the checkpoint does not have it")
+            Fault(
+                "checkpoint.tensor_missing",
+                chosen + printable(s),
+                "the plan needs this tensor, the checkpoint does not have it",
+            )
             for s in lost
         ]
         if entry.stack is not None:
             what = "a stack of copies of a dense layer, which is not read from chunks"
             faults.append(
-                Fault(chosen + printable(name), what, "save a Hugging Face directory and load that")
+                Fault(
+                    "dcp.stack_not_read",
+                    chosen + printable(name),
+                    what,
+                    "save a Hugging Face directory and load that",
+                )
             )
             continue
         tensors = [directory.tensors[key] for key in found if key is not None]
         odd = [tensor.dtype for tensor in tensors if not is_dtype(tensor.dtype)]
-        faults += [Fault(chosen + printable(name), f"a tensor of {dtype} cannot be widened") for dtype in odd]
+        faults += [
+            Fault("dcp.dtype_cannot_grow", chosen + printable(name), f"a tensor of {dtype} cannot be widened")
+            for dtype in odd
+        ]
         used.update(key for key in found if key is not None)
         if not lost:
             made = _joined(tensors, entry.cat)
@@ -71,7 +83,10 @@ def dcp_source(
                 what = f"shape {made.shape} in the checkpoint, {entry.base_shape} at the plan's base end"
                 faults.append(
                     Fault(
-                        chosen + printable(name), what, "use the plan that starts at this checkpoint's model"
+                        "checkpoint.shape_differs",
+                        chosen + printable(name),
+                        what,
+                        "use the plan that starts at this checkpoint's model",
                     )
                 )
     faults += _left_over(plan, chosen, keys, used)
@@ -116,14 +131,18 @@ def _prefix(plan: Plan, keys: Mapping[str, str], where: str) -> str:
         some = ", ".join(printable(key) for key in list(keys)[:3])
         remedy = "use plan.rename to spell names as the checkpoint does, or infer the plan from its model"
         fault = Fault(
-            printable(wanted[0]), f"no tensor of the checkpoint ends like this; it has {some}, …", remedy
+            "dcp.no_name_fits",
+            printable(wanted[0]),
+            f"no tensor of the checkpoint ends like this; it has {some}, …",
+            remedy,
         )
         raise MupscaleError(f"{where} is not the base of this plan", [fault])
     fitting = sorted(p for p, count in counts.items() if count == best)
     if len(fitting) > 1:
         prefixes = " and ".join(repr(printable(p)) for p in fitting)
         raise MupscaleError(
-            f"{where} holds several sets of tensors that fit, under {prefixes}; write prefix={fitting[0]!r}, for example"
+            f"{where} holds several sets of tensors that fit, under {prefixes}; write prefix={fitting[0]!r}, for example",
+            code="dcp.several_prefixes_fit",
         )
     return fitting[0]
 
@@ -135,7 +154,7 @@ def _left_over(plan: Plan, prefix: str, keys: Mapping[str, str], used: set[str])
     tops = {source.partition(".")[0] for source in sources}
     what = "the checkpoint has this tensor, and no tensor of the plan is made from it"
     return [
-        Fault(printable(key), what)
+        Fault("checkpoint.tensor_not_in_plan", printable(key), what)
         for key, original in keys.items()
         if key.startswith(prefix)
         and original not in used
@@ -172,11 +191,21 @@ def _optimizer(
             roots.setdefault(root, set()).add(name)
         elif options and leaf in leaves and whole not in {prefix + name for name in wide}:
             unknown.append(key)
-    faults = [Fault(printable(key), "optimizer state of no parameter of the plan", _NAMED) for key in unknown]
+    faults = [
+        Fault(
+            "dcp.state_of_no_parameter", printable(key), "optimizer state of no parameter of the plan", _NAMED
+        )
+        for key in unknown
+    ]
     twice = {name for a, b in combinations(roots.values(), 2) for name in a & b}
     places = ", ".join(f"{printable(root)}state" for root in sorted(roots))
     faults += [
-        Fault(printable(name), f"it has state in more than one of {places}", "save one")
+        Fault(
+            "dcp.state_in_two_places",
+            printable(name),
+            f"it has state in more than one of {places}",
+            "save one",
+        )
         for name in sorted(twice)
     ]
     raise_few(f"the optimizer state of {printable(str(directory.path))} is ambiguous", faults)
@@ -213,7 +242,9 @@ def _joined_state(
             what = (
                 f"its {printable(leaf)} is not the same, or not there, for all of {', '.join(entry.sources)}"
             )
-            raise MupscaleError("state of several tensors cannot be joined", [Fault(end, what)])
+            raise MupscaleError(
+                "state of several tensors cannot be joined", [Fault("state.sources_disagree", end, what)]
+            )
         else:
             made[leaf] = _stored_or_value(directory, str(keys[0]))
     return made

@@ -74,7 +74,10 @@ def _trainer(
     if family is None:
         what = "it names parameters by position, and a plan alone does not determine their order"
         remedy = "pass mu.plans.family_plan(directory, k) as the plan, or a run without optimizers"
-        raise MupscaleError("the optimizer state cannot be read", [Fault(OPTIMIZER, what, remedy)])
+        raise MupscaleError(
+            "the optimizer state cannot be read",
+            [Fault("trainer.state_needs_family", OPTIMIZER, what, remedy)],
+        )
     from ..families.models import config_from, model_class, on_meta
 
     config = config_from(directory.config)
@@ -115,7 +118,7 @@ def _joined(
     found = state_of(entry, read) or {}
     remedy = "load the weights alone, into a run without optimizers"
     faults = [
-        Fault(name, f"its state {key!r} cannot be joined: {why}", remedy)
+        Fault("state.cannot_be_joined", name, f"its state {key!r} cannot be joined: {why}", remedy)
         for key, value in found.items()
         if (why := value.why_not(entry.base_shape)) is not None
     ]

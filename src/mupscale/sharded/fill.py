@@ -126,11 +126,22 @@ def state_fillings(
         shape = value.making.wide_shape
         if isinstance(value.source, Coded):
             what = f"its state {key!r} is quantised in blocks, which are not loaded by parts"
-            faults.append(Fault(name, what, "load the model alone, then build the optimizer from it"))
+            faults.append(
+                Fault(
+                    "state.quantised_in_blocks",
+                    name,
+                    what,
+                    "load the model alone, then build the optimizer from it",
+                )
+            )
             continue
         if is_sharded(parameter) and shape != parameter.shape:
             what = f"its state {key!r} has shape {shape}, which has no placement on the parameter's mesh"
-            faults.append(Fault(name, what, f"{label} cannot continue with sharded parameters"))
+            faults.append(
+                Fault(
+                    "state.without_placement", name, what, f"{label} cannot continue with sharded parameters"
+                )
+            )
             continue
         state[key] = _like(parameter, shape, source.kind_of(value.source)[0])
         fillings.append(Filling(value.making, value.source, state[key]))

@@ -49,7 +49,8 @@ class Sharding:
         if rank not in self.ranks:
             raise MupscaleError(
                 f"rank {rank} holds nothing of a base tensor of shape {self.shape}: base and wide model are on different "
-                "ranks; load from a checkpoint instead"
+                "ranks; load from a checkpoint instead",
+                code="rank.base_on_other_ranks",
             )
         index = self.ranks.index(rank)
         found: list[int] = []
@@ -84,7 +85,8 @@ def held_and_wanted(
     """The parts of the base tensor that every rank holds and needs; equal layers share one cached result."""
     if wide.ranks and set(wide.ranks) != set(base.ranks):
         raise MupscaleError(
-            "base and wide model are sharded over different ranks; load from a checkpoint instead"
+            "base and wide model are sharded over different ranks; load from a checkpoint instead",
+            code="rank.base_on_other_ranks",
         )
     return {rank: (base.held_by(rank), cover(axes, wide.held_by(rank))) for rank in base.ranks}
 

@@ -161,7 +161,9 @@ class _Loader:
             remedy = (
                 "load the average in a separate call: load_wide(base, ema, plan=plan, noise=noise, prefix=…)"
             )
-            raise MupscaleError("the average was not loaded", [Fault("ema", what, remedy)])
+            raise MupscaleError(
+                "the average was not loaded", [Fault("run.average_not_loaded", "ema", what, remedy)]
+            )
         check_end(plan, run.model, "wide")
         self._make_room(source)
         exempt = exempt_of(run.model, plan, "wide")
@@ -249,7 +251,12 @@ def _open(
         raise_faults(
             "a running base is carried tensor by tensor",
             [
-                Fault(n, "joined or stacked from tensors of the base", "save a checkpoint and load that")
+                Fault(
+                    "run.joined_from_live_base",
+                    n,
+                    "joined or stacked from tensors of the base",
+                    "save a checkpoint and load that",
+                )
                 for n in joined
             ],
         )
@@ -265,4 +272,6 @@ def _open(
         return directory_source(path, plan, family, wide.model, bool(wide.optimizers))
     what = f"neither {METADATA} (torch.distributed.checkpoint) nor {CONFIG} (Hugging Face) is in it"
     remedy = "name the directory that holds one of them; a DCP save that was cut short has no .metadata"
-    raise MupscaleError("there is nothing to load from", [Fault(str(path), what, remedy)])
+    raise MupscaleError(
+        "there is nothing to load from", [Fault("directory.nothing_to_load", str(path), what, remedy)]
+    )

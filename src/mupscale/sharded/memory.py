@@ -74,6 +74,7 @@ def recompute_buffers_(
     after = dict(model.named_buffers())
     return [
         Fault(
+            "model.buffer_never_computed",
             name,
             "a buffer that is in no checkpoint and was built on the meta device, so it was never computed",
             "build with mu.plans.on_meta(make), which computes buffers, or pass init=, a function that computes it",

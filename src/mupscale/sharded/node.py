@@ -60,7 +60,10 @@ def shared_dcp(path: Location, group: Ranks = None) -> DcpDirectory:
 
 def _mapped(table: str, path: Location, first: int) -> DcpDirectory:
     if table == "-":
-        raise MupscaleError(f"rank {first} could not read the checkpoint for the ranks of its node")
+        raise MupscaleError(
+            f"rank {first} could not read the checkpoint for the ranks of its node",
+            code="rank.node_could_not_read",
+        )
     if table:
         with suppress(OSError, MupscaleError):  # another container, which looks like this one
             return map_table(Path(table), path)

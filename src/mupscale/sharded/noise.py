@@ -70,10 +70,19 @@ def _check_plan(noise: NoisePlan, plan: Plan, seed: int) -> None:
     what = "it has noise, and the plan has no such parameter"
     parameters = {name for name, entry in plan.tensors.items() if entry.kind == "parameter"}
     faults = [
-        Fault(name, what, "resolve the noise for this plan") for name in noise.stds if name not in parameters
+        Fault("noise.unknown_tensor", name, what, "resolve the noise for this plan")
+        for name in noise.stds
+        if name not in parameters
     ]
     if seed not in (0, noise.seed):
-        faults.append(Fault("seed", f"{seed} here, {noise.seed} in the resolved noise", "leave seed= out"))
+        faults.append(
+            Fault(
+                "noise.other_seed",
+                "seed",
+                f"{seed} here, {noise.seed} in the resolved noise",
+                "leave seed= out",
+            )
+        )
     raise_faults("this noise was resolved for something else", faults)
 
 
@@ -106,7 +115,9 @@ def _measured(
         raise failure
     if bool(values.isnan().any()):
         together.check()  # the rank that failed says why
-        raise MupscaleError("a norm of the base is not a number; its weights are not finite")
+        raise MupscaleError(
+            "a norm of the base is not a number; its weights are not finite", code="noise.norm_not_finite"
+        )
     parts = torch.split(values, list(wanted.values()))
     return {key: part[0] if key[1] == "norm" else part for key, part in zip(wanted, parts, strict=True)}
 

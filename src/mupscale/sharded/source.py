@@ -159,7 +159,10 @@ class Source:
             read_rectangle_(self._reader, place, start, room, at, list(part.shape))
             missing -= part.numel
         if missing:
-            raise MupscaleError(f"{missing} entries of a tensor of shape {stored.shape} are stored nowhere")
+            raise MupscaleError(
+                f"{missing} entries of a tensor of shape {stored.shape} are stored nowhere",
+                code="dcp.entries_stored_nowhere",
+            )
 
     def lies(self, stored: Stored, wanted: Rectangle) -> tuple[str, int]:
         found = []

@@ -58,7 +58,9 @@ def prepare_states(
             if len(known) < len(members["params"]):
                 remedy = "build the optimizer from the parameters of the model that is loaded"
                 what = "it holds parameters that do not belong to the model"
-                faults.append(Fault(f"{kind}, group {position}", what, remedy))
+                faults.append(
+                    Fault("optimizer.foreign_parameters", f"{kind}, group {position}", what, remedy)
+                )
             dimensions = {name: own[name].dim() for name in known}
             for part in split_by_row(group, dimensions, source.states, kind):
                 faults += _unfit(optimizer, part, idle, source, plan, since)
@@ -78,7 +80,14 @@ def prepare_states(
             kept = (value for state in optimizer.state.values() for value in state.values())
             if any(isinstance(value, Tensor) and value.is_meta for value in kept):
                 what = "it made its state when it was built, on the meta device, and the source has none to fill it"
-                faults.append(Fault(kind, what, "load the model alone, then build the optimizer from it"))
+                faults.append(
+                    Fault(
+                        "optimizer.state_on_meta",
+                        kind,
+                        what,
+                        "load the model alone, then build the optimizer from it",
+                    )
+                )
         states.append(state)
     raise_faults("the optimizers of the wide run cannot continue from this source", _distinct(faults))
     return states, fillings, list(dict.fromkeys(notes))
@@ -117,7 +126,14 @@ def _unfit(
     if group.rule.stacked:
         what = "the state of many tensors lies in one stack, which is not loaded by parts"
         remedy = "widen the live optimizer or its state dict with widen_optimizer_state_dict"
-        faults.append(Fault(f"{type(optimizer).__name__}, group {group.origin}", what, remedy))
+        faults.append(
+            Fault(
+                "optimizer.stacks_its_state",
+                f"{type(optimizer).__name__}, group {group.origin}",
+                what,
+                remedy,
+            )
+        )
     for name in group.names:
         faults += _not_in_units(optimizer, group, name, since)
         faults += cannot_be_exact(group.rule, group.settings, name, plan[name])
@@ -126,7 +142,14 @@ def _unfit(
         elif source.states and plan[name].sources and name not in source.settings and name not in idle:
             # If it has settings, the base's optimizer held it too, but it never had a gradient.
             what = "the source has optimizer state, and none for this tensor"
-            faults.append(Fault(name, what, "leave it out of the optimizers, or load a run without them"))
+            faults.append(
+                Fault(
+                    "state.missing_for_tensor",
+                    name,
+                    what,
+                    "leave it out of the optimizers, or load a run without them",
+                )
+            )
     return faults
 
 
@@ -144,7 +167,7 @@ def _not_in_units(optimizer: Optimizer, group: NamedGroup, name: str, since: Pla
         return []
     what = f"the learning rate of {name} has a factor of {found:g}, its units ask for {expected:g}"
     remedy = f"build it from mu.param_groups(model, since, {kind}, …), or use mu.step_in_units_"
-    return [Fault(f"{kind}, group {group.origin}", what, remedy)]
+    return [Fault("optimizer.not_in_units", f"{kind}, group {group.origin}", what, remedy)]
 
 
 def _foreign(
@@ -159,7 +182,14 @@ def _foreign(
     if not strange:
         return []
     what = f"the source's optimizer has {', '.join(sorted(strange))}, which {type(optimizer).__name__} does not have"
-    return [Fault(name, what, "give it to the kind of optimizer that it was trained with")]
+    return [
+        Fault(
+            "optimizer.state_of_other_class",
+            name,
+            what,
+            "give it to the kind of optimizer that it was trained with",
+        )
+    ]
 
 
 def _differences(optimizer: Optimizer, group: NamedGroup, source: AnySource, plan: Plan) -> list[str]:

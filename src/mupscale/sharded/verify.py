@@ -67,13 +67,18 @@ def verify_sharded(
     """
     chosen = plan or wide.plan
     if chosen is None:
-        raise MupscaleError("the wide run does not know its plan; pass plan=, from base to wide")
+        raise MupscaleError(
+            "the wide run does not know its plan; pass plan=, from base to wide", code="plan.not_given"
+        )
     if len(base.optimizers) != len(wide.optimizers):
         raise MupscaleError(
-            f"the base run has {len(base.optimizers)} optimizers, the wide run {len(wide.optimizers)}; they are compared one by one"
+            f"the base run has {len(base.optimizers)} optimizers, the wide run {len(wide.optimizers)}; they are compared one by one",
+            code="run.other_optimizer_count",
         )
     if steps < 1:
-        raise MupscaleError(f"steps={steps}, expected 1 or more: verify_sharded compares steps")
+        raise MupscaleError(
+            f"steps={steps}, expected 1 or more: verify_sharded compares steps", code="argument.below_one"
+        )
     for run in (base, wide):
         reshard_(run.model)
     check_end(chosen, base.model, "base")

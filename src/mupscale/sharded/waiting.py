@@ -80,7 +80,8 @@ def meet(group: Ranks = None) -> None:
     if (lost := store.get(over).decode()) != _ALL:
         raise MupscaleError(
             f"another rank stopped or never started: rank {lost} has given no sign of life for {SILENT:g} seconds; "
-            "nothing that was loaded may be used: start the job again"
+            "nothing that was loaded may be used: start the job again",
+            code="rank.no_sign_of_life",
         )
 
 

@@ -82,7 +82,8 @@ class _Pages:
             if len(raw) != until - start * PAGE:
                 raise MupscaleError(
                     f"{file.url} gave {len(raw)} bytes at byte {start * PAGE}, expected {until - start * PAGE}: it changed "
-                    "while it was read"
+                    "while it was read",
+                    code="file.changed_while_read",
                 )
             with self._news:
                 for number, key in enumerate(keys):
@@ -105,7 +106,7 @@ class RemoteFile:
         """`told` is what the store says about the object, if that is known already."""
         told = told or entry(url)
         if told is None or not told.is_file:
-            raise MupscaleError(f"{url}: the store has no such file")
+            raise MupscaleError(f"{url}: the store has no such file", code="store.no_such_file")
         self.url, self.size, self.version = url, told.size, told.version
         self.pages = -(-self.size // PAGE)
         self._known_as = (

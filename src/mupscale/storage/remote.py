@@ -78,7 +78,8 @@ def fetch(url: Url, version: str, start: int, end: int) -> bytes:
             raw = request(url, _s3_body, {**wanted, **guard})
         except FileExistsError:
             raise MupscaleError(
-                f"{url} changed while it was read; wait until it is written, and run again"
+                f"{url} changed while it was read; wait until it is written, and run again",
+                code="file.changed_while_read",
             ) from None
     elif filesystem(url).async_impl:
         raw = request(url, "cat_file", _path(url), start=start, end=end)
@@ -100,7 +101,8 @@ def request(url: Url, method: str | Callable[..., Any], *arguments: Any, **optio
             if pause is None:
                 raise MupscaleError(
                     f"{url}: the store does not answer, {len(PAUSES) + 1} tries, the last ended with: {_reason(error)}; "
-                    "run the same command again when it does"
+                    "run the same command again when it does",
+                    code="store.does_not_answer",
                 ) from None
         sleep(uniform(pause / 2, pause))  # many ranks that failed together come back one after the other
     raise AssertionError
@@ -112,7 +114,9 @@ def timeout() -> float:
     try:
         return float(given) if given else _SECONDS
     except ValueError:
-        raise MupscaleError(f"{TIMEOUT}={given!r}: expected seconds, such as {_SECONDS:g}") from None
+        raise MupscaleError(
+            f"{TIMEOUT}={given!r}: expected seconds, such as {_SECONDS:g}", code="store.timeout_not_seconds"
+        ) from None
 
 
 def filesystem(url: Url) -> Any:
@@ -143,9 +147,11 @@ def _made(fsspec: Any, url: Url) -> Any:
     try:
         system, _ = fsspec.core.url_to_fs(str(url), **options)
     except ImportError as error:
-        raise MupscaleError(f"{url}: {error}") from None
+        raise MupscaleError(f"{url}: {error}", code="extra.store_package_missing") from None
     except ValueError as error:
-        raise MupscaleError(f"{url}: {error}; known to fsspec are s3, gs, hf, https and others") from None
+        raise MupscaleError(
+            f"{url}: {error}; known to fsspec are s3, gs, hf, https and others", code="store.unknown_scheme"
+        ) from None
     if hasattr(system, "retries"):
         system.retries = 1
     return system
@@ -192,12 +198,17 @@ def _raise_final(url: Url, error: Exception) -> None:
     if code == "NoSuchBucket":
         bucket = url.path.partition("/")[0]
         raise MupscaleError(
-            f"{url}: the store has no bucket {bucket!r}; check its name and the endpoint"
+            f"{url}: the store has no bucket {bucket!r}; check its name and the endpoint",
+            code="store.no_such_bucket",
         ) from None
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
-        raise MupscaleError(f"{url}: {error}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") from None
+        raise MupscaleError(
+            f"{url}: {error}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", code="store.no_credentials"
+        ) from None
     if type(error).__name__ == "ParamValidationError":
-        raise MupscaleError(f"{url}: {' '.join(str(error).split())[:200]}") from None
+        raise MupscaleError(
+            f"{url}: {' '.join(str(error).split())[:200]}", code="store.invalid_request"
+        ) from None
     if isinstance(error, PermissionError):
         what = f"the store forbids it ({code or 'access denied'})"
         raise PermissionError(errno.EACCES, what, str(url)) from None

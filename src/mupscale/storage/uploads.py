@@ -26,7 +26,8 @@ def check_writable(url: Url) -> None:
     """Raise unless results can be written to a store of this kind."""
     if url.scheme not in ("s3", "s3a"):
         raise MupscaleError(
-            f"{url}: a result is written to a folder of this machine or to s3://, and to no other store"
+            f"{url}: a result is written to a folder of this machine or to s3://, and to no other store",
+            code="store.cannot_be_written",
         )
 
 

@@ -114,6 +114,7 @@ def kernel_for(numbers: int) -> Kernel | None:
     choice = os.environ.get(VARIABLE, "")
     if choice not in ("", "portable", "compiled"):
         fault = Fault(
+            "kernel.unknown_choice",
             VARIABLE,
             f"it is {choice!r}, expected portable or compiled",
             "set it to one of them, or leave it unset",
@@ -140,21 +141,32 @@ def load_kernel() -> Kernel | Fault:
     try:
         numba = import_module("numba")
         if numba.config.DISABLE_JIT:
-            return Fault("numba", "does not compile here: NUMBA_DISABLE_JIT is set", "unset it")
+            return Fault(
+                "kernel.compiling_disabled",
+                "numba",
+                "does not compile here: NUMBA_DISABLE_JIT is set",
+                "unset it",
+            )
         kernel = Kernel(_compile(numba, loops.ADDING, loops.add_normals))
         agrees = _agrees(kernel)
     except ModuleNotFoundError as missing:
         return Fault(
+            "extra.missing",
             missing.name or "numba",
             "is not installed",
             f"pip install 'mupscale[fast]', or set {VARIABLE}=portable",
         )
     except Exception as error:  # numba, llvmlite or a linker: none of them may stop the portable code
         reason = f"failed with {type(error).__name__}: {error}"
-        return Fault("numba", reason, f"mend numba, or set {VARIABLE}=portable")
+        return Fault("kernel.failed_to_compile", "numba", reason, f"mend numba, or set {VARIABLE}=portable")
     if agrees:
         return kernel
-    return Fault("numba", "compiled a loop that gives other bits", f"report it, and set {VARIABLE}=portable")
+    return Fault(
+        "kernel.other_bits",
+        "numba",
+        "compiled a loop that gives other bits",
+        f"report it, and set {VARIABLE}=portable",
+    )
 
 
 @lru_cache(maxsize=1)

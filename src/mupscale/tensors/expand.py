@@ -41,7 +41,8 @@ def rescale(x: Tensor, scale: Scale, shift: int = 0, *, out: Tensor | None = Non
         return x if out is None else out.copy_(x)
     if not (x.is_floating_point() or x.is_complex()):
         raise MupscaleError(
-            f"a tensor of {x.dtype} cannot be multiplied by {scale}; convert it to a float dtype, or copy it with s = 1"
+            f"a tensor of {x.dtype} cannot be multiplied by {scale}; convert it to a float dtype, or copy it with s = 1",
+            code="scale.not_a_float_tensor",
         )
     y = x.to(compute_dtype(x.dtype))
     if shift:
@@ -214,13 +215,14 @@ def _cuts(
     if not out.dim() == base.dim() == len(axes) == len(out_at) == len(base_at):
         raise MupscaleError(
             f"{len(axes)} axes for a base tensor of shape {tuple(base.shape)} and a wide one of {tuple(out.shape)}, "
-            "expected one for each dimension"
+            "expected one for each dimension",
+            code="axis.not_one_per_dimension",
         )
     cuts = []
     for dim, axis in enumerate(axes):
         if not axis.duplicates:
             fault = fraction_fault(f"dimension {dim}", axis)
-            raise MupscaleError(f"{fault.where} {fault.what}; {fault.remedy}")
+            raise MupscaleError(f"{fault.where} {fault.what}; {fault.remedy}", code=fault.code)
         stop = out_at[dim] + out.shape[dim]
         cuts.append(list(axis.pieces(out_at[dim], stop)))
         read = [p for p in cuts[-1] if p.factors is not None]
@@ -230,6 +232,7 @@ def _cuts(
         if stop > axis.wide or not inside:
             raise MupscaleError(
                 f"dimension {dim}: wide entries {out_at[dim]}..{stop} of {axis.wide} read base entries {low}..{high}, "
-                f"found {base_at[dim]}..{base_at[dim] + base.shape[dim]} of {axis.base}; pass the range that Axis.cover returns"
+                f"found {base_at[dim]}..{base_at[dim] + base.shape[dim]} of {axis.base}; pass the range that Axis.cover returns",
+                code="axis.range_outside_base",
             )
     return cuts

@@ -84,7 +84,8 @@ class Making:
             return torch.cat(parts, self.join.dim)
         if len(tensors) != 1:
             raise MupscaleError(
-                f"{len(tensors)} sources and no dimension to join them along, expected 1; write join=Join(dim)"
+                f"{len(tensors)} sources and no dimension to join them along, expected 1; write join=Join(dim)",
+                code="plan.sources_without_join",
             )
         return tensors[0]
 
@@ -92,5 +93,8 @@ class Making:
         """Fill any slice of a wide tensor that has no source, and return it."""
         if self.fill not in _FILLINGS:
             what = "computed by the wide model itself" if self.fill == "own" else "made from a source"
-            raise MupscaleError(f"a tensor {what} cannot be filled, expected one number; leave it out")
+            raise MupscaleError(
+                f"a tensor {what} cannot be filled, expected one number; leave it out",
+                code="plan.fill_without_number",
+            )
         return out.fill_((_FILLINGS[self.fill] + self.shift) * float(self.scale) - self.shift)

@@ -253,7 +253,8 @@ def pair(z: Tensor, copies: Tensor, dim: int) -> Tensor:
     k = copies.shape[1]
     if k < 2:
         raise MupscaleError(
-            f"dimension {dim} has {k} of each unit, expected copies to pair; use MupNoise for this tensor"
+            f"dimension {dim} has {k} of each unit, expected copies to pair; use MupNoise for this tensor",
+            code="noise.no_copies_to_pair",
         )
     copies = copies.to(z.device)
     total = z.index_select(dim, copies[:, 0])

@@ -80,7 +80,8 @@ def local_rectangle(tensor: Tensor) -> Rectangle:
     if found.shape != local and not 0 == found.numel == prod(local):
         raise MupscaleError(
             f"a tensor of shape {tuple(tensor.shape)} placed as {sharded.placements} has a shard of shape {local} here, "
-            f"expected {found.shape}; shard it by Shard and Replicate, which cut it evenly"
+            f"expected {found.shape}; shard it by Shard and Replicate, which cut it evenly",
+            code="rank.uneven_shard",
         )
     return found
 
@@ -99,7 +100,10 @@ def rank_rectangle(
     for i in order:
         placement = placements[i]
         if placement.is_partial():
-            raise MupscaleError("a tensor whose ranks hold partial sums cannot be grown; reduce it first")
+            raise MupscaleError(
+                "a tensor whose ranks hold partial sums cannot be grown; reduce it first",
+                code="rank.partial_sums",
+            )
         if placement.is_replicate():
             continue
         dim = placement.dim

@@ -51,7 +51,9 @@ def plans_in(checkpoint: Path | str) -> tuple[Plan, Plan]:
     tree = read_tree(checkpoint)
     told = tree.get(KEY) if isinstance(tree, dict) else None
     if not isinstance(told, dict) or not {"plan", "since_reference"} <= told.keys():
-        raise MupscaleError(f"{checkpoint} does not say how it was grown; pass the plan")
+        raise MupscaleError(
+            f"{checkpoint} does not say how it was grown; pass the plan", code="growth.record_missing"
+        )
     plan, since = (Plan.from_json(json.dumps(told[key])) for key in ("plan", "since_reference"))
     return plan, since
 
@@ -68,7 +70,9 @@ def schedule_settings(
     faults = [] if rewarm is None else wrong_kind("rewarm", rewarm, GrowthSchedule, _REWARM)
     if peak_lr is not None and rewarm is None:
         what = "it is the peak of a new schedule, and none is given"
-        faults.append(Fault("peak_lr", what, f"{_REWARM} too, or leave it out"))
+        faults.append(
+            Fault("schedule.peak_without_schedule", "peak_lr", what, f"{_REWARM} too, or leave it out")
+        )
     raise_faults("the callback cannot use what it was given", faults)
     return {"peak_lr": peak_lr, "step_cost": step_cost, "rewarm": rewarm}
 
@@ -114,7 +118,14 @@ def _others(running: list[GrowthSchedule], rewarm: GrowthSchedule | None) -> lis
         # Growth at its first step or later has changed these two.
         if replace(schedule, step_cost=rewarm.step_cost, later=rewarm.later) != rewarm:
             what = f"it is {rewarm}, and the checkpoint is in the middle of {schedule}"
-            faults.append(Fault("rewarm", what, "leave it out, and write step_cost= to continue that one"))
+            faults.append(
+                Fault(
+                    "schedule.other_than_running",
+                    "rewarm",
+                    what,
+                    "leave it out, and write step_cost= to continue that one",
+                )
+            )
     return faults
 
 

@@ -75,7 +75,12 @@ class TrainerHooks:
         """Put the schedule to go on with into the Trainer's scheduler, which the Trainer does not let be replaced."""
         if type(scheduler) is not LambdaLR:
             what = f"a {type(scheduler).__name__}, expected a LambdaLR, which all but a few kinds of the Trainer are"
-            fault = Fault("lr_scheduler", what, 'write TrainingArguments(lr_scheduler_type="linear")')
+            fault = Fault(
+                "trainer.scheduler_not_replaceable",
+                "lr_scheduler",
+                what,
+                'write TrainingArguments(lr_scheduler_type="linear")',
+            )
             raise_faults("this scheduler cannot be replaced", [fault] if any(self._schedule.values()) else [])
             return
         [chosen] = schedulers_for([scheduler], [optimizer], [state_of(scheduler)], **self._schedule)
@@ -134,7 +139,8 @@ def _unwrapped(optimizer: Any) -> Optimizer:
         optimizer = optimizer.optimizer
     if not isinstance(optimizer, Optimizer):
         raise MupscaleError(
-            f"the Trainer's optimizer is a {type(optimizer).__name__}, expected a torch.optim.Optimizer"
+            f"the Trainer's optimizer is a {type(optimizer).__name__}, expected a torch.optim.Optimizer",
+            code="trainer.not_a_torch_optimizer",
         )
     return optimizer
 
@@ -151,7 +157,10 @@ def _refuse_sharding(args: Any, optimizer: Any) -> None:
         settings = ["accelerate's FSDP"]
     other = "leave the callback out, and build the optimizer from mu.trainers.universal_groups"
     what = "its optimizer and its norm hold parts of tensors"
-    faults = [Fault(name, what, other if "deepspeed" in name else remedy) for name in settings]
+    faults = [
+        Fault("trainer.shards_parameters", name, what, other if "deepspeed" in name else remedy)
+        for name in settings
+    ]
     raise_faults("this Trainer shards parameters, and the callback cannot follow them", faults)
 
 

@@ -87,7 +87,7 @@ class FitHooks:
             remedy = 'return {"optimizer": optimizer, "lr_scheduler": scheduler} from configure_optimizers'
             raise_faults(
                 "the schedule cannot be continued with these schedulers",
-                [Fault("lr_scheduler", what, remedy)],
+                [Fault("lightning.schedulers_do_not_match", "lr_scheduler", what, remedy)],
             )
         schedulers = [config.scheduler for config in configs]
         states = states or [state_of(scheduler) for scheduler in schedulers]
@@ -124,7 +124,14 @@ class FitHooks:
         strategy = type(trainer.strategy).__name__
         if strategy in _SHARDING:
             remedy = "train on one device or with DDP, or use param_groups and clip_ in a loop of your own"
-            faults.append(Fault(strategy, "its optimizer and its norm hold parts of tensors", remedy))
+            faults.append(
+                Fault(
+                    "trainer.shards_parameters",
+                    strategy,
+                    "its optimizer and its norm hold parts of tensors",
+                    remedy,
+                )
+            )
         plain = _base(type(pl_module))
         if (
             plain is not None
@@ -133,7 +140,7 @@ class FitHooks:
             remedy = "clip with mupscale.diagnostics.clip_grad_norm_(model, run, max_norm=…) there, and leave gradient_clip_val unset"
             if trainer.gradient_clip_val:
                 what = "the module clips in a way of its own, by a norm that depends on the width"
-                faults.append(Fault("configure_gradient_clipping", what, remedy))
+                faults.append(Fault("lightning.clips_by_itself", "configure_gradient_clipping", what, remedy))
         raise_faults("the callback cannot follow this Trainer", faults)
 
 

@@ -61,7 +61,8 @@ def widen_lightning_checkpoint(
     described = read_tree(path)  # checks the archive, without loading a tensor
     if not isinstance(described, dict) or not {_WEIGHTS, _STATES} <= described.keys():
         raise MupscaleError(
-            f"{printable(str(path))} is not a checkpoint of a training run; expected {_WEIGHTS} and {_STATES}"
+            f"{printable(str(path))} is not a checkpoint of a training run; expected {_WEIGHTS} and {_STATES}",
+            code="lightning.not_a_checkpoint",
         )
     early = plans_in(path)[1] if KEY in described else None
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -122,7 +123,12 @@ def _unknown_tensors(checkpoint: Mapping[str, Any]) -> list[Fault]:
         if tensor.is_floating_point() and tensor.dim():
             what = f"a tensor of shape {tuple(tensor.shape)}, whose units are not known"
             faults.append(
-                Fault(printable(where), what, "remove it from the checkpoint, and carry it yourself")
+                Fault(
+                    "lightning.unknown_tensor_units",
+                    printable(where),
+                    what,
+                    "remove it from the checkpoint, and carry it yourself",
+                )
             )
 
     for key, value in checkpoint.items():

@@ -67,8 +67,8 @@ def grow_megatron_checkpoint(
     ...     try:
     ...         grow_megatron_checkpoint(folder, f"{folder}/wide", plan=plan)
     ...     except mu.MupscaleError as error:
-    ...         print(error.claim)
-    this is not a torch_dist checkpoint of Megatron
+    ...         print(error.code)
+    megatron.no_metadata
     """
     expect_proved(plan, unproved)
     grow = _grow_fsdp if is_fsdp_dtensor(base) else _grow_torch_dist
@@ -77,7 +77,9 @@ def grow_megatron_checkpoint(
     if noise is not None and record is None and grown_before(_groups_in(base)):
         what = "it was grown before, and the sizes of noise are those of its first base, which no mupscale.json beside it tells"
         remedy = "copy mupscale.json of the folder that grow_megatron_checkpoint wrote into this one"
-        raise MupscaleError("this checkpoint cannot get noise", [Fault(str(base), what, remedy)])
+        raise MupscaleError(
+            "this checkpoint cannot get noise", [Fault("noise.first_base_unknown", str(base), what, remedy)]
+        )
     return write_grown(path, out, plan, noise, seed, weights=moves, make=make, record=record or path)
 
 
@@ -111,18 +113,22 @@ def megatron_overrides(wide: Location | str) -> dict[Any, dict[str, Any]]:
     ...     try:
     ...         megatron_overrides(folder)
     ...     except mu.MupscaleError as error:
-    ...         print(error.claim)
-    this is not a torch_dist checkpoint of Megatron
+    ...         print(error.code)
+    megatron.no_metadata
     """
     groups = _groups_in(wide)
     if not grown_before(groups) or not all(isinstance(group.get(NAMES), list) for group in groups):
         what = "its groups are not those of a checkpoint that was grown"
         remedy = "name the folder that grow_megatron_checkpoint wrote, or that the wide job has saved since"
-        raise MupscaleError("this checkpoint has no overrides", [Fault(str(wide), what, remedy)])
+        raise MupscaleError(
+            "this checkpoint has no overrides", [Fault("megatron.was_not_grown", str(wide), what, remedy)]
+        )
     try:
         key: Any = import_module("megatron.core.optimizer").ParamKey
     except ModuleNotFoundError as error:
-        raise MupscaleError(f"overrides are Megatron's own: pip install megatron-core ({error})") from None
+        raise MupscaleError(
+            f"overrides are Megatron's own: pip install megatron-core ({error})", code="extra.missing"
+        ) from None
     patterns = _patterns([group[NAMES] for group in groups])
     return {
         key(name=names): {k: group[k] for k in OVERRIDDEN if k in group}

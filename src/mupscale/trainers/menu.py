@@ -92,16 +92,22 @@ def named_optimizer(name: str) -> tuple[type[Optimizer], dict[str, Any]]:
     ('AdamW', {'fused': True})
     """
     if name in REFUSED_NAMES:
-        raise MupscaleError(f"{name} cannot be widened exactly: {why_refused(REFUSED_NAMES[name])}")
+        raise MupscaleError(
+            f"{name} cannot be widened exactly: {why_refused(REFUSED_NAMES[name])}",
+            code="optimizer.cannot_be_exact",
+        )
     if name not in MENU:
         near = get_close_matches(name, [*MENU, *REFUSED_NAMES], 1)
         hint = f"write {near[0]!r}" if near else 'write "adamw_torch", or pass the class'
-        raise MupscaleError(f"{name!r} is not a name of the Trainer's optim=; {hint}")
+        raise MupscaleError(
+            f"{name!r} is not a name of the Trainer's optim=; {hint}", code="trainer.unknown_optimizer_name"
+        )
     chosen = MENU[name]
     module, _, kind = chosen.kind.rpartition(".")
     try:
         return getattr(import_module(module), kind), dict(chosen.settings)
     except ImportError as error:
         raise MupscaleError(
-            f"{name} needs {chosen.kind}, which cannot be imported ({error}); install the package that has it"
+            f"{name} needs {chosen.kind}, which cannot be imported ({error}); install the package that has it",
+            code="extra.missing",
         ) from error

@@ -60,6 +60,7 @@ def titan_plan(
         "these two configs cannot be planned",
         [
             Fault(
+                "torchtitan.other_plan_measured",
                 n,
                 f"{what}: s = {measured[n].change.s} and not {read[n].change.s}",
                 "declare it in roles=, layouts= or folds=",
@@ -130,4 +131,4 @@ def other_heads(where: str, base: tuple[int, int], wide: tuple[int, int], remedy
     if base == wide:
         return []
     what = f"heads of size {base[0]} in groups of {base[1]} at the base, {wide[0]} in groups of {wide[1]} in the wide config"
-    return [Fault(where, what, remedy)]
+    return [Fault("layout.heads_differ", where, what, remedy)]

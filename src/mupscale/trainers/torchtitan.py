@@ -73,7 +73,9 @@ class Growing:
                 "give small=(narrow, wide), two ModelSpecs of the same kind that are small enough to run, or "
                 "unproved=True to go without a proof"
             )
-            raise_faults("nothing has proved this plan", [Fault("checkpoint.small", what, remedy)])
+            raise_faults(
+                "nothing has proved this plan", [Fault("proof.missing", "checkpoint.small", what, remedy)]
+            )
         self.early: Plan | None = None
         if config.reference is not None:
             self.early = titan_plan(config.reference.model, config.base.model, small=small, **config.declared)
@@ -180,20 +182,30 @@ class _Plans:
         if told != self._told:
             raise MupscaleError(
                 "this checkpoint was grown by another plan than the one of base and model config; resume it with the "
-                "configs it was grown with"
+                "configs it was grown with",
+                code="growth.other_plan",
             )
 
 
 def _refuse(config: Any, trainer: Any) -> None:
     faults = []
     if not config.enable:
-        faults.append(Fault("checkpoint.enable", "False, so nothing is loaded", "set it to True"))
+        faults.append(
+            Fault(
+                "torchtitan.loading_disabled",
+                "checkpoint.enable",
+                "False, so nothing is loaded",
+                "set it to True",
+            )
+        )
     if config.base is None:
         what = "no spec of the narrow model, so there is nothing to grow from"
-        faults.append(Fault("checkpoint.base", what, "pass the ModelSpec of the base run"))
+        faults.append(
+            Fault("torchtitan.base_not_given", "checkpoint.base", what, "pass the ModelSpec of the base run")
+        )
     if trainer.parallel_dims.pp_enabled:
         what = "a rank holds some stages, and the plan and the norm are of the whole model"
-        faults.append(Fault("pipeline_parallel_degree", what, "set it to 1"))
+        faults.append(Fault("torchtitan.pipeline_stages", "pipeline_parallel_degree", what, "set it to 1"))
     raise_faults("this torchtitan job cannot be grown", faults)
 
 

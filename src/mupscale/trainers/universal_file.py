@@ -50,8 +50,8 @@ def grow_universal_checkpoint(
     ...     try:
     ...         grow_universal_checkpoint(folder, f"{folder}/wide", plan=plan)
     ...     except mu.MupscaleError as error:
-    ...         print(error.claim)
-    this is not a universal checkpoint of DeepSpeed
+    ...         print(error.code)
+    deepspeed.not_universal
     """
     expect_proved(plan, unproved)
     universal = read_universal(base)
@@ -96,24 +96,31 @@ def load_universal_(engine: Any, wide: Location | str) -> Any:
     >>> try:
     ...     load_universal_(nn.Linear(2, 2), "./wide")
     ... except mu.MupscaleError as error:
-    ...     print(error.claim)
-    this is not a DeepSpeed engine
+    ...     print(error.code)
+    deepspeed.not_an_engine
     """
     if not hasattr(engine, "load_universal_checkpoint"):
         what = f"a {type(engine).__name__}, expected what deepspeed.initialize returns first"
         raise MupscaleError(
             "this is not a DeepSpeed engine",
-            [Fault("engine", what, "write load_universal_(engine, wide)")],
+            [Fault("deepspeed.not_an_engine", "engine", what, "write load_universal_(engine, wide)")],
         )
     inner, saved = engine.optimizer.optimizer, _saved(wide)["param_groups"]
     faults = []
     if not engine.load_universal_checkpoint():
         what = "its config does not say that the checkpoint is a universal one"
-        faults.append(Fault("engine", what, 'write "checkpoint": {"load_universal": true} into it'))
+        faults.append(
+            Fault(
+                "deepspeed.universal_not_enabled",
+                "engine",
+                what,
+                'write "checkpoint": {"load_universal": true} into it',
+            )
+        )
     if [g.get("param_names") for g in inner.param_groups] != [g["param_names"] for g in saved]:
         what = f"it has {len(inner.param_groups)} groups, which are not the {len(saved)} of the checkpoint"
         remedy = "build its optimizer from mu.trainers.universal_groups(wide, model)"
-        faults.append(Fault(type(inner).__name__, what, remedy))
+        faults.append(Fault("deepspeed.groups_differ", type(inner).__name__, what, remedy))
     raise_faults("this engine cannot load the checkpoint", faults)
     _, kept = engine.load_checkpoint(str(wide))
     for group, settings in zip(inner.param_groups, saved, strict=True):

@@ -39,11 +39,13 @@ def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
     if isinstance(noise, PairedNoise):
         raise MupscaleError(
             "paired noise keeps outputs only while copies are equal, so it is added at growth: mu.upscale(…, PairedNoise(…)); "
-            "write SignalNoise or MupNoise here"
+            "write SignalNoise or MupNoise here",
+            code="noise.paired_after_growth",
         )
     if wide.plan is None:
         raise MupscaleError(
-            "add_noise parts the copies of a growth, and this run has no plan of one; widen it first, or write mu.Run(…, plan=plan)"
+            "add_noise parts the copies of a growth, and this run has no plan of one; widen it first, or write mu.Run(…, plan=plan)",
+            code="plan.not_given",
         )
     plan, model = wide.plan, unwrap(wide.model)
     check_end(plan, model, "wide")

@@ -111,11 +111,25 @@ def wrong_auto(noise: AutoNoise) -> list[Fault]:
     if noise.rise is not None:
         faults = wrong_number("rise", noise.rise, f"write AutoNoise(rise={DEFAULT_RISE})")
         if not faults and not noise.rise > 0:
-            faults = [Fault("rise", "it is 0, which asks for no noise", "write mu.widen, which adds none")]
+            faults = [
+                Fault(
+                    "noise.zero_rise",
+                    "rise",
+                    "it is 0, which asks for no noise",
+                    "write mu.widen, which adds none",
+                )
+            ]
     if noise.steps is not None:
         faults += wrong_whole("steps", noise.steps, least=1)
         if noise.rise is not None:
-            faults += [Fault("steps", "rise= sets the share already", "leave out rise= or steps=")]
+            faults += [
+                Fault(
+                    "noise.rise_and_steps",
+                    "steps",
+                    "rise= sets the share already",
+                    "leave out rise= or steps=",
+                )
+            ]
     if noise.untrained is not None:
         faults += wrong_number("untrained", noise.untrained, "write the loss of a model that was not trained")
     return faults
@@ -148,7 +162,10 @@ def choose_noise(
 
     first = resolved(DEFAULT_T)
     if not first.stds and not first.zeros:
-        raise_faults("no noise can be chosen", [Fault("plan", "no weight of it gets noise", "use mu.widen")])
+        raise_faults(
+            "no noise can be chosen",
+            [Fault("noise.no_weight_gets_any", "plan", "no weight of it gets noise", "use mu.widen")],
+        )
 
     def at(t: float) -> float:
         model = fill_(build(wide), base, Direction(plan, noise=resolved(t)), settings)
@@ -167,7 +184,7 @@ def _untrained(wide: Make, base: nn.Module, loss: Loss, seed: int) -> float:
     if any(tensor.is_meta for _, _, tensor in named_tensors(model)):
         what = "it is on the meta device, so the loss of an untrained model cannot be measured"
         remedy = "write noise=AutoNoise(untrained=…), for a language model the logarithm of its vocabulary"
-        raise_faults("no noise can be chosen", [Fault("wide", what, remedy)])
+        raise_faults("no noise can be chosen", [Fault("model.on_meta_device", "wide", what, remedy)])
     like = next(tensor for tensor in base.parameters() if tensor.is_floating_point())
     return measured(loss, model.to(like.device, like.dtype), seed)
 
@@ -185,7 +202,10 @@ def chosen_size(
     if not (isfinite(learned) and learned > 0):
         what = f"{before:.4g}, and an untrained model has {untrained:.4g}"
         remedy = "check that loss(model) is what the base was trained on, or give a size, such as SignalNoise(0.05)"
-        raise_faults("the base has learned nothing on this batch", [Fault("loss of the base", what, remedy)])
+        raise_faults(
+            "the base has learned nothing on this batch",
+            [Fault("noise.nothing_learned", "loss of the base", what, remedy)],
+        )
     wanted = rise * learned
     tried: dict[float, float] = {}
     low: tuple[float, float] | None = None
@@ -209,7 +229,8 @@ def chosen_size(
     }
     if not rises:
         raise MupscaleError(
-            "the loss is not finite with any noise that was tried; give a size, such as SignalNoise(0.01)"
+            "the loss is not finite with any noise that was tried; give a size, such as SignalNoise(0.01)",
+            code="noise.loss_not_finite",
         )
     best = min(rises, key=rises.__getitem__)
     return Choice(best, before, tried[best], untrained, tuple(tried.items()), rise)

@@ -60,7 +60,8 @@ def check_optimizer(
         if not worst <= allowed:
             raise MupscaleError(
                 f"the units registered for {name} are not right: after {steps} steps in {str(each)[6:]} the wide tensor is "
-                f"{worst:.1e} away from the base's widening; check lr, decay, every hyperparameter and every state"
+                f"{worst:.1e} away from the base's widening; check lr, decay, every hyperparameter and every state",
+                code="optimizer.wrong_units",
             )
         errors.append(worst)
     return errors[0]
@@ -111,7 +112,8 @@ def _worst(
     name = qualified_name(type(optimizer))
     if torch.equal(start, base.weight.detach()):
         raise MupscaleError(
-            f"{name} did not move its parameter in {steps} steps, so nothing was tested; give it a learning rate"
+            f"{name} did not move its parameter in {steps} steps, so nothing was tested; give it a learning rate",
+            code="optimizer.did_not_move",
         )
     return name, worst
 
@@ -133,5 +135,12 @@ def _refuse_undeclared_copies(optimizer: Optimizer, weight: Tensor, rule: Optimi
             continue
         if (value - weight).norm() < 0.5 * weight.norm():
             what = f"its state {key!r} looks like a copy of the weights, which must get their noise"
-            faults.append(Fault(qualified_name(type(optimizer)), what, f"write {key!r}: State(W, copy=True)"))
+            faults.append(
+                Fault(
+                    "optimizer.undeclared_weight_copy",
+                    qualified_name(type(optimizer)),
+                    what,
+                    f"write {key!r}: State(W, copy=True)",
+                )
+            )
     raise_faults("the row of this optimizer is not complete", faults)

@@ -131,7 +131,7 @@ def clip_(
     """
     several = tuple(optimizers) if isinstance(optimizers, Sequence) else (optimizers,)
     if max_norm is None and max_value is None:
-        raise MupscaleError("clip_ needs a bound; pass max_norm= or max_value=")
+        raise MupscaleError("clip_ needs a bound; pass max_norm= or max_value=", code="clip.no_bound")
     faults = [
         f for o in several for f in wrong_kind("optimizers", o, Optimizer, "hand over the optimizers first")
     ]
@@ -146,7 +146,8 @@ def clip_(
     if unknown:
         raise MupscaleError(
             f"{len(unknown)} parameters of the optimizer do not belong to the model; build the optimizer from this "
-            "model's parameters"
+            "model's parameters",
+            code="optimizer.foreign_parameters",
         )
     return [optimizer.register_step_pre_hook(hook) for optimizer in several]
 
@@ -155,14 +156,16 @@ def _parameters(model: nn.Module, since: Since) -> tuple[Named, Plan]:
     if not isinstance(since, Plan | Run):  # torch's own function takes the norm second
         raise MupscaleError(
             f"the second argument is {shown(since)}, expected the run, or the plan since its reference; write run "
-            "there, and the bound as max_norm="
+            "there, and the bound as max_norm=",
+            code="argument.wrong_type",
         )
     plan = since_of(since, model)
     named = [(name, t) for name, kind, t in named_tensors(model) if kind == "parameter"]
     remedy = "pass the run of this model, or the plan from the reference to it"
     unknown = [name for name, _ in named if name not in plan]
     raise_faults(
-        "the plan is not of this model", [Fault(n, "it is not in the plan", remedy) for n in unknown]
+        "the plan is not of this model",
+        [Fault("plan.unknown_tensor", n, "it is not in the plan", remedy) for n in unknown],
     )
     return named, plan
 

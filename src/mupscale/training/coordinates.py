@@ -111,7 +111,9 @@ def coordinate_check(
     faults += wrong_whole("seeds", seeds, least=1)
     if len(set(widths)) < 2:
         what = f"they are {list(widths)}, expected two or more: a slope needs them"
-        faults.append(Fault("widths", what, "write widths=(64, 128, 256), for example"))
+        faults.append(
+            Fault("argument.too_few_widths", "widths", what, "write widths=(64, 128, 256), for example")
+        )
     raise_faults("coordinates cannot be checked", faults)
     changes: dict[str, list[float]] = {}
     for width in widths:

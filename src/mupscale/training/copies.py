@@ -59,6 +59,7 @@ def refuse_hooks(run: Run) -> None:
         if any(not isinstance(owner, (Clip, InUnits)) for owner in owners):
             faults.append(
                 Fault(
+                    "run.has_step_hooks",
                     type(optimizer).__name__,
                     "it has step hooks, which a copy does not",
                     "do their work in the step function",
@@ -66,7 +67,12 @@ def refuse_hooks(run: Run) -> None:
             )
     hooked = [n for n, k, t in named_tensors(run.model) if k == "parameter" and t._backward_hooks]
     faults += [
-        Fault(name, "it has a gradient hook, which a copy does not", "remove it for the check")
+        Fault(
+            "run.has_gradient_hooks",
+            name,
+            "it has a gradient hook, which a copy does not",
+            "remove it for the check",
+        )
         for name in hooked
     ]
     raise_faults("this run cannot be copied faithfully", faults)

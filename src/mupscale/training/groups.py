@@ -63,12 +63,14 @@ def param_groups(
     if not all(row.agrees_with_mup for row in _rows(rule, settings)):
         raise MupscaleError(
             f"{qualified_name(optimizer_class)} measures the size of the weights itself, so μP gives it no learning rate that "
-            "holds across widths; a run with it can be widened, but not tuned small and applied large"
+            "holds across widths; a run with it can be widened, but not tuned small and applied large",
+            code="optimizer.outside_mup",
         )
     plan = since_of(since, model)
     check_end(plan, model, "wide")
     faults = [
         Fault(
+            "optimizer.unknown_setting",
             f"{key} = {settings[key]!r}",
             f"{qualified_name(optimizer_class)} has no units for it in the registry",
             "check its spelling, or register the optimizer with this key in hyper= or neutral=",
@@ -77,21 +79,42 @@ def param_groups(
         if not all(row.known(key) for row in _rows(rule, settings) or (rule,))
     ]
     if "lr" not in settings:
-        faults.append(Fault("lr", f"{optimizer_class.__name__} has no default learning rate", "pass lr="))
+        faults.append(
+            Fault(
+                "rates.no_default_lr",
+                "lr",
+                f"{optimizer_class.__name__} has no default learning rate",
+                "pass lr=",
+            )
+        )
     elif not isinstance(settings["lr"], Tensor):
         faults += wrong_number("lr", settings["lr"], "write lr=1e-3, for example")
     measured = {key for row in rule.every_row for key in (row.decay_key, *row.hyper)}
     texts = [key for key in sorted(measured) if isinstance(settings.get(key), str)]
     faults += [
-        Fault(key, f"it is {settings[key]!r}, expected a number", f"write {key}=0.1, for example")
+        Fault(
+            "argument.not_a_number",
+            key,
+            f"it is {settings[key]!r}, expected a number",
+            f"write {key}=0.1, for example",
+        )
         for key in texts
     ]
     named = _chosen(model, plan, parameters)
     unused = [p for p in no_decay if not any(fnmatchcase(name, p) for name in named)]
     remedy = "write the name of a parameter, or a pattern such as *.bias"
-    faults += [Fault(p, "declared in no_decay, but no parameter has such a name", remedy) for p in unused]
     faults += [
         Fault(
+            "argument.pattern_matches_nothing",
+            p,
+            "declared in no_decay, but no parameter has such a name",
+            remedy,
+        )
+        for p in unused
+    ]
+    faults += [
+        Fault(
+            "optimizer.setting_of_constructor",
             f"{key} = {settings[key]}",
             f"{optimizer_class.__name__} reads it from its constructor, so it cannot differ by group",
             f"pass {key}=0",
@@ -104,11 +127,13 @@ def param_groups(
         try:
             rows[name] = rule.row(settings, len(plan[name].axes))
         except MupscaleError as error:
-            faults.append(Fault(name, error.claim))
+            faults.append(Fault(error.code, name, error.claim))
             continue
         if rows[name].of_matrices and len(plan[name].axes) < 2:
             what = f"{optimizer_class.__name__} takes matrices only"
-            faults.append(Fault(name, what, "pick matrices with parameters="))
+            faults.append(
+                Fault("optimizer.takes_matrices_only", name, what, "pick matrices with parameters=")
+            )
     faults += refused_on_shards(optimizer_class, named, settings)
     raise_faults("these parameters cannot be grouped", faults)
     chosen = {name: _own_settings(settings, rows[name], name, no_decay) for name in named}
@@ -174,7 +199,9 @@ def expect_class(optimizer: object) -> list[Fault]:
     if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
         return []
     what = f"it is {shown(optimizer)}, expected a class of optimizers"
-    return [Fault("optimizer_class", what, "write torch.optim.AdamW, or type(optimizer)")]
+    return [
+        Fault("optimizer.not_a_class", "optimizer_class", what, "write torch.optim.AdamW, or type(optimizer)")
+    ]
 
 
 def refused_on_shards(
@@ -190,10 +217,18 @@ def refused_on_shards(
     if not sharded:
         return []
     if kind in _NEVER_SHARDED:
-        return [Fault(kind, f"torch cannot step it on {len(sharded)} sharded tensors", "use AdamW or SGD")]
+        return [
+            Fault(
+                "optimizer.cannot_step_shards",
+                kind,
+                f"torch cannot step it on {len(sharded)} sharded tensors",
+                "use AdamW or SGD",
+            )
+        ]
     if settings.get("fused") and kind.startswith("torch.") and kind not in _FUSED_SHARDED:
         return [
             Fault(
+                "optimizer.no_fused_shards",
                 f"{kind}, fused=True",
                 "torch has no fused step of it for sharded tensors",
                 "pass foreach=True",
@@ -208,7 +243,12 @@ def refused_on_shards(
         if any(n > length for n, length in zip(ranks, tensor.shape, strict=True)):
             what = f"shape {tuple(tensor.shape)} on {'x'.join(map(str, ranks))} ranks: torch's Muon cannot step a dimension with fewer entries than ranks"
             faults.append(
-                Fault(name, what, "give it to AdamW with parameters=, or shard it over fewer ranks")
+                Fault(
+                    "optimizer.shard_too_small",
+                    name,
+                    what,
+                    "give it to AdamW with parameters=, or shard it over fewer ranks",
+                )
             )
     return faults
 
@@ -248,11 +288,17 @@ def _chosen(model: nn.Module, plan: Plan, parameters: Chosen) -> dict[str, nn.Pa
     if any(not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) for pair in pairs):
         raise MupscaleError(
             "parameters= must yield (name, parameter) pairs; write model.named_parameters(), or a function of "
-            "(name, parameter) that returns whether to take it"
+            "(name, parameter) that returns whether to take it",
+            code="argument.not_named_pairs",
         )
     wanted = [(plan.planned(known), name) for name, _ in pairs if (known := resolve(name, plan) or name)]
     faults = [
-        Fault(name, "not a trainable parameter of the model", "pick from model.named_parameters()")
+        Fault(
+            "argument.not_a_trainable_parameter",
+            name,
+            "not a trainable parameter of the model",
+            "pick from model.named_parameters()",
+        )
         for known, name in wanted
         if known not in everything
     ]
@@ -308,6 +354,7 @@ def reference_lr(optimizer: Optimizer) -> float:
             "the groups' learning rates are no longer one rate in different units",
             [
                 Fault(
+                    "rates.no_single_reference",
                     f"group {i}",
                     f"lr = {float(g['lr']):.6g}, factor {_factor(g):.6g}, so reference lr {rate:.6g}",
                     "use a scheduler that multiplies, or set_lr_",
@@ -326,5 +373,7 @@ def _wrong_optimizer(optimizer: object) -> list[Fault]:
 
 def _factor(group: Mapping[str, Any]) -> float:
     if "lr_factor" not in group:
-        raise MupscaleError("a group has no lr_factor; build the optimizer from mupscale.param_groups")
+        raise MupscaleError(
+            "a group has no lr_factor; build the optimizer from mupscale.param_groups", code="rates.no_factor"
+        )
     return float(group["lr_factor"])

@@ -38,7 +38,10 @@ def carry_units_(
         elif units != direction.plan:
             what = "it is stepped in units from a reference that is not known from the narrow model"
             remedy = "call remove() on the handle of step_in_units_, and attach it again after narrowing"
-            raise_faults("this run cannot be narrowed", [Fault(type(old).__name__, what, remedy)])
+            raise_faults(
+                "this run cannot be narrowed",
+                [Fault("optimizer.unknown_reference_units", type(old).__name__, what, remedy)],
+            )
 
 
 def carry_clips_(

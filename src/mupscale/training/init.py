@@ -104,7 +104,10 @@ def init_(
     )
     empty = [name for name, kind, t in named_tensors(model) if kind == "parameter" and t.is_meta]
     remedy = "give it some first: model.to_empty(device=…)"
-    raise_faults("nothing can be drawn into these", [Fault(n, "it has no memory", remedy) for n in empty])
+    raise_faults(
+        "nothing can be drawn into these",
+        [Fault("init.no_memory", n, "it has no memory", remedy) for n in empty],
+    )
     shapes, kept = _shapes(model, plan, std)
     _agree([t for _, _, t in named_tensors(model)], shapes, kept)
     with torch.no_grad():
@@ -139,11 +142,13 @@ def _wrong_reference(where: str, reference: object) -> list[Fault]:
         empty = [name for name, kind, t in named_tensors(reference) if kind == "parameter" and t.is_meta]
         remedy = "build the reference with its weights, without on_meta"
         what = "it is on the meta device and has no numbers"
-        return [Fault(f"{where}, {name}", what, remedy) for name in empty]
+        return [Fault("model.on_meta_device", f"{where}, {name}", what, remedy) for name in empty]
     if callable(reference):
         return []
     what = f"it is {shown(reference)}, expected a model or sizes by name"
-    return [Fault(where, what, 'write std=make(reference), or std={"*.weight": 0.02, …}')]
+    return [
+        Fault("argument.wrong_type", where, what, 'write std=make(reference), or std={"*.weight": 0.02, …}')
+    ]
 
 
 def _draw(shape: Shape, entry: TensorPlan, stream: Stream, tensor: Tensor, kept: Kept | None) -> Tensor:
@@ -184,7 +189,8 @@ def _agree(tensors: Iterable[Any], shapes: Mapping[str, Shape | None], kept: Map
     if differ:
         raise MupscaleError(
             "the ranks measured different sizes at the reference, and their shards would not fit together; build "
-            "the reference after torch.manual_seed with one seed for all, or pass sizes by name, std={…}"
+            "the reference after torch.manual_seed with one seed for all, or pass sizes by name, std={…}",
+            code="init.ranks_differ",
         )
 
 
@@ -193,7 +199,12 @@ def _shapes(model: nn.Module, plan: Plan, std: Std) -> tuple[dict[str, Shape | N
     given: Mapping[str, Any] = {} if std is None else std if isinstance(std, Mapping) else {"*": std}
     unused = [p for p in given if not any(n == p or fnmatchcase(n, p) for n in plan.tensors)]
     remedy = "write the name of a parameter, or a pattern such as *.weight"
-    faults = [Fault(p, "declared in std, but no parameter has such a name", remedy) for p in unused]
+    faults = [
+        Fault(
+            "argument.pattern_matches_nothing", p, "declared in std, but no parameter has such a name", remedy
+        )
+        for p in unused
+    ]
     references = {id(value): _Reference(value, plan) for value in given.values() if callable(value)}
     itself: _Reference | None = None
     own = {plan.planned(name): t for name, kind, t in named_tensors(model) if kind == "parameter"}
@@ -217,7 +228,9 @@ def _shapes(model: nn.Module, plan: Plan, std: Std) -> tuple[dict[str, Shape | N
             shape = found[name]
             if entry.grows and shape is not None and shape.std:
                 what = "it grows from the reference, and its size there is not known"
-                fault = fault or Fault(name, what, f'pass std=make(reference), or std={{"{name}": …}}')
+                fault = fault or Fault(
+                    "init.size_unknown", name, what, f'pass std=make(reference), or std={{"{name}": …}}'
+                )
         faults += [] if fault is None else [fault]
         if held is not None:
             kept[name] = held
@@ -251,7 +264,7 @@ class _Reference:
         kept = _kept(tensor, fixed, entry, own)
         if kept is None:
             what = "parts of it are random and parts are not, and the model has them elsewhere than the reference"
-            return None, None, Fault(name, what, _left(name))
+            return None, None, Fault("init.fixed_parts_elsewhere", name, what, _left(name))
         return shape, kept, _off_centre(name, shape)
 
 
@@ -276,4 +289,4 @@ def _off_centre(name: str, shape: Shape) -> Fault | None:
     if not (shape.mean and shape.std):
         return None
     what = f"neither constant nor centred (mean {shape.mean:.3g}, size {shape.std:.3g})"
-    return Fault(name, what, _left(name))
+    return Fault("init.off_centre", name, what, _left(name))

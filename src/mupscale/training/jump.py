@@ -44,7 +44,8 @@ def measured(loss: Loss, model: nn.Module, seed: int = 0) -> float:
     if not isinstance(given, (int, float)) and not (isinstance(given, Tensor) and given.numel() == 1):
         found = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else shown(given)
         raise MupscaleError(
-            f"loss(model) returned {found}, expected one number; return the mean over the batch"
+            f"loss(model) returned {found}, expected one number; return the mean over the batch",
+            code="argument.loss_not_one_number",
         )
     return float(value)
 

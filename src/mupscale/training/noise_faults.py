@@ -29,6 +29,7 @@ def unknown_names(
         if isinstance(relative, Mapping):
             faults += [
                 Fault(
+                    "noise.pattern_matches_nothing",
                     f"t, {pattern}",
                     "it matches no weight that gets noise",
                     f"take one of {', '.join(list(noisy)[:3])}",
@@ -42,7 +43,8 @@ def unknown_names(
         remedy = "pass the base's tensors: dict(model.named_parameters())"
         missing = [name for name in needed if name not in known]
         return faults + [
-            Fault(n, "its norm is needed, and the base does not hold it", remedy) for n in missing
+            Fault("noise.norm_missing", n, "its norm is needed, and the base does not hold it", remedy)
+            for n in missing
         ]
     assert not isinstance(noise, SignalNoise)
     if not isinstance(noise.sigma, Mapping):
@@ -51,18 +53,32 @@ def unknown_names(
         alone = isinstance(noise, PairedNoise) and pairing(entry) is None
         left_alone = entry.new or not has_copies(entry) or alone
         if name not in noise.sigma and not left_alone:
-            faults.append(Fault(name, "the noise has no σ̄ for it", "give one for every tensor, 0 for none"))
+            faults.append(
+                Fault(
+                    "noise.size_missing",
+                    name,
+                    "the noise has no σ̄ for it",
+                    "give one for every tensor, 0 for none",
+                )
+            )
     for name, sigma in noise.sigma.items():
         if name not in plan:
             faults.append(
-                Fault(name, "it has a σ̄, but no tensor of the plan has such a name", "leave it out")
+                Fault(
+                    "noise.unknown_tensor",
+                    name,
+                    "it has a σ̄, but no tensor of the plan has such a name",
+                    "leave it out",
+                )
             )
         elif plan[name].new and plan[name].quiet and any(each(sigma)):
             what = "it is new and writes into the stream, so that noise in it would change the output"
-            faults.append(Fault(name, what, "leave it out"))
+            faults.append(Fault("noise.in_new_writer", name, what, "leave it out"))
         elif isinstance(sigma, tuple) and (len(sigma),) != plan[name].wide_shape[:1]:
             what = f"{len(sigma)} sizes for {plan[name].wide_shape[0]} matrices"
-            faults.append(Fault(name, what, "write one for each, or one number for all"))
+            faults.append(
+                Fault("noise.other_number_of_sizes", name, what, "write one for each, or one number for all")
+            )
     return faults
 
 
@@ -76,7 +92,7 @@ def _named_new(t: Mapping[str, float], noisy: Mapping[str, TensorPlan]) -> list[
                 "it names new weights alone; their noise has the size of the weight that each of them is like"
             )
             remedy = "write 0 to leave them asleep, or a pattern that names the same weight of the base's blocks too"
-            faults.append(Fault(f"t, {pattern}", what, remedy))
+            faults.append(Fault("noise.new_weights_alone", f"t, {pattern}", what, remedy))
     return faults
 
 

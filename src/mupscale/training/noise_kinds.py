@@ -74,15 +74,18 @@ EXAMPLES = f"MupNoise(0.1), SignalNoise({DEFAULT_T}) or PairedNoise(1.0)"
 def wrong_noise(noise: object) -> list[Fault]:
     """Faults unless this is one of the three noise schemes and its sizes are valid numbers.
 
-    >>> [fault.remedy for fault in wrong_noise(0.1)]
-    ['write MupNoise(0.1), SignalNoise(0.05) or PairedNoise(1.0)']
+    >>> [fault.code for fault in wrong_noise(0.1)]
+    ['argument.wrong_type']
     """
     if not isinstance(noise, Noise):
         return wrong_kind("noise", noise, (MupNoise, SignalNoise, PairedNoise), f"write {EXAMPLES}")
     if isinstance(noise, PairedNoise) and (noise.sigma is None) == (noise.t is None):
         return [
             Fault(
-                "PairedNoise", "it needs one of sigma= and t=", "write PairedNoise(1.0) or PairedNoise(t=0.1)"
+                "noise.sigma_or_t",
+                "PairedNoise",
+                "it needs one of sigma= and t=",
+                "write PairedNoise(1.0) or PairedNoise(t=0.1)",
             )
         ]
     if (relative := relative_size(noise)) is not None:
@@ -110,7 +113,7 @@ def _wrong_t(where: str, t: object, remedy: str) -> list[Fault]:
     what = (
         f"it is {t:g}, and noise above {LARGEST_T:g} times the norm of a weight leaves nothing of the weight"
     )
-    return [Fault(where, what, f"{remedy}, or a number up to {LARGEST_T:g}")]
+    return [Fault("noise.above_norm", where, what, f"{remedy}, or a number up to {LARGEST_T:g}")]
 
 
 def relative_size(noise: Noise) -> float | Mapping[str, float] | None:

@@ -76,7 +76,8 @@ def restore_noise(record: Mapping[str, Any], plan: Plan, since: Plan | None = No
         unknown = [name for name in (*sigmas, *record.get("woken", {})) if name not in plan.tensors]
         if unknown:
             raise MupscaleError(
-                f"the record has noise for {unknown[0]}, which the plan does not have; use the plan it was made for"
+                f"the record has noise for {unknown[0]}, which the plan does not have; use the plan it was made for",
+                code="noise.record_of_other_plan",
             )
         woken = {name: _stored(value) for name, value in record.get("woken", {}).items()}
         stds = {name: std_of(sigma, reference_size(name, plan, since)) for name, sigma in sigmas.items()}
@@ -88,7 +89,10 @@ def restore_noise(record: Mapping[str, Any], plan: Plan, since: Plan | None = No
         return NoisePlan(sigmas, stds, paired, without, seed, rows, woken, zeros, means)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise MupscaleError(f"this is not a record of noise, expected what as_json gave; {reason}") from None
+        raise MupscaleError(
+            f"this is not a record of noise, expected what as_json gave; {reason}",
+            code="noise.malformed_record",
+        ) from None
 
 
 def _stored(value: Any) -> Sigma:

@@ -105,7 +105,9 @@ def resolve_noise(
             means[name] = tuple(map(_rounded, measure(name, "mean").reshape(-1).tolist()))
     what = "it is new, and the tensor that it is like is zero, so that noise of its size would not wake it"
     remedy = "put the new block behind a trained one, after=…"
-    raise_faults("this noise wakes nothing", [Fault(name, what, remedy) for name in asleep])
+    raise_faults(
+        "this noise wakes nothing", [Fault("noise.wakes_nothing", name, what, remedy) for name in asleep]
+    )
     rows = {name: row for name, row in exempt.rows.items() if name in stds or name in woken}
     zeros = wakings(woken, means, plan, since)
     return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, since), rows, woken, zeros, means)

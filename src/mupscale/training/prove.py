@@ -74,6 +74,7 @@ def proved_plan(
             "the base has what is not carried, and nothing was measured that would show whether it matters",
             [
                 Fault(
+                    "proof.attribute_not_carried",
                     d.path,
                     f"{d.base} in the base, {d.wide} in the wide model",
                     "add loss= or example_inputs=",
@@ -132,7 +133,10 @@ def _refuse_unproved(base: nn.Module, built: nn.Module, plan: Plan, unproved: bo
         f"add example_inputs=({_arguments(model)}), one batch as forward takes it, or loss=lambda model: …, the loss of "
         "one batch; unproved=True grows without a proof, and the result says so"
     )
-    raise_faults("nothing has proved that this plan is exact", [Fault(type(model).__name__, reason, remedy)])
+    raise_faults(
+        "nothing has proved that this plan is exact",
+        [Fault("proof.missing", type(model).__name__, reason, remedy)],
+    )
 
 
 def _arguments(model: nn.Module) -> str:

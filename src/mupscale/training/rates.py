@@ -45,7 +45,9 @@ def new_rates(run: Run, lr: float | None, peak_lr: float | None) -> Callable[[Ru
         return lambda grown: _scale_all_(grown, lr / now)
     if run.schedulers:
         what = "the rate is zero now and its schedule is going to raise it, so no factor turns it into lr"
-        raise MupscaleError("lr= cannot be the rate now", [Fault("lr", what, f"write peak_lr={lr:g}")])
+        raise MupscaleError(
+            "lr= cannot be the rate now", [Fault("rates.zero_now", "lr", what, f"write peak_lr={lr:g}")]
+        )
     _one((_reference_rates(o, "initial_lr") for o in run.optimizers), "lr")
     return lambda grown: _set_all_(grown, lr)
 
@@ -57,15 +59,19 @@ def _refuse(run: Run, lr: float | None, peak_lr: float | None) -> None:
         what = (
             "lr is the rate now and peak_lr the rate that the schedule multiplies: one follows from the other"
         )
-        faults.append(Fault("lr and peak_lr", what, "leave one of them out"))
+        faults.append(Fault("rates.lr_and_peak", "lr and peak_lr", what, "leave one of them out"))
     driven = {id(_owner(scheduler)) for scheduler in run.schedulers}
     if peak_lr is not None and not (run.optimizers and all(id(o) in driven for o in run.optimizers)):
         what = "it is the peak of a schedule, and an optimizer of this run has no scheduler"
-        faults.append(Fault("peak_lr", what, "write lr= instead: the rate now"))
+        faults.append(
+            Fault("rates.no_schedule_with_peak", "peak_lr", what, "write lr= instead: the rate now")
+        )
     for scheduler in run.schedulers:
         if _at_zero(_owner(scheduler)) and _has_run(scheduler):
             what = "its schedule has ended at zero, and it would keep the rate of the wide run at zero"
-            faults.append(Fault(type(scheduler).__name__, what, f"write {NEW_SCHEDULE}"))
+            faults.append(
+                Fault("schedule.ended_at_zero", type(scheduler).__name__, what, f"write {NEW_SCHEDULE}")
+            )
     raise_faults("these learning rates cannot be continued", faults)
 
 
@@ -134,7 +140,9 @@ def _one(rates: Iterable[list[float]], word: str) -> float:
     if not found or found[-1] - found[0] > _SAME * found[-1]:
         what = f"it replaces one learning rate, and the optimizers of this run have {found or 'none'}"
         remedy = f"write {word}=None, and use set_lr_ on each optimizer, or scale the groups yourself"
-        raise MupscaleError(f"{word}= has no single meaning", [Fault(word, what, remedy)])
+        raise MupscaleError(
+            f"{word}= has no single meaning", [Fault("rates.no_single_rate", word, what, remedy)]
+        )
     return found[0]
 
 

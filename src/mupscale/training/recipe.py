@@ -133,20 +133,23 @@ class Recipe:
     @staticmethod
     def from_json(text: str) -> Recipe:
         """The recipe that `to_json` wrote; anything else is refused."""
-        with refuse_malformed(_MALFORMED):
+        with refuse_malformed(_MALFORMED, "recipe.malformed_record"):
             return Recipe.of_json(parse_json(text.encode(), "this is not a recipe: its JSON"))
 
     @staticmethod
     def of_json(values: Mapping[str, Any]) -> Recipe:
         """The recipe that `as_json` gave; anything else is refused."""
-        with refuse_malformed(_MALFORMED):
+        with refuse_malformed(_MALFORMED, "recipe.malformed_record"):
             entry = dict(values)
             if entry.pop("format", None) != FORMAT:
-                raise MupscaleError(f"this is not a recipe, expected format {FORMAT!r}")
+                raise MupscaleError(
+                    f"this is not a recipe, expected format {FORMAT!r}", code="recipe.wrong_format"
+                )
             unknown = sorted(set(entry) - {f.name for f in fields(Recipe)})
             if unknown:
                 raise MupscaleError(
-                    f"this is not a recipe: it says {', '.join(unknown)}, which recipes do not have"
+                    f"this is not a recipe: it says {', '.join(unknown)}, which recipes do not have",
+                    code="recipe.unknown_keys",
                 )
             entry["tensors"] = {
                 name: _grown(typed.named(t)) for name, t in typed.named(entry["tensors"]).items()
@@ -155,22 +158,36 @@ class Recipe:
                 **{key: value if key == "tensors" else _READ[key](value) for key, value in entry.items()}
             )
             if (made.sigma is None) == (made.rise is None):
-                raise MupscaleError("this is not a recipe: expected one of sigma and rise, the other null")
+                raise MupscaleError(
+                    "this is not a recipe: expected one of sigma and rise, the other null",
+                    code="recipe.sigma_or_rise",
+                )
             if made.rise is not None and not made.rise > 0:
-                raise MupscaleError(f"this is not a recipe: rise = {made.rise}, expected a number above 0")
+                raise MupscaleError(
+                    f"this is not a recipe: rise = {made.rise}, expected a number above 0",
+                    code="recipe.rise_not_positive",
+                )
             if not (isfinite(made.lr) and made.lr > 0):
-                raise MupscaleError(f"this is not a recipe: lr = {made.lr}, expected a finite number above 0")
+                raise MupscaleError(
+                    f"this is not a recipe: lr = {made.lr}, expected a finite number above 0",
+                    code="recipe.lr_not_positive",
+                )
             return made
 
     @staticmethod
     def read(path: str | Path) -> Recipe:
         """A recipe from its file."""
         if not Path(path).is_file():
-            raise MupscaleError(f"{path}: no such file; mupscale tune writes recipe.json into its folder")
+            raise MupscaleError(
+                f"{path}: no such file; mupscale tune writes recipe.json into its folder",
+                code="file.does_not_exist",
+            )
         try:
             return Recipe.from_json(read_regular(Path(path), _LONGEST).decode("utf-8"))
-        except (MupscaleError, UnicodeDecodeError) as error:
-            raise MupscaleError(f"{path}: {error}") from None
+        except MupscaleError as error:
+            raise MupscaleError(f"{path}: {error.claim}", code=error.code) from None
+        except UnicodeDecodeError as error:
+            raise MupscaleError(f"{path}: {error}", code="json.not_json") from None
 
     def check(self, plan: Plan, reference: Plan | None, optimizers: Iterable[object] = ()) -> None:
         """Raise unless the recipe applies to growth by `plan` of the base at the wide end of `reference`."""
@@ -182,26 +199,31 @@ class Recipe:
             name = optimizer if isinstance(optimizer, str) else qualified_name(type(optimizer))
             if name != self.optimizer:
                 what = f"the recipe was tuned with {self.optimizer}, whose constants do not apply to other optimizers"
-                faults.append(Fault(name, what, "tune a proxy with the optimizer of this run"))
+                faults.append(
+                    Fault("recipe.other_optimizer", name, what, "tune a proxy with the optimizer of this run")
+                )
         here = TensorGrowth.all_of(plan, reference)
         missing, new = [n for n in self.tensors if n not in here], [n for n in here if n not in self.tensors]
         if missing or new:
             counts = f"{len(missing)} tensors of the proxy are missing here, {len(new)} are new"
             named = ", ".join([*missing[:2], *new[:2]])
             remedy = "tune a proxy of the same depth and parts, narrower only"
-            return [*faults, Fault(named, f"{counts}: another depth, or another model", remedy)]
+            return [
+                *faults,
+                Fault("recipe.other_tensors", named, f"{counts}: another depth, or another model", remedy),
+            ]
         for name, grown in here.items():
             proxy = self.tensors[name]
             if (proxy.axes, proxy.fold) != (grown.axes, grown.fold):
                 what = f"grows by {_growth(grown)}, in the proxy by {_growth(proxy)}"
-                faults.append(Fault(name, what, "tune a proxy with the same k"))
+                faults.append(Fault("recipe.other_growth", name, what, "tune a proxy with the same k"))
             if proxy.reference != grown.reference:
                 what = f"shape {grown.reference} at this run's reference, {proxy.reference} at the recipe's"
                 remedy = (
                     f"Run(…, since=plan_between(build, {self.reference}, …)) if the base was trained with the constants "
                     "of that width; otherwise tune with reference= this base's width"
                 )
-                faults.append(Fault(name, what, remedy))
+                faults.append(Fault("recipe.other_reference", name, what, remedy))
         return faults
 
     def since(self, plan: Plan) -> Plan | None:

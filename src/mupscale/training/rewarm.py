@@ -60,7 +60,7 @@ def new_schedulers_(
         faults += wrong_number("peak_lr", peak_lr, "write peak_lr=1e-3, for example", above=True)
     if not optimizers:
         what = "the run has none, so there is no rate to schedule"
-        faults.append(Fault("optimizers", what, "write mu.Run(model, optimizer)"))
+        faults.append(Fault("run.no_optimizers", "optimizers", what, "write mu.Run(model, optimizer)"))
     peaks = [[_peak(group) for group in optimizer.param_groups] for optimizer in optimizers]
     for optimizer, own in zip(optimizers, peaks, strict=True):
         if not any(own):
@@ -68,7 +68,7 @@ def new_schedulers_(
                 "all its rates are zero and its groups do not remember a peak, so their ratios are not known"
             )
             remedy = "first write mu.set_lr_(optimizer, 1e-3) for it, or keep its scheduler in the run"
-            faults.append(Fault(type(optimizer).__name__, what, remedy))
+            faults.append(Fault("rates.no_peak_known", type(optimizer).__name__, what, remedy))
     raise_faults("no schedule can be started", faults)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     flat = [peak for own in peaks for peak in own]

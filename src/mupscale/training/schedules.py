@@ -62,16 +62,30 @@ class GrowthSchedule:
         ]
         if not shares and self.warmup + self.decay > 1 + _ROUNDING:
             what = f"together they are {self.warmup + self.decay:g} of the budget, expected at most 1"
-            shares = [Fault("warmup and decay", what, "write warmup=0.02, decay=0.3, for example")]
+            shares = [
+                Fault(
+                    "schedule.shares_above_one",
+                    "warmup and decay",
+                    what,
+                    "write warmup=0.02, decay=0.3, for example",
+                )
+            ]
         faults += shares
         if self.shape not in SHAPES:
             what = f"it is {self.shape!r}, expected one of {', '.join(map(repr, SHAPES))}"
-            faults.append(Fault("shape", what, 'write shape="linear"'))
+            faults.append(Fault("schedule.unknown_shape", "shape", what, 'write shape="linear"'))
         starts = [first for first, _ in self.stages]
         faults += [fault for first in starts for fault in wrong_whole("later", first, least=0)]
         if not faults and any(b <= a for a, b in pairwise(starts)):
             what = f"its stages begin at steps {starts[1:]}, expected an increasing list of steps after 0"
-            faults.append(Fault("later", what, "write later=((1000, 4.0),): first step and cost of one step"))
+            faults.append(
+                Fault(
+                    "schedule.stages_not_increasing",
+                    "later",
+                    what,
+                    "write later=((1000, 4.0),): first step and cost of one step",
+                )
+            )
         raise_faults("this is not a schedule", faults)
 
     def __call__(self, step: int) -> float:
@@ -121,7 +135,14 @@ class GrowthSchedule:
         last, cost = self.stages[-1]
         if not faults and step < last:
             what = f"growth at step {step}, but a later stage begins at step {last} already"
-            faults.append(Fault("later", what, f"grow at step {last}, or leave that stage out of later="))
+            faults.append(
+                Fault(
+                    "schedule.later_stage_begun",
+                    "later",
+                    what,
+                    f"grow at step {last}, or leave that stage out of later=",
+                )
+            )
         raise_faults("this schedule cannot go on", faults)
         if step_cost == cost:
             return self
@@ -179,11 +200,11 @@ def wrong_step_cost(schedulers: Iterable[Any], step_cost: float | None) -> list[
     if step_cost is None:
         what = "the run has a GrowthSchedule, and what a step costs after growth is not given"
         remedy = "write step_cost=6e12, for example: FLOPs of one wide step, or its tokens if the budget counts tokens"
-        return [Fault("step_cost", what, remedy)] if found else []
+        return [Fault("schedule.step_cost_missing", "step_cost", what, remedy)] if found else []
     if not found:
         what = "no scheduler has a GrowthSchedule, which is the only one that counts costs"
         remedy = "leave it out, or write LambdaLR(optimizer, mu.GrowthSchedule(budget=…, step_cost=…))"
-        return [Fault("step_cost", what, remedy)]
+        return [Fault("schedule.step_cost_unused", "step_cost", what, remedy)]
     return _wrong_cost(step_cost)
 
 

@@ -73,7 +73,11 @@ def carry_tensors(
     if not partial:
         lost = [(n, direction.planned(ends[0])[1]) for n, ends in direction.reached.items() if n not in named]
         what, remedy = "the plan needs this tensor; it is missing", "pass all of model.state_dict()"
-        faults = [Fault(name, what, remedy) for name, entry in lost if entry.kind == "parameter"]
+        faults = [
+            Fault("plan.missing_tensor", name, what, remedy)
+            for name, entry in lost
+            if entry.kind == "parameter"
+        ]
         raise_faults("the state dict is not complete", faults)
         _warn_of_missing([name for name, entry in lost if _needs_copies(entry)])
     done: dict[str, Tensor] = {}
@@ -183,14 +187,18 @@ def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any
     if not all("param_names" in group for group in saved):
         raise MupscaleError(
             "the state has no groups with names, expected the state dict of an optimizer that widen, upscale or "
-            "param_groups made, or what widen_optimizer_state_dict returned; pass that"
+            "param_groups made, or what widen_optimizer_state_dict returned; pass that",
+            code="state.no_names",
         )
     unknown = [n for group in saved for n in group["param_names"] if n not in parameters]
     what, remedy = (
         "the model has no such parameter",
         "pass the model that the state was widened or narrowed for",
     )
-    raise_faults("this state does not belong to the model", [Fault(n, what, remedy) for n in unknown])
+    raise_faults(
+        "this state does not belong to the model",
+        [Fault("state.unknown_parameter", n, what, remedy) for n in unknown],
+    )
     for group in saved:
         settings = {k: v for k, v in group.items() if k not in ("params", "param_names")}
         groups.append({**settings, "params": [(n, parameters[n]) for n in group["param_names"]]})
@@ -209,7 +217,9 @@ def _carry(
     faults += [*expect_class(optimizer_class), *([] if names is None else wrong_list("names", names))]
     others = [key for key in state if key not in ("state", "param_groups")] if not faults else []
     what, remedy = "its units are not known", "remove it from the state dict and carry it yourself"
-    faults += [Fault(str(key), what, remedy) for key in others if "param_groups" in state]
+    faults += [
+        Fault("state.unknown_entry", str(key), what, remedy) for key in others if "param_groups" in state
+    ]
     raise_faults("this optimizer state cannot be carried", faults)
     named, unread = read_state_dict(
         state, direction, optimizer_class, rule_for(optimizer_class, rules=rules), names

@@ -86,7 +86,14 @@ class InUnits:
                 name = self._names.get(id(parameter))
                 if name is None:
                     what = "it holds a parameter that does not belong to the model"
-                    faults.append(Fault(where, what, "build the optimizer from this model's parameters"))
+                    faults.append(
+                        Fault(
+                            "optimizer.foreign_parameters",
+                            where,
+                            what,
+                            "build the optimizer from this model's parameters",
+                        )
+                    )
                     continue
                 members[name] = parameter
             faults += refused_on_shards(type(self._optimizer), members, group)
@@ -146,7 +153,8 @@ class InUnits:
             raise MupscaleError(
                 f"{type(optimizer).__name__} wrote {', '.join(sorted(odd))} into its groups while it stepped; values that an "
                 "optimizer keeps in its groups need units in its row, and one value for all tensors; build it from "
-                "param_groups"
+                "param_groups",
+                code="optimizer.writes_into_groups",
             )
         for (origin, key), values in written.items():
             stock[origin][key] = values[0]
@@ -196,7 +204,8 @@ def step_in_units_(
     if units_of(optimizer) is not None:
         raise MupscaleError(
             "this optimizer is stepped in units already; to attach it anew, first call remove() on the handle that "
-            "step_in_units_ returned"
+            "step_in_units_ returned",
+            code="optimizer.in_units_already",
         )
     return InUnits(optimizer, plan, target, rule)
 
@@ -233,6 +242,7 @@ def _refused(rule: OptimizerRule, group: Mapping[str, Any], where: str) -> list[
     if "lr_factor" in group:
         faults.append(
             Fault(
+                "optimizer.groups_in_units_already",
                 where,
                 "its settings are in the units of its tensors already (it has an lr_factor)",
                 "step it as it is, or build the optimizer from plain parameters",
@@ -241,10 +251,16 @@ def _refused(rule: OptimizerRule, group: Mapping[str, Any], where: str) -> list[
     if rule.stacked:
         what = "it stacks the state of the tensors of a group, which steps in units would split"
         faults.append(
-            Fault(where, what, "build its groups with param_groups, one call for each kind of group")
+            Fault(
+                "optimizer.state_is_stacked",
+                where,
+                what,
+                "build its groups with param_groups, one call for each kind of group",
+            )
         )
     faults += [
         Fault(
+            "optimizer.setting_of_constructor",
             where,
             f"{key} = {group[key]} is read when the optimizer is made, so it cannot differ by tensor",
             f"pass {key}=0",

@@ -38,7 +38,9 @@ def symmetry(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, fl
     """
     model, chosen = (wide.model, plan or wide.plan) if isinstance(wide, Run) else (wide, plan)
     if chosen is None:
-        raise MupscaleError("symmetry needs the plan by which the copies were made; pass plan=")
+        raise MupscaleError(
+            "symmetry needs the plan by which the copies were made; pass plan=", code="plan.not_given"
+        )
     check_end(chosen, model, "wide")
     found: dict[str, float] = {}
     for name, kind, tensor in named_tensors(model):
@@ -69,7 +71,9 @@ def awake(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, float
     """
     model, chosen = (wide.model, plan or wide.plan) if isinstance(wide, Run) else (wide, plan)
     if chosen is None:
-        raise MupscaleError("awake needs the plan by which the new parts were made; pass plan=")
+        raise MupscaleError(
+            "awake needs the plan by which the new parts were made; pass plan=", code="plan.not_given"
+        )
     check_end(chosen, model, "wide")
     found: dict[str, float] = {}
     for name, kind, tensor in named_tensors(model):
@@ -147,7 +151,8 @@ def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseRepo
     raise_faults("noise_report compares two runs", kinds)
     if wide.plan is None or "noise" not in wide.provenance:
         raise MupscaleError(
-            "the wide run has no record of noise, expected one; pass the run that upscale returned"
+            "the wide run has no record of noise, expected one; pass the run that upscale returned",
+            code="noise.no_record",
         )
     tensors = {name: t.detach() for name, _, t in named_tensors(base.model)}
     noise = restore_noise(wide.provenance["noise"], wide.plan, base.since)

@@ -90,18 +90,20 @@ def upscale(
     if recipe is not None:
         if noise is not None or lr is not None or peak_lr is not None:
             raise MupscaleError(
-                "a recipe sets noise and lr; leave out noise=, lr= and peak_lr=, or the recipe"
+                "a recipe sets noise and lr; leave out noise=, lr= and peak_lr=, or the recipe",
+                code="recipe.with_other_settings",
             )
         start = at_recipe(recipe, start, chosen, rules)
         noise, lr = recipe.noise, recipe.lr if start.optimizers else None
         if isinstance(noise, AutoNoise) and loss is None:
             what = "it gives the noise as a rise of the loss, whose size is measured on this base"
             remedy = "add loss=lambda model: …, the loss of one batch"
-            raise_faults("this recipe needs a loss", [Fault("recipe", what, remedy)])
+            raise_faults("this recipe needs a loss", [Fault("recipe.needs_loss", "recipe", what, remedy)])
     if noise is None and loss is None:
         raise MupscaleError(
             "upscale needs its noise; write loss=lambda model: …, the loss of one batch, and it is chosen by what it "
-            f"costs, or write noise={EXAMPLES}, or recipe="
+            f"costs, or write noise={EXAMPLES}, or recipe=",
+            code="noise.not_given",
         )
     tensors = {name: tensor for name, _, tensor in named_tensors(start.model)}
     exempt = exempt_of(start.model, chosen, "base")
@@ -152,7 +154,7 @@ def _unusable(
     if isinstance(noise, AutoNoise):
         faults += wrong_auto(noise)
         what, remedy = "it needs a loss, by which the size is chosen", "add loss=lambda model: …"
-        faults += [] if loss is not None else [Fault("AutoNoise", what, remedy)]
+        faults += [] if loss is not None else [Fault("noise.needs_loss", "AutoNoise", what, remedy)]
     elif noise is not None:
         faults += wrong_noise(noise)
     for name, rate in (("lr", lr), ("peak_lr", peak_lr)):
@@ -162,7 +164,13 @@ def _unusable(
     faults += [] if loss is None else wrong_function("loss", loss, "model")
     empty = [name for name, kind, t in named_tensors(run.model) if kind == "parameter" and t.is_meta]
     remedy = "load its weights first: noise is added to numbers"
-    return [*faults, *(Fault(name, "it is on the meta device and has no numbers", remedy) for name in empty)]
+    return [
+        *faults,
+        *(
+            Fault("model.on_meta_device", name, "it is on the meta device and has no numbers", remedy)
+            for name in empty
+        ),
+    ]
 
 
 def _losses(
@@ -219,7 +227,10 @@ def _check_rates(run: Run, rules: Mapping[str, OptimizerRule] | None) -> None:
         "train the base with mu.param_groups(model, since, …); for a base that was trained without "
         "μP, tune the proxy with reference= the base's width, and leave since= out of the run"
     )
-    raise_faults("this recipe does not apply to this run", [Fault("param_groups", what, remedy)])
+    raise_faults(
+        "this recipe does not apply to this run",
+        [Fault("recipe.rates_out_of_proportion", "param_groups", what, remedy)],
+    )
 
 
 def settings_at(

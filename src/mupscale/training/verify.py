@@ -86,12 +86,14 @@ def verify(
     loss = measured_with(loss, example_inputs)
     if step is None and loss is None:
         raise MupscaleError(
-            "verify needs step=, your training step, or loss= or example_inputs=, for the gradient identity alone"
+            "verify needs step=, your training step, or loss= or example_inputs=, for the gradient identity alone",
+            code="proof.nothing_to_measure",
         )
     if isinstance(wide, Run) and len(wide.optimizers) != len(start.optimizers):
         raise MupscaleError(
             f"the base run has {len(start.optimizers)} optimizers, the wide run {len(wide.optimizers)}, expected as many: "
-            "they are compared one by one; pass a factory as wide, or give both runs their optimizers"
+            "they are compared one by one; pass a factory as wide, or give both runs their optimizers",
+            code="proof.other_number_of_optimizers",
         )
     raise_faults(
         "verify cannot use what it was given", _unusable(start, step, batches, loss, steps, dtype, tolerance)
@@ -254,7 +256,14 @@ def _unusable(
 ) -> list[Fault]:
     faults = [] if step is None else wrong_function("step", step, "run", "i" if batches is None else "batch")
     if batches is not None and step is None:
-        faults.append(Fault("batches", "it is given without step=", "write step=lambda run, batch: …"))
+        faults.append(
+            Fault(
+                "proof.batches_without_step",
+                "batches",
+                "it is given without step=",
+                "write step=lambda run, batch: …",
+            )
+        )
     if batches is not None:
         faults += wrong_kind("batches", batches, Iterable, "write batches=loader")
     faults += [] if loss is None else wrong_function("loss", loss, "model")
@@ -266,7 +275,9 @@ def _unusable(
         faults += wrong_number("tolerance", tolerance, "write tolerance=1e-9, for example")
     if step is not None and not run.optimizers:
         remedy = "write Run(model, optimizer), or pass loss= in place of step="
-        faults.append(Fault("optimizers", "the run has none, so no step can be taken", remedy))
+        faults.append(
+            Fault("run.no_optimizers", "optimizers", "the run has none, so no step can be taken", remedy)
+        )
     return faults
 
 

@@ -95,7 +95,9 @@ def narrow(
     start = wide if isinstance(wide, Run) else Run(wide)
     chosen = plan if plan is not None else start.plan
     if chosen is None:
-        raise MupscaleError("narrow needs the plan by which the run was widened; pass plan=")
+        raise MupscaleError(
+            "narrow needs the plan by which the run was widened; pass plan=", code="plan.not_given"
+        )
     return carry(start, build(base), base, Direction(chosen, back=True), rules)
 
 
@@ -115,7 +117,8 @@ def check_since(run: Run) -> None:
     try:
         check_end(run.since, run.model, "wide")
     except MupscaleError as error:
-        raise MupscaleError("since= ends at other shapes than the model of this run", error.faults) from None
+        claim = "since= ends at other shapes than the model of this run"
+        raise MupscaleError(claim, error.faults, code=error.code) from None
 
 
 def carry(
@@ -130,7 +133,8 @@ def carry(
     if any(is_sharded(tensor) for _, _, tensor in named_tensors(run.model)):
         raise MupscaleError(
             "a sharded run is not widened in one process: shard a model that was built wide, and fill it with "
-            "mu.load_wide(base, wide, plan=plan)"
+            "mu.load_wide(base, wide, plan=plan)",
+            code="run.sharded",
         )
     check_end(direction.plan, run.model, direction.start)
     check_end(direction.plan, built, direction.end)
@@ -142,7 +146,7 @@ def carry(
         lone = [name for name, t in direction.plan.tensors.items() if t.new and t.like is None]
         what = "it is new and like no tensor of the base, so it belongs to no group"
         remedy = "widen without optimizers and add it to a group yourself"
-        faults += [Fault(name, what, remedy) for name in lone]
+        faults += [Fault("optimizer.tensor_without_group", name, what, remedy) for name in lone]
     raise_faults("this run cannot be widened exactly", faults)
     model = fill_(built, run.model, direction, settings)
     optimizers, groups = [], {}
@@ -163,7 +167,7 @@ def carry(
         if id(owner) not in groups:
             what = "it drives an optimizer that is not part of the run"
             remedy = "put that optimizer into Run(optimizers=[...]), or leave the scheduler out"
-            faults.append(Fault(type(scheduler).__name__, what, remedy))
+            faults.append(Fault("schedule.foreign_optimizer", type(scheduler).__name__, what, remedy))
             continue
         schedulers.append(carry_scheduler(scheduler, *groups[id(owner)]))
         driven.add(id(owner))
@@ -260,7 +264,8 @@ def _own(old: Tensor, fill: str, like: Tensor | None) -> Tensor:
         if old.is_meta:
             raise MupscaleError(
                 "a tensor that the wide model computes itself was built on the meta device; compute it in a factory "
-                "that is not under torch.device"
+                "that is not under torch.device",
+                code="model.computed_on_meta_device",
             )
         return old.detach().clone() if like is None else old.detach().to(like.device, like.dtype, copy=True)
     return torch.full(old.shape, {"one": 1.0, "minus_one": -1.0}.get(fill, 0.0), dtype=old.dtype)
@@ -312,7 +317,8 @@ def _carry_ema(
     if not isinstance(ema, Mapping):
         raise MupscaleError(
             f"ema is {shown(ema)}, expected a module (AveragedModel among them) or a mapping of names to tensors; "
-            "leave out other averages, and carry them with widen_state_dict"
+            "leave out other averages, and carry them with widen_state_dict",
+            code="argument.wrong_type",
         )
     counters = {
         k: v.detach().clone()

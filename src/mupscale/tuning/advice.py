@@ -167,6 +167,7 @@ def _finished(losses: Iterable[tuple[float, float, float]]) -> list[Finished]:
     told = list(losses)
     faults = [
         Fault(
+            "advice.not_a_finished_run",
             f"losses[{i}]",
             f"it is {run!r}, expected three numbers above 0",
             "write (parameters, FLOPs, loss)",
@@ -190,12 +191,18 @@ def _check(
     for size in wider:
         faults += wrong_number("to", size, "pass the number of parameters of the wider model", above=True)
     if not wider:
-        faults.append(Fault("to", "no size", "pass the number of parameters of the wider model"))
+        faults.append(
+            Fault("advice.no_wider_size", "to", "no size", "pass the number of parameters of the wider model")
+        )
     faults += [] if batch is None else wrong_whole("batch", batch, least=1)
     faults += wrong_whole("context", context, least=1)
     raise_faults(claim, faults)
     for size in wider:
         if size <= params:
             what = f"{size:,} parameters, not more than the base's {params:,}"
-            faults.append(Fault("to", what, f"write to={2 * params:.4g} for twice as many"))
+            faults.append(
+                Fault(
+                    "advice.not_wider_than_base", "to", what, f"write to={2 * params:.4g} for twice as many"
+                )
+            )
     raise_faults(claim, faults)

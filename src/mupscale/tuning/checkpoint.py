@@ -64,7 +64,8 @@ def kept(path: Path) -> Kept | None:
         return Kept(int(content["step"]), content["losses"].tolist(), content["parts"], content["random"])
     except (pickle.UnpicklingError, RuntimeError, KeyError, EOFError) as error:
         raise MupscaleError(
-            f"{path} is not a checkpoint of a point: {error}; remove it to train the point again"
+            f"{path} is not a checkpoint of a point: {error}; remove it to train the point again",
+            code="study.checkpoint_damaged",
         ) from None
 
 

@@ -37,13 +37,22 @@ class Cost:
 
     def __post_init__(self) -> None:
         faults = [
-            Fault(name, f"{value} FLOPs, expected a finite number, 0 or more", "give the FLOPs of that run")
+            Fault(
+                "cost.not_flops",
+                name,
+                f"{value} FLOPs, expected a finite number, 0 or more",
+                "give the FLOPs of that run",
+            )
             for name, value in vars(self).items()
             if not (isfinite(value) and value >= 0)
         ]
         if not faults and not self.scratch:
             what = "0 FLOPs, so there is nothing to compare with"
-            faults.append(Fault("scratch", what, "give the FLOPs of the run from scratch"))
+            faults.append(
+                Fault(
+                    "cost.nothing_to_compare_with", "scratch", what, "give the FLOPs of the run from scratch"
+                )
+            )
         raise_faults("these are not costs of runs", faults)
 
     @property
@@ -113,16 +122,17 @@ class Case:
             for fault in wrong_whole(name, getattr(self, name), least=least)
         ]
         faults += [
-            Fault(name, f"{value}, expected a number above 0", "give the steps of that run")
+            Fault("cost.not_steps", name, f"{value}, expected a number above 0", "give the steps of that run")
             for name in ("steps", "base_steps", "upscaled_steps")
             if (value := getattr(self, name)) is not None and not (isfinite(value) and value > 0)
         ]
         if not (isfinite(self.trials) and self.trials >= 0):
             what = f"{self.trials}, expected a number, 0 or more"
-            faults.append(Fault("trials", what, "write 25 for a grid of 5 x 5"))
+            faults.append(Fault("cost.not_trials", "trials", what, "write 25 for a grid of 5 x 5"))
         if self.proxy > self.width:
             faults.append(
                 Fault(
+                    "cost.proxy_wider_than_base",
                     "proxy",
                     f"{self.proxy}, wider than the base's {self.width}",
                     f"a proxy is tuned to save work: write {self.width} or less",

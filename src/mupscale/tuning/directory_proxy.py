@@ -66,10 +66,10 @@ class StockFamily:
             self.config, "is_encoder_decoder", False
         ):
             what = f"{name} does not predict the next token of a text"
-            return [Fault(self.config.model_type, what, _FILE)]
+            return [Fault("proxy.not_a_language_model", self.config.model_type, what, _FILE)]
         if self._looks_ahead():
             what = f"{name} is an encoder here: a later token changes what it says of earlier ones"
-            return [Fault(self.config.model_type, what, _FILE)]
+            return [Fault("proxy.looks_ahead", self.config.model_type, what, _FILE)]
         return []
 
     def _looks_ahead(self) -> bool:
@@ -101,7 +101,7 @@ class StockFamily:
             what = f"{width}: its widths cannot be divided by {ratio.denominator} together"
             raise_faults(
                 f"{self.config.model_type} has no such width",
-                [Fault("--width", what, f"write one of {able}")],
+                [Fault("proxy.no_such_width", "--width", what, f"write one of {able}")],
             )
         small = narrowed(self.config, ratio.denominator)
         return grown(small, Goal({EVERY: ratio.numerator})) if ratio.numerator > 1 else small

@@ -70,13 +70,19 @@ def directory_study(
     if read_about(directory) is not None:
         what = "it was grown itself, so its constants are written at the width of another base"
         remedy = "tune the base that it was grown from: the recipe applies to both"
-        raise_faults("this directory is not its own reference", [Fault(str(directory), what, remedy)])
+        raise_faults(
+            "this directory is not its own reference",
+            [Fault("proxy.directory_was_grown", str(directory), what, remedy)],
+        )
     family = StockFamily(directory)
     length, size = context or family.longest, batch or BATCH
     limit = getattr(family.config.get_text_config(), "max_position_embeddings", None)
     if type(limit) is int and length > limit:
         what = f"{length} tokens, and this configuration holds {limit}"
-        raise_faults("these sequences are too long", [Fault("--context", what, f"write {limit} or less")])
+        raise_faults(
+            "these sequences are too long",
+            [Fault("data.sequences_too_long", "--context", what, f"write {limit} or less")],
+        )
     chosen = {"width": proxy_width(family.config), "reference": family.width, **DEFAULTS, **given}
     settings = Settings(**chosen)
     widths = (settings.width, settings.k * settings.width)
@@ -95,5 +101,6 @@ def _check_memory(family: StockFamily) -> None:
     if needed > free_memory():
         what = f"a model of its size, with random weights, takes {needed / 1e9:.1f} GB, and {free_memory() / 1e9:.1f} GB are free"
         raise_faults(
-            "the proxy cannot be initialised", [Fault(family.config.model_type, what, "use a larger machine")]
+            "the proxy cannot be initialised",
+            [Fault("proxy.not_enough_memory", family.config.model_type, what, "use a larger machine")],
         )

@@ -74,7 +74,8 @@ def open_storage(storage: str | Path | BaseStorage) -> BaseStorage:
         return JournalStorage(JournalFileBackend(str(path), lock_obj=Flock(str(path))))
     if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
         raise MupscaleError(
-            f"storage {scheme}://…: expected postgresql://user@host/database, or the path of a journal file for one machine"
+            f"storage {scheme}://…: expected postgresql://user@host/database, or the path of a journal file for one machine",
+            code="store.unknown_scheme",
         )
     url = f"postgresql+psycopg://{rest}"
     _check_url(url)
@@ -85,7 +86,9 @@ def open_storage(storage: str | Path | BaseStorage) -> BaseStorage:
 def _check_journal(path: Path) -> None:
     """Refuse a path that holds something else: workers append to the file and would damage it."""
     if path.is_dir():
-        raise MupscaleError(f"storage {path}: a folder, expected the path of a journal file")
+        raise MupscaleError(
+            f"storage {path}: a folder, expected the path of a journal file", code="store.journal_is_a_folder"
+        )
     try:
         with open(path, "rb") as file:
             line = file.readline(_FIRST_LINE)
@@ -94,7 +97,8 @@ def _check_journal(path: Path) -> None:
     unfinished = len(line) < _FIRST_LINE and not line.endswith(b"\n")
     if line and not (line.startswith(b"{") and (b'"op_code"' in line or unfinished)):
         raise MupscaleError(
-            f"storage {path}: another file, expected a journal of mupscale tune or a new path"
+            f"storage {path}: another file, expected a journal of mupscale tune or a new path",
+            code="store.not_a_journal",
         )
 
 
@@ -106,7 +110,8 @@ def _check_url(url: str) -> None:
         make_url(url)
     except (ArgumentError, ValueError):  # their messages may contain the password
         raise MupscaleError(
-            "storage postgresql://…: this address cannot be read, expected postgresql://user@host:5432/database"
+            "storage postgresql://…: this address cannot be read, expected postgresql://user@host:5432/database",
+            code="store.address_unreadable",
         ) from None
 
 
@@ -131,7 +136,8 @@ def again(call: Callable[[], T], patience: float = PATIENCE) -> T:
             if away > patience:
                 why = str(error.__cause__ or error).splitlines()[0]
                 raise MupscaleError(
-                    f"the database was unreachable for {away:.0f} s: {why}; start it, or check --storage, and run again"
+                    f"the database was unreachable for {away:.0f} s: {why}; start it, or check --storage, and run again",
+                    code="store.database_unreachable",
                 ) from error
             if away > 5 and not warned:
                 _log.warning("waiting for the database, %.0f s at most …", patience)

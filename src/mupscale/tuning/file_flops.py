@@ -48,4 +48,6 @@ def _called(name: str, function: Callable[[], Any]) -> Any:
     try:
         return function()
     except Exception as error:  # user code: any exception is reported
-        raise MupscaleError(f"{name} failed: {type(error).__name__}: {error}") from error
+        raise MupscaleError(
+            f"{name} failed: {type(error).__name__}: {error}", code="proxy.function_failed"
+        ) from error

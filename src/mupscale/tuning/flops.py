@@ -109,7 +109,16 @@ def count(model: nn.Module, batch: Any) -> tuple[int, int]:
     claim = "the FLOPs of this model cannot be counted"
     unseen = [name or "model" for name, m in model.named_modules() if isinstance(m, nn.Bilinear)]
     raise_faults(
-        claim, [Fault(n, "torch's counter does not see nn.Bilinear", "write it as einsum") for n in unseen]
+        claim,
+        [
+            Fault(
+                "cost.bilinear_not_counted",
+                n,
+                "torch's counter does not see nn.Bilinear",
+                "write it as einsum",
+            )
+            for n in unseen
+        ],
     )
     moved = tree_map_only(Tensor, lambda t: t.to("meta"), batch)
     keywords: Mapping[str, Any] = moved if isinstance(moved, Mapping) else {}
@@ -127,16 +136,26 @@ def count(model: nn.Module, batch: Any) -> tuple[int, int]:
             "it runs on the meta device, where tensors have shapes and no values: "
             "the batch must fit, and the forward pass may not read values"
         )
-        fault = Fault(type(model).__name__, f"{type(error).__name__}: {text[:300]}", remedy)
+        fault = Fault(
+            "cost.forward_pass_failed", type(model).__name__, f"{type(error).__name__}: {text[:300]}", remedy
+        )
         raise MupscaleError(claim, [fault]) from error
     total = int(counter.get_total_flops())
     where = type(model).__name__
     if not outputs:
         raise MupscaleError(
-            claim, [Fault(where, "none of its outputs has a gradient", "return what is trained")]
+            claim,
+            [
+                Fault(
+                    "cost.no_gradient", where, "none of its outputs has a gradient", "return what is trained"
+                )
+            ],
         )
     if not forward:
-        raise MupscaleError(claim, [Fault(where, "it has no matrix product, convolution or attention")])
+        raise MupscaleError(
+            claim,
+            [Fault("cost.nothing_to_count", where, "it has no matrix product, convolution or attention")],
+        )
     return forward, total
 
 

@@ -160,13 +160,17 @@ def fit(runs: Sequence[Finished], where: str = "losses", least: int = LEAST_RUNS
     faults = []
     if len(runs) < least:
         what = f"{len(runs)} runs, expected {least} or more: the law has five unknowns"
-        faults.append(Fault(where, what, "add (params, FLOPs, final loss) of more finished runs"))
+        faults.append(
+            Fault("advice.too_few_runs", where, what, "add (params, FLOPs, final loss) of more finished runs")
+        )
     if len(sizes) < LEAST_SIZES:
         what = f"{len(sizes)} sizes of models, expected {LEAST_SIZES} or more"
-        faults.append(Fault(where, what, "add runs of another size"))
+        faults.append(Fault("advice.too_few_sizes", where, what, "add runs of another size"))
     if not any(_falls([run for run in runs if run.params == size]) for size in sizes):
         what = "the loss falls with FLOPs at no size"
-        faults.append(Fault(where, what, "pass losses at the end of each run's schedule"))
+        faults.append(
+            Fault("advice.loss_does_not_fall", where, what, "pass losses at the end of each run's schedule")
+        )
     raise_faults("no law of the loss can be fitted", faults)
     solved = _solve(runs)
     assert solved is not None

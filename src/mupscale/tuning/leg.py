@@ -115,7 +115,8 @@ def train_leg(
         if len(losses) < leg.end:
             raise MupscaleError(
                 f"train returned after {len(losses)} of {leg.end} steps; loop over range(run.steps, steps) and end "
-                "each iteration with report(step, loss)"
+                "each iteration with report(step, loss)",
+                code="proxy.loop_ended_early",
             )
     except Stop:
         pass
@@ -170,16 +171,19 @@ class _Reporter:
         expected = self.before + len(self.losses)
         if step != expected:
             raise MupscaleError(
-                f"report was called for step {step}, expected {expected}: loop over range(run.steps, steps) and report each"
+                f"report was called for step {step}, expected {expected}: loop over range(run.steps, steps) and report each",
+                code="proxy.step_out_of_order",
             )
         if not self.stepped:
             raise MupscaleError(
-                "report was called before the optimizer's step; end each iteration of the loop with report(step, loss)"
+                "report was called before the optimizer's step; end each iteration of the loop with report(step, loss)",
+                code="proxy.reported_before_step",
             )
         for scheduler, count in zip(self.run.schedulers, self.counted, strict=True):
             if hasattr(scheduler, "last_epoch") and scheduler.last_epoch == count:
                 raise MupscaleError(
-                    "the loop does not step its schedulers: for s in run.schedulers: s.step()"
+                    "the loop does not step its schedulers: for s in run.schedulers: s.step()",
+                    code="proxy.schedulers_not_stepped",
                 )
         self.counted = [int(getattr(s, "last_epoch", 0)) for s in self.run.schedulers]
         self.stepped = 0

@@ -74,12 +74,23 @@ class Proxy:
         given: Any = self.optimizer
         if not (isinstance(given, type) and issubclass(given, Optimizer)):
             what = f"it is {shown(given)}, expected an optimizer class"
-            faults.append(Fault("optimizer", what, "write optimizer = torch.optim.AdamW"))
+            faults.append(
+                Fault(
+                    "proxy.not_an_optimizer_class", "optimizer", what, "write optimizer = torch.optim.AdamW"
+                )
+            )
         if not isinstance(self.settings, dict) or "lr" in self.settings:
             what = (
                 "not a dict, or one with an lr, expected the reference constants other than the learning rate"
             )
-            faults.append(Fault("settings", what, 'write settings = {"weight_decay": 0.1}, for example'))
+            faults.append(
+                Fault(
+                    "proxy.settings_not_constants",
+                    "settings",
+                    what,
+                    'write settings = {"weight_decay": 0.1}, for example',
+                )
+            )
         raise_faults("the proxy does not define what a study needs", faults)
 
     @property
@@ -105,7 +116,9 @@ def load_file(path: Path) -> ModuleType:
     """Import a user's file as a module; it may import files next to it, and its exceptions are reported with their line."""
     spec = importlib.util.spec_from_file_location(f"mupscale_proxy_{path.stem}", path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise MupscaleError(f"{path}: no such Python file; name one that defines build(width)")
+        raise MupscaleError(
+            f"{path}: no such Python file; name one that defines build(width)", code="proxy.no_such_file"
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # classes of the file can be found again by name
     if str(path.parent.absolute()) not in sys.path:
@@ -115,17 +128,17 @@ def load_file(path: Path) -> ModuleType:
     except Exception as error:
         frames = frames_from(path, error)
         where = f" in line {frames[0].lineno}" if frames else ""
-        raise MupscaleError(f"running {path} failed{where}: {type(error).__name__}: {error}") from error
+        raise MupscaleError(
+            f"running {path} failed{where}: {type(error).__name__}: {error}", code="proxy.file_failed"
+        ) from error
     return module
 
 
 def missing_functions(owner: object, **wanted: tuple[str, ...]) -> list[Fault]:
     """A fault for every function that is missing from a user's file or takes other arguments.
 
-    >>> print(missing_functions(Path, build=("width",))[0])
-      build
-        it is None, expected a function of (width)
-        write def build(width): …
+    >>> [(fault.where, fault.remedy) for fault in missing_functions(Path, build=("width",))]
+    [('build', 'write def build(width): …')]
     """
     return [
         fault._replace(remedy=f"write def {name}({', '.join(arguments)}): …")
@@ -154,7 +167,10 @@ def _counted(make: Callable[[int], nn.Module], inputs: Callable[[], Any], width:
     except MupscaleError:
         raise
     except Exception as error:  # user code: any exception is reported
-        raise MupscaleError(f"inputs() or build({width}) failed: {type(error).__name__}: {error}") from error
+        raise MupscaleError(
+            f"inputs() or build({width}) failed: {type(error).__name__}: {error}",
+            code="proxy.function_failed",
+        ) from error
 
 
 def _from(module: ModuleType, digest: str) -> Proxy:

@@ -77,7 +77,8 @@ class Runs:
             what = "build(width) returns a model with code of its own, and shapes do not show that it grows exactly"
             remedy = "write def loss(model): …, which returns the loss of one batch as a tensor"
             raise_faults(
-                "the proxy needs a loss to prove that it grows exactly", [Fault("loss", what, remedy)]
+                "the proxy needs a loss to prove that it grows exactly",
+                [Fault("proxy.loss_needed_for_proof", "loss", what, remedy)],
             )
         return plan
 
@@ -153,7 +154,9 @@ class Runs:
         if self.proxy.loss is None:
             what = "the size of the noise is a rise of the loss, and there is none to measure"
             remedy = "write def loss(model): …, which returns the loss of one batch as a tensor"
-            raise MupscaleError("the proxy needs a loss", [Fault("loss", what, remedy)])
+            raise MupscaleError(
+                "the proxy needs a loss", [Fault("proxy.loss_needed_for_noise", "loss", what, remedy)]
+            )
         choice = choose_noise(
             base.model,
             lambda: self._built(self.settings.k * self.settings.width),
@@ -185,6 +188,7 @@ class Runs:
             schedulers = [schedule(optimizer, steps) for optimizer in run.optimizers]
         if any(scheduler is None for scheduler in schedulers):
             raise MupscaleError(
-                "schedule(optimizer, steps) returned None; write return torch.optim.lr_scheduler.…(optimizer, …)"
+                "schedule(optimizer, steps) returned None; write return torch.optim.lr_scheduler.…(optimizer, …)",
+                code="proxy.schedule_returned_none",
             )
         return replace_run(run, schedulers=schedulers)

@@ -121,7 +121,12 @@ class Settings:
                 numbers = None if value is None and key == "lrs" else tuple(map(float, value))
             except (TypeError, ValueError):
                 faults.append(
-                    Fault(key, f"it is {shown(value)}, expected numbers", f"write {key}=[{_EXAMPLES[key]}]")
+                    Fault(
+                        "study.not_numbers",
+                        key,
+                        f"it is {shown(value)}, expected numbers",
+                        f"write {key}=[{_EXAMPLES[key]}]",
+                    )
                 )
             else:
                 object.__setattr__(self, key, numbers)
@@ -141,21 +146,27 @@ class Settings:
                 continue
             if not line or not all(isfinite(v) and v > 0 for v in line) or len(set(line)) < len(line):
                 what = f"{line}, expected one or more different numbers above 0"
-                faults.append(Fault(key, what, f"write {_EXAMPLES[key]}, for example"))
+                faults.append(
+                    Fault("study.not_positive_numbers", key, what, f"write {_EXAMPLES[key]}, for example")
+                )
         if not all(isfinite(v) and v >= 0 for v in self.noises) or not any(self.noises):
             what = f"{self.noises}, expected numbers of 0 or more, one of them above 0"
-            faults.append(Fault("noises", what, f"write {_EXAMPLES['noises']}, for example"))
+            faults.append(
+                Fault("study.not_noise_sizes", "noises", what, f"write {_EXAMPLES['noises']}, for example")
+            )
         if not all(0 < v < 1 for v in self.rungs) or not 0 < self.keep < 1:
             what = f"rungs {self.rungs}, keep {self.keep}, expected fractions between 0 and 1"
-            faults.append(Fault("halving", what, f"write rungs={RUNGS}, keep=0.5"))
+            faults.append(Fault("study.not_fractions", "halving", what, f"write rungs={RUNGS}, keep=0.5"))
         for key, known in (("scheme", tuple(TUNED)), ("sampler", _SAMPLERS)):
             if getattr(self, key) not in known:
                 what = f"{getattr(self, key)!r}, expected one of {', '.join(map(repr, known))}"
-                faults.append(Fault(key, what, f"write {key}={known[0]!r}"))
+                faults.append(Fault("study.unknown_choice", key, what, f"write {key}={known[0]!r}"))
         largest = TUNED[self.scheme].largest if self.scheme in TUNED else inf
         if any(v > largest for v in self.noises):
             what = f"{self.noises}, expected at most {largest:g} with the scheme {self.scheme!r}"
-            faults.append(Fault("noises", what, f"write {_EXAMPLES['noises']}, for example"))
+            faults.append(
+                Fault("study.noise_above_scheme", "noises", what, f"write {_EXAMPLES['noises']}, for example")
+            )
         return faults
 
     def for_proxy(self, proxy: Proxy) -> Settings:
@@ -179,7 +190,7 @@ class Settings:
         try:
             return proxy.flops(self.width), proxy.flops(self.k * self.width)
         except MupscaleError as error:
-            _log.warning("the FLOPs of a step are not known: %s", error.claim)
+            _log.warning("the FLOPs of a step are not known: %s [%s]", error.claim, error.code)
             return None
 
     @property
@@ -216,7 +227,8 @@ class Settings:
         """The first sweep: the learning rate of the proxy base."""
         if self.lrs is None:
             raise MupscaleError(
-                "lrs is None: the default follows from the optimizer; call for_proxy(proxy) first"
+                "lrs is None: the default follows from the optimizer; call for_proxy(proxy) first",
+                code="study.rates_not_chosen",
             )
         return self._agenda(self.lrs, (None,), results, self.base_ladder)
 
@@ -253,7 +265,8 @@ def _usual_rates(optimizer: str) -> tuple[float, ...]:
     if optimizer not in _RATES:
         raise MupscaleError(
             f"there is no default range of learning rates for {optimizer}; write lrs, each twice the one before "
-            "(--lrs 0.001,0.002,0.004)"
+            "(--lrs 0.001,0.002,0.004)",
+            code="study.no_usual_rates",
         )
     low, high = _RATES[optimizer]
     return tuple(2.0**power for power in range(low, high + 1))
@@ -264,7 +277,12 @@ def check_same(ours: Settings, theirs: Mapping[str, Any]) -> None:
     mine = ours.as_json()
     remedy = "give the same settings to every worker, or another study name and folder to start anew"
     faults = [
-        Fault(key, f"the study has {theirs.get(key)!r}, this worker {mine.get(key)!r}", remedy)
+        Fault(
+            "study.other_settings",
+            key,
+            f"the study has {theirs.get(key)!r}, this worker {mine.get(key)!r}",
+            remedy,
+        )
         for key in sorted({*mine, *theirs})
         if theirs.get(key) != mine.get(key)
     ]

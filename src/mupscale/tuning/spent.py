@@ -42,7 +42,10 @@ def read_spent(path: Path) -> Spent:
         return Spent(params, None, None, "")
     state = parse_json(read_regular(path / STATE), STATE, infinity=True)
     if not isinstance(state, dict):
-        raise MupscaleError(f"{STATE} is not valid: it holds a {type(state).__name__}, expected an object")
+        raise MupscaleError(
+            f"{STATE} is not valid: it holds a {type(state).__name__}, expected an object",
+            code="trainer.state_not_an_object",
+        )
     flops, tokens = _number(state, "total_flos"), _number(state, "num_input_tokens_seen")
     step, last = _number(state, "global_step"), _number(state, "max_steps")
     finished = step >= last if step and last else None
@@ -57,5 +60,7 @@ def _number(state: dict[str, Any], name: str) -> float:
     """A number of the state, 0 where it is missing."""
     value = state.get(name) or 0
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value) or value < 0:
-        raise MupscaleError(f"{STATE}: {name} is {value!r}, expected a number, 0 or more")
+        raise MupscaleError(
+            f"{STATE}: {name} is {value!r}, expected a number, 0 or more", code="trainer.state_not_a_number"
+        )
     return float(value)

@@ -92,13 +92,16 @@ def study_status(settings: Settings, results: Mapping[str, LegResult]) -> StudyS
     if base.best is None:
         raise MupscaleError(
             "every run of the proxy base diverged: give lower learning rates",
-            [Fault(f"lr = {p.lr:g}", "diverged") for p in base.points],
+            [Fault("study.base_diverged", f"lr = {p.lr:g}", "diverged") for p in base.points],
         )
     equality = Equality(Point(base.best.lr, 0.0), 0, min(EQUAL_STEPS, settings.after))
     if settings.control_at_base and equality.key not in losses:
         return StudyStatus(base, None, (equality,))
     wide = settings.wide_agenda(base.best, losses)
     if not wide.open and wide.best is None:
-        raise MupscaleError("every run of the upscaled proxy diverged, zero noise too: give lower factors")
+        raise MupscaleError(
+            "every run of the upscaled proxy diverged, zero noise too: give lower factors",
+            code="study.wide_diverged",
+        )
     missing = () if wide.open else tuple(leg for leg in stays(settings, base, wide) if leg.key not in losses)
     return StudyStatus(base, wide, wide.open or missing)

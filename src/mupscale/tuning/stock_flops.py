@@ -61,7 +61,10 @@ class StockModel:
         odd = [name for name, curve in self._curves.items() if curve is None]
         raise_faults(
             f"{config.model_type} at other widths cannot be computed from its multiples",
-            [Fault(name, "no polynomial of degree two in the width", _FILE) for name in odd],
+            [
+                Fault("cost.not_quadratic_in_width", name, "no polynomial of degree two in the width", _FILE)
+                for name in odd
+            ],
         )
 
     @property
@@ -110,11 +113,19 @@ def _check(config: Config, batch: int, context: int) -> int:
     model = on_meta(config, model_class(config))
     faults = []
     if "E" not in names:
-        faults.append(Fault(config.model_type, "its hidden size is not known by any usual name", _FILE))
+        faults.append(
+            Fault(
+                "cost.hidden_size_unknown",
+                config.model_type,
+                "its hidden size is not known by any usual name",
+                _FILE,
+            )
+        )
     other = [name for name in _OTHER_INPUTS if name in inspect.signature(model.forward).parameters]
     if other:
         faults.append(
             Fault(
+                "cost.other_inputs",
                 config.model_type,
                 f"it reads {', '.join(other)}, and the cost depends on their sizes",
                 _FILE,
@@ -123,9 +134,9 @@ def _check(config: Config, batch: int, context: int) -> int:
     longest = getattr(config, "max_position_embeddings", None)
     if type(longest) is int and context > longest:
         what = f"{context} tokens, and this configuration holds {longest}"
-        faults.append(Fault("--context", what, f"write {longest} or less"))
+        faults.append(Fault("data.sequences_too_long", "--context", what, f"write {longest} or less"))
     faults += [
-        Fault(name, f"{value}, expected a whole number, 1 or more", "write 1 or more")
+        Fault("option.below_one", name, f"{value}, expected a whole number, 1 or more", "write 1 or more")
         for name, value in (("--context", context), ("--batch", batch))
         if value < 1
     ]
@@ -149,6 +160,7 @@ def _formula(model: nn.Module, config: Config, context: int) -> int:
     layers = getattr(config, "num_hidden_layers", None)
     if type(layers) is not int:
         raise MupscaleError(
-            f"{config.model_type}: how many layers it has is not known by any usual name; {_FILE}"
+            f"{config.model_type}: how many layers it has is not known by any usual name; {_FILE}",
+            code="cost.layer_count_unknown",
         )
     return transformer_flops(total, layers, names.get("H", 0) * names.get("D", 0), context)

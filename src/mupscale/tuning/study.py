@@ -132,14 +132,17 @@ class Worker:
         found = kept(path)
         if found is None or found.step < self.settings.steps:
             raise MupscaleError(
-                f"{path} is missing or unfinished although the study has its result: all workers need the same folder"
+                f"{path} is missing or unfinished although the study has its result: all workers need the same folder",
+                code="study.checkpoint_missing",
             )
         return found
 
     def _checkpoint(self, path: Path) -> Kept:
         found = kept(path)
         if found is None:
-            raise MupscaleError(f"{path} is missing: all workers need the same folder")
+            raise MupscaleError(
+                f"{path} is missing: all workers need the same folder", code="study.checkpoint_missing"
+            )
         return found
 
     def _equality(self, leg: Leg, owned: Callable[[], bool]) -> Outcome:
@@ -169,7 +172,8 @@ class Worker:
                 "control_at_base=False (--no-control-at-base)"
             )
             raise_faults(
-                "zero noise at k times the width does not continue the base", [Fault("proxy", what, remedy)]
+                "zero noise at k times the width does not continue the base",
+                [Fault("study.control_differs", "proxy", what, remedy)],
             )
 
     @contextmanager

@@ -71,13 +71,19 @@ def read_text(path: Path, directory: Path, *, words: int, length: int, most: int
     unknown = [token for token in tokens if not 0 <= token < words]
     if unknown:
         what = f"its token {unknown[0]} is not one of the model's {words:,}"
-        raise_faults("this text cannot be read", [Fault(str(path), what, "use the model's own tokenizer")])
+        raise_faults(
+            "this text cannot be read",
+            [Fault("data.unknown_token", str(path), what, "use the model's own tokenizer")],
+        )
     rows = torch.tensor(tokens[: len(tokens) // length * length], dtype=torch.long).view(-1, length)[
         : most + HELD
     ]
     if len(rows) <= HELD:
         what = f"{len(tokens):,} tokens, expected more than {HELD} sequences of {length}"
-        raise_faults("this text is too short", [Fault(str(path), what, "give more text, or --context 64")])
+        raise_faults(
+            "this text is too short",
+            [Fault("data.too_few_sequences", str(path), what, "give more text, or --context 64")],
+        )
     return TextData(rows[:-HELD], rows[-HELD:])
 
 
@@ -90,12 +96,14 @@ def check_enough(data: TextData, path: Path, needed: int) -> None:
             f"{PASSES} times"
         )
         remedy = f"give {needed * length // PASSES:,} tokens or more, or train less (--steps, --batch)"
-        raise_faults("this text is too short", [Fault(str(path), what, remedy)])
+        raise_faults("this text is too short", [Fault("data.repeated_too_often", str(path), what, remedy)])
 
 
 def _documents(path: Path, directory: Path) -> Iterator[list[int]]:
     if not path.is_file():
-        raise MupscaleError(f"{path}: no such file; name a .jsonl file with texts, or a plain text")
+        raise MupscaleError(
+            f"{path}: no such file; name a .jsonl file with texts, or a plain text", code="data.no_such_file"
+        )
     tokenizer: Any = None
     for where, found in _texts(path):
         if isinstance(found, list):
@@ -108,7 +116,9 @@ def _documents(path: Path, directory: Path) -> Iterator[list[int]]:
         if tokens and end is not None and tokens[-1] != end:
             tokens.append(end)
         if found.strip() and not tokens:
-            raise MupscaleError(f"{where}: the tokenizer gives no tokens for this text")
+            raise MupscaleError(
+                f"{where}: the tokenizer gives no tokens for this text", code="data.no_tokens"
+            )
         yield tokens
 
 
@@ -125,7 +135,8 @@ def _texts(path: Path) -> Iterator[tuple[str, str | list[int]]]:
                     yield where, _entry(line, where)
     except UnicodeDecodeError as error:
         raise MupscaleError(
-            f"{path} is not text in UTF-8: {error.reason}; name a .jsonl or text file"
+            f"{path} is not text in UTF-8: {error.reason}; name a .jsonl or text file",
+            code="data.not_utf8_text",
         ) from None
 
 
@@ -134,14 +145,14 @@ def _entry(line: str, where: str) -> str | list[int]:
     try:
         entry = json.loads(line)
     except ValueError as error:
-        raise MupscaleError(f"{where}: not JSON ({error}); {remedy}") from None
+        raise MupscaleError(f"{where}: not JSON ({error}); {remedy}", code="data.line_not_json") from None
     if isinstance(entry, dict):
         if isinstance(entry.get("text"), str):
             return str(entry["text"])
         tokens = entry.get("input_ids")
         if isinstance(tokens, list) and all(type(token) is int for token in tokens):
             return tokens
-    raise MupscaleError(f"{where}: {remedy}")
+    raise MupscaleError(f"{where}: {remedy}", code="data.line_without_text")
 
 
 def _tokenizer(directory: Path, data: Path) -> Any:
@@ -153,7 +164,9 @@ def _tokenizer(directory: Path, data: Path) -> Any:
     )
     if not any((directory / name).is_file() for name in TOKENIZERS):
         what = f"no tokenizer, expected one of {', '.join(TOKENIZERS)}"
-        raise_faults("text cannot be turned into tokens", [Fault(str(directory), what, remedy)])
+        raise_faults(
+            "text cannot be turned into tokens", [Fault("data.no_tokenizer", str(directory), what, remedy)]
+        )
     try:
         load: Any = AutoTokenizer.from_pretrained
         return load(str(directory), local_files_only=True)
@@ -161,5 +174,12 @@ def _tokenizer(directory: Path, data: Path) -> Any:
         first = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise_faults(
             "text cannot be turned into tokens",
-            [Fault(str(directory), f"its tokenizer cannot be loaded: {first}", remedy)],
+            [
+                Fault(
+                    "data.tokenizer_not_loadable",
+                    str(directory),
+                    f"its tokenizer cannot be loaded: {first}",
+                    remedy,
+                )
+            ],
         )

@@ -68,7 +68,11 @@ def tune(
     faults += wrong_number("every", every, "write every=30.0: seconds between checkpoints")
     faults += wrong_number("beat", beat, "write beat=10.0: seconds between signs of life", above=True)
     if place.exists() and not place.is_dir():
-        faults.append(Fault("folder", f"{place} is a file, expected a folder", "name another one"))
+        faults.append(
+            Fault(
+                "directory.is_a_file", "folder", f"{place} is a file, expected a folder", "name another one"
+            )
+        )
     raise_faults("this study cannot be run", faults)
     known = read_proxy(proxy)
     settings = settings.for_proxy(known)

@@ -1,0 +1,98 @@
+"""Measures the steps of `.ci/run` and judges what one whole run costs.
+
+    python .ci/seconds.py run LOG PART COMMAND …    run one step and append its CPU and wall seconds to LOG
+    python .ci/seconds.py judge LOG [JUNIT …]       print the steps and the slowest tests; fail above the limit
+
+CPU seconds are user and system time of a step and of all its children that ended. They hardly depend on what else the
+machine does, so they are judged and wall time is only printed. The limit holds for the parts of a push together; a run of
+fewer parts, or of the nightly part, is printed and not judged.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+LIMIT = 3000.0  # CPU seconds of static, tests, exactness and survival together: 25 minutes of two cores
+PUSH = {"static", "tests", "exactness", "survival"}
+SHOWN = 20  # slowest tests that are printed
+Step = dict[str, Any]
+
+
+def run(log: Path, part: str, command: Sequence[str]) -> int:
+    """Run one step, append its seconds to `log`, and return its exit code."""
+    step = shlex.join(command).partition(" --site-dir ")[
+        0
+    ]  # the folder of the built site differs in every run
+    print(f"\n== {step}", flush=True)
+    began = time.monotonic()
+    code = subprocess.run(command, check=False).returncode
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    line = {
+        "part": part,
+        "step": step,
+        "cpu": round(used.ru_utime + used.ru_stime, 1),
+        "wall": round(time.monotonic() - began, 1),
+        "code": code,
+    }
+    with log.open("a", encoding="utf-8") as steps:  # parts that run at the same time append to the same file
+        steps.write(json.dumps(line) + "\n")
+    return code if code >= 0 else 128 - code
+
+
+def read(log: Path) -> list[Step]:
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+
+
+def slowest(junit: Path) -> list[tuple[float, str]]:
+    """Wall seconds and names of the slowest tests of a run."""
+    cases = ElementTree.parse(junit).iter("testcase")
+    timed = ((float(case.get("time", 0)), f"{case.get('classname')}::{case.get('name')}") for case in cases)
+    return sorted(timed, reverse=True)[:SHOWN]
+
+
+def failures(steps: Sequence[Step], limit: float = LIMIT) -> list[str]:
+    """What is wrong with a run: a step that failed, or more CPU seconds than a push may take."""
+    failed = [f"{step['step']} ended with {step['code']}" for step in steps if step["code"]]
+    total = sum(step["cpu"] for step in steps)
+    if {step["part"] for step in steps} == PUSH and total > limit:
+        failed.append(f"{total:.0f} CPU seconds, allowed {limit:.0f}")
+    return failed
+
+
+def judge(log: Path, junit: Sequence[Path]) -> int:
+    steps = read(log)
+    for file in filter(Path.exists, junit):
+        print(f"\n{'wall s':>8}  slowest tests")
+        for seconds, name in slowest(file):
+            print(f"{seconds:8.1f}  {name}")
+    print(f"\n{'CPU s':>8}{'wall s':>8}  step")
+    for step in sorted(steps, key=lambda step: -step["cpu"]):
+        print(f"{step['cpu']:8.1f}{step['wall']:8.1f}  {step['part']}: {step['step']}")
+    failed = failures(steps)
+    for failure in failed:
+        print(f"FAILED: {failure}")
+    print(f"\nsteps={len(steps)} cpu={sum(step['cpu'] for step in steps):.0f} limit={LIMIT:.0f}")
+    return 1 if failed else 0
+
+
+def main(words: Sequence[str]) -> int:
+    action, log, *rest = words
+    if action == "run":
+        return run(Path(log), rest[0], rest[1:])
+    if action == "judge":
+        return judge(Path(log), [Path(name) for name in rest])
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

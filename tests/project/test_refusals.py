@@ -1,0 +1,88 @@
+"""Every refusal has a code of a known topic, and the page of refusals has the words of the source."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.refusal_sites import PACKAGE, TOPICS, Source, faults
+from docs.refusals import refusals
+
+CARRIED = {
+    ("families/grown.py", "code"),
+    ("families/into.py", "code"),
+    ("families/process.py", "*fault"),
+    ("optimizers/schedulers.py", "code"),
+    ("sharded/agreement.py", "*fault"),
+}
+"""Codes that stand elsewhere beside their words, in a table or in what another process said."""
+
+
+def lawless(package: Path) -> list[str]:
+    """Refusals whose code is neither a literal, nor that of another refusal, nor one of those that are carried."""
+    return [
+        f"{place}: {written or 'no code'}"
+        for place, written in faults(package)
+        if not re.fullmatch(r"\w+\.code", written) and (place.partition(":")[0], written) not in CARRIED
+    ]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package with one good refusal of each kind."""
+    (tmp_path / "words.py").write_text('REMEDY = "write 2"\n')
+    (tmp_path / "good.py").write_text(
+        "from .words import REMEDY\n\n\n"
+        "def check(size, path):\n"
+        '    what = f"it is {size!r}, expected 2"\n'
+        '    raise_faults("this does not fit", [Fault("axis.not_two", "size", what, REMEDY)])\n'
+        '    raise MupscaleError(f"{path} is empty; name another", code="file.empty")\n'
+    )
+    return tmp_path
+
+
+def test_every_refusal_has_a_code():
+    assert not lawless(PACKAGE), "\n".join(lawless(PACKAGE))
+
+
+def test_what_is_carried_is_still_there():
+    """Every exception of the law is used."""
+    found = {(place.partition(":")[0], written) for place, written in faults(PACKAGE)}
+    assert found >= CARRIED
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'raise MupscaleError("the file is empty")',
+        'raise MupscaleError("the file is empty", code="")',
+        'raise MupscaleError("the file is empty", code=made_up())',
+        'Fault("size", "it is 3", "write 2")',
+        'Fault("no_such_topic.too_large", "size", "it is 3")',
+        'Fault("axis.Too_Large", "size", "it is 3")',
+        'Fault("axis", "size", "it is 3")',
+        'Fault("axis.too_large" if x else "too large", "size", "it is 3")',
+        'raise Odd("the file is odd")',
+    ],
+)
+def test_a_refusal_without_a_code_is_found(package: Path, line: str):
+    """Controls; the last is a class of its own that inherits from the error."""
+    assert not lawless(package)
+    (package / "bad.py").write_text(f"class Odd(MupscaleError): ...\n\n\n{line}\n")
+    assert [place.partition(":")[0] for place in lawless(package)] == ["bad.py"]
+
+
+def test_the_page_has_the_words_of_the_source(package: Path):
+    """Control: another word in one message makes it differ."""
+    page = refusals(package)
+    assert r"| `axis.not_two` | it is \{…}, expected 2 | write 2 | this does not fit |" in page
+    assert r"| `file.empty` | \{…} is empty | name another | |" in page
+    (package / "words.py").write_text('REMEDY = "pass 2"\n')
+    changed = refusals(package)
+    assert changed != page
+    assert changed == page.replace("write 2", "pass 2")
+
+
+def test_every_topic_is_used():
+    codes = {site.code for site in Source(PACKAGE).sites() if site.code}
+    assert not TOPICS.keys() - {code.partition(".")[0] for code in codes}
