@@ -398,7 +398,7 @@ def shorter(why: str) -> str:
 def families() -> str:
     knobs = [f"- **{knob}**: {', '.join(fields)}" for knob, fields in USUAL.items()]
     cases = [
-        (case, reason) for case in INEXACT for reason in [*row_for(case.model_type).refused.values()][:1]
+        (case, reason) for case in INEXACT for _, reason in [*row_for(case.model_type).refused.values()][:1]
     ]
     refused = [f"- **{case.name}**: {reason}." for case, reason in cases]
     found = json.loads(DATA.read_text(encoding="utf-8"))

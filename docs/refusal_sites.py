@@ -206,7 +206,8 @@ class Source:
                     texts = [self._text(place, part) for part in parts[1:]] if is_code(code) else [""]
                     if " " in texts[0]:
                         at = (str(module.path.relative_to(self.package)), place.line)
-                        yield Site(*at, code, ast.unparse(parts[0]), *[*texts, ""][:2], "")
+                        remedy = texts[1] if len(texts) > 1 else ""
+                        yield Site(*at, code, ast.unparse(parts[0]), texts[0], remedy, "")
 
     def _site(self, module: Module, call: ast.Call, fault: bool) -> Iterator[Site]:
         first = call.args[0] if fault and call.args else None
@@ -253,7 +254,7 @@ class Source:
         call = place.node
         assert isinstance(call, ast.Call)
         names = ("code", "where", "what", "remedy") if fault else ("claim",)
-        parts = {**dict(zip(names, call.args, strict=False)), **{k.arg: k.value for k in call.keywords}}
+        parts = dict(zip(names, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
         if not fault:
             message, _, remedy = self._text(place, parts.get("claim")).rpartition("; ")
             return (message, remedy, "") if message else (remedy, "", "")
@@ -361,7 +362,9 @@ def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """Names and what a statement assigns to them."""
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
         yield node.target.id, node.value
-    for target in node.targets if isinstance(node, ast.Assign) else ():
+    if not isinstance(node, ast.Assign):
+        return
+    for target in node.targets:
         if isinstance(target, ast.Name):
             yield target.id, node.value
         elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):

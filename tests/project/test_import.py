@@ -9,20 +9,8 @@ import sys
 
 import pytest
 
+from harness.imports import without_torch
 from mupscale.cli.main import parser
-
-FORBIDDEN = """
-import sys
-class Forbid:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "numpy", "transformers", "optuna"):
-            raise SystemExit(f"{name} was imported")
-sys.meta_path.insert(0, Forbid())
-"""
-
-
-def without_torch(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", FORBIDDEN + code], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
@@ -66,29 +54,6 @@ HELP = [
         ]
     ),
 ]
-REFUSED = {
-    "plna base -k 2": "plna: did you mean plan?",
-    "upscale base wide -k 2 --nosie t=0.1": "--nosie: did you mean --noise?",
-    "plan base": "say what grows: -k 2 for every width, or --to layers=8",
-    "plan base -k 1.5": "'1.5', expected a whole number from 1 to 9999",
-    "plan base -k depth=2": "no such width or tower, expected one of hidden",
-    "plan base -k 2 --json none/plan.json": "--json none/plan.json: expected the name of a file",
-    "upscale base wide -k 2": "upscale needs a noise size",
-    "upscale base wide -k 2 --noise t=1.5": "expected t up to 1, such as t=0.05",
-    "upscale base wide -k 2 --noise big": "--noise big: expected auto, or t=…, sigma=…, paired=…",
-    "upscale base wide -k 2 --noise t=0.1 --recipe r.json": "give --noise or --recipe, not both",
-    "widen base wide -k 2 --dtype int8": "--dtype int8: expected float32",
-    "widen base wide -k 2 --shard-size 5XB": "expected a size such as 5GB",
-    "widen base wide -k 2 --worker 3/2": "--worker 3/2: expected I/N",
-    "widen base wide -k 2 --workers 0": "--workers 0: expected a whole number",
-    "tune proxy.py --width 8 -k 1 --steps 4": "it is 1, expected",
-    "tune proxy.py --width 8 -k 2 --steps 4 --scheme u": "invalid choice: 'u'",
-    "tune proxy.py --width 8 -k 2 --steps 4 --noises 0.1,2": "expected at most 1 with the scheme 't'",
-    "cost base -k 2": "the cost cannot be computed",
-    "advise base": "no advice can be given",
-    "demo --steps 0": "--steps 0: expected a whole number",
-    "doctor --disk none": "--disk none: expected a folder that exists",
-}
 
 
 def command(words: str) -> str:
@@ -107,14 +72,6 @@ def test_the_help_of_every_verb_is_tested():
     (verbs,) = [action.choices for action in parser()._actions if action.dest == "verb"]
     assert verbs
     assert {verb.strip() for verb in HELP} == {"", *verbs}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_arguments_are_refused_without_torch(words: str):
-    done = without_torch(command(words))
-    assert done.returncode == 2, done.stderr
-    assert REFUSED[words] in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("words", ["plan base -k 2", "check base wide", "demo --steps 1", "doctor"])

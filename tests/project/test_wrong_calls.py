@@ -1,6 +1,10 @@
-"""Calls that a newcomer gets wrong: each is refused with what to write, and what it says to write is accepted."""
+"""Calls and command lines that a newcomer gets wrong: each is refused by its code, and the right form is accepted."""
 
+import json
 import math
+import re
+import shlex
+import textwrap
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -8,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import mupscale as mu
+from harness.imports import without_torch
 from harness.refusals import refusal
 from mupscale import limits
 from mupscale.arguments import wrong_function, wrong_kind, wrong_list, wrong_number, wrong_whole
+from mupscale.cli.main import main
 
 AdamW = torch.optim.AdamW
 Call = Callable[[], Any]
@@ -134,392 +141,404 @@ def product(other: Any) -> Any:
     return kets.matrix("W", "noise") @ (kets.vector("x", "noise") if other is None else other)
 
 
-CALLS: dict[str, tuple[Call, Call, tuple[str, ...]]] = {
+CALLS: dict[str, tuple[Call, Call, str]] = {
     # Rules.
     "an axis of 0 units": (
         lambda: mu.rules.Axis.between(0, 4, "in"),
         lambda: mu.rules.Axis.between(1, 4, "in"),
-        ("0 units cannot grow to 4", "1 unit or more"),
+        "axis.no_units_to_grow",
     ),
     "a role that is none": (
         lambda: mu.rules.Axis.between(4, 8, "inn"),  # type: ignore[arg-type]
         lambda: mu.rules.Axis.between(4, 8, "in"),
-        ("'inn'", '"in", "out" or None'),
+        "axis.unknown_role",
     ),
     "no copies": (
         lambda: mu.rules.Axis.parse("in: 4x0"),
         lambda: mu.rules.Axis.parse("in: 4x2"),
-        ("not an axis", "64x2"),
+        "axis.not_an_axis",
     ),
     "one over nothing": (
         lambda: mu.rules.Axis.parse("4x1/0"),
         lambda: mu.rules.Axis.parse("4x1/2"),
-        ("not an axis",),
+        "axis.not_an_axis",
     ),
     "an axis without parts": (
         lambda: mu.rules.Axis.of(),
         lambda: mu.rules.Axis.fixed(4),
-        ("no parts", "Axis.fixed"),
+        "axis.no_parts",
     ),
     "a factor in floats": (
         lambda: mu.rules.Axis.of((mu.rules.Factor(4, 2.0),)),  # type: ignore[arg-type]
         lambda: mu.rules.Axis.of((mu.rules.Factor(4, Fraction(2)),)),
-        ("whole numbers for size and pad", "Fraction(2)"),
+        "axis.factor_out_of_range",
     ),
     "a size in place of factors": (
         lambda: mu.rules.Axis.of(4),  # type: ignore[arg-type]
         lambda: mu.rules.Axis.of((mu.rules.Factor(4),)),
-        ("part of an axis is 4", "Axis.of((Factor(4),))"),
+        "axis.not_a_factor",
     ),
     "a scale of nothing": (
         lambda: mu.rules.Scale.of(None),  # type: ignore[arg-type]
         lambda: mu.rules.Scale.of("1/3"),
-        ("None", '"1/3"'),
+        "scale.not_a_positive_number",
     ),
     "an optimizer's short name": (
         lambda: mu.rules.rule_for("AdamW"),
         lambda: mu.rules.rule_for("torch.optim.AdamW"),
-        ("full name, 'torch.optim.AdamW'",),
+        "optimizer.unknown_class",
     ),
     "an optimizer in place of its class": (
         lambda: mu.rules.rule_for(adamw(BASE)),
         lambda: mu.rules.rule_for(AdamW),
-        ("an AdamW", "type(optimizer)"),
+        "optimizer.not_a_class",
     ),
     "units as text": (
         lambda: mu.rules.OptimizerRule(lr="W", state={"momentum": "G"}, neutral="betas"),  # type: ignore[arg-type]
         lambda: mu.rules.OptimizerRule(lr=mu.rules.W, state={"momentum": mu.rules.G}, neutral=["betas"]),  # type: ignore[arg-type]
-        ("3 faults", "write lr=W", "'momentum': G", "neutral=['betas']"),
+        "argument.wrong_type argument.not_a_list",
     ),
     "a row that is none": (
         lambda: widen(mu.Run(BASE, adamw(BASE)), rules={"torch.optim.AdamW": 3}),
         lambda: widen(mu.Run(BASE, adamw(BASE)), rules={"torch.optim.AdamW": mu.rules.rule_for(AdamW)}),
-        ("torch.optim.AdamW", "it is 3", "OptimizerRule("),
+        "argument.wrong_type",
     ),
     # Plans.
     "a factory of two arguments": (
         lambda: mu.plan_between(nn.Linear, 4, 8),  # type: ignore[arg-type]
         lambda: mu.plan_between(lambda n: nn.Linear(n, n), 4, 8),
-        ("it does not take (size)", "make=lambda size:"),
+        "argument.wrong_signature",
     ),
     "a model and a size": (
         lambda: mu.infer_plan(BASE, 8),  # type: ignore[arg-type]
         lambda: mu.infer_plan(BASE, WIDE),
-        ("it is 8", "expected a module", "plan_between(make, 64, 256)"),
+        "argument.not_a_model",
     ),
     "roles in a list": (
         lambda: infer(roles=["0.weight"]),
         lambda: infer(roles={"0.weight": "out"}),
-        ("roles", "a list", 'roles={"<name>": "out"}'),
+        "argument.wrong_type",
     ),
     "a layout from the end": (
         lambda: infer(layouts={"0.weight": {-1: 2}}),
         lambda: infer(layouts={"0.weight": {0: 2}, "2.weight": {1: 2}}),
-        ("axis -1", "axes from 0 to 1", "count axes from 0"),
+        "axis.out_of_range",
     ),
     "folds that are not exact": (
         lambda: infer(folds={"0.weight": 1 / 3, "2.weight": 0}),
         lambda: infer(folds={"0.weight": "1/3"}),
-        ("2 faults", "'0.weight'", "'2.weight'", '"1/3"'),
+        "scale.inexact_float scale.not_a_positive_number",
     ),
     "plus_one in one text": (
         lambda: infer(plus_one="0.weight"),
         lambda: infer(plus_one=["0.weight"]),
-        ("plus_one=['0.weight']",),
+        "argument.not_a_list",
     ),
     "a loss that is none": (
         lambda: infer(loss=3),
         lambda: infer(loss=loss),
-        ("it is 3", "function of (model)"),
+        "argument.not_a_function",
     ),
     "a loss that is no number": (
         lambda: infer(loss=lambda model: loss(model) * math.nan),
         lambda: infer(loss=loss),
-        ("is nan", "check the batch"),
+        "search.loss_not_finite",
     ),
     "a plan of a path": (
         lambda: mu.Plan.from_json("plan.json"),
         lambda: mu.Plan.from_json(PLAN.to_json()),
-        ("not a plan", "to_json"),
+        "json.not_json",
     ),
     "the gradient identity, the wide first": (
         lambda: mu.plans.gradient_identity(WIDE, BASE, plan=PLAN, loss=loss),
         lambda: mu.plans.gradient_identity(BASE, WIDE, plan=PLAN, loss=loss),
-        ("not the base model of the plan", "shape (8, 3)"),
+        "plan.other_shape",
     ),
     # Runs.
     "a state dict as a run": (
         lambda: widen(BASE.state_dict()),
         lambda: widen(BASE),
-        ("model", "expected Module"),
+        "argument.wrong_type",
     ),
     "a class as an optimizer": (
         lambda: mu.Run(BASE, AdamW),  # type: ignore[arg-type]
         lambda: mu.Run(BASE, adamw(BASE)),
-        ("optimizers[0]", "the class AdamW", "expected Optimizer"),
+        "argument.wrong_type",
     ),
     "a size in place of a factory": (
         lambda: mu.widen(BASE, 8),  # type: ignore[arg-type]
         lambda: mu.widen(BASE, lambda: mlp(8)),
-        ("it is 8", "make=lambda: …"),
+        "argument.not_a_function",
     ),
     "a factory that wants a size": (
         lambda: mu.widen(BASE, mlp),  # type: ignore[arg-type]
         lambda: mu.widen(BASE, lambda: mlp(8)),
-        ("does not take ()", "make=lambda: …"),
+        "argument.wrong_signature",
     ),
     "a plan as text": (
         lambda: widen(plan=PLAN.to_json()),
         lambda: widen(plan=mu.Plan.from_json(PLAN.to_json())),
-        ("expected Plan", "Plan.from_json(text)"),
+        "argument.wrong_type",
     ),
     "a narrower wide model": (
         lambda: mu.widen(WIDE, lambda: mlp(4)),
         lambda: mu.widen(BASE, lambda: mlp(8)),
-        ("shrinks from 8 to 4", "narrower model first"),
+        "axis.shrinks_by_copies",
     ),
     "an average of floats": (
         lambda: widen(mu.Run(BASE, ema={"0.weight": 1.0})),  # type: ignore[dict-item]
         lambda: widen(mu.Run(BASE, ema=BASE.state_dict())),
-        ("0.weight", "it is 1.0, expected Tensor"),
+        "argument.wrong_type",
     ),
     "a reference to another model": (
         lambda: upscale(base=mu.Run(BASE, since=OTHER)),
         lambda: upscale(base=mu.Run(BASE, since=mu.plan_between(mlp, 2, 4))),
-        ("since= ends at other shapes", "0.weight"),
+        "plan.unknown_tensor plan.missing_tensor",
     ),
     # Noise.
-    "noise as a number": (lambda: upscale(0.1), upscale, ("noise", "it is 0.1", "MupNoise(0.1)")),
-    "noise as a class": (lambda: upscale(mu.MupNoise), upscale, ("the class MupNoise", "MupNoise(0.1)")),
-    "no number of noise": (lambda: upscale(mu.MupNoise(math.nan)), upscale, ("sigma", "it is nan", "finite")),
+    "noise as a number": (lambda: upscale(0.1), upscale, "argument.wrong_type"),
+    "noise as a class": (lambda: upscale(mu.MupNoise), upscale, "argument.wrong_type"),
+    "no number of noise": (lambda: upscale(mu.MupNoise(math.nan)), upscale, "argument.not_a_number"),
     "negative noise": (
         lambda: upscale(mu.SignalNoise(-0.2)),
         upscale,
-        ("t", "it is -0.2", "SignalNoise(0.05)"),
+        "argument.not_a_number",
     ),
     "noise larger than the weight": (
         lambda: upscale(mu.SignalNoise(1.5)),
         lambda: upscale(mu.SignalNoise(1.0)),
-        ("t", "it is 1.5", "leaves nothing of the weight", "SignalNoise(0.05)", "up to 1"),
+        "noise.above_norm",
     ),
     "a loss as a number": (
         lambda: upscale(loss=0.1),
         lambda: upscale(loss=lambda model: 10 + model(torch.ones(1, 3)).sum()),
-        ("loss", "it is 0.1", "(model)"),
+        "argument.not_a_function",
     ),
-    "noise for a tensor that is not there": (lambda: sizes(typo=0.1), sizes, ("typo", "leave it out")),
-    "sizes in a list": (lambda: sizes(**{"0.weight": [0.1]}), sizes, ("0.weight", "a list", "a tuple")),
+    "noise for a tensor that is not there": (lambda: sizes(typo=0.1), sizes, "noise.unknown_tensor"),
+    "sizes in a list": (lambda: sizes(**{"0.weight": [0.1]}), sizes, "argument.not_a_number"),
     "too few sizes": (
         lambda: sizes(**{"0.weight": (0.1,)}),
         lambda: sizes(**{"0.weight": (0.1,) * 8}),
-        ("0.weight", "1 sizes for 8 matrices"),
+        "noise.other_number_of_sizes",
     ),
     "a seed between seeds": (
         lambda: upscale(seed=1.5),
         lambda: upscale(seed=1),
-        ("seed", "1.5", "whole number"),
+        "argument.not_whole",
     ),
     "a schedule over FLOPs that is not told what a wide step costs": (
         lambda: widen(scheduled()),
         lambda: widen(scheduled(), step_cost=6e12),
-        ("step_cost", "what a step costs after growth", "step_cost=6e12"),
+        "schedule.step_cost_missing",
     ),
     "the shape of a decay under another name": (
         lambda: mu.GrowthSchedule(1000, shape="cos"),
         lambda: mu.GrowthSchedule(1000, shape="linear"),
-        ("shape", "'cos'", "'cosine'", 'shape="linear"'),
+        "schedule.unknown_shape",
     ),
     "warm-up and decay in steps": (
         lambda: mu.GrowthSchedule(1000, warmup=20, decay=300),
         lambda: mu.GrowthSchedule(1000, warmup=0.02, decay=0.3),
-        ("expected at most 1", "warmup=0.02"),
+        "schedule.shares_above_one",
     ),
     "steps in place of a schedule": (
         lambda: mu.rewarm_(scheduled(), 1000),  # type: ignore[arg-type]
         lambda: mu.rewarm_(scheduled(), mu.GrowthSchedule(1000)),
-        ("schedule", "it is 1000", "mu.GrowthSchedule(1000)"),
+        "argument.wrong_type",
     ),
     "a learning rate as text": (
         lambda: upscale(base=mu.Run(BASE, adamw(BASE)), lr="0.1"),
         lambda: upscale(base=mu.Run(BASE, adamw(BASE)), lr=0.1),
-        ("lr", "'0.1'", "lr=1e-3"),
+        "argument.not_a_number",
     ),
-    "a recipe as a path": (lambda: upscale(None, recipe="recipe.json"), upscale, ("Recipe.read(path)",)),
+    "a recipe as a path": (lambda: upscale(None, recipe="recipe.json"), upscale, "argument.wrong_type"),
     "a base without weights": (
         lambda: upscale(base=mu.plans.on_meta(lambda: mlp(4))),
         lambda: upscale(base=mlp(4)),
-        ("0.weight", "meta device", "load its weights"),
+        "model.on_meta_device",
     ),
     "several faults at once": (
         lambda: upscale("t=0.2", seed=None, lr=-1.0),
         lambda: upscale(mu.SignalNoise(0.2), seed=0),
-        ("3 faults", "noise", "seed", "lr"),
+        "argument.not_whole argument.wrong_type argument.not_a_number",
     ),
     "norms that nobody measured": (
         lambda: mu.diagnostics.resolve_noise({}, mu.SignalNoise(0.2), plan=PLAN),
         lambda: mu.diagnostics.resolve_noise(dict(BASE.named_parameters()), mu.SignalNoise(0.2), plan=PLAN),
-        ("0.weight", "2.weight", "dict(model.named_parameters())"),
+        "noise.norm_missing",
     ),
     # Verifying.
     "a step without optimizers": (
         lambda: verify(run=mlp(4), step=step),
         lambda: verify(run=mlp(4), loss=loss),
-        ("optimizers", "loss= in place of step="),
+        "run.no_optimizers",
     ),
-    "a loss in place of a step": (lambda: verify(step=loss), lambda: verify(step=step), ("(run, i)",)),
+    "a loss in place of a step": (
+        lambda: verify(step=loss),
+        lambda: verify(step=step),
+        "argument.wrong_signature",
+    ),
     "half a step, in words": (
         lambda: verify(step=step, steps=1.5, dtype="float64"),
         lambda: verify(step=step, steps=1, dtype=torch.float64),
-        ("2 faults", "steps", "torch.float64"),
+        "argument.not_whole argument.wrong_type",
     ),
     "a step that returns a batch": (
         lambda: verify(step=lambda run, i: (step(run, i), X)[1]),
         lambda: verify(step=lambda run, i: (step(run, i), None)[1]),
-        ("shape (2, 3)", "one number"),
+        "proof.step_returns_no_number",
     ),
     "an optimizer to be checked": (
         lambda: mu.rules.check_optimizer(adamw(BASE)),
         lambda: mu.rules.check_optimizer(lambda params: AdamW(params, lr=0.1)),
-        ("an AdamW", "make=lambda params:"),
+        "argument.not_a_function",
     ),
-    "one width": (lambda: coordinates(widths=[4]), coordinates, ("widths", "two or more")),
+    "one width": (lambda: coordinates(widths=[4]), coordinates, "argument.too_few_widths"),
     "a model in place of a run": (
         lambda: coordinates(start=lambda width, seed: mlp(width)),
         coordinates,
-        ("start(width, seed)", "return Run("),
+        "argument.wrong_type",
     ),
     "a report of models": (
         lambda: mu.diagnostics.noise_report(BASE, WIDE),
         lambda: mu.diagnostics.noise_report(mu.Run(BASE), upscale()),
-        ("2 faults", "write Run(base)"),
+        "argument.wrong_type",
     ),
     "the symmetry of a base": (
         lambda: mu.diagnostics.symmetry(BASE, plan=PLAN),
         lambda: mu.diagnostics.symmetry(WIDE, plan=PLAN),
-        ("not the wide model",),
+        "plan.other_shape",
     ),
     # Training at any width.
     "an optimizer's name": (
         lambda: groups(kind="torch.optim.AdamW"),
         groups,
-        ("class of optimizers", "AdamW"),
+        "optimizer.not_a_class",
     ),
-    "no learning rate": (lambda: groups(lr=None), groups, ("lr", "it is None", "lr=1e-3")),
-    "decay as text": (lambda: groups(weight_decay="0.1"), groups, ("weight_decay", "'0.1'")),
-    "no_decay in one text": (lambda: groups(no_decay="*.bias"), groups, ("no_decay=['*.bias']",)),
+    "no learning rate": (lambda: groups(lr=None), groups, "argument.not_a_number"),
+    "decay as text": (lambda: groups(weight_decay="0.1"), groups, "argument.not_a_number"),
+    "no_decay in one text": (lambda: groups(no_decay="*.bias"), groups, "argument.not_a_list"),
     "parameters without names": (
         lambda: groups(parameters=WIDE.parameters()),
         lambda: groups(parameters=WIDE.named_parameters()),
-        ("model.named_parameters()",),
+        "argument.not_named_pairs",
     ),
     "a rate as text": (
         lambda: mu.set_lr_(grouped(), "0.1"),  # type: ignore[arg-type]
         lambda: mu.set_lr_(grouped(), 0.1),
-        ("lr", "'0.1'", "set_lr_(optimizer, 1e-3)"),
+        "argument.not_a_number",
     ),
     "the rate of a model": (
         lambda: mu.diagnostics.reference_lr(WIDE),
         lambda: mu.diagnostics.reference_lr(grouped()),
-        ("a Sequential, expected Optimizer",),
+        "argument.wrong_type",
     ),
     "a size for all": (
         lambda: init(0.02),
         lambda: init({"*": 0.02}),
-        ("it is 0.02", 'std={"*.weight": 0.02'),
+        "argument.wrong_type",
     ),
     "a negative size": (
         lambda: init({"*": -1.0}),
         lambda: init({"*": 1.0}),
-        ("std, *", "-1.0", "None to leave"),
+        "argument.not_a_number",
     ),
     "a reference without weights": (
         lambda: init(mu.plans.on_meta(lambda: mlp(4))),
         lambda: init(mlp(4)),
-        ("std, 0.weight", "meta device", "without on_meta"),
+        "model.on_meta_device",
     ),
     "a seed in words": (
         lambda: init(mlp(4), seed="zero"),
         lambda: init(mlp(4), seed=0),
-        ("'zero'", "seed=0"),
+        "argument.not_whole",
     ),
     "another model's plan": (
         lambda: clip(plan=OTHER, max_norm=1.0),
         lambda: clip(max_norm=1.0),
-        ("0.weight", "not in the plan", "pass the run"),
+        "plan.unknown_tensor",
     ),
-    "a negative bound": (lambda: clip(max_norm=-1.0), lambda: clip(max_norm=math.inf), ("max_norm", "-1.0")),
+    "a negative bound": (
+        lambda: clip(max_norm=-1.0),
+        lambda: clip(max_norm=math.inf),
+        "argument.not_a_number",
+    ),
     "a norm of power zero": (
         lambda: mu.diagnostics.grad_norm(WIDE, PLAN, p=0),
         lambda: mu.diagnostics.grad_norm(WIDE, PLAN, p=math.inf),
-        ("p", "above 0", "math.inf"),
+        "argument.not_a_number",
     ),
     "the norm of parameters": (
         lambda: mu.diagnostics.grad_norm(WIDE.parameters(), PLAN),
         lambda: mu.diagnostics.grad_norm(WIDE, PLAN),
-        ("a generator, expected Module",),
+        "argument.wrong_type",
     ),
     "a model in place of an optimizer": (
         lambda: mu.step_in_units_(WIDE, PLAN, model=adamw(WIDE)),
         lambda: mu.step_in_units_(adamw(WIDE), PLAN, model=WIDE),
-        ("step_in_units_(optimizer, run)",),
+        "argument.wrong_type",
     ),
     # State dicts.
     "a model in place of its state": (
         lambda: mu.widen_state_dict(BASE, PLAN),
         lambda: mu.widen_state_dict(BASE.state_dict(), PLAN),
-        ("a Sequential", "model.state_dict()"),
+        "argument.wrong_type",
     ),
     "state and plan in turn": (
         lambda: mu.widen_state_dict(PLAN, BASE.state_dict()),  # type: ignore[arg-type]
         lambda: mu.widen_state_dict(BASE.state_dict(), PLAN),
-        ("an OrderedDict, expected Plan",),
+        "argument.wrong_type",
     ),
     "an optimizer in place of its state": (
         lambda: mu.widen_optimizer_state_dict(adamw(BASE), PLAN, AdamW),
         lambda: mu.widen_optimizer_state_dict(state(), PLAN, AdamW),
-        ("an AdamW", "optimizer.state_dict()"),
+        "argument.wrong_type",
     ),
     "a state and a name": (
         lambda: mu.widen_optimizer_state_dict(state(), PLAN, "torch.optim.AdamW"),  # type: ignore[arg-type]
         lambda: mu.widen_optimizer_state_dict(state(), PLAN, AdamW),
-        ("class of optimizers", "torch.optim.AdamW"),
+        "optimizer.not_a_class",
     ),
     "groups of a state without names": (
         lambda: mu.trainers.groups_for(WIDE, adamw(WIDE).state_dict()),
         lambda: mu.trainers.groups_for(WIDE, carried()),
-        ("no groups with names", "widen_optimizer_state_dict"),
+        "state.no_names",
     ),
     # Limits.
-    "steps in floats": (lambda: schedule(steps=3.0), schedule, ("steps", "it is 3.0", "whole number")),
+    "steps in floats": (lambda: schedule(steps=3.0), schedule, "argument.not_whole"),
     "one noise for all layers": (
         lambda: example(0.5),
         lambda: example(dict.fromkeys("ABC", 0.5)),
-        ("A, B, C",),
+        "argument.wrong_type",
     ),
-    "growth by nothing": (lambda: recursion(0), lambda: recursion(2), ("k", "it is 0", "1 or more")),
-    "one sigma for all layers": (lambda: network(1.0), lambda: network([1.0, 1.0]), ("sigma=[1.0, 1.0]",)),
+    "growth by nothing": (lambda: recursion(0), lambda: recursion(2), "argument.not_whole"),
+    "one sigma for all layers": (
+        lambda: network(1.0),
+        lambda: network([1.0, 1.0]),
+        "limits.one_size_for_layers",
+    ),
     "a number times a matrix": (
         lambda: product(3),
         lambda: product(None),
-        ("3 was passed, expected a vector",),
+        "limits.not_a_vector",
     ),
     "a seed of samples": (
         lambda: limits.SampledKets(2, 64, seed=1.5),  # type: ignore[arg-type]
         lambda: limits.SampledKets(2, 64, seed=1),
-        ("seed", "1.5"),
+        "argument.not_whole",
     ),
     "values in a list": (
         lambda: limits.FiniteWidth(2, 2, values={"x": [1.0, 2.0]}),  # type: ignore[dict-item]
         lambda: limits.FiniteWidth(2, 2, values={"x": torch.tensor([1.0, 2.0])}),
-        ("x", "a list, expected Tensor"),
+        "argument.wrong_type",
     ),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_wrong_call_says_what_to_write_and_that_is_accepted(name):
-    wrong, right, texts = CALLS[name]
-    refusal(wrong, *texts)
+def test_a_wrong_call_is_refused_and_the_right_one_accepted(name):
+    wrong, right, codes = CALLS[name]
+    refusal(wrong, *codes.split())
     right()
 
 
@@ -527,7 +546,7 @@ def test_nothing_is_set_when_one_group_has_no_factor():
     optimizer = grouped()
     del optimizer.param_groups[-1]["lr_factor"]
     before = [group["lr"] for group in optimizer.param_groups]
-    refusal(lambda: mu.set_lr_(optimizer, 0.2), "lr_factor", "param_groups")
+    refusal(lambda: mu.set_lr_(optimizer, 0.2), "rates.no_factor", where="lr_factor")
     assert [group["lr"] for group in optimizer.param_groups] == before
 
 
@@ -548,3 +567,186 @@ def test_arguments_that_are_right_have_no_faults():
     assert not wrong_kind("n", True, int, "")
     assert wrong_whole("seed", True), "control"
     assert wrong_number("lr", True, ""), "control"
+
+
+BUILD = "from torch import nn\ndef build(width): return nn.Linear(2, width)\n"
+TRAIN = "def train(run, steps, report):\n"
+GROW = "upscale base wide -k 2"
+TUNE = "--width 8 -k 2 --steps 4 --folder study"
+COST = "-k 2 --proxy 4 --steps 5"
+LIGHT = {
+    "plann": "usage",
+    "--versoin": "usage",
+    "plan base -k 2 --tesnors": "usage",
+    f"{GROW} --nosie t=1": "usage",
+    "plan base -k 0": "goal.not_a_multiplier",
+    "plan base -k 1.5": "goal.not_a_multiplier",
+    "plan base -k two": "goal.not_a_multiplier",
+    "plan base -k hiden=2": "goal.unknown_width",
+    "plan base -k 2,2": "goal.width_given_twice",
+    "plan base -k 2 --json empty": "option.not_a_file_name",
+    GROW: "noise.not_given",
+    f"{GROW} --noise t=-1": "noise.not_a_size",
+    f"{GROW} --noise t=1.5": "noise.above_norm",
+    f"{GROW} --noise much": "noise.not_a_size",
+    f"{GROW} --noise t=1 --steps 9": "option.steps_need_auto",
+    f"{GROW} --noise auto --steps 0": "option.below_one",
+    f"{GROW} --noise t=1 --workers 0": "option.below_one",
+    f"{GROW} --noise t=1 --worker 2/2": "option.not_a_share",
+    f"{GROW} --noise t=1 --dtype int8": "option.unknown_dtype",
+    f"{GROW} --noise t=1 --shard-size big": "usage",
+    "cost": "option.not_given",
+    "cost sound.py -k 2": "option.not_given",
+    "cost sound.py -k 2 --width 8 --steps 5 --trials 3": "option.not_given",
+    "cost sound.py -k 1 --width 8 --proxy 4 --steps 5": "option.below_least",
+    "advise": "option.not_given",
+    "advise base --params 8 --budget 9 --to 9": "option.said_elsewhere",
+    "advise --params 8 --spent 0 --budget nan --to 9": "option.not_a_positive_number",
+    f"tune sound.py {TUNE} --lrs=-1": "study.not_positive_numbers",
+    "tune sound.py --width 0 -k 1 --steps 0": "argument.not_whole",
+    "plna base -k 2": "usage",
+    f"{GROW} --nosie t=0.1": "usage",
+    "plan base": "goal.not_given",
+    "plan base -k depth=2": "goal.unknown_width",
+    "plan base -k 2 --json none/plan.json": "option.not_a_file_name",
+    f"{GROW} --noise big": "noise.not_a_size",
+    f"{GROW} --noise t=0.1 --recipe r.json": "recipe.with_other_settings",
+    "widen base wide -k 2 --dtype int8": "option.unknown_dtype",
+    "widen base wide -k 2 --shard-size 5XB": "usage",
+    "widen base wide -k 2 --worker 3/2": "option.not_a_share",
+    "widen base wide -k 2 --workers 0": "option.below_one",
+    "tune proxy.py --width 8 -k 1 --steps 4": "argument.not_whole",
+    "tune proxy.py --width 8 -k 2 --steps 4 --scheme u": "usage",
+    "tune proxy.py --width 8 -k 2 --steps 4 --noises 0.1,2": "study.noise_above_scheme",
+    "cost base -k 2": "option.not_given",
+    "advise base": "option.not_given",
+    "demo --steps 0": "option.below_one",
+    "doctor --disk none": "option.not_a_folder",
+}
+"""Command lines that are refused before torch is imported, and the codes of what is wrong."""
+COMMANDS = LIGHT | {
+    "plan nowhere -k 2": "directory.does_not_exist",
+    "plan file -k 2": "directory.is_a_file",
+    "plan empty -k 2": "directory.no_weights directory.no_config",
+    "plan untyped -k 2": "config.no_model_type",
+    "plan cut -k 2": "file.cut_short",
+    f"{GROW} --noise t=1 --batch nowhere": "data.not_a_batch",
+    f"{GROW} --recipe nowhere": "file.does_not_exist",
+    "widen base file -k 2": "job.output_not_empty",
+    "widen base file/place -k 2": "directory.is_a_file",
+    "check base empty": "growth.record_missing",
+    f"cost sound.py {COST} --width 8": "argument.not_a_function",
+    f"cost nowhere {COST} --batch 2 --context 8": "config.not_readable",
+    "advise base --budget 9 --to 9": "option.not_given",
+    "advise --params 8 --spent 0 --budget 9 --to 8": "advice.not_wider_than_base",
+    "advise --params 8 --spent 0 --budget 9 --to 9 --losses sound.py": "json.not_json",
+    "advise nowhere --budget 9 --to 9": "directory.does_not_exist",
+    f"tune nowhere.py {TUNE}": "proxy.no_such_file",
+    f"tune broken.py {TUNE}": "proxy.file_failed",
+    f"tune raising.py {TUNE}": "proxy.file_failed",
+    f"tune bare.py {TUNE}": "argument.not_a_function",
+    f"tune hungry.py {TUNE}": "argument.wrong_signature",
+    f"tune forgetful.py {TUNE}1": "argument.wrong_type",
+    f"tune silent.py {TUNE}2": "proxy.loop_ended_early",
+    f"tune failing.py {TUNE}3": "proxy.file_failed",
+    f"tune sound.py {TUNE} --beat 0": "argument.not_a_number",
+    f"tune sound.py {TUNE} --folder file": "directory.is_a_file",
+    f"tune sound.py {TUNE} --storage file": "store.not_a_journal",
+    f"tune sound.py {TUNE} --storage empty": "store.journal_is_a_folder",
+    f"tune sound.py {TUNE} --storage postgresql://me:secret@host:port/x": "store.address_unreadable",
+    "report empty": "study.no_journal",
+    "report foreign": "store.not_a_journal",
+    "report empty --storage typo": "study.no_journal",
+    "report empty --out file": "directory.is_a_file",
+}
+
+
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory):
+    """A folder full of things that are not what a verb asks for."""
+    here = tmp_path_factory.mktemp("strange")
+    (here / "empty").mkdir()
+    (here / "file").write_text("hi\n")
+    for name in ("base", "untyped", "cut", "foreign"):
+        (here / name).mkdir()
+        save_file({"w": torch.zeros(2)}, here / name / "model.safetensors")
+        (here / name / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (here / "untyped" / "config.json").write_text("{}")
+    (here / "cut" / "model.safetensors").write_bytes(b"x" * 100)
+    (here / "foreign" / "study.journal").write_text("not of Optuna\n")
+    proxies = {
+        "sound": f"{BUILD}{TRAIN}    report(0, 1.0)",
+        "broken": "def build(width:",
+        "raising": "x = 1\ny = x / 0",
+        "silent": f"{BUILD}{TRAIN}    pass",
+        "failing": f"{BUILD}{TRAIN}    len(steps)",
+        "bare": "import torch",
+        "hungry": f"{BUILD}def train(run): ...",
+        "forgetful": f"def build(width): ...\n{TRAIN}    pass",
+    }
+    for name, text in proxies.items():
+        (here / f"{name}.py").write_text(text + "\n")
+    return here
+
+
+def run_main(line: str) -> int | str | None:
+    try:
+        return main(shlex.split(line))
+    except SystemExit as stop:
+        return stop.code
+
+
+def printed_codes(text: str) -> set[str]:
+    return set(re.findall(r" \[([a-z_.]+)\]", text))
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_wrong_command_is_refused_and_changes_nothing(line, strange, monkeypatch, capsys):
+    monkeypatch.chdir(strange)
+    before = sorted(p.name for p in strange.iterdir() if not p.name.startswith(("study", "__")))
+    assert run_main(line) == 2
+    message = capsys.readouterr().err
+    assert printed_codes(message) == set(COMMANDS[line].split()), message
+    assert "Traceback" not in message
+    assert "secret" not in message
+    assert (strange / "file").read_text() == "hi\n"
+    assert sorted(p.name for p in strange.iterdir() if not p.name.startswith(("study", "__"))) == before
+
+
+def test_light_commands_are_refused_without_torch(strange):
+    """All in one process, in which importing torch ends it; control: a command that works imports it."""
+    code = f"""
+        from mupscale.cli.main import main
+        import shlex
+        for line in {[*LIGHT]!r}:
+            try:
+                assert main(shlex.split(line)) == 2, line
+            except SystemExit as stop:
+                assert stop.code == 2, (line, stop.code)
+    """
+    done = without_torch(textwrap.dedent(code), cwd=strange)
+    assert done.returncode == 0, done.stderr
+    assert printed_codes(done.stderr) == {code for codes in LIGHT.values() for code in codes.split()}
+    control = without_torch(
+        "from mupscale.cli.main import main; main(['plan', 'base', '-k', '2'])", cwd=strange
+    )
+    assert "torch was imported" in control.stderr
+
+
+def test_what_the_machinery_itself_raises_is_no_refusal(strange, monkeypatch):
+    """The control: an error that never was in the user's file stays what it was."""
+
+    def fail(_):
+        raise KeyError("ours")
+
+    monkeypatch.chdir(strange)
+    monkeypatch.setattr("mupscale.tuning.tune.read_proxy", fail)
+    with pytest.raises(KeyError, match="ours"):
+        main(shlex.split(f"tune sound.py {TUNE}"))
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_planning(strange, monkeypatch, capsys):
+    monkeypatch.chdir(strange)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert run_main(f"{GROW} --noise t=1") == 2
+    assert printed_codes(capsys.readouterr().err) == {"directory.not_writable"}
