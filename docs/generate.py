@@ -23,7 +23,6 @@ from benchmarks.families_popular import stored as popular_lines  # noqa: E402
 from benchmarks.families_popular import summary as popular_summary  # noqa: E402
 from benchmarks.families_wide import DATA  # noqa: E402
 from benchmarks.public_models import table  # noqa: E402
-from docs.layout import layout  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
 from mupscale.families.rows import Row, row_for  # noqa: E402
 from mupscale.families.widths import USUAL  # noqa: E402
@@ -531,7 +530,6 @@ PAGES = {
     "optimizers.md": optimizers,
     "families.md": families,
     "benchmarks.md": benchmarks,
-    "layout.md": layout,
     "frontier.md": frontier,
 }
 
