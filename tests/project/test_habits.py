@@ -114,3 +114,62 @@ def test_what_left_ci_is_shown_by_tests_with_the_benchmarks_own_functions():
     assert not not_shown(results)
     for test in ("tests/no_such_test.py", "tests/rules/test_axes.py"):
         assert not_shown({"trainer": {"tests": [test]}}) == [f"trainer: {test}"]
+
+
+PUSH = ("static", "tests", "exactness", "survival")
+"""The parts of .ci/run that every change passes. Its other parts are those of the nightly run."""
+
+
+def programs(text: str) -> set[str]:
+    """The programs of benchmarks/ that a script runs, by name."""
+    return set(re.findall(r"benchmarks/(\w+)\.py", text))
+
+
+def misplaced(results: dict[str, dict[str, Any]], script: str, nightly: str, release: str) -> list[str]:
+    """Rows that say another place than the one where their program runs, and programs without a row."""
+    parts = dict(re.findall(r"^(\w+)\(\) \{\n(.*?)^\}", script, re.M | re.S))
+    push = programs("".join(parts[part] for part in PUSH))
+    night = programs("".join(text for part, text in parts.items() if part not in PUSH) + nightly)
+    places = {"push": push, "nightly": night, "release": programs(release)}
+    faults = [
+        f"{name}: no row in docs/benchmarks.json" for name in sorted(push | night) if name not in results
+    ]
+    for name, entry in results.items():
+        if not entry["line"]:
+            faults.append(f"{name}: no line is recorded")
+        (program,) = programs(entry["command"])
+        runs = [place for place, there in places.items() if program in there]
+        if entry["shown"] not in (*places, "by hand"):
+            faults.append(f"{name}: {entry['shown']!r} is no place")
+        elif entry["shown"] == "by hand" and runs:
+            faults.append(f"{name}: by hand, and yet {runs[0]} runs it")
+        elif entry["shown"] != "by hand" and entry["shown"] not in runs and "tests" not in entry:
+            faults.append(f"{name}: {entry['shown']} does not run it, and no tests are named")
+        elif "push" in runs and not entry["command"].endswith("--popular") and entry["shown"] != "push":
+            faults.append(f"{name}: every push runs it")
+    return faults
+
+
+def test_benchmarks_say_where_they_are_shown():
+    """Controls: another place, none, a program without a row, a row without a line, tests that stand for the program."""
+    results = json.loads((ROOT / "docs" / "benchmarks.json").read_text(encoding="utf-8"))
+    files = (".ci/run", ".github/workflows/nightly.yml", ".github/workflows/release.yml")
+    assert not misplaced(results, *((ROOT / name).read_text(encoding="utf-8") for name in files))
+
+    parts = {**dict.fromkeys(PUSH, ""), "exactness": "step python benchmarks/zoo.py --quick", "figures": ""}
+    script = "".join(f"{part}() {{\n    {text}\n}}\n" for part, text in parts.items())
+    row = {"command": "python benchmarks/zoo.py", "line": "models=1", "shown": "push"}
+
+    def found(changed: dict[str, Any], nightly: str = "") -> list[str]:
+        return misplaced({"zoo": {**row, **changed}}, script, nightly, "")
+
+    assert found({}) == []
+    assert found({"shown": "nightly"}) == ["zoo: nightly does not run it, and no tests are named"]
+    assert found({"shown": "nightly"}, "benchmarks/zoo.py") == ["zoo: every push runs it"]
+    assert found({"shown": "by hand"}) == ["zoo: by hand, and yet push runs it"]
+    assert found({"shown": "weekly"}) == ["zoo: 'weekly' is no place"]
+    assert found({"line": None}) == ["zoo: no line is recorded"]
+    assert found({}, "benchmarks/limits.py") == ["limits: no row in docs/benchmarks.json"]
+    assert (
+        found({"shown": "nightly", "tests": ["tests/plans/test_zoo.py"], "command": "benchmarks/x.py"}) == []
+    )

@@ -86,6 +86,7 @@ def test_workflows_call_the_projects_own_scripts_and_hold_no_secret():
             assert (ROOT / script).is_file()
     assert ".ci/run static" in texts["ci.yml"]
     assert "run: python benchmarks/first_minutes.py --keep dist" in texts["release.yml"]
+    assert "run: python -m harness.evidence" in texts["release.yml"], "a release has fresh figures"
     assert "CHANGELOG.md" in texts["release.yml"], "a release has a dated section"
     assert yaml.safe_load(texts["release.yml"])["jobs"]["publish"]["permissions"] == {"id-token": "write"}
 
