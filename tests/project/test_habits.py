@@ -102,7 +102,7 @@ def not_shown(results: dict[str, dict[str, Any]]) -> list[str]:
     for name, entry in results.items():
         for test in entry.get("tests", []):
             path = ROOT / test
-            if not path.is_file() or not re.search(rf"\bbenchmarks(\.| import ){name}\b", path.read_text()):
+            if not path.is_file() or not re.search(rf"\b(benchmarks|harness)(\.| import ){name}\b", path.read_text()):
                 faults.append(f"{name}: {test}")
     return faults
 
@@ -137,8 +137,7 @@ def misplaced(results: dict[str, dict[str, Any]], script: str, nightly: str, rel
     for name, entry in results.items():
         if not entry["line"]:
             faults.append(f"{name}: no line is recorded")
-        (program,) = programs(entry["command"])
-        runs = [place for place, there in places.items() if program in there]
+        runs = [place for place, there in places.items() if programs(entry["command"]) & there]
         if entry["shown"] not in (*places, "by hand"):
             faults.append(f"{name}: {entry['shown']!r} is no place")
         elif entry["shown"] == "by hand" and runs:
