@@ -102,7 +102,9 @@ def not_shown(results: dict[str, dict[str, Any]]) -> list[str]:
     for name, entry in results.items():
         for test in entry.get("tests", []):
             path = ROOT / test
-            if not path.is_file() or not re.search(rf"\b(benchmarks|harness)(\.| import ){name}\b", path.read_text()):
+            if not path.is_file() or not re.search(
+                rf"\b(benchmarks|harness)(\.| import ){name}\b", path.read_text()
+            ):
                 faults.append(f"{name}: {test}")
     return faults
 
