@@ -3,7 +3,7 @@
 python benchmarks/families.py            every configuration of `family_configs.py`, k = 2 and 3
 python benchmarks/families.py --quick    the same at k = 2 with fewer steps
 python benchmarks/families.py --wide     every model type of the installed transformers; see `families_wide.py`.
-                                         Goes on where it stopped; delete families_wide.json to begin anew
+                                         Goes on where it stopped, with types that are stored of other code
 python benchmarks/families.py --popular  the 115 much-used types of `popular_types.py`; see `families_popular.py`.
                                          Goes on where it stopped; --again begins anew, --part 0/30 measures one part
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from harness.evidence import is_of, key_of
 from harness.family_configs import Case
 from harness.limited import HANG, limited
 from harness.popular_types import POPULAR
@@ -162,7 +163,12 @@ def measured(case: Case) -> Line:
         line = {"verdict": "slow", "why": f"more than {SECONDS} CPU seconds"}
     else:
         line = {"verdict": "crashed", "why": str(outcome.value)}
-    return {"name": case.name, "key": _key(case), **line, "seconds": round(outcome.seconds, 1)}
+    return {
+        "name": case.name,
+        "key": f"{key_of('families_popular')}-{_configuration(case)}",
+        **line,
+        "seconds": round(outcome.seconds, 1),
+    }
 
 
 def _silently(case: Case) -> Line:
@@ -171,9 +177,9 @@ def _silently(case: Case) -> Line:
         return attempt(case)
 
 
-def _key(case: Case) -> str:
-    told = json.dumps([case.model_type, case.architecture, case.fields], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+def _configuration(case: Case) -> str:
+    fields = json.dumps([case.model_type, case.architecture, case.fields], sort_keys=True)
+    return hashlib.sha256(fields.encode()).hexdigest()[:16]
 
 
 def in_part(name: str, part: str) -> bool:
@@ -187,10 +193,10 @@ def in_part(name: str, part: str) -> bool:
 
 
 def stored() -> dict[str, Line]:
-    """The stored lines of types whose configurations are still the same, by name."""
-    keys = {case.name: _key(case) for case in POPULAR}
+    """The stored lines of types whose configurations are still the same, by name; they may be of earlier code."""
+    keys = {case.name: _configuration(case) for case in POPULAR}
     lines = map(json.loads, STORED.read_text(encoding="utf-8").splitlines() if STORED.exists() else ())
-    return {line["name"]: line for line in lines if keys.get(line["name"]) == line["key"]}
+    return {line["name"]: line for line in lines if keys.get(line["name"]) == line["key"].rpartition("-")[2]}
 
 
 def summary(lines: Iterable[Line]) -> str:
@@ -236,14 +242,16 @@ def _wrong(line: Line, towers: tuple[str, ...]) -> Iterator[str]:
 
 
 def popular(only: list[str] | None, part: str | None, again: bool) -> int:
-    """Measure what is not stored; with a part or names, measure those and compare them with what is stored."""
+    """Measure what is not stored or is of earlier code; with a part or names, measure those and compare them."""
     import transformers.masking_utils
     import transformers.modeling_utils  # noqa: F401 - imported once, before children are forked
 
     before = stored()
     cases = {case.name: case for case in POPULAR}
     chosen = [c for c in POPULAR if (not only or c.name in only) and (part is None or in_part(c.name, part))]
-    lines = {} if again or part is not None or only else dict(before)
+    key = key_of("families_popular")
+    current = {name: line for name, line in before.items() if is_of(key, line)}
+    lines = {} if again or part is not None or only else current
     worse = []
     for case in chosen:
         if case.name in lines:

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from harness.evidence import is_of, key_of
 from harness.family_configs import EXACT
 
 SECONDS, MEMORY, WORKERS, STEPS = 60, 6 << 30, 2, 5
@@ -127,11 +128,12 @@ def cast_the_net(only: list[str] | None = None) -> int:
     known = {case.model_type for case in EXACT}
     results: dict[str, dict[str, Any]] = json.loads(DATA.read_text()) if DATA.exists() else {}
     types = sorted(CONFIG_MAPPING.keys())
-    rest = [name for name in only or types if name not in results]
+    key = key_of("families_wide")
+    rest = [name for name in only or types if not is_of(key, results.get(name, {}))]
     if not only:
         random.Random(0).shuffle(rest)
     for name, found in _results(rest):
-        results[name] = found
+        results[name] = {**found, "key": key}
         print(f"{name:32} {found['verdict']:10} {found['why'][:200]}", flush=True)
         DATA.write_text(json.dumps(dict(sorted(results.items())), indent=0) + "\n", encoding="utf-8")
         RESULT.write_text(page(results, known, len(types)), encoding="utf-8")

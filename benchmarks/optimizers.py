@@ -41,6 +41,7 @@ from torch.optim import Optimizer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mupscale as mu
+from harness.evidence import key_of
 from harness.hybrid import BASE_TEXT, ONE_ROW, WIDE_TEXT, continued, text_loss
 from harness.known_optimizers import CASES, WRITTEN_RULES, Known, stand_ins
 from harness.muons import MoonlightMuon
@@ -317,7 +318,8 @@ def main() -> int:
     for failure in failed:
         print(f"FAILED: {failure}")
     if chosen.json:
-        chosen.json.write_text(json.dumps([asdict(f) for f in found], indent=1) + "\n")
+        key = key_of("optimizers")
+        chosen.json.write_text(json.dumps([{**asdict(f), "key": key} for f in found], indent=1) + "\n")
     rows = len({f.row for f in found})
     print(
         f"\nmenu={len(names)} supported={supported} ran={len(ran)} written={len(written)} "

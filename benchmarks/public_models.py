@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from harness.evidence import key_of
 from mupscale.errors import MupscaleError
 from mupscale.families.process import plan_in_process
 from mupscale.families.record import FamilyPlan
@@ -130,7 +131,7 @@ def main() -> int:
     rows = json.loads(FOUND.read_text(encoding="utf-8")) if chosen and FOUND.exists() else {}
     for name in chosen or models:
         try:
-            rows[name] = measure(name, models[name])
+            rows[name] = {**measure(name, models[name]), "key": key_of("public_models")}
         except MupscaleError as error:
             print(f"{name}: {error}", flush=True)
             return 1

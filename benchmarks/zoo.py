@@ -15,7 +15,6 @@ a bound fails.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 from collections import Counter
@@ -27,6 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.zoo_measure import Line, measured
+from harness.evidence import is_of, key_of
 from harness.zoo import ZOO
 from harness.zoo.entry import Entry, Exact, Impossible
 
@@ -47,26 +47,12 @@ QUICK = (
 """Fast models of every kind for CI; more than half of them are silent without proofs."""
 
 
-def code_key() -> str:
-    """A hash of everything that a stored line depends on: the package, the models and the way they are measured."""
-    digest = hashlib.sha256()
-    files = [
-        *(ROOT / "src").rglob("*.py"),
-        *(ROOT / "harness").rglob("*.py"),
-        *(ROOT / "benchmarks").glob("zoo*.py"),
-    ]
-    for path in sorted(files):
-        digest.update(path.relative_to(ROOT).as_posix().encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
 def stored(key: str) -> dict[tuple[str, str, str], Line]:
     """The lines of this code, by name, mode and dtype."""
     if not STORED.exists():
         return {}
     rows = map(json.loads, STORED.read_text(encoding="utf-8").splitlines())
-    lines = (Line.from_json(row) for row in rows if row["key"] == key)
+    lines = (Line.from_json(row) for row in rows if is_of(key, row))
     return {(line.name, line.mode, line.dtype): line for line in lines}
 
 
@@ -152,7 +138,7 @@ def main() -> int:
     mode = "control" if options.control else "prove" if options.prove else "paths"
     whole = not options.only
     keeps = whole and not options.quick
-    key = code_key()
+    key = key_of("zoo")
     known = stored(key) if keeps and not options.again else {}
     lines = []
     for entry in entries:

@@ -1,8 +1,9 @@
 """Write the pages that are generated from data: `python docs/generate.py`.
 
-Optimizers and families come from the registries, benchmarks from docs/benchmarks.json, the source layout from the
-docstrings of the package, refusals from the calls that make them, the README's table of real models from benchmarks/public_models_found.json. A test compares the pages with the data. `python docs/generate.py --benchmarks covertype limits`
-runs those scripts and records their last lines. Nothing is recorded for a script that fails.
+Optimizers and families come from the registries, benchmarks from docs/benchmarks.json, refusals from the calls that make
+them, the README's table of real models from benchmarks/public_models_found.json. A test compares the pages with the data.
+`python docs/generate.py --benchmarks covertype limits` runs those scripts and records their last lines with the key of the
+code (harness/evidence.py). Nothing is recorded for a script that fails.
 """
 
 import argparse
@@ -23,8 +24,8 @@ from benchmarks.families_popular import stored as popular_lines  # noqa: E402
 from benchmarks.families_popular import summary as popular_summary  # noqa: E402
 from benchmarks.families_wide import DATA  # noqa: E402
 from benchmarks.public_models import table  # noqa: E402
-from docs.layout import layout  # noqa: E402
 from docs.refusals import refusals  # noqa: E402
+from harness.evidence import EARLIER, is_of, key_of, mark  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
 from mupscale.families.rows import Row, row_for  # noqa: E402
 from mupscale.families.widths import USUAL  # noqa: E402
@@ -66,7 +67,7 @@ TAIL = """
 
 The errors are the largest relative differences of outputs over 12 steps after growth in mid-training, in float64 and in float32
 (`python benchmarks/optimizers.py`). Where a package computes in float32 or rounds to 16 bits, or is not installed, float64 is that
-of the same optimizer written from its published description.
+of the same optimizer written from its published description.{earlier}
 
 {packages}
 
@@ -308,7 +309,14 @@ def optimizers() -> str:
     refused = [f"- **{', '.join(names)}**: {reason}." for reason, names in reasons.items()]
     return (
         "\n".join(
-            [HEAD, *own, TAIL.replace("{packages}", _packages()).replace("{muons}", _muons()), *refused]
+            [
+                HEAD,
+                *own,
+                TAIL.replace("{earlier}", mark("docs/optimizers.json"))
+                .replace("{packages}", _packages())
+                .replace("{muons}", _muons()),
+                *refused,
+            ]
         )
         + "\n"
     )
@@ -382,7 +390,7 @@ def much_used() -> list[str]:
         "`-k 2`, proved, grown, saved, loaded again in the stock class and stepped there with the carried optimizer, in a process with",
         "60 CPU seconds. What `-k 2` refuses is tried with `-k ffn=2`; types with a text and a vision tower are also grown by",
         "`-k text=2` and `-k vision=2`.\n",
-        f"`{popular_summary(lines)}`\n",
+        f"`{popular_summary(lines)}`{mark('benchmarks/families_popular.jsonl')}\n",
         f"Exact: {', '.join(x['name'] for x in by['exact'])}.\n",
         f"Each tower alone is exact too: {', '.join(x['name'] for x in lines if 'towers' in x)}.\n",
         "Not in all widths:\n",
@@ -410,7 +418,8 @@ def families() -> str:
         "`python benchmarks/families.py --wide` takes model types of transformers at their default configuration. It shrinks each",
         "one, searches for a plan and proves it with five AdamW steps.\n",
         f"| verdict | types, of {len(found)} |\n|---|---|\n{verdicts}\n",
-        f"Accepted plans that failed their proof: {counts['BROKEN']}. The reasons are listed in `benchmarks/families_wide.md`.\n",
+        f"Accepted plans that failed their proof: {counts['BROKEN']}{mark('benchmarks/families_wide.json')}. The reasons are listed",
+        "in `benchmarks/families_wide.md`.\n",
         "These counts are not a held-out success rate. Most types so far are well known and were chosen; some were taken in random",
         "order. The search was improved while the list was made.\n",
         f"Exact: {', '.join(exact) or 'none'}.",
@@ -448,20 +457,23 @@ figures and its control in its last line. Times and memory are ratios to somethi
 | 1 | a bound of the script fails |
 | 2 | data are missing |
 
-The table shows the last recorded line of each script, on two shared cores without a GPU.
+The table shows the last recorded line of each script, on two shared cores without a GPU. A line is stored with a key of the
+code that it depends on. When that code has changed since, the line is marked as {EARLIER}; before a release
+all of them are measured again.
 
-| mark | meaning |
+| shown | when the claim is tested |
 |---|---|
-| **CI** | runs with every change, in most cases shortened by `--quick` |
-| **tests** | these tests show the same with every change, often with fewer steps or seeds |
-| **nightly** | runs once per day |
-| no mark | run by hand |
+| push | with every change, in most cases shortened by `--quick` |
+| nightly | once per day |
+| release | before every release |
+| by hand | when what it is about has changed |
 
-`covertype` and `real_models` need data that are not on GitHub, so the workflow there leaves them out.
-`python docs/generate.py --benchmarks NAME …` runs scripts and records their lines.
+The tests that are named show the same with every change, often with fewer steps or seeds. `covertype` and `real_models` need
+data that are not on GitHub, so the workflows there leave them out. `python docs/generate.py --benchmarks NAME …` runs scripts
+and records their lines.
 
-| script | what it shows | bound | last line |
-|---|---|---|---|"""
+| script | what it shows | bound | shown | last line |
+|---|---|---|---|---|"""
 
 
 def claim(script: Path) -> str:
@@ -475,25 +487,27 @@ def unbroken(text: str) -> str:
     return text.replace("-", "\N{NON-BREAKING HYPHEN}")
 
 
+def script_of(name: str, command: str) -> Path:
+    """The file that says what a row shows: the one with its name, or else the one that its command runs."""
+    own = HERE.parent / "benchmarks" / f"{name}.py"
+    return own if own.exists() else HERE.parent / shlex.split(command)[1]
+
+
 def benchmarks() -> str:
-    in_ci, workflow, nightly = (
-        (HERE.parent / name).read_text(encoding="utf-8")
-        for name in (".ci/run", ".github/workflows/ci.yml", ".github/workflows/nightly.yml")
-    )
     rows = []
     for name, entry in json.loads(RESULTS.read_text(encoding="utf-8")).items():
-        script = HERE.parent / "benchmarks" / f"{name}.py"
-        call, tests = f"benchmarks/{name}.py", entry.get("tests", [])
-        mark = "<br>**CI**" if call in in_ci + workflow else "<br>**nightly**" if call in nightly else ""
-        paths = [f"<code>{test.replace('/', '/<wbr>')}</code>" for test in tests]
-        mark += f"<br>**tests**: {', '.join(paths)}" if tests else ""
-        line = f"`{unbroken(entry['line'])}`" if entry["line"] else "not recorded yet"
-        if entry["line"] and "--" in entry["command"]:
+        tests = [f"<code>{test.replace('/', '/<wbr>')}</code>" for test in entry.get("tests", [])]
+        shown = entry["shown"] + (f"<br>tests: {', '.join(tests)}" if tests else "")
+        line = f"`{unbroken(entry['line'])}`"
+        if "--" in entry["command"]:
             line += f"<br>with `{entry['command'].partition('.py ')[2]}`"
         if "missed" in entry:
             line += f"<br>**missed**: {entry['missed']}"
-        rows.append(f"| `{name}`{mark} | {claim(script)} | {unbroken(entry['bound'])} | {line} |")
-    return "\n".join([BENCHMARKS, *rows]) + "\n"
+        if not is_of(key_of(name), entry):
+            line += f"<br>{EARLIER}"
+        what = claim(script_of(name, entry["command"]))
+        rows.append(f"| `{name}` | {what} | {unbroken(entry['bound'])} | {shown} | {line} |")
+    return "\n".join([BENCHMARKS.replace("{EARLIER}", EARLIER.strip("()")), *rows]) + "\n"
 
 
 def record(names: list[str]) -> None:
@@ -503,14 +517,15 @@ def record(names: list[str]) -> None:
     if unknown:
         raise SystemExit(f"no such benchmark: {', '.join(unknown)}; known: {', '.join(results)}")
     for name in names:
-        command = shlex.split(results[name]["command"])
+        key, command = key_of(name), shlex.split(results[name]["command"])
         done = subprocess.run(
             [sys.executable, *command[1:]], cwd=HERE.parent, stdout=subprocess.PIPE, text=True, check=False
         )
         if done.returncode:
             raise SystemExit(f"{results[name]['command']}: exit status {done.returncode}\n{done.stdout}")
         results[name].pop("missed", None)
-        results[name] |= {"line": done.stdout.split("\n")[-2], "date": str(datetime.date.today())}
+        line = done.stdout.split("\n")[-2]
+        results[name] |= {"line": line, "date": str(datetime.date.today()), "key": key}
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -532,7 +547,6 @@ PAGES = {
     "optimizers.md": optimizers,
     "families.md": families,
     "benchmarks.md": benchmarks,
-    "layout.md": layout,
     "refusals.md": refusals,
     "frontier.md": frontier,
 }

@@ -696,7 +696,7 @@ def test_digests_do_not_depend_on_blocks(monkeypatch, base, tmp_path):
     assert check_bytes(job) == []
 
 
-def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
+def test_progress_is_a_bar_on_a_terminal_and_nothing_elsewhere(monkeypatch):
     class Screen:
         def __init__(self, terminal: bool) -> None:
             self.terminal, self.text = terminal, ""

@@ -1,4 +1,4 @@
-"""The examples run as their first lines say, show what they promise, and stay short enough to be read."""
+"""The examples run as their first lines say and show what they promise."""
 
 import os
 import re
@@ -10,7 +10,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-LINES = 80
 _LEFT_BEHIND = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 CLAIMS = {
@@ -49,13 +48,12 @@ def test_an_example_shows_what_it_claims(script):
     assert re.search(CLAIMS[script], run(script), re.M)
 
 
-def test_every_example_is_run_listed_and_short():
+def test_every_example_is_run_and_listed():
     scripts = {path.name for path in EXAMPLES.glob("*.py")}
     assert scripts - {"proxy_mlp.py"} == CLAIMS.keys(), "proxy_mlp.py is run by the tests of tuning"
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     for name in sorted(scripts):
         text = (EXAMPLES / name).read_text(encoding="utf-8")
-        assert len(text.splitlines()) < LINES, f"{name} is too long"
         assert f"`{name}`" in listed, f"{name} is not in the list"
         assert f"examples/{name}" in text.split('"""')[1], f"{name} does not say how to run it"
 

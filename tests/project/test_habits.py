@@ -1,60 +1,19 @@
-"""What keeps the project easy to change: a cheap CI, a fast subset, pinned tools, promises about versions."""
+"""What keeps the project easy to change: a fast subset, pinned tools, promises about versions."""
 
 import json
 import re
 import subprocess
-import sys
 import tomllib
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from benchmarks import ci_seconds, floor
+from benchmarks import floor
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 yaml: Any = import_module("yaml")  # it comes with transformers and has no types of its own
-
-
-def test_ci_takes_at_most_an_hour_of_processor_time():
-    """Control: a step that adds what is missing to the hour, and a second more, is a fault."""
-    stored = json.loads(ci_seconds.STORED.read_text(encoding="utf-8"))
-    assert not ci_seconds.faults(stored)
-    newest = list(stored)[-1]
-    rest = ci_seconds.LIMIT - sum(stored[newest].values())
-    assert ci_seconds.faults({newest: {**stored[newest], "one more": rest + 1}})
-
-
-def test_stored_seconds_are_of_steps_that_ci_runs():
-    """Every step of the last stored run stands in the script; control: one that does not is seen."""
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").replace('"', "'")
-
-    def stale(stored: dict[str, dict[str, float]]) -> list[str]:
-        steps = stored.get("after", {})
-        return [step for step in steps if f"step {step}" not in script]
-
-    assert not stale(json.loads(ci_seconds.STORED.read_text(encoding="utf-8")))
-    assert stale({"after": {"python benchmarks/nothing.py": 1.0}})
-
-
-def test_a_step_is_measured_with_its_children_and_keeps_its_exit_code(tmp_path):
-    """Control: sleeping takes no processor time."""
-    burn = "import time\nwhile time.process_time() < 0.4: pass"
-    nested = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {burn!r}]) + 3)"
-    script, file = str(ROOT / "benchmarks" / "ci_seconds.py"), tmp_path / "seconds.jsonl"
-    for code in (nested, "import time; time.sleep(0.4)"):
-        subprocess.run(
-            [sys.executable, script, "run", str(file), sys.executable, "-S", "-c", code], check=False
-        )
-    burnt, slept = ci_seconds.read(file)
-    assert burnt["code"] == 3
-    assert burnt["cpu_seconds"] >= 0.4
-    assert slept["cpu_seconds"] < 0.4
-    with pytest.raises(SystemExit, match="not stored"):
-        ci_seconds.record("after", file)
 
 
 def test_parts_of_ci_are_those_of_its_workflow():
@@ -143,7 +102,9 @@ def not_shown(results: dict[str, dict[str, Any]]) -> list[str]:
     for name, entry in results.items():
         for test in entry.get("tests", []):
             path = ROOT / test
-            if not path.is_file() or not re.search(rf"\bbenchmarks(\.| import ){name}\b", path.read_text()):
+            if not path.is_file() or not re.search(
+                rf"\b(benchmarks|harness)(\.| import ){name}\b", path.read_text()
+            ):
                 faults.append(f"{name}: {test}")
     return faults
 
@@ -155,3 +116,61 @@ def test_what_left_ci_is_shown_by_tests_with_the_benchmarks_own_functions():
     assert not not_shown(results)
     for test in ("tests/no_such_test.py", "tests/rules/test_axes.py"):
         assert not_shown({"trainer": {"tests": [test]}}) == [f"trainer: {test}"]
+
+
+PUSH = ("static", "tests", "exactness", "survival")
+"""The parts of .ci/run that every change passes. Its other parts are those of the nightly run."""
+
+
+def programs(text: str) -> set[str]:
+    """The programs of benchmarks/ that a script runs, by name."""
+    return set(re.findall(r"benchmarks/(\w+)\.py", text))
+
+
+def misplaced(results: dict[str, dict[str, Any]], script: str, nightly: str, release: str) -> list[str]:
+    """Rows that say another place than the one where their program runs, and programs without a row."""
+    parts = dict(re.findall(r"^(\w+)\(\) \{\n(.*?)^\}", script, re.M | re.S))
+    push = programs("".join(parts[part] for part in PUSH))
+    night = programs("".join(text for part, text in parts.items() if part not in PUSH) + nightly)
+    places = {"push": push, "nightly": night, "release": programs(release)}
+    faults = [
+        f"{name}: no row in docs/benchmarks.json" for name in sorted(push | night) if name not in results
+    ]
+    for name, entry in results.items():
+        if not entry["line"]:
+            faults.append(f"{name}: no line is recorded")
+        runs = [place for place, there in places.items() if programs(entry["command"]) & there]
+        if entry["shown"] not in (*places, "by hand"):
+            faults.append(f"{name}: {entry['shown']!r} is no place")
+        elif entry["shown"] == "by hand" and runs:
+            faults.append(f"{name}: by hand, and yet {runs[0]} runs it")
+        elif entry["shown"] != "by hand" and entry["shown"] not in runs and "tests" not in entry:
+            faults.append(f"{name}: {entry['shown']} does not run it, and no tests are named")
+        elif "push" in runs and not entry["command"].endswith("--popular") and entry["shown"] != "push":
+            faults.append(f"{name}: every push runs it")
+    return faults
+
+
+def test_benchmarks_say_where_they_are_shown():
+    """Controls: another place, none, a program without a row, a row without a line, tests that stand for the program."""
+    results = json.loads((ROOT / "docs" / "benchmarks.json").read_text(encoding="utf-8"))
+    files = (".ci/run", ".github/workflows/nightly.yml", ".github/workflows/release.yml")
+    assert not misplaced(results, *((ROOT / name).read_text(encoding="utf-8") for name in files))
+
+    parts = {**dict.fromkeys(PUSH, ""), "exactness": "step python benchmarks/zoo.py --quick", "figures": ""}
+    script = "".join(f"{part}() {{\n    {text}\n}}\n" for part, text in parts.items())
+    row = {"command": "python benchmarks/zoo.py", "line": "models=1", "shown": "push"}
+
+    def found(changed: dict[str, Any], nightly: str = "") -> list[str]:
+        return misplaced({"zoo": {**row, **changed}}, script, nightly, "")
+
+    assert found({}) == []
+    assert found({"shown": "nightly"}) == ["zoo: nightly does not run it, and no tests are named"]
+    assert found({"shown": "nightly"}, "benchmarks/zoo.py") == ["zoo: every push runs it"]
+    assert found({"shown": "by hand"}) == ["zoo: by hand, and yet push runs it"]
+    assert found({"shown": "weekly"}) == ["zoo: 'weekly' is no place"]
+    assert found({"line": None}) == ["zoo: no line is recorded"]
+    assert found({}, "benchmarks/limits.py") == ["limits: no row in docs/benchmarks.json"]
+    assert (
+        found({"shown": "nightly", "tests": ["tests/plans/test_zoo.py"], "command": "benchmarks/x.py"}) == []
+    )

@@ -1,6 +1,6 @@
-"""Defects of the code published with the paper, each with what this package does instead.
+"""What holds here where the code published with the paper is wrong: each docstring says what that code does.
 
-Training is compared in float64; beside it stands the defect itself, which must be seen. Noise is tested
+Training is compared in float64; beside it stands the wrong rule, which must be seen. Noise is tested
 as a rule: how its size depends on the width.
 """
 
@@ -80,7 +80,7 @@ def conv_run() -> mu.Run:
 
 
 @pytest.mark.parametrize("k", [2, 4, 9])
-def test_01_noise_of_hidden_matrices_is_shrunk_by_the_weight_scale(k):
+def test_noise_of_hidden_matrices_is_not_shrunk_by_the_weight_scale(k):
     """The noise is added before the multiplication by n/N, so that hidden noise loses another 1/k."""
     plan = mu.plan_between(lambda n: mlp(n, n), 4, 4 * k)
     hidden = plan["2.weight"]
@@ -92,7 +92,7 @@ def test_01_noise_of_hidden_matrices_is_shrunk_by_the_weight_scale(k):
     assert noise_size(uneven.axes) == Scale.of(k) ** -HALF, "fan-in alone enters"
 
 
-def test_02_noise_of_gpt2_ignores_the_width():
+def test_noise_of_hidden_matrices_shrinks_with_the_width_and_of_embeddings_stays():
     """GPT-2 is initialised by torch's own normal_: hidden std stays, the tied embedding's grows as √N."""
     hidden, embedding = [], []
     for width in (32, 128, 512):
@@ -104,7 +104,7 @@ def test_02_noise_of_gpt2_ignores_the_width():
     assert embedding == [Scale.of(1)] * 3
 
 
-def test_03_eps_of_gpt2_is_not_scaled():
+def test_eps_of_a_tied_model_is_scaled():
     """GPT-2 trains with upstream `MuAdamW`, which leaves eps as it is."""
     gaps = []
     for rules in (None, without(torch.optim.AdamW, hyper={"eps": mu.rules.NEUTRAL})):
@@ -115,7 +115,7 @@ def test_03_eps_of_gpt2_is_not_scaled():
     assert_broken(gaps[1])
 
 
-def test_04_clipping_by_the_global_norm_breaks_the_equivalence():
+def test_clipping_by_the_weighted_norm_is_exact_and_by_the_global_norm_is_not():
     """The published runs clip the plain norm, in which vector-like gradients shrink and matrices do not."""
     limit = 0.1
     gaps = []
@@ -129,7 +129,7 @@ def test_04_clipping_by_the_global_norm_breaks_the_equivalence():
     assert_broken(gaps[1])
 
 
-def test_05_batch_norm_statistics_are_lost():
+def test_batch_norm_statistics_are_carried():
     """The spectral variant copies `.parameters()` only, so eval outputs are off by 53 at zero noise."""
     base = conv_run()
     wide = mu.widen(base, lambda: ConvNet(12), unproved=True)
@@ -141,7 +141,7 @@ def test_05_batch_norm_statistics_are_lost():
     assert_broken(difference(wide.model(x), base.model(x)))
 
 
-def test_05_batch_norm_trains_on_as_the_base():
+def test_batch_norm_trains_on_as_the_base():
     """Its statistics move on with training too; the published test looks at the first step only."""
     base = conv_run()
     wide = mu.widen(base, lambda: ConvNet(12), unproved=True)
@@ -154,7 +154,7 @@ def test_05_batch_norm_trains_on_as_the_base():
             assert_broken(difference(getattr(large, leaf), getattr(small, leaf).repeat(3)))
 
 
-def test_06_noise_on_batch_norm_gains_is_a_constant_shift():
+def test_batch_norm_gains_are_repeated_whatever_the_fresh_model_has():
     """The "noise" on gains is the fresh model's own ones, so every gain 1.0 becomes 1.3."""
     plans = []
     for fill in (0.0, 1.0, None):
@@ -189,7 +189,7 @@ class Patches(nn.Module):
         return out
 
 
-def test_07_width_axis_at_dimension_two_is_skipped():
+def test_a_width_at_dimension_two_is_declared_or_searched():
     """A position table (1, T, n) matches no branch of the published code and stays noise, without a word."""
     with pytest.raises(MupscaleError, match="positions") as refused:
         mu.plan_between(Patches, 4, 12)
@@ -207,7 +207,7 @@ def test_07_width_axis_at_dimension_two_is_skipped():
     assert_broken(gaps[1])
 
 
-def test_07_parameters_of_the_target_alone_stay_noise():
+def test_parameters_of_one_model_alone_are_refused():
     """The check for unmatched names looks in the wrong dict and builds its error without raising it."""
     plain, longer = mlp(*MLP), mlp(*WIDE_MLP).append(nn.Linear(2, 2))
     with pytest.raises(MupscaleError) as extra:
@@ -252,7 +252,7 @@ class Scaled(nn.Module):
         return out
 
 
-def test_08_norms_are_known_by_the_name_of_their_class():
+def test_a_norm_needs_no_name_and_an_init_no_zero_mean():
     """A gain in a class not called "…norm" becomes 1 + 1 = 2, and so does any init that is not zero-mean."""
     plan = mu.plan_between(Scaled, 4, 12, loss=loss_on(vectors()))
     gaps = []
@@ -307,7 +307,7 @@ class Attending(nn.Module):
 
 
 @pytest.mark.parametrize("attention", [Attention, TorchAttention])
-def test_09_growing_the_number_of_heads_is_wrong(attention):
+def test_more_heads_are_exact(attention):
     """Entries are interleaved whatever they mean, which tears heads apart when their number grows."""
     plan = mu.plan_between(lambda heads: Attending(heads, attention), 4, 8, loss=loss_on(vectors()))
     torn = plan.with_tensors(
@@ -330,13 +330,13 @@ def test_09_growing_the_number_of_heads_is_wrong(attention):
     assert_broken(gaps[1])
 
 
-def test_09_undeclared_heads_are_refused():
+def test_undeclared_heads_are_refused():
     """Shapes cannot tell heads from head size; the published code does not ask."""
     with pytest.raises(MupscaleError, match="undeclared layout"):
         mu.plan_between(lambda heads: Attending(heads, Attention), 4, 8)
 
 
-def test_10_adam_step_is_aliased():
+def test_the_step_of_adam_is_not_shared():
     """The step tensor is shared by both optimizers, so that after one step each both read two."""
     base = adamw_run()
     wide = mu.widen(base, wide_mlp)
@@ -349,7 +349,7 @@ def test_10_adam_step_is_aliased():
     assert not tensors[0] & tensors[1]
 
 
-def test_10_adam_step_of_bf16_models_freezes():
+def test_the_step_of_adam_stays_float32_in_bf16_models():
     """All state is cast to the parameters' dtype; in bfloat16 300 + 1 is 300, for ever."""
     model = mlp(*MLP).bfloat16()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -370,7 +370,7 @@ def test_10_adam_step_of_bf16_models_freezes():
 @pytest.mark.parametrize(
     ("optimizer", "moment"), [(torch.optim.RMSprop, "square_avg"), (torch.optim.Adagrad, "sum")]
 )
-def test_10_second_moment_of_rmsprop_and_adagrad_is_scaled_once(optimizer, moment):
+def test_the_second_moment_of_rmsprop_and_adagrad_is_scaled_by_the_square(optimizer, moment):
     """Squares of gradients are multiplied by 1/k in place of 1/k²."""
     gaps = []
     for rules in (None, without(optimizer, state={moment: mu.rules.G})):
@@ -381,7 +381,7 @@ def test_10_second_moment_of_rmsprop_and_adagrad_is_scaled_once(optimizer, momen
     assert_broken(gaps[1])
 
 
-def test_10_unknown_state_is_dropped():
+def test_unknown_state_is_refused():
     """State keys that the published code does not know are left out of the new optimizer, silently."""
     base = trained_mlp(lambda model: torch.optim.AdamW(model.named_parameters()))
     optimizer = base.optimizers[0]
@@ -397,7 +397,7 @@ def test_10_unknown_state_is_dropped():
     assert mu.widen(base, wide_mlp).optimizers[0].state, "control: known state is carried"
 
 
-def test_10_unknown_settings_are_left_as_they_are():
+def test_unknown_settings_are_refused():
     """Nor does it ask about hyperparameters: one whose units nobody states is copied unscaled."""
     base = trained_mlp(lambda model: torch.optim.AdamW(model.named_parameters(), eps=1e-3))
     plan = mu.infer_plan(base.model, wide_mlp())
@@ -409,7 +409,7 @@ def test_10_unknown_settings_are_left_as_they_are():
         mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW, rules=rules)
 
 
-def test_11_widening_twice_destroys_the_model():
+def test_widening_twice_gives_the_same_model_twice():
     """`transfer_weights` works inside the target's init, so that a second call multiplies again."""
     base = adamw_run()
     before = copy.deepcopy((base.model.state_dict(), base.optimizers[0].state_dict()["state"]))
@@ -428,7 +428,7 @@ def test_11_widening_twice_destroys_the_model():
         mu.widen(first, wide_mlp, plan=first.plan)
 
 
-def test_12_ordinary_checkpoints_are_not_supported():
+def test_a_checkpoint_that_was_trained_without_mup_grows():
     """`transfer_weights_sp` divides embeddings by k and has no optimizer transfer."""
     gaps = []
     for divide in (False, True):
@@ -445,7 +445,7 @@ def test_12_ordinary_checkpoints_are_not_supported():
     assert_broken(gaps[1])
 
 
-def test_13_default_weight_decay_is_lost():
+def test_default_weight_decay_is_kept():
     """`MuAdamW` without `weight_decay=` decays by 0.0 where AdamW decays by 0.01."""
     gaps = []
     for lose in (False, True):
@@ -459,7 +459,7 @@ def test_13_default_weight_decay_is_lost():
     assert_broken(gaps[1])
 
 
-def test_13_the_callers_parameter_groups_are_changed():
+def test_the_callers_parameter_groups_are_not_changed():
     """`MuAdamW` writes its scaled settings into the very dicts it was given."""
     torch.manual_seed(0)
     model = mlp(*MLP).double()
@@ -491,7 +491,7 @@ def test_13_the_callers_parameter_groups_are_changed():
     [lambda model: torch.compile(model, backend="eager"), nn.DataParallel],
     ids=["compile", "DataParallel"],
 )
-def test_14_optimizer_of_a_wrapped_model_is_not_found(wrap):
+def test_the_optimizer_of_a_wrapped_model_is_found(wrap):
     """A compiled source raises KeyError '_orig_mod…' when its optimizer is carried; DDP's prefix likewise."""
     torch.manual_seed(0)
     wrapped = wrap(mlp(*MLP).double())
@@ -511,7 +511,7 @@ def test_14_optimizer_of_a_wrapped_model_is_not_found(wrap):
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_fsdp_wrapped_module.", "module._orig_mod."])
-def test_14_prefixes_of_saved_names_are_not_understood(prefix):
+def test_prefixes_of_saved_names_are_understood(prefix):
     """Checkpoints of wrapped models carry the wrapper's prefix in every name."""
     model = mlp(*MLP)
     plan = mu.infer_plan(model, wide_mlp())
@@ -541,7 +541,7 @@ def one_step(run: mu.Run, i: int) -> Tensor:
     return loss
 
 
-def test_15_looking_at_a_model_moves_its_batch_norm_statistics():
+def test_looking_at_a_model_keeps_its_batch_norm_statistics():
     """`train()` runs all data, validation too, through the net in train mode before the first epoch."""
     loss = loss_on(images())
     assert not polluted(lambda model: mu.infer_plan(model, ConvNet(12), loss=loss))
@@ -551,7 +551,7 @@ def test_15_looking_at_a_model_moves_its_batch_norm_statistics():
     assert polluted(loss), "control: a forward pass in train mode is seen"
 
 
-def test_15_the_gradient_identity_moves_batch_norm_statistics():
+def test_the_gradient_identity_keeps_batch_norm_statistics():
     """A check is no training step: measuring the identity leaves both models as they were."""
     loss = loss_on(images())
     plan = mu.plan_between(ConvNet, 4, 12)
