@@ -1,7 +1,7 @@
 """From a checkpoint directory and a request to a job: every fact is fixed here, no tensor is moved.
 
-`record` gathers what decides the result; `job_of` is a pure function of that record and of the base directory, so
-`check` can rebuild the job of any grown directory and hold its bytes against it.
+`record` gathers what decides the result; `job_of` is a pure function of that record, of the base directory and of which
+tensor is written to which file, so `check` can rebuild the job of any grown directory and hold its bytes against it.
 """
 
 from __future__ import annotations
@@ -173,9 +173,17 @@ def check_config(directory: Directory, about: Mapping[str, Any]) -> None:
 
 
 def job_of(
-    directory: Directory, out: Location, about: Mapping[str, Any], block_bytes: int = BLOCK_BYTES
+    directory: Directory,
+    out: Location,
+    about: Mapping[str, Any],
+    block_bytes: int = BLOCK_BYTES,
+    written: Mapping[str, str] | None = None,
 ) -> Job:
-    """The job that writes what the record says, into `out`."""
+    """The job that writes what the record says, into `out`.
+
+    A record that was read from a file has lost the order of its plan, in which shards are filled; `written` then says which
+    tensor lies in which file.
+    """
     check_config(directory, about)
     request = Request.from_json(about["request"])
     plan, noise = plan_and_noise(directory.path, about)
@@ -184,7 +192,9 @@ def job_of(
     reading = Reading.of_json(told)
     stored = plan_without(plan, [*about["not_stored"], *reading.absent])
     spelling = Spelling(parts, reading.names, reading.left_out)
-    files, moves, index = weight_moves(stored, directory, noise, request.dtype, request.shard_bytes, spelling)
+    files, moves, index = weight_moves(
+        stored, directory, noise, request.dtype, request.shard_bytes, spelling, written
+    )
     config = {**about["config"], MARK: {"plan_hash": plan.hash, "version": about["version"]}}
     texts = [
         Text(CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n"),
