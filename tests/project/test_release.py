@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import mupscale
 from harness.refusals import refusal
 from mupscale.cli.main import main
@@ -22,6 +24,18 @@ def test_the_version_stands_in_one_place():
         if re.search(rf"version.*{re.escape(mupscale.__version__)}", path.read_text(encoding="utf-8"))
     ]
     assert found == [Path("src/mupscale/version.py")]
+
+
+def test_one_sentence_says_what_the_product_does(capsys):
+    """Where a reader meets it first: the package, its help, its pages and the index of packages."""
+    told = (mupscale.__doc__ or "").splitlines()[0]
+    assert {"width", "depth", "experts", "words"} <= {*re.findall(r"\w+", told)}
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert told in " ".join(capsys.readouterr().out.split())
+    places = ("README.md", "docs/index.md", "mkdocs.yml", "pyproject.toml", "CITATION.cff")
+    texts = {place: " ".join((ROOT / place).read_text(encoding="utf-8").split()) for place in places}
+    assert [place for place, text in texts.items() if told.removesuffix(".") not in text] == []
 
 
 def unready(changelog: str, version: str) -> str:
