@@ -295,7 +295,6 @@ ALLOWED_POWERS = {
         "flops.py: size**2",
         "flops.py: width**2",
         'widen_options.py: 1000 ** " kmgt".index(found[2] or " ")',
-        "widen.py: max(*goal.k.values(), *named, 1) ** 2",
         "maps.py: (low * high) ** 0.5",
         "maps.py: 2**p",
         "maps.py: 2**t",
