@@ -1,4 +1,4 @@
-"""For every test: one thread. Plans without a process for each, where a module asks for them."""
+"""For every test: one thread. Plans without a process for each, and a store, where a module asks for them."""
 
 import hashlib
 import json
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import mupscale
+from harness.object_store import object_store
 from mupscale.cli import check, plan
 from mupscale.families.record import FamilyPlan
 
@@ -42,7 +43,8 @@ def planned_here(request):
         asked = json.dumps([_code(), config, multipliers, options], sort_keys=True, default=repr)
         kept = folder / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
         if not kept.exists():
-            found = prove(family_plan(config, multipliers, **options)).to_json()
+            # In the order of the model, as a process of its own answers; `to_json` sorts.
+            found = json.dumps(prove(family_plan(config, multipliers, **options)).as_json())
             whole = kept.with_suffix(f".{os.getpid()}")
             whole.write_text(found, encoding="utf-8")
             whole.replace(kept)
@@ -52,3 +54,14 @@ def planned_here(request):
         for module in (plan, check):
             patch.setattr(module, "plan_in_process", plan_here)
         yield
+
+
+@pytest.fixture(scope="module")
+def store():
+    """One S3 server for the tests of a module, which finds it by its variables."""
+    pytest.importorskip("moto")
+    pytest.importorskip("s3fs")
+    with object_store(smallest=1024) as found, pytest.MonkeyPatch.context() as patch:
+        for name, value in found.environment.items():
+            patch.setenv(name, value)
+        yield found

@@ -1,4 +1,4 @@
-"""Grow trained PyTorch models in width, exactly.
+"""Grow trained PyTorch models in width, depth, experts and words, exactly.
 
 >>> import mupscale as mu, torch
 >>> from torch import nn

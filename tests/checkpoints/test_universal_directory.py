@@ -70,6 +70,13 @@ def test_weights_and_their_masters_grow_to_the_same_bits(base, tmp_path, capsys)
     assert (out / "latest_universal").read_text() == TAG
     assert not (out / TAG / "zero" / "lm_head.weight").exists()
     assert main(["check", str(out)]) == 0
+    assert main(["check", str(base), str(out), "--bytes", "--quiet"]) == 0
+    moment = out / TAG / "zero" / "model.norm.weight" / "exp_avg.pt"
+    raw = bytearray(moment.read_bytes())
+    at = raw.index(torch.load(moment)["param"].numpy().tobytes())
+    raw[at] ^= 1
+    moment.write_bytes(raw)
+    assert main(["check", str(base), str(out), "--bytes", "--quiet"]) == 1, "control: one bit of a moment"
 
 
 def test_without_a_universal_checkpoint_the_command_that_makes_one_is_told(base, tmp_path, capsys):

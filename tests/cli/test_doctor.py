@@ -75,6 +75,7 @@ def test_the_report_of_a_device_proves_beside_controls_and_fails_with_one_of_the
     assert "0 of 12 widened tensors differ" in report
     assert report.count("holds") == 6
     assert "times a copy on the device" in report
+    assert "python -m pytest -m gpu" in report, "it is printed, not run"
     monkeypatch.setattr(device_report, "_autocast", lambda device: 1.0)
     assert main(["doctor", "--device", "cpu"]) == 1
     assert "autocast           FAILS" in capsys.readouterr().out

@@ -7,7 +7,8 @@ import pytest
 
 from mupscale.checkpoints.request import Request
 from mupscale.cli import plan
-from mupscale.errors import MupscaleError
+from mupscale.errors import Fault, MupscaleError
+from mupscale.families import process
 from mupscale.families.goal import Goal
 from mupscale.families.grown import check_growth
 
@@ -26,42 +27,48 @@ FALCON = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_the_feed_forward_layers_are_offered_only_if_they_were_tried(monkeypatch, exact, capsys):
-    tried = []
+def test_a_refused_growth_is_planned_once(monkeypatch):
+    """What grows instead is searched where the plan was, and comes with the refusal."""
+    tried, found = [], [Fault("-k", "its feed-forward layers can grow alone", "write -k ffn=3")]
 
     def planned(config: Any, multipliers: str, **_: Any) -> object:
         tried.append(multipliers)
-        if multipliers == "3" or not exact:
-            raise MupscaleError(
-                "conv1d.weight goes from (160, 1, 4) to (288, 1, 4), not a whole number of copies"
-            )
-        return object()
+        raise MupscaleError("refused", found)
 
     monkeypatch.setattr(plan, "plan_in_process", planned)
     monkeypatch.setattr(plan, "check_record", lambda directory: None)
     with pytest.raises(MupscaleError) as refused:
         plan.planned(DIRECTORY, CHOSEN, Request("3"))
-    assert tried == ["3", "ffn=3"]
-    assert ("write -k ffn=3, which was tried and is exact" in str(refused.value)) is exact
-    assert "trying -k ffn=3" in capsys.readouterr().err
+    assert tried == ["3"]
+    assert list(refused.value.faults) == found
 
 
-def test_what_is_asked_for_is_not_offered_and_a_missing_package_is_not_tried_again(monkeypatch):
-    tried = []
+@pytest.mark.parametrize(
+    ("asked", "tried"),
+    [("2", "ffn=2"), ("hidden=2,heads=4", "ffn=4"), ({"every": 3}, "ffn=3"), ("ffn=2", None), ("text=2", None), ("1", None)],
+)  # fmt: skip
+def test_the_feed_forward_layers_are_offered_where_more_was_asked_for(monkeypatch, asked, tried):
+    """Control: what was asked for is not offered again, nor what is not exact."""
+    calls: list[str] = []
+    monkeypatch.setattr("mupscale.families.plan.family_plan", lambda _, k, **__: calls.append(k))
+    monkeypatch.setattr("mupscale.families.prove.prove", lambda *_: None)
+    request = {
+        "config": {},
+        "multipliers": asked,
+        "to": None,
+        "export": None,
+        "architecture": None,
+        "stored": None,
+        "steps": 1,
+    }
+    assert [fault.remedy.endswith(f" {tried}") for fault in process._nearest(request)] == [True] * len(calls)
+    assert calls == [tried] * (tried is not None)
 
-    def planned(config: Any, multipliers: str, **_: Any) -> object:
-        tried.append(multipliers)
-        raise MupscaleError(
-            "planning needs transformers: pip install 'mupscale[hf]'" if multipliers == "2" else "no"
-        )
+    def inexact(*_: Any) -> None:
+        raise MupscaleError("no")
 
-    monkeypatch.setattr(plan, "plan_in_process", planned)
-    monkeypatch.setattr(plan, "check_record", lambda directory: None)
-    for asked in ("2", "ffn=2"):
-        with pytest.raises(MupscaleError):
-            plan.planned(DIRECTORY, CHOSEN, Request(asked))
-    assert tried == ["2", "ffn=2"]
+    monkeypatch.setattr("mupscale.families.prove.prove", inexact)
+    assert process._nearest(request) == []
 
 
 def test_key_heads_do_not_grow_without_query_heads():

@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import mupscale
 from harness.refusals import refusal
 from mupscale.cli.main import main
@@ -24,31 +26,49 @@ def test_the_version_stands_in_one_place():
     assert found == [Path("src/mupscale/version.py")]
 
 
+def test_one_sentence_says_what_the_product_does(capsys):
+    """Where a reader meets it first: the package, its help, its pages and the index of packages."""
+    told = (mupscale.__doc__ or "").splitlines()[0]
+    assert {"width", "depth", "experts", "words"} <= {*re.findall(r"\w+", told)}
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert told in " ".join(capsys.readouterr().out.split())
+    places = ("README.md", "docs/index.md", "mkdocs.yml", "pyproject.toml", "CITATION.cff")
+    texts = {place: " ".join((ROOT / place).read_text(encoding="utf-8").split()) for place in places}
+    assert [place for place, text in texts.items() if told.removesuffix(".") not in text] == []
+
+
 def unready(changelog: str, version: str) -> str:
-    """What is wrong with the newest section of a changelog, or nothing."""
-    newest = re.search(
-        r"^## (\S+) \((\d{4}-\d\d-\d\d|unreleased)\)\n(.*?)(?=^## |\Z)", changelog, re.M | re.S
-    )
-    if newest is None or re.findall(r"^## .*", changelog, re.M)[0] != f"## {newest[1]} ({newest[2]})":
-        return "the newest heading is not a version with a date or (unreleased)"
-    if newest[1] != version:
-        return f"the newest heading is of {newest[1]}, the version is {version}"
-    parts = re.findall(r"^### (.*)", newest[3], re.M)
-    return (
-        ""
-        if parts and parts == [p for p in ("Added", "Changed", "Fixed") if p in parts]
-        else f"parts {parts}"
-    )
+    """What is wrong with the newest sections of a changelog, or nothing: changes after the version may stand above it."""
+    sections = re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", changelog, re.M | re.S)
+    later, newest = sections[: sections[0][0] == "Unreleased"], sections[sections[0][0] == "Unreleased"]
+    named = re.fullmatch(r"(\S+) \(\d{4}-\d\d-\d\d\)", newest[0])
+    if named is None:
+        return "the newest heading is not a version with a date"
+    if named[1] != version:
+        return f"the newest heading is of {named[1]}, the version is {version}"
+    for heading, text in (*later, newest):
+        parts = re.findall(r"^### (.*)", text, re.M)
+        if not parts or parts != [part for part in ("Added", "Changed", "Fixed") if part in parts]:
+            return f"parts {parts} of {heading}"
+    return ""
 
 
 def test_the_changelog_is_of_the_version():
-    """Controls: another version, no date, a part of another name, and parts in another order."""
+    """Controls: another version, no date, a part of another name, parts in another order, and later changes that are not the first."""
     changelog, version = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), mupscale.__version__
     assert not unready(changelog, version)
     assert "the version is 9.0.0" in unready(changelog, "9.0.0")
-    assert "date" in unready(re.sub(r"^(## \S+).*", r"\1", changelog, count=1, flags=re.M), version)
-    assert "Improved" in unready(changelog.replace("### Changed", "### Improved", 1), version)
-    assert "parts" in unready(changelog.replace("### Added", "### Fixed", 1), version)
+    assert "date" in unready(changelog.replace(f"## {version} (", f"## {version} ", 1), version)
+    dated = changelog[changelog.index(f"## {version}") :]
+    assert not unready(dated, version)
+    for text in (dated, f"## Unreleased\n\n### Added\n\n### Changed\n\n{dated}"):
+        assert not unready(text, version)
+        assert "Improved" in unready(text.replace("### Changed", "### Improved", 1), version)
+        assert "parts" in unready(text.replace("### Added", "### Fixed", 1), version)
+    assert "date" in unready(
+        dated.replace(f"## {version}", f"## Unreleased\n\n## Unreleased\n\n## {version}", 1), version
+    )
 
 
 def test_the_security_page_names_tests_that_exist():

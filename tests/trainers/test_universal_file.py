@@ -292,6 +292,26 @@ def test_no_pickle_is_executed(narrow, tmp_path, monkeypatch):
     assert (tmp_path / "sprung").exists()
 
 
+@pytest.mark.parametrize("tag", [f"../outside/{TAG}", "..", "", "x" * 5000, f"{TAG}/../{TAG}"])
+def test_a_tag_that_leads_elsewhere_is_refused_by_every_reader(tag, narrow, tmp_path):
+    """Control: the same folder under its own name, with the end of line that editors add."""
+    folder, _ = narrow
+    out, model = tmp_path / "wide", make(2 * WIDTH)
+    mu.trainers.grow_universal_checkpoint(folder, out, plan=PLAN)
+    shutil.copytree(out, tmp_path / "outside")
+    (out / "latest_universal").write_text(f"{TAG}\n")
+    assert mu.trainers.universal_groups(out, model)
+    for place in (folder, out):
+        (place / "latest_universal").write_text(tag)
+    for call in (
+        lambda: mu.trainers.universal_groups(out, model),
+        lambda: mu.trainers.grow_universal_checkpoint(folder, tmp_path / "refused", plan=PLAN),
+    ):
+        with pytest.raises(MupscaleError):
+            call()
+    assert not (tmp_path / "refused").exists()
+
+
 class Engine:
     """What `load_universal_` uses of an engine; loading does what ZeRO 3 does to groups and steps."""
 

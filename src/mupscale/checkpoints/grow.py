@@ -22,7 +22,7 @@ from ..files.elsewhere import hub_name
 from ..files.places import torch_dtype
 from ..files.strict import read_regular
 from ..jobs.identity import make_job
-from ..jobs.job import BLOCK_BYTES, Job, Text
+from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..plans.plan import Plan
 from ..storage.location import Location, absolute
 from ..storage.looking import has_versions, is_file
@@ -40,7 +40,7 @@ from .norms import measured_in
 from .not_carried import not_carried
 from .request import Request
 from .sentence_modules import module_files
-from .shards import Spelling, planned_names, stored_tensors, weight_moves
+from .shards import Spelling, planned_names, stored_tensors, weight_moves, written_by
 from .state import has_state, trainer_state, universal_state
 from .train_script import NAME as SCRIPT
 from .train_script import train_script
@@ -174,9 +174,17 @@ def check_config(directory: Directory, about: Mapping[str, Any]) -> None:
 
 
 def job_of(
-    directory: Directory, out: Location, about: Mapping[str, Any], block_bytes: int = BLOCK_BYTES
+    directory: Directory,
+    out: Location,
+    about: Mapping[str, Any],
+    block_bytes: int = BLOCK_BYTES,
+    like: Job | None = None,
 ) -> Job:
-    """The job that writes what the record says, into `out`."""
+    """The job that writes what the record says, into `out`.
+
+    Shards are filled in the order of the plan, which a record that was read from a file has lost: its entries are sorted.
+    Such a record needs the job that wrote the result. Each tensor then goes into the file that it has there.
+    """
     check_config(directory, about)
     request = Request.from_json(about["request"])
     plan, noise = plan_and_noise(directory.path, about)
@@ -185,7 +193,15 @@ def job_of(
     reading = Reading.of_json(told)
     stored = plan_without(plan, [*about["not_stored"], *reading.absent])
     spelling = Spelling(parts, reading.names, reading.left_out)
-    files, moves, index = weight_moves(stored, directory, noise, request.dtype, request.shard_bytes, spelling)
+    files, moves, index = weight_moves(
+        stored,
+        directory,
+        noise,
+        request.dtype,
+        request.shard_bytes,
+        spelling,
+        None if like is None else written_by(like),
+    )
     config = {**about["config"], MARK: {"plan_hash": plan.hash, "version": about["version"]}}
     texts = [
         Text(CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n"),
@@ -214,13 +230,19 @@ def job_of(
         directory.path,
         out,
         files,
-        moves,
+        moves if like is None else _in_order_of(like.moves, moves),
         carried=carried,
         texts=texts,
         block_bytes=block_bytes,
         about=dict(about),
         trust_base=request.trust_base or bool(about["base"].get("versions")),
     )
+
+
+def _in_order_of(others: Iterable[Move], moves: Iterable[Move]) -> list[Move]:
+    """Moves in the order that others to the same places have."""
+    order = {(move.target.file, move.target.offset, move.name): at for at, move in enumerate(others)}
+    return sorted(moves, key=lambda m: order.get((m.target.file, m.target.offset, m.name), len(order)))
 
 
 def plan_and_noise(base: Location, about: Mapping[str, Any]) -> tuple[Plan, NoisePlan | None]:

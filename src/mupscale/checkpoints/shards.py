@@ -21,7 +21,7 @@ from ..files.headers import header_bytes, parse_header
 from ..files.places import OutFile, Place, item_size
 from ..files.strict import printable, raise_few
 from ..jobs.blocks import Reader
-from ..jobs.job import Move, window
+from ..jobs.job import Job, Move, window
 from ..plans.plan import Plan, TensorPlan
 from ..tensors.making import Making
 from ..training.noise_plan import NoisePlan
@@ -53,11 +53,13 @@ def weight_moves(
     dtype: str | None = None,
     shard_bytes: int = SHARD_BYTES,
     spelling: Spelling | None = None,
+    written: Mapping[str, str] | None = None,
 ) -> tuple[tuple[OutFile, ...], tuple[Move, ...], str | None]:
     """The weight files of the wide model, the moves that fill them, and their index (None for a single file).
 
     `dtype` ("BF16", "F32", …) casts parameters; buffers keep theirs. Tensors are stored as the directory stores
-    them; noise goes by the planned name. Tensors that the wide model computes by itself are left out.
+    them; noise goes by the planned name. Tensors that the wide model computes by itself are left out. Shards are filled in
+    the order of the plan, unless `written` says which tensor lies in which file.
     """
     if dtype is not None and dtype not in FLOATS:
         raise MupscaleError(
@@ -66,13 +68,23 @@ def weight_moves(
         )
     usual = Counter(place.dtype for place in directory.tensors.values() if place.dtype in FLOATS)
     planned = []
-    for found in stored_tensors(plan, directory, spelling or Spelling()):
+    for found in stored_tensors(plan, directory, spelling or Spelling(), written or {}):
         entry = plan.tensors[found.tensor]
         kept = found.places[0].dtype if found.places else usual.most_common(1)[0][0] if usual else "F32"
         cast = dtype if dtype is not None and entry.kind == "parameter" and kept in FLOATS else kept
         making = entry.making(noise.tensor(found.tensor) if noise is not None else None)
         planned.append(_Unplaced(found, making, cast))
-    return _lay_out(planned, shard_bytes)
+    return _lay_out(planned, shard_bytes, written)
+
+
+def written_by(job: Job) -> dict[str, str]:
+    """Stored name -> the weight file that it lies in, by the headers that a job writes."""
+    return {
+        name: file.name
+        for file in job.files
+        if file.name.endswith(".safetensors") and "/" not in file.name
+        for name in parse_header(file.chunks[0][1][8:], file.name, file.size).tensors
+    }
 
 
 def planned_names(plan: Plan, directory: Directory, spelling: Spelling) -> dict[str, str]:
@@ -98,8 +110,13 @@ class StoredTensor:
         return self.name if self.row == (0, 1) else self.tensor
 
 
-def stored_tensors(plan: Plan, directory: Directory, spelling: Spelling) -> list[StoredTensor]:
-    """What the directory holds for every planned tensor; what is missing, left over or misshapen is a fault."""
+def stored_tensors(
+    plan: Plan, directory: Directory, spelling: Spelling, written: Collection[str] = ()
+) -> list[StoredTensor]:
+    """What the directory holds for every planned tensor; what is missing, left over or misshapen is a fault.
+
+    Of several names of one tensor the first is used, or that in `written`.
+    """
     faults: list[Fault] = []
     found: list[StoredTensor] = []
     used: set[str] = set()
@@ -141,7 +158,7 @@ def stored_tensors(plan: Plan, directory: Directory, spelling: Spelling) -> list
         if missing:
             continue
         faults += [fault for present in options for fault in _torn(directory, present)]
-        chosen = [present[0] for present in options]
+        chosen = [next((n for n in present if n in written), present[0]) for present in options]
         places = tuple(directory.tensors[n] for n in chosen)
         # A tensor keeps the name under which its source was found; a new one has its own.
         same = len(chosen) == 1 and entry.sources == (name,)
@@ -259,11 +276,9 @@ class _Unplaced:
 
 
 def _lay_out(
-    tensors: Sequence[_Unplaced], shard_bytes: int
+    tensors: Sequence[_Unplaced], shard_bytes: int, written: Mapping[str, str] | None
 ) -> tuple[tuple[OutFile, ...], tuple[Move, ...], str | None]:
-    """Fill shards in order, give each its header, and put every tensor at its offset."""
-    shards: list[list[_Unplaced]] = []
-    room = 0
+    """Put tensors into shards, give each its header, and put every tensor at its offset."""
     together: dict[str, list[_Unplaced]] = {}
     for tensor in tensors:
         together.setdefault(tensor.stored.name, []).append(tensor)
@@ -273,11 +288,7 @@ def _lay_out(
                 f"{name} holds several tensors of one shape, and they would grow differently",
                 code="checkpoint.stacked_grow_differently",
             )
-        if not shards or sum(tensor.bytes for tensor in group) > room:
-            shards.append([])
-            room = shard_bytes
-        shards[-1] += group
-        room -= sum(tensor.bytes for tensor in group)
+    shards = _filled(together, shard_bytes) if written is None else _as_written(together, written)
     count = len(shards)
     files, moves, where = [], [], {}
     for number, shard in enumerate(shards, 1):
@@ -295,3 +306,33 @@ def _lay_out(
     total = sum(move.target.bytes for move in moves)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
     return tuple(files), tuple(moves), json.dumps(index, indent=2) + "\n"
+
+
+def _filled(together: Mapping[str, list[_Unplaced]], shard_bytes: int) -> list[list[_Unplaced]]:
+    """Shards that are filled in order."""
+    shards: list[list[_Unplaced]] = []
+    room = 0
+    for group in together.values():
+        size = sum(tensor.bytes for tensor in group)
+        if not shards or size > room:
+            shards.append([])
+            room = shard_bytes
+        shards[-1] += group
+        room -= size
+    return shards
+
+
+def _as_written(together: Mapping[str, list[_Unplaced]], written: Mapping[str, str]) -> list[list[_Unplaced]]:
+    """The shards of a result that is there, in the order of their names."""
+    raise_few(
+        "the result does not hold every tensor of the plan",
+        [
+            Fault("checkpoint.tensor_missing", printable(name), "no weight file of the result has it")
+            for name in together
+            if name not in written
+        ],
+    )
+    shards: dict[str, list[_Unplaced]] = {file: [] for file in sorted(set(written.values()))}
+    for name, group in together.items():
+        shards[written[name]] += group
+    return list(shards.values())

@@ -8,7 +8,7 @@ from typing import Any
 from ..files.directory import Directory
 from ..files.opened import open_file
 from ..files.places import OutFile
-from ..files.universal import is_universal, read_universal
+from ..files.universal import is_universal, read_universal, universal_names
 from ..jobs.job import Move
 from ..plans.plan import Plan
 from ..training.noise_plan import NoisePlan
@@ -21,6 +21,16 @@ from .universal import wide_universal
 def has_state(directory: Directory, request: Request) -> bool:
     """Whether there is state that the request asks for."""
     return request.state and (OPTIMIZER in directory.trainer or is_universal(directory.path))
+
+
+def state_left(directory: Directory, request: Request) -> dict[str, str]:
+    """Files of the base's training run that the result does not get, each with the reason."""
+    if has_state(directory, request):
+        return {}
+    universal = universal_names(directory.path)
+    there = OPTIMIZER in directory.trainer or universal
+    why = "--no-state leaves the optimizer state out" if there else "it has no optimizer state beside it"
+    return dict.fromkeys((*directory.trainer, *universal), why)
 
 
 def state_bytes(directory: Directory) -> int:

@@ -11,12 +11,15 @@ from typing import Any
 from ..checkpoints.about import KEYS, NAME, read_about
 from ..checkpoints.grow import job_of, wide_config
 from ..checkpoints.request import Request
-from ..errors import Fault, MupscaleError
+from ..errors import Fault, MupscaleError, raise_faults
 from ..families.loaded import check_memory, compare_models
 from ..families.process import plan_in_process
 from ..files.directory import Directory, read_directory
+from ..jobs.identity import job_digest
+from ..jobs.job import Job
+from ..jobs.job_check import JOB
 from ..jobs.progress import shown_progress
-from ..jobs.verify_bytes import check_alone, check_bytes
+from ..jobs.verify_bytes import check_alone, check_bytes, read_job
 from ..plans.identity import GRADIENT_TOLERANCE
 from ..plans.plan import Plan
 from ..storage.location import Location
@@ -106,7 +109,7 @@ def _bytes(
         # Entries that finishing the job added to its record are left out and computed again.
         own = {key: value for key, value in about.items() if key not in ("job", "files")}
         kept = {key: value for key, value in about["base"].items() if key in ("name", "config", "versions")}
-        job = job_of(directory, wide, {**own, "base": kept})
+        job = job_of(directory, wide, {**own, "base": kept}, like=_stored_job(directory, wide, about))
     except MupscaleError as error:
         return "the record of growth cannot be followed", list(error.faults) or [
             Fault(error.code, NAME, error.claim)
@@ -121,6 +124,19 @@ def _bytes(
     total = sum(file.size for file in job.files)
     said = f"{len(job.moves)} tensors and {len(job.carried) + len(job.texts)} other files, {total:,} bytes compared"
     return said, faults
+
+
+def _stored_job(directory: Directory, wide: Location, about: dict[str, Any]) -> Job:
+    """The job that lies beside the record and that the record names."""
+    try:
+        job = read_job(wide, directory.path)
+    except MupscaleError as error:
+        raise MupscaleError(error.claim, error.faults or [Fault(error.code, JOB, error.claim)]) from None
+    if job_digest(job) != about.get("job"):
+        raise_faults(
+            "this is another job", [Fault("job.other_digest", JOB, f"its digest is not the one in {NAME}")]
+        )
+    return job
 
 
 def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Fault]]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -33,6 +29,7 @@ _EXACT = 1e-9  # relative, in float64: kernels of a GPU add in other orders for 
 _AUTOCAST = 5e-2  # relative, in bfloat16, whose rounding is 4e-3
 _TIMED = (4096, 4096)  # a wide bfloat16 matrix, 34 MB
 _REPEATS = 5
+_TESTS = "tests that need a GPU: in a clone of the repository, python -m pytest -m gpu"
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ def run(device: str) -> bool:
         found.append(check)
         print(f"{check.name:18} {'holds' if check.holds else 'FAILS'}  {check.found}", flush=True)
     print(f"time: {_timing(device)}")
-    print(f"tests marked gpu: {_marked_tests(device)}\n```")
+    print(f"{_TESTS}\n```")
     return all(check.holds for check in found)
 
 
@@ -171,15 +168,3 @@ def _best(work: Callable[[], object], device: str) -> float:
 def _finish(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-def _marked_tests(device: str) -> str:
-    """Run the tests that need a GPU, where this is a clone with tests."""
-    clone = Path(__file__).resolve().parents[3]
-    if device != "cuda":
-        return "not run, they need --device cuda"
-    if not (clone / "tests" / "project" / "test_gpu.py").exists() or _version("pytest") == "missing":
-        return "not run, they need a clone of the repository and pytest"
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "tests/project/test_gpu.py"]
-    done = subprocess.run(command, cwd=clone, env=os.environ, capture_output=True, text=True, check=False)
-    return (done.stdout.strip().splitlines() or ["no output"])[-1]

@@ -40,7 +40,7 @@ def parser(words: Sequence[str] = ()) -> Parser:
     """The parser of all verbs; where the first word is one of them, that of this verb alone, which starts sooner."""
     top = Parser(
         prog="mupscale",
-        description="Grow trained PyTorch models in width, exactly.",
+        description="Grow trained PyTorch models in width, depth, experts and words, exactly.",
         epilog=_MORE,
         formatter_class=Help,
     )

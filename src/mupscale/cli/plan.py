@@ -23,7 +23,6 @@ from ..errors import Fault, MupscaleError
 from ..families.declarations import FORM, Declarations
 from ..families.goal import Goal
 from ..families.into import experts_are_copies
-from ..families.multipliers import TOWERS, parse_multipliers
 from ..families.process import plan_in_process, with_ways
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
@@ -96,7 +95,7 @@ def planned(directory: Directory, chosen: argparse.Namespace, request: Request) 
             declared=declarations(request),
         )
     except MupscaleError as error:
-        ways = [*_declarable(error), *_narrower(directory, chosen, request, error)]
+        ways = _declarable(error)
         if not ways:
             raise
         raise with_ways(error, ways) from None
@@ -111,33 +110,6 @@ def _declarable(error: MupscaleError) -> list[Fault]:
         return []
     what = "takes what is to be declared, as JSON by pattern of names; each part may be left out"
     return [Fault("plan.can_be_declared", "--declare FILE", what, f"write {FORM}")]
-
-
-def _narrower(
-    directory: Directory, chosen: argparse.Namespace, request: Request, error: MupscaleError
-) -> list[Fault]:
-    """The growth of the feed-forward layers alone, where it is exact and more was asked for: it is tried here."""
-    asked = parse_multipliers(request.multipliers)
-    only = f"ffn={max(asked.values())}"
-    untried = request.multipliers != only and max(asked.values()) > 1 and not asked.keys() & set(TOWERS)
-    if not untried or any(code.startswith("extra.") for code in error.codes):
-        return []
-    working(f"that cannot be grown; trying -k {only}", chosen)
-    try:
-        plan_in_process(
-            directory.config, only, architecture=chosen.architecture, stored=list(directory.tensors)
-        )
-    except MupscaleError:
-        return []
-    what = "not every width of this model can grow; its feed-forward layers can"
-    return [
-        Fault(
-            "goal.ffn_can_grow_alone",
-            f"-k {request.multipliers}",
-            what,
-            f"write -k {only}, which was tried and is exact",
-        )
-    ]
 
 
 def declarations(request: Request) -> Declarations | None:

@@ -12,7 +12,7 @@ import signal
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from math import isfinite, prod
+from math import isfinite
 from multiprocessing import get_context
 from typing import Any
 
@@ -23,13 +23,10 @@ from ..checkpoints.recipe_state import notes_on
 from ..checkpoints.request import Request
 from ..checkpoints.room import check_free, existing_above
 from ..checkpoints.rounding import ADVISE, lost_to_rounding
-from ..checkpoints.state import has_state
+from ..checkpoints.state import has_state, state_left
 from ..errors import MupscaleError
 from ..families.batches import read_batch
-from ..families.configs import edits
-from ..families.goal import Goal
 from ..families.loaded import Losses, check_memory, choose_size, losses_with, stored_losses
-from ..families.multipliers import counted
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
 from ..files.floats import FLOATS
@@ -90,12 +87,12 @@ def _unmeasured(chosen: argparse.Namespace, request: Request) -> bool:
 
 def _plan(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | None) -> Job:
     directory = read_directory(chosen.base)
-    if chosen.batch is not None:
-        check_memory(_float32_bytes(directory, chosen), "--batch")
     recipe = None if request.recipe is None else Recipe.from_json(request.recipe)
     notes = [] if recipe is None else notes_on(recipe, directory, request.optimizer)
     working(f"planning on a small copy of {directory.path}", chosen)
     family = planned(directory, chosen, request)
+    if chosen.batch is not None:
+        check_memory(4 * family.plan.parameters("wide"), "--batch")
     if not chosen.quiet:
         print(describe(directory, family, request) + "\n\n" + evidence(family) + "\n", flush=True)
     elif family.plan.exact != "dynamic":
@@ -115,9 +112,7 @@ def _plan(chosen: argparse.Namespace, request: Request, share: tuple[int, int] |
     if (request.adds_noise or family.new_words) and share is None and not chosen.no_loss:
         about |= _planned_losses(directory, about, chosen, request, choice)
     job = _job(directory, chosen.out, about, has_state(directory, request))
-    if directory.trainer and not has_state(directory, request):
-        print("the optimizer state stored with the weights is not carried")
-    for name, why in job.about["not_carried"].items():
+    for name, why in {**job.about["not_carried"], **state_left(directory, request)}.items():
         print(f"not carried: {printable(name)}, because {why}")
     if request.adds_noise:
         working("drawing some of the noise, to see how much of it rounding loses", chosen)
@@ -135,24 +130,6 @@ def _recipe_notes(recipe: Recipe, notes: list[str]) -> str:
     return "\n".join([rate, *(f"note: {note}" for note in [*notes, *recipe.differences()])])
 
 
-def _float32_bytes(directory: Directory, chosen: argparse.Namespace) -> float:
-    """About how many bytes the wide model takes in float32."""
-    base = 4 * sum(prod(place.shape) for place in directory.tensors.values())
-    goal, config = Goal.parse(chosen.multipliers, chosen.to), directory.config
-    deeper = max(1.0, goal.to.layers / (config.get("num_hidden_layers") or 1))
-    words = config.get("vocab_size")
-    deeper *= counted(goal.to.vocab, words) / words if goal.to.vocab and type(words) is int else 1
-    if (experts := goal.to.experts) is not None:  # as if all of the base were feed-forward layers
-        deeper *= 1 + experts.number * experts.ffn / (config.get("intermediate_size") or experts.ffn)
-    changed = edits(config, goal)
-    named = [size / config[path[0]] for path, size in changed.items() if len(path) == 1 and _whole(size)]
-    return float(base * max(*goal.k.values(), *named, 1) ** 2 * deeper)
-
-
-def _whole(size: Any) -> bool:
-    return type(size) is int
-
-
 def _chosen_size(
     directory: Directory, family: FamilyPlan, request: Request, chosen: argparse.Namespace
 ) -> dict[str, Any] | None:
@@ -160,8 +137,8 @@ def _chosen_size(
     rise = request.rise
     if rise is None:
         return None
-    # The base and one wide model at a time.
-    check_memory(2 * _float32_bytes(directory, chosen), "noise chosen by its cost")
+    # The base and one wide model at a time, in float32.
+    check_memory(2 * 4 * family.plan.parameters("wide"), "noise chosen by its cost")
     working("choosing the noise by what it costs", chosen)
     early = earlier_plan(directory.path)
     choice = choose_size(directory.path, family, early, rise, request.seed, chosen.batch)
@@ -189,7 +166,7 @@ def _planned_losses(
         if choice is not None and dtype == "F32" and about["words"] is None:
             found = Losses(choice["before"], choice["after"], choice["kind"], choice["text"])
         else:
-            check_memory(2 * _float32_bytes(directory, chosen), "the loss after noise")
+            check_memory(2 * 4 * about["parameters"]["wide"], "the loss after noise")
             working(f"measuring what {'the noise costs' if request.adds_noise else 'new words cost'}", chosen)
             found = losses_with(directory.path, about, earlier_plan(directory.path), dtype, chosen.batch)
     except MupscaleError as error:  # the result is right all the same
@@ -216,7 +193,9 @@ def _dtype(directory: Directory) -> str:
 def _stored_losses(chosen: argparse.Namespace, request: Request) -> str:
     """What the noise of a finished directory costs."""
     try:
-        check_memory(_float32_bytes(read_directory(chosen.base), chosen), "the loss after noise")
+        about = read_about(chosen.out)
+        assert about is not None
+        check_memory(4 * about["parameters"]["wide"], "the loss after noise")
         working("measuring what the noise costs", chosen)
         return _costs(stored_losses(chosen.base, chosen.out, chosen.batch), chosen, request)
     except MupscaleError as error:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import Fault, MupscaleError
 from .declarations import Declarations
+from .multipliers import TOWERS, parse_multipliers
 from .record import FamilyPlan
 
 # Planning reads a configuration and builds stock classes; it never needs the network.
@@ -156,11 +157,18 @@ def _nearest(request: Mapping[str, Any]) -> list[Fault]:
     from .plan import family_plan
     from .prove import prove
 
-    if request["to"] or request["export"] or "=" in str(request["multipliers"]):
-        return []
-    multipliers = f"ffn={request['multipliers']}"
     try:
-        family = family_plan(request["config"], multipliers, architecture=request["architecture"])
+        asked = parse_multipliers(request["multipliers"])
+        multipliers = f"ffn={max(asked.values())}"
+        already = asked.keys() <= {"ffn"} or max(asked.values()) == 1
+        if request["to"] or request["export"] or already or asked.keys() & set(TOWERS):
+            return []
+        family = family_plan(
+            request["config"],
+            multipliers,
+            architecture=request["architecture"],
+            stored=request["stored"],
+        )
         prove(family, request["steps"])
     except Exception:  # whatever stops it, it is no remedy
         return []

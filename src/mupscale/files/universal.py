@@ -76,10 +76,11 @@ def is_universal(path: Location) -> bool:
 
 def universal_names(path: Location) -> tuple[str, ...]:
     """What belongs to a universal checkpoint in a directory: `latest_universal` and the folder that it names."""
-    return (LATEST, _tag(path)) if is_universal(path) else ()
+    return (LATEST, tag_in(path)) if is_universal(path) else ()
 
 
-def _tag(path: Location) -> str:
+def tag_in(path: Location) -> str:
+    """The name of the folder that holds the checkpoint; a name that leads elsewhere is refused."""
     tag = read_regular(path / LATEST, 1000).decode(errors="replace").strip()
     if (why := name_fault(tag)) is not None:
         raise MupscaleError(f"{LATEST} names {printable(tag)}: {why.what}", code=why.code)
@@ -95,7 +96,7 @@ def read_universal(path: Location | str) -> Universal:
             "this is not a universal checkpoint of DeepSpeed",
             [Fault("deepspeed.not_universal", str(path), what, CONVERT)],
         )
-    tag = _tag(path)
+    tag = tag_in(path)
     folder = path / tag / "zero"
     claim = f"{printable(str(path / tag))} cannot be widened"
     if not exists(folder / SETTINGS):

@@ -171,6 +171,11 @@ def published(job: Job) -> str:
     return replace(job, base=Path(), out=Path(), block_bytes=BLOCK_BYTES).to_json()
 
 
+def job_digest(job: Job) -> str:
+    """The digest of a job, as `mupscale.json` holds it."""
+    return hashlib.blake2b(published(job).encode(), digest_size=32).hexdigest()
+
+
 def about_text(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> str:
     """The text of `mupscale.json`: the job's `about`, the digest of the job, of every base file and of every output file."""
     known = job.about.get("base")
@@ -183,7 +188,7 @@ def about_text(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> 
             "read": "once" if job.trust_base else "twice",
         },
         "files": {file.name: {"size": file.size, "digest": output[file.name]} for file in job.files},
-        "job": hashlib.blake2b(published(job).encode(), digest_size=32).hexdigest(),
+        "job": job_digest(job),
     }
     return json.dumps(about, indent=1, sort_keys=True) + "\n"
 

@@ -6,7 +6,6 @@ DeepSpeed itself is not imported.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,13 +14,12 @@ from torch import nn
 from ..checkpoints.engine_job import write_grown
 from ..checkpoints.universal import weight_sources, wide_universal
 from ..errors import Fault, MupscaleError, raise_faults
-from ..files.strict import os_errors
-from ..files.universal import LATEST, SETTINGS, STEP, read_universal
+from ..files.universal import SETTINGS, STEP, read_settings, read_universal, tag_in
 from ..jobs.job import Move
 from ..plans.fits import expect_proved
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
-from ..storage.location import Location
+from ..storage.location import Location, location
 from ..training.noise_kinds import Noise
 from ..training.state_dicts import groups_for
 
@@ -75,6 +73,7 @@ def universal_groups(wide: Location | str, model: nn.Module) -> list[dict[str, A
     ZeRO 1 and 2 load group by group, and leave out without a word what the engine has more groups for.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = Path(folder, "latest_universal").write_text("step1")
     ...     Path(folder, "step1", "zero").mkdir(parents=True)
@@ -133,8 +132,6 @@ def load_universal_(engine: Any, wide: Location | str) -> Any:
 
 def _saved(directory: Location | str) -> dict[str, Any]:
     """The groups of a checkpoint that was written here, which holds plain values only."""
-    folder = Path(str(directory))
-    with os_errors(folder / LATEST):
-        tag = (folder / LATEST).read_text()
-        read: dict[str, Any] = torch.load(folder / tag / "zero" / SETTINGS, weights_only=True)
+    folder = location(directory)
+    read: dict[str, Any] = read_settings(folder / tag_in(folder) / "zero" / SETTINGS)
     return read

@@ -1,0 +1,103 @@
+"""`mupscale check` of results of one and several weight files: it holds on right ones, and on no other."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("planned_here")
+
+from mupscale.cli.main import main  # noqa: E402
+
+SHARDS = {1: "5GB", 2: "50kB", 5: "18kB"}
+"""Number of weight files -> the size of a shard that gives so many."""
+JOB, INDEX = "mupscale.job.json", "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def base(request, tmp_path_factory) -> Path:
+    """Twelve layers: sorted by name, layer 10 comes before layer 2, and lm_head before the rest."""
+    folder = tmp_path_factory.mktemp("base")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=12, num_attention_heads=2, vocab_size=64,
+        tie_word_embeddings=request.param,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(planned_here, base, tmp_path_factory) -> dict[int, Path]:
+    folder = tmp_path_factory.mktemp("results")
+    for count, size in SHARDS.items():
+        out = str(folder / str(count))
+        assert main(["widen", str(base), out, "-k", "ffn=2", "--shard-size", size, "--quiet"]) == 0
+        assert len(weights(folder / str(count))) == count
+    return {count: folder / str(count) for count in SHARDS}
+
+
+def weights(result: Path) -> list[Path]:
+    return sorted(result.glob("model*.safetensors"))
+
+
+def changed(result: Path, copy: Path, name: str) -> Path:
+    """A copy of a result, with another byte in the middle of one file."""
+    shutil.copytree(result, copy)
+    raw = bytearray((copy / name).read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (copy / name).write_bytes(raw)
+    return copy
+
+
+def faults(base: Path | str, result: Path | str, capsys) -> list[str]:
+    """The places that fail, as they are printed; none if the exit code is 0."""
+    capsys.readouterr()
+    code = main(["check", str(base), str(result), "--bytes", "--quiet"])
+    found = [line.split(": ")[0].strip() for line in capsys.readouterr().out.splitlines() if line[0] == " "]
+    assert code == (1 if found else 0)
+    return found
+
+
+@pytest.mark.parametrize("count", SHARDS)
+def test_a_result_of_several_files_holds_and_one_with_another_byte_does_not(
+    count, base, results, tmp_path, capsys
+):
+    assert faults(base, results[count], capsys) == []
+    for file in weights(results[count]):
+        found = faults(base, changed(results[count], tmp_path / file.name, file.name), capsys)
+        assert len(found) == 1
+        assert found[0].endswith(file.name)
+
+
+def test_results_in_a_store_are_judged_like_those_of_a_disk(store, base, results, tmp_path, capsys):
+    far = f"{base.name}-{results[1].parent.name}"
+    store.put(base, f"models/{far}/base")
+    for count, result in results.items():
+        name = weights(result)[-1].name
+        store.put(result, f"models/{far}/{count}")
+        store.put(changed(result, tmp_path / str(count), name), f"models/{far}/{count}-changed")
+        assert faults(f"s3://models/{far}/base", f"s3://models/{far}/{count}", capsys) == []
+        found = faults(f"s3://models/{far}/base", f"s3://models/{far}/{count}-changed", capsys)
+        assert len(found) == 1
+        assert found[0].endswith(name)
+
+
+@pytest.mark.parametrize("name", [JOB, INDEX, "config.json"])
+def test_another_byte_beside_the_weights_is_reported_where_it_is(name, base, results, tmp_path, capsys):
+    assert faults(base, changed(results[2], tmp_path / "copy", name), capsys) == [name]
+
+
+def test_files_that_were_divided_otherwise_are_those_of_another_job(base, results, tmp_path, capsys):
+    """Weights, their index and the job of one division beside the record of another."""
+    copy = tmp_path / "copy"
+    shutil.copytree(results[5], copy)
+    shutil.copy(results[2] / "mupscale.json", copy)
+    assert faults(base, copy, capsys) == [JOB]
+    own = json.loads((results[2] / "mupscale.json").read_text())["job"]
+    told = json.loads((results[5] / "mupscale.json").read_text())
+    (copy / "mupscale.json").write_text(json.dumps({**told, "job": own}, indent=1, sort_keys=True) + "\n")
+    assert faults(base, copy, capsys) == [JOB]
