@@ -1,10 +1,12 @@
 """For every test: one thread. Plans without a process for each, where a module asks for them."""
 
 import json
+import os
 
 import pytest
 import torch
 
+from harness.trainer import Trained
 from mupscale.cli import check, plan
 from mupscale.families.record import FamilyPlan
 
@@ -31,3 +33,10 @@ def planned_here():
         for module in (plan, check):
             patch.setattr(module, "plan_in_process", plan_here)
         yield
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The bases of `harness.trainer` at step 20, in a folder that the workers of pytest-xdist share for this session."""
+    own = tmp_path_factory.getbasetemp()
+    return Trained((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "trained")
