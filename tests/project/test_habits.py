@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import ci_seconds, floor
+from benchmarks import ci_seconds
+from harness.fresh_install import requirements
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -97,7 +98,7 @@ def test_the_matrix_runs_the_floor_and_the_newest():
 def test_the_floor_is_every_lower_bound():
     """Each requirement has a lower bound, and the floor is made of exactly those; the newest has none."""
     project = PYPROJECT["project"]
-    oldest, newest = (floor.requirements(project, newest) for newest in (False, True))
+    oldest, newest = (requirements(project, newest) for newest in (False, True))
     assert f"torch=={torch_bound()}" in oldest
     assert all(re.fullmatch(r"[\w\[\]-]+==[\d.]+", text) for text in oldest), oldest
     assert [text.partition("==")[0] for text in oldest] == newest

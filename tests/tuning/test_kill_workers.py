@@ -5,39 +5,32 @@ another started in its place, and once the database is restarted. Then every leg
 trial, all others must be marked, runs must have gone on from their checkpoints, and the recipe must equal, byte for
 byte, that of a run that nobody disturbed. The same with a journal file and two workers. The control is the number of
 steps: without checkpoints each kill would cost half a run, with them it costs no more than the time between two.
-
-    python benchmarks/kill_workers.py [--kills 12] [--seed 0]
-
-The last line counts; the exit code is 1 when anything fails, 2 without PostgreSQL. Workers are forked, so that none
-spends its time on importing torch.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import optuna
+import pytest
 import torch
 from torch import nn
 
 import mupscale as mu
-from harness.postgres import Server, postgres, programs
+from harness.forks import fork
+from harness.postgres import postgres, programs
 from mupscale.tuning.engine import again, open_storage
 from mupscale.tuning.proxy import Proxy, ReportLoss
 from mupscale.tuning.settings import Settings
 from mupscale.tuning.tune import tune
+
+optuna = pytest.importorskip("optuna")
+pytestmark = pytest.mark.nightly
 
 EVERY, PAUSE = 0.25, 0.02  # seconds between checkpoints, and for which a step pretends to compute
 STUDY = Settings(
@@ -77,148 +70,71 @@ def proxy(steps_taken: Path | None = None, pause: float = 0.0) -> Proxy:
     return Proxy(build, train)
 
 
-def fork(work: Callable[[], object]) -> int:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    return child
-
-
-@dataclass
-class Tally:
-    """What was done, and what should not have been seen."""
-
-    kills: int = 0
-    failures: list[str] = field(default_factory=list)
-
-    def expect(self, holds: bool, what: str) -> None:
-        if not holds:
-            self.failures.append(what)
-            print(f"FAILED: {what}", flush=True)
-
-
 def disturbed(
-    storage: str,
-    folder: Path,
-    workers: int,
-    kills: int,
-    dice: random.Random,
-    tally: Tally,
-    restart: Callable[[], None],
+    storage: str, folder: Path, workers: int, kills: int, restart: Callable[[], None] = lambda: None
 ) -> int:
-    """Run a study whose workers are killed; how many kills there were."""
-    counted = folder / "steps"
+    """Run a study whose workers are killed; how many kills there were. `restart` is called halfway, once."""
+    counted, dice = folder / "steps", random.Random(0)
+    folder.mkdir(exist_ok=True)
 
     def work() -> None:
         known = proxy(counted, PAUSE)
         tune(known, STUDY, storage=storage, folder=folder, every=EVERY, beat=1.0)
 
     alive = [fork(work) for _ in range(workers)]
-    done = 0
+    done, restarted = 0, False
     while not (folder / "recipe.json").exists() and done < kills:
         time.sleep(dice.uniform(2.0, 4.0))
         victim = alive.pop(dice.randrange(len(alive)))
         ended, status = os.waitpid(victim, os.WNOHANG)
         if ended:
-            tally.expect(status == 0, f"a worker ended by itself with status {status}")
+            assert status == 0, "a worker ended by itself"
         else:
             os.kill(victim, signal.SIGKILL)
             os.waitpid(victim, 0)
             done += 1
         alive.append(fork(work))
-        if done == kills // 2:
+        if done == kills // 2 and not restarted:
             restart()
+            restarted = True
     for worker in alive:
-        tally.expect(os.waitpid(worker, 0)[1] == 0, "a worker that nobody killed failed")
-    tally.kills += done
+        assert os.waitpid(worker, 0)[1] == 0, "a worker that nobody killed failed"
+    assert restarted, "the study ended before it was disturbed"
     return done
 
 
-def judge(
-    storage: str, folder: Path, kills: int, expected: bytes, plain_steps: int, tally: Tally
-) -> tuple[int, int]:
-    """Hold the study against the undisturbed one; runs that went on from a checkpoint, steps done twice."""
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The study that nobody disturbs: its recipe, and how many steps it takes."""
+    torch.set_num_threads(1)  # forked processes cannot use the threads of this one
+    folder = tmp_path_factory.mktemp("plain")
+    tune(proxy(folder / "steps"), STUDY, folder=folder)
+    return (folder / "recipe.json").read_bytes(), (folder / "steps").stat().st_size
+
+
+def expect_the_same(storage: str, folder: Path, kills: int, plain: tuple[bytes, int]) -> None:
     study = again(lambda: optuna.load_study(study_name="mupscale", storage=open_storage(storage)))
     trials = study.get_trials(deepcopy=False)
     complete = [t for t in trials if t.state == optuna.trial.TrialState.COMPLETE]
     counts = Counter(t.user_attrs["stretch"] for t in complete)
-    tally.expect(all(n == 1 for n in counts.values()), f"legs that count twice: {counts.most_common(3)}")
+    assert set(counts.values()) == {1}, "every leg counts once"
     others = [t for t in trials if t.state != optuna.trial.TrialState.COMPLETE]
-    tally.expect(
-        all(t.state == optuna.trial.TrialState.FAIL and "extra" in t.user_attrs for t in others),
-        "a trial that does not count is not marked",
-    )
-    tally.expect(
-        (folder / "recipe.json").read_bytes() == expected, "the recipe differs from the undisturbed run's"
-    )
-    resumed = sum(t.user_attrs["told"]["resumed_at"] > t.user_attrs["begin"] for t in complete)
-    redone = (folder / "steps").stat().st_size - plain_steps
-    allowed = kills * (round(EVERY / PAUSE) + 15)
-    tally.expect(redone <= allowed, f"{redone} steps were done twice, allowed {allowed}")
-    print(
-        f"  {len(complete)} legs, {len(others)} given up, {resumed} went on from a checkpoint",
-        flush=True,
-    )
-    return resumed, redone
+    assert all(t.state == optuna.trial.TrialState.FAIL and "extra" in t.user_attrs for t in others)
+    assert (folder / "recipe.json").read_bytes() == plain[0]
+    assert any(t.user_attrs["told"]["resumed_at"] > t.user_attrs["begin"] for t in complete)
+    redone = (folder / "steps").stat().st_size - plain[1]
+    assert redone <= kills * (round(EVERY / PAUSE) + 15), "steps that were done twice"
 
 
-def with_database(
-    server: Server, folder: Path, kills: int, dice: random.Random, tally: Tally, expected: bytes, steps: int
-) -> tuple[int, int]:
-    restarts: list[float] = []
-
-    def restart() -> None:
-        if not restarts:
-            restarts.append(time.monotonic())
-            server.control("restart")
-
-    done = disturbed(server.url, folder, 4, kills, dice, tally, restart)
-    tally.expect(bool(restarts), "the study ended before the database was restarted")
-    tally.expect(done >= kills, f"the study ended after {done} of {kills} kills")
-    return judge(server.url, folder, done, expected, steps, tally)
+@pytest.mark.skipif(programs() is None, reason="needs PostgreSQL's server: apt-get install postgresql")
+def test_workers_of_a_database_that_restarts_find_the_same_recipe(plain, tmp_path):
+    with postgres() as server:
+        done = disturbed(server.url, tmp_path / "many", 4, 12, lambda: server.control("restart"))
+        assert done == 12, "the study ended too early"
+        expect_the_same(server.url, tmp_path / "many", done, plain)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--kills", type=int, default=12)
-    parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args()
-    if programs() is None:
-        print("needs PostgreSQL's server: apt-get install postgresql")
-        return 2
-    torch.set_num_threads(1)
-    began, tally, dice = time.monotonic(), Tally(), random.Random(chosen.seed)
-    with tempfile.TemporaryDirectory() as name:
-        room = Path(name)
-        (room / "plain").mkdir()
-        tune(proxy(room / "plain" / "steps"), STUDY, folder=room / "plain")
-        expected, steps = (
-            (room / "plain" / "recipe.json").read_bytes(),
-            (room / "plain" / "steps").stat().st_size,
-        )
-        print(f"undisturbed: {steps} steps, {time.monotonic() - began:.0f} s", flush=True)
-        (room / "many").mkdir()
-        with postgres() as server:
-            resumed, redone = with_database(server, room / "many", chosen.kills, dice, tally, expected, steps)
-        print(f"database: {time.monotonic() - began:.0f} s", flush=True)
-        folder = room / "journal"
-        folder.mkdir()
-        storage = str(folder / "study.journal")
-        done = disturbed(storage, folder, 2, 4, dice, tally, lambda: None)
-        more, again_redone = judge(storage, folder, done, expected, steps, tally)
-        tally.expect(resumed > 0 and more > 0, "no run went on from a checkpoint")
-    print(
-        f"kills={tally.kills} resumed={resumed + more} redone_steps={redone + again_redone} of={2 * steps} "
-        f"failures={len(tally.failures)} seconds={time.monotonic() - began:.0f}"
-    )
-    return 1 if tally.failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def test_workers_of_a_journal_find_the_same_recipe(plain, tmp_path):
+    storage = str(tmp_path / "study.journal")
+    done = disturbed(storage, tmp_path / "two", 2, 4)
+    expect_the_same(storage, tmp_path / "two", done, plain)
