@@ -481,9 +481,15 @@ def benchmarks() -> str:
     )
     rows = []
     for name, entry in json.loads(RESULTS.read_text(encoding="utf-8")).items():
-        script = HERE.parent / "benchmarks" / f"{name}.py"
-        call, tests = f"benchmarks/{name}.py", entry.get("tests", [])
-        mark = "<br>**CI**" if call in in_ci + workflow else "<br>**nightly**" if call in nightly else ""
+        call = next(word for word in entry["command"].split() if word.endswith(".py"))
+        script, tests = HERE.parent / call, entry.get("tests", [])
+        mark = (
+            "<br>**CI**"
+            if call in in_ci + workflow
+            else "<br>**nightly**"
+            if call in nightly or " -m nightly " in entry["command"]
+            else ""
+        )
         paths = [f"<code>{test.replace('/', '/<wbr>')}</code>" for test in tests]
         mark += f"<br>**tests**: {', '.join(paths)}" if tests else ""
         line = f"`{unbroken(entry['line'])}`" if entry["line"] else "not recorded yet"
@@ -491,7 +497,9 @@ def benchmarks() -> str:
             line += f"<br>with `{entry['command'].partition('.py ')[2]}`"
         if "missed" in entry:
             line += f"<br>**missed**: {entry['missed']}"
-        rows.append(f"| `{name}`{mark} | {claim(script)} | {unbroken(entry['bound'])} | {line} |")
+        rows.append(
+            f"| `{name}`{mark} | {entry.get('claim') or claim(script)} | {unbroken(entry['bound'])} | {line} |"
+        )
     return "\n".join([BENCHMARKS, *rows]) + "\n"
 
 
