@@ -55,10 +55,8 @@ def test_the_direction_test_sees_imports(planted):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "harness").rglob("*.py")), ids=lambda path: path.stem)
-def test_a_file_of_the_harness_is_small_and_opens_with_what_it_holds(path):
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 300
-    assert ast.get_docstring(ast.parse(text))
+def test_a_file_of_the_harness_opens_with_what_it_holds(path):
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
 
 
 def test_a_difference_is_relative_to_what_was_wanted():
