@@ -31,11 +31,10 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from harness.data import DATA
 from harness.fresh_install import ROOT, Shell, wheel_in, with_torch
+from harness.program import Outcome, UsageError, option, run
 
-DATA = Path(os.environ.get("MUPSCALE_DATA", ROOT.parent / "shared" / "data"))
 PROGRAMS = ROOT / "benchmarks" / "owner_programs.py"
 LOSS, RANK, TEXT = 1.15, 0.98, 10
 """The most that the loss may rise, and the least ranks and different tokens. The base writes 42 different tokens in 60,
@@ -225,39 +224,29 @@ def judged(walk: Walk, found: Figures, control: Figures, owners: Sequence[str]) 
     return missed
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument(
-        "--here", action="store_true", help="the running interpreter, not a fresh environment"
-    )
-    parser.add_argument("--only", nargs="+", choices=OWNERS, default=list(OWNERS), help="these owners alone")
-    options = parser.parse_args()
+def measure(chosen: argparse.Namespace) -> Outcome:
     if not DATA.is_dir():
-        print(f"needs the data in {DATA}; name another folder in MUPSCALE_DATA")
-        return 2
+        raise UsageError(f"needs the data in {DATA}; name another folder in MUPSCALE_DATA")
     with tempfile.TemporaryDirectory() as name:
-        shell = (Here if options.here else Shell)(Path(name))
-        missing = prepared(shell, options.here)
+        shell = (Here if chosen.here else Shell)(Path(name))
+        missing = prepared(shell, chosen.here)
         if missing is None:
-            return 2
+            raise SystemExit(2)
         shutil.copyfile(PROGRAMS, shell.room / PROGRAMS.name)
         text_into(shell.room / "text.jsonl")
         walk, found, control = Walk(shell, missing), Figures(), Figures()
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        for owner in options.only:
+        for owner in chosen.only:
             print(f"\n{owner}", flush=True)
             OWNERS[owner](walk, found, control)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    missed = judged(walk, found, control, options.only)
-    for line in walk.failed:
-        print(f"FAILED: {line}")
-    for line in missed:
-        print(f"MISSED: {line}")
+    missed = judged(walk, found, control, chosen.only)
     cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     counts = f"steps_failed={len(walk.failed)} left_out={len(walk.left_out)}"
-    print(f"\n{counts} {found} cpu_s={cpu:.0f} control: {control}")
-    return int(bool(walk.failed or missed))
+    return Outcome(f"{counts} {found} cpu_s={cpu:.0f} control: {control}", [*walk.failed, *missed])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    here = option("--here", action="store_true", help="the running interpreter, not a fresh environment")
+    only = option("--only", nargs="+", choices=OWNERS, default=list(OWNERS), help="these owners alone")
+    sys.exit(run(measure, here, only, doc=__doc__))

@@ -30,7 +30,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import mupscale as mu
-from harness.torchrun import Curves, curves_of, gaps_of
+from harness.program import Outcome, option, run
+from harness.torchrun import Curves, curves_of, gaps_of, missed_bounds, print_gaps
 
 WORLD, WORDS, WIDTH, K, ROWS = 2, 50, 16, 2, 32
 STOP, END = 6, 12
@@ -225,37 +226,30 @@ def worker(case: str, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def measure(case: str) -> Curves:
+def curves_in(case: str) -> Curves:
     ranks = 1 if case == "trainer" else WORLD
     return curves_of(__file__, case, ranks, timeout=TIMEOUT, settings={"DS_ACCELERATOR": "cpu"})
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--only", help="one of the cases, such as zero1")
-    given = parser.parse_args()
-    if given.worker is not None:
-        worker(given.worker[0], Path(given.worker[1]))
-        return 0
+def measure(chosen: argparse.Namespace) -> Outcome:
+    if chosen.worker is not None:
+        worker(chosen.worker[0], Path(chosen.worker[1]))
+        return Outcome("")
     if find_spec("deepspeed") is None:
-        print("SKIPPED: deepspeed is not installed; pip install deepspeed")
-        return 0
+        return Outcome("SKIPPED: deepspeed is not installed; pip install deepspeed")
     worst: dict[str, float] = {}
     controls: list[float] = []
-    for case in [given.only] if given.only else CASES:
-        for job, gap in gaps_of(measure(case)).items():
-            print(
-                f"{case:<8} {CONTROLS.get(job, 'grown, stock engine'):<40} {gap:.1e} over {END - STOP} steps",
-                flush=True,
-            )
-            if job in CONTROLS:
-                controls.append(gap)
-            else:
-                worst[case] = gap
-    print(*(f"{case}={gap:.1e}" for case, gap in worst.items()), f"control={min(controls):.1e}")
-    return 0 if max(worst.values()) <= EQUAL and min(controls) >= DIFFERENT else 1
+    for case in [chosen.only] if chosen.only else CASES:
+        gaps = gaps_of(curves_in(case))
+        print_gaps(case, gaps, CONTROLS, END - STOP)
+        worst[case] = gaps["wide"]
+        controls += [gap for job, gap in gaps.items() if job in CONTROLS]
+    line = " ".join(f"{case}={gap:.1e}" for case, gap in worst.items())
+    failed = missed_bounds(worst, controls, EQUAL, DIFFERENT)
+    return Outcome(f"{line} control={min(controls):.1e}", failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    part = option("--worker", nargs=2, help=argparse.SUPPRESS)
+    only = option("--only", choices=CASES, help="one of the cases")
+    sys.exit(run(measure, part, only, doc=__doc__))

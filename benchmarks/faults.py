@@ -1,4 +1,4 @@
-"""Faults of machines, disks and people: nothing wrong is published, nothing is lost, nobody is told of a fault that is none.
+"""Faults of machines, disks and people: nothing wrong is published, nothing is lost, and there is no false alarm.
 
 A small checkpoint is upscaled, with noise, while something goes wrong; then the job is resumed. What is published must
 be, byte for byte, the directory of a run that nobody disturbed, and every other end must be a refusal that leaves nothing
@@ -44,12 +44,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
 
-from benchmarks.kill_and_resume import contents, fork, wait
+from harness.forks import contents, fork, wait
 from harness.llama_files import Llama, job_for, write_directory
+from harness.program import Outcome, option, run
 from mupscale.errors import MupscaleError
 from mupscale.files.directory import read_directory
 from mupscale.jobs import agreement, identity, output_files, worker
@@ -361,16 +360,11 @@ CRIPPLED: dict[str, tuple[dict[str, Callable[..., Any]], bool]] = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the faults")
-    chosen = parser.parse_args()
+def measure(chosen: argparse.Namespace) -> Outcome:
     torch.set_num_threads(1)  # forked processes cannot use the threads of this one
     part = 10 if chosen.quick else 1
-    folder = Path(tempfile.mkdtemp())
-    try:
-        faults = Faults(folder, chosen.seed)
+    with tempfile.TemporaryDirectory() as name:
+        faults = Faults(Path(name), chosen.seed)
         print(f"{len(faults.units)} units, {sum(map(len, faults.want.values())) / 1e6:.1f} MB", flush=True)
         for _ in range(120 // part):
             faults.kill()
@@ -392,21 +386,27 @@ def main() -> int:
             for _ in range(10 // min(part, 5)):
                 faults.flip_unfinished("block", checked=False)
                 faults.change(2, checked=False)
-    finally:
-        shutil.rmtree(folder)
-    for line in faults.failed:
-        print(f"FAILED: {line}")
-    tally = faults.tally
-    used = os.times()
+    tally, failed = faults.tally, list(faults.failed)
+    cpu = sum(os.times()[:4])
     print(
-        f"control: {tally['control']} published without fingerprints; {tally['refused']} refused; cpu {sum(used[:4]):.0f} s"
+        f"control: {tally['control']} published without fingerprints; {tally['refused']} refused; cpu {cpu:.0f} s"
     )
-    print(
-        *(f"{key}={tally[key]}" for key in ("kills", "full", "changed", "flips", "twice", "crippled")),
-        *(f"{key}={tally[key]}" for key in ("published_wrong", "lost", "spurious")),
+    if not tally["control"]:
+        failed.append("without fingerprints nothing wrong is published either: nothing was measured")
+    counted = (
+        "kills",
+        "full",
+        "changed",
+        "flips",
+        "twice",
+        "crippled",
+        "published_wrong",
+        "lost",
+        "spurious",
     )
-    return int(any(tally[key] for key in ("published_wrong", "lost", "spurious")) or not tally["control"])
+    return Outcome(" ".join(f"{key}={tally[key]}" for key in counted), failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    quick = option("--quick", action="store_true", help="a tenth of the faults")
+    sys.exit(run(measure, option("--seed", type=int, default=0), quick, doc=__doc__))

@@ -35,10 +35,20 @@ from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs before anything is installed
 
 from harness.fresh_install import ROOT, Shell, cpu_seconds, installed, wheel_in, with_torch
-from harness.pages import OUTPUT, Block, blocks_of, commands_of, not_printed, section_of
+from harness.pages import (
+    Block,
+    apart,
+    changed,
+    not_shown,
+    python_of,
+    section_of,
+    shell_of,
+    typed,
+)
+from harness.program import Outcome, option, run
 
 SECONDS, EXACT, DIFFERENT = 300.0, 1e-5, 1e-3
 """Processor seconds of a path, three times what the longest takes; float32 rounding over 20 steps of the Trainer; the least
@@ -75,58 +85,10 @@ if __name__ == "__main__":
 """
 
 
-def typed(page: str, heading: str = "") -> list[Block]:
-    """The blocks of a page, or of one part of it; a part that is gone, or has none, is a fault."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    blocks = blocks_of(section_of(text, heading) if heading else text)
-    if not blocks:
-        raise LookupError(f"{page} has nothing to type under '{heading}'")
-    return blocks
-
-
-def python_of(blocks: list[Block]) -> str:
-    return "".join(block.text for block in blocks if block.language == "python" and block.runs)
-
-
-def shell_of(blocks: list[Block]) -> list[str]:
-    return [line for block in blocks if block.language == "bash" for line in commands_of(block.text)]
-
-
-def changed(text: str, pattern: str, new: str) -> str:
-    """A text with one change; one that cannot be made is a fault of the page.
-
-    >>> changed("GELU()", "GELU", "ReLU")
-    'ReLU()'
-    """
-    found, count = re.subn(pattern, new, text)
-    if count != 1:
-        raise LookupError(f"{count} places to change by {pattern!r}, expected one")
-    return found
-
-
-def not_shown(blocks: list[Block], printed: str) -> str:
-    """The first piece of what a page shows that was not printed, digits aside; "" when all was."""
-    shown = [block.text for block in blocks if block.language == OUTPUT and not block.reason]
-    return next((missing for text in shown if (missing := not_printed(text, printed))), "")
-
-
 def losses(folder: Path) -> list[float]:
     """What a Trainer logged between the steps 20 and 40."""
     state = json.loads((folder / "runs" / "checkpoint-40" / "trainer_state.json").read_text(encoding="utf-8"))
     return [row["loss"] for row in state["log_history"] if "loss" in row and row["step"] > 20]
-
-
-def apart(a: list[float], b: list[float]) -> float:
-    """The largest relative difference; not a number where one is shorter or empty.
-
-    >>> apart([2.0, 4.0], [2.0, 3.0]), apart([1.0], [])
-    (0.25, nan)
-    """
-    return (
-        max((abs(x - y) / abs(x) for x, y in zip(a, b, strict=True)), default=nan)
-        if len(a) == len(b)
-        else nan
-    )
 
 
 @dataclass
@@ -244,39 +206,30 @@ class Walk:
             self.failed.append(f"{name}: {fault!r}")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--keep", type=Path, help="where to leave sdist and wheel when everything holds")
-    parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help="processor seconds that a path may take"
-    )
-    options = parser.parse_args()
+def measure(chosen: argparse.Namespace) -> Outcome:
     with tempfile.TemporaryDirectory() as name:
         # One thread: processor seconds do not depend on the number of cores, nor on who else uses them.
         shell = Shell(Path(name), variables={"OMP_NUM_THREADS": "1"})
         walk = Walk(shell, wheel_in(shell.room / "dist"))
         if not with_torch(shell):
-            return 2
+            raise SystemExit(2)
         walk.follow("own", walk.own)
         walk.follow("sharded", walk.sharded)
         walk.follow("checkpoint", walk.checkpoint)
-        if options.keep is not None and not walk.failed:
-            shutil.copytree(shell.room / "dist", options.keep, dirs_exist_ok=True)
+        if chosen.keep is not None and not walk.failed:
+            shutil.copytree(shell.room / "dist", chosen.keep, dirs_exist_ok=True)
     if walk.controls != CONTROLS:
         walk.failed.append(f"{walk.controls} controls saw their fault, expected {CONTROLS}")
     for path in PATHS:
-        if shell.cpu.get(path, 0.0) > options.seconds:
-            walk.failed.append(f"{path}: {shell.cpu[path]:.0f} CPU seconds, allowed {options.seconds:.0f}")
-    for failure in walk.failed:
-        print(f"FAILED: {failure}")
+        if shell.cpu.get(path, 0.0) > chosen.seconds:
+            walk.failed.append(f"{path}: {shell.cpu[path]:.0f} CPU seconds, allowed {chosen.seconds:.0f}")
     shell.cpu["install"] = shell.cpu.get("install", 0.0) + shell.cpu.get("torch", 0.0)
     spent = " ".join(f"{what}={shell.cpu.get(what, 0.0):.0f}" for what in (*PATHS, "install"))
-    print(
-        f"\npaths={len(PATHS)} failed={len(walk.failed)} controls={walk.controls} {spent} cpu={cpu_seconds():.0f} "
-        f"gap={walk.gaps[0]:.1e} control={walk.gaps[1]:.1e}"
-    )
-    return 1 if walk.failed else 0
+    line = f"paths={len(PATHS)} failed={len(walk.failed)} controls={walk.controls} {spent} cpu={cpu_seconds():.0f}"
+    return Outcome(f"{line} gap={walk.gaps[0]:.1e} control={walk.gaps[1]:.1e}", walk.failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    keep = option("--keep", type=Path, help="where to leave sdist and wheel when everything holds")
+    seconds = option("--seconds", type=float, default=SECONDS, help="processor seconds that a path may take")
+    sys.exit(run(measure, keep, seconds, doc=__doc__))

@@ -26,23 +26,13 @@ import tomllib
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs before anything is installed
+
+from harness.fresh_install import ROOT, requirements
+from harness.program import Outcome, option, run
+
 TOOLS = ["build", "hatchling", "hypothesis", "psutil", "pytest", "pytest-timeout", "pytest-xdist"]
 SHOWN = ("torch", "numpy", "transformers")
-
-
-def requirements(project: dict[str, object], newest: bool) -> list[str]:
-    """Every requirement of the package and its extras, at its lower bound or without one."""
-    extras = project["optional-dependencies"]
-    assert isinstance(extras, dict)
-    every = [*_texts(project["dependencies"]), *(text for extra in extras.values() for text in extra)]
-    packages = [text for text in every if not text.startswith("mupscale[")]
-    return [text.partition(">=")[0] if newest else text.replace(">=", "==") for text in packages]
-
-
-def _texts(found: object) -> list[str]:
-    assert isinstance(found, list)
-    return found
 
 
 def make(environment: Path, newest: bool) -> Path:
@@ -73,7 +63,7 @@ def versions(python: Path) -> dict[str, str]:
     return dict(zip(("python", *SHOWN), done.stdout.split(), strict=True))
 
 
-def run(python: Path, tests: list[str], gib: float) -> tuple[dict[str, int], list[str]]:
+def tested(python: Path, tests: list[str], gib: float) -> tuple[dict[str, int], list[str]]:
     """Run the tests, one process after the other: how many passed, and the names of those that did not."""
 
     def limited() -> None:
@@ -108,22 +98,22 @@ def counted(report: ET.Element) -> tuple[dict[str, int], list[str]]:
     return counts, failed
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--newest", action="store_true", help="the newest versions instead of the oldest")
-    parser.add_argument("--environment", type=Path, help="where to make it, and keep it")
-    parser.add_argument("--gib", type=float, default=8.0, help="memory that one process may have")
-    parser.add_argument("tests", nargs="*", help="which tests; all of them when none is named")
-    asked = parser.parse_args()
+def measure(chosen: argparse.Namespace) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
-        python = make(asked.environment or Path(folder) / "environment", asked.newest)
+        python = make(chosen.environment or Path(folder) / "environment", chosen.newest)
         found = versions(python)
-        counts, failed = run(python, asked.tests, asked.gib)
-    for failure in failed:
-        print(f"FAILED: {failure}")
-    print("\n" + " ".join(f"{name}={value}" for name, value in (found | counts).items()))
-    return 1 if failed or not counts["passed"] else 0
+        counts, failed = tested(python, chosen.tests, chosen.gib)
+    if not counts["passed"]:
+        failed.append("no test passed")
+    return Outcome(" ".join(f"{name}={value}" for name, value in (found | counts).items()), failed)
 
+
+OPTIONS = (
+    option("--newest", action="store_true", help="the newest versions instead of the oldest"),
+    option("--environment", type=Path, help="where to make it, and keep it"),
+    option("--gib", type=float, default=8.0, help="memory that one process may have"),
+    option("tests", nargs="*", help="which tests; all of them when none is named"),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(measure, *OPTIONS, doc=__doc__))

@@ -34,14 +34,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 import mupscale as mu
 from harness.limited import HANG, MEMORY, limited
+from harness.program import Outcome, option, run
 from mupscale.checkpoints.shards import weight_moves
 from mupscale.files.dcp import METADATA, read_dcp
 from mupscale.files.dcp_chunks import chunk_place, read_value
@@ -406,19 +405,13 @@ def bombs(inputs: Inputs) -> Iterator[tuple[str, Input, Callable[[Path], str]]]:
         yield f"recipe {name}", put, _read_recipe
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--inputs", type=int, default=2400)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the inputs, all bombs")
-    parser.add_argument("--list", action="store_true", help="print how the inputs of each kind ended")
-    chosen = parser.parse_args()
+def measure(chosen: argparse.Namespace) -> Outcome:
     torch.set_num_threads(1)
     count = chosen.inputs // 10 if chosen.quick else chosen.inputs
     folder = Path(tempfile.mkdtemp())
     tally: Counter[str] = Counter()
     ends: Counter[tuple[str, str]] = Counter()
-    worst = (0.0, 0)
+    worst, failed = (0.0, 0), list[str]()
     try:
         inputs = Inputs(folder)
         cases = [(name, kind.change, kind.read) for name, kind in inputs.kinds.items()]
@@ -436,10 +429,12 @@ def main() -> int:
             tally["memory"] += end == MEMORY
             tally["wrong"] += end == WRONG
             tally["other"] += end not in ("refused", "read", HANG, MEMORY, WRONG)
-            tally["executed"] += inputs.sentinel.exists()
+            if inputs.sentinel.exists():
+                tally["executed"] += 1
+                failed.append(f"input {number}, {name}: something was executed")
             inputs.sentinel.unlink(missing_ok=True)
             if end not in ("refused", "read"):
-                print(f"FAILED: input {number}, {name}: {end}", flush=True)
+                failed.append(f"input {number}, {name}: {end}")
             ends[name, end] += 1
             for left in (path, folder / "case-wide", folder / "case-wide.partial"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
@@ -457,12 +452,13 @@ def main() -> int:
     print(
         f"slowest {worst[0]:.2f} CPU s, largest {worst[1] / 1e6:.0f} MB, cpu {_cpu():.0f} s, controls={sum(controls)}/{len(controls)}"
     )
-    print(
+    if not all(controls):
+        failed.append(f"controls were seen: {controls}")
+    return Outcome(
         f"inputs={tally['inputs']} refused={tally['refused']} hangs={tally['hangs']} memory={tally['memory']} "
-        f"executed={tally['executed']} accepted_wrong={tally['wrong']} other={tally['other']}"
+        f"executed={tally['executed']} accepted_wrong={tally['wrong']} other={tally['other']}",
+        failed,
     )
-    bad = sum(tally[key] for key in ("hangs", "memory", "executed", "wrong", "other"))
-    return int(bad > 0 or not all(controls))
 
 
 def quietly(read: Callable[[Path], str], path: Path) -> Callable[[], str]:
@@ -482,4 +478,10 @@ def _cpu() -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options = (
+        option("--inputs", type=int, default=2400),
+        option("--seed", type=int, default=0),
+        option("--quick", action="store_true", help="a tenth of the inputs, all bombs"),
+        option("--list", action="store_true", help="print how the inputs of each kind ended"),
+    )
+    sys.exit(run(measure, *options, doc=__doc__))

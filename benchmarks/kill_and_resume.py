@@ -30,13 +30,13 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
 from safetensors.torch import load_file, save_file
 
 import mupscale as mu
+from harness.forks import contents, fork, wait
 from harness.llama_files import Llama, job_for, write_directory
+from harness.program import Outcome, option, run
 from mupscale.files.directory import Directory, read_directory
 from mupscale.jobs import output_files
 from mupscale.jobs.job import PAGE, Job
@@ -72,26 +72,7 @@ def make_job(directory: Directory, out: Path, block_bytes: int = BLOCK, goal: st
     return job_for(plan, directory, out, MODEL.noise(plan), shard_bytes=SHARD, block_bytes=block_bytes)
 
 
-def contents(path: Path, without: tuple[str, ...] = ()) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in path.iterdir() if file.name not in without}
-
-
 Mode = Callable[[Job], list[int]]
-
-
-def fork(work: Callable[[], object], group: int = 0) -> int:
-    """A process in the group of `group`, or in one of its own, that does `work` and ends."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setpgid(0, group)
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    os.setpgid(child, group or child)
-    return child
 
 
 def one_worker(job: Job) -> list[int]:
@@ -108,11 +89,6 @@ def two_workers(job: Job) -> list[int]:
 
 
 MODES: dict[str, Mode] = {"one worker": one_worker, "two threads": two_threads, "two workers": two_workers}
-
-
-def wait(processes: list[int]) -> bool:
-    """Whether all processes ended well."""
-    return all(os.waitpid(process, 0)[1] == 0 for process in processes)
 
 
 @dataclass
@@ -200,15 +176,11 @@ def same_bytes(folder: Path, directory: Directory, goal: str, want: dict[str, by
     return count
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+def measure(chosen: argparse.Namespace) -> Outcome:
     torch.set_num_threads(1)  # forked processes cannot use the threads of this one
-    draw, tally = random.Random(arguments.seed), Tally()
-    folder = Path(tempfile.mkdtemp())
-    try:
+    draw, tally = random.Random(chosen.seed), Tally()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         directory = write_directory(folder / "base", MODEL.shapes(), "F32", 3)
         usual, want = {}, {}
         for goal in GOALS:
@@ -224,21 +196,20 @@ def main() -> int:
             print(f"{goal}: {len(WorkUnits(job))} units, {size / 1e6:.1f} MB, undisturbed: ", end="")
             print(", ".join(f"{mode} {usual[goal, mode]:.2f} s" for mode in MODES), flush=True)
         cases = list(product(GOALS, MODES))
-        for number in range(arguments.kills):
+        for number in range(chosen.kills):
             goal, mode = cases[number % len(cases)]
             job = make_job(directory, folder / "wide", goal=goal)
             kill_once(job, mode, draw.random() * usual[goal, mode], want[goal], tally)
         ways = sum(same_bytes(folder, directory, goal, want[goal], tally) for goal in ("wider", "both"))
-    finally:
-        shutil.rmtree(folder)
-    for line in tally.failed:
-        print(f"FAILED: {line}")
-    print(
+    line = (
         f"kills={tally.kills} cut_short={tally.cut} loadable={tally.loadable} different={tally.different} "
         f"ways={ways} failed={len(tally.failed)}"
     )
-    return 1 if tally.failed or not tally.cut else 0
+    if not tally.cut:
+        tally.failed.append("no kill came in the middle of the work")
+    return Outcome(line, tally.failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    kills, seed = option("--kills", type=int, default=30), option("--seed", type=int, default=0)
+    sys.exit(run(measure, kills, seed, doc=__doc__))

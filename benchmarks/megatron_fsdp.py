@@ -39,8 +39,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import mupscale as mu
 from benchmarks import megatron_run
-from benchmarks.megatron_run import CONTROLS, DIFFERENT, END, EQUAL, LEAST, RATE, STOP, TIMEOUT, WIDTH, Job, K
-from harness.torchrun import Curves, curves_of, gaps_of
+from benchmarks.megatron_run import CONTROLS, END, LEAST, RATE, STOP, WIDTH, Job, K
+from harness.program import Outcome, option, run
+from harness.torchrun import Curves
 
 FSDP = "megatron.core.distributed.fsdp"
 NAMED = "megatron.core.transformer.fsdp_dtensor_checkpoint"
@@ -230,25 +231,14 @@ def full(job: FsdpJob) -> dict[str, Tensor]:
     return {name.replace("module.", ""): t.full_tensor() for name, t in state.items() if t is not None}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.worker is not None:
-        worker(Path(given.worker[1]))
-        return 0
+def measure(chosen: argparse.Namespace) -> Outcome:
+    if chosen.worker is not None:
+        worker(Path(chosen.worker[1]))
+        return Outcome("")
     if find_spec("megatron") is None or find_spec("einops") is None:
-        print("SKIPPED: megatron-core or einops is not installed; this file says how")
-        return 0
-    curves = curves_of(__file__, "fsdp", 1, timeout=TIMEOUT)
-    weights = int(sum(curves.pop("different")))
-    gaps = gaps_of(curves)
-    for name, gap in gaps.items():
-        print(f"{CONTROLS.get(name, 'grown'):<40} {gap:.1e} over {END - STOP} steps", flush=True)
-    control = min(gaps[name] for name in CONTROLS)
-    print(f"weights={weights} fsdp={gaps['wide']:.1e} control={control:.1e}")
-    return 0 if not weights and gaps["wide"] <= EQUAL and control >= DIFFERENT else 1
+        return Outcome("SKIPPED: megatron-core or einops is not installed; this file says how")
+    return megatron_run.compared(__file__, {"fsdp": 1})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(measure, option("--worker", nargs=2, help=argparse.SUPPRESS), doc=__doc__))

@@ -22,7 +22,7 @@ import json
 import sys
 import warnings
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
@@ -36,7 +36,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import mupscale as mu
-from harness.torchrun import Curves, curves_of, gaps_of
+from harness.program import Outcome, option, run
+from harness.torchrun import Curves, curves_of, gaps_of, missed_bounds, print_gaps
 
 WORDS, WIDTH, K, LENGTH, ROWS = 64, 32, 2, 16, 8
 STOP, END = 8, 16
@@ -296,40 +297,35 @@ def worker(case: str, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--only", choices=CASES, help="one of the cases")
-    given = parser.parse_args()
-    if given.worker is not None:
-        worker(given.worker[0], Path(given.worker[1]))
-        return 0
+def measure(chosen: argparse.Namespace) -> Outcome:
+    if chosen.worker is not None:
+        worker(chosen.worker[0], Path(chosen.worker[1]))
+        return Outcome("")
     if find_spec("megatron") is None:
-        print("SKIPPED: megatron-core is not installed; this file says how")
-        return 0
+        return Outcome("SKIPPED: megatron-core is not installed; this file says how")
+    return compared(__file__, {chosen.only: CASES[chosen.only]} if chosen.only else CASES)
+
+
+def compared(script: str, cases: Mapping[str, int]) -> Outcome:
+    """Run the jobs of each case on its ranks, and compare their losses with the base's."""
     worst: dict[str, float] = {}
     controls: list[float] = []
     weights = 0
-    for case in [given.only] if given.only else CASES:
-        curves = curves_of(__file__, case, CASES[case], timeout=TIMEOUT)
+    for case, ranks in cases.items():
+        curves = curves_of(script, case, ranks, timeout=TIMEOUT)
         weights += int(sum(curves.pop("different")))
-        for name, gap in gaps_of(curves).items():
-            print(
-                f"{case:<12} {CONTROLS.get(name, 'grown'):<40} {gap:.1e} over {END - STOP} steps", flush=True
-            )
-            if name in CONTROLS:
-                controls.append(gap)
-            else:
-                worst[case] = gap
-    print(
-        f"weights={weights}",
-        *(f"{case}={gap:.1e}" for case, gap in worst.items()),
-        f"control={min(controls, default=0.0):.1e}",
-    )
-    shown = min(controls) >= DIFFERENT if given.only in (None, "plain") else True
-    fine = not weights and max(worst.values()) <= EQUAL and shown
-    return 0 if fine else 1
+        gaps = gaps_of(curves)
+        print_gaps(case, gaps, CONTROLS, END - STOP)
+        worst[case] = gaps["wide"]
+        controls += [gap for job, gap in gaps.items() if job in CONTROLS]
+    failed = missed_bounds(worst, controls, EQUAL, DIFFERENT)
+    if weights:
+        failed.append(f"{weights} wide weights are not those of mu.widen")
+    line = " ".join(f"{case}={gap:.1e}" for case, gap in worst.items())
+    return Outcome(f"weights={weights} {line} control={min(controls, default=0.0):.1e}", failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    part = option("--worker", nargs=2, help=argparse.SUPPRESS)
+    only = option("--only", choices=CASES, help="one of the cases")
+    sys.exit(run(measure, part, only, doc=__doc__))

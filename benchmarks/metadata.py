@@ -28,12 +28,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
 from harness.llama_files import peak_mib
+from harness.program import Outcome, option, run
 from mupscale.files import dcp
 from mupscale.files.dcp_table import Chunk, DcpDirectory, map_table, write_table
 from mupscale.files.inert import read_metadata
@@ -127,15 +126,10 @@ def measured(way: str, path: Path, table: Path) -> None:
     print(json.dumps([cpu, peak_mib() - rss, f"{len(found)} {digest}"]))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--tensors", type=int, default=180)
-    parser.add_argument("--writers", type=int, default=1024)
-    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> Outcome:
     if options.measure:
         measured(options.measure[0], Path(options.measure[1]), Path(options.measure[2]))
-        return 0
+        return Outcome("")
     chunks = options.tensors * options.writers
     with tempfile.TemporaryDirectory() as name:
         path, table = Path(name) / "checkpoint", Path(name) / "table"
@@ -164,11 +158,10 @@ def main() -> int:
     ]
     if len({found for _, _, found in costs.values()}) != 1:
         failed.append(f"ranks find other chunks: {[found for _, _, found in costs.values()]}")
-    for line in failed:
-        print(f"FAILED: {line}")
-    print(f"chunks={chunks} cpu_ratio={ratios['cpu']:.2f} rss_ratio={ratios['rss']:.2f}")
-    return int(bool(failed))
+    return Outcome(f"chunks={chunks} cpu_ratio={ratios['cpu']:.2f} rss_ratio={ratios['rss']:.2f}", failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tensors, writers = option("--tensors", type=int, default=180), option("--writers", type=int, default=1024)
+    measured_rank = option("--measure", nargs=3, help=argparse.SUPPRESS)
+    sys.exit(run(measure, tensors, writers, measured_rank, doc=__doc__))

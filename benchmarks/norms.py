@@ -31,11 +31,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.real_models import DATA
 from benchmarks.stream import K, model_with
+from harness.data import DATA
 from harness.llama_files import job_for, write_directory
+from harness.program import Outcome, option, run
 from mupscale.checkpoints.norms import measured_in
 from mupscale.files.directory import read_directory
 from mupscale.jobs.worker import run_job
@@ -152,15 +151,12 @@ def records(folder: Path) -> list[object]:
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--layers", type=int, default=2, help="of the base whose cost is measured")
-    options = parser.parse_args()
+def measure(chosen: argparse.Namespace) -> Outcome:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     worst, control, passes, learned = errors()
     with tempfile.TemporaryDirectory() as name:
-        ratio, of_base = costs(Path(name), options.layers)
+        ratio, of_base = costs(Path(name), chosen.layers)
         found = records(Path(name)) if DATA.is_dir() else []
     print(
         f"the base whose cost is measured took {of_base:.1f} passes on average, trained matrices {learned:.1f}"
@@ -175,15 +171,10 @@ def main() -> int:
         failed.append(f"power iteration is within the bound too: {control:.1e}")
     if bits == "DIFFERENT":
         failed.append("sizes depend on the number of workers")
-    for line in failed:
-        print(f"FAILED: {line}")
-    trained_ratio = ratio * learned / of_base
-    print(
-        f"\npasses={passes} error={worst:.1e} control={control:.1e} cpu_ratio={ratio:.2f} "
-        f"trained={trained_ratio:.2f} bits={bits}"
-    )
-    return 1 if failed else 0
+    line = f"passes={passes} error={worst:.1e} control={control:.1e} cpu_ratio={ratio:.2f}"
+    return Outcome(f"{line} trained={ratio * learned / of_base:.2f} bits={bits}", failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    layers = option("--layers", type=int, default=2, help="of the base whose cost is measured")
+    sys.exit(run(measure, layers, doc=__doc__))

@@ -29,12 +29,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
 
 import mupscale as mu
 from harness.llama_files import Llama, job_for, peak_mib, write_directory
+from harness.program import Outcome, option, run
 from mupscale.files.directory import Directory
 from mupscale.jobs.job import Job
 from mupscale.jobs.journal import read_journals
@@ -145,53 +144,45 @@ def work(case: str, directory: Directory, before: float, folder: Path, worker: i
     return Done(len(share), size / 1e9, seconds, planning, peak_mib(), found)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--worker", type=int, default=37)
-    parser.add_argument("--workers", type=int, default=512)
-    parser.add_argument("--dir", type=Path, help="a folder on a disk with about 1.5 GB free")
-    parser.add_argument(
-        "--small", action="store_true", help="only the small model the memory is compared with"
-    )
-    arguments = parser.parse_args()
-    if arguments.small:
-        small_worker(arguments.dir)
-        return 0
-    folder = Path(tempfile.mkdtemp(dir=arguments.dir))
-    try:
-        shapes = LLAMA_70B.shapes()
+def measure(chosen: argparse.Namespace) -> Outcome:
+    if chosen.small:
+        small_worker(chosen.dir)
+        return Outcome("")
+    with tempfile.TemporaryDirectory(dir=chosen.dir) as name:
+        folder, shapes = Path(name), LLAMA_70B.shapes()
         started = cpu_seconds()
         directory = write_directory(folder / "base", shapes, "BF16", SHARDS, holes=True)
         opened = cpu_seconds() - started
         parameters = sum(torch.Size(shape).numel() for shape in shapes.values())
-        print(
-            f"{parameters / 1e9:.1f} billion parameters in {len(directory.weights)} files, {len(shapes)} tensors"
-        )
+        files = len(directory.weights)
+        print(f"{parameters / 1e9:.1f} billion parameters in {files} files, {len(shapes)} tensors")
         done = {
-            case: work(case, directory, opened, folder, arguments.worker, arguments.workers)
-            for case in PLANNING
+            case: work(case, directory, opened, folder, chosen.worker, chosen.workers) for case in PLANNING
         }
         (folder / "small").mkdir()
         small = small_peak(folder / "small")
-    finally:
-        shutil.rmtree(folder)
-    faults = [fault for share in done.values() for fault in share.faults]
-    faults += [
+    failed = [fault for share in done.values() for fault in share.faults]
+    failed += [
         f"{case}: peak memory of {share.peak:.0f} MiB, {small:.0f} for a small model, the bound is {RSS[case]}"
         for case, share in done.items()
         if share.peak > RSS[case] * small
     ]
-    for fault in faults:
-        print(f"FAILED: {fault}")
     wide, deep = done["wider"], done["deeper"]
-    print(
-        f"worker={arguments.worker}/{arguments.workers} items={wide.items} gb={wide.gigabytes:.2f} "
+    return Outcome(
+        f"worker={chosen.worker}/{chosen.workers} items={wide.items} gb={wide.gigabytes:.2f} "
         f"seconds={wide.seconds:.1f} rss_mib={wide.peak:.0f} rss_growth={wide.peak / small:.2f} planning_s={wide.planning:.2f} "
         f"deeper_items={deep.items} deeper_gb={deep.gigabytes:.2f} deeper_rss_growth={deep.peak / small:.2f} "
-        f"deeper_planning_s={deep.planning:.2f}"
+        f"deeper_planning_s={deep.planning:.2f}",
+        failed,
     )
-    return 1 if faults else 0
 
+
+OPTIONS = (
+    option("--worker", type=int, default=37),
+    option("--workers", type=int, default=512),
+    option("--dir", type=Path, help="a folder on a disk with about 1.5 GB free"),
+    option("--small", action="store_true", help="only the small model the memory is compared with"),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(measure, *OPTIONS, doc=__doc__))

@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,8 +26,6 @@ import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
@@ -39,6 +36,7 @@ from torch.distributed.fsdp import fully_shard
 
 import mupscale as mu
 from harness.llama_files import Llama, Shapes, peak_mib
+from harness.program import Outcome, option, run
 from mupscale.files.places import OutFile, torch_dtype
 from mupscale.files.torch_file import Room, lay_out
 from mupscale.sharded import fill
@@ -168,32 +166,21 @@ def measured(base: Path, small: bool, world: int) -> dict[str, float]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--dir", type=Path, help="a folder on a disk with about 1 GB free")
-    parser.add_argument("--rank-of", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--base", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.rank_of:
-        sizes = SMALL if arguments.small else LLAMA_70B
-        print(json.dumps(one_rank(arguments.base, sizes, arguments.rank_of)))
-        return 0
-    folder = Path(tempfile.mkdtemp(dir=arguments.dir))
-    try:
-        started = time.perf_counter()
+def measure(chosen: argparse.Namespace) -> Outcome:
+    if chosen.rank_of:
+        sizes = SMALL if chosen.small else LLAMA_70B
+        print(json.dumps(one_rank(chosen.base, sizes, chosen.rank_of)))
+        return Outcome("")
+    with tempfile.TemporaryDirectory(dir=chosen.dir) as name:
+        folder, started = Path(name), time.perf_counter()
         write_checkpoint(folder / "base", LLAMA_70B.shapes(), WRITERS)
         write_checkpoint(folder / "small", SMALL.shapes(), WRITERS)
-        record = (folder / "base" / ".metadata").stat().st_size
-        print(
-            f"checkpoint of {WRITERS} ranks in {time.perf_counter() - started:.0f} s, .metadata has {record / 1e6:.0f} MB"
-        )
+        record, took = (folder / "base" / ".metadata").stat().st_size, time.perf_counter() - started
+        print(f"checkpoint of {WRITERS} ranks in {took:.0f} s, .metadata has {record / 1e6:.0f} MB")
         small = measured(folder / "small", True, 4)
         found = {world: measured(folder / "base", False, world) for world in (512, 4096)}
-    finally:
-        shutil.rmtree(folder)
     print_table(found)
-    return judge(found, small)
+    return judged(found, small)
 
 
 def print_table(found: dict[int, dict[str, float]]) -> None:
@@ -218,23 +205,32 @@ def print_table(found: dict[int, dict[str, float]]) -> None:
             )
 
 
-def judge(found: dict[int, dict[str, float]], small: dict[str, float]) -> int:
+def judged(found: dict[int, dict[str, float]], small: dict[str, float]) -> Outcome:
     beside = max(row["beside"] - small["beside"] for row in found.values())
     reading = max(row["read"] / row["needed"] for row in found.values())
     planning = found[4096]["planning"] / found[512]["planning"]
-    faults = {
-        f"{beside:.0f} MiB beside the shards more than for a small model, the bound is {BESIDE:.0f}": beside
-        > BESIDE,
-        f"{reading:.2f} times the bytes that are needed were read, the bound is {READING}": reading > READING,
-        f"planning took {planning:.2f} times as long on 4,096 ranks, the bound is {PLANNING}": planning
-        > PLANNING,
-    }
-    for fault in (text for text, holds in faults.items() if holds):
-        print(f"FAILED: {fault}")
+    failed = []
+    if beside > BESIDE:
+        failed.append(
+            f"{beside:.0f} MiB beside the shards more than for a small model, the bound is {BESIDE:.0f}"
+        )
+    if reading > READING:
+        failed.append(f"{reading:.2f} times the bytes that are needed were read, the bound is {READING}")
+    if planning > PLANNING:
+        failed.append(f"planning took {planning:.2f} times as long on 4,096 ranks, the bound is {PLANNING}")
     seconds = found[512]["seconds"]
-    print(f"seconds={seconds:.1f} rss_mib={beside:.0f} reading={reading:.3f} planning_ratio={planning:.2f}")
-    return 1 if any(faults.values()) else 0
+    return Outcome(
+        f"seconds={seconds:.1f} rss_mib={beside:.0f} reading={reading:.3f} planning_ratio={planning:.2f}",
+        failed,
+    )
 
+
+OPTIONS = (
+    option("--dir", type=Path, help="a folder on a disk with about 1 GB free"),
+    option("--rank-of", type=int, help=argparse.SUPPRESS),
+    option("--base", type=Path, help=argparse.SUPPRESS),
+    option("--small", action="store_true", help=argparse.SUPPRESS),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(measure, *OPTIONS, doc=__doc__))

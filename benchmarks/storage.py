@@ -26,10 +26,10 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from harness.forks import contents, fork
 from harness.llama_files import Llama, job_for, write_directory
 from harness.object_store import ObjectStore, object_store
+from harness.program import Outcome, option, run
 from mupscale.files.directory import read_directory
 from mupscale.jobs import parts, upload
 from mupscale.jobs.job import Job
@@ -43,10 +43,6 @@ QUICK = Llama(hidden=512, ffn=1376, heads=8, kv_heads=4, layers=4, vocabulary=40
 WHOLE = Llama(hidden=1024, ffn=2752, heads=16, kv_heads=8, layers=8, vocabulary=8000)
 THREADS = 2
 PART = 5 << 20  # the smallest that S3 allows, so that there are many
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def names(store: ObjectStore, prefix: str) -> list[str]:
@@ -82,14 +78,7 @@ def killed(store: ObjectStore, sizes: Llama, kills: int, draw: random.Random) ->
     while True:
         store.traffic.reset()
         limit = draw.randint(4, 12) if result.kills < kills else 1 << 30
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                run_job(job_of("s3://models/base", "s3://models/wide", sizes), THREADS)
-                code = 0
-            finally:
-                os._exit(code)
+        child = fork(lambda: run_job(job_of("s3://models/base", "s3://models/wide", sizes), THREADS))
         while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
             if store.traffic.requests["PUT"] >= limit:
                 os.kill(child, signal.SIGKILL)
@@ -116,11 +105,7 @@ def received(store: ObjectStore, sizes: Llama, out: Path, total: int) -> tuple[f
     return store.traffic.received / total, sum(store.traffic.requests.values())
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="a smaller base and fewer kills")
-    parser.add_argument("--seed", type=int, default=0, help="decides when writers are killed")
-    chosen = parser.parse_args()
+def measure(chosen: argparse.Namespace) -> Outcome:
     sizes, kills = (QUICK, 3) if chosen.quick else (WHOLE, 12)
     parts.PART_BYTES, upload.GROUP_BYTES = PART, PART
     with object_store() as store, tempfile.TemporaryDirectory() as name:
@@ -154,11 +139,11 @@ def main() -> int:
         failed.append(f"visible too early {writers.early} times, {writers.left} objects or uploads left over")
     if control <= ratio:
         failed.append("without kept pages no more is received: nothing was measured")
-    for failure in failed:
-        print(f"FAILED: {failure}")
-    print(f"\nbytes_ratio={ratio:.3f} requests={requests} different={unequal} resumed={writers.kills}")
-    return 1 if failed else 0
+    line = f"bytes_ratio={ratio:.3f} requests={requests} different={unequal} resumed={writers.kills}"
+    return Outcome(line, failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    quick = option("--quick", action="store_true", help="a smaller base and fewer kills")
+    seed = option("--seed", type=int, default=0, help="decides when writers are killed")
+    sys.exit(run(measure, quick, seed, doc=__doc__))

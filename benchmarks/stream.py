@@ -36,9 +36,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from harness.llama_files import Llama, job_for, peak_mib, write_directory
+from harness.program import Outcome, option, run
 from mupscale.checkpoints.norms import measured_in
 from mupscale.files.directory import Directory, read_directory
 from mupscale.files.places import item_size
@@ -140,7 +139,7 @@ def measure_copy(source: Path, target: Path) -> tuple[float, float]:
     return time.perf_counter() - start, sum(os.times()[:4]) - sum(before[:4])
 
 
-def measure(
+def ratios_of(
     folder: Path, gigabytes: float, dtype: str, workers: int, repeats: int
 ) -> tuple[dict[str, tuple[float, float]], float]:
     """Wall and CPU time of the best job over those of the best copy, by case; and how memory grows."""
@@ -204,68 +203,59 @@ def measure_fingerprints(folder: Path, gigabytes: float, dtype: str, workers: in
     shutil.rmtree(folder / "base")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--gb", type=float, default=4, help="output of each job, in GB")
-    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dir", type=Path, help="a folder on the disk to be measured")
-    parser.add_argument(
-        "--fingerprints", action="store_true", help="measure what fingerprints cost, and nothing else"
-    )
-    parser.add_argument("--quick", action="store_true", help="1 GB once, without bounds")
-    parser.add_argument("--write", nargs=6, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.write:
-        base, out, layers, case, workers, mode = arguments.write
+def measure(chosen: argparse.Namespace) -> Outcome:
+    if chosen.write:
+        base, out, layers, case, workers, mode = chosen.write
         write(Path(base), Path(out), int(layers), case, int(workers), mode)
-        return 0
-    if arguments.quick:
-        arguments.gb, arguments.repeats = 1.0, 1
+        return Outcome("")
+    if chosen.quick:
+        chosen.gb, chosen.repeats = 1.0, 1
     found: dict[str, float] = {}
     growth: list[float] = []
     for dtype, short in (("BF16", "bf16"), ("F32", "f32")):
-        folder = Path(tempfile.mkdtemp(dir=arguments.dir))
-        try:
-            if arguments.fingerprints:
-                measure_fingerprints(folder, arguments.gb, dtype, arguments.workers, arguments.repeats)
+        with tempfile.TemporaryDirectory(dir=chosen.dir) as name:
+            given = Path(name), chosen.gb, dtype, chosen.workers, chosen.repeats
+            if chosen.fingerprints:
+                measure_fingerprints(*given)
                 continue
-            ratios, grown = measure(folder, arguments.gb, dtype, arguments.workers, arguments.repeats)
-        finally:
-            shutil.rmtree(folder)
+            ratios, grown = ratios_of(*given)
         growth.append(grown)
         for case, (wall, cpu) in ratios.items():
             name = {"exact": short, "noise": f"{short}_noise", "t": "t_noise"}[case]
             found[name], found[f"cpu_{name}"] = wall, cpu
-    if arguments.fingerprints:
-        return 0
+    if chosen.fingerprints:
+        return Outcome("")
     found["rss_growth"] = max(growth)
-    failed = 0 if arguments.quick else told(found)
     shown = (
         *("f32", "f32_noise", "bf16", "bf16_noise", "t_noise"),
         *("cpu_f32", "cpu_f32_noise", "cpu_bf16", "cpu_bf16_noise", "cpu_t_noise", "rss_growth"),
     )
-    print(" ".join(f"{name}={found[name]:.2f}" for name in shown))
-    return int(failed > 0)
+    line = " ".join(f"{name}={found[name]:.2f}" for name in shown)
+    return Outcome(line, [] if chosen.quick else judged(found))
 
 
-def told(found: dict[str, float]) -> int:
-    """Print aims that were missed and bounds that failed; returns how many of these."""
-    failed = [
-        f"{name} = {found[name]:.2f}, the bound is {bound:g}"
-        for name, bound in BOUNDS.items()
-        if not found[name] <= bound
-    ]
-    most = found["bf16_noise"] + MOST_FOR_NORMS
-    if not found["t_noise"] <= most:
-        failed.append(f"t_noise = {found['t_noise']:.2f}, the bound is {most:.2f}")
+def judged(found: dict[str, float]) -> list[str]:
+    """The bounds that fail; prints aims that were missed."""
+    bounds = {**BOUNDS, "t_noise": found["bf16_noise"] + MOST_FOR_NORMS}
     for name, aim in AIMS.items():
         if not found[name] <= aim:
             print(f"missed: {name} = {found[name]:.2f}, the aim is {aim:g}")
-    for line in failed:
-        print(f"FAILED: {line}")
-    return len(failed)
+    return [
+        f"{name} = {found[name]:.2f}, the bound is {bound:.3g}"
+        for name, bound in bounds.items()
+        if not found[name] <= bound
+    ]
 
+
+OPTIONS = (
+    option("--gb", type=float, default=4, help="output of each job, in GB"),
+    option("--workers", type=int, default=min(2, os.cpu_count() or 1)),
+    option("--repeats", type=int, default=3),
+    option("--dir", type=Path, help="a folder on the disk to be measured"),
+    option("--fingerprints", action="store_true", help="measure what fingerprints cost, and nothing else"),
+    option("--quick", action="store_true", help="1 GB once, without bounds"),
+    option("--write", nargs=6, help=argparse.SUPPRESS),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(measure, *OPTIONS, doc=__doc__))

@@ -38,14 +38,14 @@ from math import comb, inf
 from multiprocessing import get_context
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import mupscale as mu
-from benchmarks.covertype import DATA, load, make
+from benchmarks.covertype import load, make
+from harness.data import DATA
+from harness.program import Outcome, UsageError, option, run
 from mupscale.tuning.checkpoint import kept
 from mupscale.tuning.flops import step_of
 from mupscale.tuning.grid import Point
@@ -211,7 +211,6 @@ class Tally:
     def expect(self, holds: bool, what: str) -> None:
         if not holds:
             self.failures.append(what)
-            print(f"FAILED: {what}", flush=True)
 
 
 def judge(full: Found, halved: Found, tally: Tally) -> None:
@@ -262,13 +261,10 @@ def table(grids: Sequence[Found]) -> None:
         print(f"  {name:44s}  {cost:10.3f}  {loss:10.4f}")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--decay", action="store_true", help="let the learning rate fall to a tenth")
-    decay = parser.parse_args().decay
-    if not DATA.is_file():
-        print(f"needs Forest Cover Type at {DATA}; set MUPSCALE_DATA to the folder with covtype/covtype.npz")
-        return 2
+def measure(chosen: argparse.Namespace) -> Outcome:
+    if not (DATA / "covtype" / "covtype.npz").is_file():
+        raise UsageError(f"needs covtype/covtype.npz in {DATA}; name another folder in MUPSCALE_DATA")
+    decay = chosen.decay
     os.environ["OMP_NUM_THREADS"] = "1"
     began, tally = time.monotonic(), Tally({}, [])
     jobs = sorted(product(WIDTHS, SEEDS, (False, True)), key=lambda job: (-job[0], job[2], job[1]))
@@ -291,9 +287,9 @@ def main() -> int:
         tally.expect(worst[name] > LOSS, f"{name}: a wrong rule reaches {worst[name]:.4f}")
     tally.expect(seconds <= SECONDS, f"{seconds:.0f} seconds, allowed {SECONDS:.0f}")
     told = " ".join(f"{name}={value:.4f}" for name, value in worst.items())
-    print(f"\n{told} seconds={seconds:.0f} waited={waited:.0f}")
-    return 1 if tally.failures else 0
+    return Outcome(f"{told} seconds={seconds:.0f} waited={waited:.0f}", tally.failures)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    decay = option("--decay", action="store_true", help="let the learning rate fall to a tenth")
+    sys.exit(run(measure, decay, doc=__doc__))

@@ -32,6 +32,20 @@ TAIL, WHOLE = 6, 60
 """Lines that are shown of what a command says, and of one that failed."""
 
 
+def requirements(project: dict[str, object], newest: bool) -> list[str]:
+    """Every requirement of the package and its extras, at its lower bound or without one."""
+    extras = project["optional-dependencies"]
+    assert isinstance(extras, dict)
+    every = [*_texts(project["dependencies"]), *(text for extra in extras.values() for text in extra)]
+    packages = [text for text in every if not text.startswith("mupscale[")]
+    return [text.partition(">=")[0] if newest else text.replace(">=", "==") for text in packages]
+
+
+def _texts(found: object) -> list[str]:
+    assert isinstance(found, list)
+    return found
+
+
 def cpu_seconds() -> float:
     """Processor seconds of every child that has ended, and of its children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

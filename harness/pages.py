@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
 
 RUN = ("python", "bash")
 OUTPUT = "text"
@@ -124,3 +128,51 @@ def section_of(page: str, heading: str) -> str:
         elif found and found[2] == heading:
             level = len(found[1])
     return "".join(kept)
+
+
+def typed(page: str, heading: str = "") -> list[Block]:
+    """The blocks of a page, or of one part of it; a part that is gone, or has none, is a fault."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = blocks_of(section_of(text, heading) if heading else text)
+    if not blocks:
+        raise LookupError(f"{page} has nothing to type under '{heading}'")
+    return blocks
+
+
+def python_of(blocks: list[Block]) -> str:
+    return "".join(block.text for block in blocks if block.language == "python" and block.runs)
+
+
+def shell_of(blocks: list[Block]) -> list[str]:
+    return [line for block in blocks if block.language == "bash" for line in commands_of(block.text)]
+
+
+def changed(text: str, pattern: str, new: str) -> str:
+    """A text with one change; one that cannot be made is a fault of the page.
+
+    >>> changed("GELU()", "GELU", "ReLU")
+    'ReLU()'
+    """
+    found, count = re.subn(pattern, new, text)
+    if count != 1:
+        raise LookupError(f"{count} places to change by {pattern!r}, expected one")
+    return found
+
+
+def not_shown(blocks: list[Block], printed: str) -> str:
+    """The first piece of what a page shows that was not printed, digits aside; "" when all was."""
+    shown = [block.text for block in blocks if block.language == OUTPUT and not block.reason]
+    return next((missing for text in shown if (missing := not_printed(text, printed))), "")
+
+
+def apart(a: list[float], b: list[float]) -> float:
+    """The largest relative difference; not a number where one is shorter or empty.
+
+    >>> apart([2.0, 4.0], [2.0, 3.0]), apart([1.0], [])
+    (0.25, nan)
+    """
+    return (
+        max((abs(x - y) / abs(x) for x, y in zip(a, b, strict=True)), default=nan)
+        if len(a) == len(b)
+        else nan
+    )

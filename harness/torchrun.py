@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,3 +56,29 @@ def gaps_of(curves: Mapping[str, Sequence[float]]) -> dict[str, float]:
         for job, losses in curves.items()
         if job != "base"
     }
+
+
+def print_gaps(case: str, gaps: Mapping[str, float], labels: Mapping[str, str], steps: int) -> None:
+    """A row for every job of a case."""
+    for job, gap in gaps.items():
+        print(f"{case:<12} {labels.get(job, 'grown'):<40} {gap:.1e} over {steps} steps", flush=True)
+
+
+def missed_bounds(
+    gaps: Mapping[str, float], controls: Iterable[float], equal: float, different: float
+) -> list[str]:
+    """What does not hold: a case that leaves the base, a control that does not.
+
+    >>> missed_bounds({"plain": 1e-3}, [0.5], 1e-5, 1e-3)
+    ["plain: a loss differs from the base's by 1.0e-03, allowed 1e-05"]
+    >>> missed_bounds({"plain": 1e-7}, [0.5, 1e-6], 1e-5, 1e-3)
+    ['a control differs from the base by 1.0e-06 only']
+    """
+    failed = [
+        f"{case}: a loss differs from the base's by {gap:.1e}, allowed {equal:.0e}"
+        for case, gap in gaps.items()
+        if not gap <= equal
+    ]
+    return failed + [
+        f"a control differs from the base by {gap:.1e} only" for gap in controls if not gap >= different
+    ]

@@ -12,6 +12,7 @@ import torch
 
 import mupscale
 from harness.object_store import object_store
+from harness.trainer import Trained
 from mupscale.cli import check, plan
 from mupscale.families.record import FamilyPlan
 
@@ -65,3 +66,10 @@ def store():
         for name, value in found.environment.items():
             patch.setenv(name, value)
         yield found
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The bases of `harness.trainer` at step 20, in a folder that the workers of pytest-xdist share for this session."""
+    own = tmp_path_factory.getbasetemp()
+    return Trained((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "trained")

@@ -7,12 +7,14 @@ file names and nothing of their text.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mupscale as mu
-from benchmarks import trainer
+from harness import trainer
+from harness.trainer import Trained
 from mupscale.tuning.settings import Settings
 
 Names = dict[str, object]
@@ -44,24 +46,24 @@ def proxy(path: Path) -> None:
     path.write_text(text.replace("batch = 256", "batch = 8"), encoding="utf-8")
 
 
-def index(folder: Path) -> Names:
+def index(folder: Path, trained: Trained) -> Names:
     llama(folder / "base")
     proxy(folder / "proxy.py")
     return {}
 
 
-def checkpoints(folder: Path) -> Names:
+def checkpoints(folder: Path, trained: Trained) -> Names:
     for name in ("base", "70b"):
         llama(folder / name)
     return {}
 
 
-def one_checkpoint(folder: Path) -> Names:
+def one_checkpoint(folder: Path, trained: Trained) -> Names:
     llama(folder / "base")
     return {}
 
 
-def cost(folder: Path) -> Names:
+def cost(folder: Path, trained: Trained) -> Names:
     """A configuration alone is enough for a cost."""
     from transformers import LlamaConfig
 
@@ -76,14 +78,12 @@ def cost(folder: Path) -> Names:
     return {}
 
 
-def going_on(folder: Path) -> Names:
+def going_on(folder: Path, trained: Trained) -> Names:
     """A Trainer and a Lightning run of the same Llama, both stopped at step 20."""
     from torch.utils.data import DataLoader
 
-    trainer.silence()
-    trainer.hugging_face(trainer.model(), folder / "runs", stop=trainer.STOP)
-    _, fitted = trainer.fit(trainer.lightning_module(1), stop=trainer.STOP)
-    fitted.save_checkpoint(folder / "base.ckpt")
+    shutil.copytree(trained.directory.parent, folder / "runs")
+    shutil.copy(trained.lightning, folder / "base.ckpt")
     rows: Any = trainer.data()
     return {
         "args": trainer.arguments(folder / "grown"),
@@ -94,7 +94,7 @@ def going_on(folder: Path) -> Names:
     }
 
 
-def experts(folder: Path) -> Names:
+def experts(folder: Path, trained: Trained) -> Names:
     """A Llama with its optimizer."""
     import torch
 
@@ -107,7 +107,7 @@ def experts(folder: Path) -> Names:
     }
 
 
-def growth(folder: Path) -> Names:
+def growth(folder: Path, trained: Trained) -> Names:
     """A Llama with its optimizer, and a residual net whose blocks are in a list."""
     import torch
     from torch import nn
@@ -143,7 +143,7 @@ def growth(folder: Path) -> Names:
     }
 
 
-def tuning(folder: Path) -> Names:
+def tuning(folder: Path, trained: Trained) -> Names:
     """A directory with a text, and studies at half and twice the width of the page's own, at its reference: the page
     lays all three over each other."""
     llama(folder / "base")
@@ -158,7 +158,7 @@ def tuning(folder: Path) -> Names:
     return {}
 
 
-PREPARED: dict[str, Callable[[Path], Names]] = {
+PREPARED: dict[str, Callable[[Path, Trained], Names]] = {
     "README.md": one_checkpoint,
     "checkpoints.md": checkpoints,
     "coming_from.md": one_checkpoint,

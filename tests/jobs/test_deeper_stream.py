@@ -52,7 +52,7 @@ def test_blocks_and_workers_do_not_matter(base, tmp_path, k):
 def test_a_stream_that_is_killed_is_resumed_with_the_same_bytes(tmp_path, k, to):
     """A real kill, in the middle: the process that writes is ended with SIGKILL, and another one goes on."""
     pytest.importorskip("transformers")
-    from benchmarks.sharded import grow
+    from harness.sharded_bases import grow
     from mupscale.checkpoints.request import Request
     from mupscale.families.process import plan_in_process
 

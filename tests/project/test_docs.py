@@ -29,13 +29,13 @@ def texts() -> list[tuple[Path, str]]:
     "ignore:.*dataloader.*", "ignore:.*mid-epoch.*", "ignore:.*treespec.*:FutureWarning"
 )
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_every_block_of_a_page_runs_in_order(page, tmp_path, monkeypatch, planned_here):
+def test_every_block_of_a_page_runs_in_order(page, tmp_path, monkeypatch, trained, planned_here):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     saved, threads = dict(RULES), torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        names = PREPARED[page.name](tmp_path) if page.name in PREPARED else {}
+        names = PREPARED[page.name](tmp_path, trained) if page.name in PREPARED else {}
         run_page(page.read_text(encoding="utf-8"), str(page), {"__name__": page.stem, **names})
     finally:
         torch.set_num_threads(threads)

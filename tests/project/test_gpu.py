@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import mupscale as mu
-from benchmarks.sharded_training import EQUAL, compare
 from harness.launched import folder, launch
 from harness.runs import step
+from harness.sharded_training import EQUAL, compare
 from mupscale.rules.axes import Axis
 from mupscale.rules.scale import Scale
 from mupscale.tensors.expand import expand

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks import floor
+from harness.fresh_install import requirements
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -56,7 +56,7 @@ def test_the_matrix_runs_the_floor_and_the_newest():
 def test_the_floor_is_every_lower_bound():
     """Each requirement has a lower bound, and the floor is made of exactly those; the newest has none."""
     project = PYPROJECT["project"]
-    oldest, newest = (floor.requirements(project, newest) for newest in (False, True))
+    oldest, newest = (requirements(project, newest) for newest in (False, True))
     assert f"torch=={torch_bound()}" in oldest
     assert all(re.fullmatch(r"[\w\[\]-]+==[\d.]+", text) for text in oldest), oldest
     assert [text.partition("==")[0] for text in oldest] == newest
@@ -97,14 +97,15 @@ def test_the_fast_subset_names_files_that_exist():
 
 
 def not_shown(results: dict[str, dict[str, Any]]) -> list[str]:
-    """Tests that a benchmark names and that do not exist or do not call it."""
+    """Tests that a benchmark names and that do not exist or share no module with it."""
+    own = r"from ((?:harness|benchmarks)[\w.]*) import (\w+)"
     faults = []
     for name, entry in results.items():
+        script = ROOT / next(word for word in entry["command"].split() if word.endswith(".py"))
+        used = {module for module, _ in re.findall(own, script.read_text())}
         for test in entry.get("tests", []):
-            path = ROOT / test
-            if not path.is_file() or not re.search(
-                rf"\b(benchmarks|harness)(\.| import ){name}\b", path.read_text()
-            ):
+            found = re.findall(own, (ROOT / test).read_text()) if (ROOT / test).is_file() else []
+            if not any(module in used or script.stem in (leaf, *module.split(".")) for module, leaf in found):
                 faults.append(f"{name}: {test}")
     return faults
 
@@ -112,10 +113,11 @@ def not_shown(results: dict[str, dict[str, Any]]) -> list[str]:
 def test_what_left_ci_is_shown_by_tests_with_the_benchmarks_own_functions():
     """Controls: a file that is not there, and one that does not use the benchmark."""
     results = json.loads((ROOT / "docs" / "benchmarks.json").read_text(encoding="utf-8"))
-    assert {"trainer", "sharded_training", "limits"} <= {n for n, e in results.items() if "tests" in e}
+    assert "verdict_chance" in {n for n, e in results.items() if "tests" in e}
     assert not not_shown(results)
+    command = results["verdict_chance"]["command"]
     for test in ("tests/no_such_test.py", "tests/rules/test_axes.py"):
-        assert not_shown({"trainer": {"tests": [test]}}) == [f"trainer: {test}"]
+        assert not_shown({"chance": {"command": command, "tests": [test]}}) == [f"chance: {test}"]
 
 
 PUSH = ("static", "tests", "exactness", "survival")
@@ -140,6 +142,8 @@ def misplaced(results: dict[str, dict[str, Any]], script: str, nightly: str, rel
         if not entry["line"]:
             faults.append(f"{name}: no line is recorded")
         runs = [place for place, there in places.items() if programs(entry["command"]) & there]
+        if "pytest" in entry["command"] and "-m engine" not in entry["command"]:
+            runs.append("nightly" if "-m nightly" in entry["command"] else "push")
         if entry["shown"] not in (*places, "by hand"):
             faults.append(f"{name}: {entry['shown']!r} is no place")
         elif entry["shown"] == "by hand" and runs:

@@ -361,7 +361,7 @@ def four(tmp_path_factory):
     return launch(__name__, cases, world=4, folder=tmp_path_factory.mktemp("four"))
 
 
-@pytest.fixture(params=["two", "four"])
+@pytest.fixture(params=["two", pytest.param("four", marks=pytest.mark.nightly)])
 def some(request):
     return request.getfixturevalue(request.param)
 
@@ -392,6 +392,7 @@ def test_messages_are_those_of_the_boundaries_that_moved():
     assert is_aligned(*even, (mu.rules.Axis.parse("out: 12x2"),))
 
 
+@pytest.mark.nightly
 def test_bytes_read_fall_with_the_number_of_ranks(two, four):
     read = {len(of): max(r["bytes"] for r in of) for of in (two["what_is_read"], four["what_is_read"])}
     assert 0.45 < read[4] / read[2] < 0.55
@@ -489,6 +490,7 @@ def test_tensors_are_read_in_the_order_of_files_and_ahead(tmp_path, monkeypatch)
     source.close()
 
 
+@pytest.mark.nightly
 def test_other_sizes_on_one_rank_stop_all_of_them(four):
     assert all("different sizes" in said for said in four["sizes_that_differ"])
 

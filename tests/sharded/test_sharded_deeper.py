@@ -1,9 +1,8 @@
-"""A base in shards that grows deeper, wider by copies and zeros, and gets words: every way in gives the bits of one process.
+"""A base in shards that grows deeper, wider by copies and zeros, gets words or experts: every way in gives the bits of one process.
 
-New blocks start without state, and zeros and words without moments.
+New blocks and experts start without state, and zeros and words without moments; gate and up are joined with their state.
 """
 
-import functools
 from dataclasses import replace
 from typing import Any
 
@@ -16,28 +15,32 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 import mupscale as mu  # noqa: E402
-from benchmarks.sharded import grow, save_directory, train  # noqa: E402
-from benchmarks.sharded_cases import (  # noqa: E402
+from harness.launched import folder, launch  # noqa: E402
+from harness.sharded_bases import grow, grown_here, write_llama  # noqa: E402
+from harness.sharded_cases import (  # noqa: E402
     NOISES,
     SEED,
-    SIZES,
     adamw,
     base_run,
     digest,
     family,
     gathered,
-    llama_model,
     model_named,
     request,
-    save,
     wide_run,
 )
-from harness.launched import folder, launch  # noqa: E402
-from mupscale.families.process import plan_in_process  # noqa: E402
 from mupscale.plans.fits import identity_plan  # noqa: E402
 
 DEEP, BOTH = "1+layers=4,after=0:1", "ffn=2+layers=3,after=0,hidden=36,heads=6,kv_heads=3,vocab=+5"
-CASES = ((DEEP, "none"), (DEEP, "signal"), (BOTH, "mup"), (BOTH, "signal"))
+EXPERTS = "hidden=2,heads=2,kv_heads=2+layers=3,after=0,experts=4,top_k=2,expert_ffn=12"
+CASES = (
+    (DEEP, "none"),
+    (DEEP, "signal"),
+    (BOTH, "mup"),
+    (BOTH, "signal"),
+    (EXPERTS, "none"),
+    (EXPERTS, "signal"),
+)
 
 
 def fresh(goal: str) -> mu.Run:
@@ -58,10 +61,12 @@ def loaded() -> dict[str, str]:
     sources: dict[str, Any] = {"dcp": folder() / "llama.dcp1", "hf": folder() / "hf"}
     if dist.is_initialized():
         sources["live"] = base_run(model_named("llama"), _mesh(), folder() / "llama.dcp1")
-    # Four processes start slowly: one goal and one noise of each kind show that cuts do not matter there.
-    cases = CASES[1:3] if dist.is_initialized() and dist.get_world_size() > 2 else CASES
-    for goal, noise in cases:
+    for goal, noise in CASES:
         for way, source in sources.items():
+            if (goal, way) == (EXPERTS, "live"):
+                with pytest.raises(mu.MupscaleError, match="joined or stacked from tensors of the base"):
+                    mu.load_wide(source, fresh(goal), plan=family(goal))
+                continue
             run = mu.load_wide(source, fresh(goal), plan=family(goal), noise=NOISES[noise][0], seed=SEED)
             found[f"{goal} {noise} {way}"] = digest(run, gathered)
             _expect_state(run, goal)
@@ -91,25 +96,11 @@ def prepared(tmp_path_factory):
     shared = tmp_path_factory.mktemp("deeper")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MUPSCALE_TEST_FOLDER", str(shared))
-        (shared / "only_llama").touch()
-        torch.manual_seed(0)
-        run = train("llama", llama_model(SIZES))
-        save(run, shared / "llama.dcp1", flat=True)
-        save_directory(run, shared / "hf")
-        want = {}
-        for goal in (DEEP, BOTH):
-            asked = request(goal, None)
-            grown = plan_in_process(shared / "hf", asked.multipliers, to=asked.to, steps=0)
-            (shared / f"family{goal}.json").write_text(grown.to_json())
-        for goal, noise in CASES:
-            make = functools.partial(model_named("llama").wide, goal)
-            kind, plan = NOISES[noise][0], family(goal).plan
-            wide = (
-                mu.widen(run, make, plan=plan)
-                if kind is None
-                else mu.upscale(run, make, kind, seed=SEED, plan=plan)
-            )
-            want[f"{goal} {noise}"] = digest(wide, lambda t: t)
+        run = write_llama(shared, (DEEP, BOTH, EXPERTS), steps=0)
+        want = {
+            f"{goal} {noise}": digest(grown_here(run, "llama", goal, noise), lambda t: t)
+            for goal, noise in CASES
+        }
         wish = request(BOTH, NOISES["signal"][1])
         grow(shared / "hf", shared / "streamed", family(BOTH), wish, kill=False)
         alone = loaded()
@@ -128,8 +119,29 @@ def test_files_give_the_bits_of_a_running_base(prepared):
     _compare(alone, want)
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_every_way_into_shards_gives_the_bits_of_one_process(prepared, world):
     shared, want, _ = prepared
     for rank in launch(__name__, ["loaded"], world, folder=shared, timeout=900)["loaded"]:
         _compare(rank, want)
+
+
+def test_a_stream_that_is_killed_is_resumed_with_the_same_bytes(prepared, tmp_path):
+    """A real kill, in the middle, with the state of the optimizer: another process goes on."""
+    shared, _, _ = prepared
+    torch.set_num_threads(1)  # forked processes cannot use the threads of this one
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MUPSCALE_TEST_FOLDER", str(shared))
+        grown, wish = family(EXPERTS), request(EXPERTS, NOISES["signal"][1])
+    grow(shared / "hf", tmp_path / "want", grown, wish, kill=False)
+    want, cut = {file.name: file.read_bytes() for file in (tmp_path / "want").iterdir()}, 0
+    assert "optimizer.pt" in want
+    for number in range(4):
+        out = tmp_path / f"found{number}"
+        cut += grow(shared / "hf", out, grown, wish, kill=True)
+        found = {file.name: file.read_bytes() for file in out.iterdir()}
+        assert found == want
+    assert cut, "no kill came before the end"
+    grow(shared / "hf", tmp_path / "other", grown, request(EXPERTS, ("t", 0.3)), kill=False)
+    other = (tmp_path / "other" / "model.safetensors").read_bytes()
+    assert other != want["model.safetensors"], "control: other noise gives other bytes"

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, Adagrad, AdamW, Muon, Optimizer, Rprop
 
 import mupscale as mu
-from benchmarks.sharded_training import (
+from harness.closeness import EXACT, largest_difference
+from harness.launched import folder, launch
+from harness.sharded_training import (
     BASE,
     DIFFERENT,
     EQUAL,
@@ -32,8 +34,6 @@ from benchmarks.sharded_training import (
     train_step,
     wide_run,
 )
-from harness.closeness import EXACT, largest_difference
-from harness.launched import folder, launch
 from mupscale.plans.fits import identity_plan
 from mupscale.plans.names import named_tensors
 from mupscale.sharded.memory import give_memory_
@@ -379,16 +379,17 @@ def _same(a: list[Any], b: list[Any]) -> bool:
 
 
 def training() -> list[Row]:
-    """Base and wide side by side, from a checkpoint and live, and what a forgotten unit does."""
-    if dist.get_world_size() == 2:
-        found = [compare("fsdp", "adamw", dtype, folder() / str(dtype)) for dtype in EQUAL]
-        return [*found, compare("fsdp", "muon", torch.float64, folder() / "muon", steps=20)]
-    if dist.get_world_size() == 1:
-        return [compare("fsdp", "adamw", torch.float64, folder() / "one", steps=20)]
-    return [
-        *(compare(layout, "adamw", torch.float64, folder() / layout, steps=20) for layout in layouts()),
-        *(compare("fsdp", "adamw", torch.float64, None, wrong, steps=5) for wrong in ("clipping", "groups")),
-    ]
+    """Base and wide side by side for 50 steps, from a checkpoint and live, and what a forgotten unit does."""
+    found = [compare(layout, "adamw", torch.float64, folder() / layout) for layout in layouts()]
+    found.append(compare("fsdp", "adamw", torch.float32, folder() / "float32"))
+    found.append(compare("fsdp", "muon", torch.float64, folder() / "muon", steps=20))
+    wrong = ("clipping", "groups")
+    return [*found, *(compare("fsdp", "adamw", torch.float64, None, what, steps=5) for what in wrong)]
+
+
+def two_dimensions() -> list[Row]:
+    """Meshes of two dimensions, which two ranks cannot have: replicas of shards, and FSDP over tensor parallelism."""
+    return [compare(layout, "adamw", torch.float64, folder() / layout, steps=5) for layout in layouts()[1:]]
 
 
 CASES = [
@@ -405,7 +406,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 4], ids="{} ranks".format)
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)], ids="{} ranks".format)
 def ranks(request):
     return launch(__name__, CASES, request.param, timeout=600)
 
@@ -493,18 +494,25 @@ def test_the_certificate_holds_where_training_goes_on_and_nowhere_else(ranks):
     assert "the optimizer" in first["fsdp state"]["cause"]
 
 
-@pytest.fixture(scope="module")
-def one_rank():
-    return launch(__name__, ["training"], 1, timeout=600)
-
-
-def test_training_goes_on_on_one_rank(one_rank):
-    assert [(row.ranks, row.wrong) for row in one_rank["training"][0]] == [(1, "")]
-    test_training_goes_on(one_rank)
-
-
 def test_training_goes_on(ranks):
-    for row in ranks["training"][0]:
+    _expect_the_base(ranks["training"][0])
+
+
+@pytest.mark.nightly
+def test_training_goes_on_on_one_rank():
+    _expect_the_base(launch(__name__, ["training"], 1, timeout=600)["training"][0])
+
+
+def test_meshes_of_two_dimensions_load_clip_and_train():
+    four = launch(__name__, ["clipping", "two_dimensions"], 4, timeout=600)
+    test_clipping_on_shards_is_clipping(four)
+    assert {row.layout for row in four["two_dimensions"][0]} == {"hsdp", "fsdp+tp"}
+    _expect_the_base(four["two_dimensions"][0])
+
+
+def _expect_the_base(rows: list[Row]) -> None:
+    """The base's losses, and others where a unit was forgotten."""
+    for row in rows:
         if row.wrong:
             assert row.worst >= DIFFERENT, row
         else:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import mupscale as mu
-from benchmarks import trainer
+from harness import trainer
 from harness.llama_files import Llama, job_for, write_directory
 from harness.object_store import ObjectStore
 from harness.refusals import refusal

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import trainer
+from harness import trainer
 from harness.llama_files import Llama, job_for, write_directory
 from harness.object_store import ObjectStore
 from harness.refusals import refusal

@@ -3,14 +3,13 @@
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 
 import mupscale as mu  # noqa: E402
-from benchmarks import trainer as bench  # noqa: E402
-from benchmarks.trainer import gap, hugging_face, model  # noqa: E402
+from harness import trainer as bench  # noqa: E402
+from harness.trainer import gap, hugging_face, model  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
 
 QUIET: dict[str, Any] = {"save_strategy": "no"}
@@ -18,14 +17,8 @@ SIZES = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3, 
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    torch.set_num_threads(1)
-    bench.silence()
-    folder = tmp_path_factory.mktemp("any_width")
-    hugging_face(model(), folder / "base", stop=bench.STOP)
-    stopped = folder / "base" / f"checkpoint-{bench.STOP}"
-    curve, _ = hugging_face(model(), folder / "on", stopped, **QUIET)
-    return folder, stopped, curve
+def base(trained, tmp_path_factory):
+    return tmp_path_factory.mktemp("any_width"), trained.directory, trained.curve
 
 
 def wider(folder, stopped, verb, *more):

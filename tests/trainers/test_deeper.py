@@ -15,8 +15,8 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 
 import mupscale as mu  # noqa: E402
-from benchmarks import trainer as bench  # noqa: E402
-from benchmarks.trainer import gap, hugging_face, model  # noqa: E402
+from harness import trainer as bench  # noqa: E402
+from harness.trainer import gap, hugging_face, model  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
 from mupscale.plans.fits import identity_plan  # noqa: E402
 from mupscale.plans.names import named_tensors  # noqa: E402
@@ -25,14 +25,8 @@ QUIET: dict[str, Any] = {"save_strategy": "no"}
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    torch.set_num_threads(1)
-    bench.silence()
-    folder = tmp_path_factory.mktemp("deeper")
-    hugging_face(model(), folder / "base", stop=bench.STOP)
-    stopped = folder / "base" / f"checkpoint-{bench.STOP}"
-    curve, _ = hugging_face(model(), folder / "on", stopped, **QUIET)
-    return folder, stopped, curve
+def base(trained, tmp_path_factory):
+    return tmp_path_factory.mktemp("deeper"), trained.directory, trained.curve
 
 
 def deeper(folder, stopped, verb, *more):
@@ -91,18 +85,13 @@ def order_plan():
 @pytest.mark.filterwarnings("ignore:.*dataloader.*")
 @pytest.mark.filterwarnings("ignore:.*mid-epoch.*")
 @pytest.mark.filterwarnings("ignore:.*treespec.*:FutureWarning")
-def test_lightning_follows_the_base(tmp_path):
+def test_lightning_follows_the_base(trained, tmp_path):
     pytest.importorskip("lightning")
-    bench.silence()
-    torch.set_num_threads(1)
-    small, deep, plan = tmp_path / "base.ckpt", tmp_path / "deep.ckpt", order_plan()
-    _, trainer = bench.fit(bench.lightning_module(1), stop=bench.STOP)
-    trainer.save_checkpoint(small)
-    mu.trainers.widen_lightning_checkpoint(small, deep, plan=plan)
-    want, _ = bench.fit(bench.lightning_module(1), small, stop=30)
+    deep, plan = tmp_path / "deep.ckpt", order_plan()
+    mu.trainers.widen_lightning_checkpoint(trained.lightning, deep, plan=plan)
     module = bench.lightning_module(1, num_hidden_layers=3)
     found, _ = bench.fit(module, deep, [mu.trainers.LightningCallback(deep)], stop=30)
-    assert gap(want.losses, found.losses) < bench.EQUAL
+    assert gap(trained.lightning_curve.losses, found.losses) < bench.EQUAL
     assert set(mu.diagnostics.awake(module.model, plan=plan).values()) == {0.0}
     with torch.no_grad():
         woken: Any = mu.widen(model(), lambda: model(num_hidden_layers=3), plan=plan).model

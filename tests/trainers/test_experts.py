@@ -12,8 +12,8 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 
 import mupscale as mu  # noqa: E402
-from benchmarks import trainer as bench  # noqa: E402
-from benchmarks.trainer import gap, hugging_face, model  # noqa: E402
+from harness import trainer as bench  # noqa: E402
+from harness.trainer import gap, hugging_face  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
 
 QUIET: dict[str, Any] = {"save_strategy": "no"}
@@ -21,14 +21,8 @@ GOAL = "experts=4,top_k=2,expert_ffn=24"
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    torch.set_num_threads(1)
-    bench.silence()
-    folder = tmp_path_factory.mktemp("experts")
-    hugging_face(model(), folder / "base", stop=bench.STOP)
-    stopped = folder / "base" / f"checkpoint-{bench.STOP}"
-    curve, _ = hugging_face(model(), folder / "on", stopped, **QUIET)
-    return folder, stopped, curve
+def base(trained, tmp_path_factory):
+    return tmp_path_factory.mktemp("experts"), trained.directory, trained.curve
 
 
 def resumed(folder, directory, *, callbacks=()):

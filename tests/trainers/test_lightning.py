@@ -12,10 +12,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import mupscale as mu
-from benchmarks import trainer as bench
-from benchmarks.trainer import fit, gap, lightning_module, plan_for
+from harness import trainer as bench
+from harness.trainer import Setting, fit, gap, lightning_module, plan_for
 from mupscale.trainers.going_on import KEY, both_plans
-from tests.continued import Setting
 
 L = pytest.importorskip("lightning")
 K = 2
@@ -27,16 +26,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def setting(tmp_path_factory):
-    torch.set_num_threads(1)
-    bench.silence()
-    folder = tmp_path_factory.mktemp("lightning")
-    base, wide, plan = folder / "base.ckpt", folder / "wide.ckpt", plan_for(K)
-    _, trainer = fit(lightning_module(1), stop=bench.STOP)
-    trainer.save_checkpoint(base)
+def setting(trained, tmp_path_factory):
+    folder, base, plan = tmp_path_factory.mktemp("lightning"), trained.lightning, plan_for(K)
+    wide = folder / "wide.ckpt"
     mu.trainers.widen_lightning_checkpoint(base, wide, plan=plan)
-    curve, _ = fit(lightning_module(1), base)
-    return Setting(folder=folder, base=base, wide=wide, plan=plan, curve=curve)
+    return Setting(folder=folder, base=base, wide=wide, plan=plan, curve=trained.lightning_curve)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 
 import mupscale as mu  # noqa: E402
-from benchmarks import trainer as bench  # noqa: E402
-from benchmarks.trainer import gap, hugging_face, model  # noqa: E402
+from harness import trainer as bench  # noqa: E402
+from harness.trainer import gap, hugging_face, model  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
 
 DATA = Path(os.environ.get("MUPSCALE_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -34,12 +34,8 @@ def over(words):
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    torch.set_num_threads(1)
-    bench.silence()
-    folder = tmp_path_factory.mktemp("words")
-    hugging_face(model(), folder / "base", stop=bench.STOP)
-    stopped = folder / "base" / f"checkpoint-{bench.STOP}"
+def base(trained, tmp_path_factory):
+    folder, stopped = tmp_path_factory.mktemp("words"), trained.directory
     curve, _ = hugging_face(model(), folder / "on", stopped, loss=over(None), **QUIET)
     out = folder / "wide"
     assert main(["widen", str(stopped), str(out), "--to", "vocab=+64", "--quiet"]) == 0

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, Redu
 from torch.utils.data import DataLoader, TensorDataset
 
 import mupscale as mu
-from benchmarks import trainer as bench
+from harness import trainer as bench
 from harness.draws import data, seeded
 from harness.refusals import refusal
 

@@ -5,8 +5,6 @@ Most of it runs without torchtitan, on modules and configs that are spelled as t
 
 import math
 from dataclasses import dataclass
-from functools import partial
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,13 +14,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import mupscale as mu
-from benchmarks import torchtitan_resume as bench
+from harness import torchtitan_jobs as jobs
+from harness.torchtitan_jobs import END, LATER, STOP, Setup, gap
 from mupscale.trainers import torchtitan
 from mupscale.trainers.titan_layouts import titan_plan
 from mupscale.trainers.torchtitan import Growing
 
 SIZE, TOKENS = 4, 11
-needs_torchtitan = pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan is not installed")
+EQUAL, DIFFERENT = 1e-5, 1e-3
 
 
 class Attention(nn.Module):
@@ -245,23 +244,17 @@ def test_what_it_cannot_follow_is_refused_at_once():
     ]
 
 
-def test_without_torchtitan_the_benchmark_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(bench, "find_spec", lambda name: None)
-    monkeypatch.setattr("sys.argv", ["torchtitan_resume.py"])
-    assert bench.main() == 0
-    assert "SKIPPED" in capsys.readouterr().out
-
-
-@needs_torchtitan
+@pytest.mark.engine
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("changes", [{}, {"fused": False}, {"tied": True}], ids=str)
 def test_plans_of_real_configs_are_proven(changes):
-    bench.on_cpu()
-    configs = [bench.model_config(k, **changes) for k in (1, bench.K)]
-    tokens = torch.arange(32).view(2, 16) * 7 % bench.TOKENS
+    pytest.importorskip("torchtitan")
+    jobs.on_cpu()
+    configs = [jobs.model_config(k, **changes) for k in (1, jobs.K)]
+    tokens = torch.arange(32).view(2, 16) * 7 % jobs.TOKENS
 
     def real_loss(model: Any) -> torch.Tensor:
-        return F.cross_entropy(model(tokens).flatten(0, 1), (5 * tokens % bench.TOKENS).flatten())
+        return F.cross_entropy(model(tokens).flatten(0, 1), (5 * tokens % jobs.TOKENS).flatten())
 
     def build(config: Any) -> Any:
         model = config.build()
@@ -273,12 +266,47 @@ def test_plans_of_real_configs_are_proven(changes):
     assert titan_plan(*configs) == mu.plan_between(build, *configs, loss=real_loss)
 
 
-@needs_torchtitan
+@pytest.mark.engine
 @pytest.mark.filterwarnings("ignore")
 def test_the_wide_job_goes_on_like_the_base():
-    curves = bench.measure()
-    gap = partial(bench.gap, curves["base"])
-    assert len(curves["wide"]) == bench.END - bench.STOP
-    assert max(gap(curves["wide"]), gap(curves["wide"], 1)) < bench.EQUAL
-    assert min(gap(curves["plain_units"]), gap(curves["plain_norm"])) > bench.DIFFERENT
-    assert bench.gap(curves["wide"], curves["resumed"]) == 0
+    """Controls: plain units, and the plain norm."""
+    pytest.importorskip("torchtitan")
+    curves = jobs.measure_jobs(("base", "wide", "plain_units", "plain_norm", "resumed"), Setup())
+    base, wide, resumed = curves["base"], curves["wide"], curves["resumed"]
+    assert (len(wide), len(resumed)) == (END - STOP, END - LATER)
+    assert max(gap(base, wide), gap(base, wide, 1)) < EQUAL
+    assert min(gap(base, curves["plain_units"]), gap(base, curves["plain_norm"])) > DIFFERENT
+    assert gap(wide, resumed) == 0
+
+
+PAIR = (("base", "wide", END - STOP),)
+STARTS = (
+    ("base", "again", END - LATER),
+    ("base_weights", "wide_weights", END),
+    ("base_weights", "wide_files", END),
+)
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("setup", "pairs"),
+    [
+        (Setup(tensor_parallel=2), PAIR),
+        (Setup(world=4, tensor_parallel=2), PAIR),
+        (Setup(backend="full_dtensor"), PAIR),
+        (Setup(fused=False), PAIR),
+        (Setup(), STARTS),
+    ],
+    ids=["tensor parallel", "FSDP and tensor parallel", "full_dtensor", "separate projections", "starts"],
+)
+def test_other_shardings_models_and_starts_go_on_too(setup, pairs):
+    """Grown again from the wide job's own checkpoint; weights only, from DCP and from safetensors."""
+    pytest.importorskip("torchtitan")
+    asked = {job for one, other, _ in pairs for job in (one, other)}
+    if pairs is STARTS:
+        asked |= {"wide", "base_files"}
+    curves = jobs.measure_jobs([job for job in jobs.JOBS if job in asked], setup)
+    for one, other, steps in pairs:
+        assert len(curves[other]) == steps
+        assert max(gap(curves[one], curves[other]), gap(curves[one], curves[other], 1)) < EQUAL, other

@@ -20,15 +20,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import mupscale as mu
-from benchmarks import trainer as bench
-from benchmarks.trainer import gap, hugging_face, model, plan_for, widen_directory
+from harness import trainer as bench
 from harness.refusals import refusal
+from harness.trainer import Setting, gap, hugging_face, model, plan_for, widen_directory
 from mupscale.checkpoints.trainer_groups import trainer_order
 from mupscale.checkpoints.trainer_state import trainer_moves
 from mupscale.files.torch_file import read_tree
 from mupscale.jobs.identity import make_job
 from mupscale.jobs.worker import run_job
-from tests.continued import Setting
 
 pytest.importorskip("transformers")
 
@@ -38,15 +37,10 @@ QUIET: dict[str, Any] = {"save_strategy": "no"}
 
 
 @pytest.fixture(scope="module")
-def setting(tmp_path_factory):
-    torch.set_num_threads(1)
-    bench.silence()
-    folder = tmp_path_factory.mktemp("trainer")
-    _, trainer = hugging_face(model(), folder / "base", stop=bench.STOP)
-    base, plan = folder / "base" / f"checkpoint-{bench.STOP}", plan_for(K)
-    wide = widen_directory(base, folder / "wide", plan, trainer.model, model(K))
-    curve, _ = hugging_face(model(), folder / "on", base, **QUIET)
-    return Setting(folder=folder, base=base, wide=wide, plan=plan, curve=curve)
+def setting(trained, tmp_path_factory):
+    folder, base, plan = tmp_path_factory.mktemp("trainer"), trained.directory, plan_for(K)
+    wide = widen_directory(base, folder / "wide", plan, model(), model(K))
+    return Setting(folder=folder, base=base, wide=wide, plan=plan, curve=trained.curve)
 
 
 @pytest.fixture(scope="module")

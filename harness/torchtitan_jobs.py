@@ -1,9 +1,9 @@
-"""The torchtitan jobs that `torchtitan_resume.py` compares: a tiny Llama in the stock Trainer, on CPUs.
+"""Jobs of torchtitan that tests compare: a tiny Llama in the stock Trainer, on CPUs.
 
 Knows: how a job is configured, which manager it starts through, and how it is spoiled for a control; how ranks are
 started. Does not know what is compared with what. One rank of one job, in a folder that has `assets`:
 
-    torchrun … -m benchmarks.torchtitan_jobs FOLDER JOB SETUP
+    torchrun … -m harness.torchtitan_jobs FOLDER JOB SETUP
 """
 
 from __future__ import annotations
@@ -278,9 +278,14 @@ def measure_jobs(names: Sequence[str], setup: Setup) -> dict[str, Curve]:
         make_assets(folder / "assets")
         settings = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub")}
         for job in names:
-            command = ["-m", "benchmarks.torchtitan_jobs", name, job, json.dumps(asdict(setup))]
+            command = ["-m", "harness.torchtitan_jobs", name, job, json.dumps(asdict(setup))]
             torchrun(command, setup.world, timeout=TIMEOUT, settings=settings)
         return {job: json.loads((folder / f"{job}.json").read_text()) for job in names}
+
+
+def gap(one: Curve, other: Curve, what: int = 0) -> float:
+    """The largest relative difference of what `other` logged: 0 for losses, 1 for gradient norms."""
+    return max(abs(one[step][what] - value[what]) / abs(one[step][what]) for step, value in other.items())
 
 
 def make_assets(folder: Path) -> None:

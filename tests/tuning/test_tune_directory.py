@@ -1,16 +1,11 @@
-"""Tune a trained checkpoint from its directory and a text, and grow it by the recipe, with the command line alone.
-
-    python benchmarks/tune_directory.py [--steps 200]
+"""A trained checkpoint is tuned from its directory and a text, and grown by the recipe, with the command line alone.
 
 The base is a trained Llama of 231 thousand parameters, whose tokenizer is first written in the form of transformers; the text
-are textbooks. Prints the time of each command, the recipe, and last `cpu_s=… rise=… before=… after=…`: CPU seconds of
-`mupscale tune` on one thread, and the loss of text that the base writes under the base and under the grown checkpoint. The
-exit code is 1 above 1200 CPU seconds. Needs the data under $MUPSCALE_DATA or ../shared/data, else it is 2.
+are textbooks. `mupscale tune` may take 1200 CPU seconds on one thread.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import lzma
 import os
@@ -19,16 +14,18 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import pytest
 
-from benchmarks.real_models import DATA
+from harness.data import DATA
+
+pytestmark = pytest.mark.nightly
 
 MOST_SECONDS, DOCUMENTS = 1200, 240
+TINY = DATA / "models" / "tiny_llama"
 
 
 def tokenizer_of(path: Path) -> Any:
@@ -58,7 +55,7 @@ def tokenizer_of(path: Path) -> Any:
 def prepared(folder: Path) -> tuple[Path, Path]:
     """The base with its tokenizer, and a text to tune on."""
     base = folder / "base"
-    shutil.copytree(DATA / "models" / "tiny_llama", base, copy_function=shutil.copyfile)
+    shutil.copytree(TINY, base, copy_function=shutil.copyfile)
     base.chmod(0o755)
     tokenizer_of(base / "tok512.bin").save(str(base / "tokenizer.json"))
     told = {
@@ -89,37 +86,18 @@ def mupscale(*words: str) -> tuple[str, float]:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     print(f"$ mupscale {' '.join(words)}\n{done.stdout}({spent:.0f} CPU seconds)\n", flush=True)
-    if done.returncode:
-        raise SystemExit(1)
+    assert done.returncode == 0
     return done.stdout, spent
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--folder", type=Path, help="where to work (default: a temporary folder)")
-    chosen = parser.parse_args()
-    if not (DATA / "models" / "tiny_llama").is_dir():
-        print(f"no data under {DATA}")
-        return 2
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = chosen.folder or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        base, data = prepared(folder)
-        study = folder / "study"
-        asked = ["--steps", str(chosen.steps), "--folder", str(study)]
-        _, seconds = mupscale("tune", str(base), "--data", str(data), *asked)
-        recipe = json.loads((study / "recipe.json").read_text())
-        out = folder / "wide"
-        grow = ["-k", str(recipe["k"]), "--recipe", str(study / "recipe.json")]
-        told, _ = mupscale("upscale", str(base), str(out), *grow, "--optimizer", recipe["optimizer"])
-        line = next(line for line in told.splitlines() if line.startswith("loss of"))
-        before, after = (
-            float(word) for word in line.replace(",", "").split() if word[0].isdigit() and "." in word
-        )
-    print(f"cpu_s={seconds:.0f} rise={recipe['rise']} before={before:.4f} after={after:.4f}")
-    return int(seconds > MOST_SECONDS)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+@pytest.mark.skipif(not TINY.is_dir(), reason="there is no tiny_llama; set MUPSCALE_DATA")
+def test_a_directory_is_tuned_and_grown_by_its_recipe(tmp_path):
+    base, data = prepared(tmp_path)
+    study, out = tmp_path / "study", tmp_path / "wide"
+    _, seconds = mupscale("tune", str(base), "--data", str(data), "--steps", "200", "--folder", str(study))
+    assert seconds < MOST_SECONDS
+    recipe = json.loads((study / "recipe.json").read_text())
+    grow = ["-k", str(recipe["k"]), "--recipe", str(study / "recipe.json")]
+    said, _ = mupscale("upscale", str(base), str(out), *grow, "--optimizer", recipe["optimizer"])
+    assert any(line.startswith("loss of") for line in said.splitlines())
+    assert mupscale("check", str(base), str(out))[0]

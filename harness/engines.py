@@ -1,25 +1,19 @@
-"""Wide jobs in accelerate and in Lightning start from a narrow checkpoint, and their losses are the base's.
+"""Jobs of accelerate and of Lightning, sharded by FSDP2 over two ranks on CPUs: a base, wide ones from its checkpoint, controls.
 
-A small perceptron is trained with AdamW, decay and clipping by a norm, sharded by FSDP2 over two ranks on CPUs: by
-accelerate (`fsdp_version=2`) and by Lightning (`ModelParallelStrategy`). From the checkpoint in the middle, jobs of twice
-the width start through `load_wide`, without noise. The controls start in the same way and then go on with the engine's
-own groups and norm; one more uses `mu.clip_` in Lightning, where nothing is then clipped.
+A small perceptron is trained with AdamW, decay and clipping by a norm: by accelerate (`fsdp_version=2`) and by Lightning
+(`ModelParallelStrategy`). From the checkpoint in the middle, jobs of twice the width start through `load_wide`, without
+noise. The controls start in the same way and then go on with the engine's own groups and norm; one more uses `mu.clip_`
+in Lightning, where nothing is then clipped. One rank of all jobs of an engine:
 
-    python benchmarks/engines.py
-
-Prints a row for every job and, last, `accelerate=A lightning=L control=C`: for each engine the largest relative difference
-of a loss from the base's, and the smallest of the controls' largest differences. The exit code is 1 when A or L is
-above 1e-5 or C below 1e-3. An engine that is not installed is SKIPPED. torchtitan has a benchmark of its own.
+    torchrun … harness/engines.py --worker ENGINE FOLDER
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +25,12 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import fully_shard
 
 import mupscale as mu
-from harness.torchrun import Curves, curves_of, gaps_of
+from harness.torchrun import Curves, curves_of
 
 WORLD, WIDTH, K, INPUTS, OUTPUTS, ROWS = 2, 16, 2, 8, 2, 16
 STOP, END, CLIP = 6, 12, 0.2
 CONSTANTS: dict[str, Any] = {"lr": 2e-2, "weight_decay": 0.1}
-EQUAL, DIFFERENT = 1e-5, 1e-3
 TIMEOUT = 240  # seconds for an engine
-LABELS = {
-    "wide": "load_wide with groups of the plan",
-    "stepped": "load_wide with step_in_units_",
-    "sharded_first": "sharded on meta, then prepared",
-    "plain": "control: the engine's own groups and norm",
-    "unclipped": "control: mu.clip_, which clips nothing here",
-}
 CONTROLS = ("plain", "unclipped")
 
 
@@ -289,29 +275,5 @@ def measure(engine: str) -> Curves:
     return curves_of(__file__, engine, WORLD, timeout=TIMEOUT, settings={"CUDA_VISIBLE_DEVICES": ""})
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.worker is not None:
-        worker(given.worker[0], Path(given.worker[1]))
-        return 0
-    worst: dict[str, float] = {}
-    controls: list[float] = []
-    for engine in ENGINES:
-        if find_spec(engine) is None:
-            print(f"SKIPPED: {engine} is not installed; pip install {engine}")
-            continue
-        gaps = gaps_of(measure(engine))
-        for job, gap in gaps.items():
-            print(f"{engine:<11} {LABELS[job]:<44} {gap:.1e} over {END - STOP} steps", flush=True)
-        worst[engine] = max(gap for job, gap in gaps.items() if job not in CONTROLS)
-        controls += [gap for job, gap in gaps.items() if job in CONTROLS]
-    if not worst:
-        return 0
-    print(*(f"{engine}={gap:.1e}" for engine, gap in worst.items()), f"control={min(controls):.1e}")
-    return 0 if max(worst.values()) <= EQUAL and min(controls) >= DIFFERENT else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    worker(sys.argv[2], Path(sys.argv[3]))

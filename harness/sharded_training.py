@@ -1,20 +1,13 @@
-"""A sharded wide run continues its sharded base: the same losses for 50 clipped steps, on 1, 2 and 4 ranks.
+"""A small sharded base and its wide run, trained side by side: what the tests of training on shards compare.
 
 A small model with embedding, residual matrices, norms and biases, whose sizes no number of ranks divides, is trained
 with AdamW, or Muon beside AdamW, under FSDP2 (and HSDP, and FSDP with tensor parallelism on 4 ranks), and saved by DCP. The wide model is
 built without memory, sharded, loaded from that checkpoint with zero noise, and both go on side by side. Clipping
 bites at every step. The controls leave the units out of the clipping, or out of the groups.
-
-    python benchmarks/sharded_training.py
-
-The last line is `worst64=E worst32=E control=C collectives_per_clip=N`: the largest relative difference of a loss from
-the base's in each dtype, the smallest of the controls' in float64, and how many collectives one clipping takes. The exit
-code is 1 when a bound fails.
 """
 
 from __future__ import annotations
 
-import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import _muon
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import mupscale as mu
-from harness.launched import folder, launch
 from harness.setups import newton_schulz
 from mupscale.training.clip import Clip
 
@@ -233,42 +223,3 @@ def collectives_per_clip() -> int:
             mu.diagnostics.clip_grad_norm_(run.model, plan, max_norm=LIMIT)
         counts.append(int(mode.get_total_counts()))
     return max(counts)
-
-
-def rows() -> list[Row]:
-    """Everything that is compared on this number of ranks."""
-    found = []
-    for layout in LAYOUTS[dist.get_world_size()]:
-        found.append(compare(layout, "adamw", torch.float64, folder() / layout))
-    found.append(compare("fsdp", "adamw", torch.float32, folder() / "float32"))
-    found.append(compare("fsdp", "muon", torch.float64, folder() / "muon"))
-    found += [compare("fsdp", "adamw", torch.float64, None, wrong, 10) for wrong in ("clipping", "groups")]
-    return found
-
-
-def main() -> int:
-    found: list[Row] = []
-    collectives = 0
-    print(f"{'ranks':>5}  {'layout':8}  {'optimizer':9}  {'dtype':8}  {'wrong':9}  {'worst':>8}  clipped")
-    for world in LAYOUTS:
-        said = launch("benchmarks.sharded_training", ["rows", "collectives_per_clip"], world)
-        collectives = max(collectives, *said["collectives_per_clip"])
-        for row in said["rows"][0]:
-            found.append(row)
-            print(
-                f"{row.ranks:5}  {row.layout:8}  {row.optimizer:9}  {row.dtype:8}  {row.wrong or '-':9}  {row.worst:8.1e}  x{row.clipped:.1f}"
-            )
-    right, controls = [r for r in found if not r.wrong], [r for r in found if r.wrong]
-    worst = {d: max(r.worst for r in right if f"torch.{r.dtype}" == str(d)) for d in EQUAL}
-    control = min(r.worst for r in controls)
-    holds = all(worst[d] <= bound for d, bound in EQUAL.items()) and control >= DIFFERENT
-    holds = holds and collectives <= 1 and all(r.clipped > 1 for r in right)
-    print(
-        f"worst64={worst[torch.float64]:.1e} worst32={worst[torch.float32]:.1e} control={control:.1e} "
-        f"collectives_per_clip={collectives}"
-    )
-    return 0 if holds else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What `sharded.py` runs on every rank: load the same base into shards in every way, and digest what came out.
+"""What every rank of a sharded job runs: load the same base into shards in every way, and digest what came out.
 
 A stock Llama whose sizes divide unevenly (for all sources), wider, deeper and both, and a convolutional net, a GPT-2 with fused qkv and a
 padded Llama (for checkpoints of torch.distributed and the running base).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -47,6 +48,8 @@ SIZES = {
     "tie_word_embeddings": False,
 }
 SEED = 7
+QUICK = "MUPSCALE_SHARDED_QUICK"
+"""Set in the environment of a program and of its ranks: fewer models and goals."""
 NOISES: dict[str, tuple[Any, tuple[str, float] | None]] = {
     "none": (None, None),
     "mup": (mu.MupNoise(0.1), ("sigma", 0.1)),
@@ -67,7 +70,7 @@ class Model:
 
 def goals() -> tuple[str, ...]:
     """What the stock Llama grows to: k, or k+to; one of them where a quick run was asked for."""
-    return ("3",) if (folder() / "quick").exists() else ("2", "3", "ffn=2+layers=4")
+    return ("3",) if QUICK in os.environ else ("2", "3", "ffn=2+layers=4")
 
 
 def request(goal: str, noise: tuple[str, float] | None) -> Request:
@@ -82,9 +85,7 @@ def request(goal: str, noise: tuple[str, float] | None) -> Request:
 
 def others() -> tuple[str, ...]:
     """Models beside it."""
-    if (folder() / "only_llama").exists():
-        return ()
-    return ("GPT-2",) if (folder() / "quick").exists() else ("ResNet", "GPT-2", "Llama+p")
+    return ("GPT-2",) if QUICK in os.environ else ("ResNet", "GPT-2", "Llama+p")
 
 
 def family(goal: str) -> FamilyPlan:
@@ -213,7 +214,7 @@ def save_sharded() -> None:
     for name in ("llama", *others()):
         save(
             base_run(model_named(name), mesh, folder() / f"{name}.dcp1"),
-            folder() / f"{name}.dcp4",
+            folder() / f"{name}.sharded",
             flat=False,
         )
 
@@ -229,7 +230,7 @@ def digests() -> dict[str, str]:
         for goal in model.goals:
             for noise, (asked, _) in NOISES.items():
                 label = f"{name} k={goal} {noise}"
-                for source in ("dcp1", "dcp4"):
+                for source in ("dcp1", "sharded"):
                     run = mu.load_wide(
                         folder() / f"{name}.{source}",
                         wide_run(model, goal, mesh),
@@ -272,7 +273,7 @@ def halves(mesh: DeviceMesh) -> dict[str, str]:
     for noise, (asked, _) in NOISES.items():
         goal = goals()[0]
         run = wide_run(model, goal, mesh, dtype=torch.bfloat16)
-        run = mu.load_wide(folder() / "llama.dcp4", run, plan=model.plan(goal), noise=asked, seed=SEED)
+        run = mu.load_wide(folder() / "llama.sharded", run, plan=model.plan(goal), noise=asked, seed=SEED)
         found[f"llama k={goal} {noise}"] = digest(run, gathered)
     return found
 
@@ -283,7 +284,7 @@ def meshes() -> dict[str, str]:
     model, found = model_named("llama"), {}
     for goal in goals():
         for noise, (asked, _) in NOISES.items():
-            for source in ("llama.dcp4", "hf"):
+            for source in ("llama.sharded", "hf"):
                 plan = family(goal) if source == "hf" else model.plan(goal)
                 run = mu.load_wide(
                     folder() / source, wide_run(model, goal, mesh), plan=plan, noise=asked, seed=SEED

@@ -1,38 +1,26 @@
-"""A stock trainer resumes a widened checkpoint, and its losses are the base's.
+"""A tiny Llama that the stock Trainer and Lightning train, stop at step 20, and go on with: what the tests of trainers share.
 
-A tiny Llama is trained for 20 steps by the stock Hugging Face `Trainer` and by Lightning: AdamW with a group without
-decay, warm-up and cosine, accumulation over two batches, clipping at every step. Then base and widened checkpoint
-(`mupscale widen`, `widen_lightning_checkpoint`) both go on to step 40. The control is the same widened checkpoint without the callback.
-
-    python benchmarks/trainer.py [-k 2]
-
-The last line is `worst=E control=C rates=R interrupted=I`: the largest relative difference of a loss from the base's, the
-smallest of the two trainers' largest differences without the callback, the largest difference of a learning rate, and
-that of a wide run which was stopped at step 30 and resumed. The exit code is 1 when a bound fails.
+AdamW with a group without decay, warm-up and cosine, accumulation over two batches, clipping at every step. `Trained`
+has both bases at step 20, trained once for all processes of a test session.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-import tempfile
+import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mupscale as mu
 from mupscale.checkpoints.about import FORMAT
 from mupscale.checkpoints.trainer_state import trainer_moves
-from mupscale.cli.main import main as command
 from mupscale.jobs.identity import make_job
 from mupscale.jobs.worker import run_job
-from mupscale.trainers.lightning_file import widen_lightning_checkpoint
 
 STOP, LATER, END = 20, 30, 40
 EQUAL, DIFFERENT = 1e-5, 1e-3
@@ -237,87 +225,69 @@ def gap(a: dict[int, float], b: dict[int, float]) -> float:
     return max(abs(a[step] - b[step]) / abs(a[step]) for step in b)
 
 
-def show(title: str, base: Curve, wide: Curve, control: Curve) -> None:
-    print(f"\n{title}\n step       lr     base loss     wide loss  difference   without the callback")
-    for step in sorted(wide.losses):
-        a, b, c = (curve.losses[step] for curve in (base, wide, control))
-        print(
-            f"{step:5} {wide.rates[step]:9.2e} {a:12.7f} {b:13.7f} {abs(a - b) / a:11.1e} {c:13.7f} {abs(a - c) / a:8.1e}"
+@dataclass(frozen=True)
+class Setting:
+    """A base at step 20, its plan, its wide checkpoint, and the base's further curve."""
+
+    folder: Path
+    base: Path
+    wide: Path
+    plan: mu.Plan
+    curve: Curve
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Bases at step 20 in a folder that the processes of a session share; each is trained by the first that asks.
+
+    Nobody writes into them: what grows from them lies elsewhere.
+    """
+
+    folder: Path
+
+    @property
+    def directory(self) -> Path:
+        """The Trainer's `checkpoint-20`."""
+        runs = self._once("runs", lambda out: hugging_face(model(), out, stop=STOP))
+        return runs / f"checkpoint-{STOP}"
+
+    @property
+    def curve(self) -> Curve:
+        """What the Trainer logs when it goes on from there to step 40."""
+        return self._curve(
+            "curve", lambda: hugging_face(model(), self.folder / "on", self.directory, save_strategy="no")
         )
 
-
-Result = tuple[Curve, Curve, Curve, Curve]
-
-
-def with_hugging_face(folder: Path, k: int) -> Result:
-    hugging_face(model(), folder / "base", stop=STOP)
-    checkpoint = folder / "base" / f"checkpoint-{STOP}"
-    wide = folder / "wide"
-    if command(["widen", str(checkpoint), str(wide), "-k", str(k), "--quiet"]) != 0:
-        raise RuntimeError("mupscale widen failed")
-    quiet: dict[str, Any] = {"save_strategy": "no"}
-    base, _ = hugging_face(model(), folder / "on", checkpoint, **quiet)
-    grown, _ = hugging_face(model(k), folder / "w", wide, [mu.trainers.HuggingFaceCallback(wide)], stop=LATER)
-    later = folder / "w" / f"checkpoint-{LATER}"
-    resumed, _ = hugging_face(
-        model(k), folder / "w2", later, [mu.trainers.HuggingFaceCallback(later)], **quiet
-    )
-    grown, _ = hugging_face(model(k), folder / "w3", wide, [mu.trainers.HuggingFaceCallback(wide)], **quiet)
-    control, _ = hugging_face(model(k), folder / "c", wide, **quiet)
-    return base, grown, control, resumed
-
-
-def with_lightning(folder: Path, k: int) -> Result:
-    _, trainer = fit(lightning_module(1), stop=STOP)
-    checkpoint, wide, later = (folder / f"{name}.ckpt" for name in ("base", "wide", "later"))
-    trainer.save_checkpoint(checkpoint)
-    widen_lightning_checkpoint(checkpoint, wide, plan=plan_for(k))
-    base, _ = fit(lightning_module(1), checkpoint)
-    _, trainer = fit(lightning_module(k), wide, [mu.trainers.LightningCallback(wide)], stop=LATER)
-    trainer.save_checkpoint(later)
-    resumed, _ = fit(lightning_module(k), later, [mu.trainers.LightningCallback(later)])
-    grown, _ = fit(lightning_module(k), wide, [mu.trainers.LightningCallback(wide)])
-    control, _ = fit(lightning_module(k), wide)
-    return base, grown, control, resumed
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("-k", type=int, default=2, help="how many times wider")
-    k = parser.parse_args().k
-    torch.set_num_threads(1)
-    silence()
-    runs: dict[str, Callable[[Path, int], Result]] = {
-        "Trainer": with_hugging_face,
-        "Lightning": with_lightning,
-    }
-    worst, control, rates, interrupted = 0.0, float("inf"), 0.0, 0.0
-    for title, run in runs.items():
-        with tempfile.TemporaryDirectory() as folder:
-            base, wide, without, resumed = run(Path(folder), k)
-        show(title, base, wide, without)
-        worst = max(worst, gap(base.losses, wide.losses))
-        control = min(control, gap(base.losses, without.losses))
-        rates = max(rates, gap(base.rates, wide.rates))
-        interrupted = max(interrupted, gap(wide.losses, resumed.losses), gap(wide.rates, resumed.rates))
-        print(
-            f"{title}: worst {gap(base.losses, wide.losses):.1e}, without the callback {gap(base.losses, without.losses):.1e}"
+    @property
+    def lightning(self) -> Path:
+        """Lightning's checkpoint."""
+        return self._once(
+            "base.ckpt", lambda out: fit(lightning_module(1), stop=STOP)[1].save_checkpoint(out)
         )
-    failed = []
-    if not worst <= EQUAL:
-        failed.append(f"a loss differs from the base's by {worst:.1e}, allowed {EQUAL:.0e}")
-    if not control >= DIFFERENT:
-        failed.append(f"without the callback losses differ by {control:.1e} only; the test cannot tell")
-    if rates > 0 or interrupted > EQUAL:
-        failed.append(f"rates differ by {rates:.1e}, an interrupted run by {interrupted:.1e}")
-    for failure in failed:
-        print(f"FAILED: {failure}")
-    print(f"\nworst={worst:.1e} control={control:.1e} rates={rates:.1e} interrupted={interrupted:.1e}")
-    return 1 if failed else 0
+
+    @property
+    def lightning_curve(self) -> Curve:
+        """What Lightning logs when it goes on from there to step 40."""
+        return self._curve("lightning_curve", lambda: fit(lightning_module(1), self.lightning))
+
+    def _curve(self, name: str, train: Callable[[], tuple[Curve, Any]]) -> Curve:
+        made = self._once(name, lambda out: out.write_bytes(pickle.dumps(train()[0])))
+        curve: Curve = pickle.loads(made.read_bytes())
+        return curve
+
+    def _once(self, name: str, make: Callable[[Path], object]) -> Path:
+        """What `make` writes under this name, by whichever process comes first."""
+        silence()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / f"{name}.lock"):
+            if not (self.folder / name).exists():
+                make(self.folder / f"{name}.part")
+                (self.folder / f"{name}.part").rename(self.folder / name)
+        return self.folder / name
 
 
 def silence() -> None:
-    """Both trainers talk much; what matters here is printed at the end."""
+    """Both trainers print much."""
     import logging
     import warnings
 
@@ -330,7 +300,3 @@ def silence() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=lightning.__name__)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
