@@ -19,12 +19,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from benchmarks.families_popular import stored as popular_lines  # noqa: E402
-from benchmarks.families_popular import summary as popular_summary  # noqa: E402
 from benchmarks.families_wide import DATA  # noqa: E402
 from benchmarks.public_models import table  # noqa: E402
 from docs.layout import layout  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
+from harness.popular import stored as popular_lines  # noqa: E402
+from harness.popular import summary as popular_summary  # noqa: E402
 from mupscale.families.rows import Row, row_for  # noqa: E402
 from mupscale.families.widths import USUAL  # noqa: E402
 from mupscale.rules.muon_rows import MUONS  # noqa: E402
@@ -377,7 +377,7 @@ def much_used() -> list[str]:
     ]
     return [
         "\n## Much-used model types\n",
-        "`python benchmarks/families.py --popular` takes 115 types and variants in small configurations. Each one is planned with",
+        "`python benchmarks/families_popular.py` takes 115 types and variants in small configurations. Each one is planned with",
         "`-k 2`, proved, grown, saved, loaded again in the stock class and stepped there with the carried optimizer, in a process with",
         "60 CPU seconds. What `-k 2` refuses is tried with `-k ffn=2`; types with a text and a vision tower are also grown by",
         "`-k text=2` and `-k vision=2`.\n",
@@ -406,7 +406,7 @@ def families() -> str:
     verdicts = "\n".join(f"| {verdict} | {count} |" for verdict, count in sorted(counts.items()))
     net = [
         "\n## Other model types, tried in bulk\n",
-        "`python benchmarks/families.py --wide` takes model types of transformers at their default configuration. It shrinks each",
+        "`python benchmarks/families_wide.py` takes model types of transformers at their default configuration. It shrinks each",
         "one, searches for a plan and proves it with five AdamW steps.\n",
         f"| verdict | types, of {len(found)} |\n|---|---|\n{verdicts}\n",
         f"Accepted plans that failed their proof: {counts['BROKEN']}. The reasons are listed in `benchmarks/families_wide.md`.\n",
@@ -481,9 +481,15 @@ def benchmarks() -> str:
     )
     rows = []
     for name, entry in json.loads(RESULTS.read_text(encoding="utf-8")).items():
-        script = HERE.parent / "benchmarks" / f"{name}.py"
-        call, tests = f"benchmarks/{name}.py", entry.get("tests", [])
-        mark = "<br>**CI**" if call in in_ci + workflow else "<br>**nightly**" if call in nightly else ""
+        call = next(word for word in entry["command"].split() if word.endswith(".py"))
+        script, tests = HERE.parent / call, entry.get("tests", [])
+        mark = (
+            "<br>**CI**"
+            if call in in_ci + workflow
+            else "<br>**nightly**"
+            if call in nightly or " -m nightly " in entry["command"]
+            else ""
+        )
         paths = [f"<code>{test.replace('/', '/<wbr>')}</code>" for test in tests]
         mark += f"<br>**tests**: {', '.join(paths)}" if tests else ""
         line = f"`{unbroken(entry['line'])}`" if entry["line"] else "not recorded yet"
@@ -491,7 +497,9 @@ def benchmarks() -> str:
             line += f"<br>with `{entry['command'].partition('.py ')[2]}`"
         if "missed" in entry:
             line += f"<br>**missed**: {entry['missed']}"
-        rows.append(f"| `{name}`{mark} | {claim(script)} | {unbroken(entry['bound'])} | {line} |")
+        rows.append(
+            f"| `{name}`{mark} | {entry.get('claim') or claim(script)} | {unbroken(entry['bound'])} | {line} |"
+        )
     return "\n".join([BENCHMARKS, *rows]) + "\n"
 
 

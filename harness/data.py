@@ -1,15 +1,19 @@
 """Small learnable tasks, the same for every width: a batch is a function of its number alone.
 
-Floating inputs have torch's default dtype.
+Floating inputs have torch's default dtype. `DATA` is the folder of real data, which no registry has.
 """
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 INPUTS, OUTPUTS, CLASSES, TOKENS, LENGTH = 5, 3, 4, 11, 8
+DATA = Path(os.environ.get("MUPSCALE_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 HELD_OUT = -1
 """The number of a batch that no run is trained on."""
 
