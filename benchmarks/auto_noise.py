@@ -11,6 +11,7 @@ The exit code is 1 above 12 passes or 0.2. Needs the data under $MUPSCALE_DATA o
 
 from __future__ import annotations
 
+import argparse
 import json
 import lzma
 import os
@@ -31,11 +32,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import mupscale as mu
 from benchmarks.covertype import load
-from benchmarks.real_models import DATA, ResNet, images
+from benchmarks.real_models import ResNet, images
+from harness.data import DATA
+from harness.program import Outcome, UsageError, run
 from mupscale.training.auto_noise import AutoNoise, choose_noise
 from mupscale.training.jump import measured
 from mupscale.training.noise_places import exempt_of
@@ -186,10 +187,9 @@ def by_command() -> Iterator[tuple[float, float, int]]:
         yield 0.0, share, 0
 
 
-def main() -> int:
+def measure(_: argparse.Namespace) -> Outcome:
     if not DATA.is_dir():
-        print(f"needs the data in {DATA}; set MUPSCALE_DATA")
-        return 2
+        raise UsageError(f"needs the data in {DATA}; set MUPSCALE_DATA")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -198,9 +198,13 @@ def main() -> int:
     worst = max(abs(share / asked - 1) for asked, share, _ in chosen)
     fixed = [share for asked, share, _ in found if not asked]
     passes = max(row[2] for row in chosen)
-    print(f"\nmodels=4 passes={passes} worst={worst:.3f} control={max(fixed) / min(fixed):.1f}")
-    return int(passes > MOST_PASSES or worst > CLOSE)
+    bounds = {
+        f"{passes} passes of a batch, allowed {MOST_PASSES}": passes <= MOST_PASSES,
+        f"a rise is off by {worst:.3f}, allowed {CLOSE}": worst <= CLOSE,
+    }
+    line = f"models=4 passes={passes} worst={worst:.3f} control={max(fixed) / min(fixed):.1f}"
+    return Outcome(line, [text for text, holds in bounds.items() if not holds])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(measure, doc=__doc__))

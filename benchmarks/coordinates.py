@@ -31,9 +31,8 @@ import torch
 from torch import nn, optim
 from torch.optim import _muon
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import mupscale as mu
+from harness.program import Outcome, option, run
 from harness.setups import newton_schulz
 from harness.widths import FAMILIES, Family
 
@@ -93,7 +92,7 @@ def start(family: Family, check: Check, width: int, seed: int) -> mu.Run:
     return mu.Run(model, optimizers(model, plan, rates), since=plan)
 
 
-def measure(check: Check) -> mu.diagnostics.Coordinates:
+def changes(check: Check) -> mu.diagnostics.Coordinates:
     torch.set_num_threads(1)
     family = FAMILIES[check.family]
 
@@ -170,18 +169,13 @@ def draw(found: Mapping[Check, mu.diagnostics.Coordinates], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help=f"the MLP to width 256, bound {QUICK_BOUND}")
-    parser.add_argument("--figure", type=Path, help="where to draw the changes")
-    options = parser.parse_args()
-    bound = QUICK_BOUND if options.quick else BOUND
+def measure(options: argparse.Namespace) -> Outcome:
     planned = checks(options.quick)
     # the dearest first, so that the workers end together
     order = sorted(planned, key=lambda c: (c.family != "transformer", "Muon" not in c.optimizer))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(WORKERS, mp_context=context) as pool:
-        futures = {check: pool.submit(measure, check) for check in order}
+        futures = {check: pool.submit(changes, check) for check in order}
         found = {check: futures[check].result() for check in planned}
     for check, measured in found.items():
         print(f"{check.name}\n{measured}\n")
@@ -192,14 +186,14 @@ def main() -> int:
         print(f"{family + ', ' + optimizer:32}" + "".join(f"{cell:>16}" for cell in cells))
     if options.figure is not None:
         draw(found, options.figure)
-    failed = list(failures(found, bound))
-    for failure in failed:
-        print(f"FAILED: {failure}")
     worst = max((m.worst for c, m in found.items() if c.reference is not None), key=abs)
     control = min(abs(m.worst) for c, m in found.items() if c.reference is None)
-    print(f"\nchecks={len(planned)} worst={worst:+.3f} control={control:.3f}")
-    return 1 if failed else 0
+    failed = list(failures(found, QUICK_BOUND if options.quick else BOUND))
+    return Outcome(f"checks={len(planned)} worst={worst:+.3f} control={control:.3f}", failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    quick = option("--quick", action="store_true", help=f"the MLP to width 256, bound {QUICK_BOUND}")
+    sys.exit(
+        run(measure, quick, option("--figure", type=Path, help="where to draw the changes"), doc=__doc__)
+    )

@@ -15,7 +15,6 @@ code is 1 when a bound fails.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -27,12 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import mupscale as mu
+from harness.data import DATA
+from harness.program import Outcome, UsageError, option, run
 
-ROOT = Path(__file__).resolve().parents[1]
-DATA = Path(os.environ.get("MUPSCALE_DATA", ROOT.parent / "shared" / "data")) / "covtype" / "covtype.npz"
+ROWS_FILE = DATA / "covtype" / "covtype.npz"
 ROWS, BATCH, LAYERS, BASE, WIDE = 100_000, 1000, 4, 64, 256
 SIGMA, RATE = 0.1, 3e-3
 BEFORE, AFTER, LAST = 300, 300, 50
@@ -47,7 +45,7 @@ def make(width: int) -> nn.Module:
 
 def load() -> tuple[Tensor, Tensor]:
     """A fixed subset of the rows: ten measurements in units of their spread, and one-hot columns."""
-    data = np.load(DATA)
+    data = np.load(ROWS_FILE)
     rows = np.sort(np.random.default_rng(0).choice(len(data["y"]), ROWS, replace=False))
     numbers = data["cont"][rows].astype("f4")
     numbers = (numbers - numbers.mean(0)) / numbers.std(0)
@@ -97,15 +95,11 @@ def draw(before: Sequence[float], after: Mapping[str, Sequence[float]], path: Pa
     figure.savefig(path, dpi=110)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--figure", type=Path, help="where to draw the losses")
-    figure = parser.parse_args().figure
-    if not DATA.is_file():
-        print(
-            f"needs Forest Cover Type at {DATA}; set MUPSCALE_DATA to the folder that holds covtype/covtype.npz"
+def measure(chosen: argparse.Namespace) -> Outcome:
+    if not ROWS_FILE.is_file():
+        raise UsageError(
+            f"needs Forest Cover Type at {ROWS_FILE}; set MUPSCALE_DATA to the folder that holds covtype/covtype.npz"
         )
-        return 2
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
@@ -122,8 +116,8 @@ def main() -> int:
     }
     ahead = range(BEFORE, BEFORE + AFTER)
     after = {name: train(run, data, ahead) for name, run in reversed(runs.items())}
-    if figure is not None:
-        draw(before, after, figure)
+    if chosen.figure is not None:
+        draw(before, after, chosen.figure)
     gap = max(abs(a - b) / b for a, b in zip(after["zero noise"], after["base"], strict=True))
     print(f"step {BEFORE}: loss {after['base'][0]:.4f}, {after['upscaled'][0]:.4f} with noise {SIGMA}")
     for steps in range(LAST, AFTER + 1, LAST):
@@ -136,13 +130,9 @@ def main() -> int:
         failed.append(f"zero noise differs from the base by {gap:.1e}, allowed {EQUAL:.0e}")
     if not margin > MARGIN:
         failed.append(f"the upscaled run is ahead of its base by {margin:.4f} only")
-    for failure in failed:
-        print(f"FAILED: {failure}")
-    print(
-        f"\nbase={ends['base']:.4f} zero_noise={gap:.1e} upscaled={ends['upscaled']:.4f} margin={margin:.4f}"
-    )
-    return 1 if failed else 0
+    line = f"base={ends['base']:.4f} zero_noise={gap:.1e} upscaled={ends['upscaled']:.4f} margin={margin:.4f}"
+    return Outcome(line, failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(measure, option("--figure", type=Path, help="where to draw the losses"), doc=__doc__))

@@ -17,30 +17,21 @@ import multiprocessing
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
-from unittest.mock import patch
-
-import torch
-from torch import Tensor, nn
-from torch.optim import _muon
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mupscale as mu
-from benchmarks.controls import EXCUSES, NOT_IN_A_RUN, wrong_for, wrong_rules
 from harness.closeness import difference
-from harness.data import HELD_OUT
+from harness.controls import EXCUSES, NOT_IN_A_RUN, wrong_for, wrong_rules
+from harness.exactness import WORKERS, precise_muon, prepare_worker, train, warm_base
 from harness.models import CASES, Case
-from harness.runs import step
-from harness.setups import SETUPS, Setup, newton_schulz
+from harness.program import Outcome, UsageError, option, run
+from harness.setups import SETUPS, Setup
 from mupscale.rules.optimizers import RULES, qualified_name
 
-STEPS, QUICK_STEPS, CONTROL_STEPS, EVERY = 200, 20, 20, 5
+STEPS, QUICK_STEPS, CONTROL_STEPS = 200, 20, 20
 WORST, CONTROL, MOVED, PAIRS = 1e-10, 1e-6, 1e-2, 280
 CONTROL_CASE = CASES["MLP+p"]  # copies and padding, so that factors of the fill show as well
-WORKERS = 2
 
 
 @dataclass(frozen=True)
@@ -63,33 +54,6 @@ class Control:
     effect: float
 
 
-def output(model: nn.Module, case: Case) -> Tensor:
-    """What the model says about the held-out batch, in eval mode, so that BatchNorm's buffers count too."""
-    model.eval()
-    with torch.no_grad():
-        found: Tensor = model(case.batch(HELD_OUT)[0])
-    model.train()
-    return found
-
-
-def train(run: mu.Run, case: Case, sign: int, steps: range) -> list[Tensor]:
-    """Take the steps; return the outputs before, every few steps, and after."""
-    outputs = [output(run.model, case)]
-    for i in steps:
-        step(run, sign * case.loss(run.model, i))
-        if (i - steps.start + 1) % EVERY == 0:
-            outputs.append(output(run.model, case))
-    return outputs
-
-
-def warm_base(setup: Setup, case: Case) -> mu.Run:
-    torch.manual_seed(0)
-    model = case.make(case.base)
-    run = mu.Run(model, setup.build(model))
-    train(run, case, setup.sign, range(setup.warm))
-    return run
-
-
 def compare(setup: Setup, case: Case, base: mu.Run, wides: Sequence[mu.Run], steps: int) -> list[Pair]:
     """Train the base and the wide runs side by side, and hold each wide run against the base."""
     ahead = range(setup.warm, setup.warm + steps)
@@ -101,11 +65,6 @@ def compare(setup: Setup, case: Case, base: mu.Run, wides: Sequence[mu.Run], ste
         error = max(map(difference, found, wanted))
         pairs.append(Pair(setup.name, case.name, error, moved))
     return pairs
-
-
-def precise_muon() -> AbstractContextManager[object]:
-    """Muon without its own rounding, which is far above the bound."""
-    return patch.object(_muon, "_zeropower_via_newtonschulz", newton_schulz)
 
 
 def measure_pair(setup_name: str, case_name: str, steps: int, stock: bool = False) -> Pair:
@@ -130,13 +89,6 @@ def measure_controls(setup_name: str) -> list[Control]:
         pairs = compare(setup, case, base, wides, CONTROL_STEPS)
     optimizer = setup.optimizer.__name__
     return [Control(setup.name, optimizer, key, p.error) for key, p in zip(rules, pairs, strict=True)]
-
-
-def prepare_worker() -> None:
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)
-    # torch warns about sparse tensors unless told either way
-    torch.sparse.check_sparse_tensor_invariants.enable()  # type: ignore[no-untyped-call]
 
 
 def failures(pairs: Sequence[Pair], controls: Sequence[Control]) -> Iterable[str]:
@@ -195,15 +147,11 @@ def print_controls(controls: Sequence[Control]) -> None:
             print(f"{setup + ', ' + key:42}{max(effects):6.0e}  {reason}")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps instead of {STEPS}")
-    parser.add_argument("--only", default="", help="part of a name in harness/setups.py, such as Lion")
-    chosen = parser.parse_args()
+def measure(chosen: argparse.Namespace) -> Outcome:
     steps = QUICK_STEPS if chosen.quick else STEPS
     setups = [setup for name, setup in SETUPS.items() if chosen.only in name]
     if not setups:
-        parser.error(
+        raise UsageError(
             f"no setup has {chosen.only!r} in its name; expected a part of one of {', '.join(SETUPS)}"
         )
     context = multiprocessing.get_context("spawn")
@@ -217,14 +165,13 @@ def main() -> int:
         controls = [control for f in wrong for control in f.result()]
     print_pairs(pairs, stock)
     print_controls(controls)
-    failed = [*failures(pairs, controls), *(() if chosen.only else gaps(pairs, controls))]
-    for failure in failed:
-        print(f"FAILED: {failure}")
     worst = max(p.error for p in pairs)
     smallest = min((c.effect for c in controls if (c.setup, c.key) not in EXCUSES), default=math.nan)
-    print(f"\npairs={len(pairs)} worst={worst:.1e} control={smallest:.1e}")
-    return 1 if failed else 0
+    failed = [*failures(pairs, controls), *(() if chosen.only else gaps(pairs, controls))]
+    return Outcome(f"pairs={len(pairs)} worst={worst:.1e} control={smallest:.1e}", failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    quick = option("--quick", action="store_true", help=f"{QUICK_STEPS} steps instead of {STEPS}")
+    only = option("--only", default="", help="part of a name in harness/setups.py, such as Lion")
+    sys.exit(run(measure, quick, only, doc=__doc__))

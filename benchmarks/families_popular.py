@@ -1,281 +1,71 @@
-"""The much-used model types of `harness/popular_types.py`, each in a process with limits, by `families.py --popular`.
+"""The 115 model types that are used most, planned, proved, grown, reloaded in the stock class and trained on.
 
-A type is planned by `-k 2` and proved by AdamW steps, then grown at its own size, saved, loaded again in the stock
-class and stepped there with the carried optimizer. What `-k 2` refuses is tried with `-k ffn=2` and counted apart. Types
-with a text and a vision tower are also grown by `-k text=2` and `-k vision=2`. One line per type is stored in
-families_popular.jsonl, so a run goes on where it stopped; a changed configuration is measured again. `faults` says what
-the lines must show.
+    python benchmarks/families_popular.py               what is not stored in families_popular.jsonl yet; --again, all of it
+    python benchmarks/families_popular.py --part 1/16   one part of the types, compared with what is stored
+    python benchmarks/families_popular.py --only llama,llava
+
+What happens to a type, and what its line must show, `harness/popular.py` says. The last line is
+`types=T exact=E ffn_only=F refused=R crashed=C slow=S`; the exit code is 1 when a line does not show what it must, or a
+verdict differs from the stored one.
 """
 
 from __future__ import annotations
 
-import copy
-import hashlib
+import argparse
 import json
 import os
-import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from math import inf
-from pathlib import Path
-from typing import Any
+import sys
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from harness.evidence import is_of, key_of
-from harness.family_configs import Case
-from harness.limited import HANG, limited
+from harness.popular import STORED, faults, in_part, measured, stored, summary, towers_of, wrong
 from harness.popular_types import POPULAR
-from mupscale.errors import MupscaleError
-from mupscale.families.losses import batch_for, loss_for
-from mupscale.families.models import config_from, factory, fresh, model_class, not_stored, quiet
+from harness.program import Outcome, option, run
 from mupscale.families.multipliers import TOWERS
-from mupscale.families.plan import family_plan
-from mupscale.families.prove import prove
-from mupscale.families.record import Evidence, FamilyPlan
-from mupscale.plans.float64 import cast_, lifted_casts
-from mupscale.plans.identity import Loss
-from mupscale.runs.run import Run
-from mupscale.training.widen import widen
-
-STORED = Path(__file__).with_name("families_popular.jsonl")
-SECONDS, MEMORY = 60, 3 << 30
-"""What one type may take. Whoever waits longer for an answer takes the tool for broken; small copies need below 1 GiB."""
-STEPS = 5
-BOUND = 1e-10
-CONTROL = 1e-6
-"""What the control, steps with units left unscaled, must be off by: far above the rounding of float64."""
-EXACT = 105
-"""The fewest types that grow exactly in all their widths."""
-REMEDIES = ("by nature", "write -k ")
-"""What a refusal says: that nothing helps, or what to type instead."""
-Line = dict[str, Any]
 
 
-def stepped(family: FamilyPlan, steps: int = 2) -> float:
-    """The largest relative error of losses: grown at the configuration's own size, reloaded in the stock class, stepped."""
-    base_config, wide_config = config_from(family.base_config), config_from(family.wide_config)
-    cls = model_class(base_config, family.architecture)
-    with lifted_casts():
-        base = cast_(factory(cls)(base_config), torch.float64)
-        _restore_(base, fresh(base_config, cls))
-        start = Run(base, torch.optim.AdamW(base.parameters(), lr=1e-3, eps=1e-3, weight_decay=0.0))
-        batch = batch_for(base, base_config)
-        with torch.no_grad():
-            other = cast_(factory(cls)(wide_config), torch.float64)
-            loss = loss_for(base, other, batch)
-        _steps(start, loss, 1)
-        wide = widen(start, lambda: factory(cls)(wide_config), plan=family.plan, loss=loss)
-        with tempfile.TemporaryDirectory() as folder, quiet():
-            stock: Any = wide.model
-            stock.save_pretrained(folder)
-            options: dict[str, Any] = {"dtype": torch.float64, "attn_implementation": "eager"}
-            if any(".experts." in name for name in family.plan.tensors):
-                options["experts_implementation"] = "eager"
-            again = cls.from_pretrained(folder, local_files_only=True, **options)
-        for one, its in zip(again.modules(), wide.model.modules(), strict=True):
-            one.training = its.training
-        for loaded, built in zip(again.parameters(), wide.model.parameters(), strict=True):
-            loaded.requires_grad = (
-                built.requires_grad
-            )  # Whisper's table of positions is fixed when built, not when loaded
-        end = Run(again, _moved(wide, again))
-        losses = [_steps(run, loss, steps) for run in (start, wide, end)]
-    return max(abs(a - b) / abs(a) for found in losses[1:] for a, b in zip(losses[0], found, strict=True))
-
-
-@torch.no_grad()
-def _restore_(model: torch.nn.Module, own: torch.nn.Module) -> None:
-    """Give a model with random weights back what no checkpoint stores: loading computes it, such as sinusoids."""
-    computed = dict(own.named_parameters())
-    for name in not_stored(model):
-        if name in computed:
-            model.get_parameter(name).copy_(computed[name])
-
-
-def _steps(run: Run, loss: Loss, steps: int) -> list[float]:
-    """The losses before each step and after the last."""
-    found = []
-    for _ in range(steps):
-        run.optimizers[0].zero_grad()
-        value = loss(run.model)
-        value.backward()  # type: ignore[no-untyped-call]
-        run.optimizers[0].step()
-        found.append(float(value.detach()))
-    with torch.no_grad():
-        return [*found, float(loss(run.model))]
-
-
-def _moved(wide: Run, again: torch.nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of the wide run, with its state, on the parameters of the same names of another model."""
-    names = {id(p): name for name, p in wide.model.named_parameters()}
-    found = dict(again.named_parameters())
-    old = wide.optimizers[0]
-    groups = [{**g, "params": [found[names[id(p)]] for p in g["params"]]} for g in old.param_groups]
-    moved = torch.optim.AdamW(groups)
-    moved.load_state_dict(copy.deepcopy(old.state_dict()))
-    return moved
-
-
-def attempt(case: Case) -> Line:
-    """One type: exact, ffn_only with the reason for the rest, or refused with the reason."""
-    torch.set_num_threads(1)
-    raw = {"model_type": case.model_type, "architectures": [case.architecture], **case.fields}
-    said = ""
-    for verdict, multipliers in (("exact", "2"), ("ffn_only", "ffn=2")):
-        try:
-            error, evidence = _grown(raw, multipliers)
-        except MupscaleError as refusal:
-            said = said or " ".join(str(refusal).split())
-            continue
-        if error > BOUND:
-            return {"verdict": "crashed", "why": f"accepted, and off by {error:.1e}"}
-        towers = {tower: _grown(raw, f"{tower}=2")[0] for tower in towers_of(case)}
-        return {
-            "verdict": verdict,
-            "worst": error,
-            "control": evidence.control,
-            "trials": evidence.trials,
-            **({"towers": towers} if towers else {}),
-            "why": said,
-        }
-    return {"verdict": "refused", "why": said}
-
-
-def _grown(raw: Mapping[str, Any], multipliers: str) -> tuple[float, Evidence]:
-    """The largest error of a configuration that was planned, proved, grown, reloaded and stepped."""
-    family = prove(family_plan(raw, multipliers), STEPS)
-    evidence = family.evidence
-    return max(evidence.worst_gradient, evidence.worst_step, stepped(family)), evidence
-
-
-def towers_of(case: Case) -> tuple[str, ...]:
-    """The towers of a type that has a text and a vision tower; none of any other."""
-    return TOWERS if all(f"{tower}_config" in case.fields for tower in TOWERS) else ()
-
-
-def measured(case: Case) -> Line:
-    """One type in a process of its own, with the CPU seconds that it took."""
-    outcome = limited(lambda: _silently(case), SECONDS, MEMORY)
-    if outcome.done:
-        line = dict(outcome.value)
-    elif outcome.value == HANG:
-        line = {"verdict": "slow", "why": f"more than {SECONDS} CPU seconds"}
-    else:
-        line = {"verdict": "crashed", "why": str(outcome.value)}
-    return {
-        "name": case.name,
-        "key": f"{key_of('families_popular')}-{_configuration(case)}",
-        **line,
-        "seconds": round(outcome.seconds, 1),
-    }
-
-
-def _silently(case: Case) -> Line:
-    with Path(os.devnull).open("w") as nothing:
-        os.dup2(nothing.fileno(), 2)
-        return attempt(case)
-
-
-def _configuration(case: Case) -> str:
-    fields = json.dumps([case.model_type, case.architecture, case.fields], sort_keys=True)
-    return hashlib.sha256(fields.encode()).hexdigest()[:16]
-
-
-def in_part(name: str, part: str) -> bool:
-    """Whether a type is in part "i/n", i from 0: types are dealt to parts by the hash of their name.
-
-    >>> [in_part("llama", f"{i}/3") for i in range(3)].count(True)
-    1
-    """
-    i, n = map(int, part.split("/"))
-    return int(hashlib.sha256(name.encode()).hexdigest(), 16) % n == i
-
-
-def stored() -> dict[str, Line]:
-    """The stored lines of types whose configurations are still the same, by name; they may be of earlier code."""
-    keys = {case.name: _configuration(case) for case in POPULAR}
-    lines = map(json.loads, STORED.read_text(encoding="utf-8").splitlines() if STORED.exists() else ())
-    return {line["name"]: line for line in lines if keys.get(line["name"]) == line["key"].rpartition("-")[2]}
-
-
-def summary(lines: Iterable[Line]) -> str:
-    counts = Counter(line["verdict"] for line in lines)
-    told = " ".join(f"{word}={counts[word]}" for word in ("exact", "ffn_only", "refused", "crashed", "slow"))
-    return f"types={sum(counts.values())} {told}"
-
-
-def faults(lines: Mapping[str, Line]) -> list[str]:
-    """What the lines of all types do not show as they must, one sentence each."""
-    cases = {case.name: case for case in POPULAR}
-    found = [f"{name}: not measured" for name in cases if name not in lines]
-    found += [f"{name}: not a type of the list" for name in lines if name not in cases]
-    for name, line in lines.items():
-        found += [f"{name}: {what}" for what in _wrong(line, towers_of(cases[name]) if name in cases else ())]
-    if (exact := sum(line["verdict"] == "exact" for line in lines.values())) < EXACT:
-        found.append(f"{exact} types are exact, expected {EXACT}")
-    return found
-
-
-def _wrong(line: Line, towers: tuple[str, ...]) -> Iterator[str]:
-    verdict, why = line["verdict"], line["why"]
-    if verdict not in ("exact", "ffn_only", "refused"):
-        yield f"{verdict}: {why}"
-        return
-    if not line["seconds"] <= SECONDS:
-        yield f"{line['seconds']} CPU seconds, expected at most {SECONDS}"
-    if verdict != "exact" and not why:
-        yield "no reason why it does not grow in all widths"
-    if verdict == "refused":
-        if not any(word in why for word in REMEDIES):
-            yield f"refused without a remedy, and not by nature: {why}"
-        return
-    if verdict == "exact" and why:
-        yield f"exact, and yet refused: {why}"
-    if not line.get("worst", inf) <= BOUND:
-        yield f"off by {line.get('worst')}, expected at most {BOUND}"
-    if not line.get("control", 0.0) > CONTROL:
-        yield f"the control is off by {line.get('control')} only, so the proof shows nothing"
-    for tower in towers:
-        if verdict == "exact" and not line.get("towers", {}).get(tower, inf) <= BOUND:
-            yield f"its {tower} tower is off by {line.get('towers', {}).get(tower)}"
-
-
-def popular(only: list[str] | None, part: str | None, again: bool) -> int:
-    """Measure what is not stored or is of earlier code; with a part or names, measure those and compare them."""
+def measure(chosen: argparse.Namespace) -> Outcome:
     import transformers.masking_utils
     import transformers.modeling_utils  # noqa: F401 - imported once, before children are forked
 
-    before = stored()
-    cases = {case.name: case for case in POPULAR}
-    chosen = [c for c in POPULAR if (not only or c.name in only) and (part is None or in_part(c.name, part))]
+    torch.set_num_threads(1)
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    only, part, before = chosen.only.split(",") if chosen.only else None, chosen.part, stored()
+    cases = {
+        c.name: c for c in POPULAR if (not only or c.name in only) and (part is None or in_part(c.name, part))
+    }
+    whole = part is None and not only
     key = key_of("families_popular")
     current = {name: line for name, line in before.items() if is_of(key, line)}
-    lines = {} if again or part is not None or only else current
-    worse = []
-    for case in chosen:
-        if case.name in lines:
+    lines = current if whole and not chosen.again else {}
+    failed = []
+    for name, case in cases.items():
+        if name in lines:
             continue
-        line = lines[case.name] = measured(case)
-        print(
-            f"{line['name']:20} {line['verdict']:9} {line['seconds']:5.1f} s  {line['why'][:230]}", flush=True
-        )
+        line = lines[name] = measured(case)
+        print(f"{name:20} {line['verdict']:9} {line['seconds']:5.1f} s  {line['why'][:230]}", flush=True)
         if part is None:
-            before[case.name] = line
+            before[name] = line
             text = "".join(json.dumps(before[c.name]) + "\n" for c in POPULAR if c.name in before)
             STORED.write_text(text, encoding="utf-8")
-        elif line["verdict"] != before.get(case.name, line)["verdict"]:
-            worse.append(f"{case.name} was {before[case.name]['verdict']} and is {line['verdict']}")
-    if part is None and not only:
-        worse += faults(lines)
+        elif line["verdict"] != before.get(name, line)["verdict"]:
+            failed.append(f"{name} was {before[name]['verdict']} and is {line['verdict']}")
+    if whole:
+        failed += faults(lines)
     else:
-        worse += [f"{n}: {what}" for n, line in lines.items() for what in _wrong(line, towers_of(cases[n]))]
-    grown = [line["towers"] for line in lines.values() if "towers" in line]
-    if grown:
-        print(
-            f"towers: types={len(grown)} " + " ".join(f"{t}={sum(t in of for of in grown)}" for t in TOWERS)
-        )
-    print(summary(lines.values()))
-    for told in worse:
-        print(told)
-    return int(bool(worse))
+        failed += [f"{n}: {what}" for n, line in lines.items() for what in wrong(line, towers_of(cases[n]))]
+    if grown := [line["towers"] for line in lines.values() if "towers" in line]:
+        counts = " ".join(f"{tower}={sum(tower in of for of in grown)}" for tower in TOWERS)
+        print(f"towers: types={len(grown)} {counts}")
+    return Outcome(summary(lines.values()), failed)
+
+
+if __name__ == "__main__":
+    part = option("--part", help="part i/n of the types, by a hash of their names; nothing is stored")
+    again = option("--again", action="store_true", help="measure what is stored too")
+    only = option("--only", help="types, separated by commas")
+    sys.exit(run(measure, part, again, only, doc=__doc__))

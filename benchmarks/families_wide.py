@@ -2,24 +2,35 @@
 
 The default configuration of a type is shrunk, planned and proved by real AdamW steps. Listed are exact types,
 refused ones with the reason, and those not tried with the reason. A plan that is accepted and then fails its proof
-is a failure of this benchmark. Run by `python benchmarks/families.py --wide`; the result is families_wide.md.
+is a failure of this benchmark. The result is families_wide.md.
+
+    python benchmarks/families_wide.py                    goes on where it stopped; delete families_wide.json to begin anew
+    python benchmarks/families_wide.py --only bert,llama
+
+The last line is `types=T exact=E refused=R not_tried=N broken=B held_out=H worst=W`; the exit code is 1 when a plan was
+accepted and did not hold.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
 import random
 import resource
+import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 from harness.evidence import is_of, key_of
 from harness.family_configs import EXACT
+from harness.program import Outcome, option, run
 
 SECONDS, MEMORY, WORKERS, STEPS = 60, 6 << 30, 2, 5
 RESULT = Path(__file__).with_name("families_wide.md")
@@ -117,14 +128,17 @@ def _results(types: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, found
 
 
-def cast_the_net(only: list[str] | None = None) -> int:
-    """Try every type (or those named), going on where earlier runs stopped; 1 if a plan was accepted and did not hold."""
+def measure(chosen: argparse.Namespace) -> Outcome:
+    """Try every type (or those named), going on where earlier runs stopped."""
+    import torch
     import transformers.masking_utils
     import transformers.modeling_utils  # noqa: F401 - imported once, before children are forked
     from transformers import CONFIG_MAPPING
 
     import mupscale.families.prove  # noqa: F401
 
+    torch.set_num_threads(1)
+    only = chosen.only.split(",") if chosen.only else None
     known = {case.model_type for case in EXACT}
     results: dict[str, dict[str, Any]] = json.loads(DATA.read_text()) if DATA.exists() else {}
     types = sorted(CONFIG_MAPPING.keys())
@@ -137,8 +151,8 @@ def cast_the_net(only: list[str] | None = None) -> int:
         print(f"{name:32} {found['verdict']:10} {found['why'][:200]}", flush=True)
         DATA.write_text(json.dumps(dict(sorted(results.items())), indent=0) + "\n", encoding="utf-8")
         RESULT.write_text(page(results, known, len(types)), encoding="utf-8")
-    print(summary(results, known))
-    return int(any(r["verdict"] == "BROKEN" for r in results.values()))
+    broken = [f"{name}: {r['why']}" for name, r in results.items() if r["verdict"] == "BROKEN"]
+    return Outcome(summary(results, known), broken)
 
 
 def summary(results: dict[str, dict[str, Any]], known: set[str]) -> str:
@@ -161,7 +175,7 @@ def page(results: dict[str, dict[str, Any]], known: set[str], total: int) -> str
     lines = [
         "# Every model type of transformers, at its default configuration, k = 2",
         "",
-        f"`python benchmarks/families.py --wide`, transformers {transformers.__version__}: {len(results)} of {total} types so far. Each type: shrunk "
+        f"`python benchmarks/families_wide.py`, transformers {transformers.__version__}: {len(results)} of {total} types so far. Each type: shrunk "
         f"copy, search, gradient identity on every tensor, {STEPS} AdamW steps with state carried over, float64.",
         "",
         f"`{summary(results, known)}`",
@@ -177,3 +191,7 @@ def page(results: dict[str, dict[str, Any]], known: set[str], total: int) -> str
                 for n, r in rows
             ]
     return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(run(measure, option("--only", help="types, separated by commas"), doc=__doc__))

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-import os
 import sys
 import warnings
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -24,10 +22,11 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
+from harness.data import DATA
+from harness.program import Outcome, UsageError, option, run
 from mupscale.rules.noise_defaults import DEFAULT_T
 from mupscale.training.jump import is_jump
 
-DATA = Path(os.environ.get("MUPSCALE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 MODEL = DATA / "models" / "tiny_llama"
 SIZES = (0.0, 0.02, DEFAULT_T, 0.1, 0.2)
 SAMPLES, LENGTH, GREEDY = 64, 96, 60
@@ -42,13 +41,9 @@ def written(model: Any, samples: int, length: int, greedy: bool = False) -> Tens
     return made
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seeds", type=int, default=3)
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> Outcome:
     if not MODEL.is_dir():
-        print(f"needs models/tiny_llama in {DATA}; set MUPSCALE_DATA")
-        return 2
+        raise UsageError(f"needs models/tiny_llama in {DATA}; set MUPSCALE_DATA")
     from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
     torch.set_num_threads(1)
@@ -83,10 +78,14 @@ def main() -> int:
             f"{same} of {GREEDY} greedy tokens are the base's{'  jump' if is_jump(before, means[t]) else ''}",
             flush=True,
         )
-    print(f"\nbase={before:.3f} " + " ".join(f"{t:g}={means[t]:.3f}" for t in SIZES[1:]))
-    right = abs(means[0.0] - before) < 1e-4 and not is_jump(before, means[DEFAULT_T])
-    return 0 if right and is_jump(before, means[0.2]) else 1
+    bounds = {
+        f"the exact map changes the loss to {means[0.0]:.5f}": abs(means[0.0] - before) < 1e-4,
+        f"t = {DEFAULT_T}, the default, is a jump": not is_jump(before, means[DEFAULT_T]),
+        "t = 0.2 is no jump, so the bound sees nothing": is_jump(before, means[0.2]),
+    }
+    line = f"base={before:.3f} " + " ".join(f"{t:g}={means[t]:.3f}" for t in SIZES[1:])
+    return Outcome(line, [text for text, holds in bounds.items() if not holds])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(measure, option("--seeds", type=int, default=3, help="of the noise"), doc=__doc__))

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -29,10 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import mupscale as mu
 from harness.data import HELD_OUT
+from harness.program import Outcome, option, run
 from harness.widths import FAMILIES, Family, slope
 
 REFERENCE, SIGMA, RATE, STEPS = 128, 0.05, 2e-3, 100
@@ -98,7 +96,7 @@ def kind_of(entry: mu.plans.TensorPlan) -> str:
     return "matrix" if roles == {"in", "out"} else "out" if "out" in roles else "in-only"
 
 
-def measure(name: str, width: int, seed: int, steps: int) -> Moves:
+def moves(name: str, width: int, seed: int, steps: int) -> Moves:
     torch.set_num_threads(1)
     family, ratio = FAMILIES[name], 2 * width / REFERENCE
     base = train(family, width, seed, steps)
@@ -151,16 +149,14 @@ def failures(rows: Iterable[Row], quick: bool) -> Iterable[str]:
             yield f"{r.family}, {r.tensor} with the wrong size has slope {r.control:+.3f}, expected {CONTROLS[r.kind]:+.2f} or more"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="the MLP at small widths, with looser bounds")
-    quick = parser.parse_args().quick
+def measure(chosen: argparse.Namespace) -> Outcome:
+    quick = chosen.quick
     widths, seeds, steps = (QUICK_WIDTHS, QUICK_SEEDS, QUICK_STEPS) if quick else (WIDTHS, SEEDS, STEPS)
     families = ["MLP"] if quick else list(FAMILIES)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(WORKERS, mp_context=context) as pool:
         jobs = {
-            (family, width, seed): pool.submit(measure, family, width, seed, steps)
+            (family, width, seed): pool.submit(moves, family, width, seed, steps)
             for family in reversed(families)
             for width in reversed(widths)
             for seed in range(seeds)
@@ -177,20 +173,18 @@ def main() -> int:
         numbers = "".join(f"{value:9.4f}" for value in r.moves)
         control = f"{r.control:+9.3f}" if r.kind in CONTROLS else f"{'-':>9}"
         print(f"{r.family:12}{r.tensor:18}{r.kind:8}{numbers}{r.slope:+8.3f}{control}")
-    failed = list(failures(rows, quick))
-    for failure in failed:
-        print(f"FAILED: {failure}")
     by_kind = {kind: [r for r in rows if r.kind == kind] for kind in ("matrix", "out", "in-only", "logits")}
     out = max((r.slope for r in by_kind["matrix"] + by_kind["out"]), key=abs)
     readout = max((r.slope for r in by_kind["in-only"]), key=lambda value: abs(value + 0.5))
     logits = max(r.slope for r in by_kind["logits"])
     unscaled, matrix_rule = (min(r.control for r in by_kind[kind]) for kind in CONTROLS)
-    print(
-        f"\ntensors={len(rows) - len(families)} out={out:+.3f} in_only={readout:+.3f} logits={logits:+.3f} "
+    line = (
+        f"tensors={len(rows) - len(families)} out={out:+.3f} in_only={readout:+.3f} logits={logits:+.3f} "
         f"unscaled={unscaled:+.3f} matrix_rule={matrix_rule:+.3f}"
     )
-    return 1 if failed else 0
+    return Outcome(line, list(failures(rows, quick)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    quick = option("--quick", action="store_true", help="the MLP at small widths, with looser bounds")
+    sys.exit(run(measure, quick, doc=__doc__))

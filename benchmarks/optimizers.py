@@ -25,12 +25,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +36,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import mupscale as mu
+from harness.closeness import largest
+from harness.data import DATA
 from harness.evidence import key_of
 from harness.hybrid import BASE_TEXT, ONE_ROW, WIDE_TEXT, continued, text_loss
 from harness.known_optimizers import CASES, WRITTEN_RULES, Known, stand_ins
 from harness.muons import MoonlightMuon
+from harness.program import Outcome, option, run
 from mupscale.rules.optimizers import OptimizerRule
 from mupscale.trainers.menu import MENU, REFUSED_NAMES, named_optimizer
 
@@ -54,10 +53,7 @@ QUANTISED, HYBRID = 0.1, 1e-12
 """The first is for state of 4 bits; fresh state is off by several times as much."""
 SUPPORTED, RAN = 24, 20
 """Aims, not bounds: which packages are installed is not up to this script."""
-TEXT = (
-    Path(os.environ.get("MUPSCALE_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
-    / "text/openstax.jsonl.xz"
-)
+TEXT = DATA / "text" / "openstax.jsonl.xz"
 FASTER = {"torch.optim.SGD": 0.5, "schedulefree.SGDScheduleFree": 0.5}
 """Rates at which the network moves, where 0.01 is too small."""
 Make = Callable[[list[nn.Parameter]], Optimizer]
@@ -79,16 +75,6 @@ def network(width: int) -> nn.Module:
     return nn.Sequential(
         nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2)
     )
-
-
-def largest(values: Iterable[float]) -> float:
-    """The largest value; infinite if one is not finite, which `max` can pass over.
-
-    >>> largest([1.0, float("nan"), 2.0])
-    inf
-    """
-    found = list(values)
-    return max(found) if all(map(isfinite, found)) else inf
 
 
 def error(make: Make, dtype: torch.dtype, rules: Mapping[str, OptimizerRule]) -> tuple[float, float]:
@@ -238,10 +224,7 @@ def hybrid() -> tuple[float, float]:
     return found[0], found[1]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="where to write the figures, for the documentation")
-    chosen = parser.parse_args()
+def measure(chosen: argparse.Namespace) -> Outcome:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     torch.compile = lambda function, **_: function  # type: ignore[assignment]  # torchao compiles its step
@@ -315,19 +298,18 @@ def main() -> int:
     failed += [text for text, holds in bounds.items() if not holds]
     for aim in missed:
         print(f"aim missed: {aim}")
-    for failure in failed:
-        print(f"FAILED: {failure}")
     if chosen.json:
         key = key_of("optimizers")
         chosen.json.write_text(json.dumps([{**asdict(f), "key": key} for f in found], indent=1) + "\n")
     rows = len({f.row for f in found})
-    print(
-        f"\nmenu={len(names)} supported={supported} ran={len(ran)} written={len(written)} "
+    line = (
+        f"menu={len(names)} supported={supported} ran={len(ran)} written={len(written)} "
         f"not_run={len(not_run)} refused={refused} unknown={unknown} aims_missed={len(missed)} rows={rows} "
         f"worst64={worst64:.1e} worst32={worst32:.1e} quantised={quantised_told} hybrid={hybrid_told}"
     )
-    return 1 if failed else 0
+    return Outcome(line, failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    figures_file = option("--json", type=Path, help="where to write the figures, for the documentation")
+    sys.exit(run(measure, figures_file, doc=__doc__))

@@ -18,16 +18,14 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import mupscale as mu
 from harness.gpt2 import GPT2, VOCABULARY, declared_plan
+from harness.program import Outcome, option, run
 from mupscale.plans import float64
 from mupscale.training import prove
 
@@ -35,14 +33,9 @@ BASE, WIDE = 384, 768
 STEPS = 4.0
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tokens", type=int, default=512, help="tokens in the batch (default 512)")
-    tokens = parser.parse_args().tokens
+def measure(chosen: argparse.Namespace) -> Outcome:
     torch.manual_seed(0)
-    batch = torch.randint(VOCABULARY, (2, tokens // 2 + 1))
+    batch = torch.randint(VOCABULARY, (2, chosen.tokens // 2 + 1))
 
     def loss(model: nn.Module) -> Tensor:
         return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
@@ -63,8 +56,13 @@ def main() -> int:
         control = "refused"
         print(error)
     print(f"proof {proof:.1f}, one step {step:.1f} CPU seconds")
-    print(f"steps={proof / step:.2f} float64_copies={len(copies)} control={control}")
-    return int(not (proof / step <= STEPS and not copies and control == "refused"))
+    bounds = {
+        f"the proof costs {proof / step:.2f} steps, allowed {STEPS}": proof / step <= STEPS,
+        f"the proof copied models {len(copies)} times in float64": not copies,
+        "a plan with one factor of 1.01 was accepted": control == "refused",
+    }
+    line = f"steps={proof / step:.2f} float64_copies={len(copies)} control={control}"
+    return Outcome(line, [text for text, holds in bounds.items() if not holds])
 
 
 def _step_seconds(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> float:
@@ -94,4 +92,5 @@ def _count_copies() -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tokens = option("--tokens", type=int, default=512, help="tokens in the batch (default 512)")
+    sys.exit(run(measure, tokens, doc=__doc__))

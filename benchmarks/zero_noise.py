@@ -16,16 +16,13 @@ import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import mupscale as mu
-from benchmarks.exactness import WORKERS, precise_muon, prepare_worker, warm_base
+from harness.exactness import WORKERS, precise_muon, prepare_worker, warm_base
 from harness.models import CASES
+from harness.program import Outcome, option, run
 from harness.setups import SETUPS
 
 STEPS, SHARE, WORST = 3, 0.3, 1e-9
@@ -83,15 +80,10 @@ def every_third(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument(
-        "--quick", action="store_true", help="every third pair, in which every setup and model occurs"
-    )
-    quick = parser.parse_args().quick
+def measure(chosen: argparse.Namespace) -> Outcome:
     own = [s for s in SETUPS.values() if s.optimizer.__module__.startswith("torch.optim")]
     accepted = [(s.name, c.name) for s in own for c in CASES.values() if s.accepts(c)]
-    if quick:
+    if chosen.quick:
         accepted = every_third(accepted)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(WORKERS, mp_context=context, initializer=prepare_worker) as pool:
@@ -99,15 +91,14 @@ def main() -> int:
         results = [future.result() for future in futures]
     failed = [f"{r.pair}: no certificate, {r.worst:.1e}" for r in results if not r.holds or r.worst > WORST]
     failed += [f"{r.pair}: plain clipping was not caught" for r in results if r.caught is False]
-    for failure in failed:
-        print(f"FAILED: {failure}")
     controls = [r for r in results if r.caught is not None]
-    worst = max(r.worst for r in results)
-    caught = sum(bool(r.caught) for r in controls)
-    print(f"pairs={len(results)} worst={worst:.1e} clipped={len(controls)} refused={caught}")
-    return 1 if failed else 0
+    worst, caught = max(r.worst for r in results), sum(bool(r.caught) for r in controls)
+    line = f"pairs={len(results)} worst={worst:.1e} clipped={len(controls)} refused={caught}"
+    return Outcome(line, failed)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    sys.exit(main())
+    quick = option(
+        "--quick", action="store_true", help="every third pair, in which every setup and model occurs"
+    )
+    sys.exit(run(measure, quick, doc=__doc__))

@@ -20,13 +20,13 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from benchmarks.families_popular import stored as popular_lines  # noqa: E402
-from benchmarks.families_popular import summary as popular_summary  # noqa: E402
 from benchmarks.families_wide import DATA  # noqa: E402
 from benchmarks.public_models import table  # noqa: E402
 from docs.refusals import refusals  # noqa: E402
 from harness.evidence import EARLIER, is_of, key_of, mark  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
+from harness.popular import stored as popular_lines  # noqa: E402
+from harness.popular import summary as popular_summary  # noqa: E402
 from mupscale.families.rows import Row, row_for  # noqa: E402
 from mupscale.families.widths import USUAL  # noqa: E402
 from mupscale.rules.muon_rows import MUONS  # noqa: E402
@@ -386,7 +386,7 @@ def much_used() -> list[str]:
     ]
     return [
         "\n## Much-used model types\n",
-        "`python benchmarks/families.py --popular` takes 115 types and variants in small configurations. Each one is planned with",
+        "`python benchmarks/families_popular.py` takes 115 types and variants in small configurations. Each one is planned with",
         "`-k 2`, proved, grown, saved, loaded again in the stock class and stepped there with the carried optimizer, in a process with",
         "60 CPU seconds. What `-k 2` refuses is tried with `-k ffn=2`; types with a text and a vision tower are also grown by",
         "`-k text=2` and `-k vision=2`.\n",
@@ -415,7 +415,7 @@ def families() -> str:
     verdicts = "\n".join(f"| {verdict} | {count} |" for verdict, count in sorted(counts.items()))
     net = [
         "\n## Other model types, tried in bulk\n",
-        "`python benchmarks/families.py --wide` takes model types of transformers at their default configuration. It shrinks each",
+        "`python benchmarks/families_wide.py` takes model types of transformers at their default configuration. It shrinks each",
         "one, searches for a plan and proves it with five AdamW steps.\n",
         f"| verdict | types, of {len(found)} |\n|---|---|\n{verdicts}\n",
         f"Accepted plans that failed their proof: {counts['BROKEN']}{mark('benchmarks/families_wide.json')}. The reasons are listed",
@@ -497,12 +497,15 @@ def benchmarks() -> str:
     for name, entry in json.loads(RESULTS.read_text(encoding="utf-8")).items():
         tests = [f"<code>{test.replace('/', '/<wbr>')}</code>" for test in entry.get("tests", [])]
         shown = entry["shown"] + (f"<br>tests: {', '.join(tests)}" if tests else "")
-        line = f"`{unbroken(entry['line'])}`"
-        if "--" in entry["command"]:
+        if "pytest" in entry["command"]:
+            line = f"`{entry['command']}` passes"
+        else:
+            line = f"`{unbroken(entry['line'])}`"
+        if "pytest" not in entry["command"] and "--" in entry["command"]:
             line += f"<br>with `{entry['command'].partition('.py ')[2]}`"
         if "missed" in entry:
             line += f"<br>**missed**: {entry['missed']}"
-        if not is_of(key_of(name), entry):
+        if "line" in entry and not is_of(key_of(name), entry):
             line += f"<br>{EARLIER}"
         what = entry.get("claim") or claim(script_of(entry["command"]))
         rows.append(f"| `{name}` | {what} | {unbroken(entry['bound'])} | {shown} | {line} |")

@@ -1,4 +1,4 @@
 """What tests and benchmarks share: small models and their data, optimizers, checkpoints, servers, launched ranks.
 
-Tests may import this folder and the benchmarks; benchmarks may import this folder only; this folder imports neither.
+Tests and benchmarks may import this folder, and not each other; this folder imports neither. `program.py` runs benchmarks.
 """

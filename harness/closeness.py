@@ -30,6 +30,16 @@ LAST_PLACES = 4 * sys.float_info.epsilon
 """For scalars that two formulas give: each side rounds at most four times (two roots, two products), by half an eps."""
 
 
+def largest(values: Iterable[float]) -> float:
+    """The largest value; infinite if one is not finite, which `max` can pass over.
+
+    >>> largest([1.0, float("nan"), 2.0])
+    inf
+    """
+    found = list(values)
+    return max(found) if all(map(math.isfinite, found)) else math.inf
+
+
 def difference(found: Tensor, wanted: Tensor) -> float:
     """The largest difference, relative to the largest entry wanted; infinite when anything is not finite.
 

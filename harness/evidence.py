@@ -49,16 +49,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("faults", "kill_and_resume", "norms", "scale_70b", "storage"), JOBS),
     "hostile": (*JOBS, "families", "cli"),
     **dict.fromkeys(("real_models", "same_bits"), CHECKPOINTS),
-    **dict.fromkeys(("engines_run", "megatron_fsdp", "megatron_run", "optimizers", "trainer"), TRAINERS),
-    "torchtitan_resume": (*TRAINERS, "sharded"),
-    **dict.fromkeys(("sharded", "sharded_training"), SHARDED),
+    **dict.fromkeys(("engines_run", "megatron_fsdp", "megatron_run", "optimizers"), TRAINERS),
+    "sharded": SHARDED,
     "metadata": ("files", "sharded"),
-    "triton_bits": ("tensors",),
-    "limits": ("limits",),
     "advise": ("tuning",),
     "verdict_chance": ("reports",),
-    **dict.fromkeys(("kill_workers", "tuning_cost"), (*GROWTH, "tuning")),
-    "tune_directory": (*FAMILIES, "tuning", "reports", "cli"),
+    "tuning_cost": (*GROWTH, "tuning"),
     **dict.fromkeys(("checkpoint_owner", "first_minutes", "import_time", "start_up"), EVERYTHING),
 }  # fmt: skip
 """A row of docs/benchmarks.json, or what a file of `FILES` holds -> the rooms that its figures depend on.
@@ -166,7 +162,7 @@ def unmarked(page: str) -> str:
 def stale(root: Path = ROOT) -> Iterator[str]:
     """What was not measured on this code, one line each."""
     for name, row in json.loads((root / ROWS).read_text(encoding="utf-8")).items():
-        if not is_of(key_of(name, root), row):
+        if "line" in row and not is_of(key_of(name, root), row):
             yield f"{name}: python docs/generate.py --benchmarks {name}"
     for file, name in FILES.items():
         found, key = entries(file, root), key_of(name, root)

@@ -1,6 +1,6 @@
 """Tiny configurations of stock model types: those that are known to grow exactly, and those known not to.
 
-Data only; `families.py` measures them.
+Data only; `benchmarks/families.py` measures them.
 """
 
 from __future__ import annotations

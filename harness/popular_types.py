@@ -1,6 +1,6 @@
 """The 115 model types of transformers that people use much, in small configurations, with their stock classes.
 
-Data only; `benchmarks/families.py --popular` measures them. Those that read words alone are in `popular_words.py`.
+Data only; `benchmarks/families_popular.py` measures them. Those that read words alone are in `popular_words.py`.
 """
 
 from __future__ import annotations

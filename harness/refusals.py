@@ -19,9 +19,7 @@ def refusal(action: Callable[[], Any], *codes: str, where: str | Sequence[str] =
 
 
 @contextmanager
-def refused(
-    *codes: str, where: str | Sequence[str] = ()
-) -> Iterator[pytest.ExceptionInfo[mu.MupscaleError]]:
+def refused(*codes: str, where: str | Sequence[str] = ()) -> Iterator[pytest.ExceptionInfo[mu.MupscaleError]]:
     """The block must raise a `MupscaleError` with every one of `codes`, whose message names every place in `where`.
 
     A place is a value that the caller knows, such as the name of a tensor, a file or an option. What the message says about

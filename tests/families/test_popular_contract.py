@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from benchmarks.families_popular import faults, stored, summary
+from harness.popular import faults, stored, summary
 
 GOOD = stored()
 

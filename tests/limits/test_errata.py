@@ -16,10 +16,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.limits import largest
+from harness.limits import largest
 from mupscale.limits import FiniteWidth, LinearKets, SampledKets, Schedule, four_layer, three_layer
 from mupscale.limits.program import Backend
 from mupscale.limits.recursions import FourLayer, four_layer_coefficients, three_layer_recursion
+
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 X, SIGMA = 1.2, 0.9

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from benchmarks.limits import largest
+from harness.limits import largest
 from mupscale.tuning.flops import gpt2_parameters, transformer_flops
 from mupscale.tuning.paper_cost import CONTEXT, EXPERIMENTS, LAYERS, VOCABULARY
+
+pytestmark = pytest.mark.nightly
 
 
 def jump(n: int, readout: Callable[[int], float]) -> float:

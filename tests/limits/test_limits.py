@@ -14,8 +14,17 @@ import torch
 from torch import Tensor, nn
 
 import mupscale.limits
-from benchmarks.limits import ACTIVATIONS, NETWORK, REFERENCE, SAMPLED, SAMPLES, SCHEDULE, largest, sampled
-from benchmarks.limits_controls import Forgetful
+from harness.limits import (
+    ACTIVATIONS,
+    NETWORK,
+    REFERENCE,
+    SAMPLED,
+    SAMPLES,
+    SCHEDULE,
+    Forgetful,
+    largest,
+    sampled,
+)
 from mupscale.errors import MupscaleError
 from mupscale.limits import (
     FiniteWidth,
@@ -30,6 +39,8 @@ from mupscale.limits import (
     three_layer_recursion,
 )
 from mupscale.limits.program import Backend, Kind
+
+pytestmark = pytest.mark.nightly
 
 THREE: dict[str, Any] = {
     "x": 1.2,

@@ -9,18 +9,20 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.limits import (
+from harness.limits import (
     ACTIVATIONS,
     NETWORK,
     OWN,
+    OWN_K,
     OWN_SCHEDULE,
     REFERENCE,
     SCHEDULE,
     STANDARD_ERRORS,
+    WRONG,
+    Forgetful,
     largest,
     sampled,
 )
-from benchmarks.limits_controls import OWN_K, WRONG, Forgetful
 from mupscale.limits import (
     FiniteWidth,
     SampledKets,
@@ -33,6 +35,8 @@ from mupscale.limits import (
 from mupscale.limits.convergence import Convergence
 from mupscale.limits.real import Grow, grown, train_model
 from tests.limits.test_limits import FOUR, SLOW
+
+pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh(), nn.ReLU(), nn.SiLU()], ids=["tanh", "relu", "silu"])

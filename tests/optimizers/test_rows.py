@@ -11,9 +11,9 @@ from torch import nn, optim
 from transformers.optimization import Adafactor
 
 import mupscale as mu
-from benchmarks.controls import has, wrong_rules
-from benchmarks.optimizers import largest
 from harness import muons
+from harness.closeness import largest
+from harness.controls import has, wrong_rules
 from harness.known_optimizers import CASES, WRITTEN_RULES, Known, make_moonlight
 from harness.refusals import refusal
 from mupscale.plans.identity import expected_gradient, expected_weight

@@ -18,12 +18,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import mupscale as mu
-from benchmarks.zoo_measure import gap, losses, measure, warmed
 from harness.closeness import EXACT, assert_exact, difference
 from harness.refusals import refusal
 from harness.runs import step
 from harness.toys import loss_on, trained_mlp, vectors, wide_mlp
 from harness.zoo import ZOO
+from harness.zoo.measure import gap, losses, measure, warmed
 from harness.zoo.paths import NOISE, declarations_of, plain
 from harness.zoo.transformers import GPT
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import zoo
-from benchmarks.zoo_measure import Line, Outcome
 from harness.zoo import ZOO
+from harness.zoo import results as zoo
 from harness.zoo.entry import Exact, Impossible, Open
+from harness.zoo.measure import Line, Outcome
 
 GOOD = {"models": 9, "exact": 8, "silent": 0, "remedy_wrong": 0, "false_alarms": 0, "share": 0.9}
 

@@ -1,5 +1,6 @@
 """The harness below tests and benchmarks: who may import whom, how differences are measured, how cases are drawn."""
 
+import argparse
 import ast
 import math
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from harness import closeness, profiles
+from harness.program import Outcome, UsageError, option, run
 
 ROOT = Path(__file__).parents[2]
 MAY_IMPORT = {
@@ -16,7 +18,7 @@ MAY_IMPORT = {
     "harness": {"harness"},
     "reproduce": {"reproduce"},
     "benchmarks": {"benchmarks", "harness"},
-    "tests": {"benchmarks", "harness", "reproduce", "tests"},
+    "tests": {"harness", "reproduce", "tests"},
 }
 """Folder -> the folders of this repository, besides the package, that its files may import."""
 FILES = [(folder, path) for folder in MAY_IMPORT for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -48,10 +50,12 @@ def test_folders_import_in_one_direction(folder):
     ["from tests.conftest import x", "import tests.conftest", "def f():\n    from tests import conftest"],
 )
 def test_the_direction_test_sees_imports(planted):
-    """Control: an import of the tests is seen in a benchmark that has none, wherever it stands."""
+    """Controls: an import of the tests is seen in a benchmark, and one of a benchmark in a test, wherever it stands."""
     text = (ROOT / "benchmarks" / "exactness.py").read_text(encoding="utf-8")
-    assert imported(text) == {"benchmarks", "harness"}
+    assert imported(text) == {"harness"}
     assert "tests" in imported(f"{text}\n{planted}\n") - MAY_IMPORT["benchmarks"]
+    planted = planted.replace("tests", "benchmarks").replace("conftest", "exactness")
+    assert "benchmarks" in imported(f"{text}\n{planted}\n") - MAY_IMPORT["tests"]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "harness").rglob("*.py")), ids=lambda path: path.stem)
@@ -99,3 +103,27 @@ def test_a_profile_is_chosen_by_the_environment(monkeypatch):
     monkeypatch.setenv(profiles.VARIABLE, "sometimes")
     with pytest.raises(ValueError, match="sometimes is not a profile, expected one of derandomized, random"):
         profiles.examples(7)
+
+
+@pytest.mark.parametrize(("failed", "code"), [((), 0), (("the loss jumps by 2, allowed 1",), 1)])
+def test_a_program_ends_with_its_line_and_fails_with_its_bounds(capsys, failed, code):
+    quick = option("--quick", action="store_true")
+    found = run(
+        lambda chosen: Outcome(f"quick={chosen.quick}", failed),
+        quick,
+        doc="One.\n\nTwo.",
+        arguments=["--quick"],
+    )
+    *before, line = capsys.readouterr().out.splitlines()
+    assert (found, line) == (code, "quick=True")
+    assert [text for text in before if text] == [f"FAILED: {text}" for text in failed]
+
+
+def test_options_that_do_not_fit_end_a_program_as_a_usage_fault(capsys):
+    def measure(_: argparse.Namespace) -> Outcome:
+        raise UsageError("no setup has 'x' in its name")
+
+    with pytest.raises(SystemExit) as ended:
+        run(measure, doc="One.", arguments=[])
+    assert ended.value.code == 2
+    assert "no setup has 'x' in its name" in capsys.readouterr().err

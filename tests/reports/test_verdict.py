@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.verdict_chance import SPREADS, naive, worth
+from harness.verdicts import SPREADS, naive, worth
 from mupscale import MupscaleError
 from mupscale.cli.main import main
 from mupscale.reports.held_out import Gains, chosen, gains

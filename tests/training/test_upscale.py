@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from benchmarks.exactness import precise_muon, prepare_worker, warm_base
 from harness.closeness import EXACT, assert_same_model
 from harness.draws import data, seeded
+from harness.exactness import precise_muon, prepare_worker, warm_base
 from harness.models import CASES, Case
 from harness.runs import drift
 from harness.runs import train as take

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 import mupscale as mu
-from benchmarks import advise as benchmark
-from benchmarks.advise_store import NOTHING, cases, fitted, parameters, predicted, read
+from harness import frontier_advice as benchmark
+from harness.frontier_store import NOTHING, cases, fitted, parameters, predicted, read
 from mupscale import MupscaleError
 from mupscale.cli.main import main
 from mupscale.tuning import advice
@@ -331,14 +331,13 @@ def test_rates_are_chosen_at_the_tuning_seed_and_other_seeds_are_reported(tmp_pa
     assert row.loss == pytest.approx(0.41)
 
 
-def test_a_store_that_follows_the_law_gives_it_back_and_is_advised_rightly(tmp_path, capsys):
+def test_a_store_that_follows_the_law_gives_it_back_and_is_advised_rightly(tmp_path):
     rows = read(write(tmp_path / "runs.jsonl", store_of(LAW, GROWTH)))
     found = benchmark.with_spread(rows)
     assert found.growth.worth == pytest.approx(GROWTH.worth, abs=0.1)
     assert found.growth.kept == pytest.approx(GROWTH.kept, abs=0.1)
     assert len(cases(rows)) == 9
-    benchmark.judge(rows, found)
-    told = dict(word.split("=") for word in capsys.readouterr().out.splitlines()[-1].split())
+    told = dict(word.split("=") for word in benchmark.judge(rows, found).split())
     assert (told["cases"], told["right"], told["score"]) == ("9", "9", "0.0000")
     assert max(float(told[kind]) for kind in ("stay", "grow", "scratch")) > 0.02
 
@@ -357,10 +356,14 @@ def test_a_budget_that_is_left_out_is_not_looked_at(tmp_path):
     assert predicted(fitted(planted).growth, fitted(planted).law, row) != pytest.approx(losses[0], rel=0.05)
 
 
-def test_the_benchmark_fails_without_a_store_and_not_with_a_small_one(tmp_path, capsys):
-    assert benchmark.main(["--store", str(tmp_path / "none.jsonl")]) == 1
-    assert benchmark.main(["--store", str(write(tmp_path / "small.jsonl", [line(32, 10**11, 0.3)]))]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("cases=0 right=0")
+def test_the_benchmark_fails_without_a_store_and_not_with_a_small_one(tmp_path):
+    """Control: a stored law that is not the fit of the store fails too."""
+    assert benchmark.judged(tmp_path / "none.jsonl").failed
+    small = write(tmp_path / "small.jsonl", [line(32, 10**11, 0.3)])
+    told, failed = benchmark.judged(small)
+    assert told.startswith("cases=0 right=0")
+    assert not failed
+    assert benchmark.judged(small, Path(advice.__file__).parent / "law.json").failed
 
 
 def test_a_law_from_nothing_measures_nothing(known):

@@ -27,9 +27,8 @@ from ..plans.tensor_plan import TensorPlan
 
 MULTIPLE = 64.0
 """A deviation of up to this multiple of the base's own is rounding. Sums of the wide run are longer and in another
-order, and there are few twins. `benchmarks/rounding.py` measures it on 24 exact runs per dtype: in float32 the largest
-multiple is 4.1, in bfloat16 28, but for one run with 262: a gradient entry near zero had another sign, and the first
-step of AdamW made a full step of that. Such a run is called broken in bfloat16, and not in float64."""
+order, and there are few twins. On 24 exact runs per dtype the largest multiple is 4.1 in float32 and 28 in bfloat16,
+but for one run with 262: a gradient entry near zero had another sign, and the first step of AdamW made a full step of that. Such a run is called broken in bfloat16, and not in float64."""
 COARSE = 1e-3
 """Tolerances above this one are those of 16-bit types: a wrong factor of 1 % hides in the rounding of single entries, and
 only the factor over all entries of a tensor shows it."""

@@ -39,8 +39,8 @@ from .statistics import Statistic, statistic
 from .widen import fill_
 
 MOST_NOISE = 0.4
-"""The largest size that is chosen, whatever the loss allows: with t = 0.4 models ended worse than with less
-(`benchmarks/default_noise.py`)."""
+"""The largest size that is chosen, whatever the loss allows: with t = 0.4 a model ended worse than with
+0.2 (`python -m reproduce.without_proxy`)."""
 CLOSE = 0.1
 """The search ends when the rise is this close to the one that is wanted, relative to it."""
 MOST = 9

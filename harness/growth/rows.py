@@ -1,4 +1,4 @@
-"""One row of `growth.py`: a stock model is trained, grown and woken, beside a control.
+"""One row of `benchmarks/growth.py`: a stock model is trained, grown and woken, beside a control.
 
 Each row is a stock model in float64 with the model's own casts lifted and Muon's iteration in float64: a few steps
 before growing, twelve after.
@@ -7,14 +7,14 @@ before growing, twelve after.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from benchmarks.exactness import precise_muon
+from harness.exactness import precise_muon
 from mupscale.families.losses import another_batch, find_batch, growing_outputs, loss_on
 from mupscale.families.models import config_from, factory, model_class
 from mupscale.families.plan import family_plan
@@ -75,9 +75,23 @@ class Measured:
         )
 
     @property
-    def holds(self) -> bool:
-        exact = self.worst <= WORST and self.jump <= JUMP
-        return exact and self.control >= CONTROL and self.woken >= WOKEN
+    def failed(self) -> list[str]:
+        return outside(asdict(self), {"worst": WORST, "jump": JUMP}, {"control": CONTROL, "woken": WOKEN})
+
+
+def outside(figures: Mapping[str, float], most: Mapping[str, float], least: Mapping[str, float]) -> list[str]:
+    """The figures that are above their most or below their least, each as a sentence.
+
+    >>> outside({"worst": 1e-3, "control": 0.5}, {"worst": 1e-11}, {"control": 1e-3})
+    ['worst is 1.0e-03, expected at most 1e-11']
+    """
+    high = [
+        f"{n} is {figures[n]:.1e}, expected at most {b:.0e}" for n, b in most.items() if not figures[n] <= b
+    ]
+    low = [
+        f"{n} is {figures[n]:.1e}, expected at least {b:.0e}" for n, b in least.items() if not figures[n] >= b
+    ]
+    return high + low
 
 
 def together(found: Iterable[Measured]) -> Measured:

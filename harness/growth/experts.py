@@ -1,4 +1,4 @@
-"""Dense stock models that get experts: rows of `growth.py` in which routed experts sleep beside the dense layer.
+"""Dense stock models that get experts: rows of `benchmarks/growth.py` in which routed experts sleep beside the dense layer.
 
 Each row is a stock model in float64 with the model's own casts lifted: a few steps before growing, twelve after, in the
 class with experts. Two controls stand beside it. `silent` has random routers, gates and ups, and downs of zero: its first
@@ -8,14 +8,15 @@ loss is the base's, and its training is not. `loud` has random downs too, so tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from benchmarks.exactness import precise_muon
-from benchmarks.growth_rows import AFTER, BEFORE, SIZES, Row
+from harness.exactness import precise_muon
+from harness.growth.rows import AFTER, BEFORE, SIZES, Row, outside
+from harness.program import Outcome
 from mupscale.families.losses import another_batch, find_batch, growing_outputs, loss_on
 from mupscale.families.models import config_from, factory, model_class
 from mupscale.families.plan import family_plan
@@ -44,6 +45,12 @@ class Measured:
     jump: float
     woken: float
     """The smallest share of the entries of an expert that saw a token which have a gradient in the second step."""
+
+    def __str__(self) -> str:
+        return (
+            f"worst={self.worst:.1e} silent={self.silent:.1e} loud={self.loud:.1e} jump={self.jump:.1e} "
+            f"woken={self.woken:.2f}"
+        )
 
 
 def rows(quick: bool) -> list[Row]:
@@ -201,29 +208,31 @@ def measure_copies(row: Row) -> tuple[float, float]:
         return certificate.worst, tried.left(plain, certificate.base_losses)
 
 
-def report_copies(quick: bool) -> tuple[str, bool]:
-    """Print every row of copies; a line that sums them up, and whether all bounds hold."""
+def report_copies(quick: bool) -> Outcome:
+    """Print every row of copies; a line that sums them up, and the bounds that fail."""
     found = []
     for row in copied_rows(quick):
         worst, plain = measure_copies(row)
         found.append((worst, plain))
         print(f"{row!s:96} {worst:8.1e}  c = 1 {plain:8.1e}", flush=True)
     worst, plain = max(w for w, _ in found), min(p for _, p in found)
-    return f"rows={len(found)} worst={worst:.1e} c1={plain:.1e}", worst <= WORST and plain >= C1
+    failed = outside({"worst": worst, "c1": plain}, {"worst": WORST}, {"c1": C1})
+    return Outcome(f"rows={len(found)} worst={worst:.1e} c1={plain:.1e}", failed)
 
 
-def report(quick: bool) -> tuple[str, bool]:
-    """Print every row; a line that sums them up, and whether all bounds hold."""
+def report(quick: bool) -> Outcome:
+    """Print every row; a line that sums them up, and the bounds that fail."""
     found: list[Measured] = []
     for row in rows(quick):
         m = measure(row)
         found.append(m)
-        print(
-            f"{row!s:96} {m.worst:8.1e}  silent {m.silent:8.1e}  loud {m.loud:8.1e}  jump {m.jump:8.1e}  woken {m.woken:.2f}",
-            flush=True,
-        )
-    worst, jump, woken = max(m.worst for m in found), max(m.jump for m in found), min(m.woken for m in found)
-    silent, loud = min(m.silent for m in found), min(m.loud for m in found)
-    good = worst <= WORST and silent >= SILENT and loud >= LOUD and jump <= JUMP and woken >= WOKEN
-    line = f"rows={len(found)} worst={worst:.1e} silent={silent:.1e} loud={loud:.1e} jump={jump:.1e} woken={woken:.2f}"
-    return line, good
+        print(f"{row!s:96} {m}", flush=True)
+    worst = Measured(
+        max(m.worst for m in found),
+        min(m.silent for m in found),
+        min(m.loud for m in found),
+        max(m.jump for m in found),
+        min(m.woken for m in found),
+    )
+    most, least = {"worst": WORST, "jump": JUMP}, {"silent": SILENT, "loud": LOUD, "woken": WOKEN}
+    return Outcome(f"rows={len(found)} {worst}", outside(asdict(worst), most, least))

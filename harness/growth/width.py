@@ -1,4 +1,4 @@
-"""Wider stock models at any size: rows of `growth.py` in which zeros follow the copies.
+"""Wider stock models at any size: rows of `benchmarks/growth.py` in which zeros follow the copies.
 
 Where a norm averages over zeros, the control leaves out what the writers and gains absorb for that; where none does,
 the control wakes every zero instead of all but those at a cut.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import mupscale as mu
-from benchmarks.growth_rows import BARELY, SIZES, Make, Measured, Row, measured
+from harness.growth.rows import BARELY, SIZES, Make, Row, measured, together
+from harness.program import Outcome
 from mupscale.families.record import FamilyPlan
 from mupscale.plans.plan import Plan
 from mupscale.rules.scale import Scale
@@ -61,7 +62,9 @@ def control(family: FamilyPlan, run: mu.Run, make: Make) -> mu.Run:
     return mu.upscale(run, make, BARELY, plan=uncut(family.plan), unproved=True)
 
 
-def measure_widths(quick: bool) -> list[Measured]:
-    """Measure and print every row."""
+def report(quick: bool) -> Outcome:
+    """Print every row; a line that sums them up, and the bounds that fail."""
     sized = ((row, {**SIZES, "tie_word_embeddings": row.tied}) for row in rows(quick))
-    return list(measured(sized, control).values())
+    found = measured(sized, control)
+    worst = together(found.values())
+    return Outcome(f"rows={len(found)} {worst}", worst.failed)

@@ -1,7 +1,4 @@
-"""More words and positions in stock models: rows of `growth.py`.
-
-    python benchmarks/growth_words.py            every row by itself
-    python benchmarks/growth_words.py --quick    one of them
+"""More words and positions in stock models: rows of `benchmarks/growth.py`.
 
 Each row is a stock model in float64 with the model's own casts lifted: a few steps before growing, twelve after, by a loss over
 the base's words and at lengths that the base has. The control of new words is the cross entropy over all words, that of new
@@ -16,24 +13,18 @@ of rows that get nothing but words and positions: 0 but for readouts with a bias
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import log
-from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mupscale as mu
-from benchmarks.growth_rows import AFTER, BEFORE, SIZES, WITH_BIASES, Row, optimizers
+from harness.growth.rows import AFTER, BEFORE, SIZES, WITH_BIASES, Row, optimizers, outside
+from harness.program import Outcome
 from mupscale.families.losses import another_batch, find_batch, growing_outputs, loss_on
 from mupscale.families.models import config_from, factory, model_class
 from mupscale.families.plan import family_plan
@@ -42,7 +33,8 @@ from mupscale.plans.fits import identity_plan
 from mupscale.plans.float64 import cast_, lifted_casts
 from mupscale.tensors.differences import curve_gap, loss_gap
 
-WORST, ALONE, CONTROL, JUMP, ASLEEP, AWAKE, WOKEN = 1e-11, 1e-15, 1e-3, 1e-10, 1e-10, 1.0, 1.0
+MOST = {"worst": 1e-11, "alone": 1e-15, "jump": 1e-10, "asleep": 1e-10, "awake": 1.0}
+LEAST = {"control": 1e-3, "woken": 1.0}
 WORDS, LONGER, BOTH = "vocab=+64", "positions=128", "vocab=+64,positions=128"
 ALL = "vocab=+64,positions=128,layers=3,after=0,hidden=48"
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
@@ -162,39 +154,26 @@ def seen(model: nn.Module, family: FamilyPlan, batch: dict[str, Any], old: int) 
     return min(shares)
 
 
-def report(quick: bool) -> tuple[str, bool]:
-    """Print every row; a line that sums them up, and whether all bounds hold."""
+def report(quick: bool) -> Outcome:
+    """Print every row; a line that sums them up, and the bounds that fail."""
     found: dict[Row, WordsMeasured] = {}
     for row in rows(quick):
         m = found[row] = measure(row)
-        told = "   none " if m.control is None else f"{m.control:8.1e}"
+        control = "   none " if m.control is None else f"{m.control:8.1e}"
         print(
-            f"{row!s:70} {m.worst:8.1e}  control {told}  jump {m.jump:8.1e}  asleep {m.asleep:8.1e}  awake {m.awake:.2f}"
+            f"{row!s:70} {m.worst:8.1e}  control {control}  jump {m.jump:8.1e}  asleep {m.asleep:8.1e}  awake {m.awake:.2f}"
             f"  woken {m.woken:.2f}",
             flush=True,
         )
-    worst, jump = max(m.worst for m in found.values()), max(m.jump for m in found.values())
-    alone = max(m.worst for row, m in found.items() if row.k == "1" and "layers" not in row.to)
-    control = min(m.control for m in found.values() if m.control is not None)
-    asleep, awake = max(m.asleep for m in found.values()), max(m.awake for m in found.values())
-    woken = min(m.woken for m in found.values())
-    good = worst <= WORST and alone <= ALONE and control >= CONTROL and jump <= JUMP
-    good = good and asleep <= ASLEEP and awake <= AWAKE and woken >= WOKEN
-    line = (
-        f"rows={len(found)} worst={worst:.1e} alone={alone:.1e} control={control:.1e} jump={jump:.1e} asleep={asleep:.1e} "
-        f"awake={awake:.2f} woken={woken:.2f}"
-    )
-    return line, good
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="one row")
-    torch.set_num_threads(1)
-    line, good = report(parser.parse_args().quick)
-    print(f"\nwords: {line}")
-    return 0 if good else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    every = found.values()
+    figures = {
+        "worst": max(m.worst for m in every),
+        "alone": max(m.worst for row, m in found.items() if row.k == "1" and "layers" not in row.to),
+        "control": min(m.control for m in every if m.control is not None),
+        "jump": max(m.jump for m in every),
+        "asleep": max(m.asleep for m in every),
+    }
+    shares = {"awake": max(m.awake for m in every), "woken": min(m.woken for m in every)}
+    shown = [f"{name}={value:.1e}" for name, value in figures.items()]
+    shown += [f"{name}={value:.2f}" for name, value in shares.items()]
+    return Outcome(f"rows={len(found)} {' '.join(shown)}", outside({**figures, **shares}, MOST, LEAST))
