@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 import tomllib
 from importlib import import_module
 from importlib.metadata import version
@@ -13,19 +14,71 @@ from harness.fresh_install import requirements
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+sys.path.insert(0, str(ROOT / ".ci"))
+seconds: Any = import_module("seconds")
+touched: Any = import_module("touched")
 yaml: Any = import_module("yaml")  # it comes with transformers and has no types of its own
 
 
-def test_parts_of_ci_are_those_of_its_workflow():
-    """Each part is run by one job, but for `data`, which says that its data are not on GitHub; an unknown one is refused."""
-    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
-    known = re.search(r'^known="([^"]*)"', (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
-    assert known
-    assert set(re.findall(r"run: \.ci/run (\w+)", text)) == set(known[1].split()) - {"data"}
-    assert "not on GitHub" in text
+def test_parts_of_ci_are_those_of_its_workflows():
+    """Every part is a job, but for `data`, whose data are not on GitHub; an unknown part is refused."""
+    read = lambda name: (ROOT / name).read_text(encoding="utf-8")  # noqa: E731
+    script = read(".ci/run")
+    parts = set(re.findall(r"^(\w+)\(\) \{\n    (?:step|if)", script, re.MULTILINE))
+    nightly = yaml.safe_load(read(".github/workflows/nightly.yml"))["jobs"]["parts"]["strategy"]["matrix"][
+        "part"
+    ]
+    assert (
+        set(re.findall(r"run: \.ci/run (\w+)", read(".github/workflows/ci.yml"))) == set(PUSH) == seconds.PUSH
+    )
+    assert parts == {*PUSH, *nightly, "data"}
     refused = subprocess.run([ROOT / ".ci" / "run", "nothing"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
-    assert "no part nothing" in refused.stderr
+
+
+def test_a_step_is_measured_with_its_children_and_keeps_its_exit_code(tmp_path):
+    """Control: sleeping takes no processor time."""
+    burn = "import time\nwhile time.process_time() < 0.4: pass"
+    nested = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {burn!r}]) + 3)"
+    log = tmp_path / "seconds.jsonl"
+    for code in (nested, "import time; time.sleep(0.4)"):
+        step = [sys.executable, "-S", "-c", code]
+        subprocess.run([sys.executable, seconds.__file__, "run", log, "tests", *step], check=False)
+    burnt, slept = seconds.read(log)
+    assert (burnt["code"], slept["code"]) == (3, 0)
+    assert burnt["cpu"] >= 0.4 > slept["cpu"]
+
+
+def test_a_whole_run_is_judged_by_its_own_seconds():
+    """Controls: one second above the limit, a failed step; a run of one part has no limit."""
+    steps = [{"part": part, "step": part, "cpu": seconds.LIMIT / 4, "code": 0} for part in PUSH]
+    assert not seconds.failures(steps)
+    more = {"part": "tests", "step": "one more", "cpu": 1.0, "code": 0}
+    assert seconds.failures([*steps, more])
+    assert not seconds.failures([{**more, "cpu": 2 * seconds.LIMIT}])
+    assert seconds.failures([{**more, "code": 1}])
+
+
+def test_a_change_runs_what_it_can_touch(tmp_path):
+    """Controls: a file that nothing imports touches nothing else, and a name for type checkers is no import."""
+    sources = {
+        "src/mupscale/__init__.py": '_NAMES = {"grow": ("training.grow", "")}; exported(_NAMES)',
+        "src/mupscale/training/__init__.py": "",
+        "src/mupscale/training/grow.py": "from ..rules import units",
+        "src/mupscale/rules/__init__.py": "",
+        "src/mupscale/rules/units.py": "",
+        "src/mupscale/rules/alone.py": "",
+        "tests/test_grow.py": "import mupscale as mu\nmu.grow()",
+        "tests/test_other.py": "import mupscale as mu\nfrom typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from mupscale.rules import units\n",
+        "benchmarks/zoo.py": "def f():\n    from mupscale.training import grow",
+    }
+    tests, *programs = touched.commands(["src/mupscale/rules/units.py"], sources)
+    assert tests.split()[-2:] == ["tests/test_grow.py", "src/mupscale/rules/units.py"]
+    assert [line.split()[1] for line in programs] == ["benchmarks/zoo.py"]
+    alone = touched.commands(["src/mupscale/rules/alone.py"], sources)
+    assert alone == ["python -m pytest -n 2 --dist loadfile src/mupscale/rules/alone.py"]
+    assert "tests/project" in touched.commands(["docs/index.md"], sources)[0]
 
 
 def unpinned(workflow: str) -> list[str]:
@@ -139,8 +192,9 @@ def misplaced(results: dict[str, dict[str, Any]], script: str, nightly: str, rel
     parts = dict(re.findall(r"^(\w+)\(\) \{\n(.*?)^\}", script, re.M | re.S))
     push = programs("".join(parts[part] for part in PUSH))
     night = programs("".join(text for part, text in parts.items() if part not in PUSH) + nightly)
-    places = {"push": push, "nightly": night, "release": programs(release)}
+    places = {"push": push, "nightly": night, "release": programs(release.replace(" --keep dist", ""))}
     rows = {name.partition(" ")[0] for entry in results.values() for name in programs(entry["command"])}
+    rows |= results.keys()
     names = sorted({name.partition(" ")[0] for name in push | night})
     faults = [f"{name}: no row in docs/benchmarks.json" for name in names if name not in rows]
     for name, entry in results.items():
