@@ -20,7 +20,7 @@ JOB, INDEX = "mupscale.job.json", "model.safetensors.index.json"
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
 def base(request, tmp_path_factory) -> Path:
     """Twelve layers: sorted by name, layer 10 comes before layer 2, and lm_head before the rest."""
-    folder = tmp_path_factory.mktemp("base")
+    folder: Path = tmp_path_factory.mktemp("base")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=16, intermediate_size=24, num_hidden_layers=12, num_attention_heads=2, vocab_size=64,
