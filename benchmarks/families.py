@@ -23,7 +23,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from harness.family_configs import EXACT, INEXACT, Case
-from harness.program import Outcome, option, run
+from harness.program import Outcome, UsageError, option, run
 from mupscale.errors import MupscaleError
 from mupscale.families.losses import batch_for, loss_for
 from mupscale.families.models import config_from, factory, model_class, quiet
@@ -97,6 +97,8 @@ def refused(case: Case) -> str | None:
 def measure(chosen: argparse.Namespace) -> Outcome:
     torch.set_num_threads(1)
     disable_progress_bar()  # type: ignore[no-untyped-call]
+    if not any(chosen.only in case.name for case in (*EXACT, *INEXACT)):
+        raise UsageError(f"no configuration has {chosen.only!r} in its name")
     total, errors, types = 0, [], set()
     for case in (case for case in EXACT if chosen.only in case.name):
         for k in (2,) if chosen.quick else (2, 3):

@@ -7,7 +7,6 @@ loss is the base's, and its training is not. `loud` has random downs too, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -15,15 +14,11 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from harness.exactness import precise_muon
-from harness.growth.rows import AFTER, BEFORE, SIZES, Row, outside
+from harness.growth.rows import BARELY, SIZES, Row, outside, trial
 from harness.program import Outcome
-from mupscale.families.losses import another_batch, find_batch, growing_outputs, loss_on
-from mupscale.families.models import config_from, factory, model_class
-from mupscale.families.plan import family_plan
-from mupscale.plans.float64 import cast_, lifted_casts
-from mupscale.plans.identity import Loss
+from mupscale.plans.float64 import lifted_casts
 from mupscale.plans.plan import Plan
-from mupscale.tensors.differences import curve_gap, loss_gap
+from mupscale.tensors.differences import loss_gap
 
 WORST, SILENT, LOUD, C1, JUMP, WOKEN = 1e-11, 1e-3, 1e-3, 1e-6, 1e-10, 1.0
 DENSE = {**SIZES, "sliding_window": None}
@@ -83,7 +78,7 @@ def copied_rows(quick: bool) -> list[Row]:
     return found[:1] if quick else found
 
 
-def optimizers(name: str, model: nn.Module) -> list[torch.optim.Optimizer]:
+def optimizers(name: str, model: nn.Module, _: set[str]) -> list[torch.optim.Optimizer]:
     """One of AdamW and SGD for all weights, or Muon for the matrices of attention and AdamW for the rest."""
     named = list(model.named_parameters())
     if name == "SGD":
@@ -126,58 +121,9 @@ def woken_share(model: nn.Module, plan: Plan) -> float:
     return min(shares)
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A dense run after its first steps, and what a row makes of it."""
-
-    run: mu.Run
-    plan: Plan
-    make: Callable[[], nn.Module]
-    losses: list[Loss]
-
-    def step(self, run: mu.Run, i: int) -> float:
-        """Take step `i` after growing; the loss before it."""
-        for optimizer in run.optimizers:
-            optimizer.zero_grad()
-        loss = self.losses[BEFORE + i](run.model)
-        loss.backward()  # type: ignore[no-untyped-call]
-        for optimizer in run.optimizers:
-            optimizer.step()
-        return float(loss.detach())
-
-    def verify(self) -> mu.Certificate:
-        return mu.verify(self.run, self.make, step=self.step, plan=self.plan, steps=AFTER)
-
-    def left(self, run: mu.Run, base: Sequence[float]) -> float:
-        """How far the losses of a control come from the base's."""
-        return curve_gap(base, [self.step(run, i) for i in range(AFTER)])
-
-
-def trial(row: Row) -> Trial:
-    raw = {"model_type": row.kind, **DENSE, "tie_word_embeddings": row.tied}
-    family = family_plan(raw, row.k, to=row.to)
-    config, wide = config_from(family.base_config), config_from(family.wide_config)
-    cls, wide_cls = model_class(config, family.architecture), model_class(wide, family.wide_architecture)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = cast_(factory(cls)(config), torch.float64)
-    batch, which = find_batch(model, config)
-    growing = growing_outputs(model, cast_(factory(wide_cls)(wide), torch.float64), batch)
-    losses = [loss_on(another_batch(model, config, which, seed), growing) for seed in range(BEFORE + AFTER)]
-    made = Trial(
-        mu.Run(model, optimizers(row.optimizer, model)),
-        family.plan,
-        lambda: factory(wide_cls)(wide),
-        losses,
-    )
-    for i in range(-BEFORE, 0):
-        made.step(made.run, i)
-    return made
-
-
 def measure(row: Row) -> Measured:
     with lifted_casts(), precise_muon():
-        tried = trial(row)
+        tried = trial(row, {**DENSE, "tie_word_embeddings": row.tied}, optimizers)
         run, make, plan = tried.run, tried.make, tried.plan
         certificate = tried.verify()
         base = certificate.base_losses
@@ -185,8 +131,7 @@ def measure(row: Row) -> Measured:
         left = tried.left(silent, base)
         loud = randomise_(mu.widen(run, make, plan=plan), plan, downs=True)
         other = loss_gap(base[0], tried.step(loud, 0))
-        # Copies are parted by next to nothing, so that what is measured is the waking of experts.
-        awake = mu.upscale(run, make, mu.SignalNoise(1e-14), plan=plan)
+        awake = mu.upscale(run, make, BARELY, plan=plan)
         jump = loss_gap(base[0], tried.step(awake, 0))
         tried.step(awake, 1)
         woken = woken_share(awake.model, plan)
@@ -199,7 +144,7 @@ def measure_copies(row: Row) -> tuple[float, float]:
     With c = 1 they have their wide weights and state, and the constants that the base's optimizer has.
     """
     with lifted_casts():
-        tried = trial(row)
+        tried = trial(row, {**DENSE, "tie_word_embeddings": row.tied}, optimizers)
         certificate = tried.verify()
         plain = mu.widen(tried.run, tried.make, plan=tried.plan)
         for own, others in zip(tried.run.optimizers, plain.optimizers, strict=True):

@@ -6,7 +6,7 @@ before growing, twelve after.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ from mupscale.families.models import config_from, factory, model_class
 from mupscale.families.plan import family_plan
 from mupscale.families.record import FamilyPlan
 from mupscale.plans.float64 import cast_, lifted_casts
-from mupscale.plans.plan import TensorPlan
+from mupscale.plans.identity import Loss
+from mupscale.plans.plan import Plan, TensorPlan
 from mupscale.tensors.differences import curve_gap, loss_gap
 
 WORST, CONTROL, JUMP, WOKEN = 1e-11, 1e-3, 1e-10, 1.0
@@ -41,6 +42,8 @@ WITH_BIASES: dict[str, dict[str, Any]] = {
 }
 """Types whose blocks write biases into the stream."""
 Make = Callable[[], nn.Module]
+Optimizers = Callable[[str, nn.Module, set[str]], list[torch.optim.Optimizer]]
+"""By name, for a model, with the names of weights without decay."""
 Control = Callable[[FamilyPlan, mu.Run, Make], mu.Run]
 """Grow a run with one factor left out."""
 
@@ -146,50 +149,73 @@ def woken_share(entry: TensorPlan, gradient: Tensor, table: bool) -> float:
     return float((gradient[new] != 0).double().mean()) if bool(new.any()) else 1.0
 
 
-def measure(row: Row, sizes: Mapping[str, Any], control: Control) -> Measured:
-    """Grow a trained model with zero noise, with the control, and awake."""
+@dataclass(frozen=True)
+class Trial:
+    """A run after its first steps, and what a row makes of it."""
+
+    run: mu.Run
+    family: FamilyPlan
+    make: Make
+    batches: list[dict[str, Any]]
+    losses: list[Loss]
+
+    @property
+    def plan(self) -> Plan:
+        return self.family.plan
+
+    def step(self, run: mu.Run, i: int, loss: Loss | None = None) -> float:
+        """Take step `i` after growing, by its own loss or another; the loss before it."""
+        for optimizer in run.optimizers:
+            optimizer.zero_grad()
+        value = (loss or self.losses[BEFORE + i])(run.model)
+        value.backward()  # type: ignore[no-untyped-call]
+        for optimizer in run.optimizers:
+            optimizer.step()
+        return float(value.detach())
+
+    def verify(self) -> mu.Certificate:
+        return mu.verify(self.run, self.make, step=self.step, plan=self.plan, steps=AFTER)
+
+    def left(self, run: mu.Run, base: Sequence[float]) -> float:
+        """How far the losses of a control come from the base's."""
+        return curve_gap(base, [self.step(run, i) for i in range(AFTER)])
+
+
+def trial(row: Row, sizes: Mapping[str, Any], optimizers: Optimizers = optimizers) -> Trial:
+    """Plan the growth of a row, and train its base for the first steps; where casts are lifted."""
     family = family_plan({"model_type": row.kind, **sizes}, row.k, to=row.to)
     config, wide = config_from(family.base_config), config_from(family.wide_config)
-    cls = model_class(config, family.architecture)
+    cls, wide_cls = model_class(config, family.architecture), model_class(wide, family.wide_architecture)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = cast_(factory(cls)(config), torch.float64)
     bare = {n for n, t in family.plan.tensors.items() if t.shift and not t.fold.is_one}
+    batch, which = find_batch(model, config)
+    growing = growing_outputs(model, cast_(factory(wide_cls)(wide), torch.float64), batch)
+    batches = [another_batch(model, config, which, seed) for seed in range(BEFORE + AFTER)]
+    losses = [loss_on(batch, growing, family.new_words) for batch in batches]
+    run = mu.Run(model, optimizers(row.optimizer, model, bare))
+    made = Trial(run, family, lambda: factory(wide_cls)(wide), batches, losses)
+    for i in range(-BEFORE, 0):
+        made.step(run, i)
+    return made
+
+
+def measure(row: Row, sizes: Mapping[str, Any], control: Control) -> Measured:
+    """Grow a trained model with zero noise, with the control, and awake."""
     with lifted_casts(), precise_muon():
-        batch, which = find_batch(model, config)
-        growing = growing_outputs(model, cast_(factory(cls)(wide), torch.float64), batch)
-        batches = [another_batch(model, config, which, seed) for seed in range(BEFORE + AFTER)]
-        losses = [loss_on(batch, growing) for batch in batches]
-        run = mu.Run(model, optimizers(row.optimizer, model, bare))
-
-        def step(run: mu.Run, i: int) -> float:
-            for optimizer in run.optimizers:
-                optimizer.zero_grad()
-            loss = losses[i](run.model)
-            loss.backward()  # type: ignore[no-untyped-call]
-            for optimizer in run.optimizers:
-                optimizer.step()
-            return float(loss.detach())
-
-        def make() -> nn.Module:
-            made: nn.Module = factory(cls)(wide)
-            return made
-
-        for i in range(BEFORE):
-            step(run, i)
-        certificate = mu.verify(
-            run, make, step=lambda r, i: step(r, BEFORE + i), plan=family.plan, steps=AFTER
-        )
-        other = control(family, run, make)
-        left = curve_gap(certificate.base_losses, [step(other, BEFORE + i) for i in range(AFTER)])
-        awake = mu.upscale(run, make, BARELY, plan=family.plan)
-        jump = loss_gap(certificate.base_losses[0], step(awake, BEFORE))
+        tried = trial(row, sizes)
+        run, make, plan = tried.run, tried.make, tried.plan
+        certificate = tried.verify()
+        left = tried.left(control(tried.family, run, make), certificate.base_losses)
+        awake = mu.upscale(run, make, BARELY, plan=plan)
+        jump = loss_gap(certificate.base_losses[0], tried.step(awake, 0))
         # A unit of a ReLU has no gradient in a step in which every token turns it off: sizes are summed over steps.
         sizes_of = {name: torch.zeros_like(p) for name, p in awake.model.named_parameters()}
         for i in range(1, AFTER):
-            step(awake, BEFORE + i)
+            tried.step(awake, i)
             for name, p in awake.model.named_parameters():
                 sizes_of[name] += 0 if p.grad is None else p.grad.abs()
         tables = {f"{n}.weight" for n, m in awake.model.named_modules() if isinstance(m, nn.Embedding)}
-        shares = [woken_share(family.plan[n], size, n in tables) for n, size in sizes_of.items()]
+        shares = [woken_share(plan[n], size, n in tables) for n, size in sizes_of.items()]
     return Measured(certificate.worst, left, jump, min(shares))

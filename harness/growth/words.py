@@ -13,7 +13,7 @@ of rows that get nothing but words and positions: 0 but for readouts with a bias
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
 from dataclasses import dataclass
 from math import log
 from typing import Any
@@ -23,11 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mupscale as mu
-from harness.growth.rows import AFTER, BEFORE, SIZES, WITH_BIASES, Row, optimizers, outside
+from harness.growth.rows import AFTER, BARELY, BEFORE, SIZES, WITH_BIASES, Row, outside, trial
 from harness.program import Outcome
-from mupscale.families.losses import another_batch, find_batch, growing_outputs, loss_on
-from mupscale.families.models import config_from, factory, model_class
-from mupscale.families.plan import family_plan
+from mupscale.families.models import config_from, factory
 from mupscale.families.record import FamilyPlan
 from mupscale.plans.fits import identity_plan
 from mupscale.plans.float64 import cast_, lifted_casts
@@ -68,48 +66,22 @@ def entropy(model: nn.Module, batch: dict[str, Any], words: int | None = None) -
 
 
 def measure(row: Row) -> WordsMeasured:
-    sizes = WITH_BIASES.get(row.kind, {**SIZES, "tie_word_embeddings": row.tied})
-    family = family_plan({"model_type": row.kind, **sizes}, row.k, to=row.to)
-    config, wide = config_from(family.base_config), config_from(family.wide_config)
-    cls = model_class(config, family.architecture)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = cast_(factory(cls)(config), torch.float64)
-    bare = {n for n, t in family.plan.tensors.items() if t.shift and not t.fold.is_one}
-    old, every = family.new_words or (97, 97)
     with lifted_casts():
-        found, which = find_batch(model, config)
-        growing = growing_outputs(model, cast_(factory(cls)(wide), torch.float64), found)
-        batches = [another_batch(model, config, which, seed) for seed in range(BEFORE + AFTER)]
-        losses = [loss_on(batch, growing, family.new_words) for batch in batches]
-        run = mu.Run(model, optimizers(row.optimizer, model, bare))
-
-        def step(run: mu.Run, loss: Callable[[nn.Module], Tensor]) -> float:
-            for optimizer in run.optimizers:
-                optimizer.zero_grad()
-            value = loss(run.model)
-            value.backward()  # type: ignore[no-untyped-call]
-            for optimizer in run.optimizers:
-                optimizer.step()
-            return float(value.detach())
-
-        def make(config: Any = wide) -> nn.Module:
-            made: nn.Module = factory(cls)(config)
-            return made
-
-        for i in range(BEFORE):
-            step(run, losses[i])
-        certificate = mu.verify(
-            run, make, step=lambda r, i: step(r, losses[BEFORE + i]), plan=family.plan, steps=AFTER
-        )
-        after = range(BEFORE, BEFORE + AFTER)
+        tried = trial(row, WITH_BIASES.get(row.kind, {**SIZES, "tie_word_embeddings": row.tied}))
+        run, make, family = tried.run, tried.make, tried.family
+        model, plan, batch = run.model, family.plan, tried.batches[BEFORE]
+        config: Any = model.config
+        old, every = family.new_words or (97, 97)
+        certificate = tried.verify()
 
         def curve(run: mu.Run, words: int | None) -> list[float]:
-            return [step(run, lambda m, i=i: entropy(m, batches[i], words)) for i in after]  # type: ignore[misc]
+            return [
+                tried.step(run, i, lambda m, i=i: entropy(m, tried.batches[BEFORE + i], words))  # type: ignore[misc]
+                for i in range(AFTER)
+            ]
 
-        asleep = mu.widen(run, make, plan=family.plan)
-        awake = mu.upscale(run, make, mu.SignalNoise(1e-14), plan=family.plan)
-        batch = batches[BEFORE]
+        asleep = mu.widen(run, make, plan=plan)
+        awake = mu.upscale(run, make, BARELY, plan=plan)
         with torch.no_grad():
             logits = model(**batch).logits[:, :-1].double()
             expected = float(torch.log1p((every - old) * torch.exp(-logits.logsumexp(-1))).mean())
@@ -120,13 +92,11 @@ def measure(row: Row) -> WordsMeasured:
         woken = seen(awake.model, family, batch, old)
         control = None
         if every > old:
-            control = curve_gap(
-                curve(mu.widen(run, lambda: make(config), plan=identity_plan(model), unproved=True), old),
-                curve(asleep, None),
-            )
+            same = mu.widen(run, lambda: copy.deepcopy(model), plan=identity_plan(model), unproved=True)
+            control = curve_gap(curve(same, old), curve(asleep, None))
         elif "rope_parameters" in config.to_dict():
             stretched = config_from({**family.wide_config, "rope_parameters": LINEAR})
-            other = cast_(make(stretched), torch.float64)
+            other = cast_(factory(type(model))(stretched), torch.float64)
             other.load_state_dict(asleep.model.state_dict())
             control = loss_gap(before, float(entropy(other, batch).detach()))
     return WordsMeasured(certificate.worst, control, jump, abs(rise - expected), share, woken)
