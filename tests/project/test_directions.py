@@ -13,6 +13,8 @@ from reproduce.directions.models import setting
 from reproduce.directions.page import figures, results, section
 from reproduce.frontier.spec import Spec
 
+pytestmark = pytest.mark.nightly
+
 BASE = Spec(32, 1000, 2**-7, 0, layers=2)
 WIDER: dict[str, dict[str, Any]] = {
     "deeper": {"layers": 4},

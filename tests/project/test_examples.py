@@ -43,6 +43,7 @@ def run(script: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("script", CLAIMS)
 def test_an_example_shows_what_it_claims(script):
     assert re.search(CLAIMS[script], run(script), re.M)

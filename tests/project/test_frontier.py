@@ -28,6 +28,8 @@ from reproduce.frontier.train import Trainer
 from reproduce.peers import SHRINK
 from reproduce.store import Store
 
+pytestmark = pytest.mark.nightly
+
 NARROW = Spec(8, 40_000_000, 2**-6, 0)
 
 

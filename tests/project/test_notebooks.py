@@ -14,6 +14,7 @@ SECONDS = 60
 """CPU seconds of one notebook, which somebody waits for."""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_prints_what_it_shows(path, tmp_path, monkeypatch, planned_here):
     """Control: another stored output is found, in a cell that is compared to the last digit and in one that is not."""

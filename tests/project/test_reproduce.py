@@ -23,6 +23,8 @@ from reproduce.resnet import setting as resnet
 from reproduce.scale import Scale
 from reproduce.setting import Setting
 
+pytestmark = pytest.mark.nightly
+
 few = pytest.mark.filterwarnings("ignore:the recipe comes from a proxy of")
 
 

@@ -231,6 +231,7 @@ def test_what_only_a_directory_has_is_refused_for_a_file(tmp_path, capsys):
     assert "write -k 2" in told
 
 
+@pytest.mark.nightly
 def test_a_directory_is_tuned_and_grown_by_the_recipe(base, text, study, tmp_path, capsys, monkeypatch):
     """Also: a study that is stopped goes on, and gives the recipe of one that was not."""
     whole = Recipe.read(study / "recipe.json")
@@ -307,6 +308,7 @@ def learned(base: Path, folder: Path, rows: list[list[int]]) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_the_recipe_holds_for_a_base_that_was_grown_itself(base, text, study, tmp_path, capsys):
     """Its reference is the directory that was tuned. Control: a wider model of its own has another reference."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -325,6 +327,7 @@ def test_the_recipe_holds_for_a_base_that_was_grown_itself(base, text, study, tm
     assert "at this run's reference" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_the_commands_of_a_verdict_on_a_directory_are_accepted(base, study):
     """Control: with another text option they would not be those of this study."""
     [verdict], command = verdicts([know(study)]), read_command(study, "mupscale")
@@ -336,6 +339,7 @@ def test_the_commands_of_a_verdict_on_a_directory_are_accepted(base, study):
     assert main([*shlex.split(use.replace("-k 2", "-k 4"))[1:], "--dry-run"]) == 2
 
 
+@pytest.mark.nightly
 def test_what_a_dry_run_counts_is_what_is_trained(base, text, tmp_path):
     study = directory_study(
         base, text, {**DEFAULTS, "steps": 12, "lrs": [0.01], "extend": 0}, context=16, batch=4
