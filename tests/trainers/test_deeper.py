@@ -1,4 +1,4 @@
-"""The stock Trainer, Lightning and DCP resume a deeper run with its state, and it follows the base until noise wakes it."""
+"""The stock Trainer, Lightning and DCP resume a run with new blocks or zeros with its state, and it follows the base until noise wakes them."""
 
 import shutil
 import warnings
@@ -29,33 +29,48 @@ def base(trained, tmp_path_factory):
     return tmp_path_factory.mktemp("deeper"), trained.directory, trained.curve
 
 
-def deeper(folder, stopped, verb, *more):
-    out = folder / verb
-    assert main([verb, str(stopped), str(out), "--to", "layers=3,after=0", "--quiet", *more]) == 0
+GROWTHS: dict[str, tuple[list[str], dict[str, int], str, float]] = {
+    "blocks": (["--to", "layers=3,after=0"], {"num_hidden_layers": 3}, "t=0.1", 1e-5),
+    "zeros": (
+        ["-k", "ffn=2", "--to", "hidden=48,heads=6,kv_heads=3"],
+        {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 128},
+        "t=1e-6",
+        1e-4,
+    ),
+}
+"""Goal and sizes of a growth; noise that wakes what is new, and how far it moves the first loss at most."""
+
+
+def grown(folder, stopped, growth, verb="widen", *more):
+    goal, sizes, _, _ = GROWTHS[growth]
+    out = folder / f"{verb}.{growth}"
+    assert main([verb, str(stopped), str(out), *goal, "--quiet", *more]) == 0
     callbacks = [mu.trainers.HuggingFaceCallback(out)]
-    return hugging_face(model(num_hidden_layers=3), folder / f"{verb}ed", out, callbacks, **QUIET)[0]
+    return hugging_face(model(**sizes), folder / f"{out.name}.on", out, callbacks, **QUIET)[0].losses
 
 
-def test_the_deeper_run_follows_the_base(base):
+@pytest.mark.parametrize("growth", GROWTHS)
+def test_the_grown_run_follows_the_base(base, growth):
     folder, stopped, curve = base
-    assert gap(curve.losses, deeper(folder, stopped, "widen").losses) < bench.EQUAL
+    assert gap(curve.losses, grown(folder, stopped, growth)) < bench.EQUAL
 
 
-def test_woken_blocks_leave_the_base(base):
-    """Control: with noise the first loss is the base's, and later ones are not."""
+@pytest.mark.parametrize("growth", GROWTHS)
+def test_what_noise_woke_leaves_the_base(base, growth):
+    """Control: with noise the first loss is nearly the base's, and later ones are not."""
     folder, stopped, curve = base
-    found = deeper(folder, stopped, "upscale", "--noise", "t=0.1", "--no-loss").losses
-    first = min(found)
-    assert found[first] == pytest.approx(curve.losses[first], rel=1e-5)
+    _, _, noise, moved = GROWTHS[growth]
+    found = grown(folder, stopped, growth, "upscale", "--noise", noise, "--no-loss")
+    assert found[min(found)] == pytest.approx(curve.losses[min(found)], rel=moved)
     assert gap(curve.losses, found) > bench.DIFFERENT
 
 
 def test_copied_blocks_with_zero_writers_leave_the_base(base):
     """Control: block expansion as it is usually done has the base's first loss too, and trains otherwise."""
     folder, stopped, curve = base
-    out = folder / "widen"
+    out = folder / "widen.blocks"
     if not out.exists():
-        deeper(folder, stopped, "widen")
+        grown(folder, stopped, "blocks")
     copies = folder / "copies"
     shutil.copytree(out, copies)
     tensors = load_file(copies / "model.safetensors")
