@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from harness.refusals import refused
 from mupscale.checkpoints.request import Request
 from mupscale.cli import plan
 from mupscale.errors import MupscaleError
@@ -40,11 +41,12 @@ def test_the_feed_forward_layers_are_offered_only_if_they_were_tried(monkeypatch
 
     monkeypatch.setattr(plan, "plan_in_process", planned)
     monkeypatch.setattr(plan, "check_record", lambda directory: None)
-    with pytest.raises(MupscaleError) as refused:
+    with pytest.raises(MupscaleError) as caught:
         plan.planned(DIRECTORY, CHOSEN, Request("3"))
     assert tried == ["3", "ffn=3"]
-    assert ("write -k ffn=3, which was tried and is exact" in str(refused.value)) is exact
-    assert "trying -k ffn=3" in capsys.readouterr().err
+    assert ("goal.ffn_can_grow_alone" in caught.value.codes) is exact
+    assert ("-k ffn=3" in str(caught.value)) is exact
+    assert "-k ffn=3" in capsys.readouterr().err, "what takes long is told"
 
 
 def test_what_is_asked_for_is_not_offered_and_a_missing_package_is_not_tried_again(monkeypatch):
@@ -52,9 +54,7 @@ def test_what_is_asked_for_is_not_offered_and_a_missing_package_is_not_tried_aga
 
     def planned(config: Any, multipliers: str, **_: Any) -> object:
         tried.append(multipliers)
-        raise MupscaleError(
-            "planning needs transformers: pip install 'mupscale[hf]'" if multipliers == "2" else "no"
-        )
+        raise MupscaleError("no", code="extra.missing" if multipliers == "2" else "")
 
     monkeypatch.setattr(plan, "plan_in_process", planned)
     monkeypatch.setattr(plan, "check_record", lambda directory: None)
@@ -66,14 +66,13 @@ def test_what_is_asked_for_is_not_offered_and_a_missing_package_is_not_tried_aga
 
 def test_key_heads_do_not_grow_without_query_heads():
     llama = {"model_type": "llama", **HEADS}
-    with pytest.raises(MupscaleError, match="copies of a key head would serve different queries") as refused:
+    with refused("goal.kv_heads_outgrow_heads", where="heads=2,kv_heads=2"):
         check_growth(llama, Goal.parse("kv_heads=2"))
-    assert "write heads=2,kv_heads=2" in str(refused.value)
     check_growth(llama, Goal.parse("heads=2,kv_heads=2"))
     check_growth(llama, Goal.parse("heads=2"))
 
 
 def test_one_key_head_refuses_heads_and_not_the_feed_forward_layers():
     check_growth(FALCON, Goal.parse("ffn=2"))
-    with pytest.raises(MupscaleError, match="one key and value head"):
+    with refused("family.fused_rows_copied_unequally"):
         check_growth(FALCON, Goal.parse("2"))
