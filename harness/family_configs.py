@@ -17,7 +17,7 @@ class Case:
     fields: dict[str, Any]
     multipliers: str = "{k}"
     reason: str = ""
-    """For a case that must be refused: words that its refusal must contain."""
+    """For a case that must be refused: the code of its refusal."""
 
 
 _MARKS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -143,17 +143,17 @@ EXACT: tuple[Case, ...] = (
 )  # fmt: skip
 
 INEXACT: tuple[Case, ...] = (
-    Case("OLMo tied", "olmo", "OlmoForCausalLM", {**_GROUPED, **_TIED}, reason="no gain"),
+    Case("OLMo tied", "olmo", "OlmoForCausalLM", {**_GROUPED, **_TIED}, reason="family.last_norm_without_gain"),
     Case("XGLM, sinusoids", "xglm", "XGLMForCausalLM", {
         "d_model": 32, "ffn_dim": 40, "num_layers": 2, "attention_heads": 4, "vocab_size": 97, "max_position_embeddings": 64,
-    }, reason="reload"),
+    }, reason="family.table_computed_from_width"),
     Case("M2M-100, sinusoids", "m2m_100", "M2M100ForConditionalGeneration", {
         "d_model": 32, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "encoder_layers": 2, "decoder_layers": 2,
         "encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 97, "max_position_embeddings": 64,
-    }, reason="reload"),
+    }, reason="family.table_computed_from_width"),
     Case("Falcon-7B, one key head", "falcon", "FalconForCausalLM", {
         **_FALCON, "multi_query": True, "new_decoder_architecture": False, "ffn_hidden_size": 48,
-    }, reason="one eps"),
-    Case("BLOOM, heads", "bloom", "BloomForCausalLM", _BLOOM, "hidden={k},heads={k}", reason="no such width"),
-    Case("GPT-2, heads apart", "gpt2", "GPT2LMHeadModel", _GPT2, "hidden={k}", reason="head size"),
+    }, reason="family.fused_rows_copied_unequally"),
+    Case("BLOOM, heads", "bloom", "BloomForCausalLM", _BLOOM, "hidden={k},heads={k}", reason="goal.width_not_in_config"),
+    Case("GPT-2, heads apart", "gpt2", "GPT2LMHeadModel", _GPT2, "hidden={k}", reason="goal.hidden_unlike_heads"),
 )  # fmt: skip

@@ -133,4 +133,4 @@ def test_a_card_that_links_out_of_the_directory_is_refused(base, tmp_path, capsy
     (tmp_path / "secret").write_text("x")
     (copy / "README.md").symlink_to(tmp_path / "secret")
     assert main(["plan", str(copy), "-k", "2"]) == 2
-    assert "not part of this directory" in capsys.readouterr().err
+    assert "README.md [directory.link_leads_outside]" in capsys.readouterr().err

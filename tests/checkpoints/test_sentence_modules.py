@@ -108,13 +108,18 @@ def test_a_width_that_is_not_the_model_s_is_not_guessed(tmp_path, capsys):
     assert not (tmp_path / "wide" / "1_Pooling").exists()
 
 
-@pytest.mark.parametrize("path", ["../elsewhere", "a/b", 3, ".."])
-def test_a_list_that_names_other_places_is_refused(tmp_path, capsys, path):
+@pytest.mark.parametrize(
+    ("code", "path"),
+    [*(("name_with_folders", path) for path in ("../elsewhere", "a/b", "..")), ("name_not_text", 3)],
+)
+def test_a_list_that_names_other_places_is_refused(tmp_path, capsys, code, path):
     base = sentence_model(tmp_path / "base", {"1_Pooling": "Pooling"})
     told = json.loads((base / "modules.json").read_text())
     (base / "modules.json").write_text(json.dumps([told[0], {**told[1], "path": path}]))
     assert widened(base, tmp_path / "wide") == 2
-    assert "modules.json is not valid" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "modules.json" in said
+    assert f"[file.{code}]" in said
 
 
 def test_a_link_inside_of_a_module_is_refused(tmp_path, capsys):
@@ -122,4 +127,4 @@ def test_a_link_inside_of_a_module_is_refused(tmp_path, capsys):
     (tmp_path / "secret").write_text("{}")
     (base / "1_Pooling" / "more.json").symlink_to(tmp_path / "secret")
     assert widened(base, tmp_path / "wide") == 2
-    assert "not part of this directory" in capsys.readouterr().err
+    assert "[directory.link_leads_outside]" in capsys.readouterr().err

@@ -39,21 +39,21 @@ def test_layouts_are_written_in_sizes_and_folds_in_k():
 
 
 @pytest.mark.parametrize(
-    ("entry", "words"),
+    ("entry", "code", "where"),
     [
-        ([], ("expected a JSON object",)),
-        ({"rolls": {}}, ("rolls", "unknown; expected roles")),
-        ({"roles": ["a"]}, ("roles", "expected an object by name")),
-        ({"roles": {"a": "up"}}, ("roles, a", "up, expected", '{"0": "out"')),
-        ({"roles": {"a": {"x": "in"}}}, ("roles, a",)),
-        ({"layouts": {"a": 0}}, ("layouts, a", "expected 1")),
-        ({"folds": {"a": "half"}}, ("folds, a", "expected a factor", '"1/k"')),
-        ({"folds": {"a": 0.1}}, ("folds, a",)),
-        ({"plus_one": "a"}, ("plus_one", "a list of names")),
+        ([], "plan.declarations_not_object", ()),
+        ({"rolls": {}}, "plan.unknown_declaration", "rolls"),
+        ({"roles": ["a"]}, "plan.declaration_not_by_name", "roles"),
+        ({"roles": {"a": "up"}}, "plan.role_not_readable", "roles, a"),
+        ({"roles": {"a": {"x": "in"}}}, "plan.role_not_readable", "roles, a"),
+        ({"layouts": {"a": 0}}, "plan.layout_not_readable", "layouts, a"),
+        ({"folds": {"a": "half"}}, "plan.fold_not_a_factor", "folds, a"),
+        ({"folds": {"a": 0.1}}, "plan.fold_not_a_factor", "folds, a"),
+        ({"plus_one": "a"}, "plan.plus_one_not_list", "plus_one"),
     ],
 )
-def test_what_is_wrong_is_told_at_once(entry, words):
-    refusal(lambda: Declarations.of_json(entry), *words)
+def test_what_is_wrong_is_told_at_once(entry, code, where):
+    refusal(lambda: Declarations.of_json(entry), code, where=where)
 
 
 def test_a_file_of_the_user_does_what_a_row_of_the_registry_does(monkeypatch):
@@ -92,9 +92,12 @@ def test_declarations_are_recorded_and_checked_again(base, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ({"layouts": {"*q_proj.weight": {"0": 3}}}, ("q_proj.weight", "3")),
-        ({"roles": {"*typo.weight": "out"}}, ("*typo.weight", "no tensor has such a name")),
-        ({"layouts": {"*q_proj.weight": 8}}, ("layouts=", "--declare FILE", "as JSON")),
+        ({"layouts": {"*q_proj.weight": {"0": 3}}}, ("q_proj.weight [layout.not_a_divisor]",)),
+        ({"roles": {"*typo.weight": "out"}}, ("*typo.weight [argument.pattern_matches_nothing]",)),
+        (
+            {"layouts": {"*q_proj.weight": 8}},
+            ("[layout.axis_not_named]", "--declare FILE [plan.can_be_declared]"),
+        ),
     ],
     ids=["a wrong layout", "a wrong name", "a layout without its axis"],
 )
@@ -109,4 +112,6 @@ def test_a_wrong_declaration_is_refused(base, tmp_path, capsys, told, words):
 
 def test_a_file_that_is_not_there_is_refused_before_planning(base, tmp_path, capsys):
     assert main(["plan", str(base), "-k", "2", "--declare", str(tmp_path / "nowhere.json")]) == 2
-    assert "nowhere.json" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "nowhere.json" in said
+    assert "[file.does_not_exist]" in said

@@ -135,27 +135,29 @@ def test_noise_passes_over_a_head_that_is_not_there(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "where"),
     [
-        (without("layers.1.mlp.up_proj"), ("model.layers.1.mlp.up_proj.weight", "does not have it")),
-        (without("model.norm"), ("model.norm.weight", "does not have it")),
-        (lambda s: {**s, "model.norm.weight": torch.ones(31)}, ("model.norm.weight", "shape (31,)")),
-        (lambda s: {f"module.{n}": t for n, t in s.items()}, ("does not have it",)),
+        (without("layers.1.mlp.up_proj"), "model.layers.1.mlp.up_proj.weight [checkpoint.tensor_missing]"),
+        (without("model.norm"), "model.norm.weight [checkpoint.tensor_missing]"),
+        (
+            lambda s: {**s, "model.norm.weight": torch.ones(31)},
+            "model.norm.weight [checkpoint.shape_differs]",
+        ),
+        (lambda s: {f"module.{n}": t for n, t in s.items()}, "[checkpoint.tensor_missing]"),
     ],
     ids=["a weight is missing", "a norm is missing", "a shape is wrong", "a foreign prefix"],
 )
-def test_what_upscale_will_refuse_plan_refuses(tmp_path, capsys, change, words):
+def test_what_upscale_will_refuse_plan_refuses(tmp_path, capsys, change, where):
     """Control: only heads and poolers of which nothing is stored may be missing."""
     saved(tmp_path, ("LlamaForCausalLM", "LlamaForCausalLM", change, ""))
     assert main(["plan", str(tmp_path), "-k", "2"]) == 2
-    said = capsys.readouterr().err
-    assert all(word in said for word in words), said
+    assert where in capsys.readouterr().err
 
 
 def test_half_a_head_is_a_fault(tmp_path, capsys):
     saved(tmp_path, ("BertForMaskedLM", "BertForMaskedLM", without("transform.dense"), ""))
     assert main(["plan", str(tmp_path), "-k", "2"]) == 2
-    assert "cls.predictions.transform.dense.weight" in capsys.readouterr().err
+    assert "cls.predictions.transform.dense.weight [checkpoint.tensor_missing]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("index", [False, True], ids=["config alone", "with an index"])
@@ -177,4 +179,4 @@ def test_weights_that_upscale_refuses_are_refused_by_plan(tmp_path, capsys):
     saved(tmp_path, CASES["value head"])
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     assert main(["plan", str(tmp_path), "-k", "2"]) == 2
-    assert "pickled" in capsys.readouterr().err
+    assert "[checkpoint.pickled_weights]" in capsys.readouterr().err

@@ -105,9 +105,8 @@ def test_a_metadata_that_would_run_something_is_refused_before_it_does(tmp_path,
     path = tmp_path / "evil"
     shutil.copytree(saved[0], path)
     (path / METADATA).write_bytes(pickle.dumps(Evil()))
-    refusal(lambda: read_dcp(path), "posix.system", "not called")
-    with pytest.raises(mu.MupscaleError):
-        read_head(pickle.dumps(Evil()), "a chunk")
+    refusal(lambda: read_dcp(path), "pickle.forbidden_name", where="posix.system")
+    refusal(lambda: read_head(pickle.dumps(Evil()), "a chunk"), "pickle.forbidden_name", where="posix.system")
 
 
 def test_plans_of_who_saved_what_are_inert_and_nothing_is_read_from_them(tmp_path, saved):
@@ -128,7 +127,9 @@ def test_plans_of_who_saved_what_are_inert_and_nothing_is_read_from_them(tmp_pat
     )
     assert isinstance(plan, Record)
     metadata.all_local_plans = [LoadItemType.TENSOR]
-    refusal(lambda: read_metadata(pickle.dumps(metadata), "it"), "LoadItemType", "not called")
+    refusal(
+        lambda: read_metadata(pickle.dumps(metadata), "it"), "pickle.forbidden_name", where="LoadItemType"
+    )
     megatron = b"megatron.core.dist_checkpointing.strategies.torch\nMCoreMetadata\n"
     assert read_metadata(b"\x80\x02c" + megatron + b")\x81.", "it").kind == "MCoreMetadata"
 
@@ -136,13 +137,13 @@ def test_plans_of_who_saved_what_are_inert_and_nothing_is_read_from_them(tmp_pat
 @pytest.mark.parametrize("argument", [b"X\x01\x00\x00\x00a", b"]", b"N"])
 def test_the_kind_of_a_write_is_a_number(argument):
     raw = b"\x80\x02ctorch.distributed.checkpoint.planner\nWriteItemType\n(" + argument + b"tR."
-    refusal(lambda: read_metadata(raw, "it"), "a int is expected")
+    refusal(lambda: read_metadata(raw, "it"), "pickle.unexpected_kind")
 
 
 @pytest.mark.parametrize("name", ["eval", "getattr", "__import__", "exec"])
 def test_builtins_are_not_called_either(name):
     raw = b"\x80\x02c__builtin__\n" + name.encode() + b"\n(X\x01\x00\x00\x00atR."
-    refusal(lambda: read_head(raw, "a chunk"), "not called")
+    refusal(lambda: read_head(raw, "a chunk"), "pickle.forbidden_name", where=name)
 
 
 def test_paths_stay_inside_the_directory(tmp_path, saved):
@@ -151,7 +152,7 @@ def test_paths_stay_inside_the_directory(tmp_path, saved):
     raw = (path / METADATA).read_bytes()
     name = b"__0_0.distcp"
     (path / METADATA).write_bytes(raw.replace(name, b"../../../../x"[: len(name)]))
-    refusal(lambda: read_dcp(path), "not a file inside the directory")
+    refusal(lambda: read_dcp(path), "dcp.file_outside_directory", where="../../../../")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -187,7 +188,7 @@ def test_a_file_that_was_cut_short_is_named(tmp_path, saved):
     data = path / "__0_0.distcp"
     data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
     load = lambda: mu.load_wide(path, mu.plans.on_meta(lambda: make(8)), plan=plan())  # noqa: E731
-    refusal(load, "cut short", "__0_0.distcp")
+    refusal(load, "file.cut_short", where="__0_0.distcp")
 
 
 def test_a_transposed_tensor_is_refused(tmp_path):
@@ -221,18 +222,18 @@ def unit_groups(model):
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("change", "code"),
     [
-        (lambda p: {"plan": mu.plan_between(make, 5, 10), "run": mu.plans.on_meta(lambda: make(10))}, "plan's base end"),
-        (lambda p: {"plan": mu.plan_between(make, 4, 12)}, "wide end has"),
-        (lambda p: {"source": p / "nothing"}, "nothing to load from"),
-        (lambda p: {"prefix": "optim."}, "does not have it"),
-        (lambda p: {"stock": torch.optim.AdamW}, "mu.param_groups"),
-        (lambda p: {"stock": torch.optim.SGD}, "param_groups"),
-        (lambda p: {"sgd": True}, "'exp_avg'"),
+        (lambda p: {"plan": mu.plan_between(make, 5, 10), "run": mu.plans.on_meta(lambda: make(10))}, "checkpoint.shape_differs"),
+        (lambda p: {"plan": mu.plan_between(make, 4, 12)}, "plan.other_shape"),
+        (lambda p: {"source": p / "nothing"}, "directory.nothing_to_load"),
+        (lambda p: {"prefix": "optim."}, "checkpoint.tensor_missing"),
+        (lambda p: {"stock": torch.optim.AdamW}, "optimizer.not_in_units"),
+        (lambda p: {"stock": torch.optim.SGD}, "optimizer.not_in_units"),
+        (lambda p: {"sgd": True}, "optimizer.state_of_other_class"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_and_leaves_nan(saved, change, expected):
+def test_what_does_not_fit_is_refused_and_leaves_nan(saved, change, code):
     changes = change(saved[0])
     model = changes.get("run", mu.plans.on_meta(lambda: make(8)))
     run = mu.Run(model)
@@ -242,14 +243,14 @@ def test_what_does_not_fit_is_refused_and_leaves_nan(saved, change, expected):
         groups = mu.param_groups(model, plan(), torch.optim.SGD, lr=1e-2, momentum=0.9)
         run = mu.Run(model, torch.optim.SGD(groups, momentum=0.9))
     source, chosen = changes.get("source", saved[0]), changes.get("plan", plan())
-    refusal(lambda: mu.load_wide(source, run, plan=chosen, prefix=changes.get("prefix")), expected)
+    refusal(lambda: mu.load_wide(source, run, plan=chosen, prefix=changes.get("prefix")), code)
     assert all(p.is_meta or p.isnan().all() for p in model.parameters())
 
 
 def test_other_settings_than_the_sources_are_told(saved):
     built = mu.plans.on_meta(lambda: make(8))
     groups = mu.param_groups(built, plan(), torch.optim.AdamW, lr=1e-2, betas=(0.8, 0.99))
-    with pytest.warns(UserWarning, match="betas is .0.8, 0.99. here"):
+    with pytest.warns(UserWarning, match=r"betas .*\(0.8, 0.99\)"):
         mu.load_wide(saved[0], mu.Run(built, torch.optim.AdamW(groups, betas=(0.8, 0.99))), plan=plan())
     built = mu.plans.on_meta(lambda: make(8))
     with warnings.catch_warnings(action="error"):
@@ -270,7 +271,7 @@ def test_buffers_that_nobody_computed_are_refused_and_init_computes_them(saved):
     with torch.device("meta"):
         model = Table(8)
     grown = replace(grown, proof="loss")
-    refusal(lambda: mu.load_wide(path, model, plan=grown), "on_meta", "init=")
+    refusal(lambda: mu.load_wide(path, model, plan=grown), "model.buffer_never_computed", where="table")
     with torch.device("meta"):
         model = Table(8)
     assert mu.load_wide(
@@ -291,7 +292,11 @@ def test_two_sets_of_tensors_need_a_prefix(tmp_path, saved):
         save_dcp(
             {"model": weights, "ema": {k: v + 1 for k, v in weights.items()}}, checkpoint_id=tmp_path / "two"
         )
-    refusal(lambda: mu.load_wide(tmp_path / "two", mu.plans.on_meta(lambda: make(8)), plan=plan()), "prefix=")
+    refusal(
+        lambda: mu.load_wide(tmp_path / "two", mu.plans.on_meta(lambda: make(8)), plan=plan()),
+        "dcp.several_prefixes_fit",
+        where=["ema.", "model."],
+    )
     wide = mu.load_wide(tmp_path / "two", mu.plans.on_meta(lambda: make(8)), plan=plan(), prefix="ema.")
     assert torch.equal(wide.model.get_parameter("0.bias")[::2], weights["0.bias"] + 1)
 
@@ -350,10 +355,10 @@ def test_state_is_found_however_the_checkpoint_is_nested(tmp_path, saved, nest):
 def test_state_that_cannot_be_told_is_refused_and_none_is_said(tmp_path, saved):
     weights, state = states_of(saved)
     numbered = saved_as(tmp_path / "numbered", {"model": weights, "optim": saved[2].state_dict()})
-    refusal(lambda: load_all(numbered), "optim.state.0", "get_optimizer_state_dict")
+    refusal(lambda: load_all(numbered), "dcp.state_of_no_parameter", where="optim.state.0")
     mu.load_wide(numbered, mu.plans.on_meta(lambda: make(8)), plan=plan())  # nobody asks for its state
     twice = saved_as(tmp_path / "twice", {"model": weights, "a": state, "b": state})
-    refusal(lambda: load_all(twice), "more than one of a.state, b.state")
+    refusal(lambda: load_all(twice), "dcp.state_in_two_places", where=["a.state", "b.state"])
     with pytest.warns(UserWarning, match="starts without state"):
         load_all(saved_as(tmp_path / "bare", {"model": weights}))
 
@@ -390,7 +395,11 @@ def test_units_of_another_plan_are_refused(saved):
     built = mu.plans.on_meta(lambda: make(8))
     optimizer = torch.optim.AdamW(built.parameters(), lr=1e-2)
     attached = mu.step_in_units_(optimizer, identity_plan(built), model=built)
-    refusal(lambda: mu.load_wide(saved[0], mu.Run(built, optimizer), plan=plan()), "its units ask for 0.5")
+    refusal(
+        lambda: mu.load_wide(saved[0], mu.Run(built, optimizer), plan=plan()),
+        "optimizer.not_in_units",
+        where="0.5",
+    )
     attached.remove()
     mu.step_in_units_(optimizer, plan(), model=built)
     assert mu.load_wide(saved[0], mu.Run(built, optimizer), plan=plan()).provenance["moments"] == 12
@@ -400,15 +409,15 @@ def test_state_made_on_the_meta_device_is_filled_or_refused(tmp_path, saved):
     built = mu.plans.on_meta(lambda: make(8))
     adagrad = torch.optim.Adagrad(mu.param_groups(built, plan(), torch.optim.Adagrad, lr=1e-2))
     bare = saved_as(tmp_path / "bare", {"model": saved[1].state_dict()})
-    refusal(lambda: mu.load_wide(bare, mu.Run(built, adagrad), plan=plan()), "load the model alone")
+    refusal(lambda: mu.load_wide(bare, mu.Run(built, adagrad), plan=plan()), "optimizer.state_on_meta")
 
 
 def test_noise_that_was_resolved_for_something_else_is_refused(saved):
     foreign = mu.diagnostics.resolve_noise({}, mu.MupNoise(0.1), plan=mu.plan_between(Unused, 4, 8), seed=5)
     load = lambda **o: mu.load_wide(saved[0], mu.plans.on_meta(lambda: make(8)), plan=plan(), **o)  # noqa: E731
-    refusal(lambda: load(noise=foreign), "body.0.weight")
+    refusal(lambda: load(noise=foreign), "noise.unknown_tensor", where="body.0.weight")
     own = mu.diagnostics.resolve_noise({}, mu.MupNoise(0.1), plan=plan(), seed=5)
-    refusal(lambda: load(noise=own, seed=3), "leave seed= out")
+    refusal(lambda: load(noise=own, seed=3), "noise.other_seed")
     assert load(noise=own).provenance["seed"] == 5
 
 
@@ -448,7 +457,11 @@ def test_constants_and_buffers_behind_wrappers_are_those_inside(tmp_path):
     assert wide.inner._checkpoint_wrapped_module.scale == 1 / 16
     with torch.device("meta"):
         empty = Scaled(8, wrap=True)
-    refusal(lambda: mu.load_wide(path, empty, plan=grown, unproved=True), "table")
+    refusal(
+        lambda: mu.load_wide(path, empty, plan=grown, unproved=True),
+        "model.buffer_never_computed",
+        where="table",
+    )
 
 
 @pytest.mark.parametrize(
@@ -474,9 +487,9 @@ def test_pickles_cannot_grow_without_end_or_change_what_they_call():
         def __reduce__(self):
             return torch.serialization._get_layout, (nested,)
 
-    refusal(lambda: read_metadata(pickle.dumps(Bomb()), "a bomb"), "a str is expected")
+    refusal(lambda: read_metadata(pickle.dumps(Bomb()), "a bomb"), "pickle.unexpected_kind")
     raw = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}X\x0c\x00\x00\x00__defaults__)sb."
-    refusal(lambda: read_head(raw, "a chunk"), "modifies a function")
+    refusal(lambda: read_head(raw, "a chunk"), "pickle.modifies_no_record")
 
 
 _LIMITED = """
@@ -496,7 +509,7 @@ try:
         found = read_metadata(raw, "it") if sys.argv[2] == "inert" else read_tree(sys.argv[2])
     print("read", found)
 except (MupscaleError, MemoryError) as error:
-    print(type(error).__name__, error)
+    print(getattr(error, "code", type(error).__name__))
 """
 
 
@@ -513,17 +526,15 @@ def _limited(raw: bytes, how: str) -> str:
 def test_nine_bytes_cannot_ask_for_gigabytes(tmp_path):
     bomb = b"\x80\x02]r\x00\x00\x00\x08."  # an empty list, put at index 2^27 of the memo
     assert len(bomb) == 9
-    assert _limited(bomb, "inert") == (
-        "MupscaleError it is refused: its memo has an index of 134217728 at byte 8"
-    )
-    assert _limited(bomb, "plain").startswith("MemoryError"), "control: unpickled as it is, it takes them"
+    assert _limited(bomb, "inert") == "pickle.memo_index_too_large"
+    assert _limited(bomb, "plain") == "MemoryError", "control: unpickled as it is, it takes them"
     assert _limited(b"\x80\x02]r\x03\x00\x00\x00.", "inert") == "read []", (
         "control: an index that it can have"
     )
     with zipfile.ZipFile(tmp_path / "optimizer.pt", "w") as archive:
         for name, data in (("data.pkl", bomb), ("version", b"3\n"), ("byteorder", b"little")):
             archive.writestr(f"archive/{name}", data)
-    assert "has an index of 134217728" in _limited(b"", str(tmp_path / "optimizer.pt"))
+    assert _limited(b"", str(tmp_path / "optimizer.pt")) == "pickle.memo_index_too_large"
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
@@ -540,17 +551,18 @@ def test_pickles_of_plain_values_are_read_as_pickle_reads_them(protocol):
     assert found == tree
     assert found["a"] is found["b"]
     for cut in range(0, len(raw), 997):
-        refusal(partial(unpickled, raw[:cut], _no_names, 1000))
-    refusal(partial(unpickled, raw, _no_names, 100), "more lists, dicts and records")
+        error = refusal(partial(unpickled, raw[:cut], _no_names, 1000))
+        assert error.code in ("pickle.ends_too_early", "pickle.argument_incomplete")
+    refusal(partial(unpickled, raw, _no_names, 100), "pickle.too_many_records")
 
 
 @pytest.mark.parametrize(
-    ("raw", "text"),
-    [(b"]q\xff.", "index of 255"), (b"]p99999999\n.", "not an opcode"), (b"\x8e" + b"\xff" * 8 + b".", "argument of"),
-     (b"\xff.", "not an opcode"), (b"h\x05.", "memo"), (b"\x86.", "stack")],
+    ("raw", "code"),
+    [(b"]q\xff.", "memo_index_too_large"), (b"]p99999999\n.", "unknown_opcode"), (b"\xff.", "unknown_opcode"),
+     (b"\x8e" + b"\xff" * 8 + b".", "argument_too_long"), (b"h\x05.", "memo_never_put"), (b"\x86.", "ends_too_early")],
 )  # fmt: skip
-def test_other_ways_to_a_large_memo_are_refused(raw, text):
-    refusal(lambda: read_metadata(raw, "it"), text)
+def test_other_ways_to_a_large_memo_are_refused(raw, code):
+    refusal(lambda: read_metadata(raw, "it"), f"pickle.{code}")
 
 
 def doubled(depth: int, first: bytes, pair: bytes) -> bytes:
@@ -565,34 +577,34 @@ TUPLES, LISTS = doubled(36, b")", b"??\x86"), doubled(36, b"]", b"](??e")
 
 
 @pytest.mark.parametrize(
-    ("raw", "text"),
+    ("raw", "code"),
     [
-        (b"\x80\x02" + TUPLES + b"}h\x23K\x01s.", "a key is a tuple"),
+        (b"\x80\x02" + TUPLES + b"}h\x23K\x01s.", "key_not_plain"),
         (b"\x80\x02" + LISTS + b"ctorch.distributed.checkpoint.metadata\nTensorProperties\n)\x81(ctorch\nfloat32\nh\x23tb.",
-         "properties without"),
-        (b"\x80\x02" + b"]" * 2_000_000 + b".", "more lists"),
+         "tensor_without_properties"),
+        (b"\x80\x02" + b"]" * 2_000_000 + b".", "too_many_records"),
     ],
     ids=["hash", "layout", "many lists"],
 )  # fmt: skip
-def test_small_pickles_cannot_ask_for_endless_work(raw, text):
-    refusal(lambda: read_metadata(raw, "it"), text)
+def test_small_pickles_cannot_ask_for_endless_work(raw, code):
+    refusal(lambda: read_metadata(raw, "it"), f"pickle.{code}")
 
 
 @pytest.mark.parametrize(
-    ("raw", "text"),
+    ("raw", "code"),
     [
-        (b"\x80\x02" + TUPLES + b"}h\x23K\x01s.", "a key is a tuple"),
-        (b"\x80\x02" + LISTS + b"}X\x05\x00\x00\x00stateh\x23s.", "shared parts"),
-        (b"\x80\x02]q\x00h\x00a.", "levels deep"),
-        (b"\x80\x02" + b"](" * 60 + b"e" * 60 + b".", "levels deep"),
+        (b"\x80\x02" + TUPLES + b"}h\x23K\x01s.", "key_not_plain"),
+        (b"\x80\x02" + LISTS + b"}X\x05\x00\x00\x00stateh\x23s.", "too_large_when_shared"),
+        (b"\x80\x02]q\x00h\x00a.", "nested_too_deeply"),
+        (b"\x80\x02" + b"](" * 60 + b"e" * 60 + b".", "nested_too_deeply"),
     ],
     ids=["hash", "walk", "a list in itself", "depth"],
 )
-def test_the_pickle_of_an_optimizer_is_bounded_too(tmp_path, raw, text):
+def test_the_pickle_of_an_optimizer_is_bounded_too(tmp_path, raw, code):
     with zipfile.ZipFile(tmp_path / "optimizer.pt", "w") as archive:
         for name, data in (("data.pkl", raw), ("version", b"3\n"), ("byteorder", b"little")):
             archive.writestr(f"archive/{name}", data)
-    refusal(lambda: read_tree(tmp_path / "optimizer.pt"), text)
+    refusal(lambda: read_tree(tmp_path / "optimizer.pt"), f"pickle.{code}", where="optimizer.pt")
 
 
 def test_metadata_is_no_longer_than_its_files_explain(tmp_path, saved):
@@ -600,7 +612,7 @@ def test_metadata_is_no_longer_than_its_files_explain(tmp_path, saved):
     shutil.copytree(saved[0], path)
     with open(path / METADATA, "ab") as file:
         file.truncate(40_000_000)
-    refusal(lambda: read_dcp(path), "40000000 bytes, at most")
+    refusal(lambda: read_dcp(path), "file.too_long", where="40000000")
 
 
 def test_a_table_gives_another_process_the_same_directory(tmp_path):

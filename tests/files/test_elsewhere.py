@@ -30,7 +30,7 @@ def base(tmp_path):
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_a_git_lfs_pointer_is_called_one(base, name):
     (base / name).write_bytes(LFS)
-    refusal(lambda: read_directory(base), name, "a Git LFS pointer", f"git -C '{base}' lfs pull")
+    refusal(lambda: read_directory(base), "file.lfs_pointer", where=[name, f"git -C '{base}' lfs pull"])
 
 
 def test_a_pointer_in_a_shard_and_one_that_nobody_reads(base):
@@ -40,7 +40,7 @@ def test_a_pointer_in_a_shard_and_one_that_nobody_reads(base):
     (base / "model-00002-of-00002.safetensors").write_bytes(LFS)
     where = {"w": "model-00001-of-00002.safetensors", "v": "model-00002-of-00002.safetensors"}
     (base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    refusal(lambda: read_directory(base), "model-00002-of-00002.safetensors", "lfs pull")
+    refusal(lambda: read_directory(base), "file.lfs_pointer", where="model-00002-of-00002.safetensors")
 
 
 def cached(base, tmp_path, *revisions):
@@ -53,9 +53,10 @@ def cached(base, tmp_path, *revisions):
 
 def test_the_cache_of_a_model_names_its_snapshot(base, tmp_path):
     root = cached(base, tmp_path, "0a1b", "2c3d")
-    refusal(lambda: read_directory(root), "the cache of a model", f"{root}/snapshots/0a1b or write")
+    snapshots = [f"{root}/snapshots/0a1b", f"{root}/snapshots/2c3d"]
+    refusal(lambda: read_directory(root), "directory.is_hub_cache", where=snapshots)
     (root / "refs" / "main").write_text("2c3d")
-    said = refusal(lambda: read_directory(root), f"write {root}/snapshots/2c3d")
+    said = refusal(lambda: read_directory(root), "directory.is_hub_cache", where=snapshots[1])
     assert "0a1b" not in str(said), "the revision that main names"
     assert read_directory(root / "snapshots" / "2c3d").tensors, "the remedy works"
     assert hub_name(root / "snapshots" / "2c3d") == "org/some-7b"
@@ -64,11 +65,9 @@ def test_the_cache_of_a_model_names_its_snapshot(base, tmp_path):
 
 def test_a_name_on_the_hub_is_answered_with_the_download(base, monkeypatch):
     monkeypatch.chdir(base.parent)
-    refusal(
-        lambda: read_directory(Path("meta-llama/Llama-3.2-1B")),
-        "meta-llama/Llama-3.2-1B: No such file or directory",
-        "hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B",
-    )
+    name = "meta-llama/Llama-3.2-1B"
+    command = f"hf download {name} --local-dir Llama-3.2-1B"
+    refusal(lambda: read_directory(Path(name)), "directory.does_not_exist", where=command)
 
 
 @pytest.mark.parametrize("path", ["some base/typo", "nowhere", "a/b/c", "./a/b"])
@@ -77,7 +76,8 @@ def test_other_paths_are_not_taken_for_names_on_the_hub(base, monkeypatch, path)
     monkeypatch.chdir(base.parent)
     if path == "./a/b":
         (base.parent / "a").mkdir()
-    refusal(lambda: read_directory(Path(path)), "save_pretrained")
+    said = refusal(lambda: read_directory(Path(path)), "directory.does_not_exist", where=str(Path(path)))
+    assert "hf download" not in str(said)
 
 
 def test_the_download_command_exists():

@@ -75,40 +75,36 @@ def entry(**changes: Any) -> bytes:
 
 
 BROKEN = {
-    "dtype F33 is not known": entry(dtype="F33"),
-    "dtype F4 is not known": entry(dtype="F4"),
-    "takes 12 bytes, its offsets span 8": entry(shape=[3]),
-    "its offsets span -8": entry(data_offsets=[8, 0]),
-    "whole numbers": entry(shape=[-2]),
-    "data_offsets must be": entry(data_offsets=[0, True]),
-    "1 offsets": entry(data_offsets=[8]),
-    "100 dimensions": entry(shape=[2, *[1] * 99]),
-    "leaves a gap": entry(data_offsets=[8, 16]),
-    "and nothing else": entry(extra=1),
-    "nested too deeply": b'{"w":' + b"[" * 100_000,
-    "appears twice": b'{"w":1,"w":2}',
-    "NaN is not a number": entry(shape=[float("nan")]),
-    "digits": b'{"w":' + b"9" * 5000 + b"}",
-    "beyond every float": b'{"w":1e999}',
-    "control characters": b'{"\\u0000":{}}',
-    "not with '{'": b"[1]",
-    "metadata are not texts": b'{"__metadata__":{"a":1}}',
-    "Expecting": b'{"w"',
-    "utf-8": b'{"\xff":1}',
-    "too many": b"{" + b"," * 5_000_000,
+    "file.unknown_dtype": [entry(dtype="F33"), entry(dtype="F4")],
+    "file.name_has_control_characters": [b'{"\\u0000":{}}'],
+    "header.offsets_unlike_shape": [entry(shape=[3]), entry(data_offsets=[8, 0])],
+    "header.not_whole_numbers": [entry(shape=[-2]), entry(data_offsets=[0, True])],
+    "header.too_many_numbers": [entry(data_offsets=[8]), entry(shape=[2, *[1] * 99])],
+    "header.gap_between_tensors": [entry(data_offsets=[8, 16])],
+    "header.other_keys": [entry(extra=1)],
+    "header.not_an_object": [b"[1]"],
+    "header.metadata_not_texts": [b'{"__metadata__":{"a":1}}'],
+    "json.nested_too_deeply": [b'{"w":' + b"[" * 100_000],
+    "json.key_twice": [b'{"w":1,"w":2}'],
+    "json.not_finite": [entry(shape=[float("nan")])],
+    "json.too_many_digits": [b'{"w":' + b"9" * 5000 + b"}"],
+    "json.beyond_every_float": [b'{"w":1e999}'],
+    "json.not_json": [b'{"w"', b'{"\xff":1}'],
+    "json.too_many_items": [b"{" + b"," * 5_000_000],
 }
 
 
-@pytest.mark.parametrize("reason", BROKEN)
-def test_a_broken_header_is_refused_with_its_reason(reason):
-    refusal(lambda: parse_header(BROKEN[reason], "m.safetensors", 16 + len(BROKEN[reason])), reason)
+@pytest.mark.parametrize("code", BROKEN)
+def test_a_broken_header_is_refused_with_its_reason(code):
+    for raw in BROKEN[code]:
+        refusal(partial(parse_header, raw, "m.safetensors", 16 + len(raw)), code, where="m.safetensors")
 
 
 def test_a_sound_header_is_read():
     """Control of the refusals above."""
     raw = entry()
     assert parse_header(raw, "m.safetensors", 16 + len(raw)).tensors["w"].offset == 8 + len(raw)
-    refusal(lambda: parse_header(raw, "m.safetensors", 15 + len(raw)), "its header describes")
+    refusal(lambda: parse_header(raw, "m.safetensors", 15 + len(raw)), "header.other_file_size")
 
 
 def test_overlaps_and_truncation_are_found(tmp_path):
@@ -117,24 +113,26 @@ def test_overlaps_and_truncation_are_found(tmp_path):
         "b": {"dtype": "U8", "shape": [4], "data_offsets": [2, 6]},
     }
     raw = json.dumps(two).encode()
-    refusal(lambda: parse_header(raw, "m", 8 + len(raw) + 6), "b", "begins at byte 2 and overlaps")
+    error = refusal(lambda: parse_header(raw, "m", 8 + len(raw) + 6), "header.tensors_overlap")
+    assert error.faults[0].where == "b"
     path = tmp_path / "m.safetensors"
     raw = written({"w": torch.zeros(100)}, path)
     for size in (0, 7, 20, len(raw) - 1):
         path.write_bytes(raw[:size])
-        refusal(lambda: read_header(path), "m.safetensors")
+        code = "file.cut_short" if size <= 20 else "header.other_file_size"
+        refusal(lambda: read_header(path), code, where="m.safetensors")
     path.write_bytes((10**9).to_bytes(8, "little") + bytes(100))
-    refusal(lambda: read_header(path), "truncated")
+    refusal(lambda: read_header(path), "file.cut_short")
     with open(path, "wb") as file:
         file.write((200_000_000).to_bytes(8, "little"))
         file.truncate(300_000_000)
-    refusal(lambda: read_header(path), "200000000 bytes", "100000000")
+    refusal(lambda: read_header(path), "header.too_long", where="200000000")
 
 
 def test_json_of_configs_may_have_infinity_and_nothing_else_may():
     assert parse_json(b"[Infinity]", "config.json", infinity=True) == [float("inf")]
-    refusal(lambda: parse_json(b"[Infinity]", "index"), "Infinity")
-    refusal(lambda: parse_json(b"[NaN]", "config.json", infinity=True), "NaN")
+    refusal(lambda: parse_json(b"[Infinity]", "index"), "json.not_finite")
+    refusal(lambda: parse_json(b"[NaN]", "config.json", infinity=True), "json.not_finite")
 
 
 @examples(100)
@@ -223,32 +221,41 @@ def test_links_of_a_cache_are_followed_and_others_are_refused(tmp_path):
     for home in (cache, real):
         for name in ("notes.txt", "optimizer.pt"):
             (home / name).symlink_to(secret)
-            refusal(partial(read_directory, home), name, "secret.txt", "replace the link")
+            refusal(partial(read_directory, home), "directory.link_leads_outside", where=[name, "secret.txt"])
             (home / name).unlink()
     (real / "copy.txt").symlink_to("tokenizer.json")
     assert "copy.txt" in read_directory(real).carried, "control: a link inside of the directory"
     (real / "model.safetensors").rename(tmp_path / "w.safetensors")
     (real / "model.safetensors").symlink_to(tmp_path / "w.safetensors")
-    refusal(lambda: read_directory(real), "model.safetensors", "w.safetensors")
+    refusal(
+        lambda: read_directory(real),
+        "directory.link_leads_outside",
+        where=["model.safetensors", "w.safetensors"],
+    )
 
 
 def test_what_cannot_be_widened_is_refused_with_the_remedy(tmp_path):
     path = directory(tmp_path / "m")
     (path / "config.json").unlink()
-    refusal(lambda: read_directory(path), "config.json", "missing", "save_pretrained")
+    refusal(lambda: read_directory(path), "directory.no_config", where="config.json")
     (path / "model.safetensors").unlink()
     (path / "pytorch_model.bin").touch()
-    refusal(lambda: read_directory(path), "pytorch_model.bin", "pickle", "save_pretrained")
+    refusal(
+        lambda: read_directory(path),
+        "checkpoint.pickled_weights",
+        where="pytorch_model.bin",
+    )
     directory(path)
     assert read_directory(path), "control: beside safetensors a pickle is no matter"
     (path / "adapter_config.json").touch()
-    refusal(lambda: read_directory(path), "adapter", "merge_and_unload")
+    refusal(lambda: read_directory(path), "directory.holds_an_adapter")
     (path / "adapter_config.json").unlink()
     (path / "model.safetensors.index.json").write_text("{}")
-    refusal(lambda: read_directory(path), "model.safetensors is there as well")
+    refusal(lambda: read_directory(path), "directory.two_sets_of_weights")
     refusal(
         lambda: read_directory(directory(tmp_path / "q", quantization_config={"bits": 4})),
-        *("quantization_config", "dequantise"),
+        "checkpoint.is_quantised",
+        where="quantization_config",
     )
     packed = tmp_path / "q"
     for name, tensor in (
@@ -258,18 +265,24 @@ def test_what_cannot_be_widened_is_refused_with_the_remedy(tmp_path):
         ("a.weight.absmax", torch.zeros(2)),
     ):
         directory(packed, {name: tensor})
-        refusal(lambda: read_directory(packed), name, "dequantise")
+        refusal(lambda: read_directory(packed), "checkpoint.is_quantised", where=name)
     integers = {"n.num_batches_tracked": torch.tensor(3), "p.position_ids": torch.arange(4)}
     assert read_directory(directory(tmp_path / "q", integers)), (
         "control: integer buffers are no quantised weights"
     )
     strange = directory(tmp_path / "s", auto_map={"AutoModel": "x.Y"}, model_type="no_such_type")
-    refusal(lambda: read_directory(strange), "auto_map", "no_such_type")
+    refusal(
+        lambda: read_directory(strange), "config.code_with_checkpoint", where=["auto_map", "no_such_type"]
+    )
     known = directory(tmp_path / "s", auto_map={"AutoModel": "modeling_x.Model"})
-    refusal(lambda: read_directory(known), "auto_map", "never run", "remove auto_map")
+    refusal(lambda: read_directory(known), "config.code_with_checkpoint", where="auto_map")
     assert read_directory(directory(tmp_path / "s", auto_map={})), "control: no code"
-    refusal(lambda: read_directory(directory(tmp_path / "s", model_type=3)), "model_type")
-    refusal(lambda: read_directory(tmp_path / "nowhere"), "nowhere", "No such file")
+    refusal(
+        lambda: read_directory(directory(tmp_path / "s", model_type=3)),
+        "config.no_model_type",
+        where="model_type",
+    )
+    refusal(lambda: read_directory(tmp_path / "nowhere"), "directory.does_not_exist", where="nowhere")
 
 
 def test_an_index_must_agree_with_its_files(tmp_path):
@@ -282,30 +295,31 @@ def test_an_index_must_agree_with_its_files(tmp_path):
         index.write_text(json.dumps({"weight_map": where}))
 
     says(a=a, b=b, c=b)
-    refusal(lambda: read_directory(path), "c", f"the index puts it into {b}, which does not have it")
+    error = refusal(lambda: read_directory(path), "directory.index_names_missing_tensor", where=b)
+    assert [fault.where for fault in error.faults] == ["c"]
     says(a=a, c=b)
-    refusal(lambda: read_directory(path), "b", "the index does not name it", "c")
+    error = refusal(lambda: read_directory(path))
+    found = {(fault.where, fault.code) for fault in error.faults}
+    assert found == {("b", "directory.index_lacks_tensor"), ("c", "directory.index_names_missing_tensor")}
     says(a=b, b=a)
-    refusal(lambda: read_directory(path), f"in {a}, but the index puts it into {b}")
-    for name in (
-        "../x.safetensors",
-        "/x.safetensors",
-        "x/y.safetensors",
-        "..",
-        "",
-        "x\0.safetensors",
-        3,
-        "x.bin",
-    ):
-        says(a=name)
-        refusal(lambda: read_directory(path), "model.safetensors.index.json")
+    refusal(lambda: read_directory(path), "directory.index_names_other_file", where=[a, b])
+    strange: dict[str, list[Any]] = {
+        "file.name_with_folders": ["../x.safetensors", "/x.safetensors", "x/y.safetensors", ".."],
+        "file.name_not_text": ["", 3],
+        "file.name_has_control_characters": ["x\0.safetensors"],
+        "directory.index_names_no_safetensors": ["x.bin"],
+    }
+    for code, names in strange.items():
+        for name in names:
+            says(a=name)
+            refusal(partial(read_directory, path), code, where="model.safetensors.index.json")
     says()
-    refusal(lambda: read_directory(path), "weight_map")
+    refusal(lambda: read_directory(path), "directory.index_without_map")
     says(a=a, b=b)
     (path / b).write_bytes((path / b).read_bytes()[:-1])
-    refusal(lambda: read_directory(path), b)
+    refusal(lambda: read_directory(path), "header.other_file_size", where=b)
     (path / b).unlink()
-    refusal(lambda: read_directory(path), b, "No such file")
+    refusal(lambda: read_directory(path), "file.does_not_exist", where=b)
 
 
 def test_every_name_that_torch_has_for_a_float_is_known():

@@ -554,12 +554,12 @@ def test_the_unmutated_directory_is_widened_and_a_mutated_one_is_not(tmp_path):
     widen(sound(tmp_path / "model"), tmp_path / "wide")
     assert set(read_directory(tmp_path / "wide").tensors) == {"w", "x", "y"}
     truncated(sound(tmp_path / "other"), random.Random(0))
-    refusal(lambda: widen(tmp_path / "other", tmp_path / "never"), "")
+    refusal(lambda: widen(tmp_path / "other", tmp_path / "never"), "header.other_file_size")
     assert not (tmp_path / "never").exists()
 
 
 def test_a_pickle_is_never_executed(tmp_path):
     path = sound(tmp_path / "model")
     pickles_only(path, random.Random(0))
-    refusal(lambda: read_directory(path), "pickle")
+    refusal(lambda: read_directory(path), "checkpoint.pickled_weights")
     assert not (tmp_path / "executed").exists()

@@ -136,12 +136,14 @@ def test_short_direct_writes_are_continued(tmp_path, calls, short):
     assert bytes_in(tmp_path / "short") == bytes_in(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_other_errors_are_said_and_the_job_resumes(tmp_path, calls, number):
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ENOSPC, "disk.is_full"), (errno.EIO, "disk.cannot_be_written")]
+)
+def test_other_errors_are_said_and_the_job_resumes(tmp_path, calls, number, code):
     run_job(job_in(tmp_path, "want"))
     job = job_in(tmp_path, "wide")
     calls.refuse_write = number
-    refusal(lambda: run_job(job), "cannot be written", os.strerror(number), "resume")
+    refusal(lambda: run_job(job), code, where=[str(job.folder), os.strerror(number)])
     assert not job.folder.exists()
     calls.refuse_write = None
     run_job(job)

@@ -25,7 +25,7 @@ from harness.limits import (
     largest,
     sampled,
 )
-from mupscale.errors import MupscaleError
+from harness.refusals import refusal
 from mupscale.limits import (
     FiniteWidth,
     LinearKets,
@@ -150,30 +150,32 @@ def test_a_matrix_knows_its_transpose_whatever_came_first():
             assert abs(backend.dot(u, w @ v) - backend.dot(w.T @ u, v)) < 1e-12
 
 
-def refused(match: str, call: Any) -> None:
-    with pytest.raises(MupscaleError, match=match):
-        call()
-
-
 def test_what_cannot_run_is_refused():
     kets = LinearKets(2)
     x = kets.vector("x", "noise")
-    refused("linear programs only", lambda: kets.apply(torch.tanh, x))
-    refused("linear programs only", lambda: kets.outer(torch.add, [x], [x]))
-    refused("already has", lambda: kets.vector("x", "noise"))
-    refused('write "duplicated" or "noise"', lambda: kets.vector("z", "copied"))  # type: ignore[arg-type]
-    refused("another backend", lambda: LinearKets(2).dot(x, x))
-    refused("whole number", lambda: LinearKets(0))
-    refused("whole number", lambda: FiniteWidth(0, 1))
-    refused("power of two", lambda: SampledKets(2, 1000))
-    refused("one of sobol, white, plain", lambda: SampledKets(2, 1024, sampler="halton"))  # type: ignore[arg-type]
-    refused(
-        "expected \\(4,\\)", lambda: FiniteWidth(4, 2, values={"x": torch.zeros(8)}).vector("x", "duplicated")
+    refusal(lambda: kets.apply(torch.tanh, x), "limits.program_not_linear")
+    refusal(lambda: kets.outer(torch.add, [x], [x]), "limits.program_not_linear")
+    refusal(lambda: kets.vector("x", "noise"), "limits.name_taken", where="x")
+    refusal(lambda: kets.vector("z", "copied"), "limits.unknown_kind", where="'copied'")  # type: ignore[arg-type]
+    refusal(lambda: LinearKets(2).dot(x, x), "limits.vector_of_other_backend")
+    refusal(lambda: LinearKets(0), "argument.not_whole")
+    refusal(lambda: FiniteWidth(0, 1), "argument.not_whole")
+    refusal(lambda: SampledKets(2, 1000), "limits.not_a_power_of_two", where="1000")
+    refusal(lambda: SampledKets(2, 1024, sampler="halton"), "limits.unknown_sampler", where="'halton'")  # type: ignore[arg-type]
+    given = FiniteWidth(4, 2, values={"x": torch.zeros(8)})
+    refusal(lambda: given.vector("x", "duplicated"), "limits.value_of_other_shape", where=["(8,)", "(4,)"])
+    refusal(lambda: Schedule(3, 4, 0.1), "limits.growth_after_end")
+    error = refusal(lambda: three_layer(kets, SLOW, **{**THREE, "noise": {"A": 1.0}}))
+    assert [(fault.code, fault.where) for fault in error.faults] == [
+        ("limits.layer_without_size", "B"),
+        ("limits.layer_without_size", "C"),
+    ]
+    error = refusal(lambda: mlp(kets, SLOW, inputs=[[1.0]], targets=[], sigma=[1], noise=[]))
+    assert error.codes == (
+        "limits.too_few_layers",
+        "limits.noise_unlike_layers",
+        "limits.targets_unlike_inputs",
     )
-    refused("from 1 to steps", lambda: Schedule(3, 4, 0.1))
-    refused("each of A, B, C", lambda: three_layer(kets, SLOW, **{**THREE, "noise": {"A": 1.0}}))
-    refused("4 faults|3 faults", lambda: mlp(kets, SLOW, inputs=[[1.0]], targets=[], sigma=[1], noise=[]))
-    refused("no size is given", lambda: three_layer(kets, SLOW, **{**THREE, "noise": {"A": 1.0}}))
     one: dict[str, Any] = {
         "inputs": [[1.0]],
         "targets": [1.0],
@@ -181,9 +183,10 @@ def test_what_cannot_run_is_refused():
         "noise": [0, 0],
         "activation": None,
     }
-    refused("2 faults", lambda: mlp(kets, Schedule(2, 1, 0.1), batches=[[1]], **one))
-    refused("ascending", lambda: convergence([0.0], lambda n, s: [0.0], (8, 4)))
-    refused("one row for each step", lambda: convergence([0.0], lambda n, s: [0.0, 1.0], (4, 8), 2))
+    error = refusal(lambda: mlp(kets, Schedule(2, 1, 0.1), batches=[[1]], **one))
+    assert error.codes == ("limits.batches_unlike_steps", "limits.batch_not_of_inputs")
+    refusal(lambda: convergence([0.0], lambda n, s: [0.0], (8, 4)), "limits.widths_not_ascending")
+    refusal(lambda: convergence([0.0], lambda n, s: [0.0, 1.0], (4, 8), 2), "limits.shapes_differ")
 
 
 def test_the_room_is_small_and_loaded_on_demand_only():

@@ -126,9 +126,9 @@ def test_sharded_loading_gives_copies_the_same_noise():
 
 def test_check_optimizer_finds_a_copy_that_its_row_does_not_declare():
     refused = lambda: mu.rules.check_optimizer(lambda p: Master(p, 0.1), rules=MISSED)  # noqa: E731
-    refusal(refused, "'master'", "looks like a copy", "State(W, copy=True)")
+    refusal(refused, "optimizer.undeclared_weight_copy", where="'master'")
     assert mu.rules.check_optimizer(lambda p: Master(p, 0.1), rules=COPY) < 1e-12
 
 
 def test_a_copy_has_the_units_of_the_weights():
-    refusal(lambda: State(G, copy=True), "units of the weights", "State(W, copy=True)")
+    refusal(lambda: State(G, copy=True), "optimizer.copy_in_other_units")

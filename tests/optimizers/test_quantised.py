@@ -60,7 +60,7 @@ def trained(kind: str, width: int, bits: int = 8) -> tuple[mu.Run, Callable[[mu.
 
 
 def widened(run: mu.Run, width: int) -> tuple[mu.Run, str]:
-    with pytest.warns(UserWarning, match="keeps quantised state") as told:
+    with pytest.warns(UserWarning, match="quantised") as told:
         wide = mu.widen(run, lambda: make(width), rules=WRITTEN_RULES)
     return wide, str(told[0].message)
 
@@ -92,7 +92,7 @@ def test_state_is_rounded_by_less_than_half_a_gap_of_its_table_elsewhere_and_tol
     run, _ = trained(kind, SEVERAL[0])
     wide, told = widened(run, SEVERAL[1])
     largest = max(wide.provenance["rounded"].values())
-    assert f"{largest:.1e} of the largest entry" in told
+    assert f"{largest:.1e}" in told
     assert 1e-6 < largest <= float(dynamic_map(True).diff().max()) / 2 + 1e-6
 
 
@@ -158,7 +158,7 @@ def test_a_state_dict_of_bitsandbytes_is_read_although_it_hides_its_tensors():
         }
     names = [name for name, _ in run.model.named_parameters()]
     assert wide.plan is not None
-    with pytest.warns(UserWarning, match="keeps quantised state"):
+    with pytest.warns(UserWarning, match="quantised"):
         there = mu.widen_optimizer_state_dict(state, wide.plan, BnbAdamW, names=names, rules=WRITTEN_RULES)
     found = {
         name: of
@@ -173,7 +173,7 @@ def test_a_state_dict_of_bitsandbytes_is_read_although_it_hides_its_tensors():
 
 def test_an_upscaled_run_records_what_was_rounded():
     run, _ = trained("AdamW", SEVERAL[0])
-    with pytest.warns(UserWarning, match="keeps quantised state"):
+    with pytest.warns(UserWarning, match="quantised"):
         wide = mu.upscale(run, lambda: make(SEVERAL[1]), noise=mu.MupNoise(0.01), rules=WRITTEN_RULES)
     assert max(wide.provenance["rounded"].values()) > 1e-6
 
@@ -186,8 +186,8 @@ def test_settings_that_bitsandbytes_keeps_for_single_parameters_are_refused():
     manager.pid2config[0] = {"lr": 1.0}
     refusal(
         lambda: mu.widen(run, lambda: make(16), rules=WRITTEN_RULES),
-        "GlobalOptimManager overrides lr",
-        "group",
+        "optimizer.overridden_settings",
+        where="lr",
     )
 
 
@@ -222,8 +222,7 @@ def test_the_parts_of_a_tensor_in_a_file_move_by_whole_blocks():
 def test_a_tensor_in_a_file_whose_blocks_do_not_stay_whole_is_refused(shape, axes):
     """A code of zero in the padding would be the most negative number of the table."""
     _, [fault] = in_a_file(shape, axes)
-    assert "do not move as wholes" in fault.what
-    assert "mu.widen" in str(fault.remedy)
+    assert (fault.code, fault.where) == ("state.blocks_not_whole", "weight")
 
 
 def test_the_axis_of_blocks_agrees_with_the_axes_of_entries():
@@ -257,7 +256,7 @@ def test_quantised_state_is_not_loaded_into_shards():
     weight = run.model.get_parameter("2.weight")
     source: Any = None
     state, fillings, [fault] = state_fillings("AdamW", weight, "2.weight", carried, {}, source)
-    assert "quantised in blocks" in fault.what
+    assert (fault.code, fault.where) == ("state.quantised_in_blocks", "2.weight")
     assert (state, fillings) == ({"step": 3}, []), "control: a number is loaded"
 
 
@@ -275,7 +274,7 @@ def test_state_that_is_no_codes_with_scales_and_a_table_is_refused(more):
     group = NamedGroup(("weight",), {"lr": 0.1}, rule_for("bitsandbytes.optim.Lion"))
     entry = TensorPlan(("weight",), (Axis.parse("4x2"), Axis.parse("4x2")))
     _, faults = carry_state(group, state, "weight", Direction(Plan({"weight": entry})), True)
-    assert any("absmax1" in fault.what for fault in faults)
+    assert any(fault.code == "state.unknown_key" and "absmax1" in fault.what for fault in faults)
 
 
 @pytest.mark.parametrize("kind", ["AdamW8bit", "AdamW4bit", "AdamWFp8"])
@@ -290,10 +289,12 @@ def test_the_state_of_torchao_is_carried(kind, widths, monkeypatch, tmp_path):
         model.zero_grad()
         model(x).square().mean().backward()
         run.optimizer.step()
-    with pytest.warns(UserWarning, match="keeps quantised state"):
+    with pytest.warns(UserWarning, match="quantised"):
         wide = mu.widen(run, lambda: make(widths[1]))
     torch.save(run.optimizer.state_dict(), tmp_path / "optimizer.pt")
-    refusal(lambda: read_tree(tmp_path / "optimizer.pt"), "made of several tensors", "mu.widen")
+    refusal(
+        lambda: read_tree(tmp_path / "optimizer.pt"), "archive.made_of_several_tensors", where="optimizer.pt"
+    )
     base, grown = (state_of(of)["exp_avg"] for of in (run, wide))
     assert type(grown) is type(base)
     right = base.dequantize().repeat_interleave(2, -1).repeat_interleave(2, -2) / 2

@@ -1,6 +1,7 @@
 """What cannot be exact is refused."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,7 +42,8 @@ def test_a_tensor_without_state_has_zeros_in_the_stack_of_its_group():
 def test_a_stack_of_different_shapes_is_refused():
     rule = mu.rules.OptimizerRule(lr=mu.rules.W, state={"exp_avg": mu.rules.G}, stacked=True)
     state = {"a": {"exp_avg": torch.ones(2)}, "b": {"exp_avg": torch.ones(3)}}
-    refusal(lambda: stacked([NamedGroup(("a", "b"), {}, rule)], state), "b", "with which it is stacked")
+    error = refusal(lambda: stacked([NamedGroup(("a", "b"), {}, rule)], state), "state.cannot_be_stacked")
+    assert error.faults[0].where == "b"
 
 
 G, W = mu.rules.G, mu.rules.W
@@ -92,7 +94,8 @@ def test_other_names_are_not(name):
 
 def test_the_remedy_for_layerwise_optimizers_names_one_that_is_supported():
     reason = why_refused("transformers.LayerWiseDummyOptimizer") or ""
-    assert 'optim="adafactor" or optim="adamw_torch"' in reason
+    assert 'optim="adafactor"' in reason
+    assert 'optim="adamw_torch"' in reason
 
 
 @pytest.mark.parametrize("module", ["muon", "moonlight", "nanochat.optim", "mine"])
@@ -101,21 +104,23 @@ def test_a_copy_of_muon_is_refused_with_the_line_to_write(module, name):
     kind = type(name, (optim.Optimizer,), {"__module__": module})
     for version in CLASSES[name]:
         line = f"register_optimizer({name}, mupscale.rules.muon_row({version!r}))"
-        refusal(lambda: mu.rules.rule_for(kind), "copies of a class with this name differ", line)
+        refusal(lambda: mu.rules.rule_for(kind), "optimizer.unknown_class", where=line)
 
 
 def test_the_line_to_write_works_and_is_proved():
     class Muon(muons.MoonlightMuon):
         pass
 
-    refusal(lambda: mu.rules.rule_for(Muon, rules={}), "muon_row('moonlight')")
+    refusal(
+        lambda: mu.rules.rule_for(Muon, rules={}), "optimizer.unknown_class", where="muon_row('moonlight')"
+    )
     try:
         mu.rules.register_optimizer(Muon, mu.rules.muon_row("moonlight"))
         assert mu.rules.check_optimizer(lambda params: Muon(lr=0.1, wd=0.5, muon_params=params)) < 1e-12
         mu.rules.register_optimizer(Muon, replace_lr(mu.rules.muon_row("moonlight")))
         refusal(
             lambda: mu.rules.check_optimizer(lambda params: Muon(lr=0.1, wd=0.5, muon_params=params)),
-            "are not right",
+            "optimizer.wrong_units",
         )
     finally:
         del RULES[qualified_name(Muon)]
@@ -128,7 +133,9 @@ def replace_lr(rule: mu.rules.OptimizerRule) -> mu.rules.OptimizerRule:
 
 
 def test_a_version_of_muon_without_a_row_is_refused():
-    refusal(lambda: mu.rules.muon_row("moon"), "'moon'", "'moonlight'")
+    refusal(
+        lambda: mu.rules.muon_row("moon"), "optimizer.unknown_muon_version", where=["'moon'", "'moonlight'"]
+    )
 
 
 def test_a_setting_that_only_another_row_lists_is_refused():
@@ -149,7 +156,7 @@ def test_a_setting_that_only_another_row_lists_is_refused():
 
         for action in act():
             if refused:
-                refusal(action, "eps", "in hyper= or neutral=")
+                refusal(action, "optimizer.unknown_setting", where="eps")
             else:
                 action()
 
@@ -190,26 +197,28 @@ def wide(kind: str) -> optim.Optimizer:
 def test_fresh_groups_refuse_what_cannot_be_exact(settings):
     assert any(entry.padded for entry in PADDED.tensors.values())
     group = lambda: mu.param_groups(net(5), PADDED, optim.AdamW, lr=0.1, **settings)  # noqa: E731
-    refusal(group, "eps = 0 on a padded tensor", "positive") if settings else group()
+    refusal(group, "optimizer.divides_zero_by_zero", where="eps") if settings else group()
 
 
 def test_fresh_groups_refuse_padding_where_a_mean_would_see_it():
     def group(plan: Any, n: int) -> Any:
         return mu.param_groups(net(n), plan, published.StableAdamW, lr=0.1, rules=WRITTEN_RULES)
 
-    refusal(lambda: group(PADDED, 5), "padding changes a mean")
+    refusal(lambda: group(PADDED, 5), "optimizer.takes_no_padding")
     assert group(PLAN, 4), "control"
 
 
 def test_settings_that_a_row_refuses_are_refused_in_fresh_groups_and_steps():
     model, betas = net(4), (0.9, 0.5)
-    refusal(
-        lambda: mu.param_groups(model, PLAN, optim.RAdam, lr=0.1, betas=betas), "never leaves its first phase"
-    )
-    optimizer = optim.RAdam(model.parameters(), lr=0.1, betas=betas)
-    refusal(lambda: mu.step_in_units_(optimizer, PLAN, model=model), "never leaves its first phase")
-    relative = Adafactor(model.parameters(), scale_parameter=False)
-    refusal(lambda: mu.step_in_units_(relative, PLAN, model=model), "relative_step=False")
+    group = lambda: mu.param_groups(model, PLAN, optim.RAdam, lr=0.1, betas=betas)  # noqa: E731
+    refusal(group, "optimizer.refused_by_row", where="betas")
+    for optimizer, where in (
+        (optim.RAdam(model.parameters(), lr=0.1, betas=betas), "betas"),
+        (Adafactor(model.parameters(), scale_parameter=False), "relative_step"),
+    ):
+        refusal(
+            partial(mu.step_in_units_, optimizer, PLAN, model=model), "optimizer.refused_by_row", where=where
+        )
     assert mu.param_groups(model, PLAN, optim.RAdam, lr=0.1), "control"
 
 
@@ -227,7 +236,7 @@ def test_steps_in_units_are_refused_while_the_row_does_not_hold(steps):
         step()
     mu.step_in_units_(optimizer, PLAN, model=model)
     if steps < 5:
-        refusal(step, "RAdam is at step 0", "train with NAdam")
+        refusal(step, "optimizer.refused_by_row", where="RAdam")
     else:
         step()
 
@@ -236,5 +245,8 @@ def test_a_row_without_decay_is_told_what_kind_of_decay_to_write():
     row = mu.rules.OptimizerRule(lr=W)
     group = NamedGroup((), {"lr": 0.1, "weight_decay": 0.1, "beta": 0.9}, row)
     beta, decay = unknown_settings([group], ["lr", "weight_decay", "beta"], "here")
-    assert "decay=Decay.DECOUPLED" in str(decay.remedy)
-    assert "neutral=" in str(beta.remedy), "control: another setting"
+    assert beta.code == decay.code == "optimizer.unknown_setting"
+    assert "decay=Decay.DECOUPLED" in decay.remedy
+    assert "neutral=" in beta.remedy, "control: another setting"
+    told = replace(row, decay=mu.rules.Decay.DECOUPLED, neutral={"beta"})
+    assert not unknown_settings([replace(group, rule=told)], ["lr", "weight_decay", "beta"], "here")

@@ -170,7 +170,11 @@ def test_copies_of_whole_heads_do_not_count_inside_a_head(axes):
 def test_heads_that_do_not_grow_as_wholes_are_refused():
     make = lambda params: muons.PerHeadMuon(params, num_heads=2)  # noqa: E731
     rules = {qualified_name(muons.PerHeadMuon): PER_HEAD}
-    refusal(lambda: grown(make, ("out: 3x2 * 2", "in: 4x3"), rules=rules), "num_heads = 2", "in blocks")
+    refusal(
+        lambda: grown(make, ("out: 3x2 * 2", "in: 4x3"), rules=rules),
+        "optimizer.blocks_not_whole",
+        where="num_heads",
+    )
 
 
 def keller_jordan(params: Any) -> Any:
@@ -204,20 +208,24 @@ def test_second_moments_of_nanochat_follow_the_shorter_side(axes):
 def test_a_shorter_side_that_changes_is_refused():
     refusal(
         lambda: grown(nanochat, ("out: 6x2", "in: 4x4"), rules=WRITTEN_RULES),
-        "second_momentum_buffer",
-        "averages over the shorter dimension",
+        "state.other_shorter_side",
+        where="second_momentum_buffer",
     )
 
 
 def test_a_value_without_a_row_is_refused_with_the_values_that_have_one():
     rules = {qualified_name(optim.AdamW): mu.rules.rule_by("kind", {"adamw": mu.rules.rule_for(optim.AdamW)})}
     make = lambda params: optim.AdamW([{"params": params, "kind": "sgd"}])  # noqa: E731
-    refusal(lambda: grown(make, ("out: 6x2", "in: 4x3"), rules=rules), "kind = 'sgd'", "'adamw'")
+    refusal(
+        lambda: grown(make, ("out: 6x2", "in: 4x3"), rules=rules),
+        "optimizer.no_row_for_value",
+        where=["kind", "'sgd'", "'adamw'"],
+    )
 
 
 def test_a_setting_that_scales_nothing_is_declared_in_one_line():
     make = lambda params: optim.AdamW([{"params": params, "lr_scale": 0.5}], lr=0.1)  # noqa: E731
-    refusal(lambda: grown(make, ("out: 6x2", "in: 4x3")), "lr_scale", "no units")
+    refusal(lambda: grown(make, ("out: 6x2", "in: 4x3")), "optimizer.unknown_setting", where="lr_scale")
     mu.rules.declare_neutral("lr_scale")
     try:
         assert grown(make, ("out: 6x2", "in: 4x3")) < 1e-12
@@ -227,7 +235,7 @@ def test_a_setting_that_scales_nothing_is_declared_in_one_line():
 
 def test_a_padded_tensor_is_refused_where_a_mean_is_held_against_a_constant():
     make = CASES["StableAdamW"].make_written
-    refusal(lambda: grown(make, ("out: 6x2+2", "in: 4x3"), rules=WRITTEN_RULES), "padding changes a mean")
+    refusal(lambda: grown(make, ("out: 6x2+2", "in: 4x3"), rules=WRITTEN_RULES), "optimizer.takes_no_padding")
     unguarded = replace(
         WRITTEN_RULES["optimi.StableAdamW"].row({"decouple_lr": False}, 2), takes_padding=True
     )
@@ -257,7 +265,7 @@ def test_rows_hold_on_padded_tensors(name):
 
 def test_a_relative_step_is_refused_on_padded_tensors():
     make, name = CASES["Adafactor relative"].make_written, "transformers.Adafactor"
-    refusal(lambda: grown(make, ("out: 6x2+2", "in: 4x3"), rules=WRITTEN_RULES), "padding changes a mean")
+    refusal(lambda: grown(make, ("out: 6x2+2", "in: 4x3"), rules=WRITTEN_RULES), "optimizer.takes_no_padding")
     row = WRITTEN_RULES[name].row({"relative_step": True, "scale_parameter": True}, 2)
     rules = {**WRITTEN_RULES, name: replace(row, takes_padding=True)}
     assert grown(make, ("out: 6x2+2", "in: 4x3"), rules=rules) > 1e-6, "control"
@@ -268,7 +276,7 @@ def test_a_relative_step_that_no_setting_scales_is_refused():
         return Adafactor(params, scale_parameter=False, relative_step=True)
 
     axes, name = ("out: 6x2", "in: 4x3"), "transformers.Adafactor"
-    refusal(lambda: grown(make, axes), "relative_step=True and scale_parameter=False", "relative_step=False")
+    refusal(lambda: grown(make, axes), "optimizer.refused_by_row", where=["relative_step", "scale_parameter"])
     row = WRITTEN_RULES[name].row({"relative_step": True, "scale_parameter": False}, 2)
     rules = {name: replace(row, refuse=None)}
     assert grown(make, axes, rules=rules) > 1e-6, "control"
@@ -289,7 +297,9 @@ def test_schedule_free_state_in_eval_mode_is_refused():
         return optimizer
 
     refusal(
-        lambda: grown(make, ("out: 6x2", "in: 4x3"), rules=WRITTEN_RULES), "eval mode", "optimizer.train()"
+        lambda: grown(make, ("out: 6x2", "in: 4x3"), rules=WRITTEN_RULES),
+        "optimizer.refused_by_row",
+        where="optimizer.train()",
     )
 
 

@@ -151,7 +151,7 @@ def test_bfloat16_sees_one_percent_over_the_entries_of_a_tensor(k):
         run, lambda: wide_enough(4 * k), plan=plan, step=step, steps=3, dtype=torch.bfloat16
     ).failure
     assert failure is not None
-    assert "times r · dup(G), where rounding explains" in failure.what
+    assert "rounding" in failure.what
 
 
 def test_muon_is_judged_by_its_own_rounding():

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mupscale as mu
+from harness.refusals import refused
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
@@ -152,7 +153,7 @@ def test_plain_clipping_is_named_before_it_acts(clip):
 
     failure = clipped(1e6).failure
     assert failure is not None
-    assert f"clip_grad_{clip}_, which did not act" in failure.what
+    assert f"clip_grad_{clip}_" in failure.what
     assert "plain clipping" in failure.cause
     assert clipped(float("inf")).holds, "control: a norm that is only measured clips nothing"
 
@@ -242,20 +243,20 @@ def test_a_missing_readout_multiplier_is_named():
 
 def test_a_broken_certificate_raises_with_step_place_and_cause():
     certificate = check(adamw(mlp(8)), lambda: mlp(16), step=lambda run, i: step(run, i, clip=0.01))
-    with pytest.raises(
-        mu.MupscaleError,
-        match=r"does not continue the base run(.|\n)*step 0(.|\n)*likely cause: plain clipping",
+    assert certificate.failure is not None
+    with refused(
+        "proof.run_deviates", where=["step 0", certificate.failure.where, certificate.failure.cause]
     ):
         certificate.raise_if_broken()
 
 
 def test_a_step_that_steps_nothing_is_refused():
-    with pytest.raises(mu.MupscaleError, match="did not step an optimizer"):
+    with refused("proof.no_optimizer_stepped"):
         check(adamw(mlp(8)), lambda: mlp(16), step=lambda run, i: 0.0)
-    with pytest.raises(mu.MupscaleError, match="verify needs step="):
+    with refused("proof.nothing_to_measure"):
         mu.verify(adamw(mlp(8)), lambda: mlp(16))
 
 
 def test_runs_with_other_numbers_of_optimizers_are_refused():
-    with pytest.raises(mu.MupscaleError, match="1 optimizers, the wide run 0"):
+    with refused("proof.other_number_of_optimizers"):
         check(adamw(mlp(8)), mu.Run(mlp(16)), plan=mu.plan_between(mlp, 8, 16))

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
@@ -210,10 +211,16 @@ def test_roots_are_rounded_to_one_unit_in_the_last_place(number, root, power):
 
 
 @pytest.mark.parametrize(
-    "value", [0, -1, "0", "2^(1/0)", "x", "", 0.1, 1 / 3, -0.5, "1/0", "2/00", math.inf, math.nan]
+    ("code", "values"),
+    [
+        ("scale.not_a_positive_number", [0, -1, -0.5]),
+        ("scale.not_a_product", ["0", "2^(1/0)", "x", "", "1/0", "2/00"]),
+        ("scale.inexact_float", [0.1, 1 / 3, math.inf, math.nan]),
+    ],
 )
-def test_what_is_not_an_exact_scale_is_refused(value):
-    refusal(lambda: mu.rules.Scale.of(value), "scale")
+def test_what_is_not_an_exact_scale_is_refused(code, values):
+    for value in values:
+        refusal(partial(mu.rules.Scale.of, value), code, where=repr(value))
 
 
 # Optimizers
@@ -238,7 +245,11 @@ def test_every_torch_optimizer_has_a_row_or_is_refused_by_name(cls):
         assert set(rule.hyper) <= defaults.keys(), "no row for what is not there"
         assert ("weight_decay" in defaults) == (rule.decay is not None)
     else:
-        refusal(lambda: mu.rules.rule_for(cls), f"torch.optim.{cls.__name__} cannot be widened exactly")
+        refusal(
+            lambda: mu.rules.rule_for(cls),
+            "optimizer.not_widened_exactly",
+            where=f"torch.optim.{cls.__name__}",
+        )
 
 
 @pytest.mark.parametrize("cls", [c for c in TORCH if qualified_name(c) in RULES], ids=lambda c: c.__name__)

@@ -21,6 +21,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import mupscale as mu
 from harness.launched import folder, launch
+from harness.refusals import refusal
 from mupscale.files import dcp
 from mupscale.files.places import Place
 from mupscale.jobs.blocks import Reader
@@ -116,7 +117,7 @@ def what_is_read() -> dict[str, int]:
     return {"bytes": run.provenance["bytes"], "beside": run.provenance["beside"], "shards": shards}
 
 
-def refused() -> dict[str, str]:
+def refused() -> dict[str, tuple[set[str], str]]:
     """What this rank is told when something does not fit, on all ranks or on one only."""
     path, last = saved(10), dist.get_rank() == dist.get_world_size() - 1
     grown = plan(10, 2)
@@ -142,9 +143,9 @@ def refused() -> dict[str, str]:
     for way, load in ways.items():
         try:
             load()
-            found[way] = "loaded"
+            found[way] = (set[str](), "loaded")
         except mu.MupscaleError as error:
-            found[way] = str(error)
+            found[way] = (set(error.codes), str(error))
     return found
 
 
@@ -169,8 +170,8 @@ def nothing_is_left() -> list[bool]:
     """After a refusal the model is NaN wherever it has memory, and loading again works."""
     path, grown = saved(10), plan(10, 2)
     run = sharded(20, grown)
-    with pytest.raises(mu.MupscaleError):
-        mu.load_wide(path, run, plan=grown, noise=mu.MupNoise(0.1), seed=dist.get_rank())
+    load = lambda: mu.load_wide(path, run, plan=grown, noise=mu.MupNoise(0.1), seed=dist.get_rank())  # noqa: E731
+    refusal(load, "rank.other_inputs")
     poisoned = all(bool(local_of(p).isnan().all()) for p in run.model.parameters())
     empty = not run.optimizers[0].state
     mu.load_wide(path, run, plan=grown)
@@ -197,7 +198,7 @@ def slow() -> list[Any]:
         try:
             mu.load_wide(path, run, plan=grown, group=dist.new_group(timeout=timedelta(seconds=2)))
         except mu.MupscaleError as error:
-            return [whole, str(error)]
+            return [whole, error.code]
         return [whole, ""]
     finally:
         monkey.undo()
@@ -242,7 +243,7 @@ def gathered() -> list[Any]:
     return [torch.equal(loaded.model(x), want), torch.equal(live.model(x), want), live.provenance["moments"]]
 
 
-def failing_between_messages() -> str:
+def failing_between_messages() -> tuple[str, bool]:
     """A rank that fails while others wait for its slices goes on serving them; all hear of it."""
     n = 11
     base, run, grown = live_base(n), sharded(2 * n, plan(n, 2)), plan(n, 2)
@@ -257,10 +258,10 @@ def failing_between_messages() -> str:
     try:
         mu.load_wide(base, run, plan=grown)
     except (mu.MupscaleError, MemoryError) as error:
-        return str(error)
+        return getattr(error, "code", "its own"), "no room" in str(error)
     finally:
         fill.Filler.fill_ = original  # type: ignore[method-assign]
-    return "loaded"
+    return "loaded", False
 
 
 def prefixes() -> str:
@@ -273,7 +274,7 @@ def prefixes() -> str:
     try:
         mu.load_wide(path, sharded(20, plan(10, 2)).model, plan=plan(10, 2), prefix="ab"[dist.get_rank()])
     except mu.MupscaleError as error:
-        return str(error)
+        return error.code
     return "loaded"
 
 
@@ -327,7 +328,7 @@ def metadata_shared() -> dict[str, Any]:
         try:
             mu.load_wide(folder() / "copy0", sharded(20, grown), plan=grown)
         except mu.MupscaleError as error:
-            found["damaged"] = str(error)
+            found["damaged"] = error.codes
     finally:
         node.read_dcp, node._written = read, written  # type: ignore[attr-defined]
     return found
@@ -342,7 +343,7 @@ def sizes_that_differ() -> str:
     try:
         mu.init_(model, identity_plan(model), std=Net(8))
     except mu.MupscaleError as error:
-        return str(error)
+        return error.code
     return "drawn"
 
 
@@ -406,18 +407,22 @@ def test_what_does_not_fit_is_told_on_every_rank_alike(two):
     first, second = two["refused"]
     assert first.keys() == second.keys()
     expected = {
-        "another model's plan": "plan's base end",
-        "another k": "wide end has",
-        "another optimizer": "exp_avg",
-        "no such place, on one rank": "nothing to load from",
-        "another seed, on one rank": "the same plan, noise, seed and source",
-        "missing tensors": "model.middle.bias",
-        "no units": "mu.param_groups",
+        "another model's plan": ("checkpoint.shape_differs", "model.middle.weight"),
+        "another k": ("plan.other_shape", "middle.weight"),
+        "another optimizer": ("optimizer.state_of_other_class", "betas"),
+        "no such place, on one rank": ("directory.nothing_to_load", "nowhere"),
+        "another seed, on one rank": ("rank.other_inputs", ""),
+        "missing tensors": ("checkpoint.tensor_missing", "model.middle.bias"),
+        "no units": ("optimizer.not_in_units", "AdamW"),
     }
-    for way, words in expected.items():
-        assert words in first[way], (way, first[way])
+    for way, (code, where) in expected.items():
+        codes, message = first[way]
+        assert code in codes, (way, first[way])
+        assert where in message, (way, first[way])
         if "seed" not in way:
             assert first[way] == second[way], way
+        else:
+            assert code in second[way][0]
 
 
 def test_nothing_half_loaded_is_left_and_loading_again_works(two):
@@ -429,12 +434,11 @@ def test_gathered_models_are_filled_where_they_live(two):
 
 
 def test_a_rank_that_fails_goes_on_serving_others(two):
-    assert two["failing_between_messages"] == ["no room"] * 2
+    assert two["failing_between_messages"] == [("rank.another_failed", True), ("its own", True)]
 
 
 def test_ranks_that_name_different_tensors_are_refused(two):
-    for said in two["prefixes"]:
-        assert "the same plan, noise, seed and source" in said
+    assert two["prefixes"] == ["rank.other_inputs"] * 2
 
 
 def test_a_family_plan_is_the_same_on_every_rank(two):
@@ -450,7 +454,7 @@ def test_one_rank_of_a_node_reads_the_metadata(two):
         for way in ("not written", "not seen"):
             assert all(torch.equal(a, b) for a, b in zip(found[way][1], found["shared"][1], strict=True))
         assert found["left"] == []
-        assert "not what torch.distributed.checkpoint writes" in found["damaged"]
+        assert "dcp.malformed_metadata" in found["damaged"]
     assert first["written"] > 0
 
 
@@ -492,20 +496,20 @@ def test_tensors_are_read_in_the_order_of_files_and_ahead(tmp_path, monkeypatch)
 
 @pytest.mark.nightly
 def test_other_sizes_on_one_rank_stop_all_of_them(four):
-    assert all("different sizes" in said for said in four["sizes_that_differ"])
+    assert four["sizes_that_differ"] == ["init.ranks_differ"] * 4
 
 
 def test_a_slow_rank_is_waited_for_longer_than_a_collective_waits(tmp_path):
     launched = launch(__name__, ["slow"], world=2, folder=tmp_path, timeout=120)
     assert [whole for whole, _ in launched["slow"]] == [True, True]
-    assert any("another rank stopped" in said for _, said in launched["slow"]), "the control must fail"
+    assert any(code == "rank.stopped_or_absent" for _, code in launched["slow"]), "the control must fail"
 
 
 def test_a_killed_rank_stops_the_others_with_a_word(tmp_path):
     launched = launch(__name__, ["killed"], world=2, folder=tmp_path, timeout=120)
     said = launched.failures["killed"]
     assert "rank 1: exit code -9" in said
-    assert "rank 1 has given no sign of life for 1 seconds" in said
+    assert "[rank.no_sign_of_life]" in said
     assert "all NaN: True" in said
     again = launch(__name__, ["nothing_is_left"], world=2, folder=tmp_path)
     assert again["nothing_is_left"] == [[True, True, True]] * 2
@@ -549,15 +553,14 @@ def test_arguments_that_do_not_fit_are_refused_before_a_model_is_touched():
     """Control: a load that fails after it has begun leaves NaN."""
     base, wide = Net(4), Net(8)
     before = [parameter.detach().clone() for parameter in base.parameters()]
-    for wrong in (
-        lambda: mu.load_wide(mu.Run(wide), mu.Run(base), plan=plan(4, 2)),
-        lambda: mu.load_wide(wide, base, plan=plan(4, 2)),  # type: ignore[arg-type]
+    for wrong, code in (
+        (lambda: mu.load_wide(mu.Run(wide), mu.Run(base), plan=plan(4, 2)), "plan.other_shape"),
+        (lambda: mu.load_wide(wide, base, plan=plan(4, 2)), "argument.wrong_type"),  # type: ignore[arg-type]
     ):
-        with pytest.raises(mu.MupscaleError):
-            wrong()
+        refusal(wrong, code)
         assert all(torch.equal(a, b) for a, b in zip(before, base.parameters(), strict=True))
-    with pytest.raises(mu.MupscaleError):
-        mu.load_wide("no/such/directory", wide, plan=plan(4, 2))
+    missing = "no/such/directory"
+    refusal(lambda: mu.load_wide(missing, wide, plan=plan(4, 2)), "directory.nothing_to_load", where=missing)
     assert all(parameter.isnan().all() for parameter in wide.parameters())
 
 

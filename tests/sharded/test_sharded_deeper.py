@@ -16,6 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 import mupscale as mu  # noqa: E402
 from harness.launched import folder, launch  # noqa: E402
+from harness.refusals import refused
 from harness.sharded_bases import grow, grown_here, write_llama  # noqa: E402
 from harness.sharded_cases import (  # noqa: E402
     NOISES,
@@ -64,7 +65,7 @@ def loaded() -> dict[str, str]:
     for goal, noise in CASES:
         for way, source in sources.items():
             if (goal, way) == (EXPERTS, "live"):
-                with pytest.raises(mu.MupscaleError, match="joined or stacked from tensors of the base"):
+                with refused("run.joined_from_live_base"):
                     mu.load_wide(source, fresh(goal), plan=family(goal))
                 continue
             run = mu.load_wide(source, fresh(goal), plan=family(goal), noise=NOISES[noise][0], seed=SEED)

@@ -225,12 +225,12 @@ def _unequal(found: nn.Module, want: nn.Module) -> list[str]:
     return [name for name, _, t in named_tensors(found) if not torch.equal(whole(t), wanted[name])]
 
 
-def _refusal(action: Callable[[], object]) -> str:
+def _refusal(action: Callable[[], object]) -> tuple[str, ...]:
     try:
         action()
     except mu.MupscaleError as error:
-        return str(error)
-    return ""
+        return error.codes
+    return ()
 
 
 STEPPED: dict[str, tuple[type[Optimizer], dict[str, Any], dict[str, Any]]] = {
@@ -299,19 +299,19 @@ def stepping() -> dict[str, Any]:
     return found
 
 
-UNSHARDED: dict[str, tuple[type[Optimizer], dict[str, Any], tuple[int, int]]] = {
-    "Adafactor": (Adafactor, {"lr": 1e-2}, (8, 8)),
-    "Rprop": (Rprop, {"lr": 1e-2}, (8, 8)),
-    "SGD fused": (SGD, {"lr": 1e-2, "fused": True}, (8, 8)),
-    "Adagrad fused": (Adagrad, {"lr": 1e-2, "fused": True}, (8, 8)),
-    "Muon": (Muon, {"lr": 1e-2}, (1, 8)),
+UNSHARDED: dict[str, tuple[type[Optimizer], dict[str, Any], tuple[int, int], str]] = {
+    "Adafactor": (Adafactor, {"lr": 1e-2}, (8, 8), "optimizer.cannot_step_shards"),
+    "Rprop": (Rprop, {"lr": 1e-2}, (8, 8), "optimizer.cannot_step_shards"),
+    "SGD fused": (SGD, {"lr": 1e-2, "fused": True}, (8, 8), "optimizer.no_fused_shards"),
+    "Adagrad fused": (Adagrad, {"lr": 1e-2, "fused": True}, (8, 8), "optimizer.no_fused_shards"),
+    "Muon": (Muon, {"lr": 1e-2}, (1, 8), "optimizer.shard_too_small"),
 }
 
 
-def refused() -> dict[str, tuple[int, str, str]]:
-    """By optimizer: how many faults are found on shards, in what words, and what torch does when it is not asked."""
+def refused() -> dict[str, tuple[tuple[str, ...], str]]:
+    """By optimizer: the codes of the faults that are found on shards, and what torch does when it is not asked."""
     found = {}
-    for name, (cls, settings, (rows, columns)) in UNSHARDED.items():
+    for name, (cls, settings, (rows, columns), _) in UNSHARDED.items():
         plain = nn.Linear(columns, rows, bias=False)
         model = with_gradients(shard_small(copy.deepcopy(plain)), torch.ones(2, columns))
         named = dict(model.named_parameters())
@@ -323,12 +323,12 @@ def refused() -> dict[str, tuple[int, str, str]]:
             build(named.values(), **settings).step()
         except (RuntimeError, NotImplementedError) as error:
             torchs = type(error).__name__
-        found[name] = len(faults), str(faults[0]) if faults else "", torchs
+        found[name] = tuple(fault.code for fault in faults), torchs
     one = shard_small(nn.Linear(8, 1, bias=False))
     groups = _refusal(lambda: mu.param_groups(one, mu.Run(one), Muon, lr=0.1))
-    found["groups"] = 1, groups, ""
+    found["groups"] = groups, ""
     attached = _refusal(lambda: mu.step_in_units_(Muon(one.parameters(), lr=0.1), mu.Run(one)))
-    found["in units"] = 1, attached, ""
+    found["in units"] = attached, ""
     return found
 
 
@@ -456,8 +456,8 @@ def test_init_gives_every_rank_the_bits_of_one_process(ranks):
         assert not any(unequal.values()), unequal
         assert not found["control"], "torch's own initialisation depends on the number of ranks"
         assert found["repeated rows"] > 0, "and gives several ranks the same rows"
-        assert "no memory" in found["meta"]
-        assert "different sizes" in found["other references"]
+        assert "init.no_memory" in found["meta"]
+        assert found["other references"] == ("init.ranks_differ",)
 
 
 def test_optimizers_step_shards_as_they_step_plain_tensors(ranks):
@@ -469,10 +469,9 @@ def test_optimizers_step_shards_as_they_step_plain_tensors(ranks):
 def test_what_torch_cannot_step_on_shards_is_refused_before_it_tries(ranks):
     for found in ranks["refused"]:
         for made in ("groups", "in units"):
-            assert "Muon cannot step" in found.pop(made)[1]
-        for name, (faults, words, torchs) in found.items():
-            assert faults == 1, name
-            assert words, name
+            assert found.pop(made)[0] == ("optimizer.shard_too_small",)
+        for name, (codes, torchs) in found.items():
+            assert codes == (UNSHARDED[name][-1],)
             assert torchs, f"{name}: torch has learned this; lift the refusal"
 
 

@@ -73,7 +73,7 @@ def test_a_file_that_is_replaced_is_not_mixed_with_the_old_one(store, tmp_path):
     (folder / "a.bin").write_bytes(b"b" * 3 * PAGE)
     put(store, folder, "replaced")
     assert RemoteFile(url).read(0, 4) == b"bbbb", "pages of the old one are not given for the new one"
-    refusal(lambda: old.read(2 * PAGE, 4), "changed while it was read")
+    refusal(lambda: old.read(2 * PAGE, 4), "file.changed_while_read", where=str(url))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -158,15 +158,18 @@ def test_any_store_of_fsspec_is_read(tmp_path):
 
 def test_what_is_not_there_is_said_in_one_line(store, tmp_path, capsys, monkeypatch):
     store.call("PUT", "/models")
-    refusal(lambda: read_directory("s3://nowhere/model"), "no bucket 'nowhere'")
-    refusal(lambda: read_directory("s3://models/absent"), "the store has no such folder")
-    refusal(lambda: read_directory("nosuch://models/absent"), "Protocol not known")
+    refusal(lambda: read_directory("s3://nowhere/model"), "store.no_such_bucket", where="nowhere")
+    refusal(
+        lambda: read_directory("s3://models/absent"), "directory.does_not_exist", where="s3://models/absent"
+    )
+    refusal(lambda: read_directory("nosuch://models/absent"), "store.unknown_scheme", where="nosuch")
     assert main(["plan", "s3://models/absent", "-k", "2"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "s3://models/absent" in said
+    assert "[directory.does_not_exist]" in said
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    refusal(lambda: read_directory("s3a://bucket/model"), "pip install 'mupscale[remote]'")
+    refusal(lambda: read_directory("s3a://bucket/model"), "extra.missing", where="mupscale[remote]")
 
 
 def test_the_command_line_grows_a_trainer_checkpoint_from_a_store(store, tmp_path, capsys):
@@ -195,4 +198,4 @@ def test_the_command_line_grows_a_trainer_checkpoint_from_a_store(store, tmp_pat
     assert main(["check", url, str(tmp_path / "far"), "--bytes", "--quiet"]) == 0
     capsys.readouterr()
     assert main(["upscale", url, str(tmp_path / "auto"), "-k", "2", "--noise", "auto", "--quiet"]) == 2
-    assert "copy it to a disk" in capsys.readouterr().err
+    assert "[directory.not_on_this_machine]" in capsys.readouterr().err

@@ -172,10 +172,16 @@ def test_another_job_and_other_files_are_not_touched(store, base, monkeypatch):
         stop_after(patch, 2)
         with pytest.raises(StoppedError):
             run_job(job)
-    refusal(lambda: run_job(job_to(base, "s3://out/taken", seed=1)), "belongs to another job")
+    refusal(
+        lambda: run_job(job_to(base, "s3://out/taken", seed=1)), "job.entry_differs", where="about.noise.seed"
+    )
     store.call("PUT", "/out/full/notes.txt", b"mine")
-    refusal(lambda: run_job(job_to(base, "s3://out/full")), "it holds notes.txt")
-    refusal(lambda: run_job(job_to(base, "memory://out/other")), "to no other store")
+    refusal(lambda: run_job(job_to(base, "s3://out/full")), "directory.not_empty", where="notes.txt")
+    refusal(
+        lambda: run_job(job_to(base, "memory://out/other")),
+        "store.cannot_be_written",
+        where="memory://out/other",
+    )
 
 
 @pytest.mark.parametrize("paired", [False, True])

@@ -222,22 +222,22 @@ def test_the_kernel_is_taken_once_a_process_has_drawn_enough(monkeypatch: Any):
 
 def test_a_kernel_that_cannot_be_had_is_an_error_only_where_it_is_asked_for(monkeypatch: Any):
     monkeypatch.setenv(compiled.VARIABLE, "fast")
-    refusal(lambda: kernel_for(1), compiled.VARIABLE, "'fast'", "portable or compiled")
+    refusal(lambda: kernel_for(1), "kernel.unknown_choice", where=[compiled.VARIABLE, "'fast'"])
     monkeypatch.setitem(sys.modules, "numba", None)
     monkeypatch.setattr(compiled, "load_kernel", load_kernel.__wrapped__)
     monkeypatch.setenv(compiled.VARIABLE, "compiled")
-    refusal(lambda: kernel_for(1), "numba", "is not installed", "pip install 'mupscale[fast]'")
+    refusal(lambda: kernel_for(1), "extra.missing", where=["numba", "mupscale[fast]"])
     monkeypatch.delenv(compiled.VARIABLE)
     assert kernel_for(compiled._REPAID) is None
 
 
 def reason(monkeypatch: Any, **numba: Any) -> str:
-    """Why there is no kernel, with a numba that is like this."""
+    """The code of the fault for which there is no kernel, with a numba that is like this."""
     extending = SimpleNamespace(register_jitable=lambda function: function)
     given: dict[str, Any] = {"config": SimpleNamespace(DISABLE_JIT=0), "extending": extending, **numba}
     monkeypatch.setitem(sys.modules, "numba", SimpleNamespace(**given))
     found = load_kernel.__wrapped__()
-    return str(found) if isinstance(found, Fault) else ""
+    return found.code if isinstance(found, Fault) else ""
 
 
 def test_a_numba_that_fails_or_gives_other_bits_is_not_used(monkeypatch: Any):
@@ -258,9 +258,10 @@ def test_a_numba_that_fails_or_gives_other_bits_is_not_used(monkeypatch: Any):
     def compiles_to(loop: Any) -> Any:
         return lambda *_, **__: lambda _: loop
 
-    assert "other bits" in reason(monkeypatch, njit=compiles_to(wrong))
-    assert "RuntimeError: no linker" in reason(monkeypatch, njit=broken)
-    assert "NUMBA_DISABLE_JIT" in reason(monkeypatch, config=SimpleNamespace(DISABLE_JIT=1))
+    assert reason(monkeypatch, njit=compiles_to(wrong)) == "kernel.other_bits"
+    assert reason(monkeypatch, njit=broken) == "kernel.failed_to_compile"
+    disabled = SimpleNamespace(DISABLE_JIT=1)
+    assert reason(monkeypatch, config=disabled) == "kernel.compiling_disabled"
     assert not reason(monkeypatch, njit=uncached), "a cache that cannot be written is done without"
     assert not reason(monkeypatch, njit=compiles_to(right)), "control: the right loop is taken"
 

@@ -159,14 +159,21 @@ def test_what_the_kernel_cannot_do_is_refused():
     whole = torch.empty(8, 3)
     refusal(
         lambda: expand_(torch.empty(4, 3), base[:1], copied, out_start=[2, 0], base_start=[1, 0]),
-        *("dimension 0", "wide entries 2..6 of 8 read base entries 1..3", "found 1..2 of 4"),
+        "axis.range_outside_base",
+        where=["2..6", "1..3", "1..2"],
     )
     refusal(
-        lambda: expand_(whole, base[1:], copied, base_start=[1, 0]), "read base entries 0..4", "found 1..4"
+        lambda: expand_(whole, base[1:], copied, base_start=[1, 0]),
+        "axis.range_outside_base",
+        where=["0..4", "1..4"],
     )
-    refusal(lambda: expand_(whole, base, copied, out_start=[1, 0]), "wide entries 1..9 of 8")
-    refusal(lambda: expand_(whole, base[0], copied), "2 axes", "(3,)")
-    refusal(lambda: expand(base.long(), making(growth, "1/2")), "torch.int64", "1/2")
+    refusal(lambda: expand_(whole, base, copied, out_start=[1, 0]), "axis.range_outside_base", where="1..9")
+    refusal(lambda: expand_(whole, base[0], copied), "axis.not_one_per_dimension", where="(3,)")
+    refusal(
+        lambda: expand(base.long(), making(growth, "1/2")),
+        "scale.not_a_float_tensor",
+        where=["torch.int64", "1/2"],
+    )
     half = [mu.rules.Axis.parse("out: 4x5/2"), mu.rules.Axis.fixed(3)]
-    refusal(lambda: expand(base, making(half)), "grows from 4 to 10", "nearest: 8 (x2), 12 (x3)", "pad=True")
+    refusal(lambda: expand(base, making(half)), "axis.not_whole_copies", where=["10", "12"])
     assert torch.equal(expand_(whole, base, copied), torch.ones(8, 3)), "control: what fits is done"

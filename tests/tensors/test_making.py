@@ -96,8 +96,7 @@ def test_a_move_joins_its_sources_in_files_as_in_memory(tmp_path: Path, stacked:
     assert_bitwise(expand(made.source(sources), made), want)
     other = Move("w0", Making(grown, made.scale, join=Join(1, not stacked)), places, moves[0].target)
     refusal(
-        lambda: run_job(make_job(base, tmp_path / "other", files, [other])),
-        "cannot be joined along dimension 1",
+        lambda: run_job(make_job(base, tmp_path / "other", files, [other])), "job.sources_cannot_be_joined"
     )
 
 
@@ -111,9 +110,9 @@ def test_a_tensor_without_a_source_is_filled():
         asleep = mu.plans.TensorPlan((), grown, fill=fill).making()  # type: ignore[arg-type]
         assert_bitwise(expand_(torch.empty(3), None, asleep, out_start=[2]), torch.full((3,), value))
     own = mu.plans.TensorPlan(("w",), grown, kind="buffer", fill="own").making()
-    refusal(lambda: expand(torch.ones(4), own), "computed by the wide model itself")
-    refusal(lambda: expand_(torch.empty(8), None, Making(grown)), "made from a source")
-    refusal(lambda: Making(grown).source([torch.ones(4)] * 2), "2 sources", "Join(dim)")
+    refusal(lambda: expand(torch.ones(4), own), "plan.fill_without_number")
+    refusal(lambda: expand_(torch.empty(8), None, Making(grown)), "plan.fill_without_number")
+    refusal(lambda: Making(grown).source([torch.ones(4)] * 2), "plan.sources_without_join")
 
 
 def test_parameters_are_scaled_and_buffers_too_if_declared():

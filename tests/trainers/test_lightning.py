@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import mupscale as mu
 from harness import trainer as bench
+from harness.refusals import refused
 from harness.trainer import Setting, fit, gap, lightning_module, plan_for
 from mupscale.trainers.going_on import KEY, both_plans
 
@@ -175,21 +176,21 @@ def test_what_is_in_doubt_is_refused(tmp_path):
     train(Small(8), stop=2).save_checkpoint(base)
     whole = torch.load(base, weights_only=True)
 
-    def refused(why: str, path: Path = base, **options: Any) -> None:
-        with pytest.raises(mu.MupscaleError, match=why):
+    def refuse(code: str, path: Path = base, where: str = "", **options: Any) -> None:
+        with refused(code, where=where):
             mu.trainers.widen_lightning_checkpoint(path, out, plan=SMALL, **{"prefix": "net.", **options})
         assert not out.exists()
 
-    refused("grouped otherwise")  # two groups without names
-    refused("no tensor of the plan has this name", prefix="model.")
+    refuse("state.group_sizes_differ")  # two groups without names
+    refuse("plan.unknown_tensor", where="net.0.weight", prefix="model.")
     changed = tmp_path / "changed.ckpt"
     torch.save({**whole, "callbacks": {"Average": {"w": torch.ones(3)}}}, changed)
-    refused("whose units are not known", changed)
+    refuse("lightning.unknown_tensor_units", changed, "Average")
     torch.save({"state_dict": whole["state_dict"]}, changed)
-    refused("not a checkpoint of a training run", changed)
+    refuse("lightning.not_a_checkpoint", changed)
     torch.save({**whole, KEY: "?"}, changed)
-    refused("does not say how it was grown", changed)
-    with pytest.raises(mu.MupscaleError, match="does not say how it was grown"):
+    refuse("growth.record_missing", changed)
+    with refused("growth.record_missing"):
         mu.trainers.LightningCallback(base)
 
 
@@ -200,11 +201,11 @@ class OwnClipping(Small):
 
 def test_trainers_it_cannot_follow_are_refused(tmp_path):
     callback = mu.trainers.LightningCallback(SMALL, prefix="net.")
-    with pytest.raises(mu.MupscaleError, match="clips in a way of its own"):
+    with refused("lightning.clips_by_itself", where="configure_gradient_clipping"):
         train(OwnClipping(24), callbacks=[callback], gradient_clip_val=1.0)
     FSDPStrategy = type("FSDPStrategy", (), {})
     trainer = SimpleNamespace(strategy=FSDPStrategy(), gradient_clip_val=None)
-    with pytest.raises(mu.MupscaleError, match="hold parts of tensors"):
+    with refused("trainer.shards_parameters", where="FSDPStrategy"):
         callback.on_train_start(trainer, Small(24))
     assert type(pickle.loads(pickle.dumps(callback))) is mu.trainers.LightningCallback
 

@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 import mupscale as mu
 from harness.closeness import largest_gaps
-from mupscale import MupscaleError
+from harness.refusals import refused
 from mupscale.files.directory import read_directory
 
 WORDS, WIDTH, HEAD, LAYERS = 12, 8, 2, 2
@@ -360,7 +360,7 @@ def test_rates_decay_and_eps_are_where_the_schedule_and_the_optimizer_read_them(
     ]
     assert len(set(found)) == len(found) == len(overrides) > 2
     assert any(override["default_config"] for override in overrides.values())
-    with pytest.raises(MupscaleError, match="grow_megatron_checkpoint"):
+    with refused("megatron.was_not_grown", where="grow_megatron_checkpoint"):
         mu.trainers.megatron_overrides(narrow)
 
 
@@ -381,9 +381,9 @@ def test_a_folder_of_iterations_and_growing_twice(tmp_path):
     lr = {g["lr"] for g in whole.optimizer.param_groups}
     assert {g["lr"] for g in groups_in(tmp_path / "wider" / "iter_0000003")} == lr
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("4")
-    refuse(tmp_path / "run", tmp_path, "iter_0000004")
+    refuse(tmp_path / "run", tmp_path, "megatron.no_metadata", "iter_0000004")
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("4" * 5000)
-    refuse(tmp_path / "run", tmp_path, "expected a number")
+    refuse(tmp_path / "run", tmp_path, "megatron.iteration_not_number", "latest_checkpointed_iteration.txt")
 
 
 def test_noise_on_a_grown_checkpoint_is_that_of_its_first_base(tmp_path):
@@ -397,7 +397,7 @@ def test_noise_on_a_grown_checkpoint_is_that_of_its_first_base(tmp_path):
     name = "decoder.layers.1.mlp.linear_fc2.weight"
     assert torch.equal(read(tmp_path / "a" / "iter_0000003", name), read(tmp_path / "b", name))
     shutil.copytree(tmp_path / "wide" / "iter_0000003", tmp_path / "saved")
-    refuse(tmp_path / "saved", tmp_path, r"copy mupscale\.json", **again)
+    refuse(tmp_path / "saved", tmp_path, "noise.first_base_unknown", "mupscale.json", **again)
     shutil.copy(tmp_path / "wide" / "mupscale.json", tmp_path / "saved")
     mu.trainers.grow_megatron_checkpoint(tmp_path / "saved", tmp_path / "c", **again)
     assert torch.equal(read(tmp_path / "b", name), read(tmp_path / "c", name))
@@ -434,7 +434,7 @@ def test_the_optimizer_of_transformer_engine_is_told_by_its_groups(tmp_path):
         fused(tensors, common)
         edit(its_own=1)(tensors, common)
 
-    refuse(write(tmp_path / "odd", trained(), change=more), tmp_path, "its_own")
+    refuse(write(tmp_path / "odd", trained(), change=more), tmp_path, "state.optimizer_unclear", "its_own")
 
 
 def test_weights_in_bfloat16_are_rounded_from_their_copies(tmp_path):
@@ -459,18 +459,18 @@ def test_groups_can_be_named_and_must_be_when_the_rule_does_not_tell_them(tmp_pa
         common["optimizer"]["param_groups"][1]["wd_mult"] = 0.5
 
     narrow = write(tmp_path / "narrow", run, change=both_decay)
-    refuse(narrow, tmp_path, "names=")
+    refuse(narrow, tmp_path, "state.groups_ambiguous", "names=")
     left = mu.trainers.grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN, names=members)
     assert "common.pt: param_groups" not in left
-    refuse(narrow, tmp_path, "no group holds it", names=members[:1] * 2)
-    refuse(narrow, tmp_path, "2 groups, and names of 1", names=members[:1])
-    refuse(narrow, tmp_path, "found text", names=members[0][:2])
-    refuse(narrow, tmp_path, "stranger", names=[[*members[0], "stranger"], members[1]])
-    refuse(narrow, tmp_path, "no group holds it", names=[members[0][1:], members[1]])
+    refuse(narrow, tmp_path, "state.in_no_group", names=members[:1] * 2)
+    refuse(narrow, tmp_path, "state.names_not_per_group", names=members[:1])
+    refuse(narrow, tmp_path, "state.names_not_lists", names=members[0][:2])
+    refuse(narrow, tmp_path, "plan.unknown_tensor", "stranger", names=[[*members[0], "stranger"], members[1]])
+    refuse(narrow, tmp_path, "state.in_no_group", members[0][0], names=[members[0][1:], members[1]])
 
 
-def refuse(folder, tmp_path, match, **given):
-    with pytest.raises(MupscaleError, match=match):
+def refuse(folder, tmp_path, code, where=(), **given):
+    with refused(code, where=where):
         mu.trainers.grow_megatron_checkpoint(folder, tmp_path / "refused", **{"plan": PLAN, **given})
     assert not (tmp_path / "refused").exists()
 
@@ -484,44 +484,44 @@ FC2 = "decoder.layers.mlp.linear_fc2.weight"
 
 
 @pytest.mark.parametrize(
-    ("change", "match"),
+    ("change", "code", "where"),
     [
-        (lambda t, _: t.update({("stranger.weight", None): torch.ones(2)}), r"stranger\.weight"),
-        (lambda t, _: t.pop(("output_layer.weight", None)), r"output_layer\.weight"),
-        (lambda t, _: t.update({("output_layer.weight", None): torch.ones(2, 2)}), r"(?s)output_layer\.weight.*shape"),
-        (lambda t, _: t.update({("optimizer.distributed.dp_group_idx_0.gbuf_idx_0", None): torch.ones(2)}), "fully_reshardable"),
-        (lambda _, c: c.pop("optimizer"), "state without an optimizer"),
-        (lambda _, c: c.update(optimizer={0: c["optimizer"], 1: c["optimizer"]}), "several optimizers"),
-        (edit(is_expert_parallel=True), "experts"),
-        (edit(max_lr="fast"), "max_lr"),
-        (edit(wd_mult=None), "wd_mult"),
-        (edit(lr="fast"), "lr = fast"),
-        (edit(param_names=5), "param_names"),
-        (edit(foreach=Namespace()), "code is not run"),
-        (lambda _, c: c.update(opt_param_scheduler=[1]), "opt_param_scheduler"),
-        (lambda t, _: t.pop(("optimizer.state.exp_avg.output_layer.weight", None)), "it has no exp_avg"),
-        (lambda t, _: [t.pop((FC2, i)) for i in range(LAYERS)] and t.update({(FC2, None): torch.ones(())}), r"shape \(\)"),
-        (edit(its_own=1), r"(?s)its_own.*optimizer_class="),
-        (lambda t, _: t.update({("optimizer.state.third.output_layer.weight", None): torch.ones(WORDS, WIDTH)}), "third"),
+        (lambda t, _: t.update({("stranger.weight", None): torch.ones(2)}), "checkpoint.tensor_not_in_plan", "stranger.weight"),
+        (lambda t, _: t.pop(("output_layer.weight", None)), "checkpoint.tensor_missing", "output_layer.weight"),
+        (lambda t, _: t.update({("output_layer.weight", None): torch.ones(2, 2)}), "checkpoint.shape_differs", "output_layer.weight"),
+        (lambda t, _: t.update({("optimizer.distributed.dp_group_idx_0.gbuf_idx_0", None): torch.ones(2)}), "megatron.buckets_not_read", "gbuf_idx_0"),
+        (lambda _, c: c.pop("optimizer"), "megatron.state_without_optimizer", "optimizer.state.exp_avg"),
+        (lambda _, c: c.update(optimizer={0: c["optimizer"], 1: c["optimizer"]}), "megatron.no_param_groups", "common.pt"),
+        (edit(is_expert_parallel=True), "megatron.group_of_experts", "param_groups[0]"),
+        (edit(max_lr="fast"), "state.setting_not_a_number", "max_lr"),
+        (edit(wd_mult=None), "megatron.no_decay_multiplier", "wd_mult"),
+        (edit(lr="fast"), "state.setting_not_a_number", "fast"),
+        (edit(param_names=5), "megatron.names_not_a_list", "param_names"),
+        (edit(foreach=Namespace()), "state.setting_is_object", "foreach"),
+        (lambda _, c: c.update(opt_param_scheduler=[1]), "megatron.unknown_scheduler", "opt_param_scheduler"),
+        (lambda t, _: t.pop(("optimizer.state.exp_avg.output_layer.weight", None)), "state.entry_missing", ("output_layer.weight", "exp_avg")),
+        (lambda t, _: [t.pop((FC2, i)) for i in range(LAYERS)] and t.update({(FC2, None): torch.ones(())}), "checkpoint.other_layer_count", FC2),
+        (edit(its_own=1), "state.optimizer_unclear", ("its_own", "optimizer_class=")),
+        (lambda t, _: t.update({("optimizer.state.third.output_layer.weight", None): torch.ones(WORDS, WIDTH)}), "state.entry_missing", "third"),
     ],
 )  # fmt: skip
-def test_what_is_missing_or_unknown_is_refused_by_name(tmp_path, change, match):
-    refuse(write(tmp_path / "narrow", trained(), change=change), tmp_path, match)
+def test_what_is_missing_or_unknown_is_refused_by_name(tmp_path, change, code, where):
+    refuse(write(tmp_path / "narrow", trained(), change=change), tmp_path, code, where)
 
 
 def test_other_formats_are_refused_and_other_doors_say_where_to_go(tmp_path):
     narrow = write(tmp_path / "narrow", trained())
-    refuse(narrow, tmp_path, "shape|layers", plan=planned(2 * WIDTH, 4 * WIDTH))
+    refuse(narrow, tmp_path, "checkpoint.shape_differs", plan=planned(2 * WIDTH, 4 * WIDTH))
     for door in (
         lambda: mu.load_wide(narrow, Model(2 * WIDTH), plan=PLAN),
         lambda: read_directory(narrow),
     ):
-        with pytest.raises(MupscaleError, match="grow_megatron_checkpoint"):
+        with refused("directory.is_megatron", where="grow_megatron_checkpoint"):
             door()
     (narrow / "metadata.json").write_text('{"sharded_backend": "zarr"}')
-    refuse(narrow, tmp_path, "zarr")
+    refuse(narrow, tmp_path, "megatron.other_format", "zarr")
     (narrow / "metadata.json").unlink()
-    refuse(narrow, tmp_path, "fsdp_dtensor")
+    refuse(narrow, tmp_path, "megatron.no_model_tensors", "fsdp_dtensor")
 
 
 def test_chunks_that_cut_a_tensor_twice_are_refused(tmp_path):
@@ -542,7 +542,7 @@ def test_chunks_that_cut_a_tensor_twice_are_refused(tmp_path):
                 )
     metadata.state_dict_metadata[name].chunks = chunks
     (narrow / ".metadata").write_bytes(pickle.dumps(metadata))
-    refuse(narrow, tmp_path, r"dimensions \[0, 1\]")
+    refuse(narrow, tmp_path, "megatron.cut_along_several", (name, "[0, 1]"))
 
 
 @pytest.mark.parametrize("file", ["common.pt", ".metadata"])
@@ -563,7 +563,7 @@ def test_no_pickle_is_executed(tmp_path, file):
         metadata = pickle.loads((narrow / file).read_bytes())
         metadata.all_local_plans = [Trap()]
         (narrow / file).write_bytes(pickle.dumps(metadata))
-        refuse(narrow, tmp_path, "open")
+        refuse(narrow, tmp_path, "pickle.forbidden_name", "open")
     assert not (tmp_path / "sprung").exists()
     if file == "common.pt":
         torch.load(narrow / file, weights_only=False)["mine"].close()
@@ -575,5 +575,5 @@ def test_no_pickle_is_executed(tmp_path, file):
 def test_layouts_are_refused_where_heads_change(tmp_path):
     wide = Model(2 * WIDTH)
     wide.config.kv_channels = 2 * HEAD
-    with pytest.raises(MupscaleError, match="num_query_groups"):
+    with refused("layout.heads_differ", where="num_query_groups"):
         mu.trainers.megatron_layouts(Model(WIDTH), wide)

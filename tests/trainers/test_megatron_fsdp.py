@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import mupscale as mu
+from harness.refusals import refused
 from tests.trainers.test_megatron_file import (
     PLAN,
     SCHEDULE,
@@ -166,34 +167,31 @@ FC1 = "decoder.layers.0.mlp.linear_fc1.weight"
 
 
 @pytest.mark.parametrize(
-    ("change", "match"),
+    ("change", "code", "where"),
     [
-        (lambda t, _: t.update({MODEL + "stranger.weight": torch.ones(2)}), r"stranger\.weight"),
-        (lambda t, _: t.pop(MODEL + "output_layer.weight"), r"output_layer\.weight"),
-        (lambda t, _: t.pop(MODEL + FC1 + "_v"), "linear_fc1"),
-        (lambda t, _: t.pop(f"{STATE}{FC1}_v.exp_avg"), "the other half"),
-        (lambda t, _: t.update({MODEL + "output_layer.weight": torch.ones(2, 2)}), "shape"),
-        (lambda t, _: t.update({"model.output_layer.weight": torch.ones(2, 2)}), "wrappers"),
-        (lambda _, v: v.update({"optimizer.0.param_to_group_meta.a.lr": 1.0}), "several optimizers"),
-        (lambda _, v: v.update({f"{META}output_layer.weight.is_expert_parallel": True}), "experts"),
-        (lambda _, v: [v.pop(key) for key in list(v) if key.startswith(META)], "param_groups"),
-        (
-            lambda _, v: [v.pop(key) for key in list(v) if key.startswith(f"{META}output_layer.")],
-            "no group holds it",
-        ),
-        (lambda t, _: t.pop(f"{STATE}output_layer.weight.exp_avg"), "it has no exp_avg"),
-        (lambda _, v: v.update({f"{META}output_layer.weight.lr": torch.ones(2)}), "is a tensor"),
-        (lambda _, v: v.update({"opt_param_scheduler.num_steps": None}), "opt_param_scheduler"),
-        (lambda _, v: v.update({f"{META}output_layer.weight.max_lr": "fast"}), "max_lr"),
-        (lambda t, _: t.clear(), "model"),
+        (lambda t, _: t.update({MODEL + "stranger.weight": torch.ones(2)}), "checkpoint.tensor_not_in_plan", "stranger.weight"),
+        (lambda t, _: t.pop(MODEL + "output_layer.weight"), "checkpoint.tensor_missing", "output_layer.weight"),
+        (lambda t, _: t.pop(MODEL + FC1 + "_v"), "checkpoint.tensor_missing", FC1),
+        (lambda t, _: t.pop(f"{STATE}{FC1}_v.exp_avg"), "megatron.half_missing", f"{FC1}_v.exp_avg"),
+        (lambda t, _: t.update({MODEL + "output_layer.weight": torch.ones(2, 2)}), "checkpoint.shape_differs", "output_layer.weight"),
+        (lambda t, _: t.update({"model.output_layer.weight": torch.ones(2, 2)}), "megatron.different_wrappers", "model."),
+        (lambda _, v: v.update({"optimizer.0.param_to_group_meta.a.lr": 1.0}), "megatron.several_optimizers", "optimizer.0."),
+        (lambda _, v: v.update({f"{META}output_layer.weight.is_expert_parallel": True}), "megatron.group_of_experts", ()),
+        (lambda _, v: [v.pop(key) for key in list(v) if key.startswith(META)], "megatron.no_param_groups", ()),
+        (lambda _, v: [v.pop(key) for key in list(v) if key.startswith(f"{META}output_layer.")], "state.in_no_group", "output_layer.weight"),
+        (lambda t, _: t.pop(f"{STATE}output_layer.weight.exp_avg"), "state.entry_missing", ("output_layer.weight", "exp_avg")),
+        (lambda _, v: v.update({f"{META}output_layer.weight.lr": torch.ones(2)}), "state.setting_is_tensor", "output_layer.weight"),
+        (lambda _, v: v.update({"opt_param_scheduler.num_steps": None}), "megatron.unknown_scheduler", "opt_param_scheduler"),
+        (lambda _, v: v.update({f"{META}output_layer.weight.max_lr": "fast"}), "state.setting_not_a_number", "max_lr"),
+        (lambda t, _: t.clear(), "megatron.no_model_tensors", ()),
     ],
-)
-def test_what_is_missing_or_unknown_is_refused_by_name(tmp_path, change, match):
-    refuse(write(tmp_path / "narrow", trained(), change=change), tmp_path, match)
+)  # fmt: skip
+def test_what_is_missing_or_unknown_is_refused_by_name(tmp_path, change, code, where):
+    refuse(write(tmp_path / "narrow", trained(), change=change), tmp_path, code, where)
 
 
 def test_names_are_refused_where_tensors_name_their_groups(tmp_path):
-    refuse(write(tmp_path / "narrow", trained()), tmp_path, "leave names= out", names=[["a"], ["b"]])
+    refuse(write(tmp_path / "narrow", trained()), tmp_path, "megatron.names_not_needed", names=[["a"], ["b"]])
 
 
 def test_random_states_stay_behind_and_a_warm_up_is_told(tmp_path):
@@ -211,9 +209,9 @@ def test_random_states_stay_behind_and_a_warm_up_is_told(tmp_path):
 
 def test_a_base_has_no_overrides_and_megatron_is_asked_for_by_name(tmp_path):
     """The base's own rates would be those of the wide job."""
-    with pytest.raises(mu.MupscaleError, match="a checkpoint that was grown"):
+    with refused("megatron.was_not_grown"):
         mu.trainers.megatron_overrides(write(tmp_path / "narrow", trained()))
     mu.trainers.grow_megatron_checkpoint(tmp_path / "narrow", tmp_path / "wide", plan=PLAN)
     if find_spec("megatron") is None:
-        with pytest.raises(mu.MupscaleError, match="pip install megatron-core"):
+        with refused("extra.missing", where="megatron-core"):
             mu.trainers.megatron_overrides(tmp_path / "wide")

@@ -139,8 +139,7 @@ def test_the_trainer_goes_on_along_the_budget(tmp_path: Path, plan: mu.Plan, wid
     assert again.rates == {step: rate for step, rate in curve.rates.items() if step > LATER}
     assert again.losses == {step: loss for step, loss in curve.losses.items() if step > LATER}
     refusal(
-        lambda: trained(tmp_path / "no", K, PLAIN, END, wide, callback(wide)),
-        "what a step costs after growth",
+        lambda: trained(tmp_path / "no", K, PLAIN, END, wide, callback(wide)), "schedule.step_cost_missing"
     )
     steps, _ = trained(tmp_path / "steps", K, PLAIN, END, wide, callback(wide, step_cost=1.0))
     assert bench.gap(known.rates, steps.rates) > 0.1, "control: a schedule over steps"
@@ -178,24 +177,26 @@ def test_the_trainer_starts_again_after_the_end_of_its_schedule(schedule: Any, t
     assert (same.losses, same.rates) == after(curve, 16), "what was saved goes on without rewarm too"
     assert max(go_on("peak", K, wide, wide, rewarm=NEW).rates.values()) == bench.RATE
     other = mu.GrowthSchedule(20)
-    refusal(lambda: go_on("other", K, later, later, rewarm=other), "in the middle of", "leave it out")
+    refusal(lambda: go_on("other", K, later, later, rewarm=other), "schedule.other_than_running")
     if schedule is not None:
         still = go_on("still", K, wide, wide, step_cost=1.0)
         assert set(still.rates.values()) == {0.0}, "control: the ended schedule is kept"
 
 
 def test_what_a_callback_cannot_use_is_refused(tmp_path: Path, plan: mu.Plan):
-    refusal(lambda: callback(plan, peak_lr=1e-3), "none is given", "rewarm=mu.GrowthSchedule(1000)")
-    refusal(lambda: callback(plan, rewarm=1000), "expected GrowthSchedule")
+    refusal(lambda: callback(plan, peak_lr=1e-3), "schedule.peak_without_schedule")
+    refusal(lambda: callback(plan, rewarm=1000), "argument.wrong_type", where="GrowthSchedule")
     callback(plan, peak_lr=1e-3, rewarm=mu.GrowthSchedule(1000))
     refusal(
         lambda: trained(tmp_path / "a", K, None, 2, None, callback(plan, step_cost=2.0)),
-        "no scheduler has a GrowthSchedule",
+        "schedule.step_cost_unused",
     )
     optimizer = torch.optim.SGD(small(K).parameters())
     [on] = callback(plan, rewarm=NEW)
     plateau = ReduceLROnPlateau(optimizer)
-    refusal(lambda: on._go_on(plateau, optimizer), "expected a LambdaLR", 'lr_scheduler_type="linear"')
+    refusal(
+        lambda: on._go_on(plateau, optimizer), "trainer.scheduler_not_replaceable", where="ReduceLROnPlateau"
+    )
     callback(plan)[0]._go_on(plateau, optimizer)  # control: nothing is asked for
     trained(tmp_path / "c", K, None, 2, None, callback(plan, rewarm=NEW), lr_scheduler_type="linear")
 
@@ -260,7 +261,7 @@ def test_lightning_goes_on_along_the_budget(tmp_path: Path, inner: mu.Plan):
     fitted(Module(K, PLAIN), LATER, wide, since=wide, step_cost=2.0)[1].save_checkpoint(later)
     again, _ = fitted(Module(K, PLAIN), END, later, since=later, step_cost=2.0)
     assert (again.losses, again.rates) == after(curve, LATER)
-    refusal(lambda: fitted(Module(K, PLAIN), END, wide, since=wide), "what a step costs after growth")
+    refusal(lambda: fitted(Module(K, PLAIN), END, wide, since=wide), "schedule.step_cost_missing")
     steps, _ = fitted(Module(K, PLAIN), END, wide, since=wide, step_cost=1.0)
     assert bench.gap(known.rates, steps.rates) > 0.1, "control: a schedule over steps"
 

@@ -192,7 +192,7 @@ def test_the_trainer_goes_on_with_quantised_state(tmp_path):
         "the rest is small, or an embedding"
     )
     base = tmp_path / "base" / "checkpoint-4"
-    with pytest.warns(UserWarning, match="0 of the 14 quantised tensors were rounded"):
+    with pytest.warns(UserWarning, match="0 of the 14 "):
         wide = widen_directory(base, tmp_path / "wide", plan, trainer.model, model(**sizes(K)))
     on, _ = hugging_face(model(**sizes(1)), tmp_path / "on", base, stop=8, **{**options, **QUIET})
     curves = []
@@ -250,8 +250,12 @@ def test_a_plan_in_place_of_a_directory_is_written_beside_each_checkpoint(settin
 def test_sharded_training_is_refused():
     callback = mu.trainers.HuggingFaceCallback(mu.plan_between(lambda n: nn.Linear(n, n), 2, 4))
     args = SimpleNamespace(deepspeed="zero3.json", fsdp=["full_shard"], max_grad_norm=1.0)
-    with pytest.raises(mu.MupscaleError, match="2 faults"):
-        callback.on_train_begin(args, None, None, model=None, optimizer=None)
+    error = refusal(
+        lambda: callback.on_train_begin(args, None, None, model=None, optimizer=None),
+        "trainer.shards_parameters",
+        where=("deepspeed", "fsdp"),
+    )
+    assert len(error.faults) == 2
 
 
 def test_sharding_that_the_arguments_do_not_show_is_refused(tmp_path):
@@ -262,7 +266,9 @@ def test_sharding_that_the_arguments_do_not_show_is_refused(tmp_path):
         fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
         begin = partial(mu.trainers.HuggingFaceCallback(plan).on_train_begin, ARGS, None, None, model=sharded)
         refusal(
-            lambda: begin(optimizer=torch.optim.AdamW(sharded.parameters())), "accelerate's FSDP", "torchrun"
+            lambda: begin(optimizer=torch.optim.AdamW(sharded.parameters())),
+            "trainer.shards_parameters",
+            where="FSDP",
         )
     finally:
         dist.destroy_process_group()
@@ -288,9 +294,8 @@ def saved(setting: Setting, folder: Path, change: Any) -> Path:
     return folder
 
 
-def refused(setting: Setting, folder: Path, why: str, **options: Any) -> None:
-    with pytest.raises(mu.MupscaleError, match=why):
-        trainer_moves(folder, setting.plan, model(), model(K), **options)
+def refuse(setting: Setting, folder: Path, code: str, where: str = "", **options: Any) -> None:
+    refusal(lambda: trainer_moves(folder, setting.plan, model(), model(K), **options), code, where=where)
 
 
 def drop_last(state: Any) -> None:
@@ -339,22 +344,22 @@ def a_list(state: Any) -> Any:
 
 
 DOUBTS = {
-    drop_last: "frozen, or were grouped otherwise",
-    split: "the Trainer makes two",
-    unknown_state: "which no optimizer in the registry has",
-    unknown_setting: "momentum_of_the_moon",
-    other_shapes: "has shape",
-    second_decays: "the second without decay",
-    tensor_rate: "is a tensor, not a number",
-    not_contiguous: "not contiguous",
-    an_orphan: "belongs to no group",
-    a_list: "not the state dict of one optimizer",
+    drop_last: ("state.group_sizes_differ", "param_groups"),
+    split: ("state.groups_ambiguous", "param_groups"),
+    unknown_state: ("state.optimizer_unclear", "preconditioner"),
+    unknown_setting: ("state.optimizer_unclear", "momentum_of_the_moon"),
+    other_shapes: ("state.other_shape", "exp_avg"),
+    second_decays: ("state.groups_ambiguous", "param_groups"),
+    tensor_rate: ("state.setting_is_tensor", "lr"),
+    not_contiguous: ("archive.not_contiguous", ""),
+    an_orphan: ("state.in_no_group", "99"),
+    a_list: ("state.not_a_state_dict", "optimizer.pt"),
 }
 
 
 @pytest.mark.parametrize("change", DOUBTS, ids=lambda change: change.__name__)
 def test_state_in_doubt_is_refused(change, setting, tmp_path):
-    refused(setting, saved(setting, tmp_path, change), DOUBTS[change])
+    refuse(setting, saved(setting, tmp_path, change), *DOUBTS[change])
 
 
 def test_the_user_can_say_what_the_file_does_not(setting, tmp_path):
@@ -363,7 +368,7 @@ def test_the_user_can_say_what_the_file_does_not(setting, tmp_path):
     _, moves = trainer_moves(saved(setting, tmp_path, split), setting.plan, model(), model(K), names=three)
     _, usual = trainer_moves(setting.base, setting.plan, model(), model(K), optimizer="torch.optim.AdamW")
     assert [(m.name, m.making) for m in moves] == [(m.name, m.making) for m in usual]
-    refused(setting, setting.base, "whose units the registry does not state", optimizer="torch.optim.SGD")
+    refuse(setting, setting.base, "state.unknown_key", optimizer="torch.optim.SGD")
 
 
 def touch(path: str) -> None:
@@ -383,9 +388,9 @@ class Evil:
 def test_a_pickle_is_never_executed(setting, tmp_path):
     marker = tmp_path / "executed"
     torch.save({"state": {}, "param_groups": [Evil(marker)]}, tmp_path / "optimizer.pt")
-    refused(setting, tmp_path, "holds more than tensors and plain values")
+    refuse(setting, tmp_path, "archive.more_than_tensors", "optimizer.pt")
     (tmp_path / "optimizer.pt").write_bytes(pickle.dumps(Evil(marker)))
-    refused(setting, tmp_path, "not an archive of torch.save")
+    refuse(setting, tmp_path, "archive.not_torch_save", "optimizer.pt")
     assert not marker.exists()
 
 
@@ -408,9 +413,9 @@ def test_damaged_files_end_in_one_readable_error(setting, tmp_path):
         with contextlib.suppress(mu.MupscaleError):  # a flip may also change a number, or padding
             trainer_moves(tmp_path, setting.plan, *ends)
     (tmp_path / "optimizer.pt").unlink()
-    refused(setting, tmp_path, "No such file")
+    refuse(setting, tmp_path, "file.does_not_exist", "optimizer.pt")
     shutil.copytree(setting.base, tmp_path / "optimizer.pt")
-    refused(setting, tmp_path, "not a regular file|Is a directory")
+    refuse(setting, tmp_path, "file.not_regular", "optimizer.pt")
 
 
 def test_a_compressed_archive_is_refused(setting, tmp_path):
@@ -420,5 +425,4 @@ def test_a_compressed_archive_is_refused(setting, tmp_path):
     ):
         for record in old.infolist():
             new.writestr(record.filename, old.read(record))
-    with pytest.raises(mu.MupscaleError, match="is compressed"):
-        read_tree(tmp_path / "optimizer.pt")
+    refusal(lambda: read_tree(tmp_path / "optimizer.pt"), "archive.is_compressed")

@@ -79,10 +79,14 @@ def test_no_noise_given_means_the_documented_rise_and_needs_a_loss(trained):
     loss = Count()
     run = mu.upscale(trained, lambda: mlp(64), loss=loss)
     assert run.provenance["auto"]["rise"] == DEFAULT_RISE
-    refusal(lambda: mu.upscale(trained, lambda: mlp(64)), "loss=lambda model", "SignalNoise")
-    refusal(lambda: mu.upscale(trained, lambda: mlp(64), mu.AutoNoise()), "needs a loss", "add loss=")
-    refusal(lambda: mu.upscale(trained, lambda: mlp(64), mu.AutoNoise(0), loss=loss), "mu.widen")
-    refusal(lambda: mu.upscale(trained, lambda: mlp(64), mu.AutoNoise(-1), loss=loss), "rise")
+    refusal(lambda: mu.upscale(trained, lambda: mlp(64)), "noise.not_given")
+    refusal(lambda: mu.upscale(trained, lambda: mlp(64), mu.AutoNoise()), "noise.needs_loss")
+    refusal(lambda: mu.upscale(trained, lambda: mlp(64), mu.AutoNoise(0), loss=loss), "noise.zero_rise")
+    refusal(
+        lambda: mu.upscale(trained, lambda: mlp(64), mu.AutoNoise(-1), loss=loss),
+        "argument.not_a_number",
+        where="rise",
+    )
 
 
 def test_more_steps_ask_for_more_noise(trained):
@@ -98,16 +102,18 @@ def test_more_steps_ask_for_more_noise(trained):
     assert found[40]["t"] < found[None]["t"] < found[400]["t"]
     assert mu.AutoNoise(steps=10**6).share == MOST_RISE
     both = mu.AutoNoise(0.1, steps=400)
-    refusal(lambda: mu.upscale(trained, lambda: mlp(64), both, loss=Count()), "leave out rise= or steps=")
+    refusal(lambda: mu.upscale(trained, lambda: mlp(64), both, loss=Count()), "noise.rise_and_steps")
     none = mu.AutoNoise(steps=0)
-    refusal(lambda: mu.upscale(trained, lambda: mlp(64), none, loss=Count()), "whole number, 1 or more")
+    refusal(
+        lambda: mu.upscale(trained, lambda: mlp(64), none, loss=Count()), "argument.not_whole", where="steps"
+    )
 
 
 def test_the_command_line_asks_by_the_same_rule():
     assert parse_noise("auto", 400) == ("auto", mu.AutoNoise(steps=400).share)
-    refusal(lambda: parse_noise("t=0.05", 400), "--steps is for --noise auto")
-    refusal(lambda: parse_noise("auto=0.2", 400), "--steps is for --noise auto")
-    refusal(lambda: parse_noise("auto", 0), "--steps 0", "1 or more")
+    refusal(lambda: parse_noise("t=0.05", 400), "option.steps_need_auto")
+    refusal(lambda: parse_noise("auto=0.2", 400), "option.steps_need_auto")
+    refusal(lambda: parse_noise("auto", 0), "option.below_one")
 
 
 def test_at_most_twelve_forward_passes(trained, monkeypatch):
@@ -143,7 +149,7 @@ def test_a_base_that_learned_nothing_is_refused():
     base = mlp(16)
     with torch.no_grad():
         base.get_parameter("4.weight").mul_(30)
-    refusal(lambda: mu.upscale(base, lambda: mlp(64), loss=Count()), "learned nothing", "SignalNoise")
+    refusal(lambda: mu.upscale(base, lambda: mlp(64), loss=Count()), "noise.nothing_learned")
 
 
 def test_the_untrained_loss_may_be_given(trained):

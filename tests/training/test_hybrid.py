@@ -68,4 +68,4 @@ def test_a_stack_of_another_length_is_refused():
     state = base.optimizer.state[first]
     state["momentum_buffer"] = state["momentum_buffer"][:1]
     widen = lambda: mu.widen(base, lambda: GPT2(WIDE), loss=LOSS, rules={NAME: ROW})  # noqa: E731
-    refusal(widen, "momentum_buffer", "tensors in a stack")
+    refusal(widen, "state.other_stack_length", where=["blocks.0.attention.qkv.weight", "momentum_buffer"])

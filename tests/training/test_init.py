@@ -174,7 +174,7 @@ class OffCentre(nn.Module):
 
 def test_what_is_neither_constant_nor_centred_is_refused_and_none_leaves_it():
     plan = mu.plan_between(OffCentre, 64, 128, roles={"decay": "out"})
-    refusal(lambda: mu.init_(OffCentre(128), plan, std=OffCentre(64)), "decay", "neither constant", "None")
+    refusal(lambda: mu.init_(OffCentre(128), plan, std=OffCentre(64)), "init.off_centre", where="decay")
     model = mu.init_(OffCentre(128), plan, std={"decay": None, "*": 0.1})
     assert_bitwise(model.get_parameter("decay").detach(), torch.linspace(1, 3, 128))
     assert_size(model.get_parameter("layer.weight"), 0.1, "the others are drawn")
@@ -182,10 +182,10 @@ def test_what_is_neither_constant_nor_centred_is_refused_and_none_leaves_it():
 
 def test_a_size_that_is_not_known_is_refused_and_so_is_a_pattern_that_matches_nothing():
     plan = mu.plan_between(net, 64, 128)
-    refusal(lambda: mu.init_(net(128), plan), "2.weight", "pass std=make(reference)")
-    refusal(lambda: mu.init_(net(64), plan, std=net(64)))
+    refusal(lambda: mu.init_(net(128), plan), "init.size_unknown", where="2.weight")
+    refusal(lambda: mu.init_(net(64), plan, std=net(64)), "plan.other_shape", where="2.weight")
     given = {"*.weight": 0.1, "*.bias": 0.0, "typo.*": 1.0}
-    refusal(lambda: mu.init_(net(128), plan, std=given), "typo")
+    refusal(lambda: mu.init_(net(128), plan, std=given), "argument.pattern_matches_nothing", where="typo.*")
 
 
 class Structured(nn.Module):
@@ -267,8 +267,7 @@ def test_a_reference_and_tensors_left_as_built_go_together():
 
     plan = mu.plan_between(Off, 64, 128, roles={"dt_bias": "out"})
     reference = lambda: seeded(Off, 64)  # noqa: E731
-    line = 'std={"dt_bias": None, "*": make(reference)}'
-    refusal(lambda: mu.init_(seeded(Off, 128), plan, std=reference()), "neither constant nor centred", line)
+    refusal(lambda: mu.init_(seeded(Off, 128), plan, std=reference()), "init.off_centre", where="dt_bias")
     model, built = seeded(Off, 128), seeded(Off, 128)
     mu.init_(model, plan, std={"dt_bias": None, "*": reference()})
     assert_bitwise(model.dt_bias, built.dt_bias, "left as built")
@@ -285,7 +284,7 @@ def test_structure_that_does_not_grow_with_its_axis_is_refused():
 
     plan = mu.plan_between(Half, 16, 32)
     make = lambda: Half(16)  # noqa: E731
-    refusal(lambda: mu.init_(Half(32), plan, std=make), "plain.weight", "elsewhere", "None")
+    refusal(lambda: mu.init_(Half(32), plan, std=make), "init.fixed_parts_elsewhere", where="plain.weight")
     mu.init_(Half(32), plan, std={"plain.weight": None, "*": make})
 
 

@@ -53,12 +53,16 @@ def test_sizes_by_pattern_are_those_of_the_first_that_matches(base):
 def test_wrong_sizes_by_pattern_are_refused(base):
     refusal(
         lambda: mu.upscale(base, lambda: mlp(64), mu.SignalNoise({"5.*": 0.1})),
-        "matches no weight",
-        "0.weight",
+        "noise.pattern_matches_nothing",
+        where=["5.*", "0.weight"],
     )
-    refusal(lambda: mu.upscale(base, lambda: mlp(64), mu.SignalNoise({"0.*": 1.5})), "t, 0.*", "up to 1")
-    refusal(lambda: mu.upscale(base, lambda: mlp(64), mu.PairedNoise()), "one of sigma= and t=")
-    refusal(lambda: mu.upscale(base, lambda: mlp(64), mu.PairedNoise(1.0, t=0.1)), "one of sigma= and t=")
+    refusal(
+        lambda: mu.upscale(base, lambda: mlp(64), mu.SignalNoise({"0.*": 1.5})),
+        "noise.above_norm",
+        where="0.*",
+    )
+    refusal(lambda: mu.upscale(base, lambda: mlp(64), mu.PairedNoise()), "noise.sigma_or_t")
+    refusal(lambda: mu.upscale(base, lambda: mlp(64), mu.PairedNoise(1.0, t=0.1)), "noise.sigma_or_t")
 
 
 def test_paired_noise_has_a_relative_size_and_moves_outputs_by_rounding_only(base):
@@ -91,8 +95,8 @@ def test_noise_can_be_added_to_a_run_that_is_wide(base):
         assert old["lr"] == new["lr"]
         for p, q in zip(old["params"], new["params"], strict=True):
             assert torch.equal(exact.optimizer.state[p]["exp_avg"], noisy.optimizer.state[q]["exp_avg"])
-    refusal(lambda: mu.add_noise(exact, mu.PairedNoise(t=0.1)), "added at growth", "SignalNoise")
+    refusal(lambda: mu.add_noise(exact, mu.PairedNoise(t=0.1)), "noise.paired_after_growth")
 
 
 def test_a_run_that_never_grew_gets_none(base):
-    refusal(lambda: mu.add_noise(mu.Run(base), mu.SignalNoise(0.1)), "no plan", "widen it first")
+    refusal(lambda: mu.add_noise(mu.Run(base), mu.SignalNoise(0.1)), "plan.not_given")

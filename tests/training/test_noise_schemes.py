@@ -180,7 +180,9 @@ def test_vectors_get_noise_only_when_asked():
 def test_a_missing_sigma_is_refused_and_a_zero_means_none():
     base = seeded(block, 8)
     make = lambda: block(16)  # noqa: E731
-    refusal(lambda: mu.upscale(base, make, mu.MupNoise({"0.weight": 0.1})), "2.weight", "0 for none")
+    refusal(
+        lambda: mu.upscale(base, make, mu.MupNoise({"0.weight": 0.1})), "noise.size_missing", where="2.weight"
+    )
     for zero in (0.0, 0):
         sigmas = {"0.weight": 0.1, "2.weight": zero, "4.weight": zero}
         _, _, deltas = grown(base, make, mu.MupNoise(sigmas))

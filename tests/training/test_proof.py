@@ -65,9 +65,9 @@ def test_going_without_a_proof_is_recorded():
     plan = mu.infer_plan(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)),
                          nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))).fold("0.weight", 1)  # fmt: skip
     make = lambda: nn.Sequential(nn.Linear(3, 8), nn.Softmax(-1), nn.Linear(8, 1))  # noqa: E731
-    refusal(lambda: mu.widen(base, make, plan=plan), "nothing has proved")
+    refusal(lambda: mu.widen(base, make, plan=plan), "proof.missing")
     assert mu.widen(base, make, plan=plan, unproved=True).provenance["proof"] == {"by": "none"}
-    refusal(lambda: mu.widen_state_dict(base.state_dict(), plan), "nothing has proved", "unproved=True")
+    refusal(lambda: mu.widen_state_dict(base.state_dict(), plan), "proof.missing")
     assert mu.widen_state_dict(base.state_dict(), plan, unproved=True)
 
 
@@ -81,7 +81,7 @@ def test_large_models_are_measured_as_they_are(dtype: torch.dtype, monkeypatch: 
         spoiled = plan.fold(name, "101/100")
         refusal(
             lambda: mu.widen(more_heads(64).to(dtype), lambda: more_heads(128), plan=spoiled, loss=loss),  # noqa: B023
-            "does not continue",
+            "proof.run_deviates",
         )
 
 
@@ -111,21 +111,19 @@ def test_example_inputs_that_reach_not_every_tensor_are_refused():
 
     refusal(
         lambda: mu.widen(Unused(4), lambda: Unused(8), example_inputs=(torch.ones(2, 3),)),
-        "other.weight",
-        "no gradient",
+        "proof.tensor_not_reached",
+        where="other.weight",
     )
     refusal(
         lambda: mu.widen(nn.Linear(3, 4), lambda: nn.Linear(3, 8), example_inputs=(torch.ones(2, 3),)),
-        "output 0",
-        "grows",
+        "model.output_grows",
+        where="output 0",
     )
 
 
 def test_a_loss_that_is_not_a_number_says_so():
-    refusal(
-        lambda: mu.widen(more_heads(8), lambda: more_heads(16), loss=lambda model: model(TEXT) * math.nan),
-        "loss",
-    )
+    nothing = lambda model: model(TEXT).sum() * math.nan  # noqa: E731
+    refusal(lambda: mu.widen(more_heads(8), lambda: more_heads(16), loss=nothing), "search.loss_not_finite")
 
 
 class Annealed(nn.Module):
@@ -162,10 +160,11 @@ def test_hooks_are_measured_with_a_loss_and_refused_without_one():
     base = annealed()
     plan = mu.widen(base, lambda: Annealed(8), example_inputs=(x,)).plan
     base.out.register_forward_hook(lambda module, args, out: out.sin())
-    refusal(lambda: mu.widen(base, lambda: Annealed(8), example_inputs=(x,)), "no exact plan")
+    refusal(lambda: mu.widen(base, lambda: Annealed(8), example_inputs=(x,)), "search.no_exact_plan")
     refusal(
         lambda: mu.widen(base, lambda: Annealed(8), plan=plan),
-        "1 hooks in the base, 0 hooks in the wide model",
+        "proof.attribute_not_carried",
+        where="out._forward_hooks",
     )
     assert mu.widen(base, lambda: Annealed(8), plan=plan, unproved=True)
 
@@ -186,7 +185,9 @@ def test_a_plan_that_modules_decide_is_not_good_for_other_modules():
             return x.softmax(-1)
 
     plan = mu.infer_plan(make(4, nn.Tanh), make(8, nn.Tanh))
-    refusal(lambda: mu.widen(make(4, Softmax), make(8, Softmax), plan=plan), "what Softmax (1) does")
+    refusal(
+        lambda: mu.widen(make(4, Softmax), make(8, Softmax), plan=plan), "proof.missing", where="Softmax (1)"
+    )
     assert mu.widen(make(4, nn.Tanh), make(8, nn.Tanh), plan=plan)
 
 

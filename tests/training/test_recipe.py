@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import mupscale as mu
+from harness.refusals import refused
 from mupscale.rules.optimizers import qualified_name
 from mupscale.training.recipe import Recipe, TensorGrowth
 
@@ -88,31 +89,29 @@ def test_a_base_whose_schedule_has_ended_starts_again_with_the_recipe_s_rate():
 
 
 @pytest.mark.parametrize(
-    ("run", "wide", "message"),
+    ("run", "width", "code", "where"),
     [
         (
             lambda: run_at(WIDTH, WIDTH, torch.optim.SGD),
-            lambda: make(2 * WIDTH),
-            "tuned with torch.optim.AdamW",
+            (2 * WIDTH,),
+            "recipe.other_optimizer",
+            ["torch.optim.SGD", "torch.optim.AdamW"],
         ),
         (
             lambda: run_at(WIDTH, WIDTH),
-            lambda: make(4 * WIDTH),
-            "grows by out x4, in x4, in the proxy by out x2, in x2",
+            (4 * WIDTH,),
+            "recipe.other_growth",
+            ["2.weight", "out x4, in x4", "out x2, in x2"],
         ),
-        (lambda: mu.Run(make(WIDTH, 3)), lambda: make(2 * WIDTH, 3), "another depth"),
-        (
-            lambda: mu.Run(make(2 * WIDTH)),
-            lambda: make(4 * WIDTH),
-            r"shape \(256, 256\) at this run's reference",
-        ),
-        (lambda: run_at(WIDTH, 64), lambda: make(2 * WIDTH), r"shape \(64, 64\) at this run's reference"),
+        (lambda: mu.Run(make(WIDTH, 3)), (2 * WIDTH, 3), "recipe.other_tensors", "6.weight"),
+        (lambda: mu.Run(make(2 * WIDTH)), (4 * WIDTH,), "recipe.other_reference", "(256, 256)"),
+        (lambda: run_at(WIDTH, 64), (2 * WIDTH,), "recipe.other_reference", "(64, 64)"),
     ],
     ids=["optimizer", "k", "depth", "own reference", "other reference"],
 )
-def test_it_is_refused_where_it_does_not_hold(run, wide, message):
-    with pytest.raises(mu.MupscaleError, match=message):
-        mu.upscale(run(), wide, recipe=recipe_for())
+def test_it_is_refused_where_it_does_not_hold(run, width, code, where):
+    with refused(code, where=where):
+        mu.upscale(run(), lambda: make(*width), recipe=recipe_for())
 
 
 def test_a_target_that_is_its_own_reference_takes_a_recipe_tuned_at_that_reference():
@@ -131,7 +130,7 @@ def test_it_warns_of_a_narrow_proxy_and_of_another_schedule():
         mu.upscale(make(32), lambda: make(64), recipe=narrow)
     run = run_at(WIDTH, WIDTH)
     steps = torch.optim.lr_scheduler.StepLR(run.optimizers[0], 10)
-    with pytest.warns(UserWarning, match="tuned with schedule CosineAnnealingLR, this run has StepLR"):
+    with pytest.warns(UserWarning, match=r"CosineAnnealingLR.*StepLR"):
         mu.upscale(mu.Run(run.model, run.optimizers, steps), lambda: make(2 * WIDTH), recipe=recipe_for())
     assert len(recipe_for().differences(steps=200, batch=128)) == 2
     assert recipe_for().differences(steps=100, batch=64) == []
@@ -189,10 +188,10 @@ def test_a_run_that_was_trained_at_the_recipe_s_reference_is_read_at_it_whatever
 def test_a_run_whose_rates_stand_in_other_proportions_is_refused():
     """Its groups were made at another reference, or know none: no single learning rate gives the tuned ones."""
     model, optimizer = trained_at(WIDTH // 2)
-    with pytest.raises(mu.MupscaleError, match="at this run's reference"):
+    with refused("recipe.other_reference"):
         mu.upscale(mu.Run(model, optimizer), lambda: make(4 * WIDTH), recipe=recipe_for())
     plain = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    with pytest.raises(mu.MupscaleError, match="at this run's reference"):
+    with refused("recipe.other_reference"):
         mu.upscale(mu.Run(model, plain), lambda: make(4 * WIDTH), recipe=recipe_for())
 
 
@@ -237,30 +236,25 @@ def test_other_constants_are_named_in_one_warning():
 
 def test_noise_or_lr_beside_a_recipe_are_refused_and_so_is_neither():
     for extra in ({"noise": mu.MupNoise(0.1)}, {"lr": 1e-3}):
-        with pytest.raises(mu.MupscaleError, match="a recipe sets noise and lr"):
+        with refused("recipe.with_other_settings"):
             mu.upscale(run_at(WIDTH, WIDTH), lambda: make(2 * WIDTH), recipe=recipe_for(), **extra)
-    with pytest.raises(mu.MupscaleError, match="needs its noise"):
+    with refused("noise.not_given"):
         mu.upscale(make(WIDTH), lambda: make(2 * WIDTH))
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["[]", "{}", '{"format": "mupscale recipe 2"}', "nonsense", '{"format": "mupscale recipe 1", "lr": 3}'],
+    ("text", "code"),
+    [
+        ("[]", "recipe.wrong_format"),
+        ("{}", "recipe.wrong_format"),
+        ('{"format": "mupscale recipe 2"}', "recipe.wrong_format"),
+        ("nonsense", "json.not_json"),
+        ('{"format": "mupscale recipe 1", "lr": 3}', "recipe.unknown_keys"),
+    ],
 )
-def test_what_is_no_recipe_is_refused(text):
-    with pytest.raises(mu.MupscaleError, match="not a recipe"):
+def test_what_is_no_recipe_is_refused(text, code):
+    with refused(code):
         Recipe.from_json(text)
-    told = json.loads(recipe_for().to_json())
-    changes: list[dict[str, object]] = [
-        {"constants": {}},
-        {"constants": {"lr": -1}},
-        {"tensors": 3},
-        {"sigma": "x"},
-        {"more": 1},
-    ]
-    for change in changes:
-        with pytest.raises(mu.MupscaleError, match="not a recipe"):
-            Recipe.from_json(json.dumps({**told, **change}))
 
 
 def llama_in(folder):
@@ -311,7 +305,7 @@ def test_the_command_applies_a_recipe_to_a_directory(tmp_path, capsys):
         str(tmp_path / "other.json"),
     ]
     assert main(other) == 2
-    assert "another depth, or another model" in capsys.readouterr().err
+    assert "[recipe.other_tensors]" in capsys.readouterr().err
     assert main([*other, "--noise", "t=0.2"]) == 2
 
 
@@ -321,11 +315,11 @@ def test_the_command_applies_a_recipe_to_a_directory(tmp_path, capsys):
     [
         (None, [], 0, "is not known: there is no optimizer.pt"),
         (None, ["--optimizer", "torch.optim.AdamW"], 0, None),
-        (None, ["--optimizer", "torch.optim.SGD"], 2, "tuned with torch.optim.AdamW"),
+        (None, ["--optimizer", "torch.optim.SGD"], 2, "[recipe.other_optimizer]"),
         ("AdamW", [], 0, "weight_decay is 0.1 here, 0.01 in the recipe"),
         ("AdamW", ["--no-state"], 0, "weight_decay is 0.1 here, 0.01 in the recipe"),
-        ("Adam", [], 2, "it is the state of torch.optim.Adam, the recipe was tuned with torch.optim.AdamW"),
-        ("SGD", [], 2, "it is the state of torch.optim.SGD, the recipe was tuned with torch.optim.AdamW"),
+        ("Adam", [], 2, "[recipe.other_optimizer]"),
+        ("SGD", [], 2, "[recipe.other_optimizer]"),
         (
             "old AdamW",
             [],
@@ -374,7 +368,7 @@ def test_a_base_trained_without_mup_is_refused_although_it_names_the_reference(o
     recipe = recipe_for(optimizer=qualified_name(optimizer))
     model, since = make(4 * WIDTH), mu.plan_between(make, WIDTH, 4 * WIDTH)
     plain = mu.Run(model, optimizer(model.parameters(), lr=1e-3), since=since)
-    with pytest.raises(mu.MupscaleError, match="not in the proportions"):
+    with refused("recipe.rates_out_of_proportion"):
         mu.upscale(plain, lambda: make(8 * WIDTH), recipe=recipe)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the control: under μP the same base is taken
@@ -382,15 +376,20 @@ def test_a_base_trained_without_mup_is_refused_although_it_names_the_reference(o
 
 
 def test_a_missing_recipe_is_named():
-    with pytest.raises(mu.MupscaleError, match="no such file"):
+    with refused("file.does_not_exist", where="nowhere.json"):
         Recipe.read("nowhere.json")
 
 
 def test_a_file_that_is_no_recipe_is_named(tmp_path):
-    for content in (b"{}", b"not json", b"\xff\xfe"):
-        (tmp_path / "other.json").write_bytes(content)
-        with pytest.raises(mu.MupscaleError, match=r"other\.json: "):
-            Recipe.read(tmp_path / "other.json")
+    path = tmp_path / "other.json"
+    for content, code in (
+        (b"{}", "recipe.wrong_format"),
+        (b"not json", "json.not_json"),
+        (b"\xff\xfe", "json.not_json"),
+    ):
+        path.write_bytes(content)
+        with refused(code, where=str(path)):
+            Recipe.read(path)
 
 
 def noisy_loss(model):
@@ -421,20 +420,25 @@ def test_a_rise_is_measured_on_the_base_that_the_recipe_is_applied_to(tmp_path):
     auto = by_recipe.provenance["auto"]
     assert auto["found"] == pytest.approx(0.01, rel=0.2)
     assert mu.diagnostics.reference_lr(by_recipe.optimizers[0]) == pytest.approx(2e-3)
-    with pytest.raises(mu.MupscaleError, match="this recipe needs a loss"):
+    with refused("recipe.needs_loss"):
         mu.upscale(run, lambda: make(4 * WIDTH), recipe=recipe)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "code"),
     [
-        ({"rise": 0.1}, "expected one of sigma and rise"),
-        ({"sigma": None}, "expected one of sigma and rise"),
-        ({"sigma": None, "rise": 0}, "rise = 0.0, expected a number above 0"),
-        ({"sigma": None, "rise": "much"}, "this is not a recipe"),
+        ({"rise": 0.1}, "recipe.sigma_or_rise"),
+        ({"sigma": None}, "recipe.sigma_or_rise"),
+        ({"sigma": None, "rise": 0}, "recipe.rise_not_positive"),
+        ({"sigma": None, "rise": "much"}, "recipe.malformed_record"),
+        ({"constants": {}}, "recipe.malformed_record"),
+        ({"constants": {"lr": -1}}, "recipe.lr_not_positive"),
+        ({"tensors": 3}, "recipe.malformed_record"),
+        ({"sigma": "x"}, "recipe.malformed_record"),
+        ({"more": 1}, "recipe.unknown_keys"),
     ],
 )
-def test_a_recipe_gives_a_size_or_a_rise(changes, said):
+def test_values_that_no_recipe_has_are_refused(changes, code):
     values = {**recipe_for().as_json(), **changes}
-    with pytest.raises(mu.MupscaleError, match=said):
+    with refused(code):
         Recipe.from_json(json.dumps(values))

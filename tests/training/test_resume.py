@@ -110,7 +110,7 @@ def test_groups_of_every_carried_optimizer_have_names():
         own = dict(one.model.named_parameters())
         for group in one.optimizer.param_groups:
             assert all(own[n] is p for n, p in zip(group["param_names"], group["params"], strict=True))
-    refusal(lambda: mu.trainers.groups_for(model, run.optimizer.state_dict()), "names", "upscale")
+    refusal(lambda: mu.trainers.groups_for(model, run.optimizer.state_dict()), "state.no_names")
 
 
 class Trainer:
@@ -144,7 +144,11 @@ def test_a_function_that_cannot_be_copied_is_refused_with_a_line_that_works():
     optimizer, called = torch.optim.SGD(model.parameters(), lr=0.1), Trainer(model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, called)
     make = lambda: nn.Linear(8, 8)  # noqa: E731
-    refusal(lambda: mu.widen(mu.Run(model, optimizer, scheduler), make), "cannot be copied", "lambda step")
+    refusal(
+        lambda: mu.widen(mu.Run(model, optimizer, scheduler), make),
+        "schedule.function_not_copyable",
+        where="LambdaLR",
+    )
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: called(step))
     wide = mu.widen(mu.Run(model, optimizer, scheduler), make)
     assert wide.scheduler.lr_lambdas[0](0) == 1.0

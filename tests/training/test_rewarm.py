@@ -111,13 +111,10 @@ def test_the_peak_of_one_cycle_is_its_max_lr(tensor: bool):
 def test_what_cannot_be_started_is_refused_with_lines_that_work():
     run = dataclasses.replace(ended("one group"), schedulers=())
     wide = mu.widen(run, wide_net)
-    error = refusal(
-        lambda: mu.rewarm_(wide, NEW, peak_lr=1e-3), "do not remember a peak", "mu.set_lr_(optimizer, 1e-3)"
-    )
-    assert error.faults[0].where == "AdamW"
+    refusal(lambda: mu.rewarm_(wide, NEW, peak_lr=1e-3), "rates.no_peak_known", where="AdamW")
     mu.set_lr_(wide.optimizer, 1e-3)
     assert set(rates(mu.rewarm_(wide, mu.GrowthSchedule(20, warmup=0.0)))) == {1e-3}
-    refusal(lambda: mu.rewarm_(mu.Run(wide.model), NEW), "has none")
-    refusal(lambda: mu.rewarm_(wide, 1000), "expected GrowthSchedule", "mu.GrowthSchedule(1000)")  # type: ignore[arg-type]
-    refusal(lambda: mu.rewarm_(wide, NEW, peak_lr=0.0), "above 0")
-    refusal(lambda: mu.rewarm_(wide.optimizer, NEW), "expected Run")  # type: ignore[arg-type]
+    refusal(lambda: mu.rewarm_(mu.Run(wide.model), NEW), "run.no_optimizers")
+    refusal(lambda: mu.rewarm_(wide, 1000), "argument.wrong_type", where="mu.GrowthSchedule(1000)")  # type: ignore[arg-type]
+    refusal(lambda: mu.rewarm_(wide, NEW, peak_lr=0.0), "argument.not_a_number", where="peak_lr")
+    refusal(lambda: mu.rewarm_(wide.optimizer, NEW), "argument.wrong_type", where="run")  # type: ignore[arg-type]

@@ -59,16 +59,16 @@ def test_every_function_that_takes_since_takes_a_run_of_the_same_model_only(act:
     run = grown_twice()
     act(run, run)
     act(grown_twice(), mu.plan_between(net, 4, 16))
-    refusal(lambda: act(run, mu.Run(net(16))), "model", "write")
+    refusal(lambda: act(run, mu.Run(net(16))), "run.other_model")
 
 
 def test_a_plan_needs_the_model_and_a_run_holds_it():
     run = grown_twice()
     assert run.since is not None
     optimizer = torch.optim.AdamW(run.model.parameters())
-    refusal(lambda: mu.clip_(run.optimizers, run.since, max_norm=1.0), "write clip_(…, run)", "model=model")  # type: ignore[arg-type]
-    refusal(lambda: mu.step_in_units_(optimizer, run.since), "write step_in_units_(…, run)")  # type: ignore[arg-type]
-    refusal(lambda: mu.param_groups(run.model, 4, torch.optim.AdamW), "since", "write the run")  # type: ignore[arg-type]
+    refusal(lambda: mu.clip_(run.optimizers, run.since, max_norm=1.0), "run.model_missing", where="clip_")  # type: ignore[arg-type]
+    refusal(lambda: mu.step_in_units_(optimizer, run.since), "run.model_missing", where="step_in_units_")  # type: ignore[arg-type]
+    refusal(lambda: mu.param_groups(run.model, 4, torch.optim.AdamW), "argument.wrong_type", where="since")  # type: ignore[arg-type]
     mu.clip_(run.optimizers, run, max_norm=1.0)
     mu.step_in_units_(optimizer, run)
 
@@ -85,9 +85,13 @@ def test_one_optimizer_and_one_scheduler_have_names_of_their_own():
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
     run = mu.Run(model, optimizer, scheduler, steps=3)
     assert (run.optimizer, run.scheduler, run.steps) == (optimizer, scheduler, 3)
-    refusal(lambda: mu.Run(model).optimizer, "has 0", "run.optimizers[i]")
-    refusal(lambda: mu.Run(model, [optimizer, optimizer]).optimizer, "has 2", "run.optimizers[i]")
-    refusal(lambda: mu.Run(model).scheduler, "has 0", "run.schedulers[i]")
+    refusal(lambda: mu.Run(model).optimizer, "run.not_exactly_one", where="run.optimizers[i]")
+    refusal(
+        lambda: mu.Run(model, [optimizer, optimizer]).optimizer,
+        "run.not_exactly_one",
+        where="run.optimizers[i]",
+    )
+    refusal(lambda: mu.Run(model).scheduler, "run.not_exactly_one", where="run.schedulers[i]")
 
 
 class Tied(nn.Module):

@@ -176,7 +176,7 @@ def exact_or_refused(make: Callable[[int], Any], fresh: bool) -> bool:
         plan = mu.plan_between(make, 4, 8) if fresh else mu.infer_plan(base, seeded(make, 8, seed=1))
         wide = mu.widen(base, lambda: make(8), plan=plan, unproved=True)
     except mu.MupscaleError as error:
-        return "buffer" in str(error)
+        return error.code == "model.unclear_buffer"
     return difference(output(wide.model), output(base)) <= EXACT
 
 
@@ -221,7 +221,7 @@ def test_a_growing_buffer_that_is_in_no_state_dict_is_warned_of_with_lines_that_
     torch.manual_seed(0)
     model, x = Positions(4), torch.randn(5, 3)
     plan = mu.plan_between(Positions, 4, 8, example_inputs=(x,))
-    lines = r'named_buffers.*other\.get_buffer\("table"\)\.copy_\(result\["table"\]\)'
+    lines = r'get_buffer\("table"\)'
     with pytest.warns(UserWarning, match=lines):
         mu.widen_state_dict(model.state_dict(), plan)
     state = {**model.state_dict(), **dict(model.named_buffers())}
@@ -268,8 +268,8 @@ def test_a_new_scheduler_starts_at_the_rate_of_the_state_dict_and_a_continued_on
 
 def test_what_is_beside_groups_and_state_is_not_dropped_in_silence():
     plan, state = mu.plan_between(lambda n: nn.Linear(n, n), 4, 8), adam_state()
-    refused = lambda: mu.widen_optimizer_state_dict({**state, "scale": 1.0}, plan, torch.optim.AdamW)  # noqa: E731
-    refusal(refused, "scale", "remove it")
+    more = lambda: mu.widen_optimizer_state_dict({**state, "scale": 1.0}, plan, torch.optim.AdamW)  # noqa: E731
+    refusal(more, "state.unknown_entry", where="scale")
     assert mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW)["state"] == {}, "control"
 
 

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 
 import mupscale as mu
 from harness.draws import data, seeded
-from harness.refusals import refusal
+from harness.refusals import refusal, refused
 from harness.runs import drift, train
 from mupscale.plans.names import named_tensors
 
@@ -96,11 +96,19 @@ def test_lr_is_refused_where_it_would_replace_several_rates_or_none():
     first, rest = list(model.parameters())[:2], list(model.parameters())[2:]
     several = torch.optim.SGD([{"params": first, "lr": 0.1}, {"params": rest, "lr": 0.2}])
     make = lambda: net(8)  # noqa: E731
-    refusal(lambda: mu.upscale(mu.Run(model, several), make, SILENT, lr=0.3), "0.1", "0.2", "lr=None")
+    refusal(
+        lambda: mu.upscale(mu.Run(model, several), make, SILENT, lr=0.3),
+        "rates.no_single_rate",
+        where=["0.1", "0.2"],
+    )
     assert mu.upscale(mu.Run(model, several), make, SILENT).optimizers, "control: without lr"
     for group in several.param_groups:
         group["initial_lr"], group["lr"] = group["lr"], 0.0
-    refusal(lambda: mu.upscale(mu.Run(model, several), make, SILENT, lr=0.3), "0.1", "0.2", "lr=None")
+    refusal(
+        lambda: mu.upscale(mu.Run(model, several), make, SILENT, lr=0.3),
+        "rates.no_single_rate",
+        where=["0.1", "0.2"],
+    )
     still = torch.optim.SGD(model.parameters(), lr=0.0)
     found = mu.upscale(mu.Run(model, still), make, SILENT, lr=0.3)
     assert mu.diagnostics.reference_lr(found.optimizer) == pytest.approx(0.3), (
@@ -113,11 +121,11 @@ def test_lr_is_refused_when_two_optimizers_have_two_rates():
     model = seeded(net, 4)
     first, rest = list(model.parameters())[:2], list(model.parameters())[2:]
     two = [torch.optim.SGD(first, lr=0.1), torch.optim.AdamW(rest, lr=0.001)]
-    refusal(lambda: mu.upscale(mu.Run(model, two), lambda: net(8), SILENT, lr=0.05), "lr")
+    refusal(lambda: mu.upscale(mu.Run(model, two), lambda: net(8), SILENT, lr=0.05), "rates.no_single_rate")
 
 
 def test_lr_is_refused_for_a_run_without_optimizers():
-    refusal(lambda: mu.upscale(seeded(net, 4), lambda: net(8), SILENT, lr=0.05), "lr")
+    refusal(lambda: mu.upscale(seeded(net, 4), lambda: net(8), SILENT, lr=0.05), "rates.no_single_rate")
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -189,7 +197,7 @@ def test_a_report_lists_tensors_without_noise_and_asks_for_an_upscaled_run():
     found = mu.diagnostics.noise_report(base, wide, loss=loss)
     assert found.without == ("0.weight",)
     assert found.loss_after == pytest.approx(found.loss_before, rel=1e-12)
-    refusal(lambda: mu.diagnostics.noise_report(base, mu.widen(base, lambda: net(8))), "upscale")
+    refusal(lambda: mu.diagnostics.noise_report(base, mu.widen(base, lambda: net(8))), "noise.no_record")
 
 
 def test_a_report_after_two_growths_counts_from_the_first_reference():
@@ -245,7 +253,7 @@ def test_a_jump_of_the_loss_is_warned_of_with_the_next_smaller_size():
     run = trained(steps=200)
     modes = [module.training for module in run.model.modules()]
     state = torch.get_rng_state()
-    with pytest.warns(UserWarning, match=r"from [\d.e-]+ to [\d.e-]+: .*SignalNoise\(0\.5\)"):
+    with pytest.warns(UserWarning, match=r"SignalNoise\(0\.5\)"):
         wide = mu.upscale(run, lambda: net(8), mu.SignalNoise(1.0), loss=lambda m: 100 * loss(m))
     told = wide.provenance["loss"]
     assert told["before"] == pytest.approx(100 * float(loss(run.model).detach()), rel=1e-6)
@@ -331,9 +339,8 @@ def test_a_running_one_cycle_keeps_its_own_start_when_the_rate_is_set():
 
 
 @pytest.mark.parametrize(
-    ("loss", "found"),
-    [(lambda model: model(torch.ones(2, 4)), r"a tensor of shape \(2, "), (lambda model: None, "None")],
+    ("loss", "found"), [(lambda model: model(torch.ones(2, 4)), "(2, "), (lambda model: None, "None")]
 )
 def test_a_loss_that_is_not_one_number_is_refused(loss, found):
-    with pytest.raises(mu.MupscaleError, match=f"returned {found}"):
+    with refused("argument.loss_not_one_number", where=found):
         mu.upscale(nn.Linear(4, 4), lambda: nn.Linear(4, 4), mu.MupNoise(0.1), loss=loss)

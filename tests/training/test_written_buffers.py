@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 import mupscale as mu
+from harness.refusals import refused
 
 X = torch.randn(16, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -38,7 +38,7 @@ class Delayed(nn.Module):
 def test_a_written_norm_gets_its_own_factor_and_a_plan_without_it_is_refused():
     base = Delayed(8, mean=False).double()
     shapes = mu.infer_plan(base, lambda: Delayed(32, mean=False).double())
-    with pytest.raises(mu.MupscaleError, match="scale"):
+    with refused("proof.run_deviates", where="step 0, scale"):
         mu.widen(base, lambda: Delayed(32, mean=False).double(), plan=shapes, loss=loss)
     wide = mu.widen(base, lambda: Delayed(32, mean=False).double(), loss=loss)
     for _ in range(3):

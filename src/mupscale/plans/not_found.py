@@ -17,9 +17,12 @@ def not_found(
     aligned: Alignment | None,
 ) -> MupscaleError:
     """The error for two models without an exact plan."""
-    ended = ", and the search ended at its limit" if out_of_time else ""
-    what = f"none passes the gradient identity{ended}; nearest: {nearest}"
+    what = f"none passes the gradient identity; nearest: {nearest}"
     faults = [Fault("search.no_exact_plan", f"{tried} hypotheses tried", what)]
+    if out_of_time:
+        faults.append(
+            Fault("search.ended_at_limit", "the search", "it ended at its limit of trials or of time")
+        )
     if where is not None and aligned is not None:
         faults.append(_place(where, aligned))
     for name, reader in made.conflicts.items():
