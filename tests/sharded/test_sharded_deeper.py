@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 import mupscale as mu  # noqa: E402
 from harness.launched import folder, launch  # noqa: E402
-from harness.refusals import refused
+from harness.refusals import refused  # noqa: E402
 from harness.sharded_bases import grow, grown_here, write_llama  # noqa: E402
 from harness.sharded_cases import (  # noqa: E402
     NOISES,

@@ -15,7 +15,7 @@ from torch import nn
 
 import mupscale as mu
 from harness.closeness import largest_gaps
-from harness.refusals import refused
+from harness.refusals import refusal, refused
 from mupscale.files.universal import read_universal
 
 TAG = "global_step3_universal"
