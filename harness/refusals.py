@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any
 
 import pytest
@@ -18,21 +18,33 @@ def refusal(action: Callable[[], Any], *codes: str, where: str | Sequence[str] =
     return caught.value
 
 
-@contextmanager
-def refused(*codes: str, where: str | Sequence[str] = ()) -> Iterator[pytest.ExceptionInfo[mu.MupscaleError]]:
+class refused:  # noqa: N801 - used like pytest.raises
     """The block must raise a `MupscaleError` with every one of `codes`, whose message names every place in `where`.
 
     A place is a value that the caller knows, such as the name of a tensor, a file or an option. What the message says about
     it is not compared; the generated page of refusals shows it to people.
     """
-    with pytest.raises(mu.MupscaleError) as caught:
-        yield caught
-    error = caught.value
-    missing = [code for code in codes if code not in error.codes]
-    assert not missing, f"no fault {', '.join(missing)} in {error.codes}: {error}"
-    message = str(error)
-    for place in [where] if isinstance(where, str) else where:
-        assert place in message, f"{place!r} is not named in: {message}"
-    for fault in error.faults:
-        assert fault.where in message, f"the message does not name {fault.where}"
-        assert fault.remedy in message, f"the message has no remedy for {fault.where}"
+
+    def __init__(self, *codes: str, where: str | Sequence[str] = ()) -> None:
+        self._codes, self._where = codes, [where] if isinstance(where, str) else where
+        self._raises = pytest.raises(mu.MupscaleError)
+
+    def __enter__(self) -> pytest.ExceptionInfo[mu.MupscaleError]:
+        self._caught = self._raises.__enter__()
+        return self._caught
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not self._raises.__exit__(kind, value, trace):
+            return False
+        error = self._caught.value
+        missing = [code for code in self._codes if code not in error.codes]
+        assert not missing, f"no fault {', '.join(missing)} in {error.codes}: {error}"
+        message = str(error)
+        for place in self._where:
+            assert place in message, f"{place!r} is not named in: {message}"
+        for fault in error.faults:
+            assert fault.where in message, f"the message does not name {fault.where}"
+            assert fault.remedy in message, f"the message has no remedy for {fault.where}"
+        return True
