@@ -44,7 +44,7 @@ TOPICS = {
     "init": "Initialising models.",
     "job": "Jobs that are resumed, and their ranks.",
     "json": "Files of JSON.",
-    "kernel": "Kernels of convolutions.",
+    "kernel": "The code that fills tensors: portable, compiled or Triton.",
     "layout": "How the units of a tensor are laid out.",
     "lightning": "Lightning's checkpoints and Trainer.",
     "limits": "Infinite width.",
