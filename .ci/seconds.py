@@ -2,6 +2,7 @@
 
     python .ci/seconds.py run LOG PART COMMAND …    run one step and append its CPU and wall seconds to LOG
     python .ci/seconds.py judge LOG [JUNIT …]       print the steps and the slowest tests; fail above the limit
+    python .ci/seconds.py store LOG                 keep the steps of a nightly run, with the key of the code, in .ci/nightly.json
 
 CPU seconds are user and system time of a step and of all its children that ended. They hardly depend on what else the
 machine does, so they are judged and wall time is only printed. The limit holds for the parts of a push together; a run of
@@ -23,6 +24,7 @@ from xml.etree import ElementTree
 
 LIMIT = 3000.0  # CPU seconds of static, tests, exactness and survival together: 25 minutes of two cores
 PUSH = {"static", "tests", "exactness", "survival"}
+STORED = Path(__file__).resolve().with_name("nightly.json")
 SHOWN = 20  # slowest tests that are printed
 Step = dict[str, Any]
 
@@ -84,12 +86,36 @@ def judge(log: Path, junit: Sequence[Path]) -> int:
     return 1 if failed else 0
 
 
+def store(log: Path) -> int:
+    """Keep what the steps of a nightly run cost, by step, with the key of the code that they ran on."""
+    sys.path.insert(0, str(STORED.parents[1]))
+    from harness.evidence import EVERYTHING, code_key
+
+    steps = [step for step in read(log) if step["part"] not in PUSH and not step["code"]]
+    if not steps:
+        return 0
+    stored = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
+    key, day = code_key(EVERYTHING), time.strftime("%Y-%m-%d", time.gmtime())
+    for step in steps:
+        stored[step["step"]] = {
+            "part": step["part"],
+            "cpu": step["cpu"],
+            "wall": step["wall"],
+            "key": key,
+            "date": day,
+        }
+    STORED.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
 def main(words: Sequence[str]) -> int:
     action, log, *rest = words
     if action == "run":
         return run(Path(log), rest[0], rest[1:])
     if action == "judge":
         return judge(Path(log), [Path(name) for name in rest])
+    if action == "store":
+        return store(Path(log))
     print(__doc__, file=sys.stderr)
     return 2
 
