@@ -44,17 +44,7 @@ def counting(rows: int, length: int) -> torch.Tensor:
 
 def test_automatic_noise_of_a_directory_is_recorded_checked_and_trained(base, tmp_path, capsys):
     wide = tmp_path / "wide"
-    command = [
-        "upscale",
-        str(base),
-        str(wide),
-        "-k",
-        "2",
-        "--noise",
-        "auto=0.005",
-        "--workers",
-        "1",
-    ]
+    command = ["upscale", str(base), str(wide), "-k", "2", "--noise", "auto=0.005", "--workers", "1"]
     assert main(command) == 0
     said = capsys.readouterr()
     assert "choosing the noise by what it costs" in said.err

@@ -179,10 +179,7 @@ def test_a_random_up_is_not_asleep():
 
 @pytest.mark.parametrize(
     ("into", "code"),
-    [
-        ("granitemoeshared", "optimizer.steps_joined_tensors"),
-        ("glm4_moe", "optimizer.steps_stacked_experts"),
-    ],
+    [("granitemoeshared", "optimizer.steps_joined_tensors"), ("glm4_moe", "optimizer.steps_stacked_experts")],
 )
 def test_muon_is_refused_for_feed_forward_weights(into, code):
     """It steps whole matrices: joined ones are stepped otherwise, and experts are stacks of them."""

@@ -282,8 +282,7 @@ def test_what_is_known_not_to_be_exact_is_refused(case):
 
 
 @pytest.mark.parametrize(
-    ("name", "code"),
-    [("OLMo tied", "plan.tied_readout"), ("M2M-100, sinusoids", "family.lost_on_reload")],
+    ("name", "code"), [("OLMo tied", "plan.tied_readout"), ("M2M-100, sinusoids", "family.lost_on_reload")]
 )
 def test_the_search_refuses_them_without_the_registry_too(name, code, monkeypatch):
     case = next(c for c in INEXACT if c.name == name)

@@ -279,11 +279,7 @@ def test_buffers_that_nobody_computed_are_refused_and_init_computes_them(saved):
     ).model.get_buffer("table").tolist() == [0, 1, 2]
     assert mu.load_wide(path, mu.plans.on_meta(lambda: Table(8)), plan=grown).model.get_buffer(
         "table"
-    ).tolist() == [
-        0,
-        1,
-        2,
-    ]
+    ).tolist() == [0, 1, 2]
 
 
 def test_two_sets_of_tensors_need_a_prefix(tmp_path, saved):

@@ -512,10 +512,7 @@ def test_what_is_missing_or_unknown_is_refused_by_name(tmp_path, change, code, w
 def test_other_formats_are_refused_and_other_doors_say_where_to_go(tmp_path):
     narrow = write(tmp_path / "narrow", trained())
     refuse(narrow, tmp_path, "checkpoint.shape_differs", plan=planned(2 * WIDTH, 4 * WIDTH))
-    for door in (
-        lambda: mu.load_wide(narrow, Model(2 * WIDTH), plan=PLAN),
-        lambda: read_directory(narrow),
-    ):
+    for door in (lambda: mu.load_wide(narrow, Model(2 * WIDTH), plan=PLAN), lambda: read_directory(narrow)):
         with refused("directory.is_megatron", where="grow_megatron_checkpoint"):
             door()
     (narrow / "metadata.json").write_text('{"sharded_backend": "zarr"}')

@@ -92,11 +92,7 @@ def test_halving_compares_rates_at_equal_noise_and_noises_at_the_end():
 
 def test_later_points_go_on_only_where_they_beat_one_that_went_on():
     ladder, old = Ladder((5, 10)), [Point(1.0, 0.1), Point(2.0, 0.1)]
-    results = {
-        Leg(old[0], 0, 5).key: 1.0,
-        Leg(old[1], 0, 5).key: 2.0,
-        Leg(old[0], 5, 10).key: 0.5,
-    }
+    results = {Leg(old[0], 0, 5).key: 1.0, Leg(old[1], 0, 5).key: 2.0, Leg(old[0], 5, 10).key: 0.5}
     for loss, goes_on in ((0.9, True), (1.5, False)):
         seen = results | {Leg(Point(4.0, 0.1), 0, 5).key: loss}
         assert bool(climb([Point(4.0, 0.1)], seen, ladder, earlier=old)[0]) == goes_on
@@ -237,12 +233,7 @@ def test_a_study_that_broke_off_goes_on_to_the_same_recipe(tmp_path, caplog, aft
         )
     caplog.set_level("INFO", logger="mupscale")
     assert (
-        tune(
-            Proxy(build, train, digest="one"),
-            Settings(**SMALL),
-            folder=tmp_path / "broken",
-            every=0.0,
-        )
+        tune(Proxy(build, train, digest="one"), Settings(**SMALL), folder=tmp_path / "broken", every=0.0)
         == whole
     )
     assert len(caplog.messages) >= 1
