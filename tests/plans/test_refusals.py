@@ -77,6 +77,13 @@ def test_unknown_optimizer_state_is_refused():
         state["curvature"] = torch.zeros(4)
     error = refusal(lambda: widen(run), "state.unknown_key", where="'curvature'")
     assert len(error.faults) == 6, "one for every parameter"
+    names = [name for name, _ in run.model.named_parameters()]
+    state, plan = run.optimizers[0].state_dict(), mu.plan_between(mlp, 4, 8)
+    call = lambda: mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW, names=names)  # noqa: E731
+    refusal(call, "state.unknown_key", where="'curvature'")
+    for kept in run.optimizers[0].state.values():
+        del kept["curvature"]
+    assert widen(run).optimizers[0].state, "control: known state is carried"
 
 
 def test_an_unknown_hyperparameter_is_refused():

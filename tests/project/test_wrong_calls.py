@@ -300,6 +300,8 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
     "a state and a name": (
         lambda: mu.widen_optimizer_state_dict(state(), PLAN, "torch.optim.AdamW"),  # type: ignore[arg-type]
         lambda: mu.widen_optimizer_state_dict(state(), PLAN, AdamW), "optimizer.not_a_class"),
+    "the state of another model": (lambda: mu.widen_optimizer_state_dict(state(), OTHER, AdamW),
+        lambda: mu.widen_optimizer_state_dict(state(), PLAN, AdamW), "state.unknown_name"),
     "groups of a state without names": (lambda: mu.trainers.groups_for(WIDE, adamw(WIDE).state_dict()),
         lambda: mu.trainers.groups_for(WIDE, carried()), "state.no_names"),
     # Limits.
