@@ -247,14 +247,11 @@ def test_granite_shows_the_multiplier_in_its_configuration(ties):
     ("raw", "code"),
     [
         (GPT2, "family.not_like_granite"),
-        (
-            {**LLAMA, "model_type": "mistral", "architectures": None, "sliding_window": 16},
-            "family.granite_has_no_window",
-        ),
+        ({**LLAMA, "model_type": "mistral", "architectures": None, "sliding_window": 16}, "family.granite_has_no_window"),
         ({**LLAMA, "model_type": "qwen2", "architectures": None}, "family.granite_adds_bias"),
         ({**LLAMA, "model_type": "qwen3", "architectures": None}, "family.not_like_granite"),
     ],
-)
+)  # fmt: skip
 def test_what_granite_cannot_hold_is_refused(raw, code):
     with refused(code):
         family_plan(raw, 2, export="granite")

@@ -40,18 +40,14 @@ def test_the_two_spellings_of_words():
     ("config", "k", "to"),
     [
         ({**LLAMA, "tie_word_embeddings": True}, 1, "vocab=+64"),
-        (
-            {**LLAMA, "tie_word_embeddings": True},
-            "ffn=2",
-            "vocab=+64,positions=128,hidden=48,layers=3,after=0",
-        ),
+        ({**LLAMA, "tie_word_embeddings": True}, "ffn=2", "vocab=+64,positions=128,hidden=48,layers=3,after=0"),
         ({"model_type": "phi", **BERT}, 1, "vocab=130"),  # a readout with a bias
         ({"model_type": "gemma2", **SIZES}, 2, "vocab=+31"),  # logits with a cap
         (GPT2, 1, "vocab=+3,positions=96"),
         ({"model_type": "bert", **BERT, "architectures": ["BertForMaskedLM"]}, 2, "vocab=+64,positions=96"),
     ],
     ids=["llama", "llama, all", "phi", "gemma2", "gpt2", "bert"],
-)
+)  # fmt: skip
 def test_the_small_copy_continues_its_base(config, k, to):
     family = prove(family_plan(config, k, to=to), steps=3)
     assert family.evidence.worst_step < 1e-11 < 1e-3 < family.evidence.control

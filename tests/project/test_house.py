@@ -125,22 +125,14 @@ HOMES: dict[str, tuple[Callable[[ast.AST], Iterator[int]], str, str]] = {
         "tensors/differences.py",
         "worst = (found - wanted).abs().max() / wanted.abs().max()",
     ),
-    "s or 1": (
-        scale_or_one,
-        "plans/tensor_plan.py",
-        "scale = entry.change.s if entry.kind == 'parameter' else ONE",
-    ),
+    "s or 1": (scale_or_one, "plans/tensor_plan.py", "scale = entry.change.s if entry.kind == 'parameter' else ONE"),
     "carry loop": (
         carry_loops,
         "optimizers/carry.py",
         "for name in names:\n    state[name] = carry_state(rule, settings, found[name])",
     ),
-    "kinds of noise": (
-        noise_kinds,
-        "training/noise_kinds.py",
-        "kinds = {'mup': MupNoise, 'signal': SignalNoise}",
-    ),
-}
+    "kinds of noise": (noise_kinds, "training/noise_kinds.py", "kinds = {'mup': MupNoise, 'signal': SignalNoise}"),
+}  # fmt: skip
 """A rule: what finds it, the file it lives in, and a line that must be found anywhere else."""
 UNRELATED = {"relative difference": ("limits/", "tuning/", "reports/")}
 """Rooms where a quotient of this form is another quantity: convergence of a limit, the gain of one run over another."""

@@ -97,18 +97,13 @@ def test_a_base_whose_schedule_has_ended_starts_again_with_the_recipe_s_rate():
             "recipe.other_optimizer",
             ["torch.optim.SGD", "torch.optim.AdamW"],
         ),
-        (
-            lambda: run_at(WIDTH, WIDTH),
-            (4 * WIDTH,),
-            "recipe.other_growth",
-            ["2.weight", "out x4, in x4", "out x2, in x2"],
-        ),
+        (lambda: run_at(WIDTH, WIDTH), (4 * WIDTH,), "recipe.other_growth", ["2.weight", "out x4, in x4", "out x2, in x2"]),
         (lambda: mu.Run(make(WIDTH, 3)), (2 * WIDTH, 3), "recipe.other_tensors", "6.weight"),
         (lambda: mu.Run(make(2 * WIDTH)), (4 * WIDTH,), "recipe.other_reference", "(256, 256)"),
         (lambda: run_at(WIDTH, 64), (2 * WIDTH,), "recipe.other_reference", "(64, 64)"),
     ],
     ids=["optimizer", "k", "depth", "own reference", "other reference"],
-)
+)  # fmt: skip
 def test_it_is_refused_where_it_does_not_hold(run, width, code, where):
     with refused(code, where=where):
         mu.upscale(run(), lambda: make(*width), recipe=recipe_for())
@@ -320,14 +315,9 @@ def test_the_command_applies_a_recipe_to_a_directory(tmp_path, capsys):
         ("AdamW", ["--no-state"], 0, "weight_decay is 0.1 here, 0.01 in the recipe"),
         ("Adam", [], 2, "[recipe.other_optimizer]"),
         ("SGD", [], 2, "[recipe.other_optimizer]"),
-        (
-            "old AdamW",
-            [],
-            0,
-            "is not known: what optimizer.pt keeps fits torch.optim.Adam and torch.optim.AdamW",
-        ),
+        ("old AdamW", [], 0, "is not known: what optimizer.pt keeps fits torch.optim.Adam and torch.optim.AdamW"),
     ],
-)
+)  # fmt: skip
 def test_the_command_reads_the_optimizer_from_its_state(optimizer, more, code, said, tmp_path, capsys):
     """Optimizer and constants are the recipe's, or others, or cannot be told; each is said in one line."""
     from mupscale.checkpoints.trainer_groups import trainer_order

@@ -401,28 +401,16 @@ def test_the_command_says_when_no_proxy_can_be_computed(tmp_path, capsys):
         ([], ["model [option.not_given]"]),
         (["--paper", "-k", "2"], ["-k [option.said_elsewhere]"]),
         (["x.py", "-k", "2"], [f"{name} [option.not_given]" for name in ("--steps", "--proxy", "--width")]),
-        (
-            ["x", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8"],
-            ["--width [option.said_elsewhere]"],
-        ),
-        (
-            ["x.py", "-k", "2", "--proxy", "1", "--steps", "0", "--width", "8"],
-            ["--steps [option.below_least]"],
-        ),
+        (["x", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8"], ["--width [option.said_elsewhere]"]),
+        (["x.py", "-k", "2", "--proxy", "1", "--steps", "0", "--width", "8"], ["--steps [option.below_least]"]),
         (
             ["x.py", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8", "--trials", "inf"],
             ["--trials [option.below_least]"],
         ),
-        (
-            ["x.py", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8"],
-            ["x.py", "[proxy.no_such_file]"],
-        ),
-        (
-            ["x", "-k", "2", "--proxy", "1", "--steps", "1", "--batch", "1", "--context", "1"],
-            ["[config.not_readable]"],
-        ),
+        (["x.py", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8"], ["x.py", "[proxy.no_such_file]"]),
+        (["x", "-k", "2", "--proxy", "1", "--steps", "1", "--batch", "1", "--context", "1"], ["[config.not_readable]"]),
     ],
-)
+)  # fmt: skip
 def test_what_is_missing_is_said_at_once(arguments, faults, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["cost", *arguments]) == 2
