@@ -28,25 +28,14 @@ from mupscale.families.record import FamilyPlan
 from mupscale.families.shrink import growth, shapes, shrunk
 
 LLAMA = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 300,
-    "max_position_embeddings": 64,
-}
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+    "intermediate_size": 112, "num_hidden_layers": 5, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "vocab_size": 300, "max_position_embeddings": 64,
+}  # fmt: skip
 LLAMA_70B = {
-    **LLAMA,
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-}
+    **LLAMA, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256,
+}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 97, "n_positions": 64}
 
 
@@ -186,14 +175,9 @@ def test_a_tied_readout_that_is_named_first_still_takes_the_scale_of_the_embeddi
 def test_a_copy_that_builds_and_does_not_run_is_made_larger():
     """CodeGen cuts its heads into four parts."""
     codegen = {
-        "model_type": "codegen",
-        "n_embd": 64,
-        "n_layer": 3,
-        "n_head": 8,
-        "rotary_dim": 4,
-        "vocab_size": 90,
+        "model_type": "codegen", "n_embd": 64, "n_layer": 3, "n_head": 8, "rotary_dim": 4, "vocab_size": 90,
         "n_positions": 32,
-    }
+    }  # fmt: skip
     assert family_plan(codegen, 2).small_config["n_head"] % 4 == 0
 
 

@@ -184,17 +184,8 @@ def offsets(header: dict[str, Any], draw: random.Random) -> Any:
 @of_header
 def shape(header: dict[str, Any], draw: random.Random) -> Any:
     shapes: Any = (
-        [12],
-        [4, 3],
-        [3, 4, 1],
-        [],
-        [0],
-        [2**32, 2**32],
-        [3, -4],
-        [12, 1],
-        [1] * 65,
-        [10**18] * 60,
-    )
+        [12], [4, 3], [3, 4, 1], [], [0], [2**32, 2**32], [3, -4], [12, 1], [1] * 65, [10**18] * 60,
+    )  # fmt: skip
     header[draw.choice("wx")]["shape"] = draw.choice(shapes)
 
 

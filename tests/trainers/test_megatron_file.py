@@ -112,13 +112,8 @@ def planned(base, wide):
 torch.manual_seed(0)
 PLAN = planned(WIDTH, 2 * WIDTH)
 SCHEDULE = {
-    "max_lr": 0.05,
-    "min_lr": 0.01,
-    "num_steps": 3,
-    "lr_warmup_steps": 1,
-    "start_wd": 0.1,
-    "end_wd": 0.1,
-}
+    "max_lr": 0.05, "min_lr": 0.01, "num_steps": 3, "lr_warmup_steps": 1, "start_wd": 0.1, "end_wd": 0.1,
+}  # fmt: skip
 
 
 def step(run, i):
@@ -408,17 +403,9 @@ def test_the_optimizer_of_transformer_engine_is_told_by_its_groups(tmp_path):
 
     def fused(_, common):
         kept = (
-            "lr",
-            "betas",
-            "eps",
-            "weight_decay",
-            "wd_mult",
-            "lr_mult",
-            "is_expert_parallel",
-            "is_decoupled_lr",
-            "max_lr",
-            "min_lr",
-        )
+            "lr", "betas", "eps", "weight_decay", "wd_mult", "lr_mult", "is_expert_parallel",
+            "is_decoupled_lr", "max_lr", "min_lr",
+        )  # fmt: skip
         tree = common["optimizer"]
         tree["param_groups"] = [
             {**{k: g[k] for k in kept}, "bias_correction": True, "step": 3} for g in tree["param_groups"]

@@ -27,18 +27,10 @@ def recipe_for(reference=WIDTH, width=WIDTH, **changes):
     early = None if reference == width else mu.plan_between(make, reference, width)
     sigmas = {"0.weight": 0.1, "2.weight": 0.2, "4.weight": 0.3}
     made = Recipe(
-        optimizer="torch.optim.AdamW",
-        constants={"lr": 2e-3},
-        sigma=sigmas,
-        k=K,
-        tensors=TensorGrowth.all_of(plan, early),
-        units=width,
-        width=width,
-        reference=reference,
-        wide_steps=100,
-        batch=64,
-        schedule="CosineAnnealingLR",
-    )
+        optimizer="torch.optim.AdamW", constants={"lr": 2e-3}, sigma=sigmas, k=K,
+        tensors=TensorGrowth.all_of(plan, early), units=width, width=width, reference=reference,
+        wide_steps=100, batch=64, schedule="CosineAnnealingLR",
+    )  # fmt: skip
     return replace(made, **changes)
 
 
@@ -292,13 +284,9 @@ def test_the_command_applies_a_recipe_to_a_directory(tmp_path, capsys):
     assert main(["check", str(tmp_path / "base"), str(tmp_path / "noisy"), "--quiet"]) == 0
     recipe_for().save(tmp_path / "other.json")
     other = [
-        "upscale",
-        str(tmp_path / "base"),
-        str(tmp_path / "x"),
-        *small,
-        "--recipe",
+        "upscale", str(tmp_path / "base"), str(tmp_path / "x"), *small, "--recipe",
         str(tmp_path / "other.json"),
-    ]
+    ]  # fmt: skip
     assert main(other) == 2
     assert "[recipe.other_tensors]" in capsys.readouterr().err
     assert main([*other, "--noise", "t=0.2"]) == 2

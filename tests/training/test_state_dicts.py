@@ -17,14 +17,9 @@ from harness.runs import drift, train
 
 def mlp(n: int) -> Any:
     return nn.Sequential(
-        nn.Linear(3, n),
-        nn.BatchNorm1d(n),
-        nn.Tanh(),
-        nn.Linear(n, n),
-        nn.Tanh(),
-        nn.Linear(n, 2),
+        nn.Linear(3, n), nn.BatchNorm1d(n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 2),
         nn.BatchNorm1d(2),
-    )
+    )  # fmt: skip
 
 
 def loss(model: Any) -> Any:

@@ -26,15 +26,9 @@ from mupscale.tuning.paper_cost import CIFAR, COVERTYPE, EXPERIMENTS, LAYERS, gp
 from mupscale.tuning.stock_flops import StockModel
 
 TINY = {
-    "model_type": "gpt2",
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 2,
-    "vocab_size": 64,
-    "n_positions": 16,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+    "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "n_positions": 16,
+    "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
 MLP = """
 import torch
 from torch import nn
@@ -175,16 +169,10 @@ def test_attention_counts_what_the_formula_says_whoever_holds_its_weights():
 
 def test_a_token_uses_some_experts_only():
     raw = {
-        "model_type": "mixtral",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 2,
-        "vocab_size": 64,
-        "num_local_experts": 8,
+        "model_type": "mixtral", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 64, "num_local_experts": 8,
         "num_experts_per_tok": 2,
-    }
+    }  # fmt: skip
     step = StockModel(raw, k=2, batch=1, context=8).at(64)
     all_experts = StockModel({**raw, "num_experts_per_tok": 8}, k=2, batch=1, context=8).at(64)
     assert step.formula == pytest.approx(step.counted, rel=0.01)
@@ -195,17 +183,10 @@ def test_a_token_uses_some_experts_only():
 @pytest.mark.parametrize("kind", ["bert", "opt", "gpt_neox"])
 def test_classes_that_look_at_masks_differently_are_counted(kind):
     sizes = {
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-        "intermediate_size": 64,
-        "ffn_dim": 64,
-        "word_embed_proj_dim": 32,
-        "vocab_size": 64,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
+        "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64,
+        "ffn_dim": 64, "word_embed_proj_dim": 32, "vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0,
         "pad_token_id": 1,
-    }
+    }  # fmt: skip
     step = StockModel({"model_type": kind, **sizes}, k=2, batch=1, context=8).at(32)
     assert step.formula == pytest.approx(step.counted, rel=0.1)
 

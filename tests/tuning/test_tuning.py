@@ -30,14 +30,8 @@ from mupscale.tuning.settings import Settings
 from mupscale.tuning.tune import tune
 
 SMALL: dict[str, Any] = {
-    "width": 6,
-    "k": 2,
-    "steps": 16,
-    "lrs": [0.004, 0.008],
-    "noises": [0.1],
-    "factors": [1.0],
-    "extend": 0,
-}
+    "width": 6, "k": 2, "steps": 16, "lrs": [0.004, 0.008], "noises": [0.1], "factors": [1.0], "extend": 0,
+}  # fmt: skip
 
 
 def build(width):
