@@ -378,28 +378,6 @@ def test_other_arguments_do_not_resume(base, tmp_path, capsys):
     assert (out / "config.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [
-        ("pytorch_model.bin", "checkpoint.pickled_weights"),
-        ("adapter_config.json", "directory.holds_an_adapter"),
-        ("quantised", "checkpoint.is_quantised"),
-    ],
-)
-def test_what_cannot_be_widened_is_refused(base, tmp_path, name, code, capsys):
-    folder = tmp_path / "base"
-    shutil.copytree(base, folder)
-    if name == "quantised":
-        config = json.loads((folder / "config.json").read_text())
-        config["quantization_config"] = {"bits": 4}
-        (folder / "config.json").write_text(json.dumps(config))
-    else:
-        (folder / "model.safetensors").unlink()
-        (folder / name).write_bytes(b"{}")
-    assert main(["plan", str(folder), "-k", "2"]) == 2
-    assert f"[{code}]" in capsys.readouterr().err
-
-
 def test_growing_again_draws_other_noise_for_the_same_seed(base, tmp_path):
     """Control: the same numbers added twice would correlate perfectly."""
     first, second = tmp_path / "first", tmp_path / "second"
@@ -445,12 +423,6 @@ def test_a_moved_partial_directory_is_finished_where_it_lies(base, tmp_path, mon
     assert main(["widen", str(base), "../in/b", "-k", "2", "--quiet"]) == 0
     assert (tmp_path / "in" / "b" / "config.json").exists()
     assert not (tmp_path / "a").exists()
-
-
-def test_a_batch_that_is_not_there_is_refused_before_anything_is_written(base, tmp_path):
-    batch = tmp_path / "no.json"
-    assert cli("upscale", base, tmp_path / "w", "-k 2 --noise t=0.1 --batch", batch) == 2
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_plan_of_a_grown_directory_counts_from_the_reference(wide, capsys):

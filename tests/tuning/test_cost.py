@@ -42,30 +42,10 @@ def inputs():
 # The paper
 
 
-@pytest.mark.parametrize(
-    ("run", "scratch", "base", "upscaled", "ratio", "charged"),
-    [
-        ("MLP, SGD", "11,326", "740", "598", "23.6", "8.5"),
-        ("MLP, AdamW", "11,326", "740", "3,031", "23.6", "3.0"),
-        ("ResNet-18", "265,970", "66,547", "132,985", "16.0", "1.3"),
-        ("GPT-2", "37,929,809", "10,615,488", "6,539,099", "48.2", "2.2"),
-    ],
-)
-def test_the_papers_totals_come_out_of_sizes(run, scratch, base, upscaled, ratio, charged):
-    experiment = EXPERIMENTS[run]
-    cost = experiment.cost
-    assert (tera(cost.scratch), tera(cost.base), tera(cost.upscaled)) == (scratch, base, upscaled)
-    assert f"{experiment.tuning_ratio:.1f}" == ratio
-    assert f"{cost.speedup('base charged'):.1f}" == charged
-
-
 def test_the_papers_tuning_comes_out_of_sizes():
     cost = EXPERIMENTS["GPT-2"].cost
-    assert tera(cost.tuning) == "19,679,775"
     assert tera(cost.tuning_charged) == "26,218,874"
     assert tera(cost.base_charged) == "17,154,587"
-    assert f"{cost.speedup('tuning charged'):.1f}" == "1.4"
-    assert f"{cost.speedup('both charged'):.2f}" == "1.03"
 
 
 def test_other_sizes_do_not_give_the_papers_totals():
@@ -97,6 +77,8 @@ def test_the_command_prints_every_number_of_the_paper(capsys):
     rows = {line[:26].strip(): line[26:].split() for line in lines[1:] if line}
     assert rows["TFLOPs from scratch"] == ["11,326", "11,326", "265,970", "37,929,809"]
     assert rows["TFLOPs of the base"] == ["740", "740", "66,547", "10,615,488"]
+    assert rows["TFLOPs upscaled"] == ["598", "3,031", "132,985", "6,539,099"]
+    assert rows["TFLOPs of tuning"] == ["–", "–", "–", "19,679,775"]
     assert rows["a trial at k·n / at k·n0"] == ["23.6", "23.6", "16.0", "48.2"]
     assert rows["stay: steps at n / at k·n"] == ["15.3", "15.3", "4.0", "3.6"]
     assert rows["speedup, base charged"] == ["8.5", "3.0", "1.3", "2.2"]
@@ -384,10 +366,7 @@ def test_the_command_says_when_no_proxy_can_be_computed(tmp_path, capsys):
         (["x.py", "-k", "2"], [f"{name} [option.not_given]" for name in ("--steps", "--proxy", "--width")]),
         (["x", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8"], ["--width [option.said_elsewhere]"]),
         (["x.py", "-k", "2", "--proxy", "1", "--steps", "0", "--width", "8"], ["--steps [option.below_least]"]),
-        (
-            ["x.py", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8", "--trials", "inf"],
-            ["--trials [option.below_least]"],
-        ),
+        (["x.py", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8", "--trials", "inf"], ["--trials [option.below_least]"]),
         (["x.py", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8"], ["x.py", "[proxy.no_such_file]"]),
         (["x", "-k", "2", "--proxy", "1", "--steps", "1", "--batch", "1", "--context", "1"], ["[config.not_readable]"]),
     ],

@@ -434,13 +434,6 @@ def test_the_reference_may_be_wider_than_the_proxy(tmp_path):
     assert recipe.tensors["2.weight"].reference == (24, 24)
 
 
-def test_the_command_says_what_is_wrong(tmp_path, capsys):
-    (tmp_path / "empty.py").write_text("build = 3\n")
-    assert main(["tune", str(tmp_path / "empty.py"), "--width", "8", "-k", "2", "--steps", "5"]) == 2
-    assert "train [argument.not_a_function]" in capsys.readouterr().err
-    assert main(["tune", str(tmp_path / "none.py"), "--width", "8", "-k", "2", "--steps", "5"]) == 2
-
-
 def test_the_example_is_a_proxy(tmp_path):
     example = Path(__file__).parents[2] / "examples" / "proxy_mlp.py"
     few = ["--lrs", "0.004,0.008", "--noises", "0.1", "--factors", "1", "--extend", "0", "--quiet"]
