@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,17 +71,3 @@ def gradients(model: nn.Module, loss: Loss) -> dict[str, Tensor]:
     parameters = dict(model.named_parameters())
     found = torch.autograd.grad(loss(model), list(parameters.values()), allow_unused=True)
     return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
-
-
-def weighted_clip(weights: Mapping[str, float], limit: float) -> Clip:
-    """Clipping by the root of a weighted sum of squared gradient norms, which must be above the limit."""
-
-    def clip(model: nn.Module) -> None:
-        total = torch.zeros((), dtype=torch.float64)
-        for name, parameter in model.named_parameters():
-            assert parameter.grad is not None, name
-            total += weights[name] * parameter.grad.square().sum()
-        assert total.sqrt() > 2 * limit, "clipping must be active"
-        torch.nn.utils.clip_grads_with_norm_(model.parameters(), limit, total.sqrt())
-
-    return clip

@@ -159,15 +159,7 @@ def tuning(folder: Path, trained: Trained) -> Names:
 
 
 PREPARED: dict[str, Callable[[Path, Trained], Names]] = {
-    "README.md": one_checkpoint,
-    "checkpoints.md": checkpoints,
-    "coming_from.md": one_checkpoint,
-    "continue.md": going_on,
-    "cost.md": cost,
-    "experts.md": experts,
-    "growth.md": growth,
-    "index.md": index,
-    "words.md": growth,
-    "schedules.md": going_on,
-    "tuning.md": tuning,
-}
+    "README.md": one_checkpoint, "checkpoints.md": checkpoints, "coming_from.md": one_checkpoint,
+    "continue.md": going_on, "cost.md": cost, "experts.md": experts, "growth.md": growth, "index.md": index,
+    "words.md": growth, "schedules.md": going_on, "tuning.md": tuning,
+}  # fmt: skip

@@ -44,17 +44,7 @@ def counting(rows: int, length: int) -> torch.Tensor:
 
 def test_automatic_noise_of_a_directory_is_recorded_checked_and_trained(base, tmp_path, capsys):
     wide = tmp_path / "wide"
-    command = [
-        "upscale",
-        str(base),
-        str(wide),
-        "-k",
-        "2",
-        "--noise",
-        "auto=0.005",
-        "--workers",
-        "1",
-    ]
+    command = ["upscale", str(base), str(wide), "-k", "2", "--noise", "auto=0.005", "--workers", "1"]
     assert main(command) == 0
     said = capsys.readouterr()
     assert "choosing the noise by what it costs" in said.err
@@ -75,17 +65,9 @@ def test_automatic_noise_of_a_directory_is_recorded_checked_and_trained(base, tm
     data = tmp_path / "text.jsonl"
     data.write_text("\n".join(json.dumps({"input_ids": row.tolist()}) for row in counting(80, 16)))
     script = [
-        sys.executable,
-        str(wide / "train.py"),
-        "--data",
-        str(data),
-        "--steps",
-        "4",
-        "--batch",
-        "8",
-        "--length",
-        "16",
-    ]
+        sys.executable, str(wide / "train.py"), "--data", str(data), "--steps", "4", "--batch", "8",
+        "--length", "16",
+    ]  # fmt: skip
     done = subprocess.run(
         script, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False
     )
@@ -119,16 +101,8 @@ def test_a_batch_chooses_the_noise_too(tmp_path, base, capsys):
     batch = tmp_path / "batch.json"
     batch.write_text(json.dumps({"input_ids": counting(8, 12).tolist()}))
     command = [
-        "upscale",
-        str(base),
-        str(tmp_path / "wide"),
-        "-k",
-        "2",
-        "--noise",
-        "auto",
-        "--batch",
-        str(batch),
-    ]
+        "upscale", str(base), str(tmp_path / "wide"), "-k", "2", "--noise", "auto", "--batch", str(batch),
+    ]  # fmt: skip
     assert main([*command, "--dtype", "bfloat16", "--quiet"]) == 0
     printed = capsys.readouterr().out
     assert f"by {batch}: the loss goes from" in printed

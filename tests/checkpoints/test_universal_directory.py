@@ -40,12 +40,8 @@ def base(tmp_path_factory):
             torch.save(torch.tensor(2.0), folder / TAG / "zero" / name / "step.pt")
             shapes["norm" in name][name] = parameter.shape
     settings = {
-        "lr": 1e-3,
-        "betas": (0.9, 0.999),
-        "eps": 1e-8,
-        "amsgrad": False,
-        "decoupled_weight_decay": True,
-    }
+        "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False, "decoupled_weight_decay": True,
+    }  # fmt: skip
     groups = [{**settings, "weight_decay": decay, "params": [0]} for decay in (0.1, 0.0)]
     torch.save({"param_groups": groups, "zero_stage": 2}, folder / TAG / "zero" / "optimizer_state.pt")
     states = {"param_shapes": shapes, "mp_world_size": 1, "global_steps": 2, "lr_scheduler": None}

@@ -94,13 +94,10 @@ def test_declarations_are_recorded_and_checked_again(base, tmp_path, capsys):
     [
         ({"layouts": {"*q_proj.weight": {"0": 3}}}, ("q_proj.weight [layout.not_a_divisor]",)),
         ({"roles": {"*typo.weight": "out"}}, ("*typo.weight [argument.pattern_matches_nothing]",)),
-        (
-            {"layouts": {"*q_proj.weight": 8}},
-            ("[layout.axis_not_named]", "--declare FILE [plan.can_be_declared]"),
-        ),
+        ({"layouts": {"*q_proj.weight": 8}}, ("[layout.axis_not_named]", "--declare FILE [plan.can_be_declared]")),
     ],
     ids=["a wrong layout", "a wrong name", "a layout without its axis"],
-)
+)  # fmt: skip
 def test_a_wrong_declaration_is_refused(base, tmp_path, capsys, told, words):
     """Control: a declaration is proved, not believed."""
     file = tmp_path / "declare.json"

@@ -5,14 +5,13 @@ from fractions import Fraction
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 
 import mupscale as mu  # noqa: E402
 from harness.refusals import refusal, refused  # noqa: E402
-from mupscale.cli.main import main  # noqa: E402
+from harness.tiny_llama import LLAMA, SIZES, cli, same_bits, saved  # noqa: E402
 from mupscale.families.goal import Goal, small_goals  # noqa: E402
 from mupscale.families.models import config_from, model_class  # noqa: E402
 from mupscale.families.padded import try_other_size  # noqa: E402
@@ -22,12 +21,6 @@ from mupscale.families.record import FamilyPlan  # noqa: E402
 from mupscale.families.small_search import search_small  # noqa: E402
 from mupscale.rules import Scale  # noqa: E402
 
-SIZES = {
-    "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 97, "max_position_embeddings": 64, "head_dim": 8,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-LLAMA = {"model_type": "llama", **SIZES}
 ALL = "hidden=48,heads=6,kv_heads=3,ffn=52"
 ROOT = Fraction(1, 2)
 
@@ -121,18 +114,10 @@ def test_a_fold_that_is_right_at_one_size_only_is_found_out(large):
         try_other_size(replace(found, powers={}), small, Goal.parse(1, "hidden=80"), cls)
 
 
-def save_llama(folder, **changes):
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, **changes}))
-    model.save_pretrained(folder)
-    return model
-
-
 def test_a_directory_grows_by_zeros_and_loads_in_the_stock_class(tmp_path):
-    base = save_llama(tmp_path / "base")
-    where = [str(tmp_path / "base"), str(tmp_path / "wide")]
-    assert main(["widen", *where, "-k", "ffn=2", "--to", "hidden=48,heads=6,kv_heads=3", "--quiet"]) == 0
-    assert main(["check", *where, "--model"]) == 0
+    base, ends = saved(tmp_path / "base"), (tmp_path / "base", tmp_path / "wide")
+    assert cli("widen", *ends, "-k ffn=2 --to hidden=48,heads=6,kv_heads=3 --quiet") == 0
+    assert cli("check", *ends, "--model") == 0
     wide = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "wide")
     assert (wide.config.hidden_size, wide.config.intermediate_size, wide.config.head_dim) == (48, 80, 8)
     words = torch.randint(0, 97, (2, 9))
@@ -144,19 +129,13 @@ def test_a_directory_grows_by_zeros_and_loads_in_the_stock_class(tmp_path):
 
 
 def test_noise_wakes_zeros_without_a_jump_and_files_equal_the_live_bits(tmp_path, capsys):
-    base = save_llama(tmp_path / "base", tie_word_embeddings=True)
-    where = [str(tmp_path / "base"), str(tmp_path / "wide")]
-    assert main(["upscale", *where, "--to", ALL, "--noise", "t=0.1", "--no-loss", "--quiet"]) == 0
-    assert "noise lost to rounding: at most 0.0%" in capsys.readouterr().out, (
-        "entries without noise lose none"
-    )
-    stored = load_file(tmp_path / "wide" / "model.safetensors")
+    base, ends = saved(tmp_path / "base", tie_word_embeddings=True), (tmp_path / "base", tmp_path / "wide")
+    assert cli("upscale", *ends, f"--to {ALL} --noise t=0.1 --no-loss --quiet") == 0
+    assert "lost to rounding: at most 0.0%" in capsys.readouterr().out, "entries without noise lose none"
     family = family_plan(tmp_path / "base", to=ALL)
     make = lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**family.wide_config))  # noqa: E731
     live = mu.upscale(base, make, mu.SignalNoise(0.1), plan=family.plan).model
-    for name, tensor in live.state_dict().items():
-        if name in stored:
-            assert torch.equal(stored[name], tensor), name
+    stored = same_bits(tmp_path / "wide", live)
     words = torch.randint(0, 97, (2, 9))
     with torch.no_grad():
         torch.testing.assert_close(live(words).logits, base(words).logits, rtol=1e-4, atol=1e-5)

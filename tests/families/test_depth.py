@@ -12,7 +12,8 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 
 import mupscale as mu  # noqa: E402
 from harness.refusals import refused  # noqa: E402
-from mupscale.cli.main import main  # noqa: E402
+from harness.tiny_llama import SIZES as TINY  # noqa: E402
+from harness.tiny_llama import TOKENS, cli, same_bits, saved  # noqa: E402
 from mupscale.families.depth import deepened, depth_of  # noqa: E402
 from mupscale.families.models import as_data, config_from  # noqa: E402
 from mupscale.families.multipliers import To, parse_to  # noqa: E402
@@ -20,11 +21,7 @@ from mupscale.families.plan import family_plan  # noqa: E402
 from mupscale.families.prove import prove  # noqa: E402
 from mupscale.families.rows import ROWS, Row  # noqa: E402
 
-SIZES = {
-    "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 97, "max_position_embeddings": 64, "head_dim": 8,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+SIZES = {**TINY, "num_hidden_layers": 4}
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2", "olmo2"])
@@ -55,21 +52,9 @@ def test_a_norm_behind_a_branch_must_be_silenced(monkeypatch):
 
 WITH_BIASES = {
     "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64},
-    "gpt_neox": {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    },
-    "opt": {
-        "hidden_size": 32,
-        "ffn_dim": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "word_embed_proj_dim": 32,
-    },
-}
-TOKENS = {"vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    "gpt_neox": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "opt": {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "word_embed_proj_dim": 32},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", WITH_BIASES)
@@ -88,14 +73,8 @@ def test_biases_of_writers_that_are_not_split_are_refused(monkeypatch):
 
 
 def test_split_biases_in_files_continue_the_base(tmp_path):
-    torch.manual_seed(0)
-    base = transformers.GPT2LMHeadModel(transformers.GPT2Config(**WITH_BIASES["gpt2"], **TOKENS))
-    with torch.no_grad():
-        for name, parameter in base.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_()
-    base.eval().save_pretrained(tmp_path / "base")
-    assert main(["widen", str(tmp_path / "base"), str(tmp_path / "deep"), "--to", "layers=4", "--quiet"]) == 0
+    base = saved(tmp_path / "base", "GPT2", **WITH_BIASES["gpt2"], **TOKENS)
+    assert cli("widen", tmp_path / "base", tmp_path / "deep", "--to layers=4 --quiet") == 0
     deep = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "deep").eval()
     blocks = deep.transformer.h
     assert torch.equal(blocks[1].attn.c_proj.bias, blocks[0].mlp.c_proj.bias)
@@ -123,38 +102,26 @@ def test_types_whose_blocks_cannot_sleep_are_refused(kind, fields, code):
     assert all("mupscale plan BASE -k 2" in fault.remedy for fault in caught.value.faults)
 
 
-def test_blocks_of_several_kinds_are_moved_with_their_own_kind():
+@pytest.mark.parametrize(
+    ("kinds", "to", "want", "more"),
+    [("abab", To(5, (0,)), "aabab", {}), ("aba", To(5, (0, 1)), "aabba", {"sliding_window_pattern": 2})],
+)
+def test_lists_by_layer_take_the_entry_of_the_neighbour(kinds, to, want, more):
     """Attention in every second block of a hybrid: a new block is of the kind of the block before it."""
-    data = {"model_type": "x", "num_hidden_layers": 4, "layer_types": ["a", "b", "a", "b"]}
-    assert depth_of(data, To(5, (0,))).edits[("layer_types",)] == ["a", "a", "b", "a", "b"]
-
-
-def test_lists_by_layer_take_the_entry_of_the_neighbour():
-    data = {
-        "model_type": "x",
-        "num_hidden_layers": 3,
-        "layer_types": ["a", "b", "a"],
-        "sliding_window_pattern": 2,
-    }
-    assert depth_of(data, To(5, (0, 1))).edits[("layer_types",)] == ["a", "a", "b", "b", "a"]
+    data = {"model_type": "x", "num_hidden_layers": len(kinds), "layer_types": list(kinds), **more}
+    assert depth_of(data, to).edits[("layer_types",)] == list(want)
 
 
 @pytest.mark.parametrize(
     "field",
-    [
-        {"first_k_dense_replace": 2},
-        {"decoder_sparse_step": 2},
-        {"max_window_layers": 2},
-        {"mlp_only_layers": [1]},
-    ],
+    [{"first_k_dense_replace": 2}, {"decoder_sparse_step": 2}, {"max_window_layers": 2}, {"mlp_only_layers": [1]}],
     ids=lambda field: next(iter(field)),
-)
+)  # fmt: skip
 def test_a_field_that_counts_layers_is_refused(field):
     with refused("depth.field_counts_layers", where=next(iter(field))):
         depth_of({"model_type": "x", "num_hidden_layers": 4, **field}, To(6))
-    assert depth_of(
-        {"model_type": "x", "num_hidden_layers": 4, "layer_norm_eps": 1e-6, "attn_layers": None}, To(6)
-    )
+    other = {"layer_norm_eps": 1e-6, "attn_layers": None}
+    assert depth_of({"model_type": "x", "num_hidden_layers": 4, **other}, To(6)), "control"
 
 
 def test_lists_as_long_as_the_layers_that_are_not_about_them_stay():
@@ -214,36 +181,18 @@ def test_settings_of_a_block_move_with_it():
 
 def test_a_sleeping_block_wakes_no_other(tmp_path, capsys):
     """Noise has the size of the block before; behind one that sleeps it would be zero."""
-    save_llama(tmp_path / "base", num_hidden_layers=2)
-    assert (
-        main(["widen", str(tmp_path / "base"), str(tmp_path / "deep"), "--to", "layers=3,after=0", "--quiet"])
-        == 0
-    )
-    more = [
-        "upscale",
-        str(tmp_path / "deep"),
-        str(tmp_path / "more"),
-        "--noise",
-        "t=0.1",
-        "--no-loss",
-        "--quiet",
-    ]
-    assert main([*more, "--to", "layers=4,after=1"]) != 0
+    saved(tmp_path / "base")
+    assert cli("widen", tmp_path / "base", tmp_path / "deep", "--to layers=3,after=0 --quiet") == 0
+    more = ("upscale", tmp_path / "deep", tmp_path / "more", "--noise t=0.1 --no-loss --quiet")
+    assert cli(*more, "--to layers=4,after=1") != 0
     assert "[noise.wakes_nothing]" in capsys.readouterr().err
-    assert main([*more, "--to", "layers=4,after=0"]) == 0
-
-
-def save_llama(folder, **changes):
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, **changes}))
-    model.save_pretrained(folder)
-    return model
+    assert cli(*more, "--to layers=4,after=0") == 0
 
 
 def test_a_directory_grows_deeper_and_loads_in_the_stock_class(tmp_path):
-    base = save_llama(tmp_path / "base", num_hidden_layers=2)
-    assert main(["widen", str(tmp_path / "base"), str(tmp_path / "deep"), "--to", "layers=4", "--quiet"]) == 0
-    assert main(["check", str(tmp_path / "base"), str(tmp_path / "deep"), "--model"]) == 0
+    base, ends = saved(tmp_path / "base"), (tmp_path / "base", tmp_path / "deep")
+    assert cli("widen", *ends, "--to layers=4 --quiet") == 0
+    assert cli("check", *ends, "--model") == 0
     deep = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "deep")
     words = torch.randint(0, 97, (2, 9))
     with torch.no_grad():
@@ -257,46 +206,26 @@ def test_a_directory_grows_deeper_and_loads_in_the_stock_class(tmp_path):
 
 
 def test_noise_wakes_a_directory_without_a_jump_and_equals_the_live_bits(tmp_path):
-    base = save_llama(tmp_path / "base", num_hidden_layers=2)
-    arguments = [
-        "upscale",
-        str(tmp_path / "base"),
-        str(tmp_path / "deep"),
-        "-k",
-        "ffn=2",
-        "--to",
-        "layers=3,after=0",
-    ]
-    assert main([*arguments, "--noise", "t=0.1", "--no-loss", "--quiet"]) == 0
-    stored = load_file(tmp_path / "deep" / "model.safetensors")
+    base, ends = saved(tmp_path / "base"), (tmp_path / "base", tmp_path / "deep")
+    assert cli("upscale", *ends, "-k ffn=2 --to layers=3,after=0 --noise t=0.1 --no-loss --quiet") == 0
     family = family_plan(tmp_path / "base", "ffn=2", to="layers=3,after=0")
     make = lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**family.wide_config))  # noqa: E731
     live = mu.upscale(base, make, mu.SignalNoise(0.1), plan=family.plan).model
-    for name, tensor in live.state_dict().items():
-        assert torch.equal(stored[name], tensor), name
+    stored = same_bits(tmp_path / "deep", live)
     assert float(stored["model.layers.1.self_attn.q_proj.weight"].abs().max()) > 0
     assert float(stored["model.layers.1.self_attn.o_proj.weight"].abs().max()) == 0
 
 
 def test_auto_noise_of_a_deeper_model_costs_nothing(tmp_path, capsys):
-    save_llama(tmp_path / "base", num_hidden_layers=2)
-    arguments = [
-        "upscale",
-        str(tmp_path / "base"),
-        str(tmp_path / "deep"),
-        "--to",
-        "layers=3",
-        "--noise",
-        "auto",
-    ]
-    assert main([*arguments, "--quiet"]) == 0
+    saved(tmp_path / "base")
+    assert cli("upscale", tmp_path / "base", tmp_path / "deep", "--to layers=3 --noise auto --quiet") == 0
     assert "noise t=0.05" in capsys.readouterr().out
 
 
 def test_names_that_are_not_the_models_are_refused(tmp_path):
     from safetensors.torch import save_file
 
-    save_llama(tmp_path / "base", num_hidden_layers=2)
+    saved(tmp_path / "base")
     path = tmp_path / "base" / "model.safetensors"
     renamed = {name.removeprefix("model."): tensor for name, tensor in load_file(path).items()}
     save_file(renamed, path, {"format": "pt"})
@@ -305,6 +234,6 @@ def test_names_that_are_not_the_models_are_refused(tmp_path):
 
 
 def test_something_must_grow(tmp_path, capsys):
-    save_llama(tmp_path / "base", num_hidden_layers=2)
-    assert main(["plan", str(tmp_path / "base")]) != 0
+    saved(tmp_path / "base")
+    assert cli("plan", tmp_path / "base") != 0
     assert "--to layers=8" in capsys.readouterr().err

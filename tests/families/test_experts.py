@@ -7,32 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 
 import mupscale as mu  # noqa: E402
 from harness.refusals import refused  # noqa: E402
-from mupscale.cli.main import main  # noqa: E402
+from harness.tiny_llama import LLAMA, SIZES, cli, new, same_bits, saved  # noqa: E402
 from mupscale.families import into  # noqa: E402
 from mupscale.families.plan import family_plan  # noqa: E402
 from mupscale.families.prove import prove  # noqa: E402
 from mupscale.families.record import FamilyPlan  # noqa: E402
 from mupscale.plans.plan import Plan  # noqa: E402
 
-SIZES = {
-    "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 97, "max_position_embeddings": 64, "head_dim": 8,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
 GOAL = "experts=8,top_k=2,expert_ffn=20"
-GRANITE = {
-    "embedding_multiplier": 2.0,
-    "residual_multiplier": 0.5,
-    "attention_multiplier": 0.3,
-    "logits_scaling": 3.0,
-}
+GRANITE = {f"{of}_multiplier": m for of, m in (("embedding", 2.0), ("residual", 0.5), ("attention", 0.3))}
+GRANITE["logits_scaling"] = 3.0
 PAIRS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama": ("granitemoeshared", {}, ""),
     "llama, tied": ("granitemoeshared", {"tie_word_embeddings": True}, ""),
@@ -80,7 +70,7 @@ def test_copies_that_every_token_goes_to_continue_the_base(kind, k, more):
 
 def test_copies_with_one_copy_too_few_in_their_units_are_noticed():
     """Control: c = 1 gives their gradients other units, and the identity fails."""
-    found, base = family_plan({"model_type": "llama", **SIZES}, to=COPIES["llama"]), llama().double()
+    found, base = family_plan(LLAMA, to=COPIES["llama"]), llama().double()
     wrong = found.plan.with_tensors(
         {
             name: replace(entry, spread=Fraction(1, entry.axes[0].wide))
@@ -96,9 +86,7 @@ def test_copies_with_one_copy_too_few_in_their_units_are_noticed():
 
 def test_layers_width_and_experts_are_one_plan():
     family = prove(
-        family_plan(
-            {"model_type": "llama", **SIZES}, "hidden=2,heads=2,kv_heads=2", to=f"layers=3,after=0,{GOAL}"
-        ),
+        family_plan(LLAMA, "hidden=2,heads=2,kv_heads=2", to=f"layers=3,after=0,{GOAL}"),
         steps=3,
     )
     assert 0 < family.evidence.worst_step < 1e-11
@@ -118,16 +106,15 @@ def test_a_router_that_the_row_forgets_is_refused(monkeypatch):
     wrong = into.Target(right.architecture, right.takes, right.fields, swapped, right.asleep)
     monkeypatch.setitem(into.TARGETS, "granitemoeshared", wrong)
     with refused("experts.loss_differs"):
-        family_plan({"model_type": "llama", **SIZES}, to=GOAL)
+        family_plan(LLAMA, to=GOAL)
 
 
-def llama(**changes):
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, **changes}))
+def llama():
+    return new(**SIZES)
 
 
-def family(**changes):
-    return family_plan({"model_type": "llama", **SIZES, **changes}, to=GOAL)
+def family():
+    return family_plan(LLAMA, to=GOAL)
 
 
 def maker(found):
@@ -179,14 +166,11 @@ def test_a_random_up_is_not_asleep():
 
 @pytest.mark.parametrize(
     ("into", "code"),
-    [
-        ("granitemoeshared", "optimizer.steps_joined_tensors"),
-        ("glm4_moe", "optimizer.steps_stacked_experts"),
-    ],
+    [("granitemoeshared", "optimizer.steps_joined_tensors"), ("glm4_moe", "optimizer.steps_stacked_experts")],
 )
 def test_muon_is_refused_for_feed_forward_weights(into, code):
     """It steps whole matrices: joined ones are stepped otherwise, and experts are stacks of them."""
-    base, found = llama(), family_plan({"model_type": "llama", **SIZES}, to=f"{GOAL},into={into}")
+    base, found = llama(), family_plan(LLAMA, to=f"{GOAL},into={into}")
     matrices = {n: p for n, p in base.named_parameters() if p.dim() == 2 and "layers" in n}
     with refused(code):
         mu.widen(mu.Run(base, torch.optim.Muon(matrices.values(), lr=1e-2)), maker(found), plan=found.plan)
@@ -222,25 +206,10 @@ REFUSED = {
     "more than there are": ("llama", {}, "experts=2,top_k=3,expert_ffn=20", "experts.top_k_too_large"),
     "biases": ("llama", {"mlp_bias": True}, GOAL, "experts.class_without_bias"),
     "a window": ("mistral", {"sliding_window": 16}, GOAL, "experts.class_without_window"),
-    "copies to choose from": (
-        "llama",
-        {},
-        "experts=4,top_k=2,expert_ffn=40,into=mixtral",
-        "experts.copies_need_all",
-    ),
-    "narrow copies": (
-        "llama",
-        {},
-        "experts=4,top_k=4,expert_ffn=20,into=mixtral",
-        "experts.copies_of_other_width",
-    ),
-    "no whole experts": (
-        "llama",
-        {},
-        "experts=8,top_k=2,expert_ffn=24,into=glm4_moe",
-        "experts.ffn_not_a_divisor",
-    ),
-}
+    "copies to choose from": ("llama", {}, "experts=4,top_k=2,expert_ffn=40,into=mixtral", "experts.copies_need_all"),
+    "narrow copies": ("llama", {}, "experts=4,top_k=4,expert_ffn=20,into=mixtral", "experts.copies_of_other_width"),
+    "no whole experts": ("llama", {}, "experts=8,top_k=2,expert_ffn=24,into=glm4_moe", "experts.ffn_not_a_divisor"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "fields", "goal", "code"), REFUSED.values(), ids=REFUSED)
@@ -252,7 +221,7 @@ def test_what_cannot_be_exact_is_refused(kind, fields, goal, code):
 @pytest.mark.parametrize(("k", "to"), [("2", GOAL), ("ffn=2", GOAL), ("1", f"ffn=48,{GOAL}")])
 def test_feed_forward_layers_do_not_grow_with_experts(k, to):
     with refused("experts.ffn_grows_too"):
-        family_plan({"model_type": "llama", **SIZES}, k, to=to)
+        family_plan(LLAMA, k, to=to)
 
 
 def test_one_expert_for_a_token_is_fine_where_its_weight_is_not_renormalised():
@@ -265,24 +234,14 @@ def test_one_expert_for_a_token_is_fine_where_its_weight_is_not_renormalised():
 )
 def test_a_goal_that_is_not_whole_is_refused(text):
     with refused("goal.to_not_readable", where=text):
-        family_plan({"model_type": "llama", **SIZES}, to=text)
+        family_plan(LLAMA, to=text)
 
 
-def save(folder, **changes):
-    base = llama(**changes)
-    base.save_pretrained(folder)
-    return base
-
-
-@pytest.mark.parametrize(("kind", "more"), [("llama", []), ("llama", ["--into", "glm4_moe"]), ("qwen3", [])])
+@pytest.mark.parametrize(("kind", "more"), [("llama", ""), ("llama", "--into glm4_moe"), ("qwen3", "")])
 def test_a_directory_gets_experts_and_loads_in_the_stock_class(tmp_path, kind, more):
-    torch.manual_seed(0)
-    name = {"llama": "Llama", "qwen3": "Qwen3"}[kind]
-    base = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**SIZES)).eval()
-    base.save_pretrained(tmp_path / "base")
-    ends = [str(tmp_path / "base"), str(tmp_path / "wide")]
-    assert main(["widen", *ends, "--to", GOAL, *more, "--quiet"]) == 0
-    assert main(["check", *ends, "--model"]) == 0
+    base, ends = saved(tmp_path / "base", kind.capitalize()), (tmp_path / "base", tmp_path / "wide")
+    assert cli("widen", *ends, f"--to {GOAL} {more} --quiet") == 0
+    assert cli("check", *ends, "--model") == 0
     wide, told = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "wide", output_loading_info=True
     )
@@ -293,28 +252,18 @@ def test_a_directory_gets_experts_and_loads_in_the_stock_class(tmp_path, kind, m
     about = json.loads((tmp_path / "wide" / "mupscale.json").read_text())
     assert about["config"]["model_type"] == wide.config.model_type != kind
     assert "its new experts are zero" in (tmp_path / "wide" / "README.md").read_text()
-    again = [
-        "widen",
-        str(tmp_path / "wide"),
-        str(tmp_path / "wider"),
-        "-k",
-        "hidden=2,heads=2,kv_heads=2",
-        "--quiet",
-    ]
-    assert main(again) == 0
+    again = ("widen", tmp_path / "wide", tmp_path / "wider", "-k hidden=2,heads=2,kv_heads=2 --quiet")
+    assert cli(*again) == 0
 
 
 def test_a_directory_of_copies_loads_in_the_stock_class_and_equals_the_live_bits(tmp_path):
-    base = save(tmp_path / "base")
-    ends = [str(tmp_path / "base"), str(tmp_path / "wide")]
-    assert main(["upscale", *ends, "--to", COPIES["llama"], "--noise", "t=0.1", "--no-loss", "--quiet"]) == 0
-    assert main(["check", *ends]) == 0
+    base, ends = saved(tmp_path / "base"), (tmp_path / "base", tmp_path / "wide")
+    assert cli("upscale", *ends, f"--to {COPIES['llama']} --noise t=0.1 --no-loss --quiet") == 0
+    assert cli("check", *ends) == 0
     assert "new routers wake" in (tmp_path / "wide" / "README.md").read_text()
-    stored = load_file(tmp_path / "wide" / "model.safetensors")
     found = family_plan(tmp_path / "base", to=COPIES["llama"])
     live: Any = mu.upscale(base, maker(found), mu.SignalNoise(0.1), plan=found.plan).model
-    for name, tensor in live.state_dict().items():
-        assert torch.equal(stored[name], tensor), name
+    same_bits(tmp_path / "wide", live)
     wide, told = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "wide", output_loading_info=True
     )
@@ -330,27 +279,21 @@ def test_a_directory_of_copies_loads_in_the_stock_class_and_equals_the_live_bits
 
 
 def test_a_grown_base_gets_no_experts(tmp_path, capsys):
-    save(tmp_path / "base")
-    assert main(["widen", str(tmp_path / "base"), str(tmp_path / "wide"), "-k", "2", "--quiet"]) == 0
-    assert main(["widen", str(tmp_path / "wide"), str(tmp_path / "more"), "--to", GOAL, "--quiet"]) != 0
+    saved(tmp_path / "base")
+    assert cli("widen", tmp_path / "base", tmp_path / "wide", "-k 2 --quiet") == 0
+    assert cli("widen", tmp_path / "wide", tmp_path / "more", f"--to {GOAL} --quiet") != 0
     assert "[experts.base_was_grown]" in capsys.readouterr().err
 
 
 def test_noise_wakes_experts_without_a_jump_and_equals_the_live_bits(tmp_path):
-    base = save(tmp_path / "base")
-    arguments = [
-        "upscale",
-        str(tmp_path / "base"),
-        str(tmp_path / "wide"),
-        "--to",
-        f"layers=3,after=0,{GOAL}",
-    ]
-    assert main([*arguments, "--noise", "t=0.1", "--no-loss", "--quiet"]) == 0
-    stored = load_file(tmp_path / "wide" / "model.safetensors")
-    found = family_plan(tmp_path / "base", to=f"layers=3,after=0,{GOAL}")
+    base, to = saved(tmp_path / "base"), f"layers=3,after=0,{GOAL}"
+    assert (
+        cli("upscale", tmp_path / "base", tmp_path / "wide", f"--to {to} --noise t=0.1 --no-loss --quiet")
+        == 0
+    )
+    found = family_plan(tmp_path / "base", to=to)
     live: Any = mu.upscale(base, maker(found), mu.SignalNoise(0.1), plan=found.plan).model
-    for name, tensor in live.state_dict().items():
-        assert torch.equal(stored[name], tensor), name
+    same_bits(tmp_path / "wide", live)
     words = torch.randint(3, 97, (2, 9))
     with torch.no_grad():
         assert torch.allclose(live(words).logits, base(words).logits, atol=1e-5)

@@ -28,25 +28,14 @@ from mupscale.families.record import FamilyPlan
 from mupscale.families.shrink import growth, shapes, shrunk
 
 LLAMA = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 300,
-    "max_position_embeddings": 64,
-}
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+    "intermediate_size": 112, "num_hidden_layers": 5, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "vocab_size": 300, "max_position_embeddings": 64,
+}  # fmt: skip
 LLAMA_70B = {
-    **LLAMA,
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-}
+    **LLAMA, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256,
+}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 97, "n_positions": 64}
 
 
@@ -186,14 +175,9 @@ def test_a_tied_readout_that_is_named_first_still_takes_the_scale_of_the_embeddi
 def test_a_copy_that_builds_and_does_not_run_is_made_larger():
     """CodeGen cuts its heads into four parts."""
     codegen = {
-        "model_type": "codegen",
-        "n_embd": 64,
-        "n_layer": 3,
-        "n_head": 8,
-        "rotary_dim": 4,
-        "vocab_size": 90,
+        "model_type": "codegen", "n_embd": 64, "n_layer": 3, "n_head": 8, "rotary_dim": 4, "vocab_size": 90,
         "n_positions": 32,
-    }
+    }  # fmt: skip
     assert family_plan(codegen, 2).small_config["n_head"] % 4 == 0
 
 
@@ -247,14 +231,11 @@ def test_granite_shows_the_multiplier_in_its_configuration(ties):
     ("raw", "code"),
     [
         (GPT2, "family.not_like_granite"),
-        (
-            {**LLAMA, "model_type": "mistral", "architectures": None, "sliding_window": 16},
-            "family.granite_has_no_window",
-        ),
+        ({**LLAMA, "model_type": "mistral", "architectures": None, "sliding_window": 16}, "family.granite_has_no_window"),
         ({**LLAMA, "model_type": "qwen2", "architectures": None}, "family.granite_adds_bias"),
         ({**LLAMA, "model_type": "qwen3", "architectures": None}, "family.not_like_granite"),
     ],
-)
+)  # fmt: skip
 def test_what_granite_cannot_hold_is_refused(raw, code):
     with refused(code):
         family_plan(raw, 2, export="granite")
@@ -282,8 +263,7 @@ def test_what_is_known_not_to_be_exact_is_refused(case):
 
 
 @pytest.mark.parametrize(
-    ("name", "code"),
-    [("OLMo tied", "plan.tied_readout"), ("M2M-100, sinusoids", "family.lost_on_reload")],
+    ("name", "code"), [("OLMo tied", "plan.tied_readout"), ("M2M-100, sinusoids", "family.lost_on_reload")]
 )
 def test_the_search_refuses_them_without_the_registry_too(name, code, monkeypatch):
     case = next(c for c in INEXACT if c.name == name)

@@ -27,20 +27,9 @@ CASES = {case.name: case for case in POPULAR}
 # each kind of row; the others take seconds each.
 QUICK = ("mpt", "siglip", "esm", "nemotron_h", "qwen3_5_text")
 SLOW = (
-    "bamba",
-    "falcon_h1",
-    "granitemoehybrid",
-    "zamba2",
-    "qwen3_next",
-    "phimoe",
-    "llava",
-    "paligemma",
-    "siglip2",
-    "qwen2_5_vl",
-    "qwen3_vl",
-    "gemma3n_text",
-    "gemma4_text",
-)
+    "bamba", "falcon_h1", "granitemoehybrid", "zamba2", "qwen3_next", "phimoe", "llava", "paligemma",
+    "siglip2", "qwen2_5_vl", "qwen3_vl", "gemma3n_text", "gemma4_text",
+)  # fmt: skip
 
 
 def raw_of(name):

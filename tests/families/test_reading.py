@@ -139,14 +139,11 @@ def test_noise_passes_over_a_head_that_is_not_there(tmp_path):
     [
         (without("layers.1.mlp.up_proj"), "model.layers.1.mlp.up_proj.weight [checkpoint.tensor_missing]"),
         (without("model.norm"), "model.norm.weight [checkpoint.tensor_missing]"),
-        (
-            lambda s: {**s, "model.norm.weight": torch.ones(31)},
-            "model.norm.weight [checkpoint.shape_differs]",
-        ),
+        (lambda s: {**s, "model.norm.weight": torch.ones(31)}, "model.norm.weight [checkpoint.shape_differs]"),
         (lambda s: {f"module.{n}": t for n, t in s.items()}, "[checkpoint.tensor_missing]"),
     ],
     ids=["a weight is missing", "a norm is missing", "a shape is wrong", "a foreign prefix"],
-)
+)  # fmt: skip
 def test_what_upscale_will_refuse_plan_refuses(tmp_path, capsys, change, where):
     """Control: only heads and poolers of which nothing is stored may be missing."""
     saved(tmp_path, ("LlamaForCausalLM", "LlamaForCausalLM", change, ""))

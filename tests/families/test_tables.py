@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 
 import mupscale as mu  # noqa: E402
 from harness.refusals import refused  # noqa: E402
-from mupscale.cli.main import main  # noqa: E402
+from harness.tiny_llama import LLAMA, SIZES, TOKENS, cli, same_bits, saved  # noqa: E402
 from mupscale.families.models import config_from, factory, model_class  # noqa: E402
 from mupscale.families.multipliers import To, parse_to  # noqa: E402
 from mupscale.families.plan import family_plan  # noqa: E402
@@ -20,13 +19,6 @@ from mupscale.families.prove import prove  # noqa: E402
 from mupscale.families.record import FamilyPlan  # noqa: E402
 from mupscale.families.tables import more_of  # noqa: E402
 
-SIZES = {
-    "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 97, "max_position_embeddings": 64, "head_dim": 8,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-LLAMA = {"model_type": "llama", **SIZES}
-TOKENS = {"vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 BERT = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "head_dim")}
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, **TOKENS}
 
@@ -48,18 +40,14 @@ def test_the_two_spellings_of_words():
     ("config", "k", "to"),
     [
         ({**LLAMA, "tie_word_embeddings": True}, 1, "vocab=+64"),
-        (
-            {**LLAMA, "tie_word_embeddings": True},
-            "ffn=2",
-            "vocab=+64,positions=128,hidden=48,layers=3,after=0",
-        ),
+        ({**LLAMA, "tie_word_embeddings": True}, "ffn=2", "vocab=+64,positions=128,hidden=48,layers=3,after=0"),
         ({"model_type": "phi", **BERT}, 1, "vocab=130"),  # a readout with a bias
         ({"model_type": "gemma2", **SIZES}, 2, "vocab=+31"),  # logits with a cap
         (GPT2, 1, "vocab=+3,positions=96"),
         ({"model_type": "bert", **BERT, "architectures": ["BertForMaskedLM"]}, 2, "vocab=+64,positions=96"),
     ],
     ids=["llama", "llama, all", "phi", "gemma2", "gpt2", "bert"],
-)
+)  # fmt: skip
 def test_the_small_copy_continues_its_base(config, k, to):
     family = prove(family_plan(config, k, to=to), steps=3)
     assert family.evidence.worst_step < 1e-11 < 1e-3 < family.evidence.control
@@ -71,26 +59,14 @@ def test_the_small_copy_continues_its_base(config, k, to):
     assert any("logits[..., :97]" in note for note in family.notes)
 
 
-def save(folder, kind=transformers.LlamaForCausalLM, config=transformers.LlamaConfig, **changes):
-    torch.manual_seed(0)
-    model: Any = kind(config(**changes))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_()
-    model.save_pretrained(folder)
-    return model.eval()
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_directory_gets_words_and_loads_in_the_stock_class(tmp_path, capsys, tied):
-    base = save(tmp_path / "base", **SIZES, tie_word_embeddings=tied)
-    where = [str(tmp_path / "base"), str(tmp_path / "wide")]
-    assert main(["widen", *where, "--to", "vocab=+64,layers=3,after=0"]) == 0
+    base, ends = saved(tmp_path / "base", tie_word_embeddings=tied), (tmp_path / "base", tmp_path / "wide")
+    assert cli("widen", *ends, "--to vocab=+64,layers=3,after=0") == 0
     said = capsys.readouterr().out
     assert "new words: ids 97 to 160" in said
     assert "over all 161 words" in said
-    assert main(["check", *where, "--model"]) == 0
+    assert cli("check", *ends, "--model") == 0
     wide = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "wide").eval()
     assert wide.config.vocab_size == 161
     words = torch.randint(0, 97, (2, 9))
@@ -108,19 +84,14 @@ def test_a_directory_gets_words_and_loads_in_the_stock_class(tmp_path, capsys, t
 
 
 def test_noise_wakes_words_as_their_mean_and_files_equal_the_live_bits(tmp_path):
-    base = save(tmp_path / "base", **SIZES)
+    base, ends = saved(tmp_path / "base"), (tmp_path / "base", tmp_path / "wide")
     to = "vocab=+64,hidden=48"
-    where = [str(tmp_path / "base"), str(tmp_path / "wide")]
-    assert (
-        main(["upscale", *where, "-k", "ffn=2", "--to", to, "--noise", "t=0.1", "--no-loss", "--quiet"]) == 0
-    )
-    assert main(["check", *where, "--bytes"]) == 0
-    stored = load_file(tmp_path / "wide" / "model.safetensors")
+    assert cli("upscale", *ends, f"-k ffn=2 --to {to} --noise t=0.1 --no-loss --quiet") == 0
+    assert cli("check", *ends, "--bytes") == 0
     family = family_plan(tmp_path / "base", "ffn=2", to=to)
     make = lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**family.wide_config))  # noqa: E731
     live = mu.upscale(base, make, mu.SignalNoise(0.1), plan=family.plan).model
-    for name, tensor in live.state_dict().items():
-        assert torch.equal(stored[name], tensor), name
+    stored = same_bits(tmp_path / "wide", live)
     head, table = stored["lm_head.weight"], stored["model.embed_tokens.weight"]
     torch.testing.assert_close(
         head[97:, :32], base.lm_head.weight.mean(0).expand(64, -1), rtol=1e-5, atol=1e-7
@@ -145,10 +116,9 @@ def test_every_new_word_that_is_seen_learns_from_the_first_step_on():
 
 
 def test_tables_of_positions_are_longer_in_files(tmp_path):
-    stock = (transformers.GPT2LMHeadModel, transformers.GPT2Config)
-    base = save(tmp_path / "base", *stock, **{k: v for k, v in GPT2.items() if k != "model_type"})
-    where = [str(tmp_path / "base"), str(tmp_path / "wide")]
-    assert main(["upscale", *where, "--to", "positions=96", "--noise", "t=0.1", "--no-loss", "--quiet"]) == 0
+    base = saved(tmp_path / "base", "GPT2", **{k: v for k, v in GPT2.items() if k != "model_type"})
+    ends = (tmp_path / "base", tmp_path / "wide")
+    assert cli("upscale", *ends, "--to positions=96 --noise t=0.1 --no-loss --quiet") == 0
     wide = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "wide").eval()
     assert wide.config.n_positions == 96
     assert not bool(wide.transformer.wpe.weight[64:].any())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 import zipfile
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
@@ -63,9 +64,19 @@ def saved(tmp_path_factory):
         optimizer.step()
     weights, state = get_state_dict(model, optimizer)
     path = tmp_path_factory.mktemp("dcp") / "step"
+    return saved_as(path, {"model": weights, "optim": state, "step": 2}), model, optimizer
+
+
+def saved_as(path, tree):
     with warnings.catch_warnings(action="ignore"):
-        save_dcp({"model": weights, "optim": state, "step": 2}, checkpoint_id=path)
-    return path, model, optimizer
+        save_dcp(tree, checkpoint_id=path, no_dist=True)
+    return path
+
+
+@pytest.fixture
+def copy(tmp_path, saved):
+    """A copy of the base that a test may spoil."""
+    return shutil.copytree(saved[0], tmp_path / "copy")
 
 
 def test_every_tensor_is_found_where_it_lies(saved):
@@ -83,8 +94,7 @@ def test_every_tensor_is_found_where_it_lies(saved):
 
 
 def test_a_slice_costs_the_bytes_of_the_slice(tmp_path):
-    with warnings.catch_warnings(action="ignore"):
-        save_dcp({"w": torch.arange(4000.0).view(1000, 4)}, checkpoint_id=tmp_path / "x")
+    saved_as(tmp_path / "x", {"w": torch.arange(4000.0).view(1000, 4)})
     stored = read_dcp(tmp_path / "x").tensors["w"]
     room = torch.empty(3, 4)
     with Reader(tmp_path / "x") as reader:
@@ -101,31 +111,24 @@ class Evil:
         return os.system, ("touch /tmp/mupscale-was-run",)
 
 
-def test_a_metadata_that_would_run_something_is_refused_before_it_does(tmp_path, saved):
-    path = tmp_path / "evil"
-    shutil.copytree(saved[0], path)
-    (path / METADATA).write_bytes(pickle.dumps(Evil()))
-    refusal(lambda: read_dcp(path), "pickle.forbidden_name", where="posix.system")
+def test_a_metadata_that_would_run_something_is_refused_before_it_does(copy):
+    (copy / METADATA).write_bytes(pickle.dumps(Evil()))
+    refusal(lambda: read_dcp(copy), "pickle.forbidden_name", where="posix.system")
     refusal(lambda: read_head(pickle.dumps(Evil()), "a chunk"), "pickle.forbidden_name", where="posix.system")
 
 
-def test_plans_of_who_saved_what_are_inert_and_nothing_is_read_from_them(tmp_path, saved):
+def test_plans_of_who_saved_what_are_inert_and_nothing_is_read_from_them(copy, saved):
     """Control: another class of the same module is refused."""
-    path = tmp_path / "planned"
-    shutil.copytree(saved[0], path)
-    metadata = pickle.loads((path / METADATA).read_bytes())
+    metadata = pickle.loads((copy / METADATA).read_bytes())
     item = WriteItem(MetadataIndex("x"), WriteItemType.BYTE_IO, bytes_io_data=BytesIOWriteData(3))
     metadata.all_local_plans = [SavePlan([item])]
     raw = pickle.dumps(metadata)
-    (path / METADATA).write_bytes(raw)
-    assert read_dcp(path).tensors.keys() == read_dcp(saved[0]).tensors.keys()
+    (copy / METADATA).write_bytes(raw)
+    assert read_dcp(copy).tensors.keys() == read_dcp(saved[0]).tensors.keys()
     plan = read_metadata(raw, "it").all_local_plans[0]
-    assert (plan.kind, plan.items[0].kind, plan.items[0].type) == (
-        "SavePlan",
-        "WriteItem",
-        WriteItemType.BYTE_IO.value,
-    )
     assert isinstance(plan, Record)
+    assert (plan.kind, plan.items[0].kind) == ("SavePlan", "WriteItem")
+    assert plan.items[0].type == WriteItemType.BYTE_IO.value
     metadata.all_local_plans = [LoadItemType.TENSOR]
     refusal(
         lambda: read_metadata(pickle.dumps(metadata), "it"), "pickle.forbidden_name", where="LoadItemType"
@@ -146,21 +149,16 @@ def test_builtins_are_not_called_either(name):
     refusal(lambda: read_head(raw, "a chunk"), "pickle.forbidden_name", where=name)
 
 
-def test_paths_stay_inside_the_directory(tmp_path, saved):
-    path = tmp_path / "outside"
-    shutil.copytree(saved[0], path)
-    raw = (path / METADATA).read_bytes()
-    name = b"__0_0.distcp"
-    (path / METADATA).write_bytes(raw.replace(name, b"../../../../x"[: len(name)]))
-    refusal(lambda: read_dcp(path), "dcp.file_outside_directory", where="../../../../")
+def test_paths_stay_inside_the_directory(copy):
+    raw, name = (copy / METADATA).read_bytes(), b"__0_0.distcp"
+    (copy / METADATA).write_bytes(raw.replace(name, b"../../../../x"[: len(name)]))
+    refusal(lambda: read_dcp(copy), "dcp.file_outside_directory", where="../../../../")
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_flipped_bits_of_metadata_give_an_error_or_the_same_tensors(tmp_path, saved, seed):
+def test_flipped_bits_of_metadata_give_an_error_or_the_same_tensors(copy, seed):
     """300 flips: never an exception of another kind, never a place outside of the file."""
-    path = tmp_path / "flipped"
-    shutil.copytree(saved[0], path)
-    raw = (path / METADATA).read_bytes()
+    raw = (copy / METADATA).read_bytes()
     generator = torch.Generator().manual_seed(seed)
 
     def flip() -> None:
@@ -168,27 +166,21 @@ def test_flipped_bits_of_metadata_give_an_error_or_the_same_tensors(tmp_path, sa
             at = int(torch.randint(len(raw), (), generator=generator))
             changed = bytearray(raw)
             changed[at] ^= 1 << int(torch.randint(8, (), generator=generator))
-            (path / METADATA).write_bytes(changed)
-            try:
-                directory = read_dcp(path)
-                for stored in directory.tensors.values():
+            (copy / METADATA).write_bytes(changed)
+            with suppress(mu.MupscaleError):
+                for stored in read_dcp(copy).tensors.values():
                     for chunk in stored.chunks:
-                        place = chunk_place(path, chunk, stored.dtype)
-                        assert 0 <= place.offset <= place.end <= (path / place.file).stat().st_size
-            except mu.MupscaleError:
-                pass
+                        place = chunk_place(copy, chunk, stored.dtype)
+                        assert 0 <= place.offset <= place.end <= (copy / place.file).stat().st_size
 
     found = limited(flip, seconds=30)
     assert found.done, found.value
 
 
-def test_a_file_that_was_cut_short_is_named(tmp_path, saved):
-    path = tmp_path / "short"
-    shutil.copytree(saved[0], path)
-    data = path / "__0_0.distcp"
+def test_a_file_that_was_cut_short_is_named(copy):
+    data = copy / "__0_0.distcp"
     data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
-    load = lambda: mu.load_wide(path, mu.plans.on_meta(lambda: make(8)), plan=plan())  # noqa: E731
-    refusal(load, "file.cut_short", where="__0_0.distcp")
+    refusal(lambda: load(copy), "file.cut_short", where="__0_0.distcp")
 
 
 def test_a_transposed_tensor_is_refused(tmp_path):
@@ -200,6 +192,10 @@ def test_a_transposed_tensor_is_refused(tmp_path):
 
 def plan():
     return mu.plan_between(make, 4, 8)
+
+
+def load(path, **options):
+    return mu.load_wide(path, mu.plans.on_meta(lambda: make(8)), plan=plan(), **options)
 
 
 def test_weights_buffers_and_state_are_those_of_the_live_path(saved):
@@ -257,47 +253,29 @@ def test_other_settings_than_the_sources_are_told(saved):
         mu.load_wide(saved[0], mu.Run(built, unit_groups(built)), plan=plan())
 
 
-def test_buffers_that_nobody_computed_are_refused_and_init_computes_them(saved):
+def test_buffers_that_nobody_computed_are_refused_and_init_computes_them(tmp_path, saved):
     class Table(nn.Module):
         def __init__(self, n):
             super().__init__()
             self.inner = make(n)
             self.register_buffer("table", torch.arange(3.0), persistent=False)
 
-    grown = mu.plan_between(Table, 4, 8)
-    path = saved[0].parent / "table"
-    with warnings.catch_warnings(action="ignore"):
-        save_dcp({"inner": saved[1].state_dict()}, checkpoint_id=path)
+    grown = replace(mu.plan_between(Table, 4, 8), proof="loss")
+    path = saved_as(tmp_path / "table", {"inner": saved[1].state_dict()})
     with torch.device("meta"):
-        model = Table(8)
-    grown = replace(grown, proof="loss")
-    refusal(lambda: mu.load_wide(path, model, plan=grown), "model.buffer_never_computed", where="table")
-    with torch.device("meta"):
-        model = Table(8)
-    assert mu.load_wide(
-        path, model, plan=grown, init=lambda m: m.get_buffer("table").copy_(torch.arange(3.0))
-    ).model.get_buffer("table").tolist() == [0, 1, 2]
-    assert mu.load_wide(path, mu.plans.on_meta(lambda: Table(8)), plan=grown).model.get_buffer(
-        "table"
-    ).tolist() == [
-        0,
-        1,
-        2,
-    ]
+        models = Table(8), Table(8)
+    refusal(lambda: mu.load_wide(path, models[0], plan=grown), "model.buffer_never_computed", where="table")
+    init = lambda m: m.get_buffer("table").copy_(torch.arange(3.0))  # noqa: E731
+    for model, how in ((models[1], {"init": init}), (mu.plans.on_meta(lambda: Table(8)), {})):
+        wide = mu.load_wide(path, model, plan=grown, **how).model
+        assert wide.get_buffer("table").tolist() == [0, 1, 2]
 
 
 def test_two_sets_of_tensors_need_a_prefix(tmp_path, saved):
     weights = saved[1].state_dict()
-    with warnings.catch_warnings(action="ignore"):
-        save_dcp(
-            {"model": weights, "ema": {k: v + 1 for k, v in weights.items()}}, checkpoint_id=tmp_path / "two"
-        )
-    refusal(
-        lambda: mu.load_wide(tmp_path / "two", mu.plans.on_meta(lambda: make(8)), plan=plan()),
-        "dcp.several_prefixes_fit",
-        where=["ema.", "model."],
-    )
-    wide = mu.load_wide(tmp_path / "two", mu.plans.on_meta(lambda: make(8)), plan=plan(), prefix="ema.")
+    two = saved_as(tmp_path / "two", {"model": weights, "ema": {k: v + 1 for k, v in weights.items()}})
+    refusal(lambda: load(two), "dcp.several_prefixes_fit", where=["ema.", "model."])
+    wide = load(two, prefix="ema.")
     assert torch.equal(wide.model.get_parameter("0.bias")[::2], weights["0.bias"] + 1)
 
 
@@ -311,12 +289,6 @@ class Unused(nn.Module):
 
     def forward(self, x):
         return self.body(x)
-
-
-def saved_as(path, tree):
-    with warnings.catch_warnings(action="ignore"):
-        save_dcp(tree, checkpoint_id=path)
-    return path
 
 
 def states_of(saved):
@@ -356,7 +328,7 @@ def test_state_that_cannot_be_told_is_refused_and_none_is_said(tmp_path, saved):
     weights, state = states_of(saved)
     numbered = saved_as(tmp_path / "numbered", {"model": weights, "optim": saved[2].state_dict()})
     refusal(lambda: load_all(numbered), "dcp.state_of_no_parameter", where="optim.state.0")
-    mu.load_wide(numbered, mu.plans.on_meta(lambda: make(8)), plan=plan())  # nobody asks for its state
+    load(numbered)  # nobody asks for its state
     twice = saved_as(tmp_path / "twice", {"model": weights, "a": state, "b": state})
     refusal(lambda: load_all(twice), "dcp.state_in_two_places", where=["a.state", "b.state"])
     with pytest.warns(UserWarning, match="starts without state"):
@@ -381,10 +353,8 @@ def test_a_parameter_that_never_trained_has_no_state_in_the_wide_run_either(tmp_
         "state": {names[i]: s for i, s in state["state"].items()},
         "param_groups": [{**g, "params": names} for g in state["param_groups"]],
     }
-    path, grown = (
-        saved_as(tmp_path / "x", {"model": model.state_dict(), "optim": named}),
-        mu.plan_between(Unused, 4, 8),
-    )
+    path = saved_as(tmp_path / "x", {"model": model.state_dict(), "optim": named})
+    grown = mu.plan_between(Unused, 4, 8)
     built = mu.plans.on_meta(lambda: Unused(8))
     wide = mu.Run(built, torch.optim.AdamW(mu.param_groups(built, grown, torch.optim.AdamW, lr=1e-2)))
     wide = mu.load_wide(path, wide, plan=grown, unproved=True)
@@ -414,20 +384,16 @@ def test_state_made_on_the_meta_device_is_filled_or_refused(tmp_path, saved):
 
 def test_noise_that_was_resolved_for_something_else_is_refused(saved):
     foreign = mu.diagnostics.resolve_noise({}, mu.MupNoise(0.1), plan=mu.plan_between(Unused, 4, 8), seed=5)
-    load = lambda **o: mu.load_wide(saved[0], mu.plans.on_meta(lambda: make(8)), plan=plan(), **o)  # noqa: E731
-    refusal(lambda: load(noise=foreign), "noise.unknown_tensor", where="body.0.weight")
+    refusal(lambda: load(saved[0], noise=foreign), "noise.unknown_tensor", where="body.0.weight")
     own = mu.diagnostics.resolve_noise({}, mu.MupNoise(0.1), plan=plan(), seed=5)
-    refusal(lambda: load(noise=own, seed=3), "noise.other_seed")
-    assert load(noise=own).provenance["seed"] == 5
+    refusal(lambda: load(saved[0], noise=own, seed=3), "noise.other_seed")
+    assert load(saved[0], noise=own).provenance["seed"] == 5
 
 
 def test_equal_noise_is_told_alike():
-    a, b = ({"x": 0.1, "y": 0.2}, {"y": 0.2, "x": 0.1})
-    assert (
-        noise_identity(mu.MupNoise(a))
-        == noise_identity(mu.MupNoise(b))
-        != noise_identity(mu.MupNoise({"x": 0.1, "y": 0.3}))
-    )
+    sizes = ({"x": 0.1, "y": 0.2}, {"y": 0.2, "x": 0.1}, {"x": 0.1, "y": 0.3})
+    a, b, other = (noise_identity(mu.MupNoise(size)) for size in sizes)
+    assert a == b != other
 
 
 class Scaled(nn.Module):
@@ -444,24 +410,14 @@ class Scaled(nn.Module):
 def test_constants_and_buffers_behind_wrappers_are_those_inside(tmp_path):
     path = saved_as(tmp_path / "x", {"model": Scaled(4).state_dict()})
     found = mu.plan_between(Scaled, 4, 8)
-    grown = mu.Plan(
-        found.tensors,
-        found.ties,
-        (mu.plans.Edit("inner.scale", 1 / 4, mu.rules.Scale.of("1/4")),),
-        found.exact,
-        found.needs,
-    )
-    wide: Any = mu.load_wide(
-        path, mu.plans.on_meta(lambda: Scaled(8, wrap=True)), plan=grown, unproved=True
-    ).model
+    grown = replace(found, edits=(mu.plans.Edit("inner.scale", 1 / 4, mu.rules.Scale.of("1/4")),))
+    built = mu.plans.on_meta(lambda: Scaled(8, wrap=True))
+    wide: Any = mu.load_wide(path, built, plan=grown, unproved=True).model
     assert wide.inner._checkpoint_wrapped_module.scale == 1 / 16
     with torch.device("meta"):
         empty = Scaled(8, wrap=True)
-    refusal(
-        lambda: mu.load_wide(path, empty, plan=grown, unproved=True),
-        "model.buffer_never_computed",
-        where="table",
-    )
+    again = lambda: mu.load_wide(path, empty, plan=grown, unproved=True)  # noqa: E731
+    refusal(again, "model.buffer_never_computed", where="table")
 
 
 @pytest.mark.parametrize(
@@ -522,6 +478,14 @@ def _limited(raw: bytes, how: str) -> str:
     return done.stdout.strip()
 
 
+def archived(folder, raw):
+    """A file of `torch.save` with this pickle in it."""
+    with zipfile.ZipFile(folder / "optimizer.pt", "w") as archive:
+        for name, data in (("data.pkl", raw), ("version", b"3\n"), ("byteorder", b"little")):
+            archive.writestr(f"archive/{name}", data)
+    return folder / "optimizer.pt"
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc to set a memory limit")
 def test_nine_bytes_cannot_ask_for_gigabytes(tmp_path):
     bomb = b"\x80\x02]r\x00\x00\x00\x08."  # an empty list, put at index 2^27 of the memo
@@ -531,10 +495,7 @@ def test_nine_bytes_cannot_ask_for_gigabytes(tmp_path):
     assert _limited(b"\x80\x02]r\x03\x00\x00\x00.", "inert") == "read []", (
         "control: an index that it can have"
     )
-    with zipfile.ZipFile(tmp_path / "optimizer.pt", "w") as archive:
-        for name, data in (("data.pkl", bomb), ("version", b"3\n"), ("byteorder", b"little")):
-            archive.writestr(f"archive/{name}", data)
-    assert _limited(b"", str(tmp_path / "optimizer.pt")) == "pickle.memo_index_too_large"
+    assert _limited(b"", str(archived(tmp_path, bomb))) == "pickle.memo_index_too_large"
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
@@ -601,25 +562,18 @@ def test_small_pickles_cannot_ask_for_endless_work(raw, code):
     ids=["hash", "walk", "a list in itself", "depth"],
 )
 def test_the_pickle_of_an_optimizer_is_bounded_too(tmp_path, raw, code):
-    with zipfile.ZipFile(tmp_path / "optimizer.pt", "w") as archive:
-        for name, data in (("data.pkl", raw), ("version", b"3\n"), ("byteorder", b"little")):
-            archive.writestr(f"archive/{name}", data)
-    refusal(lambda: read_tree(tmp_path / "optimizer.pt"), f"pickle.{code}", where="optimizer.pt")
+    refusal(lambda: read_tree(archived(tmp_path, raw)), f"pickle.{code}", where="optimizer.pt")
 
 
-def test_metadata_is_no_longer_than_its_files_explain(tmp_path, saved):
-    path = tmp_path / "long"
-    shutil.copytree(saved[0], path)
-    with open(path / METADATA, "ab") as file:
+def test_metadata_is_no_longer_than_its_files_explain(copy):
+    with open(copy / METADATA, "ab") as file:
         file.truncate(40_000_000)
-    refusal(lambda: read_dcp(path), "file.too_long", where="40000000")
+    refusal(lambda: read_dcp(copy), "file.too_long", where="40000000")
 
 
 def test_a_table_gives_another_process_the_same_directory(tmp_path):
     content = {"a": torch.arange(12.0).view(4, 3), "n": torch.tensor(3), "lr": 0.1}
-    with warnings.catch_warnings(action="ignore"):
-        save_dcp(content, checkpoint_id=tmp_path / "x", no_dist=True)
-    want = read_dcp(tmp_path / "x")
+    want = read_dcp(saved_as(tmp_path / "x", content))
     with open(tmp_path / "table", "wb") as file:
         write_table(want, file)
     found = map_table(tmp_path / "table", tmp_path / "x")

@@ -193,7 +193,7 @@ def test_a_directory_is_sorted_into_weights_carried_files_and_a_trainers(tmp_pat
         "LICENSE",
     }
     assert set(found.trainer) == {
-        *("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "trainer_state.json", "training_args.bin"),
+        *("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "trainer_state.json", "training_args.bin")
     }
     assert set(found.skipped) == {
         *("README.md", "pytorch_model.bin", "modeling_x.py", "mupscale.json", "model.fp16.safetensors"),
@@ -240,11 +240,7 @@ def test_what_cannot_be_widened_is_refused_with_the_remedy(tmp_path):
     refusal(lambda: read_directory(path), "directory.no_config", where="config.json")
     (path / "model.safetensors").unlink()
     (path / "pytorch_model.bin").touch()
-    refusal(
-        lambda: read_directory(path),
-        "checkpoint.pickled_weights",
-        where="pytorch_model.bin",
-    )
+    refusal(lambda: read_directory(path), "checkpoint.pickled_weights", where="pytorch_model.bin")
     directory(path)
     assert read_directory(path), "control: beside safetensors a pickle is no matter"
     (path / "adapter_config.json").touch()

@@ -73,46 +73,17 @@ def widen(path: Path, out: Path) -> None:
 
 
 ODD_NAMES = (
-    *(
-        "../a.safetensors",
-        "..",
-        ".",
-        "",
-        "/etc/passwd",
-        "/tmp/x.safetensors",
-        "x/../../y.safetensors",
-        "a\0b",
-    ),
-    *(
-        "\ud800",
-        "sub/a.safetensors",
-        "a" * 5000,
-        "\n",
-        "~/x",
-        "..\\x.safetensors",
-        "a.safetensors/",
-        "CON\x7f",
-    ),
-)
+    *("../a.safetensors", "..", ".", "", "/etc/passwd", "/tmp/x.safetensors", "x/../../y.safetensors", "a\0b", "\ud800"),
+    *("sub/a.safetensors", "a" * 5000, "\n", "~/x", "..\\x.safetensors", "a.safetensors/", "CON\x7f"),
+)  # fmt: skip
 ODD_VALUES: tuple[Any, ...] = (
     *(None, True, -1, 1.5, "3", [], {}, [[]], 10**18, -(10**18), 2**63, 2**64, float("nan"), float("inf")),
     *([-1, 4], [10**12, 10**12], [1] * 200, [3, "4"], "F99", "f32", "F4", "__metadata__"),
 )
 REFUSED_TYPES: tuple[Any, ...] = (None, 3, [], "", "a\0b", "\ud800")
 ODD_JSON = (
-    *(
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b"3",
-        b'"x"',
-        b"{}",
-        b"[" * 50_000,
-        b'{"a":' * 20_000,
-        b"\xff\xfe",
-        b"{" + b" " * 9,
-    ),
+    *(b"", b"{", b"[]", b"null", b"3", b'"x"', b"{}", b"[" * 50_000, b'{"a":' * 20_000),
+    *(b"\xff\xfe", b"{" + b" " * 9),
     *(b'{"a":NaN}', b'{"a":-Infinity}', b'{"a":1e9999}', b'{"a":' + b"7" * 9000 + b"}", b'{"a":1,"a":2}'),
     *(b'{"\\ud800":1}', b"\x00" * 64, b'{"a":"' + b"\\u0000" * 99 + b'"}', b"[" + b"1," * 50_000 + b"1]"),
 )
@@ -129,24 +100,34 @@ def put_header(path: Path, header: Any, data: bytes) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
+def of_header(change: Callable[[dict[str, Any], random.Random], Any]) -> None:
+    """A mutation of the parsed header; it may return another one in its place."""
+
+    def changed(path: Path, draw: random.Random) -> None:
+        header, data = header_of(path / A)
+        put_header(path / A, change(header, draw) or header, data)
+
+    MUTATIONS[change.__name__] = (changed, True)
+
+
+def of_index(change: Callable[[dict[str, Any], random.Random], None]) -> None:
+    """A mutation of the parsed index."""
+
+    def changed(path: Path, draw: random.Random) -> None:
+        index = json.loads((path / INDEX).read_text())
+        change(index, draw)
+        (path / INDEX).write_text(json.dumps(index))
+
+    MUTATIONS[change.__name__] = (changed, True)
+
+
 @mutation()
 def length_of_header(path: Path, draw: random.Random) -> None:
     raw = (path / A).read_bytes()
     usual = int.from_bytes(raw[:8], "little")
-    lengths = (
-        0,
-        1,
-        usual - 1,
-        usual + 1,
-        len(raw),
-        10**8,
-        10**8 + 1,
-        2**32,
-        2**63,
-        2**64 - 1,
-        draw.getrandbits(64),
-    )
-    (path / A).write_bytes(draw.choice(lengths).to_bytes(8, "little") + raw[8:])
+    lengths = (0, 1, usual - 1, usual + 1, len(raw), 10**8, 10**8 + 1, 2**32, 2**63, 2**64 - 1)
+    length = draw.choice((*lengths, draw.getrandbits(64)))
+    (path / A).write_bytes(length.to_bytes(8, "little") + raw[8:])
 
 
 @mutation()
@@ -171,9 +152,8 @@ def much_longer_and_empty(path: Path, draw: random.Random) -> None:
 def bytes_of_header(path: Path, draw: random.Random) -> None:
     raw = bytearray((path / A).read_bytes())
     for _ in range(draw.randrange(1, 4)):
-        raw[draw.randrange(8 + int.from_bytes(raw[:8], "little") if len(raw) > 8 else 8) % len(raw)] = (
-            draw.randrange(256)
-        )
+        end = 8 + int.from_bytes(raw[:8], "little") if len(raw) > 8 else 8
+        raw[draw.randrange(end) % len(raw)] = draw.randrange(256)
     (path / A).write_bytes(raw)
 
 
@@ -186,57 +166,38 @@ def bytes_of_text(path: Path, draw: random.Random) -> None:
     (path / name).write_bytes(raw)
 
 
-@mutation()
-def field_of_header(path: Path, draw: random.Random) -> None:
-    header, data = header_of(path / A)
+@of_header
+def field_of_header(header: dict[str, Any], draw: random.Random) -> Any:
     entry = header[draw.choice("wx")]
     key = draw.choice(("dtype", "shape", "data_offsets"))
     entry[key] = draw.choice([value for value in ODD_VALUES if value != entry[key]])
-    put_header(path / A, header, data)
 
 
-@mutation()
-def offsets(path: Path, draw: random.Random) -> None:
-    header, data = header_of(path / A)
+@of_header
+def offsets(header: dict[str, Any], draw: random.Random) -> Any:
     entry = header[draw.choice("wx")]
     odd = (-48, -1, 0, 1, 24, 47, 49, 95, 97, 2**40, 2**62)
     pairs = [(a, b) for a in odd for b in (a + 48, *odd) if (a, b) not in ((0, 48), (48, 96))]
     entry["data_offsets"] = draw.choice(pairs)
-    put_header(path / A, header, data)
 
 
-@mutation()
-def shape(path: Path, draw: random.Random) -> None:
-    header, data = header_of(path / A)
-    shapes: tuple[list[int], ...] = (
-        [12],
-        [4, 3],
-        [3, 4, 1],
-        [],
-        [0],
-        [2**32, 2**32],
-        [3, -4],
-        [12, 1],
-        [1] * 65,
-        [10**18] * 60,
-    )
+@of_header
+def shape(header: dict[str, Any], draw: random.Random) -> Any:
+    shapes: Any = (
+        [12], [4, 3], [3, 4, 1], [], [0], [2**32, 2**32], [3, -4], [12, 1], [1] * 65, [10**18] * 60,
+    )  # fmt: skip
     header[draw.choice("wx")]["shape"] = draw.choice(shapes)
-    put_header(path / A, header, data)
 
 
-@mutation()
-def name_in_header(path: Path, draw: random.Random) -> None:
-    header, data = header_of(path / A)
+@of_header
+def name_in_header(header: dict[str, Any], draw: random.Random) -> Any:
     header[draw.choice(ODD_NAMES)] = header.pop(draw.choice("wx"))
-    put_header(path / A, header, data)
 
 
-@mutation()
-def quantised(path: Path, draw: random.Random) -> None:
-    header, data = header_of(path / A)
-    size = draw.choice((("F8_E4M3", 48), ("F8_E5M2", 48), ("I8", 48)))
-    entry = {"dtype": size[0], "shape": [size[1]], "data_offsets": header["w"]["data_offsets"]}
-    put_header(path / A, {"x": header["x"], "w": entry}, data)
+@of_header
+def quantised(header: dict[str, Any], draw: random.Random) -> Any:
+    header["w"] |= {"dtype": draw.choice(("F8_E4M3", "F8_E5M2", "I8")), "shape": [48]}
+    return {name: header[name] for name in ("x", "w")}
 
 
 @mutation()
@@ -244,56 +205,43 @@ def whole_header(path: Path, draw: random.Random) -> None:
     put_header(path / A, draw.choice(ODD_JSON), bytes(draw.choice((0, 96))))
 
 
-@mutation()
-def many_tensors(path: Path, draw: random.Random) -> None:
-    header, data = header_of(path / A)
+@of_header
+def many_tensors(header: dict[str, Any], draw: random.Random) -> Any:
     count = draw.choice((1000, 5000))
-    extra = {f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [96, 96]} for i in range(count)}
-    put_header(path / A, header | extra, data)
+    header |= {f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [96, 96]} for i in range(count)}
 
 
-@mutation()
-def metadata(path: Path, draw: random.Random) -> None:
-    header, data = header_of(path / A)
+@of_header
+def metadata(header: dict[str, Any], draw: random.Random) -> Any:
     header["__metadata__"] = draw.choice((3, [], {"a": 1}, {"a": None}, "x", {"a": {"b": "c"}}))
-    put_header(path / A, header, data)
 
 
-@mutation()
-def double_key(path: Path, draw: random.Random) -> None:
-    header, data = header_of(path / A)
-    text = json.dumps(header)
+@of_header
+def double_key(header: dict[str, Any], draw: random.Random) -> Any:
     key = draw.choice(("w", "x"))
-    put_header(path / A, (text[:-1] + f', "{key}": {json.dumps(header[key])}}}').encode(), data)
+    return (json.dumps(header)[:-1] + f', "{key}": {json.dumps(header[key])}}}').encode()
 
 
-@mutation()
-def file_in_index(path: Path, draw: random.Random) -> None:
-    index = json.loads((path / INDEX).read_text())
-    index["weight_map"][draw.choice("wxy")] = draw.choice(
-        (*ODD_NAMES, *ODD_VALUES, B + "x", "nowhere.safetensors")
-    )
-    (path / INDEX).write_text(json.dumps(index))
+@of_index
+def file_in_index(index: dict[str, Any], draw: random.Random) -> None:
+    files = (*ODD_NAMES, *ODD_VALUES, B + "x", "nowhere.safetensors")
+    index["weight_map"][draw.choice("wxy")] = draw.choice(files)
 
 
-@mutation()
-def names_in_index(path: Path, draw: random.Random) -> None:
-    index = json.loads((path / INDEX).read_text())
+@of_index
+def names_in_index(index: dict[str, Any], draw: random.Random) -> None:
     where = index["weight_map"]
     if draw.random() < 0.5:
         where[draw.choice(ODD_NAMES)] = where.pop(draw.choice("wxy"))
     else:
         where[draw.choice(("z", *ODD_NAMES))] = draw.choice((A, B))
-    (path / INDEX).write_text(json.dumps(index))
 
 
-@mutation()
-def swapped_in_index(path: Path, draw: random.Random) -> None:
-    index = json.loads((path / INDEX).read_text())
+@of_index
+def swapped_in_index(index: dict[str, Any], draw: random.Random) -> None:
     index["weight_map"] = draw.choice(
         ({"w": B, "x": A, "y": B}, {"w": A, "x": A, "y": A}, {"w": A, "x": A}, {}, [], None, 3, {"y": B})
     )
-    (path / INDEX).write_text(json.dumps(index))
 
 
 @mutation()
@@ -301,11 +249,9 @@ def whole_index(path: Path, draw: random.Random) -> None:
     (path / INDEX).write_bytes(draw.choice(ODD_JSON))
 
 
-@mutation()
-def large_index(path: Path, draw: random.Random) -> None:
-    index = json.loads((path / INDEX).read_text())
+@of_index
+def large_index(index: dict[str, Any], draw: random.Random) -> None:
     index["weight_map"] |= {f"t{i}": draw.choice((A, B)) for i in range(draw.choice((1000, 5000)))}
-    (path / INDEX).write_text(json.dumps(index))
 
 
 @mutation()
@@ -349,14 +295,8 @@ def not_a_file(path: Path, draw: random.Random) -> None:
     elif kind == "folder":
         name.mkdir()
     else:
-        targets: dict[str, Path | str] = {
-            "zero": "/dev/zero",
-            "null": "/dev/null",
-            "nowhere": "nowhere",
-            "itself": name,
-            "above": "..",
-        }
-        name.symlink_to(targets[kind])
+        targets = {"zero": "/dev/zero", "null": "/dev/null", "nowhere": "nowhere", "above": ".."}
+        name.symlink_to(targets.get(kind, name))
 
 
 @mutation()
@@ -380,9 +320,8 @@ def pickles_only(path: Path, draw: random.Random) -> None:
     for name in (A, B, INDEX):
         (path / name).unlink()
     boom = b"cos\nsystem\n(S'touch " + str(path.with_name("executed")).encode() + b"'\ntR."
-    (path / draw.choice(("pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.ckpt"))).write_bytes(
-        boom
-    )
+    name = draw.choice(("pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.ckpt"))
+    (path / name).write_bytes(boom)
 
 
 def mutate_job(text: str, draw: random.Random) -> bytes:
@@ -403,21 +342,16 @@ def mutate_job(text: str, draw: random.Random) -> bytes:
         for move in job["moves"]:
             move["target"][0] = name
     elif kind == 2:
-        move = draw.choice(job["moves"])
-        move[draw.choice(("target", "sources", "axes", "scale", "shift", "cat", "noise", "fill", "name"))] = (
-            odd
-        )
+        keys = ("target", "sources", "axes", "scale", "shift", "cat", "noise", "fill", "name")
+        draw.choice(job["moves"])[draw.choice(keys)] = odd
     elif kind == 3:
-        move = draw.choice(job["moves"])
-        move["target"][draw.randrange(4)] = odd
+        draw.choice(job["moves"])["target"][draw.randrange(4)] = odd
     elif kind == 4:
-        draw.choice(job["moves"])["axes"] = draw.choice(
-            (["9" * 30, "1"], ["3x1/0", "4"], ["out: 3x2"], ["x", "y"])
-        )
+        axes = (["9" * 30, "1"], ["3x1/0", "4"], ["out: 3x2"], ["x", "y"])
+        draw.choice(job["moves"])["axes"] = draw.choice(axes)
     elif kind == 5:
-        draw.choice(job["moves"])["scale"] = draw.choice(
-            ("9" * 35, "1000000000039", "2^(99999999)", "0", "1/0", "-1")
-        )
+        scales = ("9" * 35, "1000000000039", "2^(99999999)", "0", "1/0", "-1")
+        draw.choice(job["moves"])["scale"] = draw.choice(scales)
     else:
         job["block_bytes"] = draw.choice((0, 1, -5, 2**60, 1.5, "x"))
     return json.dumps(job).encode("utf-8", "surrogatepass")

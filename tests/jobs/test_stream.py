@@ -60,6 +60,14 @@ def job_in(base: Path, out: Path, noise: NoisePlan | None = NOISE, **options: An
     return job_for(PLAN, read_directory(base), out, noise, **(SMALL | options))
 
 
+@pytest.fixture(scope="module")
+def want(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of the job that nothing disturbs."""
+    out = tmp_path_factory.mktemp("want") / "wide"
+    run_job(job_in(base, out))
+    return bytes_in(out)
+
+
 def tensors_in(path: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
@@ -104,13 +112,8 @@ def test_the_directory_is_complete_and_nothing_else(base, tmp_path):
     assert count > 2
     assert names == {
         *(f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)),
-        *(
-            "config.json",
-            "tokenizer.json",
-            "model.safetensors.index.json",
-            "mupscale.json",
-            "mupscale.job.json",
-        ),
+        *("config.json", "tokenizer.json", "model.safetensors.index.json", "mupscale.json"),
+        "mupscale.job.json",
     }
     assert not partial(job.folder).exists()
     again = read_directory(tmp_path / "wide")
@@ -134,12 +137,11 @@ def test_a_file_is_the_one_save_file_writes(base, tmp_path):
 
 @pytest.mark.parametrize("block", [1024, 5000, 1 << 20])
 @pytest.mark.parametrize("workers", [1, 3, 7])
-def test_blocks_and_workers_do_not_matter(base, tmp_path, block, workers):
-    run_job(job_in(base, tmp_path / "want"))
+def test_blocks_and_workers_do_not_matter(base, want, tmp_path, block, workers):
     job = job_in(base, tmp_path / "wide", block_bytes=block)
     finished = [run_worker(job, worker, workers) for worker in reversed(range(workers))]
     assert finished == [False] * (workers - 1) + [True]
-    assert bytes_in(tmp_path / "wide") == bytes_in(tmp_path / "want")
+    assert bytes_in(tmp_path / "wide") == want
 
 
 @pytest.mark.parametrize("shards", [1, 5])
@@ -162,20 +164,18 @@ def test_shards_of_the_base_do_not_matter(base, tmp_path, shards):
     }
 
 
-def test_threads_do_the_same_and_report(base, tmp_path):
-    run_job(job_in(base, tmp_path / "want"))
+def test_threads_do_the_same_and_report(base, want, tmp_path):
     told: list[tuple[int, int]] = []
     job = job_in(base, tmp_path / "wide")
     run_job(job, workers=3, report=lambda done, total: told.append((done, total)))
-    assert bytes_in(tmp_path / "wide") == bytes_in(tmp_path / "want")
+    assert bytes_in(tmp_path / "wide") == want
     total = sum(move.target.bytes for move in job.moves)
     assert told[-1] == (total, total)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
 
 
-def test_worker_processes_share_one_output(base, tmp_path):
+def test_worker_processes_share_one_output(base, want, tmp_path):
     """As a job array does: processes that know the job and their number."""
-    run_job(job_in(base, tmp_path / "want"))
     job = job_in(base, tmp_path / "wide")
     (tmp_path / "job.json").write_text(job.to_json())
     code = (
@@ -188,7 +188,7 @@ def test_worker_processes_share_one_output(base, tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "job.json")]
     workers = [subprocess.Popen([*command, str(worker)]) for worker in range(2)]
     assert [worker.wait() for worker in workers] == [0, 0]
-    assert bytes_in(tmp_path / "wide") == bytes_in(tmp_path / "want")
+    assert bytes_in(tmp_path / "wide") == want
 
 
 def test_units_cover_the_output_once_and_shares_cover_the_units():
@@ -254,17 +254,9 @@ CASES: dict[str, tuple[list[str], list[tuple[int, ...]], dict[str, Any]]] = {
     "nothing": (["out: 0x2", "in: 3x2"], [(0, 3)], {}),
     "noise": (["out: 40x2", "in: 33x2"], [(40, 33)], {"noise": TensorNoise(Stream(0, "wide"), 0.1)}),
     "paired rows": (["in: 40x2", "out: 33x2"], [(40, 33)], {"noise": TensorNoise(Stream(0, "wide"), 0.1, 0)}),
-    "paired columns": (
-        ["out: 40x2", "in: 33x2"],
-        [(40, 33)],
-        {"noise": TensorNoise(Stream(0, "wide"), 0.1, 1)},
-    ),
-    "paired far apart": (
-        ["in: 1x2 * 40", "out: 33x2"],
-        [(40, 33)],
-        {"noise": TensorNoise(Stream(0, "wide"), 0.1, 0)},
-    ),
-}
+    "paired columns": (["out: 40x2", "in: 33x2"], [(40, 33)], {"noise": TensorNoise(Stream(0, "wide"), 0.1, 1)}),
+    "paired far apart": (["in: 1x2 * 40", "out: 33x2"], [(40, 33)], {"noise": TensorNoise(Stream(0, "wide"), 0.1, 0)}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -399,8 +391,7 @@ def assert_not_loadable(folder: Path) -> None:
     assert not [name for name in names if name.endswith(".safetensors")]
 
 
-def test_a_run_that_dies_is_resumed_and_does_not_start_over(base, tmp_path, dying):
-    run_job(job_in(base, tmp_path / "want"))
+def test_a_run_that_dies_is_resumed_and_does_not_start_over(base, want, tmp_path, dying):
     job = job_in(base, tmp_path / "wide")
     blocks = WorkUnits(job).blocks
     written = 0
@@ -414,14 +405,13 @@ def test_a_run_that_dies_is_resumed_and_does_not_start_over(base, tmp_path, dyin
     dying[0] = blocks
     run_job(job)
     assert dying[0] == written, "no block was written twice"
-    assert bytes_in(tmp_path / "wide") == bytes_in(tmp_path / "want")
+    assert bytes_in(tmp_path / "wide") == want
     dying[0] = 0
     run_job(job)
     assert run_worker(job, 0, 3), "a finished job is finished for everyone"
 
 
-def test_other_numbers_of_workers_may_go_on(base, tmp_path, dying):
-    run_job(job_in(base, tmp_path / "want"))
+def test_other_numbers_of_workers_may_go_on(base, want, tmp_path, dying):
     job = job_in(base, tmp_path / "wide")
     run_worker(job, 1, 4)
     dying[0] = 5
@@ -432,7 +422,7 @@ def test_other_numbers_of_workers_may_go_on(base, tmp_path, dying):
     run_worker(job, 2, 3)
     run_job(job)
     assert dying[0] > left, "what others did counted"
-    assert bytes_in(tmp_path / "wide") == bytes_in(tmp_path / "want")
+    assert bytes_in(tmp_path / "wide") == want
 
 
 def test_torn_journals_are_shorter_and_never_wrong(tmp_path):
@@ -453,10 +443,8 @@ def test_torn_journals_are_shorter_and_never_wrong(tmp_path):
         assert found != want.units, "control: a damaged line does not count"
 
 
-def test_dying_while_finishing_is_harmless(base, tmp_path, monkeypatch):
+def test_dying_while_finishing_is_harmless(base, want, tmp_path, monkeypatch):
     """At any of its steps the finish may be cut off; it is repeated and gives the same directory."""
-    run_job(job_in(base, tmp_path / "want"))
-    want = bytes_in(tmp_path / "want")
     step, survived = 0, False
     while not survived:
         job = job_in(base, tmp_path / f"wide{step}")
@@ -486,17 +474,12 @@ def die_after(count: int, patched: pytest.MonkeyPatch) -> None:
 
         return wrapped
 
-    for owner, name in (
-        (partial_module, "sync_path"),
-        (partial_module, "write_all"),
-        (os, "replace"),
-        (os, "rename"),
-    ):
+    steps: Any = {"sync_path": partial_module, "write_all": partial_module, "replace": os, "rename": os}
+    for name, owner in steps.items():
         patched.setattr(owner, name, dies(getattr(owner, name)))
 
 
-def test_two_finishers_at_once_are_harmless(base, tmp_path):
-    run_job(job_in(base, tmp_path / "want"))
+def test_two_finishers_at_once_are_harmless(base, want, tmp_path):
     for attempt in range(5):
         job = job_in(base, tmp_path / f"wide{attempt}")
         units = WorkUnits(job)
@@ -517,7 +500,7 @@ def test_two_finishers_at_once_are_harmless(base, tmp_path):
         for thread in threads:
             thread.join()
         assert errors == []
-        assert bytes_in(job.folder) == bytes_in(tmp_path / "want")
+        assert bytes_in(job.folder) == want
 
 
 def _leave_all_but_finishing(job: Job, units: WorkUnits) -> None:
@@ -535,18 +518,14 @@ def test_another_job_for_the_same_output_is_refused_with_what_differs(base, tmp_
     run_worker(job, 0, 2)
     other = job_in(base, tmp_path / "wide", MODEL.noise(PLAN, seed=1))
     refusal(lambda: run_job(other), "job.entry_differs", where="about.noise.seed")
-    refusal(
-        lambda: run_job(job_in(base, tmp_path / "wide", block_bytes=4096)),
-        "job.entry_differs",
-        where=["block_bytes", "2048", "4096"],
-    )
+    third = job_in(base, tmp_path / "wide", block_bytes=4096)
+    refusal(lambda: run_job(third), "job.entry_differs", where=["block_bytes", "2048", "4096"])
     run_job(job)
     refusal(lambda: run_job(other), "directory.not_empty", where=str(tmp_path / "wide"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    refusal(
-        lambda: run_job(job_in(base, tmp_path / "full")), "directory.not_empty", where=str(tmp_path / "full")
-    )
+    full = job_in(base, tmp_path / "full")
+    refusal(lambda: run_job(full), "directory.not_empty", where=str(full.folder))
     (tmp_path / "empty").mkdir()
     run_job(job_in(base, tmp_path / "empty"))
     assert bytes_in(tmp_path / "empty") == bytes_in(tmp_path / "wide")
@@ -597,9 +576,8 @@ def test_a_full_or_closed_disk_is_said_with_the_figure(base, tmp_path, monkeypat
         refusal(lambda: run_job(job), "disk.is_full", where=str(tmp_path / "wide"))
     with monkeypatch.context() as patched:
         patched.setattr(os, "fdatasync", full)
-        refusal(
-            lambda: run_job(job_in(base, tmp_path / "other")), "file.cannot_be_used", where=os.strerror(28)
-        )
+        other = job_in(base, tmp_path / "other")
+        refusal(lambda: run_job(other), "file.cannot_be_used", where=os.strerror(28))
     run_job(job)
     assert check_bytes(job) == []
     refusal(lambda: run_job(job, workers=0), "argument.below_one", where="threads")
@@ -657,7 +635,6 @@ def test_check_bytes_names_what_was_flipped(base, tmp_path):
 def test_check_bytes_sees_what_is_missing_longer_or_not_ours(base, tmp_path):
     job = job_in(base, tmp_path / "wide")
     run_job(job)
-    refusal(lambda: make_job(base, tmp_path / "x", job.files, job.moves[1:]), "job.gap_or_overlap")
     first = tmp_path / "wide" / job.files[0].name
     raw = first.read_bytes()
     for wrong, code in ((raw + b"x", "job.other_file_size"), (raw[:-9], "file.cut_short")):
@@ -679,19 +656,12 @@ def test_check_bytes_sees_what_is_missing_longer_or_not_ours(base, tmp_path):
 def test_jobs_are_json_and_equal_after_reading(base, tmp_path):
     job = job_in(base, tmp_path / "wide")
     assert Job.from_json(job.to_json().encode()) == job
-    refusal(
-        lambda: make_job(base, tmp_path / "w", job.files, job.moves, texts=[Text("mupscale.json", "")]),
-        "job.name_is_taken",
-        where="mupscale.json",
-    )
-    refusal(
-        lambda: make_job(base, tmp_path / "w", job.files, job.moves, texts=[Text("../x", "")]),
-        "file.name_with_folders",
-        where="../x",
-    )
-    refusal(
-        lambda: make_job(base, tmp_path / "w", job.files, (*job.moves, job.moves[0])), "job.gap_or_overlap"
-    )
+    for name, code in (("mupscale.json", "job.name_is_taken"), ("../x", "file.name_with_folders")):
+        text = [Text(name, "")]
+        call = partial_call(make_job, base, tmp_path / "w", job.files, job.moves, texts=text)
+        refusal(call, code, where=name)
+    for moves in ((*job.moves, job.moves[0]), job.moves[1:]):
+        refusal(partial_call(make_job, base, tmp_path / "w", job.files, moves), "job.gap_or_overlap")
 
 
 def test_digests_do_not_depend_on_blocks(monkeypatch, base, tmp_path):
@@ -756,9 +726,7 @@ def test_finish_needs_no_lock(monkeypatch, base, tmp_path):
 def test_fingerprints_see_every_word_and_pairs_of_signs(tmp_path):
     """A base in which two signs flip or one word changes is another base."""
     generator = torch.Generator().manual_seed(0)
-    raw = bytearray(
-        torch.randint(256, (3_000_001,), generator=generator, dtype=torch.uint8).numpy().tobytes()
-    )
+    raw = bytearray(bytes(torch.randint(256, (3_000_001,), generator=generator).tolist()))
 
     def fingerprint(content: bytes) -> str:
         (tmp_path / "f").write_bytes(content)
@@ -768,15 +736,8 @@ def test_fingerprints_see_every_word_and_pairs_of_signs(tmp_path):
     first = fingerprint(bytes(raw))
     assert fingerprint(bytes(raw)) == first
     seen = {first}
-    for places in (
-        (7, 15),
-        (3, 11),
-        (7, 11),
-        (2_999_999,),
-        (1_048_576,),
-        (1_048_579, 1_048_583),
-        (3_000_000,),
-    ):
+    ends = ((2_999_999,), (1_048_576,), (1_048_579, 1_048_583), (3_000_000,))
+    for places in ((7, 15), (3, 11), (7, 11), *ends):
         changed = bytearray(raw)
         for at in places:
             changed[at] ^= 0x80
@@ -784,8 +745,9 @@ def test_fingerprints_see_every_word_and_pairs_of_signs(tmp_path):
     assert len(seen) == 8
 
 
-def test_a_block_that_was_damaged_after_it_was_written_is_made_again(base, tmp_path, dying, monkeypatch):
-    run_job(job_in(base, tmp_path / "want"))
+def test_a_block_that_was_damaged_after_it_was_written_is_made_again(
+    base, want, tmp_path, dying, monkeypatch
+):
     for checked in (True, False):
         job = job_in(base, tmp_path / f"wide{checked}")
         dying[0] = 20
@@ -802,7 +764,7 @@ def test_a_block_that_was_damaged_after_it_was_written_is_made_again(base, tmp_p
             if not checked:
                 patched.setattr(worker_module, "damaged", lambda *_: [])
             run_job(job)
-        same = bytes_in(job.folder) == bytes_in(tmp_path / "want")
+        same = bytes_in(job.folder) == want
         assert same == checked, "control: without the second look it is published"
         assert (check_bytes(job) == []) == checked
         assert (check_alone(job.out) == []) == checked
@@ -872,11 +834,7 @@ def test_a_copied_output_is_checked_without_its_base(base, tmp_path):
 
 def test_compiled_sums_are_those_of_the_portable_code(monkeypatch):
     pytest.importorskip("numba")
-    raw = (
-        torch.randint(256, (300_007,), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
-        .numpy()
-        .tobytes()
-    )
+    raw = bytes(torch.randint(256, (300_007,), generator=torch.Generator().manual_seed(1)).tolist())
     found = {}
     for kernel in ("portable", "compiled"):
         monkeypatch.setenv("MUPSCALE_KERNEL", kernel)

@@ -177,12 +177,8 @@ def test_what_cannot_run_is_refused():
         "limits.targets_unlike_inputs",
     )
     one: dict[str, Any] = {
-        "inputs": [[1.0]],
-        "targets": [1.0],
-        "sigma": [1, 1],
-        "noise": [0, 0],
-        "activation": None,
-    }
+        "inputs": [[1.0]], "targets": [1.0], "sigma": [1, 1], "noise": [0, 0], "activation": None,
+    }  # fmt: skip
     error = refusal(lambda: mlp(kets, Schedule(2, 1, 0.1), batches=[[1]], **one))
     assert error.codes == ("limits.batches_unlike_steps", "limits.batch_not_of_inputs")
     refusal(lambda: convergence([0.0], lambda n, s: [0.0], (8, 4)), "limits.widths_not_ascending")

@@ -57,10 +57,7 @@ def trained(make: Any) -> mu.Run:
 
 def noise_in(run: mu.Run, key: str | None, rules: Any = None) -> dict[str, torch.Tensor]:
     """What noise changed in the weights, or in a state."""
-    pair = (
-        mu.upscale(run, lambda: net(8), NOISE, rules=rules),
-        mu.widen(run, lambda: net(8), rules=rules),
-    )
+    pair = (mu.upscale(run, lambda: net(8), NOISE, rules=rules), mu.widen(run, lambda: net(8), rules=rules))
     found = []
     for one in pair:
         named = dict(one.model.named_parameters())
@@ -91,11 +88,7 @@ def test_a_copy_gets_the_noise_of_its_weight(make: Any, key: str, moment: str | 
 def _without_copy() -> OptimizerRule:
     row = RULES["torch.optim.ASGD"]
     return OptimizerRule(
-        lr=row.lr,
-        hyper=row.hyper,
-        decay=row.decay,
-        state={**row.state, "ax": W},
-        neutral=row.neutral,
+        lr=row.lr, hyper=row.hyper, decay=row.decay, state={**row.state, "ax": W}, neutral=row.neutral
     )
 
 

@@ -119,13 +119,9 @@ def test_a_bias_that_writes_into_the_stream_is_split(name, order):
     assert {str(entry.change.s) for entry in parts} == {f"1/{len(parts)}"}
     assert {str(entry.change.r) for entry in parts} == {"1"}
     certificate = mu.verify(
-        run,
-        lambda: make(blocks=len(order), bias=True),
-        step=lambda r, i: step(r, 4 + i),
-        plan=plan,
-        loss=loss,
-        steps=8,
-    )
+        run, lambda: make(blocks=len(order), bias=True), step=lambda r, i: step(r, 4 + i), plan=plan,
+        loss=loss, steps=8,
+    )  # fmt: skip
     assert certificate.worst < 1e-12
 
 
@@ -155,13 +151,9 @@ def test_a_split_bias_counts_once_and_composes():
     width = mu.infer_plan(lambda: make(blocks=3, bias=True), lambda: make(16, 3, bias=True), loss=loss)
     run = trained(OPTIMIZERS["adamw"], bias=True)
     certificate = mu.verify(
-        run,
-        lambda: make(16, 3, bias=True),
-        step=lambda r, i: step(r, 4 + i),
-        plan=plan.then(width),
-        loss=loss,
-        steps=6,
-    )
+        run, lambda: make(16, 3, bias=True), step=lambda r, i: step(r, 4 + i), plan=plan.then(width),
+        loss=loss, steps=6,
+    )  # fmt: skip
     assert certificate.worst < 1e-11
 
 

@@ -77,6 +77,13 @@ def test_unknown_optimizer_state_is_refused():
         state["curvature"] = torch.zeros(4)
     error = refusal(lambda: widen(run), "state.unknown_key", where="'curvature'")
     assert len(error.faults) == 6, "one for every parameter"
+    names = [name for name, _ in run.model.named_parameters()]
+    state, plan = run.optimizers[0].state_dict(), mu.plan_between(mlp, 4, 8)
+    call = lambda: mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW, names=names)  # noqa: E731
+    refusal(call, "state.unknown_key", where="'curvature'")
+    for kept in run.optimizers[0].state.values():
+        del kept["curvature"]
+    assert widen(run).optimizers[0].state, "control: known state is carried"
 
 
 def test_an_unknown_hyperparameter_is_refused():
@@ -150,11 +157,7 @@ def test_parameters_of_another_model_are_refused(own):
     model, other = mlp(4), mlp(4)
     mixed = [*list(model.parameters())[:own], *list(other.parameters())[own:]]
     run = mu.Run(model, torch.optim.SGD(mixed, lr=0.1))
-    refusal(
-        lambda: widen(run),
-        "optimizer.foreign_parameters",
-        where=["SGD, group 0", str(6 - own)],
-    )
+    refusal(lambda: widen(run), "optimizer.foreign_parameters", where=["SGD, group 0", str(6 - own)])
 
 
 def test_a_plus_one_gain_with_a_fold_and_decay_is_refused():
@@ -236,10 +239,7 @@ def test_the_scheduler_of_a_foreign_optimizer_is_refused():
 def test_the_plan_of_another_model_lists_every_fault_at_once():
     plan = mu.plan_between(mlp, 4, 8)
     other = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Linear(4, 4))
-    error = refusal(
-        lambda: mu.widen(other, lambda: mlp(8), plan=plan),
-        where=["(5, 3)", "(4, 3)"],
-    )
+    error = refusal(lambda: mu.widen(other, lambda: mlp(8), plan=plan), where=["(5, 3)", "(4, 3)"])
     assert {(f.where, f.code) for f in error.faults} == {
         ("0.weight", "plan.other_shape"),
         ("0.bias", "plan.other_shape"),

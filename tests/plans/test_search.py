@@ -216,16 +216,10 @@ MODELS: dict[str, tuple[Callable[[int], nn.Module], dict[str, str]]] = {
     "feature transform": (transform, {"t.weight": "1/2", "t.bias": "1/2"}),
     "adapters": (lambda n: nn.Sequential(nn.Linear(4, n), nn.GELU(), Adapted(n, n), nn.Linear(n, 3)), {}),
     "names of weight_norm": (named_like_a_norm, {}),
-    "weight_norm": (
-        normed_weights(nn.utils.parametrizations.weight_norm),
-        {"2.parametrizations.weight.original0": H},
-    ),
-    "softmax of the classes": (
-        lambda n: nn.Sequential(nn.Linear(4, n), nn.Tanh(), nn.Linear(n, 3), nn.Softmax(-1)),
-        {},
-    ),
+    "weight_norm": (normed_weights(nn.utils.parametrizations.weight_norm), {"2.parametrizations.weight.original0": H}),
+    "softmax of the classes": (lambda n: nn.Sequential(nn.Linear(4, n), nn.Tanh(), nn.Linear(n, 3), nn.Softmax(-1)), {}),
     "penalty": (sparse, {"a.weight": "1/2", "a.bias": "1/2", "o.weight": "2"}),
-}
+}  # fmt: skip
 X = torch.randn(3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 

@@ -30,12 +30,8 @@ from harness.zoo.transformers import GPT
 DTYPES = (torch.float64, torch.float32)
 HEADS = ("gpt_heads_fixed", "single_head", "head_size_in_view", "qk_norm_heads_fixed")
 SUMS = (
-    "matrix_factorisation",
-    "gpt_tied_by_function",
-    "sasrec",
-    "tutorial_sqrt_width",
-    "diffusion_sines_grow",
-)
+    "matrix_factorisation", "gpt_tied_by_function", "sasrec", "tutorial_sqrt_width", "diffusion_sines_grow",
+)  # fmt: skip
 WIDTHS = ("width_in_forward", "buffer_summed_over", "pixel_shuffle_function", "flatten_equal_sizes")
 SILENT = (*HEADS, *SUMS, *WIDTHS)
 REMEDIES = ("mnist_example", "swiglu_fused", "inception", "densenet", "vit_heads_grow", "width_in_buffer")

@@ -9,25 +9,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "mupscale"
 ORDER = [
-    "rules",
-    "tensors",
-    "storage",
-    "files",
-    "plans",
-    "optimizers",
-    "runs",
-    "proofs",
-    "training",
-    "families",
-    "jobs",
-    "checkpoints",
-    "sharded",
-    "trainers",
-    "tuning",
-    "reports",
-    "limits",
-    "cli",
-]
+    "rules", "tensors", "storage", "files", "plans", "optimizers", "runs", "proofs", "training", "families",
+    "jobs", "checkpoints", "sharded", "trainers", "tuning", "reports", "limits", "cli",
+]  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
 DOORS = {("__init__",), ("__main__",), ("diagnostics",)}
 """The top of the package: it names what users import, so nothing inside may import it."""

@@ -8,16 +8,7 @@ from math import isnan
 import pytest
 
 from harness.fresh_install import ROOT, Shell, exported, tracked
-from harness.pages import (
-    apart,
-    blocks_of,
-    changed,
-    not_shown,
-    python_of,
-    section_of,
-    shell_of,
-    typed,
-)
+from harness.pages import apart, blocks_of, changed, not_shown, python_of, section_of, shell_of, typed
 
 
 def test_the_pages_have_what_each_user_types():

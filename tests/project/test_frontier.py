@@ -126,8 +126,7 @@ def test_phases_share_the_budget_and_the_clock(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("state", "follows"),
-    [("carried", True), ("wrong_units", False), ("fresh", False), ("asymmetric", False)],
+    ("state", "follows"), [("carried", True), ("wrong_units", False), ("fresh", False), ("asymmetric", False)]
 )
 def test_only_the_carried_state_follows_the_base(tmp_path, state, follows):
     """Without noise a wide run of as many steps is the base's own, if the rate is the same at every step."""

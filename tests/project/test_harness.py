@@ -13,13 +13,9 @@ from harness.program import Outcome, UsageError, option, run
 
 ROOT = Path(__file__).parents[2]
 MAY_IMPORT = {
-    "src": set(),
-    "examples": set(),
-    "harness": {"harness"},
-    "reproduce": {"reproduce"},
-    "benchmarks": {"benchmarks", "harness"},
-    "tests": {"harness", "reproduce", "tests"},
-}
+    "src": set(), "examples": set(), "harness": {"harness"}, "reproduce": {"reproduce"},
+    "benchmarks": {"benchmarks", "harness"}, "tests": {"harness", "reproduce", "tests"},
+}  # fmt: skip
 """Folder -> the folders of this repository, besides the package, that its files may import."""
 FILES = [(folder, path) for folder in MAY_IMPORT for path in sorted((ROOT / folder).rglob("*.py"))]
 

@@ -13,16 +13,10 @@ TEXTS = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in sort
 MOST = 60
 """Lines of code of a function, without its docstring, comments, blank lines and lone brackets."""
 LONGER = {
-    "checkpoints/grow.py: record",
-    "cli/cost_options.py: add_to",
-    "families/plan.py: family_plan",
-    "sharded/load.py: load",
-    "tensors/triton_loop.py: make_slice",
-    "training/groups.py: param_groups",
-    "training/noises.py: resolve_noise",
-    "training/upscale.py: upscale",
-    "training/widen.py: carry",
-}
+    "checkpoints/grow.py: record", "cli/cost_options.py: add_to", "families/plan.py: family_plan",
+    "sharded/load.py: load", "tensors/triton_loop.py: make_slice", "training/groups.py: param_groups",
+    "training/noises.py: resolve_noise", "training/upscale.py: upscale", "training/widen.py: carry",
+}  # fmt: skip
 """Functions above the bound. This list may only become shorter."""
 
 
@@ -125,22 +119,14 @@ HOMES: dict[str, tuple[Callable[[ast.AST], Iterator[int]], str, str]] = {
         "tensors/differences.py",
         "worst = (found - wanted).abs().max() / wanted.abs().max()",
     ),
-    "s or 1": (
-        scale_or_one,
-        "plans/tensor_plan.py",
-        "scale = entry.change.s if entry.kind == 'parameter' else ONE",
-    ),
+    "s or 1": (scale_or_one, "plans/tensor_plan.py", "scale = entry.change.s if entry.kind == 'parameter' else ONE"),
     "carry loop": (
         carry_loops,
         "optimizers/carry.py",
         "for name in names:\n    state[name] = carry_state(rule, settings, found[name])",
     ),
-    "kinds of noise": (
-        noise_kinds,
-        "training/noise_kinds.py",
-        "kinds = {'mup': MupNoise, 'signal': SignalNoise}",
-    ),
-}
+    "kinds of noise": (noise_kinds, "training/noise_kinds.py", "kinds = {'mup': MupNoise, 'signal': SignalNoise}"),
+}  # fmt: skip
 """A rule: what finds it, the file it lives in, and a line that must be found anywhere else."""
 UNRELATED = {"relative difference": ("limits/", "tuning/", "reports/")}
 """Rooms where a quotient of this form is another quantity: convergence of a limit, the gain of one run over another."""

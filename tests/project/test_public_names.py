@@ -53,8 +53,7 @@ def test_every_public_name_claims_something_and_shows_it(namespace: ModuleType, 
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "Row(name: 'str', size: 'int')", "builds a plan", "A plan.\n\nWithout an example."],
+    "text", ["", "Row(name: 'str', size: 'int')", "builds a plan", "A plan.\n\nWithout an example."]
 )
 def test_what_says_nothing_is_caught(text):
     """Controls: no docstring, a dataclass's own, no sentence, no example."""

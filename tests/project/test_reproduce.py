@@ -58,17 +58,9 @@ def mlp_setting(optimizer="adamw"):
             return {"held_out": float(loss(model, 500, 0))}
 
     return Setting(
-        f"toy_{optimizer}",
-        mlp.build,
-        loss,
-        watch,
-        kind,
-        8,
-        constants,
-        watch=watch,
-        inputs=lambda: rows()[0],
-        batch=64,
-    )
+        f"toy_{optimizer}", mlp.build, loss, watch, kind, 8, constants, watch=watch,
+        inputs=lambda: rows()[0], batch=64,
+    )  # fmt: skip
 
 
 def resnet_setting():
@@ -76,15 +68,9 @@ def resnet_setting():
         return F.cross_entropy(model(images()), torch.arange(8))
 
     return Setting(
-        "toy_resnet",
-        resnet.ResNet18,
-        loss,
-        lambda model: {},
-        torch.optim.SGD,
-        2,
-        resnet.CONSTANTS,
+        "toy_resnet", resnet.ResNet18, loss, lambda model: {}, torch.optim.SGD, 2, resnet.CONSTANTS,
         shapes_tell=False,
-    )
+    )  # fmt: skip
 
 
 def start_of(setting, sigma=0.0, width=None, k=2, steps=5):

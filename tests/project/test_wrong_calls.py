@@ -141,398 +141,184 @@ def product(other: Any) -> Any:
     return kets.matrix("W", "noise") @ (kets.vector("x", "noise") if other is None else other)
 
 
+# fmt: off
 CALLS: dict[str, tuple[Call, Call, str]] = {
     # Rules.
-    "an axis of 0 units": (
-        lambda: mu.rules.Axis.between(0, 4, "in"),
-        lambda: mu.rules.Axis.between(1, 4, "in"),
-        "axis.no_units_to_grow",
-    ),
-    "a role that is none": (
-        lambda: mu.rules.Axis.between(4, 8, "inn"),  # type: ignore[arg-type]
-        lambda: mu.rules.Axis.between(4, 8, "in"),
-        "axis.unknown_role",
-    ),
-    "no copies": (
-        lambda: mu.rules.Axis.parse("in: 4x0"),
-        lambda: mu.rules.Axis.parse("in: 4x2"),
-        "axis.not_an_axis",
-    ),
-    "one over nothing": (
-        lambda: mu.rules.Axis.parse("4x1/0"),
-        lambda: mu.rules.Axis.parse("4x1/2"),
-        "axis.not_an_axis",
-    ),
-    "an axis without parts": (
-        lambda: mu.rules.Axis.of(),
-        lambda: mu.rules.Axis.fixed(4),
-        "axis.no_parts",
-    ),
-    "a factor in floats": (
-        lambda: mu.rules.Axis.of((mu.rules.Factor(4, 2.0),)),  # type: ignore[arg-type]
-        lambda: mu.rules.Axis.of((mu.rules.Factor(4, Fraction(2)),)),
-        "axis.factor_out_of_range",
-    ),
-    "a size in place of factors": (
-        lambda: mu.rules.Axis.of(4),  # type: ignore[arg-type]
-        lambda: mu.rules.Axis.of((mu.rules.Factor(4),)),
-        "axis.not_a_factor",
-    ),
-    "a scale of nothing": (
-        lambda: mu.rules.Scale.of(None),  # type: ignore[arg-type]
-        lambda: mu.rules.Scale.of("1/3"),
-        "scale.not_a_positive_number",
-    ),
-    "an optimizer's short name": (
-        lambda: mu.rules.rule_for("AdamW"),
-        lambda: mu.rules.rule_for("torch.optim.AdamW"),
-        "optimizer.unknown_class",
-    ),
-    "an optimizer in place of its class": (
-        lambda: mu.rules.rule_for(adamw(BASE)),
-        lambda: mu.rules.rule_for(AdamW),
-        "optimizer.not_a_class",
-    ),
+    "an axis of 0 units": (lambda: mu.rules.Axis.between(0, 4, "in"),
+        lambda: mu.rules.Axis.between(1, 4, "in"), "axis.no_units_to_grow"),
+    "a role that is none": (lambda: mu.rules.Axis.between(4, 8, "inn"),  # type: ignore[arg-type]
+        lambda: mu.rules.Axis.between(4, 8, "in"), "axis.unknown_role"),
+    "no copies": (lambda: mu.rules.Axis.parse("in: 4x0"),
+        lambda: mu.rules.Axis.parse("in: 4x2"), "axis.not_an_axis"),
+    "one over nothing": (lambda: mu.rules.Axis.parse("4x1/0"),
+        lambda: mu.rules.Axis.parse("4x1/2"), "axis.not_an_axis"),
+    "an axis without parts": (lambda: mu.rules.Axis.of(), lambda: mu.rules.Axis.fixed(4), "axis.no_parts"),
+    "a factor in floats": (lambda: mu.rules.Axis.of((mu.rules.Factor(4, 2.0),)),  # type: ignore[arg-type]
+        lambda: mu.rules.Axis.of((mu.rules.Factor(4, Fraction(2)),)), "axis.factor_out_of_range"),
+    "a size in place of factors": (lambda: mu.rules.Axis.of(4),  # type: ignore[arg-type]
+        lambda: mu.rules.Axis.of((mu.rules.Factor(4),)), "axis.not_a_factor"),
+    "a scale of nothing": (lambda: mu.rules.Scale.of(None),  # type: ignore[arg-type]
+        lambda: mu.rules.Scale.of("1/3"), "scale.not_a_positive_number"),
+    "an optimizer's short name": (lambda: mu.rules.rule_for("AdamW"),
+        lambda: mu.rules.rule_for("torch.optim.AdamW"), "optimizer.unknown_class"),
+    "an optimizer in place of its class": (lambda: mu.rules.rule_for(adamw(BASE)),
+        lambda: mu.rules.rule_for(AdamW), "optimizer.not_a_class"),
     "units as text": (
         lambda: mu.rules.OptimizerRule(lr="W", state={"momentum": "G"}, neutral="betas"),  # type: ignore[arg-type]
         lambda: mu.rules.OptimizerRule(lr=mu.rules.W, state={"momentum": mu.rules.G}, neutral=["betas"]),  # type: ignore[arg-type]
-        "argument.wrong_type argument.not_a_list",
-    ),
+        "argument.wrong_type argument.not_a_list"),
     "a row that is none": (
         lambda: widen(mu.Run(BASE, adamw(BASE)), rules={"torch.optim.AdamW": 3}),
         lambda: widen(mu.Run(BASE, adamw(BASE)), rules={"torch.optim.AdamW": mu.rules.rule_for(AdamW)}),
-        "argument.wrong_type",
-    ),
+        "argument.wrong_type"),
     # Plans.
-    "a factory of two arguments": (
-        lambda: mu.plan_between(nn.Linear, 4, 8),  # type: ignore[arg-type]
-        lambda: mu.plan_between(lambda n: nn.Linear(n, n), 4, 8),
-        "argument.wrong_signature",
-    ),
-    "a model and a size": (
-        lambda: mu.infer_plan(BASE, 8),  # type: ignore[arg-type]
-        lambda: mu.infer_plan(BASE, WIDE),
-        "argument.not_a_model",
-    ),
-    "roles in a list": (
-        lambda: infer(roles=["0.weight"]),
-        lambda: infer(roles={"0.weight": "out"}),
-        "argument.wrong_type",
-    ),
-    "a layout from the end": (
-        lambda: infer(layouts={"0.weight": {-1: 2}}),
-        lambda: infer(layouts={"0.weight": {0: 2}, "2.weight": {1: 2}}),
-        "axis.out_of_range",
-    ),
-    "folds that are not exact": (
-        lambda: infer(folds={"0.weight": 1 / 3, "2.weight": 0}),
-        lambda: infer(folds={"0.weight": "1/3"}),
-        "scale.inexact_float scale.not_a_positive_number",
-    ),
-    "plus_one in one text": (
-        lambda: infer(plus_one="0.weight"),
-        lambda: infer(plus_one=["0.weight"]),
-        "argument.not_a_list",
-    ),
-    "a loss that is none": (
-        lambda: infer(loss=3),
-        lambda: infer(loss=loss),
-        "argument.not_a_function",
-    ),
-    "a loss that is no number": (
-        lambda: infer(loss=lambda model: loss(model) * math.nan),
-        lambda: infer(loss=loss),
-        "search.loss_not_finite",
-    ),
-    "a plan of a path": (
-        lambda: mu.Plan.from_json("plan.json"),
-        lambda: mu.Plan.from_json(PLAN.to_json()),
-        "json.not_json",
-    ),
+    "a factory of two arguments": (lambda: mu.plan_between(nn.Linear, 4, 8),  # type: ignore[arg-type]
+        lambda: mu.plan_between(lambda n: nn.Linear(n, n), 4, 8), "argument.wrong_signature"),
+    "a model and a size": (lambda: mu.infer_plan(BASE, 8),  # type: ignore[arg-type]
+        lambda: mu.infer_plan(BASE, WIDE), "argument.not_a_model"),
+    "roles in a list": (lambda: infer(roles=["0.weight"]),
+        lambda: infer(roles={"0.weight": "out"}), "argument.wrong_type"),
+    "a layout from the end": (lambda: infer(layouts={"0.weight": {-1: 2}}),
+        lambda: infer(layouts={"0.weight": {0: 2}, "2.weight": {1: 2}}), "axis.out_of_range"),
+    "folds that are not exact": (lambda: infer(folds={"0.weight": 1 / 3, "2.weight": 0}),
+        lambda: infer(folds={"0.weight": "1/3"}), "scale.inexact_float scale.not_a_positive_number"),
+    "plus_one in one text": (lambda: infer(plus_one="0.weight"),
+        lambda: infer(plus_one=["0.weight"]), "argument.not_a_list"),
+    "a loss that is none": (lambda: infer(loss=3), lambda: infer(loss=loss), "argument.not_a_function"),
+    "a loss that is no number": (lambda: infer(loss=lambda model: loss(model) * math.nan),
+        lambda: infer(loss=loss), "search.loss_not_finite"),
+    "a plan of a path": (lambda: mu.Plan.from_json("plan.json"),
+        lambda: mu.Plan.from_json(PLAN.to_json()), "json.not_json"),
     "the gradient identity, the wide first": (
         lambda: mu.plans.gradient_identity(WIDE, BASE, plan=PLAN, loss=loss),
-        lambda: mu.plans.gradient_identity(BASE, WIDE, plan=PLAN, loss=loss),
-        "plan.other_shape",
-    ),
+        lambda: mu.plans.gradient_identity(BASE, WIDE, plan=PLAN, loss=loss), "plan.other_shape"),
     # Runs.
-    "a state dict as a run": (
-        lambda: widen(BASE.state_dict()),
-        lambda: widen(BASE),
-        "argument.wrong_type",
-    ),
-    "a class as an optimizer": (
-        lambda: mu.Run(BASE, AdamW),  # type: ignore[arg-type]
-        lambda: mu.Run(BASE, adamw(BASE)),
-        "argument.wrong_type",
-    ),
-    "a size in place of a factory": (
-        lambda: mu.widen(BASE, 8),  # type: ignore[arg-type]
-        lambda: mu.widen(BASE, lambda: mlp(8)),
-        "argument.not_a_function",
-    ),
-    "a factory that wants a size": (
-        lambda: mu.widen(BASE, mlp),  # type: ignore[arg-type]
-        lambda: mu.widen(BASE, lambda: mlp(8)),
-        "argument.wrong_signature",
-    ),
-    "a plan as text": (
-        lambda: widen(plan=PLAN.to_json()),
-        lambda: widen(plan=mu.Plan.from_json(PLAN.to_json())),
-        "argument.wrong_type",
-    ),
-    "a narrower wide model": (
-        lambda: mu.widen(WIDE, lambda: mlp(4)),
-        lambda: mu.widen(BASE, lambda: mlp(8)),
-        "axis.shrinks_by_copies",
-    ),
-    "an average of floats": (
-        lambda: widen(mu.Run(BASE, ema={"0.weight": 1.0})),  # type: ignore[dict-item]
-        lambda: widen(mu.Run(BASE, ema=BASE.state_dict())),
-        "argument.wrong_type",
-    ),
+    "a state dict as a run": (lambda: widen(BASE.state_dict()), lambda: widen(BASE), "argument.wrong_type"),
+    "a class as an optimizer": (lambda: mu.Run(BASE, AdamW),  # type: ignore[arg-type]
+        lambda: mu.Run(BASE, adamw(BASE)), "argument.wrong_type"),
+    "a size in place of a factory": (lambda: mu.widen(BASE, 8),  # type: ignore[arg-type]
+        lambda: mu.widen(BASE, lambda: mlp(8)), "argument.not_a_function"),
+    "a factory that wants a size": (lambda: mu.widen(BASE, mlp),  # type: ignore[arg-type]
+        lambda: mu.widen(BASE, lambda: mlp(8)), "argument.wrong_signature"),
+    "a plan as text": (lambda: widen(plan=PLAN.to_json()),
+        lambda: widen(plan=mu.Plan.from_json(PLAN.to_json())), "argument.wrong_type"),
+    "a narrower wide model": (lambda: mu.widen(WIDE, lambda: mlp(4)),
+        lambda: mu.widen(BASE, lambda: mlp(8)), "axis.shrinks_by_copies"),
+    "an average of floats": (lambda: widen(mu.Run(BASE, ema={"0.weight": 1.0})),  # type: ignore[dict-item]
+        lambda: widen(mu.Run(BASE, ema=BASE.state_dict())), "argument.wrong_type"),
     "a reference to another model": (
         lambda: upscale(base=mu.Run(BASE, since=OTHER)),
         lambda: upscale(base=mu.Run(BASE, since=mu.plan_between(mlp, 2, 4))),
-        "plan.unknown_tensor plan.missing_tensor",
-    ),
+        "plan.unknown_tensor plan.missing_tensor"),
     # Noise.
     "noise as a number": (lambda: upscale(0.1), upscale, "argument.wrong_type"),
     "noise as a class": (lambda: upscale(mu.MupNoise), upscale, "argument.wrong_type"),
     "no number of noise": (lambda: upscale(mu.MupNoise(math.nan)), upscale, "argument.not_a_number"),
-    "negative noise": (
-        lambda: upscale(mu.SignalNoise(-0.2)),
-        upscale,
-        "argument.not_a_number",
-    ),
-    "noise larger than the weight": (
-        lambda: upscale(mu.SignalNoise(1.5)),
-        lambda: upscale(mu.SignalNoise(1.0)),
-        "noise.above_norm",
-    ),
-    "a loss as a number": (
-        lambda: upscale(loss=0.1),
-        lambda: upscale(loss=lambda model: 10 + model(torch.ones(1, 3)).sum()),
-        "argument.not_a_function",
-    ),
+    "negative noise": (lambda: upscale(mu.SignalNoise(-0.2)), upscale, "argument.not_a_number"),
+    "noise larger than the weight": (lambda: upscale(mu.SignalNoise(1.5)),
+        lambda: upscale(mu.SignalNoise(1.0)), "noise.above_norm"),
+    "a loss as a number": (lambda: upscale(loss=0.1),
+        lambda: upscale(loss=lambda model: 10 + model(torch.ones(1, 3)).sum()), "argument.not_a_function"),
     "noise for a tensor that is not there": (lambda: sizes(typo=0.1), sizes, "noise.unknown_tensor"),
     "sizes in a list": (lambda: sizes(**{"0.weight": [0.1]}), sizes, "argument.not_a_number"),
-    "too few sizes": (
-        lambda: sizes(**{"0.weight": (0.1,)}),
-        lambda: sizes(**{"0.weight": (0.1,) * 8}),
-        "noise.other_number_of_sizes",
-    ),
-    "a seed between seeds": (
-        lambda: upscale(seed=1.5),
-        lambda: upscale(seed=1),
-        "argument.not_whole",
-    ),
-    "a schedule over FLOPs that is not told what a wide step costs": (
-        lambda: widen(scheduled()),
-        lambda: widen(scheduled(), step_cost=6e12),
-        "schedule.step_cost_missing",
-    ),
-    "the shape of a decay under another name": (
-        lambda: mu.GrowthSchedule(1000, shape="cos"),
-        lambda: mu.GrowthSchedule(1000, shape="linear"),
-        "schedule.unknown_shape",
-    ),
-    "warm-up and decay in steps": (
-        lambda: mu.GrowthSchedule(1000, warmup=20, decay=300),
-        lambda: mu.GrowthSchedule(1000, warmup=0.02, decay=0.3),
-        "schedule.shares_above_one",
-    ),
-    "steps in place of a schedule": (
-        lambda: mu.rewarm_(scheduled(), 1000),  # type: ignore[arg-type]
-        lambda: mu.rewarm_(scheduled(), mu.GrowthSchedule(1000)),
-        "argument.wrong_type",
-    ),
-    "a learning rate as text": (
-        lambda: upscale(base=mu.Run(BASE, adamw(BASE)), lr="0.1"),
-        lambda: upscale(base=mu.Run(BASE, adamw(BASE)), lr=0.1),
-        "argument.not_a_number",
-    ),
+    "too few sizes": (lambda: sizes(**{"0.weight": (0.1,)}),
+        lambda: sizes(**{"0.weight": (0.1,) * 8}), "noise.other_number_of_sizes"),
+    "a seed between seeds": (lambda: upscale(seed=1.5), lambda: upscale(seed=1), "argument.not_whole"),
+    "a schedule over FLOPs that is not told what a wide step costs": (lambda: widen(scheduled()),
+        lambda: widen(scheduled(), step_cost=6e12), "schedule.step_cost_missing"),
+    "the shape of a decay under another name": (lambda: mu.GrowthSchedule(1000, shape="cos"),
+        lambda: mu.GrowthSchedule(1000, shape="linear"), "schedule.unknown_shape"),
+    "warm-up and decay in steps": (lambda: mu.GrowthSchedule(1000, warmup=20, decay=300),
+        lambda: mu.GrowthSchedule(1000, warmup=0.02, decay=0.3), "schedule.shares_above_one"),
+    "steps in place of a schedule": (lambda: mu.rewarm_(scheduled(), 1000),  # type: ignore[arg-type]
+        lambda: mu.rewarm_(scheduled(), mu.GrowthSchedule(1000)), "argument.wrong_type"),
+    "a learning rate as text": (lambda: upscale(base=mu.Run(BASE, adamw(BASE)), lr="0.1"),
+        lambda: upscale(base=mu.Run(BASE, adamw(BASE)), lr=0.1), "argument.not_a_number"),
     "a recipe as a path": (lambda: upscale(None, recipe="recipe.json"), upscale, "argument.wrong_type"),
-    "a base without weights": (
-        lambda: upscale(base=mu.plans.on_meta(lambda: mlp(4))),
-        lambda: upscale(base=mlp(4)),
-        "model.on_meta_device",
-    ),
+    "a base without weights": (lambda: upscale(base=mu.plans.on_meta(lambda: mlp(4))),
+        lambda: upscale(base=mlp(4)), "model.on_meta_device"),
     "several faults at once": (
         lambda: upscale("t=0.2", seed=None, lr=-1.0),
         lambda: upscale(mu.SignalNoise(0.2), seed=0),
-        "argument.not_whole argument.wrong_type argument.not_a_number",
-    ),
+        "argument.not_whole argument.wrong_type argument.not_a_number"),
     "norms that nobody measured": (
         lambda: mu.diagnostics.resolve_noise({}, mu.SignalNoise(0.2), plan=PLAN),
         lambda: mu.diagnostics.resolve_noise(dict(BASE.named_parameters()), mu.SignalNoise(0.2), plan=PLAN),
-        "noise.norm_missing",
-    ),
+        "noise.norm_missing"),
     # Verifying.
-    "a step without optimizers": (
-        lambda: verify(run=mlp(4), step=step),
-        lambda: verify(run=mlp(4), loss=loss),
-        "run.no_optimizers",
-    ),
-    "a loss in place of a step": (
-        lambda: verify(step=loss),
-        lambda: verify(step=step),
-        "argument.wrong_signature",
-    ),
-    "half a step, in words": (
-        lambda: verify(step=step, steps=1.5, dtype="float64"),
-        lambda: verify(step=step, steps=1, dtype=torch.float64),
-        "argument.not_whole argument.wrong_type",
-    ),
-    "a step that returns a batch": (
-        lambda: verify(step=lambda run, i: (step(run, i), X)[1]),
-        lambda: verify(step=lambda run, i: (step(run, i), None)[1]),
-        "proof.step_returns_no_number",
-    ),
-    "an optimizer to be checked": (
-        lambda: mu.rules.check_optimizer(adamw(BASE)),
-        lambda: mu.rules.check_optimizer(lambda params: AdamW(params, lr=0.1)),
-        "argument.not_a_function",
-    ),
+    "a step without optimizers": (lambda: verify(run=mlp(4), step=step),
+        lambda: verify(run=mlp(4), loss=loss), "run.no_optimizers"),
+    "a loss in place of a step": (lambda: verify(step=loss),
+        lambda: verify(step=step), "argument.wrong_signature"),
+    "half a step, in words": (lambda: verify(step=step, steps=1.5, dtype="float64"),
+        lambda: verify(step=step, steps=1, dtype=torch.float64), "argument.not_whole argument.wrong_type"),
+    "a step that returns a batch": (lambda: verify(step=lambda run, i: (step(run, i), X)[1]),
+        lambda: verify(step=lambda run, i: (step(run, i), None)[1]), "proof.step_returns_no_number"),
+    "an optimizer to be checked": (lambda: mu.rules.check_optimizer(adamw(BASE)),
+        lambda: mu.rules.check_optimizer(lambda params: AdamW(params, lr=0.1)), "argument.not_a_function"),
     "one width": (lambda: coordinates(widths=[4]), coordinates, "argument.too_few_widths"),
-    "a model in place of a run": (
-        lambda: coordinates(start=lambda width, seed: mlp(width)),
-        coordinates,
-        "argument.wrong_type",
-    ),
-    "a report of models": (
-        lambda: mu.diagnostics.noise_report(BASE, WIDE),
-        lambda: mu.diagnostics.noise_report(mu.Run(BASE), upscale()),
-        "argument.wrong_type",
-    ),
-    "the symmetry of a base": (
-        lambda: mu.diagnostics.symmetry(BASE, plan=PLAN),
-        lambda: mu.diagnostics.symmetry(WIDE, plan=PLAN),
-        "plan.other_shape",
-    ),
+    "a model in place of a run": (lambda: coordinates(start=lambda width, seed: mlp(width)),
+        coordinates, "argument.wrong_type"),
+    "a report of models": (lambda: mu.diagnostics.noise_report(BASE, WIDE),
+        lambda: mu.diagnostics.noise_report(mu.Run(BASE), upscale()), "argument.wrong_type"),
+    "the symmetry of a base": (lambda: mu.diagnostics.symmetry(BASE, plan=PLAN),
+        lambda: mu.diagnostics.symmetry(WIDE, plan=PLAN), "plan.other_shape"),
     # Training at any width.
-    "an optimizer's name": (
-        lambda: groups(kind="torch.optim.AdamW"),
-        groups,
-        "optimizer.not_a_class",
-    ),
+    "an optimizer's name": (lambda: groups(kind="torch.optim.AdamW"), groups, "optimizer.not_a_class"),
     "no learning rate": (lambda: groups(lr=None), groups, "argument.not_a_number"),
     "decay as text": (lambda: groups(weight_decay="0.1"), groups, "argument.not_a_number"),
     "no_decay in one text": (lambda: groups(no_decay="*.bias"), groups, "argument.not_a_list"),
-    "parameters without names": (
-        lambda: groups(parameters=WIDE.parameters()),
-        lambda: groups(parameters=WIDE.named_parameters()),
-        "argument.not_named_pairs",
-    ),
-    "a rate as text": (
-        lambda: mu.set_lr_(grouped(), "0.1"),  # type: ignore[arg-type]
-        lambda: mu.set_lr_(grouped(), 0.1),
-        "argument.not_a_number",
-    ),
-    "the rate of a model": (
-        lambda: mu.diagnostics.reference_lr(WIDE),
-        lambda: mu.diagnostics.reference_lr(grouped()),
-        "argument.wrong_type",
-    ),
-    "a size for all": (
-        lambda: init(0.02),
-        lambda: init({"*": 0.02}),
-        "argument.wrong_type",
-    ),
-    "a negative size": (
-        lambda: init({"*": -1.0}),
-        lambda: init({"*": 1.0}),
-        "argument.not_a_number",
-    ),
-    "a reference without weights": (
-        lambda: init(mu.plans.on_meta(lambda: mlp(4))),
-        lambda: init(mlp(4)),
-        "model.on_meta_device",
-    ),
-    "a seed in words": (
-        lambda: init(mlp(4), seed="zero"),
-        lambda: init(mlp(4), seed=0),
-        "argument.not_whole",
-    ),
-    "another model's plan": (
-        lambda: clip(plan=OTHER, max_norm=1.0),
-        lambda: clip(max_norm=1.0),
-        "plan.unknown_tensor",
-    ),
-    "a negative bound": (
-        lambda: clip(max_norm=-1.0),
-        lambda: clip(max_norm=math.inf),
-        "argument.not_a_number",
-    ),
-    "a norm of power zero": (
-        lambda: mu.diagnostics.grad_norm(WIDE, PLAN, p=0),
-        lambda: mu.diagnostics.grad_norm(WIDE, PLAN, p=math.inf),
-        "argument.not_a_number",
-    ),
-    "the norm of parameters": (
-        lambda: mu.diagnostics.grad_norm(WIDE.parameters(), PLAN),
-        lambda: mu.diagnostics.grad_norm(WIDE, PLAN),
-        "argument.wrong_type",
-    ),
-    "a model in place of an optimizer": (
-        lambda: mu.step_in_units_(WIDE, PLAN, model=adamw(WIDE)),
-        lambda: mu.step_in_units_(adamw(WIDE), PLAN, model=WIDE),
-        "argument.wrong_type",
-    ),
+    "parameters without names": (lambda: groups(parameters=WIDE.parameters()),
+        lambda: groups(parameters=WIDE.named_parameters()), "argument.not_named_pairs"),
+    "a rate as text": (lambda: mu.set_lr_(grouped(), "0.1"),  # type: ignore[arg-type]
+        lambda: mu.set_lr_(grouped(), 0.1), "argument.not_a_number"),
+    "the rate of a model": (lambda: mu.diagnostics.reference_lr(WIDE),
+        lambda: mu.diagnostics.reference_lr(grouped()), "argument.wrong_type"),
+    "a size for all": (lambda: init(0.02), lambda: init({"*": 0.02}), "argument.wrong_type"),
+    "a negative size": (lambda: init({"*": -1.0}), lambda: init({"*": 1.0}), "argument.not_a_number"),
+    "a reference without weights": (lambda: init(mu.plans.on_meta(lambda: mlp(4))),
+        lambda: init(mlp(4)), "model.on_meta_device"),
+    "a seed in words": (lambda: init(mlp(4), seed="zero"),
+        lambda: init(mlp(4), seed=0), "argument.not_whole"),
+    "another model's plan": (lambda: clip(plan=OTHER, max_norm=1.0),
+        lambda: clip(max_norm=1.0), "plan.unknown_tensor"),
+    "a negative bound": (lambda: clip(max_norm=-1.0),
+        lambda: clip(max_norm=math.inf), "argument.not_a_number"),
+    "a norm of power zero": (lambda: mu.diagnostics.grad_norm(WIDE, PLAN, p=0),
+        lambda: mu.diagnostics.grad_norm(WIDE, PLAN, p=math.inf), "argument.not_a_number"),
+    "the norm of parameters": (lambda: mu.diagnostics.grad_norm(WIDE.parameters(), PLAN),
+        lambda: mu.diagnostics.grad_norm(WIDE, PLAN), "argument.wrong_type"),
+    "a model in place of an optimizer": (lambda: mu.step_in_units_(WIDE, PLAN, model=adamw(WIDE)),
+        lambda: mu.step_in_units_(adamw(WIDE), PLAN, model=WIDE), "argument.wrong_type"),
     # State dicts.
-    "a model in place of its state": (
-        lambda: mu.widen_state_dict(BASE, PLAN),
-        lambda: mu.widen_state_dict(BASE.state_dict(), PLAN),
-        "argument.wrong_type",
-    ),
-    "state and plan in turn": (
-        lambda: mu.widen_state_dict(PLAN, BASE.state_dict()),  # type: ignore[arg-type]
-        lambda: mu.widen_state_dict(BASE.state_dict(), PLAN),
-        "argument.wrong_type",
-    ),
-    "an optimizer in place of its state": (
-        lambda: mu.widen_optimizer_state_dict(adamw(BASE), PLAN, AdamW),
-        lambda: mu.widen_optimizer_state_dict(state(), PLAN, AdamW),
-        "argument.wrong_type",
-    ),
+    "a model in place of its state": (lambda: mu.widen_state_dict(BASE, PLAN),
+        lambda: mu.widen_state_dict(BASE.state_dict(), PLAN), "argument.wrong_type"),
+    "state and plan in turn": (lambda: mu.widen_state_dict(PLAN, BASE.state_dict()),  # type: ignore[arg-type]
+        lambda: mu.widen_state_dict(BASE.state_dict(), PLAN), "argument.wrong_type"),
+    "an optimizer in place of its state": (lambda: mu.widen_optimizer_state_dict(adamw(BASE), PLAN, AdamW),
+        lambda: mu.widen_optimizer_state_dict(state(), PLAN, AdamW), "argument.wrong_type"),
     "a state and a name": (
         lambda: mu.widen_optimizer_state_dict(state(), PLAN, "torch.optim.AdamW"),  # type: ignore[arg-type]
-        lambda: mu.widen_optimizer_state_dict(state(), PLAN, AdamW),
-        "optimizer.not_a_class",
-    ),
-    "groups of a state without names": (
-        lambda: mu.trainers.groups_for(WIDE, adamw(WIDE).state_dict()),
-        lambda: mu.trainers.groups_for(WIDE, carried()),
-        "state.no_names",
-    ),
+        lambda: mu.widen_optimizer_state_dict(state(), PLAN, AdamW), "optimizer.not_a_class"),
+    "the state of another model": (lambda: mu.widen_optimizer_state_dict(state(), OTHER, AdamW),
+        lambda: mu.widen_optimizer_state_dict(state(), PLAN, AdamW), "state.unknown_name"),
+    "groups of a state without names": (lambda: mu.trainers.groups_for(WIDE, adamw(WIDE).state_dict()),
+        lambda: mu.trainers.groups_for(WIDE, carried()), "state.no_names"),
     # Limits.
     "steps in floats": (lambda: schedule(steps=3.0), schedule, "argument.not_whole"),
-    "one noise for all layers": (
-        lambda: example(0.5),
-        lambda: example(dict.fromkeys("ABC", 0.5)),
-        "argument.wrong_type",
-    ),
+    "one noise for all layers": (lambda: example(0.5),
+        lambda: example(dict.fromkeys("ABC", 0.5)), "argument.wrong_type"),
     "growth by nothing": (lambda: recursion(0), lambda: recursion(2), "argument.not_whole"),
-    "one sigma for all layers": (
-        lambda: network(1.0),
-        lambda: network([1.0, 1.0]),
-        "limits.one_size_for_layers",
-    ),
-    "a number times a matrix": (
-        lambda: product(3),
-        lambda: product(None),
-        "limits.not_a_vector",
-    ),
-    "a seed of samples": (
-        lambda: limits.SampledKets(2, 64, seed=1.5),  # type: ignore[arg-type]
-        lambda: limits.SampledKets(2, 64, seed=1),
-        "argument.not_whole",
-    ),
+    "one sigma for all layers": (lambda: network(1.0),
+        lambda: network([1.0, 1.0]), "limits.one_size_for_layers"),
+    "a number times a matrix": (lambda: product(3), lambda: product(None), "limits.not_a_vector"),
+    "a seed of samples": (lambda: limits.SampledKets(2, 64, seed=1.5),  # type: ignore[arg-type]
+        lambda: limits.SampledKets(2, 64, seed=1), "argument.not_whole"),
     "values in a list": (
         lambda: limits.FiniteWidth(2, 2, values={"x": [1.0, 2.0]}),  # type: ignore[dict-item]
-        lambda: limits.FiniteWidth(2, 2, values={"x": torch.tensor([1.0, 2.0])}),
-        "argument.wrong_type",
-    ),
+        lambda: limits.FiniteWidth(2, 2, values={"x": torch.tensor([1.0, 2.0])}), "argument.wrong_type"),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -604,12 +390,8 @@ LIGHT = {
     "advise --params 8 --spent 0 --budget nan --to 9": "option.not_a_positive_number",
     f"tune sound.py {TUNE} --lrs=-1": "study.not_positive_numbers",
     "tune sound.py --width 0 -k 1 --steps 0": "argument.not_whole",
-    "plna base -k 2": "usage",
-    f"{GROW} --nosie t=0.1": "usage",
     "plan base": "goal.not_given",
-    "plan base -k depth=2": "goal.unknown_width",
     "plan base -k 2 --json none/plan.json": "option.not_a_file_name",
-    f"{GROW} --noise big": "noise.not_a_size",
     f"{GROW} --noise t=0.1 --recipe r.json": "recipe.with_other_settings",
     "widen base wide -k 2 --dtype int8": "option.unknown_dtype",
     "widen base wide -k 2 --shard-size 5XB": "usage",

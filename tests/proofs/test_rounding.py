@@ -43,13 +43,9 @@ def adamw(model):
 def bottleneck(width):
     """A linear layer between two batch norms: the second running mean is zero by nature."""
     return nn.Sequential(
-        nn.Linear(8, width),
-        nn.BatchNorm1d(width),
-        nn.Linear(width, 4 * width, bias=False),
-        nn.BatchNorm1d(4 * width),
-        nn.ReLU(),
-        nn.Linear(4 * width, 3),
-    )
+        nn.Linear(8, width), nn.BatchNorm1d(width), nn.Linear(width, 4 * width, bias=False),
+        nn.BatchNorm1d(4 * width), nn.ReLU(), nn.Linear(4 * width, 3),
+    )  # fmt: skip
 
 
 def convolution(width, channels):

@@ -18,13 +18,9 @@ Y = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
 
 def mlp(width, dropout=0.0):
     return nn.Sequential(
-        nn.Linear(6, width),
-        nn.GELU(),
-        nn.Dropout(dropout),
-        nn.Linear(width, width),
-        nn.GELU(),
+        nn.Linear(6, width), nn.GELU(), nn.Dropout(dropout), nn.Linear(width, width), nn.GELU(),
         nn.Linear(width, 3),
-    )
+    )  # fmt: skip
 
 
 class Attention(nn.Module):

@@ -84,13 +84,7 @@ def made(place: Path | InMemoryStorage, legs: int = 10**6, name: str = "mupscale
             assert trial is not None
             loss = 1e-7 if isinstance(leg, Equality) else loss_of(leg.point, leg.end)
             curve = [(step, 10 / step) for step in range(leg.begin + 5, leg.end + 1, 5)]
-            told = {
-                "curve": curve,
-                "seconds": 1.0,
-                "resumed_at": leg.begin,
-                "steps": 1,
-                "tolerance": 1e-3,
-            }
+            told = {"curve": curve, "seconds": 1.0, "resumed_at": leg.begin, "steps": 1, "tolerance": 1e-3}
             ledger.complete(trial, loss, told)
     return settings
 

@@ -35,13 +35,9 @@ from mupscale.plans.fits import identity_plan  # noqa: E402
 DEEP, BOTH = "1+layers=4,after=0:1", "ffn=2+layers=3,after=0,hidden=36,heads=6,kv_heads=3,vocab=+5"
 EXPERTS = "hidden=2,heads=2,kv_heads=2+layers=3,after=0,experts=4,top_k=2,expert_ffn=12"
 CASES = (
-    (DEEP, "none"),
-    (DEEP, "signal"),
-    (BOTH, "mup"),
-    (BOTH, "signal"),
-    (EXPERTS, "none"),
+    (DEEP, "none"), (DEEP, "signal"), (BOTH, "mup"), (BOTH, "signal"), (EXPERTS, "none"),
     (EXPERTS, "signal"),
-)
+)  # fmt: skip
 
 
 def fresh(goal: str) -> mu.Run:

@@ -393,17 +393,9 @@ def two_dimensions() -> list[Row]:
 
 
 CASES = [
-    "clipping",
-    "partial_sums",
-    "not_a_number",
-    "two_jobs",
-    "collectives",
-    "init",
-    "stepping",
-    "refused",
-    "proof",
-    "training",
-]
+    "clipping", "partial_sums", "not_a_number", "two_jobs", "collectives", "init", "stepping", "refused",
+    "proof", "training",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)], ids="{} ranks".format)

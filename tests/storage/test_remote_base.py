@@ -48,13 +48,8 @@ def test_any_range_is_read_and_each_page_is_requested_once(store, tmp_path):
     assert entry(url / "b.bin") is None
     file = RemoteFile(url / "a.bin")
     spans = [
-        (0, 8),
-        (8, 100),
-        (PAGE - 1, 2),
-        (5 * PAGE + 3, 9 * PAGE),
-        (len(raw) - 5, 100),
-        (0, len(raw) + 9),
-    ]
+        (0, 8), (8, 100), (PAGE - 1, 2), (5 * PAGE + 3, 9 * PAGE), (len(raw) - 5, 100), (0, len(raw) + 9),
+    ]  # fmt: skip
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda span: file.read(*span), spans * 3))
     assert found == [raw[at : at + count] for at, count in spans * 3]

@@ -20,12 +20,8 @@ from harness.runs import gradients, train
 from harness.wrong import mistaken, other_power
 
 ACTIVATIONS: dict[str, Any] = {
-    "leaky": F.leaky_relu,
-    "gelu": F.gelu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-}
+    "leaky": F.leaky_relu, "gelu": F.gelu, "silu": F.silu, "tanh": torch.tanh, "sigmoid": torch.sigmoid,
+}  # fmt: skip
 ZERO_TO_ZERO = ["leaky", "gelu", "silu", "tanh"]
 EPS = 0.1  # large, so that a norm does not hide a wrong scale before it
 VOCABULARY, BATCH = 5, 7

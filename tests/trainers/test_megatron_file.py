@@ -112,13 +112,8 @@ def planned(base, wide):
 torch.manual_seed(0)
 PLAN = planned(WIDTH, 2 * WIDTH)
 SCHEDULE = {
-    "max_lr": 0.05,
-    "min_lr": 0.01,
-    "num_steps": 3,
-    "lr_warmup_steps": 1,
-    "start_wd": 0.1,
-    "end_wd": 0.1,
-}
+    "max_lr": 0.05, "min_lr": 0.01, "num_steps": 3, "lr_warmup_steps": 1, "start_wd": 0.1, "end_wd": 0.1,
+}  # fmt: skip
 
 
 def step(run, i):
@@ -408,17 +403,9 @@ def test_the_optimizer_of_transformer_engine_is_told_by_its_groups(tmp_path):
 
     def fused(_, common):
         kept = (
-            "lr",
-            "betas",
-            "eps",
-            "weight_decay",
-            "wd_mult",
-            "lr_mult",
-            "is_expert_parallel",
-            "is_decoupled_lr",
-            "max_lr",
-            "min_lr",
-        )
+            "lr", "betas", "eps", "weight_decay", "wd_mult", "lr_mult", "is_expert_parallel",
+            "is_decoupled_lr", "max_lr", "min_lr",
+        )  # fmt: skip
         tree = common["optimizer"]
         tree["param_groups"] = [
             {**{k: g[k] for k in kept}, "bias_correction": True, "step": 3} for g in tree["param_groups"]
@@ -512,10 +499,7 @@ def test_what_is_missing_or_unknown_is_refused_by_name(tmp_path, change, code, w
 def test_other_formats_are_refused_and_other_doors_say_where_to_go(tmp_path):
     narrow = write(tmp_path / "narrow", trained())
     refuse(narrow, tmp_path, "checkpoint.shape_differs", plan=planned(2 * WIDTH, 4 * WIDTH))
-    for door in (
-        lambda: mu.load_wide(narrow, Model(2 * WIDTH), plan=PLAN),
-        lambda: read_directory(narrow),
-    ):
+    for door in (lambda: mu.load_wide(narrow, Model(2 * WIDTH), plan=PLAN), lambda: read_directory(narrow)):
         with refused("directory.is_megatron", where="grow_megatron_checkpoint"):
             door()
     (narrow / "metadata.json").write_text('{"sharded_backend": "zarr"}')

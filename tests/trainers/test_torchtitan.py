@@ -235,11 +235,7 @@ def test_a_checkpoint_says_how_it_was_grown_and_another_plan_does_not_resume_it(
 
 
 def test_what_it_cannot_follow_is_refused_at_once():
-    codes = (
-        "torchtitan.loading_disabled",
-        "torchtitan.base_not_given",
-        "torchtitan.pipeline_stages",
-    )
+    codes = ("torchtitan.loading_disabled", "torchtitan.base_not_given", "torchtitan.pipeline_stages")
     with refused(*codes, where=("checkpoint.enable", "checkpoint.base", "pipeline_parallel_degree")):
         made(enable=False, base=None, stages=2)
 

@@ -58,15 +58,9 @@ SIGNAL: dict[str, Any] = {
     "convolution": (lambda n: nn.Conv2d(n, n, 3), 64, 128, "weight", {}),
     "convolution, out fixed": (lambda n: nn.Conv2d(n, 96, 3), 64, 128, "weight", {"layouts": PLAIN}),
     "convolution in one dimension": (lambda n: nn.Conv1d(n, n, 3), 128, 256, "weight", {}),
-    "convolution in one dimension, out fixed": (
-        lambda n: nn.Conv1d(n, 96, 3),
-        128,
-        256,
-        "weight",
-        {"layouts": PLAIN},
-    ),
+    "convolution in one dimension, out fixed": (lambda n: nn.Conv1d(n, 96, 3), 128, 256, "weight", {"layouts": PLAIN}),
     "experts": (Experts, 128, 256, "w", {"roles": {"w": {1: "out", 2: "in"}}}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", SIGNAL)

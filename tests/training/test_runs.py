@@ -219,12 +219,15 @@ def test_nothing_is_shared_with_the_base_and_the_base_is_left_alone(size):
     run = new_run(lr=torch.tensor(1e-2), betas=(torch.tensor(0.9), torch.tensor(0.99)))
     run = mu.Run(run.model, run.optimizers, ema=AveragedModel(run.model))
     before = [t.detach().clone() for t in everything(run)]
+    groups = [(list(map(id, g["params"])), {**g, "params": 0}) for g in run.optimizers[0].param_groups]
     chosen = mu.plan_between(lambda s: Net(*s), SMALL, size, folds={"norm.*": Fraction(SMALL[0], size[0])})
     random = torch.random.get_rng_state()
     wide, again = (mu.widen(run, lambda: Net(*size), plan=chosen, unproved=True) for _ in range(2))
     assert_bitwise(torch.random.get_rng_state(), random, "global random state")
     for kept, now in zip(before, everything(run), strict=True):
         assert_bitwise(now, kept, "the base")
+    now = [(list(map(id, g["params"])), {**g, "params": 0}) for g in run.optimizers[0].param_groups]
+    assert now == groups, "the caller's parameter groups"
     for mine, other in zip(everything(wide), everything(again), strict=True):
         assert_bitwise(mine, other, "the second call")
     stores = [{t.untyped_storage().data_ptr() for t in everything(r)} for r in (run, wide, again)]
@@ -269,7 +272,14 @@ def test_a_learning_rate_given_as_a_tensor_stays_one():
     wide = widen(run)
     rates = [group["lr"] for group in wide.optimizers[0].param_groups]
     assert all(isinstance(rate, torch.Tensor) and rate.dtype == torch.float64 for rate in rates)
+    kept = run.optimizers[0].param_groups[0]["lr"]
+    assert len({rate.data_ptr() for rate in (kept, *rates)}) == 1 + len(rates), "one tensor for each group"
+    assert len({float(rate) for rate in rates}) > 1
     assert drift(run, wide, loss, 10, output) <= EXACT
+    assert float(kept) == 1e-2
+    for group in wide.optimizers[0].param_groups:
+        group["lr"] = rates[-1]
+    assert drift(run, wide, loss, 10, output) > 1e-6, "control: one tensor for all groups"
 
 
 def test_gradient_accumulation_is_exact():

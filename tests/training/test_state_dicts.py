@@ -1,5 +1,6 @@
 """State dicts give the bits of live runs; buffers are carried; growing twice is growing once."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -16,14 +17,9 @@ from harness.runs import drift, train
 
 def mlp(n: int) -> Any:
     return nn.Sequential(
-        nn.Linear(3, n),
-        nn.BatchNorm1d(n),
-        nn.Tanh(),
-        nn.Linear(n, n),
-        nn.Tanh(),
-        nn.Linear(n, 2),
+        nn.Linear(3, n), nn.BatchNorm1d(n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 2),
         nn.BatchNorm1d(2),
-    )
+    )  # fmt: skip
 
 
 def loss(model: Any) -> Any:
@@ -65,9 +61,11 @@ def test_state_dicts_give_the_bits_of_a_live_run(keys):
     state = run.optimizers[0].state_dict()
     if keys == "name":
         state = keyed_by_name(state, names)
+    kept = copy.deepcopy(state["param_groups"])
     carried = mu.widen_optimizer_state_dict(
         state, plan, torch.optim.AdamW, names=names if keys == "position" else None
     )
+    assert state["param_groups"] == kept, "what was given is left alone"
     model = mlp(8).double()
     model.load_state_dict(mu.widen_state_dict(run.model.state_dict(), plan))
     assert_same_model(model, live.model)

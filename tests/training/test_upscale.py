@@ -67,21 +67,12 @@ def clip_plainly(run: mu.Run) -> None:
 
 
 PAIRS = [
-    ("SGD momentum", "MLP", True),
-    ("AdamW", "MLP+p", True),
-    ("Adam amsgrad", "Llama", False),
-    ("AdamW", "Llama+p", True),
-    ("Adagrad", "ResNet", False),
-    ("SGD", "ResNet", True),
-    ("NAdam", "GPT-2", True),
-    ("Lion", "LSTM", False),
-    ("RMSprop centered", "LSTM", True),
-    ("SGD sparse", "Word2Vec", True),
-    ("SparseAdam", "Word2Vec", False),
-    ("Muon original", "MLP", False),
-    ("Muon original", "GPT-2", True),
-    ("Adafactor", "MLP", False),
-]
+    ("SGD momentum", "MLP", True), ("AdamW", "MLP+p", True), ("Adam amsgrad", "Llama", False),
+    ("AdamW", "Llama+p", True), ("Adagrad", "ResNet", False), ("SGD", "ResNet", True),
+    ("NAdam", "GPT-2", True), ("Lion", "LSTM", False), ("RMSprop centered", "LSTM", True),
+    ("SGD sparse", "Word2Vec", True), ("SparseAdam", "Word2Vec", False), ("Muon original", "MLP", False),
+    ("Muon original", "GPT-2", True), ("Adafactor", "MLP", False),
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("float64")

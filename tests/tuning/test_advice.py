@@ -22,19 +22,9 @@ from mupscale.tuning.spent import read_spent
 
 LAW = Law(0.1, 50, 0.6, 200, 0.5, spread=0.01, runs=12, params=(4e3, 2e5), flops=(1e10, 1e13))
 GROWTH = Growth(
-    0.6,
-    0.0,
-    0.5,
-    0.01,
-    0.01,
-    0.01,
-    10,
-    times=12.0,
-    more=(0.25, 4.0),
-    shares=(0.1, 0.5),
-    noise=(0.05, 0.2),
+    0.6, 0.0, 0.5, 0.01, 0.01, 0.01, 10, times=12.0, more=(0.25, 4.0), shares=(0.1, 0.5), noise=(0.05, 0.2),
     peak=(0.5, 1),
-)
+)  # fmt: skip
 BASE, WIDE = 12_000, 40_000
 
 

@@ -26,15 +26,9 @@ from mupscale.tuning.paper_cost import CIFAR, COVERTYPE, EXPERIMENTS, LAYERS, gp
 from mupscale.tuning.stock_flops import StockModel
 
 TINY = {
-    "model_type": "gpt2",
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 2,
-    "vocab_size": 64,
-    "n_positions": 16,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+    "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "n_positions": 16,
+    "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
 MLP = """
 import torch
 from torch import nn
@@ -48,30 +42,10 @@ def inputs():
 # The paper
 
 
-@pytest.mark.parametrize(
-    ("run", "scratch", "base", "upscaled", "ratio", "charged"),
-    [
-        ("MLP, SGD", "11,326", "740", "598", "23.6", "8.5"),
-        ("MLP, AdamW", "11,326", "740", "3,031", "23.6", "3.0"),
-        ("ResNet-18", "265,970", "66,547", "132,985", "16.0", "1.3"),
-        ("GPT-2", "37,929,809", "10,615,488", "6,539,099", "48.2", "2.2"),
-    ],
-)
-def test_the_papers_totals_come_out_of_sizes(run, scratch, base, upscaled, ratio, charged):
-    experiment = EXPERIMENTS[run]
-    cost = experiment.cost
-    assert (tera(cost.scratch), tera(cost.base), tera(cost.upscaled)) == (scratch, base, upscaled)
-    assert f"{experiment.tuning_ratio:.1f}" == ratio
-    assert f"{cost.speedup('base charged'):.1f}" == charged
-
-
 def test_the_papers_tuning_comes_out_of_sizes():
     cost = EXPERIMENTS["GPT-2"].cost
-    assert tera(cost.tuning) == "19,679,775"
     assert tera(cost.tuning_charged) == "26,218,874"
     assert tera(cost.base_charged) == "17,154,587"
-    assert f"{cost.speedup('tuning charged'):.1f}" == "1.4"
-    assert f"{cost.speedup('both charged'):.2f}" == "1.03"
 
 
 def test_other_sizes_do_not_give_the_papers_totals():
@@ -103,6 +77,8 @@ def test_the_command_prints_every_number_of_the_paper(capsys):
     rows = {line[:26].strip(): line[26:].split() for line in lines[1:] if line}
     assert rows["TFLOPs from scratch"] == ["11,326", "11,326", "265,970", "37,929,809"]
     assert rows["TFLOPs of the base"] == ["740", "740", "66,547", "10,615,488"]
+    assert rows["TFLOPs upscaled"] == ["598", "3,031", "132,985", "6,539,099"]
+    assert rows["TFLOPs of tuning"] == ["–", "–", "–", "19,679,775"]
     assert rows["a trial at k·n / at k·n0"] == ["23.6", "23.6", "16.0", "48.2"]
     assert rows["stay: steps at n / at k·n"] == ["15.3", "15.3", "4.0", "3.6"]
     assert rows["speedup, base charged"] == ["8.5", "3.0", "1.3", "2.2"]
@@ -175,16 +151,10 @@ def test_attention_counts_what_the_formula_says_whoever_holds_its_weights():
 
 def test_a_token_uses_some_experts_only():
     raw = {
-        "model_type": "mixtral",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 2,
-        "vocab_size": 64,
-        "num_local_experts": 8,
+        "model_type": "mixtral", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 64, "num_local_experts": 8,
         "num_experts_per_tok": 2,
-    }
+    }  # fmt: skip
     step = StockModel(raw, k=2, batch=1, context=8).at(64)
     all_experts = StockModel({**raw, "num_experts_per_tok": 8}, k=2, batch=1, context=8).at(64)
     assert step.formula == pytest.approx(step.counted, rel=0.01)
@@ -195,17 +165,10 @@ def test_a_token_uses_some_experts_only():
 @pytest.mark.parametrize("kind", ["bert", "opt", "gpt_neox"])
 def test_classes_that_look_at_masks_differently_are_counted(kind):
     sizes = {
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-        "intermediate_size": 64,
-        "ffn_dim": 64,
-        "word_embed_proj_dim": 32,
-        "vocab_size": 64,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
+        "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64,
+        "ffn_dim": 64, "word_embed_proj_dim": 32, "vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0,
         "pad_token_id": 1,
-    }
+    }  # fmt: skip
     step = StockModel({"model_type": kind, **sizes}, k=2, batch=1, context=8).at(32)
     assert step.formula == pytest.approx(step.counted, rel=0.1)
 
@@ -401,28 +364,13 @@ def test_the_command_says_when_no_proxy_can_be_computed(tmp_path, capsys):
         ([], ["model [option.not_given]"]),
         (["--paper", "-k", "2"], ["-k [option.said_elsewhere]"]),
         (["x.py", "-k", "2"], [f"{name} [option.not_given]" for name in ("--steps", "--proxy", "--width")]),
-        (
-            ["x", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8"],
-            ["--width [option.said_elsewhere]"],
-        ),
-        (
-            ["x.py", "-k", "2", "--proxy", "1", "--steps", "0", "--width", "8"],
-            ["--steps [option.below_least]"],
-        ),
-        (
-            ["x.py", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8", "--trials", "inf"],
-            ["--trials [option.below_least]"],
-        ),
-        (
-            ["x.py", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8"],
-            ["x.py", "[proxy.no_such_file]"],
-        ),
-        (
-            ["x", "-k", "2", "--proxy", "1", "--steps", "1", "--batch", "1", "--context", "1"],
-            ["[config.not_readable]"],
-        ),
+        (["x", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8"], ["--width [option.said_elsewhere]"]),
+        (["x.py", "-k", "2", "--proxy", "1", "--steps", "0", "--width", "8"], ["--steps [option.below_least]"]),
+        (["x.py", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8", "--trials", "inf"], ["--trials [option.below_least]"]),
+        (["x.py", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8"], ["x.py", "[proxy.no_such_file]"]),
+        (["x", "-k", "2", "--proxy", "1", "--steps", "1", "--batch", "1", "--context", "1"], ["[config.not_readable]"]),
     ],
-)
+)  # fmt: skip
 def test_what_is_missing_is_said_at_once(arguments, faults, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["cost", *arguments]) == 2

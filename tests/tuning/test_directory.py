@@ -25,15 +25,9 @@ from mupscale.tuning.outlook import Outlook
 from mupscale.tuning.text_data import HELD, PASSES, TextData, check_enough, read_text
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 1,
-    "vocab_size": 32,
-    "max_position_embeddings": 16,
-    "tie_word_embeddings": True,
-}
+    "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "num_hidden_layers": 1, "vocab_size": 32, "max_position_embeddings": 16, "tie_word_embeddings": True,
+}  # fmt: skip
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES}
 QUICK = ["--steps", "12", "--batch", "4", "--context", "16", "--lrs", "0.01,0.02", "--noises", "0.1"]
 QUICK += ["--factors", "1", "--extend", "0", "--no-report"]
@@ -247,15 +241,8 @@ def test_a_directory_is_tuned_and_grown_by_the_recipe(base, text, study, tmp_pat
         train(self, run, steps, counting)
 
     command = [
-        "tune",
-        str(base),
-        "--data",
-        str(text),
-        *QUICK,
-        "--folder",
-        str(tmp_path / "stopped"),
-        "--quiet",
-    ]
+        "tune", str(base), "--data", str(text), *QUICK, "--folder", str(tmp_path / "stopped"), "--quiet",
+    ]  # fmt: skip
     with monkeypatch.context() as patched:
         patched.setattr(Trained, "train", stopping)
         assert main([*command, "--every", "0"]) == 130
@@ -274,14 +261,9 @@ def test_a_directory_is_tuned_and_grown_by_the_recipe(base, text, study, tmp_pat
     (tmp_path / "batch.json").write_text(json.dumps({"input_ids": rows}))
     trained = learned(base, tmp_path / "trained", rows)
     grow = [
-        "upscale",
-        str(trained),
-        str(tmp_path / "wide"),
-        "-k",
-        "2",
-        "--recipe",
+        "upscale", str(trained), str(tmp_path / "wide"), "-k", "2", "--recipe",
         str(tmp_path / "rising.json"),
-    ]
+    ]  # fmt: skip
     assert main([*grow, "--batch", str(tmp_path / "batch.json"), "--quiet"]) == 0
     told = capsys.readouterr().out
     assert f"lr={whole.lr:g} (at the reference)" in told

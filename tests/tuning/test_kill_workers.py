@@ -34,15 +34,9 @@ pytestmark = pytest.mark.nightly
 
 EVERY, PAUSE = 0.25, 0.02  # seconds between checkpoints, and for which a step pretends to compute
 STUDY = Settings(
-    width=8,
-    k=2,
-    steps=300,
-    lrs=(2e-3, 4e-3, 8e-3),
-    noises=(0.1, 0.2),
-    factors=(0.5, 1.0, 2.0),
-    extend=1,
+    width=8, k=2, steps=300, lrs=(2e-3, 4e-3, 8e-3), noises=(0.1, 0.2), factors=(0.5, 1.0, 2.0), extend=1,
     rungs=(0.5,),
-)
+)  # fmt: skip
 
 
 def build(width: int) -> nn.Module:

@@ -30,14 +30,8 @@ from mupscale.tuning.settings import Settings
 from mupscale.tuning.tune import tune
 
 SMALL: dict[str, Any] = {
-    "width": 6,
-    "k": 2,
-    "steps": 16,
-    "lrs": [0.004, 0.008],
-    "noises": [0.1],
-    "factors": [1.0],
-    "extend": 0,
-}
+    "width": 6, "k": 2, "steps": 16, "lrs": [0.004, 0.008], "noises": [0.1], "factors": [1.0], "extend": 0,
+}  # fmt: skip
 
 
 def build(width):
@@ -92,11 +86,7 @@ def test_halving_compares_rates_at_equal_noise_and_noises_at_the_end():
 
 def test_later_points_go_on_only_where_they_beat_one_that_went_on():
     ladder, old = Ladder((5, 10)), [Point(1.0, 0.1), Point(2.0, 0.1)]
-    results = {
-        Leg(old[0], 0, 5).key: 1.0,
-        Leg(old[1], 0, 5).key: 2.0,
-        Leg(old[0], 5, 10).key: 0.5,
-    }
+    results = {Leg(old[0], 0, 5).key: 1.0, Leg(old[1], 0, 5).key: 2.0, Leg(old[0], 5, 10).key: 0.5}
     for loss, goes_on in ((0.9, True), (1.5, False)):
         seen = results | {Leg(Point(4.0, 0.1), 0, 5).key: loss}
         assert bool(climb([Point(4.0, 0.1)], seen, ladder, earlier=old)[0]) == goes_on
@@ -237,12 +227,7 @@ def test_a_study_that_broke_off_goes_on_to_the_same_recipe(tmp_path, caplog, aft
         )
     caplog.set_level("INFO", logger="mupscale")
     assert (
-        tune(
-            Proxy(build, train, digest="one"),
-            Settings(**SMALL),
-            folder=tmp_path / "broken",
-            every=0.0,
-        )
+        tune(Proxy(build, train, digest="one"), Settings(**SMALL), folder=tmp_path / "broken", every=0.0)
         == whole
     )
     assert len(caplog.messages) >= 1
@@ -447,13 +432,6 @@ def test_the_reference_may_be_wider_than_the_proxy(tmp_path):
     recipe = tune(Proxy(build, train), Settings(**SMALL, reference=24), folder=tmp_path)
     assert recipe.reference == 24
     assert recipe.tensors["2.weight"].reference == (24, 24)
-
-
-def test_the_command_says_what_is_wrong(tmp_path, capsys):
-    (tmp_path / "empty.py").write_text("build = 3\n")
-    assert main(["tune", str(tmp_path / "empty.py"), "--width", "8", "-k", "2", "--steps", "5"]) == 2
-    assert "train [argument.not_a_function]" in capsys.readouterr().err
-    assert main(["tune", str(tmp_path / "none.py"), "--width", "8", "-k", "2", "--steps", "5"]) == 2
 
 
 def test_the_example_is_a_proxy(tmp_path):
