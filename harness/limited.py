@@ -72,6 +72,18 @@ def limited(action: Callable[[], Any], seconds: float = CPU_SECONDS, memory: int
     return Outcome(done, value, cpu, int(peak))
 
 
+def silent(action: Callable[[], Any]) -> Callable[[], Any]:
+    """The action, for a process of its own, with what it prints thrown away."""
+
+    def call() -> Any:
+        with Path(os.devnull).open("w") as nothing:
+            os.dup2(nothing.fileno(), 1)
+            os.dup2(nothing.fileno(), 2)
+            return action()
+
+    return call
+
+
 def _limit(seconds: float, memory: int) -> None:
     most = _pages()[0] + _ADDRESSES * memory
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
