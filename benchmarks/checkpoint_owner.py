@@ -21,7 +21,6 @@ import argparse
 import json
 import lzma
 import os
-import resource
 import shutil
 import sys
 import tempfile
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.data import DATA
-from harness.fresh_install import ROOT, Shell, wheel_in, with_torch
+from harness.fresh_install import ROOT, Shell, cpu_seconds, wheel_in, with_torch
 from harness.program import Outcome, UsageError, option, run
 
 PROGRAMS = ROOT / "benchmarks" / "owner_programs.py"
@@ -235,13 +234,12 @@ def measure(chosen: argparse.Namespace) -> Outcome:
         shutil.copyfile(PROGRAMS, shell.room / PROGRAMS.name)
         text_into(shell.room / "text.jsonl")
         walk, found, control = Walk(shell, missing), Figures(), Figures()
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = cpu_seconds()
         for owner in chosen.only:
             print(f"\n{owner}", flush=True)
             OWNERS[owner](walk, found, control)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = cpu_seconds() - before
     missed = judged(walk, found, control, chosen.only)
-    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     counts = f"steps_failed={len(walk.failed)} left_out={len(walk.left_out)}"
     return Outcome(f"{counts} {found} cpu_s={cpu:.0f} control: {control}", [*walk.failed, *missed])
 
