@@ -279,10 +279,8 @@ def measure(chosen: argparse.Namespace) -> Outcome:
     }
     quantised_told, hybrid_told = "not_run", "not_run hybrid_control=not_run"
     if coded:
-        worst, least = (
-            largest(carried for carried, _ in coded.values()),
-            min(fresh for _, fresh in coded.values()),
-        )
+        worst = largest(carried for carried, _ in coded.values())
+        least = min(fresh for _, fresh in coded.values())
         quantised_told = f"{worst:.1e} quantised_fresh={least:.1e}"
     if TEXT.exists():
         off, control = hybrid()

@@ -22,11 +22,8 @@ from mupscale.tensors.differences import loss_gap
 
 WORST, SILENT, LOUD, C1, JUMP, WOKEN = 1e-11, 1e-3, 1e-3, 1e-6, 1e-10, 1.0
 DENSE = {**SIZES, "sliding_window": None}
-FEW, MANY, WIDE = (
-    "experts=4,top_k=2,expert_ffn=20",
-    "experts=9,top_k=3,expert_ffn=8",
-    "experts=3,top_k=3,expert_ffn=40",
-)
+FEW, MANY = "experts=4,top_k=2,expert_ffn=20", "experts=9,top_k=3,expert_ffn=8"
+WIDE = "experts=3,top_k=3,expert_ffn=40"
 JOINT = "layers=3,after=0," + FEW
 ROUTED = ("router.weight", "mlp.gate.weight", "experts.gate_up_proj", "experts.down_proj")
 COPIES = "hidden=2,heads=2,kv_heads=2"

@@ -16,11 +16,8 @@ from mupscale.plans.plan import Plan
 from mupscale.rules.scale import Scale
 
 TYPES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "granite", "smollm3")
-HIDDEN, ALL, TWICE = (
-    "hidden=48",
-    "hidden=48,heads=6,kv_heads=3,ffn=52",
-    "hidden=80,heads=10,kv_heads=5,ffn=92",
-)
+HIDDEN, ALL = "hidden=48", "hidden=48,heads=6,kv_heads=3,ffn=52"
+TWICE = "hidden=80,heads=10,kv_heads=5,ffn=92"
 FFN, DEEPER = "ffn=52", "layers=3,after=0,hidden=48"
 
 
