@@ -25,15 +25,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn, optim
-from torch.optim import _muon
 
 import mupscale as mu
+from harness.exactness import precise_muon
 from harness.program import Outcome, option, run
-from harness.setups import newton_schulz
 from harness.widths import FAMILIES, Family
 
 BOUND, QUICK_BOUND, CONTROL = 0.05, 0.10, 0.15
@@ -102,7 +100,7 @@ def changes(check: Check) -> mu.diagnostics.Coordinates:
         for optimizer in run.optimizers:
             optimizer.step()
 
-    with patch.object(_muon, "_zeropower_via_newtonschulz", newton_schulz):
+    with precise_muon():
         return mu.diagnostics.coordinate_check(
             partial(start, family, check),
             step=step,

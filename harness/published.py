@@ -21,7 +21,7 @@ from .low_bit import TorchaoAdamW as TorchaoAdamW
 from .schedule_free import AdamWScheduleFree as AdamWScheduleFree
 from .schedule_free import RAdamScheduleFree as RAdamScheduleFree
 from .schedule_free import SGDScheduleFree as SGDScheduleFree
-from .written import Group, Published, State, adam, count, decay, zeros
+from .written import Group, Published, State, adam, adamw, count, decay, lion, zeros
 
 
 class Lion(Published):
@@ -30,10 +30,7 @@ class Lion(Published):
     settings: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.99), "weight_decay": 0.0}
 
     def update(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
-        [average] = zeros(state, p, "exp_avg")
-        decay(p, group)
-        p.sub_(average.lerp(g, 1 - group["betas"][0]).sign(), alpha=group["lr"])
-        average.lerp_(g, 1 - group["betas"][1])
+        lion(p, g, *zeros(state, p, "exp_avg"), group)
 
 
 class AdEMAMix(Published):
@@ -209,9 +206,7 @@ class FusedAdam(Published):
     }
 
     def update(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
-        first, second = zeros(state, p, "exp_avg", "exp_avg_sq")
-        decay(p, group)
-        p.sub_(adam(first, second, g, group, count(state)), alpha=group["lr"])
+        adamw(p, g, state, group)
 
 
 ROWS: dict[type[Optimizer], str] = {

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import mupscale as mu
+from harness.forks import fork
 from harness.models import CASES
 from harness.sharded_cases import NOISES, SEED, SIZES, adamw, llama_model, model_named, request, save
 from mupscale.checkpoints.grow import job_of, record
@@ -82,12 +83,7 @@ def grow(base: Path, out: Path, family: FamilyPlan, request: Request, kill: bool
     job = job_of(directory, out, record(directory, family, request), block_bytes=4096)
     cut_short = False
     if kill:
-        child = os.fork()
-        if child == 0:
-            try:
-                run_job(job)
-            finally:
-                os._exit(0)
+        child = fork(lambda: run_job(job))
         journals = partial(out)
         while not list(journals.glob("*journal*")) and os.waitpid(child, os.WNOHANG) == (0, 0):
             time.sleep(0.001)

@@ -8,20 +8,17 @@ bites at every step. The controls leave the units out of the clipping, or out of
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import _muon
 
 import mupscale as mu
-from harness.setups import newton_schulz
+from harness.exactness import precise_muon
 from mupscale.training.clip import Clip
 
 BASE, WIDE, TOKENS, BATCH, STEPS, WARM = 10, 20, 11, 16, 50, 5
@@ -202,11 +199,6 @@ def compare(
         worst, least = side_by_side(base, wide, steps)
     name = str(dtype).removeprefix("torch.")
     return Row(dist.get_world_size(), layout, kind, name, wrong, worst, least)
-
-
-def precise_muon() -> AbstractContextManager[object]:
-    """Muon without its own rounding to bfloat16, which is far above the bound."""
-    return patch.object(_muon, "_zeropower_via_newtonschulz", newton_schulz)
 
 
 def collectives_per_clip() -> int:
