@@ -29,12 +29,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import comb, inf
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -44,7 +42,8 @@ from torch import Tensor
 import mupscale as mu
 from benchmarks.covertype import load, make
 from harness.data import DATA
-from harness.program import Outcome, UsageError, option, run
+from harness.program import Outcome, UsageError, option, pool, run
+from harness.runs import step
 from mupscale.tuning.checkpoint import kept
 from mupscale.tuning.flops import step_of
 from mupscale.tuning.grid import Point
@@ -83,14 +82,11 @@ def data() -> tuple[Tensor, Tensor]:
 
 def train(run: mu.Run, steps: int, report: ReportLoss) -> None:
     x, y = data()
-    for step in range(run.steps, steps):
+    for number in range(run.steps, steps):
         rows = torch.randint(len(y), (BATCH,))  # from the global generator, which the study's seed starts
         loss = F.cross_entropy(run.model(x[rows]), y[rows])
-        run.model.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        for part in (*run.optimizers, *run.schedulers):
-            part.step()
-        report(step, loss)
+        step(run, loss)
+        report(number, loss)
 
 
 def schedule(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
@@ -268,8 +264,10 @@ def measure(chosen: argparse.Namespace) -> Outcome:
     began, tally = time.monotonic(), Tally({}, [])
     jobs = sorted(product(WIDTHS, SEEDS, (False, True)), key=lambda job: (-job[0], job[2], job[1]))
     found: dict[tuple[int, int, bool], Found] = {}
-    with tempfile.TemporaryDirectory() as room, ProcessPoolExecutor(CORES, get_context("spawn")) as pool:
-        waiting = {job: pool.submit(study, *job, decay, Path(room) / "-".join(map(str, job))) for job in jobs}
+    with tempfile.TemporaryDirectory() as room, pool(CORES) as workers:
+        waiting = {
+            job: workers.submit(study, *job, decay, Path(room) / "-".join(map(str, job))) for job in jobs
+        }
         for job, result in waiting.items():
             found[job] = result.result()
     waited = time.monotonic() - began

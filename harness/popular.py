@@ -25,6 +25,7 @@ from harness.evidence import key_of
 from harness.family_configs import Case
 from harness.limited import HANG, limited, silent
 from harness.popular_types import POPULAR
+from harness.runs import step
 from mupscale.errors import MupscaleError
 from mupscale.families.losses import batch_for, loss_for
 from mupscale.families.models import config_from, factory, fresh, model_class, not_stored, quiet
@@ -101,10 +102,8 @@ def _steps(run: Run, loss: Loss, steps: int) -> list[float]:
     """The losses before each step and after the last."""
     found = []
     for _ in range(steps):
-        run.optimizers[0].zero_grad()
         value = loss(run.model)
-        value.backward()  # type: ignore[no-untyped-call]
-        run.optimizers[0].step()
+        step(run, value)
         found.append(float(value.detach()))
     with torch.no_grad():
         return [*found, float(loss(run.model))]

@@ -15,6 +15,7 @@ import torch
 import mupscale as mu
 from harness.forks import fork
 from harness.models import CASES
+from harness.runs import step
 from harness.sharded_cases import NOISES, SEED, SIZES, adamw, llama_model, model_named, request, save
 from mupscale.checkpoints.grow import job_of, record
 from mupscale.checkpoints.request import Request
@@ -29,17 +30,15 @@ from mupscale.plans.fits import identity_plan
 
 def train(name: str, model: torch.nn.Module, steps: int = 3) -> mu.Run:
     """A base with moments that are not zero."""
-    optimizer = adamw(model, identity_plan(model))
-    for step in range(steps):
-        optimizer.zero_grad()
+    run = mu.Run(model, adamw(model, identity_plan(model)))
+    for number in range(steps):
         if name == "llama":
-            ids = torch.randint(97, (4, 16), generator=torch.Generator().manual_seed(step))
+            ids = torch.randint(97, (4, 16), generator=torch.Generator().manual_seed(number))
             loss = model(input_ids=ids, labels=ids).loss
         else:
-            loss = CASES[name].loss(model, step)
-        loss.backward()
-        optimizer.step()
-    return mu.Run(model, optimizer)
+            loss = CASES[name].loss(model, number)
+        step(run, loss)
+    return run
 
 
 def save_directory(run: mu.Run, path: Path) -> None:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 import mupscale as mu
 from harness.exactness import precise_muon
+from harness.runs import step
 from mupscale.training.clip import Clip
 
 BASE, WIDE, TOKENS, BATCH, STEPS, WARM = 10, 20, 11, 16, 50, 5
@@ -129,17 +130,12 @@ def train_step(run: mu.Run, i: int) -> float:
     tokens = torch.randint(TOKENS, (BATCH,), generator=torch.Generator().manual_seed(i))
     targets = (5 * tokens + 3) % TOKENS
     embedding: Any = run.model.get_parameter("embed.weight")
-    ranks = (
-        embedding.device_mesh.mesh.flatten().tolist()
-    )  # those that share the batch: data parallel, not tensor parallel
+    # those that share the batch: data parallel, not tensor parallel
+    ranks = embedding.device_mesh.mesh.flatten().tolist()
     mine = ranks.index(dist.get_rank())
     tokens, targets = (t.chunk(len(ranks))[mine].to(device()) for t in (tokens, targets))
-    for optimizer in run.optimizers:
-        optimizer.zero_grad()
     loss = F.cross_entropy(run.model(tokens), targets)
-    loss.backward()  # type: ignore[no-untyped-call]
-    for optimizer in run.optimizers:
-        optimizer.step()
+    step(run, loss)
     value = loss.detach().double()
     dist.all_reduce(value)
     return float(value) / dist.get_world_size()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from harness.exactness import precise_muon
+from harness.runs import step
 from mupscale.families.losses import another_batch, find_batch, growing_outputs, loss_on
 from mupscale.families.models import config_from, factory, model_class
 from mupscale.families.plan import family_plan
@@ -165,12 +166,8 @@ class Trial:
 
     def step(self, run: mu.Run, i: int, loss: Loss | None = None) -> float:
         """Take step `i` after growing, by its own loss or another; the loss before it."""
-        for optimizer in run.optimizers:
-            optimizer.zero_grad()
         value = (loss or self.losses[BEFORE + i])(run.model)
-        value.backward()  # type: ignore[no-untyped-call]
-        for optimizer in run.optimizers:
-            optimizer.step()
+        step(run, value)
         return float(value.detach())
 
     def verify(self) -> mu.Certificate:
