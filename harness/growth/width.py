@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import mupscale as mu
-from harness.growth.rows import BARELY, SIZES, Make, Row, measured, together
+from harness.growth.rows import BARELY, LEAST, MOST, NAMES, SIZES, Figures, Make, Row, measure, summed_up
 from harness.program import Outcome
 from mupscale.families.record import FamilyPlan
 from mupscale.plans.plan import Plan
@@ -60,8 +60,7 @@ def control(family: FamilyPlan, run: mu.Run, make: Make) -> mu.Run:
 
 
 def report(quick: bool) -> Outcome:
-    """Print every row; a line that sums them up, and the bounds that fail."""
-    sized = ((row, {**SIZES, "tie_word_embeddings": row.tied}) for row in rows(quick))
-    found = measured(sized, control)
-    worst = together(found.values())
-    return Outcome(f"rows={len(found)} {worst}", worst.failed)
+    def figures(row: Row) -> Figures:
+        return measure(row, {**SIZES, "tie_word_embeddings": row.tied}, control)
+
+    return summed_up(rows(quick), figures, NAMES, MOST, LEAST)
