@@ -17,28 +17,25 @@ farthest slopes, over models and optimizers; the exit code is 1 when a bound fai
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import sys
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn, optim
-from torch.optim import _muon
 
 import mupscale as mu
-from harness.program import Outcome, option, run
-from harness.setups import newton_schulz
+from harness.exactness import precise_muon
+from harness.program import Outcome, option, pool, run
+from harness.runs import step
 from harness.widths import FAMILIES, Family
 
 BOUND, QUICK_BOUND, CONTROL = 0.05, 0.10, 0.15
 MOVED = 1e-5  # a change that is smaller tests nothing
-STEPS, WORKERS = 4, 2
+STEPS = 4
 RATES: dict[tuple[str, str], Mapping[str, float]] = {
     ("MLP", "SGD"): {"SGD": 1.0},
     ("MLP", "AdamW"): {"AdamW": 2e-3},
@@ -96,16 +93,10 @@ def changes(check: Check) -> mu.diagnostics.Coordinates:
     torch.set_num_threads(1)
     family = FAMILIES[check.family]
 
-    def step(run: mu.Run, number: int) -> None:
-        run.model.zero_grad()
-        family.loss(run.model).backward()  # type: ignore[no-untyped-call]
-        for optimizer in run.optimizers:
-            optimizer.step()
-
-    with patch.object(_muon, "_zeropower_via_newtonschulz", newton_schulz):
+    with precise_muon():
         return mu.diagnostics.coordinate_check(
             partial(start, family, check),
-            step=step,
+            step=lambda run, _: step(run, family.loss(run.model)),
             probe=family.loss,
             widths=check.widths,
             steps=STEPS,
@@ -173,9 +164,8 @@ def measure(options: argparse.Namespace) -> Outcome:
     planned = checks(options.quick)
     # the dearest first, so that the workers end together
     order = sorted(planned, key=lambda c: (c.family != "transformer", "Muon" not in c.optimizer))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(WORKERS, mp_context=context) as pool:
-        futures = {check: pool.submit(changes, check) for check in order}
+    with pool() as workers:
+        futures = {check: workers.submit(changes, check) for check in order}
         found = {check: futures[check].result() for check in planned}
     for check, measured in found.items():
         print(f"{check.name}\n{measured}\n")

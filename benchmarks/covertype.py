@@ -29,6 +29,7 @@ from torch import Tensor, nn
 import mupscale as mu
 from harness.data import DATA
 from harness.program import Outcome, UsageError, option, run
+from harness.runs import step
 
 ROWS_FILE = DATA / "covtype" / "covtype.npz"
 ROWS, BATCH, LAYERS, BASE, WIDE = 100_000, 1000, 4, 64, 256
@@ -57,13 +58,10 @@ def load() -> tuple[Tensor, Tensor]:
 def train(run: mu.Run, data: tuple[Tensor, Tensor], steps: range) -> list[float]:
     """Take the steps; return the loss of every batch before its step. A batch is a function of its number."""
     losses = []
-    for step in steps:
-        rows = torch.randint(ROWS, (BATCH,), generator=torch.Generator().manual_seed(step))
-        run.model.zero_grad()
+    for number in steps:
+        rows = torch.randint(ROWS, (BATCH,), generator=torch.Generator().manual_seed(number))
         loss = F.cross_entropy(run.model(data[0][rows]), data[1][rows])
-        loss.backward()  # type: ignore[no-untyped-call]
-        for optimizer in run.optimizers:
-            optimizer.step()
+        step(run, loss)
         losses.append(float(loss.detach()))
     return losses
 

@@ -31,18 +31,13 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from harness.program import Outcome, option, run
-from harness.torchrun import Curves, curves_of, gaps_of, missed_bounds, print_gaps
+from harness.torchrun import CONTROLS, Curves, compared, finish
 
 WORLD, WORDS, WIDTH, K, ROWS = 2, 50, 16, 2, 32
 STOP, END = 6, 12
-EQUAL, DIFFERENT = 1e-5, 1e-3
 TIMEOUT = 400  # seconds for a stage; the first engine compiles a library for its collectives
-CASES = ("zero1", "zero2", "zero3", "trainer")
-CONTROLS = {
-    "units": "control: moments copied without units",
-    "fresh": "control: moments of zero",
-    "rates": "control: the base's rates in every group",
-}
+CASES = {"zero1": WORLD, "zero2": WORLD, "zero3": WORLD, "trainer": 1}
+"""How many ranks each has."""
 
 
 def make(width: int) -> nn.Sequential:
@@ -219,16 +214,7 @@ def worker(case: str, folder: Path) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("LOCAL_SIZE", os.environ["WORLD_SIZE"])
     import_module("deepspeed").init_distributed("gloo")
-    curves = run_trainer(folder) if case == "trainer" else run_stage(int(case.removeprefix("zero")), folder)
-    if dist.get_rank() == 0:
-        (folder / "curves.json").write_text(json.dumps(curves))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def curves_in(case: str) -> Curves:
-    ranks = 1 if case == "trainer" else WORLD
-    return curves_of(__file__, case, ranks, timeout=TIMEOUT, settings={"DS_ACCELERATOR": "cpu"})
+    finish(folder, run_trainer(folder) if case == "trainer" else run_stage(int(case[-1]), folder))
 
 
 def measure(chosen: argparse.Namespace) -> Outcome:
@@ -237,16 +223,8 @@ def measure(chosen: argparse.Namespace) -> Outcome:
         return Outcome("")
     if find_spec("deepspeed") is None:
         return Outcome("SKIPPED: deepspeed is not installed; pip install deepspeed")
-    worst: dict[str, float] = {}
-    controls: list[float] = []
-    for case in [chosen.only] if chosen.only else CASES:
-        gaps = gaps_of(curves_in(case))
-        print_gaps(case, gaps, CONTROLS, END - STOP)
-        worst[case] = gaps["wide"]
-        controls += [gap for job, gap in gaps.items() if job in CONTROLS]
-    line = " ".join(f"{case}={gap:.1e}" for case, gap in worst.items())
-    failed = missed_bounds(worst, controls, EQUAL, DIFFERENT)
-    return Outcome(f"{line} control={min(controls):.1e}", failed)
+    cases = {chosen.only: CASES[chosen.only]} if chosen.only else CASES
+    return compared(__file__, cases, timeout=TIMEOUT, settings={"DS_ACCELERATOR": "cpu"})
 
 
 if __name__ == "__main__":

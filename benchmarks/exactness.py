@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import argparse
 import math
-import multiprocessing
 import sys
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 import mupscale as mu
 from harness.closeness import difference
 from harness.controls import EXCUSES, NOT_IN_A_RUN, wrong_for, wrong_rules
-from harness.exactness import WORKERS, precise_muon, prepare_worker, train, warm_base
+from harness.exactness import precise_muon, prepare_worker, train, warm_base
 from harness.models import CASES, Case
-from harness.program import Outcome, UsageError, option, run
+from harness.program import Outcome, UsageError, option, pool, run
 from harness.setups import SETUPS, Setup
 from mupscale.rules.optimizers import RULES, qualified_name
 
@@ -154,13 +152,12 @@ def measure(chosen: argparse.Namespace) -> Outcome:
         raise UsageError(
             f"no setup has {chosen.only!r} in its name; expected a part of one of {', '.join(SETUPS)}"
         )
-    context = multiprocessing.get_context("spawn")
     accepted = [(s.name, c.name) for s in setups for c in CASES.values() if s.accepts(c)]
     muon = [(s, c) for s, c in accepted if s.startswith("Muon")]
-    with ProcessPoolExecutor(WORKERS, mp_context=context, initializer=prepare_worker) as pool:
-        futures = [pool.submit(measure_pair, setup, case, steps) for setup, case in accepted]
-        rough = [pool.submit(measure_pair, setup, case, steps, stock=True) for setup, case in muon]
-        wrong = [pool.submit(measure_controls, setup.name) for setup in setups]
+    with pool(prepare=prepare_worker) as workers:
+        futures = [workers.submit(measure_pair, setup, case, steps) for setup, case in accepted]
+        rough = [workers.submit(measure_pair, setup, case, steps, stock=True) for setup, case in muon]
+        wrong = [workers.submit(measure_controls, setup.name) for setup in setups]
         pairs, stock = ([f.result() for f in group] for group in (futures, rough))
         controls = [control for f in wrong for control in f.result()]
     print_pairs(pairs, stock)

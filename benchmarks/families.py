@@ -14,19 +14,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 import time
-from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from transformers.utils.logging import disable_progress_bar
 
 from harness.family_configs import EXACT, INEXACT, Case
+from harness.popular import reloaded
 from harness.program import Outcome, UsageError, option, run
 from mupscale.errors import MupscaleError
 from mupscale.families.losses import batch_for, loss_for
-from mupscale.families.models import config_from, factory, model_class, quiet
+from mupscale.families.models import config_from, factory, model_class
 from mupscale.families.plan import family_plan
 from mupscale.families.prove import prove
 from mupscale.families.record import FamilyPlan
@@ -42,7 +41,7 @@ def plan_of(case: Case, k: int) -> FamilyPlan:
     return family_plan(raw, case.multipliers.format(k=k))
 
 
-def reloaded(family: FamilyPlan) -> tuple[float, float]:
+def live_and_reloaded(family: FamilyPlan) -> tuple[float, float]:
     """Relative error of outputs at the configuration's own size: live, and after saving and loading again."""
     base_config, wide_config = config_from(family.base_config), config_from(family.wide_config)
     cls = model_class(base_config, family.architecture)
@@ -52,16 +51,7 @@ def reloaded(family: FamilyPlan) -> tuple[float, float]:
         loss = loss_for(base, wide, batch_for(base, base_config))
         value = float(loss(base))
         forward = abs(float(loss(wide)) - value) / abs(value)
-        with tempfile.TemporaryDirectory() as folder, quiet():
-            stock: Any = wide
-            stock.save_pretrained(folder)
-            options: dict[str, Any] = {"dtype": torch.float64, "attn_implementation": "eager"}
-            if any(".experts." in name for name in family.plan.tensors):
-                options["experts_implementation"] = "eager"
-            again = cls.from_pretrained(folder, local_files_only=True, **options)
-            for one, other in zip(again.modules(), wide.modules(), strict=True):
-                one.training = other.training
-        loaded = abs(float(loss(again)) - value) / abs(value)
+        loaded = abs(float(loss(reloaded(wide, family))) - value) / abs(value)
     return forward, loaded
 
 
@@ -69,7 +59,7 @@ def grown(case: Case, k: int, steps: int) -> float:
     """Grow one configuration, print its row, return its worst error."""
     started = time.monotonic()
     family = prove(plan_of(case, k), steps)
-    forward, loaded = reloaded(family)
+    forward, loaded = live_and_reloaded(family)
     e = family.evidence
     worst = max(e.worst_gradient, e.worst_step, forward, loaded)
     print(

@@ -15,14 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import random
-import resource
 import sys
-import time
-from collections.abc import Iterator
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +25,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from harness.evidence import is_of, key_of
 from harness.family_configs import EXACT
+from harness.limited import limited, silent
 from harness.program import Outcome, option, run
 
-SECONDS, MEMORY, WORKERS, STEPS = 60, 6 << 30, 2, 5
+SECONDS, MEMORY, STEPS = 60, 6 << 30, 5
 RESULT = Path(__file__).with_name("families_wide.md")
 DATA = RESULT.with_suffix(".json")
 
@@ -80,52 +76,13 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _answer(model_type: str, pipe: Connection) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-    with Path(os.devnull).open("w") as nothing:
-        os.dup2(nothing.fileno(), 1)
-        os.dup2(nothing.fileno(), 2)
-        pipe.send(attempt(model_type))
-
-
-def _results(types: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every type with its verdict, each from a child with limits, a few children at a time.
-
-    Children are forked from this process, which has imported everything and has no threads.
-    """
-    rest, running = list(types), dict[Connection, tuple[str, Any, float]]()
-    context = multiprocessing.get_context("fork")
-    while rest or running:
-        while rest and len(running) < WORKERS:
-            ours, theirs = context.Pipe(duplex=False)
-            name = rest.pop(0)
-            child = context.Process(target=_answer, args=(name, theirs))
-            child.start()
-            theirs.close()
-            running[ours] = (name, child, time.monotonic() + 5 * SECONDS)
-        ready = wait(list(running), timeout=1.0)
-        for pipe, (name, child, deadline) in list(running.items()):
-            if pipe not in ready and time.monotonic() < deadline:
-                continue
-            try:
-                found = (
-                    pipe.recv()
-                    if pipe in ready
-                    else {"verdict": "not tried", "why": f"took longer than {5 * SECONDS} s"}
-                )
-            except EOFError:
-                child.join()
-                limits = f"by a limit of {SECONDS} s or {MEMORY >> 30} GiB or a crash"
-                found = {
-                    "verdict": "not tried",
-                    "why": f"its process ended with code {child.exitcode}, {limits}",
-                }
-            child.kill()
-            child.join()
-            pipe.close()
-            del running[pipe]
-            yield name, found
+def measured(model_type: str) -> dict[str, Any]:
+    """A type with its verdict, from a process with limits."""
+    outcome = limited(silent(lambda: attempt(model_type)), SECONDS, MEMORY)
+    if outcome.done:
+        return dict(outcome.value)
+    limits = f"with limits of {SECONDS} CPU seconds and {MEMORY >> 30} GiB"
+    return {"verdict": "not tried", "why": f"its process ended ({outcome.value}), {limits}"}
 
 
 def measure(chosen: argparse.Namespace) -> Outcome:
@@ -146,7 +103,8 @@ def measure(chosen: argparse.Namespace) -> Outcome:
     rest = [name for name in only or types if not is_of(key, results.get(name, {}))]
     if not only:
         random.Random(0).shuffle(rest)
-    for name, found in _results(rest):
+    for name in rest:
+        found = measured(name)
         results[name] = {**found, "key": key}
         print(f"{name:32} {found['verdict']:10} {found['why'][:200]}", flush=True)
         DATA.write_text(json.dumps(dict(sorted(results.items())), indent=0) + "\n", encoding="utf-8")

@@ -39,7 +39,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -66,7 +67,6 @@ identity._END = (
     4096  # bytes at the ends of a base file that are always compared; of these small files that would be all
 )
 output_files.LEAST = PAGE  # so that these small blocks are written past the page cache, as large ones are
-Write = Callable[[Any, Block, memoryview], None]
 
 
 class Faults:
@@ -127,15 +127,8 @@ class Faults:
         self.resumed(job, "killed")
 
     def fill(self) -> None:
-        job, left = self.job(), [self.draw.randrange(self.units.blocks)]
-
-        def write(original: Write, writer: Any, block: Block, raw: memoryview) -> None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            original(writer, block, raw)
-
-        with writing(write), self.refused(job, "full disk"):
+        job, first = self.job(), self.draw.randrange(self.units.blocks)
+        with from_write(first, failing(errno.ENOSPC)), self.refused(job, "full disk"):
             run_job(job)
         self.tally["full"] += 1
         self.resumed(job, "full disk")
@@ -157,18 +150,16 @@ class Faults:
         """Change the base at a random block: its size, its content, its content with the time put back."""
         base = self.folder / "other"
         shutil.copytree(self.base, base)
-        job, left = self.job(base=base), [self.draw.randrange(1, self.units.blocks)]
+        job, first = self.job(base=base), self.draw.randrange(1, self.units.blocks) - 1
         how = ("size", "content", "time put back", "time put back")[number % 4]
         at = self.draw.random()
 
-        def write(original: Write, writer: Any, block: Block, raw: memoryview) -> None:
-            left[0] -= 1
-            if left[0] == 0:
+        def act(before: int) -> None:
+            if before == 0:
                 disturb(self.draw.choice(sorted(base.glob("*.safetensors"))), how, at)
-            original(writer, block, raw)
 
         seen = self.tally["published_wrong"]
-        with writing(write), self.refused(job, f"base changed, {how}"):
+        with from_write(first, act), self.refused(job, f"base changed, {how}"):
             run_job(job)
         if checked:
             self.tally["changed"] += 1
@@ -185,15 +176,12 @@ class Faults:
 
     def interrupted(self) -> Job:
         """A job of which a part is done."""
-        job, left = self.job(), [self.draw.randrange(20, self.units.blocks)]
+        job, first = self.job(), self.draw.randrange(20, self.units.blocks)
 
-        def write(original: Write, writer: Any, block: Block, raw: memoryview) -> None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise KeyboardInterrupt
-            original(writer, block, raw)
+        def stop(_: int) -> None:
+            raise KeyboardInterrupt
 
-        with writing(write), suppress(KeyboardInterrupt):
+        with from_write(first, stop), suppress(KeyboardInterrupt):
             run_job(job)
         return job
 
@@ -304,27 +292,22 @@ def disturb(path: Path, how: str, at: float) -> None:
 
 
 @contextmanager
-def writing(write: Callable[[Write, Any, Block, memoryview], None]) -> Iterator[None]:
-    """Blocks are written by `write`, which is given the original."""
-    original = OutputFiles.write
+def from_write(first: int, act: Callable[[int], object]) -> Iterator[None]:
+    """Before each block from this one on is written, `act` is called, with the number of times it was before."""
+    original, numbers = OutputFiles.write, count(-first)
 
-    def changed(writer: Any, block: Block, raw: memoryview) -> None:
-        write(original, writer, block, raw)
-
-    with patch.object(OutputFiles, "write", changed):
-        yield
-
-
-@contextmanager
-def slow_writes(seconds: float = 0.002) -> Iterator[None]:
-    """Writing takes a while, so that faults fall into it."""
-
-    def write(original: Write, writer: Any, block: Block, raw: memoryview) -> None:
-        time.sleep(seconds)
+    def write(writer: Any, block: Block, raw: memoryview) -> None:
+        if (before := next(numbers)) >= 0:
+            act(before)
         original(writer, block, raw)
 
-    with writing(write):
+    with patch.object(OutputFiles, "write", write):
         yield
+
+
+def slow_writes(seconds: float = 0.002) -> AbstractContextManager[None]:
+    """Writing takes a while, so that faults fall into it."""
+    return from_write(0, lambda _: time.sleep(seconds))
 
 
 @contextmanager
@@ -337,12 +320,16 @@ def no_fingerprints() -> Iterator[None]:
         yield
 
 
-def unknown(*_: Any, **__: Any) -> None:
-    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+def failing(number: int) -> Callable[..., None]:
+    """A call of the system that fails with this error."""
+
+    def call(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return call
 
 
-def no_link(*_: Any, **__: Any) -> None:
-    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+unknown, no_link = failing(errno.EINVAL), failing(errno.EPERM)
 
 
 def folders_unsynced(descriptor: int, sync: Callable[[int], None] = os.fsync) -> None:
@@ -393,18 +380,8 @@ def measure(chosen: argparse.Namespace) -> Outcome:
     )
     if not tally["control"]:
         failed.append("without fingerprints nothing wrong is published either: nothing was measured")
-    counted = (
-        "kills",
-        "full",
-        "changed",
-        "flips",
-        "twice",
-        "crippled",
-        "published_wrong",
-        "lost",
-        "spurious",
-    )
-    return Outcome(" ".join(f"{key}={tally[key]}" for key in counted), failed)
+    counted = "kills full changed flips twice crippled published_wrong lost spurious"
+    return Outcome(" ".join(f"{key}={tally[key]}" for key in counted.split()), failed)
 
 
 if __name__ == "__main__":

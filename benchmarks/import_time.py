@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import compileall
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from harness.fresh_install import cpu_seconds
 from harness.program import Outcome, UsageError, option, run
 from mupscale.extras import EXTRAS
 
@@ -84,12 +84,11 @@ print(*early, *(p for p in {PACKAGES!r} if p in sys.modules))
 
 def command_seconds(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> float:
     """Processor seconds of one fresh process, its system time included."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = cpu_seconds()
     subprocess.run(
         [sys.executable, *arguments], env=environment, cwd=folder, capture_output=True, check=False
     )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return cpu_seconds() - before
 
 
 def commands(rounds: int, environment: Mapping[str, str], folder: Path) -> Outcome:

@@ -7,23 +7,27 @@ embeddings; the distributed optimizer over two ranks; tensor parallelism over tw
 checkpoint and change one thing: moments without units, no moments, the base's learning rates.
 
     python benchmarks/megatron_run.py
+    python benchmarks/megatron_run.py --fsdp
+
+With `--fsdp` the model is sharded by Megatron-FSDP, on one rank, and saved as Megatron's training loop saves it, by
+torch.distributed.checkpoint under explicit names (format `fsdp_dtensor`).
 
 Needs an environment of its own: `pip install torch==2.13.0 numpy psutil packaging safetensors`, then
-`pip install --no-deps megatron-core==0.16.1`. Prints a row for every job and, last, `weights=N plain=A tied=B distributed=C tensor=D
-control=E`: how many wide weights are not bit for bit those of `mu.widen`, the largest relative difference of a loss from the base's by case, and the
-smallest of the controls' largest differences. The exit code is 1 when N is not 0, one of A to D is above 1e-5 or E below 1e-3.
+`pip install --no-deps megatron-core==0.16.1`; with `--fsdp` also einops. Prints a row for every job and, last, `weights=N plain=A tied=B distributed=C tensor=D
+control=E`, with `--fsdp` `weights=N fsdp=A control=B`: how many wide weights are not bit for bit those of `mu.widen`, the largest relative difference of a loss from the base's by case, and the
+smallest of the controls' largest differences. The exit code is 1 when N is not 0, a case is above 1e-5 or the controls are below 1e-3.
 Without megatron-core it prints SKIPPED.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+import types
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -33,24 +37,24 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import TorchFunctionMode
 
 import mupscale as mu
 from harness.program import Outcome, option, run
-from harness.torchrun import Curves, curves_of, gaps_of, missed_bounds, print_gaps
+from harness.torchrun import CONTROLS, Curves, compared, finish
 
 WORDS, WIDTH, K, LENGTH, ROWS = 64, 32, 2, 16, 8
 STOP, END = 8, 16
-EQUAL, DIFFERENT = 1e-5, 1e-3
 RATE, LEAST = 1e-2, 1e-3
 TIMEOUT = 300  # seconds for a case
 CASES = {"plain": 1, "tied": 1, "distributed": 2, "tensor": 2}
 """How many ranks each has."""
-CONTROLS = {
-    "units": "control: moments copied without units",
-    "fresh": "control: moments of zero",
-    "rates": "control: the base's rates in every group",
-}
+FSDP = "megatron.core.distributed.fsdp"
+NAMED = "megatron.core.transformer.fsdp_dtensor_checkpoint"
 
 
 class OnCpu(TorchFunctionMode):
@@ -95,6 +99,77 @@ def on_cpu() -> None:
     OnCpu().__enter__()  # type: ignore[no-untyped-call]
 
 
+class Ended:
+    """A stream of CUDA, or an event, that has always ended."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: Ended()
+
+
+class Cuda(types.ModuleType):
+    """torch.cuda with streams that are none."""
+
+    Stream = Event = Ended
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cuda, name)
+
+    def current_stream(self, *_: Any) -> Any:
+        return Ended()
+
+    def stream(self, _: Any) -> Any:
+        return nullcontext()
+
+    def empty_cache(self) -> None:
+        pass
+
+
+class Torch(types.ModuleType):
+    """torch as Megatron-FSDP sees it: its CUDA devices are the CPU."""
+
+    cuda = Cuda("cuda")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def device(self, kind: Any, *more: Any) -> torch.device:
+        return torch.device("cpu") if "cuda" in str(kind) else torch.device(kind, *more)
+
+
+class Mesh:
+    """Meshes of devices, on the CPU."""
+
+    @staticmethod
+    def from_group(group: Any, device_type: str, **more: Any) -> Any:
+        return DeviceMesh.from_group(group, device_type="cpu", **more)
+
+
+@contextmanager
+def one_by_one(*_: Any, **__: Any) -> Iterator[Any]:
+    """gloo does not join collectives: each is waited for."""
+    yield Ended()
+
+
+def fsdp_on_cpu() -> None:
+    """Replace what Megatron-FSDP takes from CUDA beyond that."""
+    adapter, buffers = (
+        import_module(f"{FSDP}.{name}") for name in ("mcore_fsdp_adapter", _inner("param_and_grad_buffer"))
+    )
+    seen: Any = Torch("torch")
+    for module in (
+        adapter,
+        buffers,
+        *(import_module(f"{FSDP}.{_inner(name)}") for name in ("megatron_fsdp", "utils")),
+    ):
+        module.torch = seen  # type: ignore[attr-defined]
+    adapter.DeviceMesh = Mesh  # type: ignore[attr-defined]
+    buffers._coalescing_manager = one_by_one  # type: ignore[attr-defined]
+
+
+def _inner(name: str) -> str:
+    return f"src.megatron_fsdp.{name}"
+
+
 @dataclass
 class Job:
     """A model with what trains it, as Megatron's training loop holds them."""
@@ -116,15 +191,100 @@ class Job:
         tree = {**model, "optimizer": state, "opt_param_scheduler": self.schedule.state_dict()}
         return tree if loading else {**tree, "iteration": STOP, "args": Namespace(hidden_size=WIDTH)}
 
+    def save(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        import_module("megatron.core.dist_checkpointing").save(self.saved(), str(folder))
+
     def load(self, folder: Path) -> None:
         tree = import_module("megatron.core.dist_checkpointing").load(self.saved(loading=True), str(folder))
         weights = {name: tree[name] for name in self.model.state_dict() if name in tree}
         self.model.load_state_dict(weights, strict=False)
         self.optimizer.load_state_dict(tree["optimizer"])
         self.schedule.load_state_dict(tree["opt_param_scheduler"])
-        for state in self.optimizer.chained_optimizers[0].optimizer.state.values():
+        for state in self.inner.state.values():
             # The distributed optimizer gives all of them one tensor, which torch's AdamW counts up once for each.
             state["step"] = state["step"].clone()
+
+    @property
+    def inner(self) -> torch.optim.Optimizer:
+        """torch's optimizer inside of Megatron's."""
+        found: torch.optim.Optimizer = self.optimizer.chained_optimizers[0].optimizer
+        return found
+
+    def states(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """The state of each parameter, with its name in the model."""
+        for name, parameter in self.model.named_parameters():
+            yield name, self.inner.state[parameter]
+
+
+class FsdpJob(Job):
+    """A job whose model Megatron-FSDP shards."""
+
+    def tree(self, loading: bool) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """What is saved, or loaded into; and the state dicts of the model and of the optimizer that it was made from."""
+        by_name = import_module(NAMED)
+        model = self.wrapped.state_dict_for_save_checkpoint()
+        by_name.handle_fp8_extra_state_case(model)
+        sharding = {"distrib_optim_sharding_type": "fsdp_dtensor"}
+        state = self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=sharding)
+        halves, halved = by_name.handle_swiglu_in_state_dict(self._named(), model, state)
+        tree = {"model": halves, "optimizer": halved, "opt_param_scheduler": self.schedule.state_dict()}
+        import_module(f"{FSDP}.{_inner('uneven_dtensor')}").preprocess_state_dict_for_uneven_dtensor(tree)
+        return tree, model, state
+
+    def _named(self) -> Any:
+        """A model that finds parameters behind any number of wrappers: 0.16.1 looks for a name with one too few."""
+        own = {name.replace("module.", ""): parameter for name, parameter in self.wrapped.named_parameters()}
+        return Namespace(
+            config=self.model.config,
+            get_parameter=lambda name: own[name.replace("module.", "")],
+            named_modules=self.wrapped.named_modules,
+        )
+
+    @property
+    def inner(self) -> torch.optim.Optimizer:
+        found: torch.optim.Optimizer = self.optimizer.optimizer
+        return found
+
+    def states(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        for parameter, state in self.inner.state.items():
+            yield self.optimizer._param_name(parameter).replace("module.", ""), state
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of all weights, under the names of the model."""
+        state = self.wrapped.state_dict_for_save_checkpoint()
+        whole = {name: t.full_tensor().clone() for name, t in state.items() if t is not None}
+        return {name.replace("module.", ""): tensor for name, tensor in whole.items()}
+
+    def save(self, folder: Path) -> None:
+        more = {"iteration": STOP, "args": Namespace(hidden_size=WIDTH)}
+        save({**self.tree(loading=False)[0], **more}, storage_writer=FileSystemWriter(folder))
+
+    def load(self, folder: Path) -> None:
+        tree, model, state = self.tree(loading=True)
+        load(tree, storage_reader=FileSystemReader(folder))
+        self.wrapped.load_state_dict(model, strict=False)
+        read = tree["optimizer"]
+        steps = {
+            name: (read["state"].get(name) or read["state"][f"{name}_w"])["step"] for name in state["state"]
+        }
+        loaded = {name: {**entry, "step": steps[name].clone()} for name, entry in state["state"].items()}
+        self.optimizer.load_state_dict(
+            {**state, "state": loaded, "param_to_group_meta": read["param_to_group_meta"]}
+        )
+        self.schedule.load_state_dict(tree["opt_param_scheduler"])
+
+
+def wrapped_by_fsdp(model: Any) -> Any:
+    """The model sharded by Megatron-FSDP, with parameters, gradients and state."""
+    config = import_module("megatron.core.distributed").DistributedDataParallelConfig(
+        use_megatron_fsdp=True,
+        data_parallel_sharding_strategy="optim_grads_params",
+        use_distributed_optimizer=True,
+        gradient_reduce_div_fusion=False,  # an operation of NCCL
+    )
+    adapter = import_module(f"{FSDP}.mcore_fsdp_adapter")
+    return adapter.FullyShardedDataParallel(model.config, config, model, device=torch.device("cpu"))
 
 
 def model_of(width: int, case: str, ranks: int = 1) -> nn.Module:
@@ -160,16 +320,17 @@ def model_of(width: int, case: str, ranks: int = 1) -> nn.Module:
     return model
 
 
-def job_of(width: int, case: str, overrides: Any = None, wrap: Callable[[Any], Any] | None = None) -> Job:
-    """A model of Megatron with its wrapper (its DistributedDataParallel if none is given), its optimizer and its schedule."""
+def job_of(width: int, case: str, overrides: Any = None) -> Job:
+    """A model of Megatron with its wrapper, its optimizer and its schedule."""
     distributed = import_module("megatron.core.distributed")
     optimizers = import_module("megatron.core.optimizer")
-    sharded = case == "distributed" or wrap is not None
+    fsdp = case == "fsdp"
+    sharded = case == "distributed" or fsdp
     torch.manual_seed(0)
-    model = model_of(width, case, CASES[case] if case == "tensor" else 1)
+    model = model_of(width, case, 2 if case == "tensor" else 1)
     buffers = distributed.DistributedDataParallelConfig(use_distributed_optimizer=sharded)
     wrapped = (
-        distributed.DistributedDataParallel(model.config, buffers, model) if wrap is None else wrap(model)
+        wrapped_by_fsdp(model) if fsdp else distributed.DistributedDataParallel(model.config, buffers, model)
     )
     config = optimizers.OptimizerConfig(
         optimizer="adam",
@@ -194,7 +355,7 @@ def job_of(width: int, case: str, overrides: Any = None, wrap: Callable[[Any], A
         wd_incr_steps=2 * END,
         wd_incr_style="constant",
     )
-    return Job(model, wrapped, optimizer, schedule, case)
+    return (FsdpJob if fsdp else Job)(model, wrapped, optimizer, schedule, case)
 
 
 def train(job: Job, first: int, last: int) -> list[float]:
@@ -241,24 +402,21 @@ def loaded(model: Any, folder: Path) -> nn.Module:
     return cast(nn.Module, model)
 
 
-def different(case: str, plan: mu.Plan, narrow: Path, wide: Path) -> int:
-    """How many tensors of the wide checkpoint are not what `widen` makes of the narrow one."""
-    found = dict(loaded(model_of(K * WIDTH, case), wide).named_parameters())
-    made = mu.widen(loaded(model_of(WIDTH, case), narrow), model_of(K * WIDTH, case), plan=plan).model
-    return sum(not torch.equal(found[name], tensor) for name, tensor in made.named_parameters())
+def different(narrow: nn.Module, found: Mapping[str, Tensor], case: str, plan: mu.Plan) -> float:
+    """How many tensors of a wide job are not what `widen` makes of the narrow model."""
+    made = mu.widen(narrow, model_of(K * WIDTH, case), plan=plan).model
+    return float(sum(not torch.equal(found[name], tensor) for name, tensor in made.named_parameters()))
 
 
 def change_(job: Job, control: str, plan: mu.Plan) -> None:
     """Take from a wide job what a control goes without."""
-    inner = job.optimizer.chained_optimizers[0].optimizer
-    if control == "rates":
-        for group in inner.param_groups:
-            group["max_lr"], group["min_lr"], group["lr"] = RATE, LEAST, group["lr"] / group["lr_factor"]
-        return
-    for name, parameter in job.model.named_parameters():
+    fastest = max(group["lr"] for group in job.inner.param_groups)  # that of tensors whose weight scale is 1
+    for group in job.inner.param_groups if control == "rates" else ():
+        group["max_lr"], group["min_lr"], group["lr"] = RATE, LEAST, fastest
+    for name, state in job.states() if control != "rates" else ():
         r = float(plan[name].change.r)
         for key, units in (("exp_avg", r), ("exp_avg_sq", r * r)):
-            inner.state[parameter][key].mul_(0.0 if control == "fresh" else 1 / units)
+            state[key].mul_(0.0 if control == "fresh" else 1 / units)
 
 
 def worker(case: str, folder: Path) -> None:
@@ -267,65 +425,58 @@ def worker(case: str, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     on_cpu()
-    groups = import_module("megatron.core.parallel_state")
-    groups.initialize_model_parallel()
-    first = dist.get_rank() == 0
+    if case == "fsdp":
+        fsdp_on_cpu()
+    import_module("megatron.core.parallel_state").initialize_model_parallel()
     plan = plan_of(case)
     narrow, wide = folder / "narrow", folder / "wide"
-    groups.destroy_model_parallel()
-    groups.initialize_model_parallel(tensor_model_parallel_size=CASES[case] if case == "tensor" else 1)
+    if case == "tensor":
+        cut_over(2)
     job = job_of(WIDTH, case)
     train(job, 0, STOP)
-    narrow.mkdir(exist_ok=True)
-    import_module("megatron.core.dist_checkpointing").save(job.saved(), str(narrow))
+    job.save(narrow)
+    own = job.weights() if isinstance(job, FsdpJob) else {}
     curves: Curves = {"base": train(job, STOP, END)}
-    if first:
+    if dist.get_rank() == 0:
         mu.trainers.grow_megatron_checkpoint(narrow, wide, plan=plan)
     dist.barrier()
-    for name in ("wide", *(CONTROLS if case == "plain" else ())):
+    for name in ("wide", *(CONTROLS if case in ("plain", "fsdp") else ())):
         job = job_of(K * WIDTH, case, mu.trainers.megatron_overrides(wide))
         job.load(wide)
         if name != "wide":
             change_(job, name, plan)
+        elif isinstance(job, FsdpJob):
+            base = model_of(WIDTH, case)
+            base.load_state_dict(own, strict=False)
+            curves["different"] = [different(base, job.weights(), case, plan)]
         curves[name] = train(job, STOP, END)
+    if case == "tensor":
+        cut_over(1)
+    if case != "fsdp":
+        found = dict(loaded(model_of(K * WIDTH, case), wide).named_parameters())
+        curves["different"] = [different(loaded(model_of(WIDTH, case), narrow), found, case, plan)]
+    finish(folder, curves)
+
+
+def cut_over(ranks: int) -> None:
+    """Let Megatron cut its models over so many ranks from now on."""
+    groups = import_module("megatron.core.parallel_state")
     groups.destroy_model_parallel()
-    groups.initialize_model_parallel()
-    curves["different"] = [float(different(case, plan, narrow, wide))]
-    if first:
-        (folder / "curves.json").write_text(json.dumps(curves))
-    dist.barrier()
-    dist.destroy_process_group()
+    groups.initialize_model_parallel(tensor_model_parallel_size=ranks)
 
 
 def measure(chosen: argparse.Namespace) -> Outcome:
     if chosen.worker is not None:
         worker(chosen.worker[0], Path(chosen.worker[1]))
         return Outcome("")
-    if find_spec("megatron") is None:
-        return Outcome("SKIPPED: megatron-core is not installed; this file says how")
-    return compared(__file__, {chosen.only: CASES[chosen.only]} if chosen.only else CASES)
-
-
-def compared(script: str, cases: Mapping[str, int]) -> Outcome:
-    """Run the jobs of each case on its ranks, and compare their losses with the base's."""
-    worst: dict[str, float] = {}
-    controls: list[float] = []
-    weights = 0
-    for case, ranks in cases.items():
-        curves = curves_of(script, case, ranks, timeout=TIMEOUT)
-        weights += int(sum(curves.pop("different")))
-        gaps = gaps_of(curves)
-        print_gaps(case, gaps, CONTROLS, END - STOP)
-        worst[case] = gaps["wide"]
-        controls += [gap for job, gap in gaps.items() if job in CONTROLS]
-    failed = missed_bounds(worst, controls, EQUAL, DIFFERENT)
-    if weights:
-        failed.append(f"{weights} wide weights are not those of mu.widen")
-    line = " ".join(f"{case}={gap:.1e}" for case, gap in worst.items())
-    return Outcome(f"weights={weights} {line} control={min(controls, default=0.0):.1e}", failed)
+    if find_spec("megatron") is None or (chosen.fsdp and find_spec("einops") is None):
+        return Outcome("SKIPPED: megatron-core or einops is not installed; this file says how")
+    cases = {"fsdp": 1} if chosen.fsdp else {chosen.only: CASES[chosen.only]} if chosen.only else CASES
+    return compared(__file__, cases, timeout=TIMEOUT)
 
 
 if __name__ == "__main__":
     part = option("--worker", nargs=2, help=argparse.SUPPRESS)
     only = option("--only", choices=CASES, help="one of the cases")
-    sys.exit(run(measure, part, only, doc=__doc__))
+    fsdp = option("--fsdp", action="store_true", help="Megatron-FSDP instead of these cases")
+    sys.exit(run(measure, part, only, fsdp, doc=__doc__))

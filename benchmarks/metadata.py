@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
-from harness.llama_files import peak_mib
+from harness.limited import peak_mib
 from harness.program import Outcome, option, run
 from mupscale.files import dcp
 from mupscale.files.dcp_table import Chunk, DcpDirectory, map_table, write_table

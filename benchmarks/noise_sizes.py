@@ -15,10 +15,8 @@ each class, and the controls; the exit code is 1 when a bound fails.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import sys
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean
@@ -30,7 +28,8 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from harness.data import HELD_OUT
-from harness.program import Outcome, option, run
+from harness.program import Outcome, option, pool, run
+from harness.runs import step
 from harness.widths import FAMILIES, Family, slope
 
 REFERENCE, SIGMA, RATE, STEPS = 128, 0.05, 2e-3, 100
@@ -40,7 +39,6 @@ LOGITS = 0.05
 CONTROLS = {"matrix": 0.3, "in-only": -0.1}  # the least slope of noise of the wrong size
 OUT, IN_ONLY = 0.07, (-0.65, -0.4)
 QUICK_OUT, QUICK_IN_ONLY = 0.15, (-0.75, -0.3)
-WORKERS = 2
 
 
 @dataclass(frozen=True)
@@ -62,11 +60,10 @@ Moves = tuple[dict[str, float], dict[str, float]]
 def train(family: Family, width: int, seed: int, steps: int) -> mu.Run:
     model, reference = family.fresh(REFERENCE, width, seed)
     optimizer = torch.optim.AdamW(mu.param_groups(model, reference, torch.optim.AdamW, lr=RATE))
-    for step in range(steps):
-        optimizer.zero_grad()
-        family.loss(model, step).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    return mu.Run(model, optimizer, since=reference)
+    made = mu.Run(model, optimizer, since=reference)
+    for number in range(steps):
+        step(made, family.loss(model, number))
+    return made
 
 
 def inputs_of(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
@@ -153,10 +150,9 @@ def measure(chosen: argparse.Namespace) -> Outcome:
     quick = chosen.quick
     widths, seeds, steps = (QUICK_WIDTHS, QUICK_SEEDS, QUICK_STEPS) if quick else (WIDTHS, SEEDS, STEPS)
     families = ["MLP"] if quick else list(FAMILIES)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(WORKERS, mp_context=context) as pool:
+    with pool() as workers:
         jobs = {
-            (family, width, seed): pool.submit(moves, family, width, seed, steps)
+            (family, width, seed): workers.submit(moves, family, width, seed, steps)
             for family in reversed(families)
             for width in reversed(widths)
             for seed in range(seeds)

@@ -44,6 +44,8 @@ from harness.hybrid import BASE_TEXT, ONE_ROW, WIDE_TEXT, continued, text_loss
 from harness.known_optimizers import CASES, WRITTEN_RULES, Known, stand_ins
 from harness.muons import MoonlightMuon
 from harness.program import Outcome, option, run
+from harness.runs import step
+from harness.toys import mlp
 from mupscale.rules.optimizers import OptimizerRule
 from mupscale.trainers.menu import MENU, REFUSED_NAMES, named_optimizer
 
@@ -72,9 +74,7 @@ class Figure:
 
 
 def network(width: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2)
-    )
+    return mlp(width, width)
 
 
 def error(make: Make, dtype: torch.dtype, rules: Mapping[str, OptimizerRule]) -> tuple[float, float]:
@@ -84,18 +84,16 @@ def error(make: Make, dtype: torch.dtype, rules: Mapping[str, OptimizerRule]) ->
     y = torch.sin(2 * x[:, :2])
     run = mu.Run(model, make(list(model.parameters())))
 
-    def step(of: mu.Run) -> Tensor:
-        of.model.zero_grad()
+    def stepped(of: mu.Run) -> Tensor:
         outputs: Tensor = of.model(x)
-        (outputs - y).square().mean().backward()  # type: ignore[no-untyped-call]
-        of.optimizer.step()
+        step(of, (outputs - y).square().mean())
         return outputs.detach()
 
     for _ in range(BEFORE):
-        step(run)
+        stepped(run)
     start: Tensor = run.model(x).detach()
     wide = mu.widen(run, lambda: network(18).to(dtype), rules=rules)
-    pairs = [(step(run), step(wide)) for _ in range(STEPS)]
+    pairs = [(stepped(run), stepped(wide)) for _ in range(STEPS)]
     size = max(float(base.abs().max()) for base, _ in pairs)
     worst = largest(float((grown - base).abs().max()) for base, grown in pairs) / size
     return worst, float((pairs[-1][0] - start).abs().max()) / size
@@ -194,22 +192,20 @@ def quantised(name: str) -> tuple[float, float] | None:
     y = torch.sin(2 * x[:, :2])
     base = mu.Run(model, kind(model.parameters(), lr=3e-3, **own))  # type: ignore[call-arg]
 
-    def step(of: mu.Run) -> float:
-        of.model.zero_grad()
+    def stepped(of: mu.Run) -> float:
         loss = (of.model(x) - y).square().mean()
-        loss.backward()
-        of.optimizer.step()
+        step(of, loss)
         return float(loss.detach())
 
     for _ in range(BEFORE):
-        step(base)
+        stepped(base)
     wide = mu.widen(base, lambda: network(160), rules=WRITTEN_RULES)
     if "rounded" not in wide.provenance:
         return None
     copy = mu.widen(model, lambda: network(160)).model
     assert wide.plan is not None
     fresh = mu.Run(copy, mu.optimizer_for(copy, wide.plan, name, lr=3e-3, rules=WRITTEN_RULES))
-    losses = [(step(base), step(wide), step(fresh)) for _ in range(20)]
+    losses = [(stepped(base), stepped(wide), stepped(fresh)) for _ in range(20)]
     carried, anew = (largest(abs(of[i] / of[0] - 1) for of in losses) for i in (1, 2))
     return carried, anew
 
@@ -279,10 +275,8 @@ def measure(chosen: argparse.Namespace) -> Outcome:
     }
     quantised_told, hybrid_told = "not_run", "not_run hybrid_control=not_run"
     if coded:
-        worst, least = (
-            largest(carried for carried, _ in coded.values()),
-            min(fresh for _, fresh in coded.values()),
-        )
+        worst = largest(carried for carried, _ in coded.values())
+        least = min(fresh for _, fresh in coded.values())
         quantised_told = f"{worst:.1e} quantised_fresh={least:.1e}"
     if TEXT.exists():
         off, control = hybrid()

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.evidence import key_of
+from harness.fresh_install import cpu_seconds
 from harness.program import Outcome, option, run
 from mupscale.errors import MupscaleError
 from mupscale.families.process import plan_in_process
@@ -42,11 +43,10 @@ LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers")
 
 def planned(config: Mapping[str, Any], growth: str) -> tuple[FamilyPlan, float, int]:
     """The plan, and the processor seconds and the largest memory of the process that found it."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = cpu_seconds()
     family = plan_in_process(config, growth, timeout=3600)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    return family, seconds, after.ru_maxrss >> 10
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
+    return family, cpu_seconds() - before, peak
 
 
 def halved(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ import mupscale as mu
 from harness import program
 from harness.data import DATA
 from harness.program import Outcome, UsageError, option
+from harness.runs import step
 from mupscale.cli.main import main as command
 from mupscale.plans.float64 import lifted_casts
 
@@ -217,10 +218,8 @@ def _sgd(model: nn.Module) -> torch.optim.SGD:
 
 
 def _step(run: mu.Run, x: Tensor, y: Tensor) -> float:
-    run.optimizers[0].zero_grad()
     loss = F.cross_entropy(run.model(x), y)
-    loss.backward()  # type: ignore[no-untyped-call]
-    run.optimizers[0].step()
+    step(run, loss)
     return float(loss.detach())
 
 

@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -85,20 +86,18 @@ def base_run(
     for salt, tensor in enumerate(model.state_dict().values()):
         pattern_(tensor, salt)
     states = [
-        optimizer.state[p] for optimizer in optimizers for p in model.parameters() if p in optimizer.state
+        [value for value in optimizer.state[p].values() if isinstance(value, Tensor) and value.dim()]
+        for optimizer in optimizers
+        for p in model.parameters()
+        if p in optimizer.state
     ]
     for salt, state in enumerate(states):
-        for i, value in enumerate(v for v in state.values() if isinstance(v, Tensor) and v.dim()):
+        for i, value in enumerate(state):
             pattern_(value, 1000 * salt + i)
-    if nudge:
-        with torch.no_grad():
-            for tensor in model.parameters():
-                first = tensor.view(-1)[:1]
-                first.copy_(torch.nextafter(first, torch.full_like(first, 2.0)))
-        for state in states:
-            for value in (v for v in state.values() if isinstance(v, Tensor) and v.dim()):
-                first = value.view(-1)[:1]
-                first.copy_(torch.nextafter(first, torch.full_like(first, 2.0)))
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *chain(*states)] if nudge else ():
+            first = tensor.view(-1)[:1]
+            first.copy_(torch.nextafter(first, torch.full_like(first, 2.0)))
     return mu.Run(model, optimizers)
 
 

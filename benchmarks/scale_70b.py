@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -32,7 +31,8 @@ from pathlib import Path
 import torch
 
 import mupscale as mu
-from harness.llama_files import Llama, job_for, peak_mib, write_directory
+from harness.limited import peak_mib
+from harness.llama_files import Llama, job_for, write_directory
 from harness.program import Outcome, option, run
 from mupscale.files.directory import Directory
 from mupscale.jobs.job import Job
@@ -88,8 +88,7 @@ def _strides(shape: tuple[int, ...]) -> list[int]:
 
 def cpu_seconds() -> float:
     """CPU seconds of this process and of those that it has waited for, so that other load does not count."""
-    spent = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(used.ru_utime + used.ru_stime for used in spent)
+    return sum(os.times()[:4])
 
 
 def planned(case: str) -> mu.Plan:

@@ -36,7 +36,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from harness.llama_files import Llama, job_for, peak_mib, write_directory
+from harness.limited import peak_mib
+from harness.llama_files import Llama, job_for, write_directory
 from harness.program import Outcome, option, run
 from mupscale.checkpoints.norms import measured_in
 from mupscale.files.directory import Directory, read_directory

@@ -2,17 +2,17 @@
 
 MLPs with AdamW are tuned by `mu.tune` on two proxies, 32 → 128 and 64 → 256, from three seeds, once on the full grid
 of 5 noises (zero among them) x 5 learning rates and once with successive halving as it is set by default. Both are
-real studies of both sweeps. The learning rate is constant, as in the paper; with --decay it falls to a tenth. FLOPs are
+real studies of both sweeps. The learning rate is constant, as in the paper. FLOPs are
 those of the steps that were taken, each counted by `mupscale.tuning.flops` at its own width: zero noise runs at the
 base's. A run that diverged stopped early, in the grid too, and is charged for no more.
 
-    python benchmarks/tuning_cost.py [--decay]
+    python benchmarks/tuning_cost.py
 
 The controls choose among the same cells by the nearest wrong rules: at random, as many whole runs as halving's FLOPs
 pay for, on average over all draws; by halving that compares runs with different noise before the end, where noise has
-cost and not yet paid; and by the loss at 1/32 of the budget. Each must miss the bound on the loss. Below them, ladders
-are replayed on the grid's curves, noise by noise, by the library's own `climb`, which on the ladder that is set by
-default must give what the real study gave.
+cost and not yet paid; and by the loss at 1/32 of the budget. Each must miss the bound on the loss. The ladder that is set
+by default is also replayed on the grid's curves, noise by noise, by the library's own `climb`, and must give what the real
+study gave.
 
 Needs covtype/covtype.npz under $MUPSCALE_DATA or ../shared/data; without it the exit code is 2. The last line is
 `cost_ratio=C loss_ratio=L …`, each the worst of all proxies and seeds; the exit code is 1 when a bound fails: C at most
@@ -25,17 +25,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import comb, inf
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -45,7 +42,8 @@ from torch import Tensor
 import mupscale as mu
 from benchmarks.covertype import load, make
 from harness.data import DATA
-from harness.program import Outcome, UsageError, option, run
+from harness.program import Outcome, UsageError, pool, run
+from harness.runs import step
 from mupscale.tuning.checkpoint import kept
 from mupscale.tuning.flops import step_of
 from mupscale.tuning.grid import Point
@@ -66,12 +64,6 @@ BOUNDS = {
     "same_base": LOSS,
     "diverged": 1 / 3,
 }
-LADDERS: Sequence[tuple[str, tuple[float, ...]]] = (
-    ("1/16 1/2", (1 / 16, 1 / 2)),
-    ("1/8 1/2", (1 / 8, 1 / 2)),
-    ("1/8 1/4", (1 / 8, 1 / 4)),
-    ("1/8 1/4 1/2", (1 / 8, 1 / 4, 1 / 2)),
-)
 LADDER = Ladder.of(STEPS, RUNGS, 1 / 2)
 FIRST_LOOK = Ladder.of(STEPS, (1 / 32,), 1e-9)
 
@@ -84,18 +76,11 @@ def data() -> tuple[Tensor, Tensor]:
 
 def train(run: mu.Run, steps: int, report: ReportLoss) -> None:
     x, y = data()
-    for step in range(run.steps, steps):
+    for number in range(run.steps, steps):
         rows = torch.randint(len(y), (BATCH,))  # from the global generator, which the study's seed starts
         loss = F.cross_entropy(run.model(x[rows]), y[rows])
-        run.model.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        for part in (*run.optimizers, *run.schedulers):
-            part.step()
-        report(step, loss)
-
-
-def schedule(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
-    return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, steps)
+        step(run, loss)
+        report(number, loss)
 
 
 @dataclass(frozen=True)
@@ -143,11 +128,10 @@ def flops_at(width: int) -> int:
     return step_of(lambda: make(width), torch.zeros(BATCH, 54)).counted
 
 
-def study(width: int, seed: int, halving: bool, decay: bool, folder: Path) -> Found:
+def study(width: int, seed: int, halving: bool, folder: Path) -> Found:
     """One real study, both sweeps, in this process."""
     torch.set_num_threads(1)
-    falling = schedule if decay else None
-    known = Proxy(make, train, torch.optim.AdamW, {"weight_decay": 0.01}, falling, batch=BATCH)
+    known = Proxy(make, train, torch.optim.AdamW, {"weight_decay": 0.01}, batch=BATCH)
     settings = Settings(
         width=width, k=K, steps=STEPS, lrs=RATES, noises=STRENGTHS, seed=seed, halving=halving, extend=0
     )
@@ -253,33 +237,22 @@ def judge(full: Found, halved: Found, tally: Tally) -> None:
         tally.expect(point == halved.best and abs(cheap - alone) < 1e-12, f"{full.name}: {told}")
 
 
-def table(grids: Sequence[Found]) -> None:
-    print("\nsweep 2 replayed, noise by noise, half kept at   cost ratio  loss ratio   (the worst study)")
-    for name, rungs in LADDERS:
-        found = [(replay(full, Ladder.of(STEPS, rungs, 1 / 2)), full) for full in grids]
-        cost, loss = max(c for (_, c), _ in found), max(ratio(full, point) for (point, _), full in found)
-        print(f"  {name:44s}  {cost:10.3f}  {loss:10.4f}")
-
-
-def measure(chosen: argparse.Namespace) -> Outcome:
+def measure(_: argparse.Namespace) -> Outcome:
     if not (DATA / "covtype" / "covtype.npz").is_file():
         raise UsageError(f"needs covtype/covtype.npz in {DATA}; name another folder in MUPSCALE_DATA")
-    decay = chosen.decay
     os.environ["OMP_NUM_THREADS"] = "1"
     began, tally = time.monotonic(), Tally({}, [])
     jobs = sorted(product(WIDTHS, SEEDS, (False, True)), key=lambda job: (-job[0], job[2], job[1]))
     found: dict[tuple[int, int, bool], Found] = {}
-    with tempfile.TemporaryDirectory() as room, ProcessPoolExecutor(CORES, get_context("spawn")) as pool:
-        waiting = {job: pool.submit(study, *job, decay, Path(room) / "-".join(map(str, job))) for job in jobs}
+    with tempfile.TemporaryDirectory() as room, pool(CORES) as workers:
+        waiting = {job: workers.submit(study, *job, Path(room) / "-".join(map(str, job))) for job in jobs}
         for job, result in waiting.items():
             found[job] = result.result()
     waited = time.monotonic() - began
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    seconds = sum(usage.ru_utime + usage.ru_stime for usage in used) / CORES
+    seconds = sum(os.times()[:4]) / CORES  # of this process and its children
     grids = [found[width, seed, False] for width, seed in product(WIDTHS, SEEDS)]
     for full in grids:
         judge(full, found[full.width, full.seed, True], tally)
-    table(grids)
     worst = tally.worst
     for name, bound in BOUNDS.items():
         tally.expect(worst[name] <= bound, f"{name} {worst[name]:.4f}, allowed {bound:.4g}")
@@ -291,5 +264,4 @@ def measure(chosen: argparse.Namespace) -> Outcome:
 
 
 if __name__ == "__main__":
-    decay = option("--decay", action="store_true", help="let the learning rate fall to a tenth")
-    sys.exit(run(measure, decay, doc=__doc__))
+    sys.exit(run(measure, doc=__doc__))

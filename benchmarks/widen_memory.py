@@ -30,7 +30,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -38,6 +37,7 @@ from torch import Tensor
 
 import mupscale as mu
 from harness.gpt2 import GPT2, VOCABULARY, declared_plan
+from harness.limited import peak_mib
 from harness.program import Outcome, option, run
 
 BASE, WIDE = 768, 1536
@@ -108,13 +108,12 @@ def print_peak() -> None:
     """Widen once; print this process's peak memory, the bytes it had to keep, and the error of the logits."""
     run = make_run()
     wide = mu.widen(run, make_wide, plan=declared_plan(BASE, WIDE), unproved=True)
-    status = Path("/proc/self/status").read_text()
-    peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    peak = peak_mib() * 2**20
     text = torch.randint(VOCABULARY, (1, 16))
     with torch.no_grad():
         want, found = run.model(text), wide.model(text)
     error = float((found - want).abs().max() / want.abs().max())
-    print(int(peak.split()[1]) * 1024, bytes_of(run) + bytes_of(wide), error)
+    print(int(peak), bytes_of(run) + bytes_of(wide), error)
 
 
 def measure_peak() -> tuple[int, int, float]:

@@ -12,17 +12,16 @@ were clipped, and in how many of them plain clipping was caught. The exit code i
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 import mupscale as mu
-from harness.exactness import WORKERS, precise_muon, prepare_worker, warm_base
+from harness.exactness import precise_muon, prepare_worker, warm_base
 from harness.models import CASES
-from harness.program import Outcome, option, run
+from harness.program import Outcome, option, pool, run
+from harness.runs import step
 from harness.setups import SETUPS
 
 STEPS, SHARE, WORST = 3, 0.3, 1e-9
@@ -41,16 +40,14 @@ class Result:
 def certify(setup_name: str, case_name: str, clipped: bool) -> Result:
     setup, case = SETUPS[setup_name], CASES[case_name]
 
-    def step(run: mu.Run, i: int, plain: bool = False) -> Tensor:
-        run.model.zero_grad()
+    def stepped(run: mu.Run, i: int, plain: bool = False) -> Tensor:
+        def clip(model: nn.Module) -> Tensor:
+            if plain:
+                return nn.utils.clip_grad_norm_(model.parameters(), bound)
+            return mu.diagnostics.clip_grad_norm_(model, run, max_norm=bound)
+
         loss = setup.sign * case.loss(run.model, setup.warm + i)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if clipped and plain:
-            nn.utils.clip_grad_norm_(run.model.parameters(), bound)
-        elif clipped:
-            mu.diagnostics.clip_grad_norm_(run.model, run, max_norm=bound)
-        for optimizer in run.optimizers:
-            optimizer.step()
+        step(run, loss, clip if clipped else None)
         return loss.detach()
 
     with precise_muon():
@@ -59,10 +56,10 @@ def certify(setup_name: str, case_name: str, clipped: bool) -> Result:
         case.loss(base.model, setup.warm).backward()  # type: ignore[no-untyped-call]
         bound = SHARE * float(mu.diagnostics.grad_norm(base.model, base))
         wide = mu.upscale(base, lambda: case.make(case.wide), mu.MupNoise(0.0), plan=case.plan)
-        certificate = mu.verify(base, wide, step=step, steps=STEPS)
+        certificate = mu.verify(base, wide, step=stepped, steps=STEPS)
         caught = None
         if clipped and not case.sparse:  # torch does not clip sparse gradients
-            control = mu.verify(base, wide, step=lambda r, i: step(r, i, plain=True), steps=STEPS)
+            control = mu.verify(base, wide, step=lambda r, i: stepped(r, i, plain=True), steps=STEPS)
             caught = not control.holds
     return Result(f"{setup_name} on {case_name}", certificate.holds, certificate.worst, caught)
 
@@ -85,9 +82,8 @@ def measure(chosen: argparse.Namespace) -> Outcome:
     accepted = [(s.name, c.name) for s in own for c in CASES.values() if s.accepts(c)]
     if chosen.quick:
         accepted = every_third(accepted)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(WORKERS, mp_context=context, initializer=prepare_worker) as pool:
-        futures = [pool.submit(certify, s, c, i % 2 == 1) for i, (s, c) in enumerate(accepted)]
+    with pool(prepare=prepare_worker) as workers:
+        futures = [workers.submit(certify, s, c, i % 2 == 1) for i, (s, c) in enumerate(accepted)]
         results = [future.result() for future in futures]
     failed = [f"{r.pair}: no certificate, {r.worst:.1e}" for r in results if not r.holds or r.worst > WORST]
     failed += [f"{r.pair}: plain clipping was not caught" for r in results if r.caught is False]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.tensors import parameters_of, tensors_of
+from harness.tensors import tensors_of
 
 EXACT = 1e-12
 """The largest relative difference of outputs that counts as the same training.
@@ -91,14 +91,6 @@ def assert_same_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor
 def assert_same_model(found: nn.Module, wanted: nn.Module) -> None:
     """The same parameters and buffers, bit for bit."""
     assert_same_tensors(tensors_of(found), tensors_of(wanted))
-
-
-def assert_same_state(found: torch.optim.Optimizer, wanted: torch.optim.Optimizer) -> None:
-    """Equal state, bit for bit, parameter by parameter in the order of the groups."""
-    assert wanted.state, "nothing to compare with"
-    pairs = zip(parameters_of(found), parameters_of(wanted), strict=True)
-    for mine, other in pairs:
-        assert_same_tensors(found.state[mine], wanted.state[other])
 
 
 def largest_gaps(

@@ -10,7 +10,6 @@ in Lightning, where nothing is then clipped. One rank of all jobs of an engine:
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -25,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import fully_shard
 
 import mupscale as mu
-from harness.torchrun import Curves, curves_of
+from harness.torchrun import Curves, curves_of, finish
 
 WORLD, WIDTH, K, INPUTS, OUTPUTS, ROWS = 2, 16, 2, 8, 2, 16
 STOP, END, CLIP = 6, 12, 0.2
@@ -264,11 +263,7 @@ ENGINES: dict[str, Callable[[Path], Curves]] = {"accelerate": run_accelerate, "l
 def worker(engine: str, folder: Path) -> None:
     """One rank of all jobs of one engine."""
     torch.set_num_threads(1)
-    curves = ENGINES[engine](folder)
-    if dist.get_rank() == 0:
-        (folder / "curves.json").write_text(json.dumps(curves))
-    dist.barrier()
-    dist.destroy_process_group()
+    finish(folder, ENGINES[engine](folder))
 
 
 def measure(engine: str) -> Curves:

@@ -17,8 +17,6 @@ from harness.setups import Setup, newton_schulz
 
 EVERY = 5
 """Steps between two outputs."""
-WORKERS = 2
-"""Processes that measure side by side."""
 
 
 def output(model: nn.Module, case: Case) -> Tensor:

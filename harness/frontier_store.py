@@ -105,24 +105,13 @@ def cases(rows: Iterable[Row]) -> list[Case]:
         (row.base, row.spent if row.share == 1 else 0.0, row.budget) for row in known if row.kind == "grow"
     }
     for base, spent, budget in sorted(grown):
-        here = [
-            row
-            for row in known
-            if row.budget == budget
-            and (
-                (row.kind == "scratch" and row.params > base)
-                or (
-                    row.kind == "grow"
-                    and row.base == base
-                    and (row.spent == spent if spent else row.share < 1)
-                )
-                or (row.kind == "stay" and row.base == base and row.spent == spent)
-            )
-        ]
+        same = [row for row in known if row.budget == budget]
+        mine = [row for row in same if row.base == base]
+        here = [row for row in same if row.kind == "scratch" and row.params > base]
+        here += [r for r in mine if r.kind == "grow" and (r.spent == spent if spent else r.share < 1)]
+        here += [row for row in mine if row.kind == "stay" and row.spent == spent]
         if not spent:
-            throughout = (
-                row for row in known if row.kind == "scratch" and (row.params, row.budget) == (base, budget)
-            )
+            throughout = (row for row in same if row.kind == "scratch" and row.params == base)
             here += [replace(row, kind="stay", base=base) for row in throughout]
         case = Case(base, spent, budget, tuple(here))
         if all(case.best(kind) for kind in KINDS):

@@ -16,6 +16,7 @@ import mupscale as mu
 from harness.data import cross_entropy
 from harness.models import GPT2, GPT2Sizes
 from harness.muons import NanochatMuonAdamW
+from harness.runs import step
 from mupscale.rules.optimizers import qualified_name
 
 NAME = qualified_name(NanochatMuonAdamW)
@@ -51,16 +52,14 @@ def nanochat(model: nn.Module) -> NanochatMuonAdamW:
 def train(run: mu.Run, loss_of: Loss, steps: range) -> list[float]:
     """Rates rise, stay and fall by hand; the momentum of the matrices rises."""
     losses = []
-    for step in steps:
-        share = min(1.0, (step + 1) / 5, (STEPS - step) / 10)
+    for number in steps:
+        share = min(1.0, (number + 1) / 5, (STEPS - number) / 10)
         for group in run.optimizer.param_groups:
             group["lr"] = group["peak"] * group.get("lr_factor", 1.0) * share  # the peak is the reference's
             if group["kind"] == "muon":
-                group["momentum"] = 0.85 + 0.1 * min(step / STEPS, 1)
-        run.model.zero_grad()
-        loss = loss_of(run.model, step)
-        loss.backward()  # type: ignore[no-untyped-call]
-        run.optimizer.step()
+                group["momentum"] = 0.85 + 0.1 * min(number / STEPS, 1)
+        loss = loss_of(run.model, number)
+        step(run, loss)
         losses.append(float(loss.detach()))
     return losses
 

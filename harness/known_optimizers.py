@@ -69,64 +69,51 @@ _EPS = {**_DECAY, "eps": 0.1}
 _ADOPT = {**_EPS, "eps": 1.0, "betas": (0.9, 0.9)}
 _NANOCHAT = {**_DECAY, "kind": "muon", "momentum": 0.95, "ns_steps": 3, "beta2": 0.9}
 
+
+def _written(kind: type[Optimizer], settings: Mapping[str, Any], **more: Any) -> Known:
+    """The case of a class of the harness, by the row that it stands for."""
+    return Known(published.ROWS[kind], settings, kind, **more)
+
+
+def _muon(kind: type[Optimizer], settings: Mapping[str, Any]) -> Known:
+    return Known(muons.MUON_ROWS[kind], settings, kind, group=True)
+
+
+def _adafactor(**settings: Any) -> Known:
+    return Known("transformers.Adafactor", {**_DECAY, "relative_step": False, **settings})
+
+
+_STABLE = {**_EPS, "weight_decay": 1e-4, "decouple_lr": True, "max_lr": 0.2}
 CASES = {
-    "Lion": Known("lion_pytorch.Lion", _DECAY, published.Lion),
-    "AdEMAMix": Known("pytorch_optimizer.AdEMAMix", _EPS, published.AdEMAMix),
-    "ADOPT": Known("pytorch_optimizer.ADOPT", _ADOPT, published.ADOPT),
-    "ADOPT decoupled": Known("pytorch_optimizer.ADOPT", {**_ADOPT, "weight_decouple": True}, published.ADOPT),
-    "StableAdamW": Known("optimi.StableAdamW", _EPS, published.StableAdamW),
-    "StableAdamW decouple_lr": Known(
-        "optimi.StableAdamW",
-        {**_EPS, "weight_decay": 1e-4, "decouple_lr": True, "max_lr": 0.2},
-        published.StableAdamW,
+    "Lion": _written(published.Lion, _DECAY),
+    "AdEMAMix": _written(published.AdEMAMix, _EPS),
+    "ADOPT": _written(published.ADOPT, _ADOPT),
+    "ADOPT decoupled": _written(published.ADOPT, {**_ADOPT, "weight_decouple": True}),
+    "StableAdamW": _written(published.StableAdamW, _EPS),
+    "StableAdamW decouple_lr": _written(published.StableAdamW, _STABLE),
+    "schedule-free SGD": _written(published.SGDScheduleFree, {**_DECAY, "warmup_steps": 3}),
+    "schedule-free AdamW": _written(published.AdamWScheduleFree, {**_EPS, "warmup_steps": 3}),
+    "schedule-free AdamW, equal weights": _written(
+        published.AdamWScheduleFree, {**_EPS, "weight_lr_power": 0.0}
     ),
-    "schedule-free SGD": Known(
-        "schedulefree.SGDScheduleFree", {**_DECAY, "warmup_steps": 3}, published.SGDScheduleFree
-    ),
-    "schedule-free AdamW": Known(
-        "schedulefree.AdamWScheduleFree", {**_EPS, "warmup_steps": 3}, published.AdamWScheduleFree
-    ),
-    "schedule-free AdamW, equal weights": Known(
-        "schedulefree.AdamWScheduleFree", {**_EPS, "weight_lr_power": 0.0}, published.AdamWScheduleFree
-    ),
-    "schedule-free RAdam": Known("schedulefree.RAdamScheduleFree", _EPS, published.RAdamScheduleFree),
-    "CAME": Known("came_pytorch.CAME", _DECAY, published.CAME),
-    "AnyPrecision": Known(
-        "torchdistx.optimizers.AnyPrecisionAdamW",
-        {**_EPS, "use_kahan_summation": True},
-        published.AnyPrecisionAdamW,
-    ),
-    "Transformer Engine": Known("transformer_engine.pytorch.optimizers.FusedAdam", _EPS, published.FusedAdam),
-    "bitsandbytes AdamW": Known("bitsandbytes.optim.AdamW", _EPS, published.BnbAdamW, single=True),
-    "bitsandbytes AdEMAMix": Known("bitsandbytes.optim.AdEMAMix", _EPS, published.BnbAdEMAMix, single=True),
-    "bitsandbytes Lion": Known("bitsandbytes.optim.Lion", _DECAY, published.BnbLion, single=True),
-    "bitsandbytes RMSprop": Known("bitsandbytes.optim.RMSprop", _EPS, published.BnbRMSprop, single=True),
-    "torchao AdamW": Known("torchao.optim.AdamW8bit", _EPS, published.TorchaoAdamW, single=True),
-    "Adafactor": Known(
-        "transformers.Adafactor",
-        {**_DECAY, "scale_parameter": False, "relative_step": False, "beta1": 0.9},
-    ),
-    "Adafactor by size": Known(
-        "transformers.Adafactor",
-        {**_DECAY, "scale_parameter": True, "relative_step": False, "eps": (1e-30, 0.1)},
-    ),
-    "Adafactor absolute": Known(
-        "transformers.Adafactor",
-        {**_DECAY, "lr": 0.003, "scale_parameter": True, "relative_step": False, "eps": (1e-30, 10.0)},
-    ),
+    "schedule-free RAdam": _written(published.RAdamScheduleFree, _EPS),
+    "CAME": _written(published.CAME, _DECAY),
+    "AnyPrecision": _written(published.AnyPrecisionAdamW, {**_EPS, "use_kahan_summation": True}),
+    "Transformer Engine": _written(published.FusedAdam, _EPS),
+    "bitsandbytes AdamW": _written(published.BnbAdamW, _EPS, single=True),
+    "bitsandbytes AdEMAMix": _written(published.BnbAdEMAMix, _EPS, single=True),
+    "bitsandbytes Lion": _written(published.BnbLion, _DECAY, single=True),
+    "bitsandbytes RMSprop": _written(published.BnbRMSprop, _EPS, single=True),
+    "torchao AdamW": _written(published.TorchaoAdamW, _EPS, single=True),
+    "Adafactor": _adafactor(scale_parameter=False, beta1=0.9),
+    "Adafactor by size": _adafactor(scale_parameter=True, eps=(1e-30, 0.1)),
+    "Adafactor absolute": _adafactor(lr=0.003, scale_parameter=True, eps=(1e-30, 10.0)),
     "Adafactor relative": Known("transformers.Adafactor", {"weight_decay": 0.5}),
-    "Muon, Keller Jordan": Known(
-        "keller_jordan_with_adam", {**_DECAY, "use_muon": True}, muons.MuonWithAuxAdam, group=True
-    ),
-    "Muon, Keller Jordan, its Adam": Known(
-        "keller_jordan_with_adam", {**_EPS, "use_muon": False}, muons.MuonWithAuxAdam, group=True
-    ),
-    "Muon, nanochat": Known("nanochat", _NANOCHAT, muons.NanochatMuonAdamW, group=True),
-    "Muon, nanochat, its AdamW": Known(
-        "nanochat",
-        {**_EPS, "kind": "adamw", "betas": (0.9, 0.99)},
-        muons.NanochatMuonAdamW,
-        group=True,
+    "Muon, Keller Jordan": _muon(muons.MuonWithAuxAdam, {**_DECAY, "use_muon": True}),
+    "Muon, Keller Jordan, its Adam": _muon(muons.MuonWithAuxAdam, {**_EPS, "use_muon": False}),
+    "Muon, nanochat": _muon(muons.NanochatMuonAdamW, _NANOCHAT),
+    "Muon, nanochat, its AdamW": _muon(
+        muons.NanochatMuonAdamW, {**_EPS, "kind": "adamw", "betas": (0.9, 0.99)}
     ),
 }
 

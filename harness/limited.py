@@ -46,7 +46,7 @@ def limited(action: Callable[[], Any], seconds: float = CPU_SECONDS, memory: int
             _limit(seconds, memory)
             Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins here
             start = _pages()[1]
-            told = f"{_told(action)}\n{_peak() - start}"
+            told = f"{_told(action)}\n{int(peak_mib() * 2**20) - start}"
             with open(write, "w") as answer:
                 answer.write(told)
             code = 0
@@ -72,6 +72,18 @@ def limited(action: Callable[[], Any], seconds: float = CPU_SECONDS, memory: int
     return Outcome(done, value, cpu, int(peak))
 
 
+def silent(action: Callable[[], Any]) -> Callable[[], Any]:
+    """The action, for a process of its own, with what it prints thrown away."""
+
+    def call() -> Any:
+        with Path(os.devnull).open("w") as nothing:
+            os.dup2(nothing.fileno(), 1)
+            os.dup2(nothing.fileno(), 2)
+            return action()
+
+    return call
+
+
 def _limit(seconds: float, memory: int) -> None:
     most = _pages()[0] + _ADDRESSES * memory
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -88,9 +100,9 @@ def _pages() -> tuple[int, int]:
     return int(size) * resource.getpagesize(), int(resident) * resource.getpagesize()
 
 
-def _peak() -> int:
-    """The most bytes of memory that this process had since its peak was reset."""
-    return 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+def peak_mib() -> float:
+    """The most resident memory that this process had (VmHWM) since it began or its peak was reset, in MiB."""
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def _told(action: Callable[[], Any]) -> str:

@@ -196,10 +196,3 @@ def job_for(
         block_bytes=block_bytes,
         about={"plan": plan.hash, "noise": None if noise is None else noise.as_json()},
     )
-
-
-def peak_mib() -> float:
-    """The peak resident memory of this process so far (VmHWM), in MiB."""
-    status = Path("/proc/self/status").read_text()
-    peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(peak.split()[1]) / 1024

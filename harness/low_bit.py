@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .written import Group, Published, State, adam, count, decay, zeros
+from .written import Group, Published, State, adamw, count, decay, lion, zeros
 
 BLOCK, SMALLEST = 256, 4096
 """Of bitsandbytes in 8 bits: how many neighbours share a scale, and the entries from which a tensor is quantised."""
@@ -84,9 +84,7 @@ class _Bitsandbytes(Published):
 
 class BnbAdamW(_Bitsandbytes):
     def update_in_32_bits(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
-        first, second = zeros(state, p, "state1", "state2")
-        decay(p, group)
-        p.sub_(adam(first, second, g, group, count(state)), alpha=group["lr"])
+        adamw(p, g, state, group, "state1", "state2")
 
 
 class BnbAdEMAMix(_Bitsandbytes):
@@ -112,10 +110,7 @@ class BnbLion(_Bitsandbytes):
     settings: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.99), "eps": 0.0, "weight_decay": 0.0}
 
     def update_in_32_bits(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
-        [average] = zeros(state, p, "state1")
-        decay(p, group)
-        p.sub_(average.lerp(g, 1 - group["betas"][0]).sign(), alpha=group["lr"])
-        average.lerp_(g, 1 - group["betas"][1])
+        lion(p, g, *zeros(state, p, "state1"), group)
 
 
 class BnbRMSprop(_Bitsandbytes):
@@ -144,6 +139,4 @@ class TorchaoAdamW(Published):
             group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float64)
 
     def update(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
-        first, second = zeros(state, p, "exp_avg", "exp_avg_sq")
-        p.mul_(1 - float(group["lr"]) * group["weight_decay"])
-        p.sub_(adam(first, second, g, group, count(state)), alpha=float(group["lr"]))
+        adamw(p, g, state, {**group, "lr": float(group["lr"])})

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from harness.written import Group, State, adam, count, decay, zeros
+from harness.written import Group, adam, adamw, count, decay, zeros
 
 ROUND_TO: torch.dtype | None = None
 """The dtype of the iterations; None for that of the gradient."""
@@ -48,13 +48,6 @@ class _Hybrid(Optimizer):
         raise NotImplementedError
 
 
-def adamw(p: Tensor, state: State, group: Group) -> None:
-    assert p.grad is not None
-    first, second = zeros(state, p, "exp_avg", "exp_avg_sq")
-    decay(p, group)
-    p.sub_(adam(first, second, p.grad, group, count(state)), alpha=group["lr"])
-
-
 class MuonWithAuxAdam(_Hybrid):
     """Keller Jordan's: groups say `use_muon`, and must have exactly the settings of their kind."""
 
@@ -73,7 +66,7 @@ class MuonWithAuxAdam(_Hybrid):
     def step_group(self, group: Group) -> None:
         for p in group["params"]:
             if not group["use_muon"]:
-                adamw(p, self.state[p], group)
+                adamw(p, p.grad, self.state[p], group)
                 continue
             [average] = zeros(self.state[p], p, "momentum_buffer")
             average.lerp_(p.grad, 1 - group["momentum"])
@@ -140,7 +133,7 @@ class NanochatMuonAdamW(_Hybrid):
     def step_group(self, group: Group) -> None:
         if group["kind"] == "adamw":
             for p in group["params"]:
-                adamw(p, self.state[p], group)
+                adamw(p, p.grad, self.state[p], group)
             return
         params, state = group["params"], self.state[group["params"][0]]
         g, p = torch.stack([p.grad for p in params]), torch.stack(params)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,8 +23,9 @@ import torch
 
 from harness.evidence import key_of
 from harness.family_configs import Case
-from harness.limited import HANG, limited
+from harness.limited import HANG, limited, silent
 from harness.popular_types import POPULAR
+from harness.runs import step
 from mupscale.errors import MupscaleError
 from mupscale.families.losses import batch_for, loss_for
 from mupscale.families.models import config_from, factory, fresh, model_class, not_stored, quiet
@@ -66,15 +66,7 @@ def stepped(family: FamilyPlan, steps: int = 2) -> float:
             loss = loss_for(base, other, batch)
         _steps(start, loss, 1)
         wide = widen(start, lambda: factory(cls)(wide_config), plan=family.plan, loss=loss)
-        with tempfile.TemporaryDirectory() as folder, quiet():
-            stock: Any = wide.model
-            stock.save_pretrained(folder)
-            options: dict[str, Any] = {"dtype": torch.float64, "attn_implementation": "eager"}
-            if any(".experts." in name for name in family.plan.tensors):
-                options["experts_implementation"] = "eager"
-            again = cls.from_pretrained(folder, local_files_only=True, **options)
-        for one, its in zip(again.modules(), wide.model.modules(), strict=True):
-            one.training = its.training
+        again = reloaded(wide.model, family)
         for loaded, built in zip(again.parameters(), wide.model.parameters(), strict=True):
             loaded.requires_grad = (
                 built.requires_grad
@@ -82,6 +74,19 @@ def stepped(family: FamilyPlan, steps: int = 2) -> float:
         end = Run(again, _moved(wide, again))
         losses = [_steps(run, loss, steps) for run in (start, wide, end)]
     return max(abs(a - b) / abs(a) for found in losses[1:] for a, b in zip(losses[0], found, strict=True))
+
+
+def reloaded(model: Any, family: FamilyPlan) -> Any:
+    """A wide model, saved and loaded again by the stock class."""
+    options: dict[str, Any] = {"dtype": torch.float64, "attn_implementation": "eager"}
+    if any(".experts." in name for name in family.plan.tensors):
+        options["experts_implementation"] = "eager"
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        model.save_pretrained(folder)
+        again = type(model).from_pretrained(folder, local_files_only=True, **options)
+    for one, its in zip(again.modules(), model.modules(), strict=True):
+        one.training = its.training
+    return again
 
 
 @torch.no_grad()
@@ -97,10 +102,8 @@ def _steps(run: Run, loss: Loss, steps: int) -> list[float]:
     """The losses before each step and after the last."""
     found = []
     for _ in range(steps):
-        run.optimizers[0].zero_grad()
         value = loss(run.model)
-        value.backward()  # type: ignore[no-untyped-call]
-        run.optimizers[0].step()
+        step(run, value)
         found.append(float(value.detach()))
     with torch.no_grad():
         return [*found, float(loss(run.model))]
@@ -156,7 +159,7 @@ def towers_of(case: Case) -> tuple[str, ...]:
 
 def measured(case: Case) -> Line:
     """One type in a process of its own, with the CPU seconds that it took."""
-    outcome = limited(lambda: _silently(case), SECONDS, MEMORY)
+    outcome = limited(silent(lambda: attempt(case)), SECONDS, MEMORY)
     if outcome.done:
         line = dict(outcome.value)
     elif outcome.value == HANG:
@@ -165,12 +168,6 @@ def measured(case: Case) -> Line:
         line = {"verdict": "crashed", "why": str(outcome.value)}
     key = f"{key_of('families_popular')}-{_configuration(case)}"
     return {"name": case.name, "key": key, **line, "seconds": round(outcome.seconds, 1)}
-
-
-def _silently(case: Case) -> Line:
-    with Path(os.devnull).open("w") as nothing:
-        os.dup2(nothing.fileno(), 2)
-        return attempt(case)
 
 
 def _configuration(case: Case) -> str:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 
@@ -30,6 +32,11 @@ class Option(NamedTuple):
 
     names: tuple[str, ...]
     settings: dict[str, Any]
+
+
+def pool(workers: int = 2, prepare: Callable[[], None] | None = None) -> ProcessPoolExecutor:
+    """New processes that measure side by side, each prepared first."""
+    return ProcessPoolExecutor(workers, get_context("spawn"), prepare)
 
 
 class UsageError(Exception):

@@ -21,7 +21,7 @@ from .low_bit import TorchaoAdamW as TorchaoAdamW
 from .schedule_free import AdamWScheduleFree as AdamWScheduleFree
 from .schedule_free import RAdamScheduleFree as RAdamScheduleFree
 from .schedule_free import SGDScheduleFree as SGDScheduleFree
-from .written import Group, Published, State, adam, count, decay, zeros
+from .written import Group, Published, State, adam, adamw, count, decay, lion, zeros
 
 
 class Lion(Published):
@@ -30,13 +30,24 @@ class Lion(Published):
     settings: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.99), "weight_decay": 0.0}
 
     def update(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
-        [average] = zeros(state, p, "exp_avg")
+        lion(p, g, *zeros(state, p, "exp_avg"), group)
+
+
+class _Counted(Published):
+    """One count of steps for each group, and decay that is decoupled or not."""
+
+    def begin(self, group: Group) -> None:
+        group["step"] = group.get("step", 0) + 1
+
+    @staticmethod
+    def decayed(p: Tensor, g: Tensor, group: Group) -> Tensor:
+        if not group["weight_decouple"]:
+            return g.add(p, alpha=group["weight_decay"])
         decay(p, group)
-        p.sub_(average.lerp(g, 1 - group["betas"][0]).sign(), alpha=group["lr"])
-        average.lerp_(g, 1 - group["betas"][1])
+        return g
 
 
-class AdEMAMix(Published):
+class AdEMAMix(_Counted):
     """Pagliardini et al., arXiv 2409.03137: Adam with a second, slower average."""
 
     settings: ClassVar[Mapping[str, Any]] = {
@@ -49,16 +60,10 @@ class AdEMAMix(Published):
         "t_alpha_beta3": None,
     }
 
-    def begin(self, group: Group) -> None:
-        group["step"] = group.get("step", 0) + 1
-
     def update(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
         fast, slow, second = zeros(state, p, "exp_avg", "exp_avg_slow", "exp_avg_sq")
         beta1, beta2, beta3 = group["betas"]
-        if group["weight_decouple"]:
-            decay(p, group)
-        else:
-            g = g.add(p, alpha=group["weight_decay"])
+        g = self.decayed(p, g, group)
         fast.lerp_(g, 1 - beta1)
         slow.lerp_(g, 1 - beta3)
         second.lerp_(g.square(), 1 - beta2)
@@ -67,7 +72,7 @@ class AdEMAMix(Published):
         p.sub_(up / ((second / (1 - beta2**step)).sqrt() + group["eps"]), alpha=group["lr"])
 
 
-class ADOPT(Published):
+class ADOPT(_Counted):
     """Taniguchi et al., arXiv 2411.02853: gradients are divided by the moment before them, and clipped."""
 
     settings: ClassVar[Mapping[str, Any]] = {
@@ -78,15 +83,9 @@ class ADOPT(Published):
         "fixed_decay": False,
     }
 
-    def begin(self, group: Group) -> None:
-        group["step"] = group.get("step", 0) + 1
-
     def update(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
         average, second = zeros(state, p, "exp_avg", "exp_avg_sq")
-        if group["weight_decouple"]:
-            decay(p, group)
-        else:
-            g = g.add(p, alpha=group["weight_decay"])
+        g = self.decayed(p, g, group)
         if group["step"] > 1:
             bound = (group["step"] - 1) ** 0.25
             normed = (g / second.sqrt().clamp(min=group["eps"])).clamp(-bound, bound)
@@ -209,9 +208,7 @@ class FusedAdam(Published):
     }
 
     def update(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
-        first, second = zeros(state, p, "exp_avg", "exp_avg_sq")
-        decay(p, group)
-        p.sub_(adam(first, second, g, group, count(state)), alpha=group["lr"])
+        adamw(p, g, state, group)
 
 
 ROWS: dict[type[Optimizer], str] = {

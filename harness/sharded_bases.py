@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 import mupscale as mu
+from harness.forks import fork
 from harness.models import CASES
+from harness.runs import step
 from harness.sharded_cases import NOISES, SEED, SIZES, adamw, llama_model, model_named, request, save
 from mupscale.checkpoints.grow import job_of, record
 from mupscale.checkpoints.request import Request
@@ -28,17 +30,15 @@ from mupscale.plans.fits import identity_plan
 
 def train(name: str, model: torch.nn.Module, steps: int = 3) -> mu.Run:
     """A base with moments that are not zero."""
-    optimizer = adamw(model, identity_plan(model))
-    for step in range(steps):
-        optimizer.zero_grad()
+    run = mu.Run(model, adamw(model, identity_plan(model)))
+    for number in range(steps):
         if name == "llama":
-            ids = torch.randint(97, (4, 16), generator=torch.Generator().manual_seed(step))
+            ids = torch.randint(97, (4, 16), generator=torch.Generator().manual_seed(number))
             loss = model(input_ids=ids, labels=ids).loss
         else:
-            loss = CASES[name].loss(model, step)
-        loss.backward()
-        optimizer.step()
-    return mu.Run(model, optimizer)
+            loss = CASES[name].loss(model, number)
+        step(run, loss)
+    return run
 
 
 def save_directory(run: mu.Run, path: Path) -> None:
@@ -82,12 +82,7 @@ def grow(base: Path, out: Path, family: FamilyPlan, request: Request, kill: bool
     job = job_of(directory, out, record(directory, family, request), block_bytes=4096)
     cut_short = False
     if kill:
-        child = os.fork()
-        if child == 0:
-            try:
-                run_job(job)
-            finally:
-                os._exit(0)
+        child = fork(lambda: run_job(job))
         journals = partial(out)
         while not list(journals.glob("*journal*")) and os.waitpid(child, os.WNOHANG) == (0, 0):
             time.sleep(0.001)

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,15 @@ def save_sharded() -> None:
         )
 
 
+def loaded(
+    source: Any, model: Model, goal: str, wide: mu.Run, noise: str, plan: Any = None, seed: int = SEED
+) -> str:
+    """The digest of a wide run that is loaded from a source, a folder below that of the launch or a live base."""
+    place = folder() / source if isinstance(source, str) else source
+    asked = NOISES[noise][0]
+    return digest(mu.load_wide(place, wide, plan=plan or model.plan(goal), noise=asked, seed=seed), gathered)
+
+
 def digests() -> dict[str, str]:
     """A case: everything loaded in every way on this number of ranks."""
     world = dist.get_world_size()
@@ -228,53 +238,26 @@ def digests() -> dict[str, str]:
         model = model_named(name)
         base = base_run(model, mesh, folder() / f"{name}.dcp1")
         for goal in model.goals:
-            for noise, (asked, _) in NOISES.items():
+            for noise in NOISES:
                 label = f"{name} k={goal} {noise}"
-                for source in ("dcp1", "sharded"):
-                    run = mu.load_wide(
-                        folder() / f"{name}.{source}",
-                        wide_run(model, goal, mesh),
-                        plan=model.plan(goal),
-                        noise=asked,
-                        seed=SEED,
-                    )
-                    found[f"{label} {source}"] = digest(run, gathered)
-                run = mu.load_wide(
-                    base, wide_run(model, goal, mesh), plan=model.plan(goal), noise=asked, seed=SEED
-                )
-                found[f"{label} live"] = digest(run, gathered)
+                sources: dict[str, Any] = {"dcp1": f"{name}.dcp1", "sharded": f"{name}.sharded", "live": base}
+                for way, source in sources.items():
+                    found[f"{label} {way}"] = loaded(source, model, goal, wide_run(model, goal, mesh), noise)
                 if name != "llama":
                     continue
-                run = mu.load_wide(
-                    folder() / "hf", wide_run(model, goal, mesh), plan=family(goal), noise=asked, seed=SEED
-                )
-                found[f"{label} hf"] = digest(run, gathered)
+                wide = wide_run(model, goal, mesh)
+                found[f"{label} hf"] = loaded("hf", model, goal, wide, noise, family(goal))
                 for source in ("streamed", "resumed"):
                     run = reloaded(folder() / f"{source}.{goal}.{noise}", goal, mesh)
                     found[f"{label} {source}"] = digest(run, gathered)
     model, goal = model_named("llama"), goals()[0]
-    other = mu.load_wide(
-        folder() / "llama.dcp1",
-        wide_run(model, goal, mesh),
-        plan=model.plan(goal),
-        noise=NOISES["mup"][0],
-        seed=SEED + 1,
-    )
-    found[f"llama k={goal} mup control"] = digest(other, gathered)
-    found |= {f"{label} bf16": value for label, value in halves(mesh).items()}
+    wide = wide_run(model, goal, mesh)
+    found[f"llama k={goal} mup control"] = loaded("llama.dcp1", model, goal, wide, "mup", seed=SEED + 1)
+    for noise in NOISES:  # parameters in bfloat16 beside moments in float32
+        wide = wide_run(model, goal, mesh, dtype=torch.bfloat16)
+        found[f"llama k={goal} {noise} bf16"] = loaded("llama.sharded", model, goal, wide, noise)
     if world == 4:
         found |= meshes()
-    return found
-
-
-def halves(mesh: DeviceMesh) -> dict[str, str]:
-    """Parameters in bfloat16 beside moments in float32."""
-    model, found = model_named("llama"), {}
-    for noise, (asked, _) in NOISES.items():
-        goal = goals()[0]
-        run = wide_run(model, goal, mesh, dtype=torch.bfloat16)
-        run = mu.load_wide(folder() / "llama.sharded", run, plan=model.plan(goal), noise=asked, seed=SEED)
-        found[f"llama k={goal} {noise}"] = digest(run, gathered)
     return found
 
 
@@ -282,17 +265,11 @@ def meshes() -> dict[str, str]:
     """Meshes of two dimensions: replicas of shards, and FSDP over tensor parallelism."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
     model, found = model_named("llama"), {}
-    for goal in goals():
-        for noise, (asked, _) in NOISES.items():
-            for source in ("llama.sharded", "hf"):
-                plan = family(goal) if source == "hf" else model.plan(goal)
-                run = mu.load_wide(
-                    folder() / source, wide_run(model, goal, mesh), plan=plan, noise=asked, seed=SEED
-                )
-                found[f"llama k={goal} {noise} {source} hsdp"] = digest(run, gathered)
-                run = wide_run(model, goal, mesh["outer"], mesh["inner"])
-                run = mu.load_wide(folder() / source, run, plan=plan, noise=asked, seed=SEED)
-                found[f"llama k={goal} {noise} {source} fsdp x tp"] = digest(run, gathered)
+    ways = {"hsdp": (mesh,), "fsdp x tp": (mesh["outer"], mesh["inner"])}
+    for goal, noise, source, (way, cut) in product(goals(), NOISES, ("llama.sharded", "hf"), ways.items()):
+        plan = family(goal) if source == "hf" else None
+        wide = wide_run(model, goal, *cut)
+        found[f"llama k={goal} {noise} {source} {way}"] = loaded(source, model, goal, wide, noise, plan)
     return found
 
 

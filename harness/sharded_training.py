@@ -8,20 +8,18 @@ bites at every step. The controls leave the units out of the clipping, or out of
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import _muon
 
 import mupscale as mu
-from harness.setups import newton_schulz
+from harness.exactness import precise_muon
+from harness.runs import step
 from mupscale.training.clip import Clip
 
 BASE, WIDE, TOKENS, BATCH, STEPS, WARM = 10, 20, 11, 16, 50, 5
@@ -132,17 +130,12 @@ def train_step(run: mu.Run, i: int) -> float:
     tokens = torch.randint(TOKENS, (BATCH,), generator=torch.Generator().manual_seed(i))
     targets = (5 * tokens + 3) % TOKENS
     embedding: Any = run.model.get_parameter("embed.weight")
-    ranks = (
-        embedding.device_mesh.mesh.flatten().tolist()
-    )  # those that share the batch: data parallel, not tensor parallel
+    # those that share the batch: data parallel, not tensor parallel
+    ranks = embedding.device_mesh.mesh.flatten().tolist()
     mine = ranks.index(dist.get_rank())
     tokens, targets = (t.chunk(len(ranks))[mine].to(device()) for t in (tokens, targets))
-    for optimizer in run.optimizers:
-        optimizer.zero_grad()
     loss = F.cross_entropy(run.model(tokens), targets)
-    loss.backward()  # type: ignore[no-untyped-call]
-    for optimizer in run.optimizers:
-        optimizer.step()
+    step(run, loss)
     value = loss.detach().double()
     dist.all_reduce(value)
     return float(value) / dist.get_world_size()
@@ -202,11 +195,6 @@ def compare(
         worst, least = side_by_side(base, wide, steps)
     name = str(dtype).removeprefix("torch.")
     return Row(dist.get_world_size(), layout, kind, name, wrong, worst, least)
-
-
-def precise_muon() -> AbstractContextManager[object]:
-    """Muon without its own rounding to bfloat16, which is far above the bound."""
-    return patch.object(_muon, "_zeropower_via_newtonschulz", newton_schulz)
 
 
 def collectives_per_clip() -> int:

@@ -1,10 +1,9 @@
-"""The tensors inside a model, an optimizer or nested state, and where they lie in memory."""
+"""The tensors inside a model, and where they lie in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor, nn
 
 from mupscale.plans.names import named_tensors
@@ -13,11 +12,6 @@ from mupscale.plans.names import named_tensors
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer by the name a plan has for it, detached; tied tensors under each of their names."""
     return {name: tensor.detach() for name, _, tensor in named_tensors(model)}
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Every parameter of an optimizer, in the order of its groups."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def addresses(tensors: Iterable[Tensor]) -> set[int]:

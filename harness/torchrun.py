@@ -10,9 +10,18 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from harness.pages import apart
+from harness.program import Outcome
+
 ROOT = Path(__file__).resolve().parents[1]
 Curves = dict[str, list[float]]
 """Losses after the checkpoint, by job."""
+EQUAL, DIFFERENT = 1e-5, 1e-3
+CONTROLS = {
+    "units": "control: moments copied without units",
+    "fresh": "control: moments of zero",
+    "rates": "control: the base's rates in every group",
+}
 
 
 def torchrun(
@@ -44,41 +53,66 @@ def curves_of(
         return curves
 
 
-def gaps_of(curves: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The largest relative difference of a loss from the base's, by job; all jobs must have trained to the end.
+def finish(folder: Path, curves: Curves) -> None:
+    """What every rank of a worker does last: the first one leaves the curves, and all of them leave the group."""
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        (folder / "curves.json").write_text(json.dumps(curves))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def gaps_of(curves: Mapping[str, list[float]]) -> dict[str, float]:
+    """The largest relative difference of a loss from the base's, by job; not a number for one that did not train to the end.
 
     >>> gaps_of({"base": [2.0, 4.0], "wide": [2.0, 5.0]})
     {'wide': 0.25}
     """
-    base = curves["base"]
-    return {
-        job: max(abs(one - other) / abs(one) for one, other in zip(base, losses, strict=True))
-        for job, losses in curves.items()
-        if job != "base"
-    }
+    return {job: apart(curves["base"], losses) for job, losses in curves.items() if job != "base"}
 
 
-def print_gaps(case: str, gaps: Mapping[str, float], labels: Mapping[str, str], steps: int) -> None:
-    """A row for every job of a case."""
-    for job, gap in gaps.items():
-        print(f"{case:<12} {labels.get(job, 'grown'):<40} {gap:.1e} over {steps} steps", flush=True)
+def compared(
+    script: str, cases: Mapping[str, int], *, timeout: float, settings: Mapping[str, str] | None = None
+) -> Outcome:
+    """Run the jobs of each case on its number of ranks, print how far each is from the base, and hold all against the bounds.
+
+    A curve named "different" is a count of wide weights that are not those of `mu.widen`.
+    """
+    worst: dict[str, float] = {}
+    controls: list[float] = []
+    weights: list[float] = []
+    for case, ranks in cases.items():
+        curves = curves_of(script, case, ranks, timeout=timeout, settings=settings)
+        weights += curves.pop("different", [])
+        for job, gap in gaps_of(curves).items():
+            steps = len(curves["base"])
+            print(f"{case:<12} {CONTROLS.get(job, 'grown'):<40} {gap:.1e} over {steps} steps", flush=True)
+            if job in CONTROLS:
+                controls.append(gap)
+            else:
+                worst[case] = gap
+    failed = missed_bounds(worst, controls)
+    if sum(weights):
+        failed.append(f"{sum(weights):.0f} wide weights are not those of mu.widen")
+    line = [f"weights={sum(weights):.0f}"] if weights else []
+    line += [f"{case}={gap:.1e}" for case, gap in worst.items()]
+    return Outcome(" ".join([*line, f"control={min(controls, default=0.0):.1e}"]), failed)
 
 
-def missed_bounds(
-    gaps: Mapping[str, float], controls: Iterable[float], equal: float, different: float
-) -> list[str]:
+def missed_bounds(gaps: Mapping[str, float], controls: Iterable[float]) -> list[str]:
     """What does not hold: a case that leaves the base, a control that does not.
 
-    >>> missed_bounds({"plain": 1e-3}, [0.5], 1e-5, 1e-3)
+    >>> missed_bounds({"plain": 1e-3}, [0.5])
     ["plain: a loss differs from the base's by 1.0e-03, allowed 1e-05"]
-    >>> missed_bounds({"plain": 1e-7}, [0.5, 1e-6], 1e-5, 1e-3)
+    >>> missed_bounds({"plain": 1e-7}, [0.5, 1e-6])
     ['a control differs from the base by 1.0e-06 only']
     """
     failed = [
-        f"{case}: a loss differs from the base's by {gap:.1e}, allowed {equal:.0e}"
+        f"{case}: a loss differs from the base's by {gap:.1e}, allowed {EQUAL:.0e}"
         for case, gap in gaps.items()
-        if not gap <= equal
+        if not gap <= EQUAL
     ]
     return failed + [
-        f"a control differs from the base by {gap:.1e} only" for gap in controls if not gap >= different
+        f"a control differs from the base by {gap:.1e} only" for gap in controls if not gap >= DIFFERENT
     ]

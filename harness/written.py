@@ -51,6 +51,20 @@ def decay(p: Tensor, group: Group) -> None:
     p.mul_(1 - group["lr"] * group["weight_decay"])
 
 
+def lion(p: Tensor, g: Tensor, average: Tensor, group: Group) -> None:
+    """A step of Lion, Chen et al., arXiv 2302.06675."""
+    decay(p, group)
+    p.sub_(average.lerp(g, 1 - group["betas"][0]).sign(), alpha=group["lr"])
+    average.lerp_(g, 1 - group["betas"][1])
+
+
+def adamw(p: Tensor, g: Tensor, state: State, group: Group, *keys: str) -> None:
+    """A step of AdamW, with its moments under these keys, exp_avg and exp_avg_sq if there are none."""
+    first, second = zeros(state, p, *keys or ("exp_avg", "exp_avg_sq"))
+    decay(p, group)
+    p.sub_(adam(first, second, g, group, count(state)), alpha=group["lr"])
+
+
 def adam(first: Tensor, second: Tensor, g: Tensor, group: Group, step: int) -> Tensor:
     """Adam's direction, with bias correction."""
     beta1, beta2 = group["betas"][:2]

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import mupscale as mu
-from harness.growth.rows import SIZES, WITH_BIASES, Make, Row, measured, outside, together
+from harness.growth.rows import LEAST, MOST, NAMES, SIZES, WITH_BIASES, Figures, Make, Row, measure, summed_up
 from harness.program import Outcome
 from mupscale.families.record import FamilyPlan
 from mupscale.plans.plan import Plan
 
-DEPTH, BIASES = 0.0, 1e-12
+DEEPER = {"depth": 0.0, "biases": 1e-12}
 TYPES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "granite", "smollm3", "phi3", "olmo2",
 )  # fmt: skip
@@ -62,14 +62,12 @@ def control(family: FamilyPlan, run: mu.Run, make: Make) -> mu.Run:
     return mu.widen(run, make, plan=copied(family.plan), unproved=True)
 
 
+def figures(row: Row) -> Figures:
+    found = measure(row, sizes(row), control)
+    if row.k == "1":
+        found["biases" if row.kind in WITH_BIASES else "depth"] = found["worst"]
+    return found
+
+
 def report(quick: bool) -> Outcome:
-    """Print every row; a line that sums them up, and the bounds that fail."""
-    found = measured(((row, sizes(row)) for row in rows(quick)), control)
-    deeper = together(found.values())
-    deep = {row: m.worst for row, m in found.items() if row.k == "1"}
-    depth = max(error for row, error in deep.items() if row.kind not in WITH_BIASES)
-    biases = max(error for row, error in deep.items() if row.kind in WITH_BIASES)
-    failed = deeper.failed + outside(
-        {"depth": depth, "biases": biases}, {"depth": DEPTH, "biases": BIASES}, {}
-    )
-    return Outcome(f"rows={len(found)} depth={depth:.1e} biases={biases:.1e} {deeper}", failed)
+    return summed_up(rows(quick), figures, f"depth biases {NAMES}", {**DEEPER, **MOST}, LEAST)

@@ -7,45 +7,23 @@ loss is the base's, and its training is not. `loud` has random downs too, so tha
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-
 import torch
 from torch import Tensor, nn
 
 import mupscale as mu
 from harness.exactness import precise_muon
-from harness.growth.rows import BARELY, SIZES, Row, outside, trial
+from harness.growth.rows import BARELY, MOST, SIZES, Figures, Row, summed_up, trial
 from harness.program import Outcome
 from mupscale.plans.float64 import lifted_casts
 from mupscale.plans.plan import Plan
 from mupscale.tensors.differences import loss_gap
 
-WORST, SILENT, LOUD, C1, JUMP, WOKEN = 1e-11, 1e-3, 1e-3, 1e-6, 1e-10, 1.0
 DENSE = {**SIZES, "sliding_window": None}
-FEW, MANY, WIDE = (
-    "experts=4,top_k=2,expert_ffn=20",
-    "experts=9,top_k=3,expert_ffn=8",
-    "experts=3,top_k=3,expert_ffn=40",
-)
+FEW, MANY = "experts=4,top_k=2,expert_ffn=20", "experts=9,top_k=3,expert_ffn=8"
+WIDE = "experts=3,top_k=3,expert_ffn=40"
 JOINT = "layers=3,after=0," + FEW
 ROUTED = ("router.weight", "mlp.gate.weight", "experts.gate_up_proj", "experts.down_proj")
 COPIES = "hidden=2,heads=2,kv_heads=2"
-
-
-@dataclass(frozen=True)
-class Measured:
-    worst: float
-    silent: float
-    loud: float
-    jump: float
-    woken: float
-    """The smallest share of the entries of an expert that saw a token which have a gradient in the second step."""
-
-    def __str__(self) -> str:
-        return (
-            f"worst={self.worst:.1e} silent={self.silent:.1e} loud={self.loud:.1e} jump={self.jump:.1e} "
-            f"woken={self.woken:.2f}"
-        )
 
 
 def rows(quick: bool) -> list[Row]:
@@ -121,7 +99,8 @@ def woken_share(model: nn.Module, plan: Plan) -> float:
     return min(shares)
 
 
-def measure(row: Row) -> Measured:
+def measure(row: Row) -> Figures:
+    """`woken` is over the entries of experts that saw a token, in the second step."""
     with lifted_casts(), precise_muon():
         tried = trial(row, {**DENSE, "tie_word_embeddings": row.tied}, optimizers)
         run, make, plan = tried.run, tried.make, tried.plan
@@ -135,10 +114,10 @@ def measure(row: Row) -> Measured:
         jump = loss_gap(base[0], tried.step(awake, 0))
         tried.step(awake, 1)
         woken = woken_share(awake.model, plan)
-    return Measured(certificate.worst, left, other, jump, woken)
+    return {"worst": certificate.worst, "silent": left, "loud": other, "jump": jump, "woken": woken}
 
 
-def measure_copies(row: Row) -> tuple[float, float]:
+def measure_copies(row: Row) -> Figures:
     """The worst error of copies that every token goes to, and how far they leave the base with c = 1.
 
     With c = 1 they have their wide weights and state, and the constants that the base's optimizer has.
@@ -150,34 +129,13 @@ def measure_copies(row: Row) -> tuple[float, float]:
         for own, others in zip(tried.run.optimizers, plain.optimizers, strict=True):
             for group in others.param_groups:
                 group |= {key: value for key, value in own.param_groups[0].items() if key != "params"}
-        return certificate.worst, tried.left(plain, certificate.base_losses)
+        return {"worst": certificate.worst, "c1": tried.left(plain, certificate.base_losses)}
 
 
 def report_copies(quick: bool) -> Outcome:
-    """Print every row of copies; a line that sums them up, and the bounds that fail."""
-    found = []
-    for row in copied_rows(quick):
-        worst, plain = measure_copies(row)
-        found.append((worst, plain))
-        print(f"{row!s:96} {worst:8.1e}  c = 1 {plain:8.1e}", flush=True)
-    worst, plain = max(w for w, _ in found), min(p for _, p in found)
-    failed = outside({"worst": worst, "c1": plain}, {"worst": WORST}, {"c1": C1})
-    return Outcome(f"rows={len(found)} worst={worst:.1e} c1={plain:.1e}", failed)
+    return summed_up(copied_rows(quick), measure_copies, "worst c1", {"worst": MOST["worst"]}, {"c1": 1e-6})
 
 
 def report(quick: bool) -> Outcome:
-    """Print every row; a line that sums them up, and the bounds that fail."""
-    found: list[Measured] = []
-    for row in rows(quick):
-        m = measure(row)
-        found.append(m)
-        print(f"{row!s:96} {m}", flush=True)
-    worst = Measured(
-        max(m.worst for m in found),
-        min(m.silent for m in found),
-        min(m.loud for m in found),
-        max(m.jump for m in found),
-        min(m.woken for m in found),
-    )
-    most, least = {"worst": WORST, "jump": JUMP}, {"silent": SILENT, "loud": LOUD, "woken": WOKEN}
-    return Outcome(f"rows={len(found)} {worst}", outside(asdict(worst), most, least))
+    least = {"silent": 1e-3, "loud": 1e-3, "woken": 1.0}
+    return summed_up(rows(quick), measure, "worst silent loud jump woken", MOST, least)

@@ -7,7 +7,7 @@ before growing, twelve after.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from harness.exactness import precise_muon
+from harness.program import Outcome
+from harness.runs import step
 from mupscale.families.losses import another_batch, find_batch, growing_outputs, loss_on
 from mupscale.families.models import config_from, factory, model_class
 from mupscale.families.plan import family_plan
@@ -24,7 +26,8 @@ from mupscale.plans.identity import Loss
 from mupscale.plans.plan import Plan, TensorPlan
 from mupscale.tensors.differences import curve_gap, loss_gap
 
-WORST, CONTROL, JUMP, WOKEN = 1e-11, 1e-3, 1e-10, 1.0
+NAMES = "worst control jump woken"
+MOST, LEAST = {"worst": 1e-11, "jump": 1e-10}, {"control": 1e-3, "woken": 1.0}
 BEFORE, AFTER = 3, 12
 BARELY = mu.SignalNoise(1e-14)
 """Noise that parts copies by next to nothing, so that what is measured is the waking of zeros."""
@@ -61,25 +64,39 @@ class Row:
         return f"{self.kind:12} {self.optimizer:6} {'tied' if self.tied else '':5} {more}--to {self.to}"
 
 
-@dataclass(frozen=True)
-class Measured:
-    worst: float
-    """The largest relative error over losses, gradients and weights."""
-    control: float
-    """How far the control's losses are from the base's."""
-    jump: float
-    """The change of the loss when noise wakes what is new."""
-    woken: float
-    """The smallest share of a tensor's new entries that have a gradient in one of the steps after the first."""
+Figures = dict[str, float]
+"""What is measured of a row.
 
-    def __str__(self) -> str:
-        return (
-            f"worst={self.worst:.1e} control={self.control:.1e} jump={self.jump:.1e} woken={self.woken:.2f}"
-        )
+worst    the largest relative error over losses, gradients and weights
+control  how far the control's losses are from the base's
+jump     the change of the loss when noise wakes what is new
+woken    the smallest share of a tensor's new entries that have a gradient in one of the steps after the first
+"""
 
-    @property
-    def failed(self) -> list[str]:
-        return outside(asdict(self), {"worst": WORST, "jump": JUMP}, {"control": CONTROL, "woken": WOKEN})
+
+def summed_up(
+    rows: Iterable[Row],
+    measure: Callable[[Row], Figures],
+    names: str,
+    most: Mapping[str, float],
+    least: Mapping[str, float],
+) -> Outcome:
+    """Measure and print rows; a line with the worst of each figure over the rows that have it, and the bounds that fail."""
+    found: list[Figures] = []
+    for row in rows:
+        found.append(measure(row))
+        print(f"{row!s:96} {shown(found[-1])}", flush=True)
+    figures = {n: (min if n in least else max)(m[n] for m in found if n in m) for n in names.split()}
+    return Outcome(f"rows={len(found)} {shown(figures)}", outside(figures, most, least))
+
+
+def shown(figures: Figures) -> str:
+    """Figures as they are printed; those that are shares with two digits.
+
+    >>> shown({"worst": 1e-12, "woken": 1.0})
+    'worst=1.0e-12 woken=1.00'
+    """
+    return " ".join(f"{n}={v:{'.2f' if n in ('awake', 'woken') else '.1e'}}" for n, v in figures.items())
 
 
 def outside(figures: Mapping[str, float], most: Mapping[str, float], least: Mapping[str, float]) -> list[str]:
@@ -95,26 +112,6 @@ def outside(figures: Mapping[str, float], most: Mapping[str, float], least: Mapp
         f"{n} is {figures[n]:.1e}, expected at least {b:.0e}" for n, b in least.items() if not figures[n] >= b
     ]
     return high + low
-
-
-def together(found: Iterable[Measured]) -> Measured:
-    """The worst of each figure."""
-    rows = list(found)
-    return Measured(
-        max(m.worst for m in rows),
-        min(m.control for m in rows),
-        max(m.jump for m in rows),
-        min(m.woken for m in rows),
-    )
-
-
-def measured(rows: Iterable[tuple[Row, Mapping[str, Any]]], control: Control) -> dict[Row, Measured]:
-    """Measure rows with their configurations, and print each."""
-    found = {}
-    for row, sizes in rows:
-        found[row] = measure(row, sizes, control)
-        print(f"{row!s:75} {found[row]}", flush=True)
-    return found
 
 
 def optimizers(name: str, model: nn.Module, bare: set[str]) -> list[torch.optim.Optimizer]:
@@ -165,12 +162,8 @@ class Trial:
 
     def step(self, run: mu.Run, i: int, loss: Loss | None = None) -> float:
         """Take step `i` after growing, by its own loss or another; the loss before it."""
-        for optimizer in run.optimizers:
-            optimizer.zero_grad()
         value = (loss or self.losses[BEFORE + i])(run.model)
-        value.backward()  # type: ignore[no-untyped-call]
-        for optimizer in run.optimizers:
-            optimizer.step()
+        step(run, value)
         return float(value.detach())
 
     def verify(self) -> mu.Certificate:
@@ -201,7 +194,7 @@ def trial(row: Row, sizes: Mapping[str, Any], optimizers: Optimizers = optimizer
     return made
 
 
-def measure(row: Row, sizes: Mapping[str, Any], control: Control) -> Measured:
+def measure(row: Row, sizes: Mapping[str, Any], control: Control) -> Figures:
     """Grow a trained model with zero noise, with the control, and awake."""
     with lifted_casts(), precise_muon():
         tried = trial(row, sizes)
@@ -218,4 +211,4 @@ def measure(row: Row, sizes: Mapping[str, Any], control: Control) -> Measured:
                 sizes_of[name] += 0 if p.grad is None else p.grad.abs()
         tables = {f"{n}.weight" for n, m in awake.model.named_modules() if isinstance(m, nn.Embedding)}
         shares = [woken_share(plan[n], size, n in tables) for n, size in sizes_of.items()]
-    return Measured(certificate.worst, left, jump, min(shares))
+    return {"worst": certificate.worst, "control": left, "jump": jump, "woken": min(shares)}

@@ -9,18 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import mupscale as mu
-from harness.growth.rows import BARELY, SIZES, Make, Row, measured, together
+from harness.growth.rows import BARELY, LEAST, MOST, NAMES, SIZES, Figures, Make, Row, measure, summed_up
 from harness.program import Outcome
 from mupscale.families.record import FamilyPlan
 from mupscale.plans.plan import Plan
 from mupscale.rules.scale import Scale
 
 TYPES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "granite", "smollm3")
-HIDDEN, ALL, TWICE = (
-    "hidden=48",
-    "hidden=48,heads=6,kv_heads=3,ffn=52",
-    "hidden=80,heads=10,kv_heads=5,ffn=92",
-)
+HIDDEN, ALL = "hidden=48", "hidden=48,heads=6,kv_heads=3,ffn=52"
+TWICE = "hidden=80,heads=10,kv_heads=5,ffn=92"
 FFN, DEEPER = "ffn=52", "layers=3,after=0,hidden=48"
 
 
@@ -63,8 +60,7 @@ def control(family: FamilyPlan, run: mu.Run, make: Make) -> mu.Run:
 
 
 def report(quick: bool) -> Outcome:
-    """Print every row; a line that sums them up, and the bounds that fail."""
-    sized = ((row, {**SIZES, "tie_word_embeddings": row.tied}) for row in rows(quick))
-    found = measured(sized, control)
-    worst = together(found.values())
-    return Outcome(f"rows={len(found)} {worst}", worst.failed)
+    def figures(row: Row) -> Figures:
+        return measure(row, {**SIZES, "tie_word_embeddings": row.tied}, control)
+
+    return summed_up(rows(quick), figures, NAMES, MOST, LEAST)

@@ -14,7 +14,6 @@ of rows that get nothing but words and positions: 0 but for readouts with a bias
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from math import log
 from typing import Any
 
@@ -23,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mupscale as mu
-from harness.growth.rows import AFTER, BARELY, BEFORE, SIZES, WITH_BIASES, Row, outside, trial
+from harness.growth.rows import AFTER, BARELY, BEFORE, SIZES, WITH_BIASES, Figures, Row, summed_up, trial
 from harness.program import Outcome
 from mupscale.families.models import config_from, factory
 from mupscale.families.record import FamilyPlan
@@ -36,16 +35,6 @@ LEAST = {"control": 1e-3, "woken": 1.0}
 WORDS, LONGER, BOTH = "vocab=+64", "positions=128", "vocab=+64,positions=128"
 ALL = "vocab=+64,positions=128,layers=3,after=0,hidden=48"
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
-
-
-@dataclass(frozen=True)
-class WordsMeasured:
-    worst: float
-    control: float | None
-    jump: float
-    asleep: float
-    awake: float
-    woken: float
 
 
 def rows(quick: bool = False) -> list[Row]:
@@ -65,7 +54,7 @@ def entropy(model: nn.Module, batch: dict[str, Any], words: int | None = None) -
     return F.cross_entropy(logits.flatten(0, 1), batch["input_ids"][:, 1:].flatten())
 
 
-def measure(row: Row) -> WordsMeasured:
+def measure(row: Row) -> Figures:
     with lifted_casts():
         tried = trial(row, WITH_BIASES.get(row.kind, {**SIZES, "tie_word_embeddings": row.tied}))
         run, make, family = tried.run, tried.make, tried.family
@@ -99,7 +88,12 @@ def measure(row: Row) -> WordsMeasured:
             other = cast_(factory(type(model))(stretched), torch.float64)
             other.load_state_dict(asleep.model.state_dict())
             control = loss_gap(before, float(entropy(other, batch).detach()))
-    return WordsMeasured(certificate.worst, control, jump, abs(rise - expected), share, woken)
+    figures = {"worst": certificate.worst, "jump": jump, "asleep": abs(rise - expected)}
+    if row.k == "1" and "layers" not in row.to:
+        figures["alone"] = certificate.worst
+    if control is not None:
+        figures["control"] = control
+    return {**figures, "awake": share, "woken": woken}
 
 
 def seen(model: nn.Module, family: FamilyPlan, batch: dict[str, Any], old: int) -> float:
@@ -125,25 +119,4 @@ def seen(model: nn.Module, family: FamilyPlan, batch: dict[str, Any], old: int) 
 
 
 def report(quick: bool) -> Outcome:
-    """Print every row; a line that sums them up, and the bounds that fail."""
-    found: dict[Row, WordsMeasured] = {}
-    for row in rows(quick):
-        m = found[row] = measure(row)
-        control = "   none " if m.control is None else f"{m.control:8.1e}"
-        print(
-            f"{row!s:70} {m.worst:8.1e}  control {control}  jump {m.jump:8.1e}  asleep {m.asleep:8.1e}  awake {m.awake:.2f}"
-            f"  woken {m.woken:.2f}",
-            flush=True,
-        )
-    every = found.values()
-    figures = {
-        "worst": max(m.worst for m in every),
-        "alone": max(m.worst for row, m in found.items() if row.k == "1" and "layers" not in row.to),
-        "control": min(m.control for m in every if m.control is not None),
-        "jump": max(m.jump for m in every),
-        "asleep": max(m.asleep for m in every),
-    }
-    shares = {"awake": max(m.awake for m in every), "woken": min(m.woken for m in every)}
-    shown = [f"{name}={value:.1e}" for name, value in figures.items()]
-    shown += [f"{name}={value:.2f}" for name, value in shares.items()]
-    return Outcome(f"rows={len(found)} {' '.join(shown)}", outside({**figures, **shares}, MOST, LEAST))
+    return summed_up(rows(quick), measure, "worst alone control jump asleep awake woken", MOST, LEAST)

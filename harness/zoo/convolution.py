@@ -98,11 +98,8 @@ class LayerScale(Classifier):
     def __init__(self, w: int) -> None:
         super().__init__(w)
         self.depth, self.norm = conv(w, w, 3, groups=w), nn.LayerNorm(w)
-        self.up, self.down, self.gamma = (
-            nn.Linear(w, 4 * w),
-            nn.Linear(4 * w, w),
-            nn.Parameter(0.1 * torch.ones(w)),
-        )
+        self.up, self.down = nn.Linear(w, 4 * w), nn.Linear(4 * w, w)
+        self.gamma = nn.Parameter(0.1 * torch.ones(w))
 
     def features(self, x: Tensor) -> Any:
         y = self.norm(self.depth(x).permute(0, 2, 3, 1))
@@ -161,12 +158,8 @@ class SelectiveKernel(Classifier):
 
     def __init__(self, w: int) -> None:
         super().__init__(w)
-        self.small, self.large, self.down, self.choose = (
-            conv(w, w, 3),
-            conv(w, w, 5),
-            nn.Linear(w, w // 2),
-            nn.Linear(w // 2, 2 * w),
-        )
+        self.small, self.large, self.down = conv(w, w, 3), conv(w, w, 5), nn.Linear(w, w // 2)
+        self.choose = nn.Linear(w // 2, 2 * w)
 
     def features(self, x: Tensor) -> Any:
         both = torch.stack([self.small(x), self.large(x)], 1)
@@ -177,11 +170,8 @@ class SelectiveKernel(Classifier):
 class InvertedResidual(Classifier):
     def __init__(self, w: int, norms: bool) -> None:
         super().__init__(w)
-        self.up, self.depth, self.down = (
-            conv(w, 4 * w, 1),
-            conv(4 * w, 4 * w, 3, groups=4 * w),
-            conv(4 * w, w, 1),
-        )
+        self.up, self.depth = conv(w, 4 * w, 1), conv(4 * w, 4 * w, 3, groups=4 * w)
+        self.down = conv(4 * w, w, 1)
         self.norm1, self.norm2, self.norm3 = (
             nn.BatchNorm2d(n) if norms else nn.Identity() for n in (4 * w, 4 * w, w)
         )

@@ -48,11 +48,8 @@ class Digits(nn.Module):
     def __init__(self, w: int, dropout: float) -> None:
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(3, w, 3), nn.Conv2d(w, 2 * w, 3)
-        self.fc1, self.fc2, self.drop = (
-            nn.Linear(8 * w, 4 * w),
-            nn.Linear(4 * w, CLASSES),
-            nn.Dropout(dropout),
-        )
+        self.fc1, self.fc2 = nn.Linear(8 * w, 4 * w), nn.Linear(4 * w, CLASSES)
+        self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Any:
         x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2).flatten(1)

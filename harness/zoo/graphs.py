@@ -49,10 +49,8 @@ class Isomorphism(nn.Module):
     def __init__(self, w: int) -> None:
         super().__init__()
         self.a, self.eps = nn.Linear(INPUTS, w), nn.Parameter(torch.zeros(()))
-        self.mlp, self.out = (
-            nn.Sequential(nn.Linear(w, 2 * w), nn.ReLU(), nn.Linear(2 * w, w)),
-            nn.Linear(w, CLASSES),
-        )
+        self.mlp = nn.Sequential(nn.Linear(w, 2 * w), nn.ReLU(), nn.Linear(2 * w, w))
+        self.out = nn.Linear(w, CLASSES)
 
     def forward(self, x: Tensor) -> Any:
         h = self.a(x)
@@ -106,12 +104,8 @@ class Messages(nn.Module):
 
     def __init__(self, w: int) -> None:
         super().__init__()
-        self.a, self.edge, self.update, self.out = (
-            nn.Linear(INPUTS, w),
-            nn.Linear(2 * w, w),
-            nn.GRUCell(w, w),
-            nn.Linear(w, CLASSES),
-        )
+        self.a, self.edge, self.update = nn.Linear(INPUTS, w), nn.Linear(2 * w, w), nn.GRUCell(w, w)
+        self.out = nn.Linear(w, CLASSES)
 
     def forward(self, x: Tensor) -> Any:
         h = self.a(x)
@@ -139,11 +133,8 @@ class Aligned(nn.Module):
     def __init__(self, w: int) -> None:
         super().__init__()
         self.w, self.a, self.look = w, nn.Conv1d(INPUTS, w, 1), nn.Conv1d(w, 2 * w, 1)
-        self.turn, self.b, self.out = (
-            nn.Linear(2 * w, w * w),
-            nn.Conv1d(w, 4 * w, 1),
-            nn.Linear(4 * w, OUTPUTS),
-        )
+        self.turn, self.b = nn.Linear(2 * w, w * w), nn.Conv1d(w, 4 * w, 1)
+        self.out = nn.Linear(4 * w, OUTPUTS)
 
     def forward(self, x: Tensor) -> Any:
         h = F.relu(self.a(x.mT))

@@ -7,7 +7,6 @@ the same batches. A path whose losses differ by more than the bound, without a r
 from __future__ import annotations
 
 import math
-import multiprocessing
 import signal
 import time
 import traceback
@@ -16,13 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch._dynamo
 
 import mupscale as mu
+from harness import limited as process
 from harness.zoo import ZOO
 from harness.zoo.entry import Entry, Exact
 from harness.zoo.paths import certified, follow, known, plain, unproved, with_inputs, with_loss
@@ -35,6 +34,8 @@ Rounding stays below 1e-8 in float64 (T5 computes parts in float32) and below 1e
 """
 SECONDS = 60
 """CPU time for one path: the slowest search that finds a plan takes a third of it."""
+MODEL_SECONDS, MODEL_BYTES = 15 * SECONDS, 8 << 30
+"""What all paths of a model may take together."""
 
 
 class TooSlowError(Exception):
@@ -225,30 +226,18 @@ def measure(entry: Entry, mode: str, dtype: torch.dtype) -> Line:
     return line
 
 
-def _work(name: str, mode: str, dtype: torch.dtype, out: Connection) -> None:
-    torch.set_num_threads(1)
-    torch.set_default_dtype(dtype)
-    try:
-        out.send(measure(ZOO[name], mode, dtype))
-    except Exception as error:
-        crashed = Outcome("crashed", said=f"{type(error).__name__}: {error}"[:300])
-        out.send(Line(name, mode, str(dtype).removeprefix("torch."), {"base": crashed}))
-
-
 def measured(name: str, mode: str, dtype: torch.dtype) -> Line:
     """The line of one model, measured in a process of its own: it can take no memory and no time from the next."""
     if ZOO[name].needs:
         import_module(ZOO[name].needs)  # before the fork, so that it is read once
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    worker = context.Process(target=_work, args=(name, mode, dtype, sender))
-    worker.start()
-    sender.close()
-    try:
-        line: Line = receiver.recv()
-    except EOFError:
-        line = Line(
-            name, mode, str(dtype).removeprefix("torch."), {"base": Outcome("crashed", said="killed")}
-        )
-    worker.join()
-    return line
+
+    def action() -> dict[str, Any]:
+        torch.set_num_threads(1)
+        torch.set_default_dtype(dtype)
+        return measure(ZOO[name], mode, dtype).as_json()
+
+    found = process.limited(action, MODEL_SECONDS, MODEL_BYTES)
+    if found.done:
+        return Line.from_json(found.value)
+    crashed = Outcome("crashed", said=str(found.value))
+    return Line(name, mode, str(dtype).removeprefix("torch."), {"base": crashed})

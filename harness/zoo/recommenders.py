@@ -164,11 +164,8 @@ class SessionGRU(nn.Module):
 
     def __init__(self, w: int) -> None:
         super().__init__()
-        self.items, self.gru, self.out = (
-            nn.Embedding(TOKENS, w),
-            nn.GRU(w, w, batch_first=True),
-            nn.Linear(w, TOKENS),
-        )
+        self.items, self.gru = nn.Embedding(TOKENS, w), nn.GRU(w, w, batch_first=True)
+        self.out = nn.Linear(w, TOKENS)
 
     def forward(self, x: Tensor) -> Any:
         return self.out(torch.tanh(self.gru(self.items(x))[0]))

@@ -44,11 +44,8 @@ class Cell(nn.Module):
 class LearnedStart(nn.Module):
     def __init__(self, w: int) -> None:
         super().__init__()
-        self.gru, self.h0, self.out = (
-            nn.GRU(INPUTS, w, batch_first=True),
-            nn.Parameter(torch.randn(1, 1, w)),
-            nn.Linear(w, OUTPUTS),
-        )
+        self.gru, self.h0 = nn.GRU(INPUTS, w, batch_first=True), nn.Parameter(torch.randn(1, 1, w))
+        self.out = nn.Linear(w, OUTPUTS)
 
     def forward(self, x: Tensor) -> Any:
         return self.out(self.gru(x, self.h0.expand(-1, len(x), -1).contiguous())[0][:, -1])
@@ -59,12 +56,8 @@ class HandGRU(nn.Module):
 
     def __init__(self, w: int) -> None:
         super().__init__()
-        self.w, self.x, self.h, self.out = (
-            w,
-            nn.Linear(INPUTS, 3 * w),
-            nn.Linear(w, 3 * w),
-            nn.Linear(w, OUTPUTS),
-        )
+        self.w, self.x, self.h = w, nn.Linear(INPUTS, 3 * w), nn.Linear(w, 3 * w)
+        self.out = nn.Linear(w, OUTPUTS)
 
     def forward(self, x: Tensor) -> Any:
         h = x.new_zeros(len(x), self.w)

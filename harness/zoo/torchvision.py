@@ -96,15 +96,10 @@ class Efficient(Classifier):
 
     def __init__(self, w: int) -> None:
         super().__init__(w)
-        self.expand, self.depth = (
-            activated(w, 4 * w, 1, act=nn.SiLU()),
-            activated(4 * w, 4 * w, groups=4 * w, act=nn.SiLU()),
-        )
-        self.fc1, self.fc2, self.project = (
-            conv(4 * w, w // 4, 1),
-            conv(w // 4, 4 * w, 1),
-            activated(4 * w, w, 1, act=nn.Identity()),
-        )
+        self.expand = activated(w, 4 * w, 1, act=nn.SiLU())
+        self.depth = activated(4 * w, 4 * w, groups=4 * w, act=nn.SiLU())
+        self.fc1, self.fc2 = conv(4 * w, w // 4, 1), conv(w // 4, 4 * w, 1)
+        self.project = activated(4 * w, w, 1, act=nn.Identity())
 
     def features(self, x: Tensor) -> Any:
         y = self.depth(self.expand(x))
@@ -117,11 +112,8 @@ class Ghost(Classifier):
 
     def __init__(self, w: int) -> None:
         super().__init__(w)
-        self.primary, self.cheap, self.last = (
-            activated(w, w // 2, 1),
-            activated(w // 2, w // 2, groups=w // 2),
-            activated(w, w, 1),
-        )
+        self.primary, self.cheap = activated(w, w // 2, 1), activated(w // 2, w // 2, groups=w // 2)
+        self.last = activated(w, w, 1)
 
     def features(self, x: Tensor) -> Any:
         first = self.primary(x)
@@ -170,12 +162,8 @@ class Swin(Classifier):
 
     def __init__(self, w: int, heads: int) -> None:
         super().__init__(w)
-        self.heads, self.norm, self.qkv, self.proj = (
-            heads,
-            nn.LayerNorm(w),
-            nn.Linear(w, 3 * w),
-            nn.Linear(w, w),
-        )
+        self.heads, self.norm, self.qkv = heads, nn.LayerNorm(w), nn.Linear(w, 3 * w)
+        self.proj = nn.Linear(w, w)
         self.relative_position_bias_table = nn.Parameter(torch.randn(9, heads) * 0.3)
         place = torch.stack(torch.meshgrid(torch.arange(2), torch.arange(2), indexing="ij")).flatten(1)
         distance = place[:, :, None] - place[:, None] + 1

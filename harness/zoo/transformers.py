@@ -66,10 +66,8 @@ class ViT(nn.Module):
 
     def __init__(self, w: int, heads: int) -> None:
         super().__init__()
-        self.patch, self.blocks = (
-            nn.Conv2d(3, w, 4, stride=4),
-            nn.ModuleList(Block(w, heads) for _ in range(2)),
-        )
+        self.patch = nn.Conv2d(3, w, 4, stride=4)
+        self.blocks = nn.ModuleList(Block(w, heads) for _ in range(2))
         self.cls, self.pos = nn.Parameter(torch.randn(1, 1, w)), nn.Parameter(torch.randn(1, 5, w))
         self.norm, self.head = nn.LayerNorm(w), nn.Linear(w, CLASSES)
 

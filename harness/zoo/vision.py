@@ -79,11 +79,8 @@ class SpatialGate(nn.Module):
 
     def __init__(self, w: int) -> None:
         super().__init__()
-        self.patch, self.up, self.norm = (
-            nn.Conv2d(3, w, 4, stride=4),
-            nn.Linear(w, 4 * w),
-            nn.LayerNorm(2 * w),
-        )
+        self.patch, self.up = nn.Conv2d(3, w, 4, stride=4), nn.Linear(w, 4 * w)
+        self.norm = nn.LayerNorm(2 * w)
         self.mix, self.down, self.out = nn.Linear(4, 4), nn.Linear(2 * w, w), nn.Linear(w, CLASSES)
 
     def forward(self, x: Tensor) -> Any:
@@ -116,12 +113,8 @@ class Conformer(nn.Module):
 
     def __init__(self, w: int) -> None:
         super().__init__()
-        self.a, self.norm, self.batch, self.out = (
-            nn.Linear(INPUTS, w),
-            nn.LayerNorm(w),
-            nn.BatchNorm1d(w),
-            nn.Linear(w, OUTPUTS),
-        )
+        self.a, self.norm, self.batch = nn.Linear(INPUTS, w), nn.LayerNorm(w), nn.BatchNorm1d(w)
+        self.out = nn.Linear(w, OUTPUTS)
         self.up, self.down = nn.Conv1d(w, 2 * w, 1), nn.Conv1d(w, w, 1)
         self.depth = nn.Conv1d(w, w, 3, padding=1, groups=w, bias=False)
 

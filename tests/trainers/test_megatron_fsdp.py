@@ -1,6 +1,6 @@
 """fsdp_dtensor checkpoints of Megatron, built here by their layout: the wide one has the bits of `widen`, and others are refused.
 
-`benchmarks/megatron_fsdp.py` does the same with the Megatron-FSDP of megatron-core itself.
+`benchmarks/megatron_run.py --fsdp` does the same with the Megatron-FSDP of megatron-core itself.
 """
 
 from argparse import Namespace
