@@ -30,11 +30,12 @@ def _code() -> str:
 
 @pytest.fixture(scope="module")
 def planned_here(request):
-    """Plans are made in this process and kept in pytest's cache, where all workers and later runs of the same code find them.
+    """Models are planned and loaded in this process; plans are kept in pytest's cache, where all workers and later runs of
+    the same code find them.
 
-    Starting a process with transformers takes most of the time of a plan; `test_a_plan_comes_from_a_process_of_its_own` has
-    the real one.
+    Starting a process with transformers takes most of the time of both. The blocks of README.md have the real ones.
     """
+    from mupscale.families import loaded, loading
     from mupscale.families.plan import family_plan
     from mupscale.families.prove import prove
 
@@ -54,6 +55,9 @@ def planned_here(request):
     with pytest.MonkeyPatch.context() as patch:
         for module in (plan, check):
             patch.setattr(module, "plan_in_process", plan_here)
+        patch.setattr(
+            loaded, "_answer_of_process", lambda request: loading.answer(json.loads(json.dumps(request)))
+        )
         yield
 
 

@@ -161,6 +161,13 @@ def compare_models(
 
 
 def _ask(request: Mapping[str, Any]) -> dict[str, Any]:
+    found = _answer_of_process(request)
+    if "claim" in found:
+        raise refusal_of(found)
+    return found
+
+
+def _answer_of_process(request: Mapping[str, Any]) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", f"{__package__}.loading"],
         input=json.dumps(request).encode(),
@@ -176,6 +183,4 @@ def _ask(request: Mapping[str, Any]) -> dict[str, Any]:
             code="model.loading_process_died",
         )
     found: dict[str, Any] = json.loads(lines[-1])
-    if "claim" in found:
-        raise refusal_of(found)
     return found

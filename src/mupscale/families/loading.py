@@ -136,16 +136,18 @@ def _compare(request: Mapping[str, Any]) -> dict[str, Any]:
     return {"gap": gap, "errors": identity.errors, "untested": list(identity.untested)}
 
 
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request asks for, or why it is refused."""
+    asked = {"stored": _stored, "planned": _planned, "noise": _choose, "compare": _compare}[request["ask"]]
+    try:
+        return asked(request)
+    except MupscaleError as error:
+        return refusal_answer(error)
+
+
 def main() -> None:
     """Entry point of the child: a request on standard input, an answer as the last line of standard output."""
-    request = json.loads(sys.stdin.read())
-    try:
-        answer = {"stored": _stored, "planned": _planned, "noise": _choose, "compare": _compare}[
-            request["ask"]
-        ](request)
-    except MupscaleError as error:
-        answer = refusal_answer(error)
-    print("\n" + json.dumps(answer))
+    print("\n" + json.dumps(answer(json.loads(sys.stdin.read()))))
 
 
 if __name__ == "__main__":
