@@ -208,7 +208,7 @@ def text_into(path: Path) -> None:
 
 def judged(walk: Walk, found: Figures, control: Figures, owners: Sequence[str]) -> list[str]:
     """The bounds that are missed, by the result or, the other way round, by the control."""
-    bounds = {}
+    bounds: dict[str, bool] = {}
     within = f"the control, {WRONG_NOISE}, is within the bound"
     if "llama" in owners:
         bounds |= {

@@ -110,7 +110,7 @@ class BnbLion(_Bitsandbytes):
     settings: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.99), "eps": 0.0, "weight_decay": 0.0}
 
     def update_in_32_bits(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
-        lion(p, g, *zeros(state, p, "state1"), group)
+        lion(p, g, zeros(state, p, "state1")[0], group)
 
 
 class BnbRMSprop(_Bitsandbytes):

@@ -30,7 +30,7 @@ class Lion(Published):
     settings: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.99), "weight_decay": 0.0}
 
     def update(self, p: Tensor, g: Tensor, state: State, group: Group) -> None:
-        lion(p, g, *zeros(state, p, "exp_avg"), group)
+        lion(p, g, zeros(state, p, "exp_avg")[0], group)
 
 
 class _Counted(Published):
