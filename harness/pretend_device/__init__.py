@@ -8,7 +8,7 @@ them, and trainers pick them. Tests that need them run in processes of their own
 - Operators are computed by the CPU's kernels from copies, so results usually have the CPU's bits.
 - Operands on several devices raise as on CUDA; CPU tensors without dimensions and CPU indices are allowed, as there.
 - A CPU generator is refused, and a seed draws other numbers than on the CPU.
-- `torch.pretend.float64(False)` refuses float64 with the error of MPS.
+- `float64(False)` refuses float64 with the error of MPS.
 - `module.to` keeps the parameters themselves (ties, optimizers), which torch does for CUDA but not for PrivateUse1.
 - Missing: streams and asynchrony, LSTM and GRU, attention kernels other than math, torch.compile, torch.distributed.
 
@@ -55,6 +55,21 @@ def load() -> str | None:
     torch.nn.Module._apply = _keeping_parameters  # type: ignore[method-assign]
     _ops().start()
     return None
+
+
+def float64(has: bool) -> None:
+    """Whether the device has float64; without it, it refuses it with the error of MPS."""
+    _ops().float64(has)
+
+
+def set_device(index: int) -> None:
+    """Make this device the current one, as `torch.cuda.set_device`."""
+    _ops().set_device(index)
+
+
+def rng_states() -> list[torch.Tensor]:
+    """The state of every device's random numbers."""
+    return [_ops().generator(index).get_state() for index in range(COUNT)]
 
 
 def built() -> Path:
@@ -150,7 +165,6 @@ def _module() -> types.ModuleType:
         "get_device_name": lambda device=None: NAME,
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
-        "float64": ops.float64,
         "default_generators": generators,
         "get_rng_state": lambda device=None: generators[_index(device)].get_state(),
         "set_rng_state": lambda state, device=None: generators[_index(device)].set_state(state),
