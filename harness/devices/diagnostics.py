@@ -185,13 +185,11 @@ def init_from_a_model_on_the_cpu(device: Device) -> Any:
 
 
 @case
-def init_from_the_model_itself(device: Device) -> Any:
-    with torch.device("cpu"):
-        plan = mu.plan_between(mlp, 16, 64)
-        torch.manual_seed(0)
-        model = mlp(64).to(device)
-    mu.init_(model, plan, seed=1)
-    return model
+def init_without_sizes_is_refused(device: Device) -> Any:
+    try:
+        return _initialised(device, None)
+    except mu.MupscaleError as refusal:
+        return [fault.code for fault in refusal.faults]
 
 
 @case

@@ -41,7 +41,7 @@ def _averaged(run: mu.Run, average: Any) -> mu.Run:
     return grown
 
 
-@case
+@case(on_cpu=("*.n_averaged",))  # torch counts averages on the CPU
 def average_on_the_device(device: Device) -> Any:
     run = trained(device).run
     average = AveragedModel(run.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
