@@ -66,7 +66,13 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 for label, make in OPTIMIZERS.items():
     bound, reason = BOUNDS.get(label, (1e-6, ""))
 
-    @case(name=f"upscale {label}", bound=bound, differs=reason, on_cpu=("*.mu_product",), quick=label in ("AdamW fused", "Adafactor"))
+    @case(
+        name=f"upscale {label}",
+        bound=bound,
+        differs=reason,
+        on_cpu=("*.mu_product",),
+        quick=label in ("AdamW fused", "Adafactor"),
+    )
     def _(device: Device, make: MakeOptimizer = make) -> Any:
         base = trained(device, optimizer=make)
         grown = mu.upscale(base.run, lambda: mlp(32), mu.SignalNoise(0.05))

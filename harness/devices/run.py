@@ -97,7 +97,9 @@ def judged(case: Case, float64: bool) -> Verdict:
         return Verdict(False, _said(there.error))
     difference = compared(case, here.result, there.result)
     # A warning that names the device is a fault on the CPU too: a run there has nothing to do with it.
-    new = {t for t in here.warned | there.warned if pretend_device.NAME in t.casefold()} | (there.warned - here.warned)
+    new = {t for t in here.warned | there.warned if pretend_device.NAME in t.casefold()} | (
+        there.warned - here.warned
+    )
     faults = [*difference.faults, *(f"warns: {text}" for text in sorted(new))]
     if faults:
         return Verdict(False, f"{len(faults)} faults: {'; '.join(faults[:3])}")
