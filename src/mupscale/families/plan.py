@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path as File
 from typing import Any
 
+import torch
+
 from ..errors import Fault, raise_faults
 from ..extras import needs
 from ..files.directory import has_weights, read_directory
@@ -49,6 +51,9 @@ from .stored import stored_parts
 from .tables import edits_of, more_of, table_plan, try_more, with_more
 
 
+@torch.device(
+    "cpu"
+)  # a configuration is on no device: small copies are made and tried on the CPU, whatever the default is
 def family_plan(
     config: Mapping[str, Any] | str | File,
     multipliers: str | int | Multipliers = 1,
