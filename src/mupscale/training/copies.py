@@ -11,7 +11,7 @@ from ..errors import Fault, raise_faults
 from ..plans.copied import copied
 from ..plans.direction import Direction
 from ..plans.fits import identity_plan
-from ..plans.float64 import cast_
+from ..plans.float64 import cast_, leave_without_float64_
 from ..plans.names import named_tensors, unwrap
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
@@ -30,8 +30,12 @@ def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | Non
         Direction(identity_plan(inner)),
         rules,
     )
+    on_cpu = dtype == torch.float64 and leave_without_float64_(twin.model)
     cast_(twin.model, dtype)
     for optimizer in twin.optimizers:
+        for values in (*optimizer.param_groups, *optimizer.state.values()):
+            for key, value in values.items() if on_cpu else ():
+                values[key] = value.cpu() if isinstance(value, Tensor) else value
         for state in optimizer.state.values():
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.is_floating_point() and key != "step":
