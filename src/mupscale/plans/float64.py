@@ -69,9 +69,10 @@ class lifted_casts(TorchFunctionMode):  # noqa: N801 - a context manager, used l
         super().__init__()
         self._default = torch.get_default_dtype()
         self._inside = ExitStack()
-        tensors = (tensor for model in models for _, _, tensor in named_tensors(model))
-        self._left = next((t.device.type for t in tensors if not has_float64(t.device)), None)
-        """The type of the device without float64 that the models are on: tensors on it are moved to the CPU."""
+        places = {tensor.device for model in models for _, _, tensor in named_tensors(model)}
+        without = (place.type for place in (*places, torch.get_default_device()) if not has_float64(place))
+        self._left = next(without, None)
+        """The type of the device without float64 that is used: tensors on it are moved to the CPU."""
 
     def __enter__(self) -> lifted_casts:
         self._default = torch.get_default_dtype()
