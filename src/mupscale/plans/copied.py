@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MupscaleError
+from .attempts import is_of_device
 
 _SHARED: Any = getattr(torch.distributed, "ProcessGroup", ())
 """Connections between ranks, which a copy uses as well."""
@@ -48,6 +49,8 @@ def copied(model: nn.Module) -> nn.Module:
     try:
         twin = copy.deepcopy(model, memo)
     except (TypeError, RuntimeError) as error:
+        if is_of_device(error):
+            raise
         raise MupscaleError(
             f"this model cannot be copied: {error}; keep locks, streams and open files outside the model",
             code="model.cannot_be_copied",

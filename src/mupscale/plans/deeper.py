@@ -44,7 +44,7 @@ def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Plan:
             code="model.on_meta_device",
         )
     values = first_values(models[1])
-    with lifted_casts():
+    with lifted_casts(models[0]):
         pair = prepare(*models)
         with without_dropout(*pair) as observed:
             plan = _found(*pair, name, order, values, loss)

@@ -159,7 +159,7 @@ def find_plan(
     if not isinstance(base, nn.Module):
         with torch.random.fork_rng():
             models = (base(), models[1])
-    with lifted_casts():
+    with lifted_casts(models[0]):
         pair = prepare(*models)
         with without_dropout(*pair) as observed:
             found = search(made, *pair, loss, seconds)

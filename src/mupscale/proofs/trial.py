@@ -143,11 +143,17 @@ def as_number(loss: Any) -> float:
     """A loss as a float; a step that returns none gives nan."""
     if loss is None:
         return float("nan")
-    try:
-        return float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
-    except (TypeError, ValueError, RuntimeError):
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else shown(loss)
-        raise MupscaleError(
-            f"the step function returned {found}, expected the loss as one number; return loss, or nothing",
-            code="proof.step_returns_no_number",
-        ) from None
+    if isinstance(loss, Tensor):
+        # Asked before: what float raises for a tensor may be an error of its device.
+        if loss.numel() == 1 and not loss.is_complex() and not loss.is_meta:
+            return float(loss.detach())
+        found = f"a {loss.dtype} tensor of shape {tuple(loss.shape)}"
+    else:
+        try:
+            return float(loss)
+        except (TypeError, ValueError):
+            found = shown(loss)
+    raise MupscaleError(
+        f"the step function returned {found}, expected the loss as one number; return loss, or nothing",
+        code="proof.step_returns_no_number",
+    )

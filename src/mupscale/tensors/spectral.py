@@ -14,6 +14,8 @@ from math import isfinite, nan, prod, sqrt
 import torch
 from torch import Tensor
 
+from .devices import has_float64
+
 _TRACY_WIDOM_MEAN = -1.2065335745820  # of the law for real matrices (β = 1)
 _BLOCK = (
     1 << 21
@@ -71,7 +73,8 @@ def streamed_spectral_norm(read_rows: ReadRows, shape: Sequence[int], stacked: b
 
 def _read(read_rows: ReadRows, cuts: Iterable[tuple[int, int]]) -> Iterator[Tensor]:
     for start, stop in cuts:
-        yield read_rows(start, stop).flatten(1)
+        block = read_rows(start, stop).flatten(1)
+        yield block if has_float64(block.device) else block.cpu()
 
 
 def _krylov(blocks: Callable[[], Iterable[Tensor]], start: Tensor, passes: int) -> Tensor:

@@ -26,6 +26,7 @@ from ..plans.names import named_tensors
 from ..plans.plan import Plan, TensorPlan
 from ..rules.sizes import noise_size
 from ..runs.run import Since, since_of
+from ..tensors.devices import exact
 from ..tensors.noise import rectangle
 from ..tensors.parts import Rectangle, is_sharded, local_of, local_rectangle
 from ..tensors.philox import Stream, normals, uniforms
@@ -46,7 +47,7 @@ class Shape:
     @staticmethod
     def measured(tensor: Tensor) -> Shape:
         """Measure a tensor. Constants have std 0; a tensor that is neither constant nor centred is refused later."""
-        values = tensor.double().flatten()
+        values = exact(tensor).flatten()
         if values.numel() == 0 or bool((values == values[0]).all()):
             return Shape(float(values[0]) if values.numel() else 0.0, 0.0)
         rms, mean = float(values.square().mean().sqrt()), float(values.mean())

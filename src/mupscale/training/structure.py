@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..plans.names import named_tensors, strip_wrappers, unwrap
 from ..plans.tensor_plan import TensorPlan
+from ..tensors.devices import exact
 from ..tensors.parts import is_sharded
 
 _BUILDS = 3
@@ -119,10 +120,9 @@ def _is_orthogonal(tensor: Tensor) -> bool:
     """Whether the rows of a matrix, or its columns if there are fewer, are orthogonal and equally long."""
     if tensor.dim() < 2 or min(tensor.shape[0], tensor[0].numel()) < 2:
         return False
-    matrix = tensor.double().flatten(1)
+    matrix = exact(tensor).flatten(1)
     matrix = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     gram = matrix @ matrix.T
     size = float(gram.diagonal().mean())
-    return size > 0 and bool(
-        ((gram / size - torch.eye(len(gram), dtype=gram.dtype)).abs() < _ORTHOGONAL).all()
-    )
+    one = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    return size > 0 and bool(((gram / size - one).abs() < _ORTHOGONAL).all())
