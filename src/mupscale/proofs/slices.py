@@ -116,7 +116,8 @@ def compare_slices(slices: int, device: str, seed: int = 0) -> Compared:
         axes = zip(case.making.axes, case.start, case.size, strict=True)
         covers = [axis.cover(at, at + n) for axis, at, n in axes]
         lows = [low for low, _ in covers]
-        base = torch.randn([high - low for low, high in covers], generator=generator).to(case.base_dtype)
+        shape = [high - low for low, high in covers]
+        base = torch.randn(shape, generator=generator, device="cpu").to(case.base_dtype)
         with _portable():
             want = _made(case, base, lows, case.dtype)
             fused = _made(case, base.double(), lows, torch.float64).float().to(case.dtype)

@@ -63,8 +63,8 @@ class Kernel:
         >>> isinstance(kernel, Fault) or torch.equal(kernel.normals(stream, starts, 9), normals(stream, starts, 9))
         True
         """
-        out = torch.zeros(len(starts), length, dtype=torch.float32)
-        return self.add_(out, stream, starts, torch.ones(len(starts), dtype=torch.float32))
+        out = torch.zeros(len(starts), length, dtype=torch.float32, device="cpu")
+        return self.add_(out, stream, starts, torch.ones(len(starts), dtype=torch.float32, device="cpu"))
 
     def round_(
         self, out: Tensor, stream: Stream, starts: Tensor, stds: Tensor, scale: float, *, divides: bool
@@ -191,9 +191,11 @@ def _compile(numba: ModuleType, signature: str, loop: Callable[..., Any]) -> Cal
 def _agrees(kernel: Kernel) -> bool:
     """Whether a sample has the bits of the portable code: odd starts, far starts, a sum that fusing would change."""
     stream, length = Stream(0, "sample"), 4 * loops.LANES + 7
-    starts = torch.tensor([0, 3, (1 << 32) - 5, (1 << 34) - 9, (1 << 40) + 2])
-    stds = torch.tensor([1.0, 0.3, 1e-3, 7.0, 1.1], dtype=torch.float32)
-    out = torch.linspace(-1, 1, len(starts) * length, dtype=torch.float32).view(len(starts), length)
+    starts = torch.tensor([0, 3, (1 << 32) - 5, (1 << 34) - 9, (1 << 40) + 2], device="cpu")
+    stds = torch.tensor([1.0, 0.3, 1e-3, 7.0, 1.1], dtype=torch.float32, device="cpu")
+    out = torch.linspace(-1, 1, len(starts) * length, dtype=torch.float32, device="cpu").view(
+        len(starts), length
+    )
     want = out + normals(stream, starts, length) * stds[:, None]
     return torch.equal(kernel.add_(out, stream, starts, stds), want)
 
@@ -201,13 +203,20 @@ def _agrees(kernel: Kernel) -> bool:
 def _rounds_rightly(loop: Callable[..., bool]) -> bool:
     """The same for the loop that rounds: quotients and products, numbers of every size, and whether it sees an infinite one."""
     stream, length = Stream(0, "sample"), 4 * loops.LANES + 7
-    starts, stds = torch.tensor([0, 3, (1 << 34) - 9]), torch.tensor([1.0, 1e-3, 1e-38], dtype=torch.float32)
+    starts = torch.tensor([0, 3, (1 << 34) - 9], device="cpu")
+    stds = torch.tensor([1.0, 1e-3, 1e-38], dtype=torch.float32, device="cpu")
     key, table = np.array(stream.words, np.uint32), quantiles().numpy()
-    sizes = torch.logspace(-40, 38, 3 * length, dtype=torch.float64)
-    before = torch.where(torch.arange(3 * length) % 2 == 0, sizes, -sizes).bfloat16().view(3, length)
+    sizes = torch.logspace(-40, 38, 3 * length, dtype=torch.float64, device="cpu")
+    before = (
+        torch.where(torch.arange(3 * length, device="cpu") % 2 == 0, sizes, -sizes).bfloat16().view(3, length)
+    )
     for scale, divides in ((0.5, False), (3.0, True), (0.7, False)):
         out = before.clone()
-        exact = out.float() / scale if divides else out.float() * torch.tensor(scale, dtype=torch.float32)
+        exact = (
+            out.float() / scale
+            if divides
+            else out.float() * torch.tensor(scale, dtype=torch.float32, device="cpu")
+        )
         want = (exact + normals(stream, starts, length) * stds[:, None]).bfloat16()
         given = (starts.numpy().view(np.uint64), stds.numpy(), key, table, np.float32(scale), divides)
         if not loop(out.view(torch.uint16).numpy(), *given) or not torch.equal(out, want):

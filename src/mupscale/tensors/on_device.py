@@ -96,7 +96,7 @@ def _launch(
     operand, divides = making.scale.operand
     numbers = [
         operand,
-        float(making.fill_(torch.empty((), dtype=torch.float32))) if base is None else 0.0,
+        float(making.fill_(torch.empty((), dtype=torch.float32, device="cpu"))) if base is None else 0.0,
         region.level,
         float(copies),
         centred_spread(copies) if copies > 1 else 0.0,
@@ -112,9 +112,9 @@ def _launch(
         _stds(region, rows, device),
         paired_rows,
         paired_columns,
-        torch.tensor(stream.words, dtype=torch.int64).to(device, non_blocking=True),
+        torch.tensor(stream.words, dtype=torch.int64, device="cpu").to(device, non_blocking=True),
         quantiles(str(device)),
-        torch.tensor(numbers, dtype=torch.float32).to(device, non_blocking=True),
+        torch.tensor(numbers, dtype=torch.float32, device="cpu").to(device, non_blocking=True),
         columns,
         made.stride(0),
         filled=base is None,
@@ -212,10 +212,10 @@ def _away(making: Making, dim: int, region: Region, copies: int, stride: int, de
     if dim != region.paired:
         return torch.zeros(length, copies, dtype=torch.int64, device=device)
     by_unit = copies_of(making.axes[dim])
-    table = torch.zeros(making.axes[dim].wide, copies, dtype=torch.int64)
+    table = torch.zeros(making.axes[dim].wide, copies, dtype=torch.int64, device="cpu")
     for copy in range(copies):
         table[by_unit[:, copy]] = by_unit
-    distance = table[low : low + length] - torch.arange(low, low + length)[:, None]
+    distance = table[low : low + length] - torch.arange(low, low + length, device="cpu")[:, None]
     return (distance * stride).to(device, non_blocking=True)
 
 
@@ -224,5 +224,6 @@ def _stds(region: Region, rows: int, device: torch.device) -> Tensor:
     if not isinstance(region.std, tuple):
         return torch.full((rows,), region.std, dtype=torch.float32, device=device)
     low, count = region.start[0], region.shape[0]
-    sizes = torch.tensor(region.std[low : low + count], dtype=torch.float32).to(device, non_blocking=True)
+    sizes = torch.tensor(region.std[low : low + count], dtype=torch.float32, device="cpu")
+    sizes = sizes.to(device, non_blocking=True)
     return sizes[:, None].expand(-1, rows // count).contiguous().flatten()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..plans.names import named_tensors, strip_wrappers, unwrap
 from ..plans.tensor_plan import TensorPlan
 from ..tensors.parts import is_sharded
+from ..tensors.random_states import forked
 
 _BUILDS = 3
 """In bfloat16 about one random entry of a thousand is equal in two builds; in three builds, one of a million."""
@@ -29,8 +30,7 @@ def builds_of(make: Callable[[], nn.Module]) -> list[nn.Module]:
     """The reference built several times with different seeds; the caller's random state is left as it was."""
     built = []
     for seed in range(_BUILDS):
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with forked(seed=seed):
             built.append(make())
     return built
 
@@ -124,5 +124,5 @@ def _is_orthogonal(tensor: Tensor) -> bool:
     gram = matrix @ matrix.T
     size = float(gram.diagonal().mean())
     return size > 0 and bool(
-        ((gram / size - torch.eye(len(gram), dtype=gram.dtype)).abs() < _ORTHOGONAL).all()
+        ((gram / size - torch.eye(len(gram), dtype=gram.dtype, device=gram.device)).abs() < _ORTHOGONAL).all()
     )

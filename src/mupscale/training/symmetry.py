@@ -21,6 +21,7 @@ from ..runs.run import Run
 from ..tensors.collapse import collapse
 from ..tensors.expand import compute_dtype, expand
 from ..tensors.making import Making
+from ..tensors.random_states import forked
 from .noise_kinds import Sigma
 from .noise_plan import restore_noise
 
@@ -166,7 +167,7 @@ def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseRepo
         if entry.sources:
             exact = expand(entry.source(tensors).to(high), entry.making())
         else:
-            exact = entry.making().fill_(torch.empty(entry.wide_shape, dtype=high))
+            exact = entry.making().fill_(torch.empty(entry.wide_shape, dtype=high, device=stored.device))
         delta = asked.slice(entry.axes, [0] * stored.dim(), stored.shape, exact)
         size = float(torch.linalg.vector_norm(delta))
         arrived = float(torch.linalg.vector_norm(stored.detach().to(high) - exact - delta))
@@ -179,6 +180,5 @@ def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseRepo
 
 
 def _value(model: nn.Module, loss: Loss) -> float:
-    with torch.no_grad(), torch.random.fork_rng(), keeping_buffers(model):
-        torch.manual_seed(0)
+    with torch.no_grad(), forked(model, seed=0), keeping_buffers(model):
         return float(loss(model))
