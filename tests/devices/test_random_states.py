@@ -10,6 +10,7 @@ import mupscale as mu
 from mupscale.tensors.random_states import accelerator_states, forked, set_accelerator_states_
 from mupscale.training.check_optimizer import check_optimizer
 from mupscale.training.clip import grad_norm
+from mupscale.training.symmetry import noise_report
 from mupscale.tuning.checkpoint import keep, kept, random_state, set_random_state_
 
 pytestmark = pytest.mark.device
@@ -107,6 +108,37 @@ def test_sizes_of_a_reference_and_norms_are_where_the_model_is(device):
     plan = mu.plan_between(net, 16, 64)
     mu.init_(net(64).to(device), plan, std=net(16).to(device))
     assert grad_norm(net(64).to(device), plan).device.type == device.type
+
+
+class Deep(nn.Module):
+    def __init__(self, blocks):
+        super().__init__()
+        self.into, self.out = nn.Linear(4, 8), nn.Linear(8, 2)
+        inner = [nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(blocks)]
+        self.blocks = nn.ModuleList(inner)
+
+    def forward(self, x):
+        x = self.into(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.out(x)
+
+
+def test_the_noise_of_new_blocks_is_reported_where_the_model_is(device):
+    x = torch.randn(16, 4)
+
+    def loss(model):
+        return (model(x.to(next(model.parameters()))) - 1).square().mean()
+
+    plan = mu.infer_plan(lambda: Deep(2), lambda: Deep(3), loss=loss, order={"blocks": [0, None, 1]})
+    base, reports = Deep(2), []
+    for place in ("cpu", device):
+        run = mu.Run(base.to(place))
+        deep = mu.upscale(run, lambda: Deep(3), mu.SignalNoise(0.05), plan=plan)
+        assert {t.device.type for t in deep.model.parameters()} == {torch.device(place).type}
+        reports.append(noise_report(run, deep, loss=loss))
+    assert [row.name for row in reports[0].rows] == [row.name for row in reports[1].rows]
+    assert reports[1].rows[0].share == pytest.approx(reports[0].rows[0].share, rel=1e-6)
 
 
 def test_a_checkpoint_of_tune_has_the_states_of_every_device(device, tmp_path):

@@ -7,6 +7,7 @@ that differs from it on a sample is not used.
 The environment variable MUPSCALE_KERNEL = portable | compiled forces a choice. Without it, a process draws its
 first numbers with the portable code and takes the compiled loop, where numba is installed, once that has cost about
 as much time as compiling; at once if it was told (`expect`) that it will. Which of the two drew a number cannot be seen from its bits.
+Its third value, triton, is about CUDA devices (`on_device.py`); on the CPU it is as if unset.
 """
 
 from __future__ import annotations
@@ -105,24 +106,30 @@ def expect(numbers: int) -> None:
     _work.expected = max(_work.expected, numbers)
 
 
+def chosen_kernel() -> str:
+    """What MUPSCALE_KERNEL asks for: portable, compiled, triton, or nothing."""
+    choice = os.environ.get(VARIABLE, "")
+    if choice not in ("", "portable", "compiled", "triton"):
+        fault = Fault(
+            "kernel.unknown_choice",
+            VARIABLE,
+            f"it is {choice!r}, expected portable, compiled or triton",
+            "set it to one of them, or leave it unset",
+        )
+        raise MupscaleError("there is no such noise kernel", [fault])
+    return choice
+
+
 def kernel_for(numbers: int) -> Kernel | None:
     """The compiled kernel, where it is asked for or repays itself; None where the portable code is to be used.
 
     `numbers` is how many are about to be drawn. A kernel that MUPSCALE_KERNEL asks for and that cannot be had is
     an error.
     """
-    choice = os.environ.get(VARIABLE, "")
-    if choice not in ("", "portable", "compiled"):
-        fault = Fault(
-            "kernel.unknown_choice",
-            VARIABLE,
-            f"it is {choice!r}, expected portable or compiled",
-            "set it to one of them, or leave it unset",
-        )
-        raise MupscaleError("there is no such noise kernel", [fault])
+    choice = chosen_kernel()
     if choice == "portable":
         return None
-    if not choice:
+    if choice != "compiled":
         _work.drawn += numbers
         if max(_work.drawn, _work.expected) < _REPAID:
             return None
@@ -130,7 +137,7 @@ def kernel_for(numbers: int) -> Kernel | None:
         kernel = load_kernel()
     if isinstance(kernel, Kernel):
         return kernel
-    if choice:
+    if choice == "compiled":
         raise MupscaleError("the compiled noise kernel was asked for and cannot be used", [kernel])
     return None
 

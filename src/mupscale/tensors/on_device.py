@@ -1,9 +1,10 @@
-"""Slices of wide tensors on a GPU: one launch of the Triton kernel for every region of equal noise.
+"""Slices of wide tensors on a GPU, where MUPSCALE_KERNEL=triton asks for the Triton kernel: one launch for every region of
+equal noise.
 
 Knows how a slice of any number of dimensions becomes rows and columns, and the tables of places that the kernel reads.
-They are made on the device, so that nothing waits for it. Other devices, other dtypes, and a machine without triton use
-the code of `expand.py`, which defines what is right. The environment variable MUPSCALE_KERNEL=portable turns the kernel
-off, and TRITON_INTERPRET=1 runs it on the CPU.
+They are made on the device, so that nothing waits for it. Everything else uses the code of `expand.py`, which defines what
+is right. That is the default on every device, because no report of a GPU says yet that the kernel agrees with it;
+`mupscale doctor --device cuda` makes one. TRITON_INTERPRET=1 runs the kernel on the CPU.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .compiled import VARIABLE
+from ..errors import Fault, MupscaleError
+from .compiled import VARIABLE, chosen_kernel
 from .copies import copies_of
 from .making import Making
 from .noise import TensorNoise, centred_spread
@@ -34,13 +36,22 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def installed() -> bool:
+    """Whether the Triton package is there."""
+    return find_spec("triton") is not None
+
+
 def is_for(out: Tensor, base: Tensor | None, noise: TensorNoise) -> bool:
     """Whether a slice is made by the kernel; rows of new words are not, they are few."""
     if noise.zeros is not None and noise.zeros.mean is not None:
         return False
-    device = "cpu" if interpreted() else "cuda"
-    if out.device.type != device or os.environ.get(VARIABLE) == "portable" or find_spec("triton") is None:
+    if out.device.type != ("cpu" if interpreted() else "cuda") or chosen_kernel() != "triton":
         return False
+    if not installed():
+        fault = Fault(
+            "extra.missing", "triton", "is not installed", f"pip install triton, or unset {VARIABLE}"
+        )
+        raise MupscaleError("the Triton kernel was asked for and cannot be used", [fault])
     kinds = [out.dtype] if base is None else [out.dtype, base.dtype]
     return all(kind in _TYPES for kind in kinds) and out.dim() > 0
 
