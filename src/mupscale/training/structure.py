@@ -124,5 +124,5 @@ def _is_orthogonal(tensor: Tensor) -> bool:
     gram = matrix @ matrix.T
     size = float(gram.diagonal().mean())
     return size > 0 and bool(
-        ((gram / size - torch.eye(len(gram), dtype=gram.dtype, device=gram.device)).abs() < _ORTHOGONAL).all()
+        ((gram / size - torch.eye(len(gram), dtype=gram.dtype)).abs() < _ORTHOGONAL).all()
     )

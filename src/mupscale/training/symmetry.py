@@ -167,7 +167,7 @@ def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseRepo
         if entry.sources:
             exact = expand(entry.source(tensors).to(high), entry.making())
         else:
-            exact = entry.making().fill_(torch.empty(entry.wide_shape, dtype=high, device=stored.device))
+            exact = entry.making().fill_(torch.empty(entry.wide_shape, dtype=high))
         delta = asked.slice(entry.axes, [0] * stored.dim(), stored.shape, exact)
         size = float(torch.linalg.vector_norm(delta))
         arrived = float(torch.linalg.vector_norm(stored.detach().to(high) - exact - delta))
