@@ -123,6 +123,5 @@ def _is_orthogonal(tensor: Tensor) -> bool:
     matrix = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     gram = matrix @ matrix.T
     size = float(gram.diagonal().mean())
-    return size > 0 and bool(
-        ((gram / size - torch.eye(len(gram), dtype=gram.dtype)).abs() < _ORTHOGONAL).all()
-    )
+    one = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    return size > 0 and bool(((gram / size - one).abs() < _ORTHOGONAL).all())
