@@ -50,13 +50,17 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def train(
-    steps: int, before: int = 100, device: str = "cpu", **options: bool
+    steps: int,
+    before: int = 100,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float64,
+    **options: bool,
 ) -> tuple[Curve, Curve, Curve, Curve]:
     """The losses before widening, and of base, wide and control after it; `options` are AdamW's."""
     with forked(torch.empty(0, device=device), seed=0):
         x = torch.randn(128, 8, dtype=torch.float64, device="cpu")
         y = torch.sin(2 * x[:, :1]) * x[:, 1:2] + (x[:, 2:3] * x[:, 3:4]).tanh()
-        model, x, y = _mlp(BASE).to(device), x.to(device), y.to(device)
+        model, x, y = (thing.to(dtype).to(device) for thing in (_mlp(BASE), x, y))
         settings: dict[str, Any] = {"lr": 4e-3, "eps": 1e-2, "weight_decay": 0.1, **options}
         start = Run(model, torch.optim.AdamW(model.parameters(), **settings))
         step = _step(x, y)
