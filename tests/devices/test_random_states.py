@@ -114,7 +114,10 @@ class Deep(nn.Module):
     def __init__(self, blocks):
         super().__init__()
         self.into, self.out = nn.Linear(4, 8), nn.Linear(8, 2)
-        inner = [nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(blocks)]
+        inner = [
+            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+            for _ in range(blocks)
+        ]
         self.blocks = nn.ModuleList(inner)
 
     def forward(self, x):
