@@ -36,7 +36,7 @@ def copied(model: nn.Module) -> nn.Module:
     """
     memo: dict[int, Any] = {}
     kept: list[Any] = []  # what memo maps by id must stay alive
-    for value in _held(model):
+    for value in held(model):
         if isinstance(value, Tensor) and value.grad_fn is not None:
             memo[id(value)] = value.detach().clone()  # a value kept from a forward, which deepcopy refuses
         elif isinstance(value, torch.Generator):
@@ -65,7 +65,7 @@ def rebind_(model: nn.Module, replaced: Mapping[int, Any]) -> None:
         _Binder(dict(replaced), twins=False).modules_(model)
 
 
-def _held(model: nn.Module) -> Iterator[Any]:
+def held(model: nn.Module) -> Iterator[Any]:
     """Every attribute of every module, and what lists, tuples, dicts and dataclasses among them hold."""
     seen: set[int] = set()
     for module in model.modules():

@@ -108,7 +108,8 @@ def _profiles(base: Tensor, wide: Tensor) -> tuple[Tensor, Tensor] | None:
         m = y.shape[-1]
     if m % n:
         return None
-    weights = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x.device)
     finite = x.isfinite().all(1) & y.isfinite().all(1)
     x, y = ((weights.to(t.device)[finite] @ t[finite]).sort().values for t in (x, y))
     return x.repeat_interleave(m // n), y

@@ -56,8 +56,9 @@ def streamed_spectral_norm(read_rows: ReadRows, shape: Sequence[int], stacked: b
     matrices, rows = (shape[0], shape[1]) if stacked else (1, shape[0])
     columns = prod(shape[2 if stacked else 1 :])
     if not prod(shape):
-        return torch.zeros(matrices if stacked else (), dtype=torch.float64)
-    first = torch.randn(columns, min(_COLUMNS, columns), generator=torch.Generator().manual_seed(0)).double()
+        return torch.zeros(matrices if stacked else (), dtype=torch.float64, device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(columns, min(_COLUMNS, columns), generator=generator, device="cpu").double()
     step = max(1, _BLOCK // max(1, columns))
     norms = []
     for matrix in range(matrices):

@@ -39,6 +39,6 @@ def wide_row(entry: TensorPlan, row: tuple[float, ...]) -> tuple[float, ...]:
     >>> wide_row(TensorPlan(("w",), (Axis.parse("5+3"), Axis.parse("in: 2x2+1"))), (2.0, 4.0))
     (1.0, 1.0, 2.0, 2.0, 0.0)
     """
-    base = torch.tensor(row, dtype=torch.float64).view(entry.base_shape[1:])
+    base = torch.tensor(row, dtype=torch.float64, device="cpu").view(entry.base_shape[1:])
     wide = expand(base, Making(entry.axes[1:], entry.change.s, entry.shift))
     return tuple(wide.reshape(-1).tolist())

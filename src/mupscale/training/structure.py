@@ -17,6 +17,7 @@ from ..plans.names import named_tensors, strip_wrappers, unwrap
 from ..plans.tensor_plan import TensorPlan
 from ..tensors.devices import exact
 from ..tensors.parts import is_sharded
+from ..tensors.random_states import forked
 
 _BUILDS = 3
 """In bfloat16 about one random entry of a thousand is equal in two builds; in three builds, one of a million."""
@@ -30,8 +31,7 @@ def builds_of(make: Callable[[], nn.Module]) -> list[nn.Module]:
     """The reference built several times with different seeds; the caller's random state is left as it was."""
     built = []
     for seed in range(_BUILDS):
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with forked(seed=seed):
             built.append(make())
     return built
 

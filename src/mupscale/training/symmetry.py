@@ -22,6 +22,7 @@ from ..tensors.collapse import collapse
 from ..tensors.devices import exact
 from ..tensors.expand import compute_dtype, expand
 from ..tensors.making import Making
+from ..tensors.random_states import forked
 from .noise_kinds import Sigma
 from .noise_plan import restore_noise
 
@@ -180,6 +181,5 @@ def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseRepo
 
 
 def _value(model: nn.Module, loss: Loss) -> float:
-    with torch.no_grad(), torch.random.fork_rng(), keeping_buffers(model):
-        torch.manual_seed(0)
+    with torch.no_grad(), forked(model, seed=0), keeping_buffers(model):
         return float(loss(model))
