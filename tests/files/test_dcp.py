@@ -266,8 +266,8 @@ def test_buffers_that_nobody_computed_are_refused_and_init_computes_them(tmp_pat
         models = Table(8), Table(8)
     refusal(lambda: mu.load_wide(path, models[0], plan=grown), "model.buffer_never_computed", where="table")
     init = lambda m: m.get_buffer("table").copy_(torch.arange(3.0))  # noqa: E731
-    for model, how in ((models[1], {"init": init}), (mu.plans.on_meta(lambda: Table(8)), {})):
-        wide = mu.load_wide(path, model, plan=grown, **how).model
+    for model, how in ((models[1], init), (mu.plans.on_meta(lambda: Table(8)), None)):
+        wide = mu.load_wide(path, model, plan=grown, init=how).model
         assert wide.get_buffer("table").tolist() == [0, 1, 2]
 
 

@@ -14,6 +14,7 @@ from torch.optim import SGD, Adafactor, Adagrad, AdamW, Muon, Optimizer, Rprop
 
 import mupscale as mu
 from harness.closeness import EXACT, largest_difference
+from harness.exactness import precise_muon
 from harness.launched import folder, launch
 from harness.sharded_training import (
     BASE,
@@ -29,7 +30,6 @@ from harness.sharded_training import (
     collectives_per_clip,
     compare,
     optimizers,
-    precise_muon,
     shard,
     train_step,
     wide_run,

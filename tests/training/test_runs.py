@@ -226,8 +226,8 @@ def test_nothing_is_shared_with_the_base_and_the_base_is_left_alone(size):
     assert_bitwise(torch.random.get_rng_state(), random, "global random state")
     for kept, now in zip(before, everything(run), strict=True):
         assert_bitwise(now, kept, "the base")
-    now = [(list(map(id, g["params"])), {**g, "params": 0}) for g in run.optimizers[0].param_groups]
-    assert now == groups, "the caller's parameter groups"
+    after = [(list(map(id, g["params"])), {**g, "params": 0}) for g in run.optimizers[0].param_groups]
+    assert after == groups, "the caller's parameter groups"
     for mine, other in zip(everything(wide), everything(again), strict=True):
         assert_bitwise(mine, other, "the second call")
     stores = [{t.untyped_storage().data_ptr() for t in everything(r)} for r in (run, wide, again)]
