@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 
 Work = Callable[[torch.device], Any]
+F = TypeVar("F", bound=Callable[[torch.device], Any])
 BOUND = 1e-6
 """The largest relative difference that counts as the same: kernels may add in another order, and float32 has seven digits."""
 
@@ -42,6 +43,10 @@ class Group:
         self.name = name
         self.cases: list[Case] = []
 
+    @overload
+    def __call__(self, work: F, /) -> F: ...
+    @overload
+    def __call__(self, work: None = None, /, *, name: str = "", **options: Any) -> Callable[[F], F]: ...
     def __call__(self, work: Work | None = None, /, *, name: str = "", **options: Any) -> Any:
         def added(work: Work) -> Work:
             self.cases.append(

@@ -92,7 +92,7 @@ def gradient_norms_and_clipping(device: Device) -> Any:
     base = trained(device)
     grown = _upscaled(base)
     grown.optimizer.zero_grad()
-    base.loss(grown.model).backward()  # type: ignore[no-untyped-call]
+    base.loss(grown.model).backward()
     found = mu.diagnostics
     norms = [found.grad_norm(grown.model, grown, p=p) for p in (2.0, 1.0, float("inf"))]
     clipped = found.clip_grad_norm_(grown.model, grown, max_norm=0.01)

@@ -127,7 +127,7 @@ def verify_batches(device: Device) -> Any:
     def step(run: mu.Run, batch: torch.Tensor) -> torch.Tensor:
         value = (run.model(batch) - 1).square().mean()
         run.optimizer.zero_grad()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         run.optimizer.step()
         return value
 

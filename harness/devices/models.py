@@ -172,7 +172,7 @@ def stepping(loss: Callable[[nn.Module], Tensor]) -> Callable[[mu.Run, Any], Ten
         value = loss(run.model)
         for optimizer in run.optimizers:
             optimizer.zero_grad()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         for optimizer in run.optimizers:
             optimizer.step()
         for scheduler in run.schedulers:

@@ -62,4 +62,4 @@ def test_buffers_made_from_parameters_go_where_the_base_has_them(place, device):
     want = mu.widen(base, lambda: Averaged(32), unproved=True).model
     grown = mu.widen(base.to(device), lambda: place(Averaged(32), device), unproved=True).model
     assert {t.device for t in (*grown.parameters(), *grown.buffers())} == {next(base.parameters()).device}
-    assert torch.equal(grown.average.cpu(), want.average)
+    assert torch.equal(grown.average.cpu(), want.average)  # type: ignore[arg-type]

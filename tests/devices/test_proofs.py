@@ -165,9 +165,9 @@ def test_a_search_finds_the_plan_that_it_finds_on_the_cpu(name, place):
     make, size, wide, options = MODELS[name]
     torch.manual_seed(0)
     base = make(size)
-    here = mu.infer_plan(base, lambda: make(wide), loss=loss_for(base, HOST), **options)
+    here = mu.infer_plan(base, lambda: make(wide), loss=loss_for(base, HOST), **options)  # type: ignore[arg-type]
     base.to(place)
-    there = mu.infer_plan(base, lambda: make(wide), loss=loss_for(base, place), **options)
+    there = mu.infer_plan(base, lambda: make(wide), loss=loss_for(base, place), **options)  # type: ignore[arg-type]
     assert there.hash == here.hash
     assert {p.device.type for p in base.parameters()} == {place.type}
 
@@ -175,7 +175,7 @@ def test_a_search_finds_the_plan_that_it_finds_on_the_cpu(name, place):
 def test_example_inputs_prove_there(place):
     run, _ = trained(mlp, 16, place)
     wide = mu.widen(run, lambda: mlp(32), example_inputs=(torch.ones(4, 8, device=place),))
-    assert wide.plan.proof == "outputs"
+    assert wide.plan.proof == "outputs"  # type: ignore[union-attr]
 
 
 class Spread(nn.Module):
@@ -211,7 +211,7 @@ def test_a_model_over_two_devices_keeps_its_places(place):
     here = mu.widen(base, lambda: Spread(32), loss=loss)
     base.spread_()
     there = mu.widen(base, lambda: Spread(32), loss=loss)
-    assert there.plan.hash == here.plan.hash
+    assert there.plan.hash == here.plan.hash  # type: ignore[union-attr]
     assert places_of(there.model) == places_of(base)
     assert set(places_of(base).values()) == {"pretend:0", "pretend:1", "cpu"}
     pair = float64.prepare(base, Spread(32))
@@ -226,7 +226,7 @@ def test_verify_holds_there(place, dtype):
     assert mu.verify(run, lambda: mlp(32), step=step, steps=3, dtype=dtype).holds
     broken = mu.widen(run, lambda: mlp(32))
     with torch.no_grad():
-        broken.model[2].weight.mul_(1.5)
+        broken.model[2].weight.mul_(1.5)  # type: ignore[index]
     assert not mu.verify(run, broken, step=step, steps=3, dtype=dtype).holds, "control"
 
 
@@ -242,7 +242,7 @@ def test_what_is_written_there_stays_there(coarse):
         return (model(x).float() * weights.to(coarse)).square().mean()
 
     wide = mu.widen(run, lambda: mlp(32), loss=loss)
-    assert (wide.plan.proof, total.device.type, total.dtype) == ("loss", coarse.type, torch.float32)
+    assert (wide.plan.proof, total.device.type, total.dtype) == ("loss", coarse.type, torch.float32)  # type: ignore[union-attr]
     assert float(total) != 0
 
 
@@ -289,7 +289,7 @@ class Stuck(torch.Tensor):
     ("module", "name", "planted"),
     [
         (float64, "leave_without_float64_", lambda model: model.cpu()),
-        (copies.torch, "randn", lambda *a, randn=torch.randn, **k: randn(*a, **k).as_subclass(Stuck)),
+        (copies.torch, "randn", lambda *a, randn=torch.randn, **k: randn(*a, **k).as_subclass(Stuck)),  # type: ignore[attr-defined]
     ],
     ids=["models moved to the CPU", "weights of a comparison left on the CPU"],
 )

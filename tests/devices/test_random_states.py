@@ -154,7 +154,7 @@ def test_a_checkpoint_of_tune_has_the_states_of_every_device(device, tmp_path):
     assert not torch.equal(drawn(places[1]), want[1]), "control: the next numbers are others"
     set_random_state_(before)
     assert [torch.equal(drawn(place), w) for place, w in zip(places, want, strict=True)] == [True] * 3
-    stored = kept(tmp_path / "point").random
+    stored = kept(tmp_path / "point").random  # type: ignore[union-attr]
     assert len(stored["devices"][device.type]) == 2
     set_random_state_(stored)
     set_accelerator_states_(

@@ -29,7 +29,7 @@ MOVED: dict[str, Callable[[int], nn.Module]] = {
     "to a device by name": lambda n: net(n).to(device=torch.device("cpu")),
     "to a device and a type": lambda n: net(n).to("cpu", torch.float32),
     "to a tensor": lambda n: net(n).to(torch.zeros(1)),
-    "to a memory format": lambda n: net(n).to(memory_format=torch.channels_last),
+    "to a memory format": lambda n: net(n).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
     "cpu": lambda n: net(n).cpu(),
     "cast and moved": lambda n: net(n).double().to("cpu").to(torch.float32),
     "one layer moved": lambda n: nn.Sequential(*(layer.to("cpu") for layer in net(n))),
@@ -39,7 +39,7 @@ MOVED: dict[str, Callable[[int], nn.Module]] = {
 
 def loss(model: nn.Module) -> Tensor:
     x = torch.linspace(-1, 1, 12).view(3, 4).to(next(model.parameters()))
-    return model(x).square().mean()
+    return model(x).square().mean()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", MOVED)
@@ -86,11 +86,11 @@ class Masked(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.net = net(width)
-        self.register_buffer("mask", torch.ones_like(self.net[2].weight))
+        self.register_buffer("mask", torch.ones_like(self.net[2].weight))  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.net[1](self.net[0](x))
-        return self.net[4](self.net[3](hidden @ (self.net[2].weight * self.mask).T))  # type: ignore[no-any-return]
+        return self.net[4](self.net[3](hidden @ (self.net[2].weight * self.mask).T))  # type: ignore[no-any-return, operator]
 
 
 class Scaled(nn.Module):
@@ -99,7 +99,7 @@ class Scaled(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.net = net(width)
-        self.scale = 1.0 + 0.0 * float(self.net[0].weight.detach().mean())
+        self.scale = 1.0 + 0.0 * float(self.net[0].weight.detach().mean())  # type: ignore[operator]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.scale * self.net(x)  # type: ignore[no-any-return]
@@ -180,7 +180,7 @@ def test_values_on_a_meta_device_of_the_factory_itself_are_refused_with_that_rea
     def on_its_own() -> nn.Module:
         with torch.device("meta"):
             model = net(4)
-        return nn.Sequential(model, nn.Softplus(beta=float(model[0].weight.sum())))
+        return nn.Sequential(model, nn.Softplus(beta=float(model[0].weight.sum())))  # type: ignore[operator]
 
     with refused("factory.reads_values"):
         on_meta(on_its_own)

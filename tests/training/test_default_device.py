@@ -46,7 +46,7 @@ def step(run: mu.Run, i: int) -> Tensor:
     loss = (run.model(torch.linspace(-1, 1, 12, device="cpu").view(3, 4)) - 1).square().mean()
     loss.backward()
     run.optimizers[0].step()
-    return loss.detach()
+    return loss.detach()  # type: ignore[no-any-return]
 
 
 NOISE = {
@@ -59,9 +59,9 @@ NOISE = {
 @pytest.mark.parametrize("kind", NOISE)
 def test_noise_has_its_bits_with_any_default_device(kind, elsewhere):
     run = start()
-    got = mu.upscale(run, lambda: net(8), NOISE[kind]).model.state_dict()
+    got = mu.upscale(run, lambda: net(8), NOISE[kind]).model.state_dict()  # type: ignore[arg-type]
     torch.set_default_device(None)
-    want = mu.upscale(run, lambda: net(8), NOISE[kind]).model.state_dict()
+    want = mu.upscale(run, lambda: net(8), NOISE[kind]).model.state_dict()  # type: ignore[arg-type]
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
