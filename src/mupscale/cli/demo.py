@@ -60,7 +60,7 @@ def train(
     with forked(torch.empty(0, device=device), seed=0):
         x = torch.randn(128, 8, dtype=torch.float64, device="cpu")
         y = torch.sin(2 * x[:, :1]) * x[:, 1:2] + (x[:, 2:3] * x[:, 3:4]).tanh()
-        model, x, y = (thing.to(dtype).to(device) for thing in (_mlp(BASE), x, y))
+        model, x, y = _mlp(BASE).to(device, dtype), x.to(device, dtype), y.to(device, dtype)
         settings: dict[str, Any] = {"lr": 4e-3, "eps": 1e-2, "weight_decay": 0.1, **options}
         start = Run(model, torch.optim.AdamW(model.parameters(), **settings))
         step = _step(x, y)

@@ -18,7 +18,7 @@ from ..plans.plan import Plan
 from ..runs.run import Run
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
-from ..training.noises import SignalNoise
+from ..training.noise_kinds import SignalNoise
 from ..training.upscale import upscale
 from ..training.verify import verify
 from ..training.widen import narrow, widen
@@ -37,7 +37,8 @@ def readme(device: torch.device) -> Found:
         return nn.Sequential(nn.Linear(8, width), nn.GELU(), nn.Linear(width, 1)).to(device)
 
     def loss(model: nn.Module) -> Tensor:
-        return (model(x) - x.sum(1, keepdim=True).tanh()).square().mean()
+        value: Tensor = (model(x) - x.sum(1, keepdim=True).tanh()).square().mean()
+        return value
 
     def reads_width(model: nn.Module) -> Tensor:
         return loss(model) * next(model.parameters()).shape[0]
@@ -78,7 +79,7 @@ def tutorial(device: torch.device) -> Found:
         generator = torch.Generator().manual_seed(i)
         x = torch.randn(32, 8, generator=generator, device="cpu").to(next(run.model.parameters()))
         run.optimizer.zero_grad()
-        loss = (run.model(x) - x[:, :2]).square().mean()
+        loss: Tensor = (run.model(x) - x[:, :2]).square().mean()
         torch.autograd.backward(loss)
         run.optimizer.step()
         run.scheduler.step()
