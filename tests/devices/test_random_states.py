@@ -110,20 +110,25 @@ def test_sizes_of_a_reference_and_norms_are_where_the_model_is(device):
     assert grad_norm(net(64).to(device), plan).device.type == device.type
 
 
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
 class Deep(nn.Module):
     def __init__(self, blocks):
         super().__init__()
         self.into, self.out = nn.Linear(4, 8), nn.Linear(8, 2)
-        inner = [
-            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-            for _ in range(blocks)
-        ]
-        self.blocks = nn.ModuleList(inner)
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
 
     def forward(self, x):
         x = self.into(x)
         for block in self.blocks:
-            x = x + block(x)
+            x = block(x)
         return self.out(x)
 
 

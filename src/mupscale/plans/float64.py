@@ -230,7 +230,7 @@ def prepare(base: nn.Module, wide: nn.Module) -> tuple[nn.Module, nn.Module]:
     with torch.no_grad():
         for parameter in base.parameters():
             size = float(parameter.abs().square().mean().sqrt()) if parameter.numel() else 0.0
-            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype, device="cpu")
             parameter.add_(noise.to(parameter.device), alpha=0.3 * (size or 1.0))
     modes = {strip_wrappers(f"{name}."): module.training for name, module in base.named_modules()}
     for name, module in wide.named_modules():
