@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -42,6 +42,10 @@ class Group:
         self.name = name
         self.cases: list[Case] = []
 
+    @overload
+    def __call__(self, work: Work, /) -> Work: ...
+    @overload
+    def __call__(self, /, *, name: str = "", **options: Any) -> Callable[[Work], Work]: ...
     def __call__(self, work: Work | None = None, /, *, name: str = "", **options: Any) -> Any:
         def added(work: Work) -> Work:
             self.cases.append(
