@@ -30,7 +30,7 @@ MODELS = (
     "gpt_heads_grow", "heads_fixed", "nanogpt_heads_grow", "gpt_tied_heads_grow", "hf_llama_tied_heads_grow",
     "hf_gpt2_heads_grow", "multi_query", "qk_norm_heads_grow", "latent_attention", "relative_bias_heads_grow",
     "swiglu_fused", "glu_functional", "rms_functional", "layernorm_by_hand", "groupnorm_groups_fixed", "experts_stacked",
-    "resnet_inner_width", "unet", "channel_shuffle", "flatten", "house_llama", "dlrm_interactions",
+    "resnet_inner_width", "unet", "channel_shuffle", "flatten", "house_llama",
     "matrix_factorisation", "mlp_batchnorm", "bilinear", "perceiver",
 )  # fmt: skip
 """Fused qkv (gpt, nanogpt, gpt2), tied readouts, norms by hand, and one of most kinds; none needs an LSTM or a GRU, which
