@@ -14,13 +14,15 @@ _PREPARATION = "mupscale.plans.float64"
 
 
 class _Torch:
-    """The module torch for one module of the library, with one function that ignores `device=`."""
+    """The module torch for one module of the library, with one function that ignores `device=`, and so does its form `…_like`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(torch, name)
+        if name == f"{self._name}_like":
+            return lambda like, **named: getattr(torch, self._name)(like.shape, dtype=like.dtype)
         if name != self._name:
             return found
 

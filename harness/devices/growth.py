@@ -124,7 +124,7 @@ def verify_float32_with_loss(device: Device) -> Any:
 def verify_batches(device: Device) -> Any:
     base = trained(device)
 
-    def step(run: mu.Run, batch: torch.Tensor) -> torch.Tensor:
+    def step(run: mu.Run, batch: Any) -> Any:
         value = (run.model(batch) - 1).square().mean()
         run.optimizer.zero_grad()
         value.backward()
@@ -207,7 +207,7 @@ def widen_a_model_without_optimizer(device: Device) -> Any:
 def loss_that_makes_tensors_on_the_device(device: Device) -> Any:
     base = trained(device)
 
-    def loss(model: nn.Module) -> torch.Tensor:
+    def loss(model: nn.Module) -> Any:
         mask = torch.ones(64, 1, device=device)
         off = model(base.x.to(device)) - torch.zeros(1, device=device)
         return (off * mask).float().square().mean()
@@ -366,7 +366,11 @@ def padded_by_a_plan_of_the_cpu(device: Device) -> Any:
 def tied(device: Device) -> Any:
     base = trained_on_tokens(device, Tied)
     grown = mu.upscale(base.run, lambda: Tied(16), mu.SignalNoise(0.05), loss=base.loss)
-    return proved(grown), base.steps(grown, 1), grown.model.read.weight is grown.model.embed.weight
+    return (
+        proved(grown),
+        base.steps(grown, 1),
+        grown.model.get_parameter("read.weight") is grown.model.get_parameter("embed.weight"),
+    )
 
 
 @case

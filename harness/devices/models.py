@@ -197,7 +197,7 @@ def trained(
         x = torch.randn(64, INPUTS).to(device, dtype)
         model = make(width).to(device, dtype)
 
-    def loss(model: nn.Module) -> Tensor:
+    def loss(model: nn.Module) -> Any:
         return (model(x) - x.sum(1, keepdim=True).tanh()).square().mean()
 
     found = Trained(mu.Run(model, optimizer(model.parameters())), loss, stepping(loss), x)
@@ -214,7 +214,7 @@ def trained_on_tokens(
         ids = torch.randint(TOKENS, (4, 8)).to(device)
         model = make(width).to(device)
 
-    def loss(model: nn.Module) -> Tensor:
+    def loss(model: nn.Module) -> Any:
         return F.cross_entropy(model(ids)[:, :-1].reshape(-1, TOKENS), ids[:, 1:].reshape(-1))
 
     found = Trained(mu.Run(model, adamw(model.parameters())), loss, stepping(loss), ids)
@@ -228,7 +228,7 @@ def trained_on_images(device: torch.device | str) -> Trained:
         x, classes = torch.randn(8, 3, 8, 8).to(device), torch.arange(8).remainder(5).to(device)
         model = cnn(4).to(device)
 
-    def loss(model: nn.Module) -> Tensor:
+    def loss(model: nn.Module) -> Any:
         return F.cross_entropy(model(x), classes)
 
     run = mu.Run(model, torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9))
@@ -245,7 +245,7 @@ def trained_beside_a_table(device: torch.device | str) -> Trained:
     model.first.to(device)
     model.last.to(device)
 
-    def loss(model: nn.Module) -> Tensor:
+    def loss(model: nn.Module) -> Any:
         return (model(x) - 1).square().mean()
 
     found = Trained(mu.Run(model, adamw(model.parameters())), loss, stepping(loss), x)

@@ -20,7 +20,7 @@ def readme(device: Device) -> Any:
     x = torch.randn(256, 8, generator=torch.Generator().manual_seed(0)).to(device)
     model = mlp(64).to(device)
 
-    def loss(model: nn.Module) -> torch.Tensor:
+    def loss(model: nn.Module) -> Any:
         return (model(x) - x.sum(1, keepdim=True).tanh()).square().mean()
 
     run, step = mu.Run(model, torch.optim.AdamW(model.parameters(), lr=1e-3)), stepping(loss)

@@ -172,7 +172,7 @@ def _moved(device: Device, dtype: torch.dtype) -> Trained:
     optimizer.load_state_dict(state)
     x = base.x.to(device)
 
-    def loss(model: nn.Module) -> torch.Tensor:
+    def loss(model: nn.Module) -> Any:
         return (model(x) - x.sum(1, keepdim=True).tanh()).square().mean()
 
     return Trained(mu.Run(model, optimizer), loss, stepping(loss), x)
@@ -202,7 +202,7 @@ for dtype in (torch.bfloat16, torch.float16):
 def autocast(device: Device) -> Any:
     base = trained(device)
 
-    def loss(model: nn.Module) -> torch.Tensor:
+    def loss(model: nn.Module) -> Any:
         with torch.autocast(device.type, dtype=torch.bfloat16):
             return (model(base.x) - 1).float().square().mean()
 

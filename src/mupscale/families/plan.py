@@ -7,11 +7,11 @@ the copy, tensor by tensor; `prove.py` adds real optimizer steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path as File
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 
@@ -51,22 +51,15 @@ from .small_search import TOKENS, declared_layouts, search_small
 from .stored import stored_parts
 from .tables import edits_of, more_of, table_plan, try_more, with_more
 
-P = ParamSpec("P")
-R = TypeVar("R")
+
+@contextmanager
+def _on_the_cpu() -> Iterator[None]:
+    """A configuration is on no device: small copies are made and tried on the CPU, whatever the default is."""
+    with torch.device("cpu"):
+        yield
 
 
-def _on_cpu(function: Callable[P, R]) -> Callable[P, R]:
-    """Make tensors of a function on the CPU, whatever the default device is: a configuration is on none."""
-
-    @wraps(function)
-    def made(*arguments: P.args, **options: P.kwargs) -> R:
-        with torch.device("cpu"):
-            return function(*arguments, **options)
-
-    return made
-
-
-@_on_cpu
+@_on_the_cpu()
 def family_plan(
     config: Mapping[str, Any] | str | File,
     multipliers: str | int | Multipliers = 1,
