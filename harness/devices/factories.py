@@ -113,7 +113,7 @@ def buffers_made_from_parameters(device: Device) -> Any:
 def pruned(width: int) -> nn.Module:
     model = mlp(width)
     assert isinstance(model, nn.Sequential)
-    prune.identity(model[0], "weight")  # type: ignore[no-untyped-call]
+    prune.identity(model[0], "weight")
     return model
 
 
