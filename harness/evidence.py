@@ -55,7 +55,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "advise": ("tuning",),
     "verdict_chance": ("reports",),
     "tuning_cost": (*GROWTH, "tuning"),
-    **dict.fromkeys(("checkpoint_owner", "first_minutes", "import_time", "start_up"), EVERYTHING),
+    **dict.fromkeys(("checkpoint_owner", "devices", "first_minutes", "import_time", "start_up"), EVERYTHING),
 }  # fmt: skip
 """A row of docs/benchmarks.json, or what a file of `FILES` holds -> the rooms that its figures depend on.
 

@@ -90,7 +90,7 @@ def test_custom_code_is_never_run(tmp_path, capsys):
     own = {"AutoConfig": "modeling_evil.Config", "AutoModelForCausalLM": "modeling_evil.Model"}
     (base / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": own}))
     (base / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    refusal(lambda: read_directory(base), "code")
+    refusal(lambda: read_directory(base), "config.code_with_checkpoint")
     assert main(["plan", str(base), "-k", "2"]) == 2
     assert "code" in capsys.readouterr().err
     assert not marker.exists()

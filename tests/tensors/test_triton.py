@@ -16,7 +16,7 @@ COMPARE = """
 import torch
 from mupscale.proofs.slices import compare_slices
 torch.set_num_threads(1)
-found = compare_slices(240, "cpu")
+found = compare_slices(240, "cpu", kernel="triton")
 print(*found.different, sep="\\n")
 print(found.slices, found.kernel, len(found.different), found.control)
 """

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..runs.run import Run
 from ..tensors.differences import curve_gap, loss_gap
+from ..tensors.random_states import forked
 from ..training.widen import widen
 
 BASE, K = 16, 4
@@ -49,14 +50,18 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def train(
-    steps: int, before: int = 100, device: str = "cpu", **options: bool
+    steps: int,
+    before: int = 100,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float64,
+    **options: bool,
 ) -> tuple[Curve, Curve, Curve, Curve]:
     """The losses before widening, and of base, wide and control after it; `options` are AdamW's."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        x = torch.randn(128, 8, dtype=torch.float64)
+    with forked(torch.empty(0, device=device), seed=0):
+        x = torch.randn(128, 8, dtype=torch.float64, device="cpu")
         y = torch.sin(2 * x[:, :1]) * x[:, 1:2] + (x[:, 2:3] * x[:, 3:4]).tanh()
-        model, x, y = _mlp(BASE).to(device), x.to(device), y.to(device)
+        x, y = (data.to(dtype).to(device) for data in (x, y))
+        model = _mlp(BASE).to(dtype).to(device)
         settings: dict[str, Any] = {"lr": 4e-3, "eps": 1e-2, "weight_decay": 0.1, **options}
         start = Run(model, torch.optim.AdamW(model.parameters(), **settings))
         step = _step(x, y)

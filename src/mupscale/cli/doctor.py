@@ -52,11 +52,16 @@ def _machine(disk: Path) -> list[tuple[str, str]]:
 
     threads = os.environ.get("OMP_NUM_THREADS")
     limit = f", OMP_NUM_THREADS={threads}" if threads else ""
-    cuda = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA device"
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    devices = (
+        "no accelerator"
+        if accelerator is None
+        else f"{torch.accelerator.device_count()} devices of {accelerator.type}"
+    )
     return [
         ("mupscale", f"{__version__} in {Path(__file__).resolve().parents[1]}"),
         ("python", f"{platform.python_version()} in {sys.prefix}"),
-        ("machine", f"{platform.system()} {platform.machine()}, {cuda}"),
+        ("machine", f"{platform.system()} {platform.machine()}, {devices}"),
         ("threads", f"torch uses {torch.get_num_threads()} of {os.cpu_count()} cores{limit}"),
         ("disk", f"{size(shutil.disk_usage(disk).free)} free in {disk.resolve()}"),
     ]

@@ -15,13 +15,14 @@ def add_to(verbs: Any) -> None:
         verbs,
         "doctor",
         "show versions, threads, free disk, extras and what they enable, and test this machine",
-        "Exit status 1 when a package is older than this version needs, or widening is not exact here.",
+        "Exit status 1 when a package is older than this version needs, widening is not exact here, or --device finds a fault.",
         examples=("", "--disk /scratch", "--device cuda"),
     )
     verb.add_argument(
         "--device",
-        choices=("cpu", "cuda"),
-        help="run every proof on this device too, with a timing, and print a report to paste into an issue",
+        metavar="NAME",
+        help="run every proof on this device too (cpu, cuda, mps, xpu, … as torch names it), with a timing, and print a "
+        "report to paste into an issue",
     )
     verb.add_argument(
         "--disk", type=Path, default=Path(), metavar="DIR", help="where to look for space (default: here)"
@@ -35,9 +36,9 @@ def run(chosen: argparse.Namespace) -> int:
             f"--disk {chosen.disk}: expected a folder that exists", code="option.not_a_folder"
         )
     if chosen.device is not None:
-        from .device_report import refuse_missing
+        from .device_report import found_device
 
-        refuse_missing(chosen.device)
+        found_device(chosen.device)
     from . import doctor
 
     return doctor.run(chosen)

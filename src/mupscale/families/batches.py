@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MupscaleError
+from ..tensors.random_states import forked
 
 TEXTS, TOKENS = 8, 64
 """How much text is drawn. 512 tokens tell a loss to a few per cent, and every t is measured on the same ones."""
@@ -49,8 +50,7 @@ def drawn_text(model: Any, seed: int = 0) -> dict[str, Any]:
     text = model.config.get_text_config()
     first = text.bos_token_id if isinstance(text.bos_token_id, int) else 0
     length = min(TOKENS, int(getattr(text, "max_position_embeddings", None) or TOKENS)) - 1
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
+    with forked(model, seed=seed), torch.no_grad():
         ids = model.generate(
             torch.full((TEXTS, 1), first),
             attention_mask=torch.ones(TEXTS, 1, dtype=torch.long),

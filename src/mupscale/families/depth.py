@@ -26,6 +26,7 @@ from ..plans.plan import Plan
 from ..rules.axes import Axis
 from ..rules.scale import Scale
 from ..tensors.expand import expand_
+from ..tensors.random_states import forked
 from ..training.noise_kinds import SignalNoise
 from ..training.noise_places import exempt_of
 from ..training.noises import resolve_noise
@@ -188,8 +189,7 @@ def try_blocks(small: Config, cls: Any) -> float:
     depth = small_depth(small)
     deeper = deepened(small, depth)
     make = factory(cls)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with forked(seed=0):
         base, deep = cast_(make(small), torch.float64), cast_(make(deeper), torch.float64)
     plan = new_blocks(base, deep, depth, small, cls)
     load_wide_(deep, base, plan)

@@ -31,6 +31,7 @@ from ..plans.names import named_tensors
 from ..plans.plan import Kind, Plan, TensorPlan
 from ..rules.axes import Axis
 from ..tensors.differences import loss_gap
+from ..tensors.random_states import forked
 from .depth import wake_new_
 from .goal import Goal
 from .into import Target, target_of, with_experts
@@ -171,8 +172,7 @@ def _before(name: str, ending: str) -> str:
 
 def try_experts(small: Config, cls: Any, mixture: Mixture) -> float:
     """Try the plan on a small copy: the worst gradient error; raises unless experts sleep, and wake silently."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with forked(seed=0):
         base = cast_(factory(cls)(small), torch.float64)
         wide = cast_(factory(mixture.cls)(mixture.config), torch.float64)
     plan = experts_plan(base, wide, mixture.target)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MupscaleError
+from ..machine import free_memory
 from ..plans.plan import Plan
 from ..storage.location import Location, Url
 from .process import OFFLINE, refusal_of
@@ -23,15 +24,6 @@ from .record import FamilyPlan
 from .word_losses import WordLosses
 
 _ROOM = 1.3  # activations and the libraries themselves
-
-
-def free_memory() -> int:
-    """Bytes that a new process may take without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return int(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def check_memory(needed: float, what: str) -> None:

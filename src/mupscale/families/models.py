@@ -23,6 +23,7 @@ from ..files.strict import parse_json, read_regular
 from ..files.typed import named
 from ..storage.location import Location, Url, location
 from ..storage.looking import is_dir
+from ..tensors.random_states import forked
 from .rows import row_for
 from .symbols import evaluate
 
@@ -213,7 +214,7 @@ def construct(config: Config, cls: Any) -> nn.Module:
 
 def fresh(config: Config, cls: Any) -> nn.Module:
     """A model as its class initialises it; random numbers are drawn from a fork."""
-    with quiet(), torch.random.fork_rng():
+    with quiet(), forked():
         model: nn.Module = cls(copy.deepcopy(config))
         return model
 

@@ -19,6 +19,7 @@ from ..plans.plan import Plan
 from ..plans.search import Found
 from ..plans.streams import centred_fault, is_norm, subtracts_mean
 from ..tensors.differences import loss_gap
+from ..tensors.random_states import forked
 from .export import wide_of
 from .goal import Goal
 from .lift import Tensors, lift
@@ -57,8 +58,7 @@ def try_other_size(found: Found, small: Config, goal: Goal, cls: Any) -> float:
     wide, wide_cls = wide_of(small, goal, None, cls)
     ends = Tensors.of(on_meta(small, cls)), Tensors.of(on_meta(wide, wide_cls))
     plan, _ = lift(found.plan, *ends, None, found.powers)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with forked(seed=0):
         base = cast_(factory(cls)(small), torch.float64)
         other = cast_(factory(wide_cls)(wide), torch.float64)
     load_wide_(other, base, plan)

@@ -7,10 +7,13 @@ the copy, tensor by tensor; `prove.py` adds real optimizer steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path as File
 from typing import Any
+
+import torch
 
 from ..errors import Fault, raise_faults
 from ..extras import needs
@@ -49,6 +52,14 @@ from .stored import stored_parts
 from .tables import edits_of, more_of, table_plan, try_more, with_more
 
 
+@contextmanager
+def _on_the_cpu() -> Iterator[None]:
+    """A configuration is on no device: small copies are made and tried on the CPU, whatever the default is."""
+    with torch.device("cpu"):
+        yield
+
+
+@_on_the_cpu()
 def family_plan(
     config: Mapping[str, Any] | str | File,
     multipliers: str | int | Multipliers = 1,

@@ -20,6 +20,7 @@ from ..plans.more_rows import old_words
 from ..plans.plan import Plan
 from ..runs.run import Run
 from ..tensors.differences import curve_gap, loss_gap
+from ..tensors.random_states import forked
 from ..training.verify import verify
 from ..training.widen import widen
 from .depth import deepened, new_blocks, small_depth, width_part
@@ -78,8 +79,7 @@ def small_copy(family: FamilyPlan, batches: int) -> Copy:
         small = config_from({**family.small_config, "tie_word_embeddings": True})
         plan = untied(plan, Tensors.of(on_meta(small, cls)).ties)
     make, make_wide = factory(cls, seed=1), factory(wide_cls, seed=1)
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
+    with forked(seed=1):
         base, other = cast_(make(small), torch.float64), cast_(make_wide(wide), torch.float64)
     with lifted_casts():
         batch, which = find_batch(base, small)

@@ -21,6 +21,7 @@ from ..plans.names import named_tensors, pattern_of
 from ..plans.plan import Plan
 from ..rules.axes import Layout
 from ..tensors.expand import expand
+from ..tensors.random_states import forked
 from .configs import edits, nested_configs
 from .declarations import Declarations
 from .export import wide_of
@@ -50,8 +51,7 @@ def search_small(
         return Found(identity_plan(on_meta(small, cls)), 0, 0.0, 0.0, ())
     wide, wide_cls = wide_of(small, goal, export, cls)
     makers = {"base": lambda: factory(cls)(small), "wide": lambda: factory(wide_cls)(wide)}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with forked(seed=0):
         base_model, wide_model = makers["base"](), makers["wide"]()
     with lifted_casts():
         loss = loss_for(base_model, wide_model, batch_for(base_model, small))

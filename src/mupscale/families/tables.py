@@ -21,6 +21,7 @@ from ..plans.names import pattern_of
 from ..plans.plan import Plan
 from ..plans.tensor_plan import Rows
 from ..tensors.differences import loss_gap
+from ..tensors.random_states import forked
 from ..training.structure import padding_rows
 from .configs import Path, nested_configs, with_edits
 from .losses import batch_for, loss_for
@@ -203,8 +204,7 @@ def try_more(small: Config, full: list[More], cls: Any) -> float:
     """Try a few more rows on the small copy: the worst gradient error; raises where the base's run would not go on."""
     more = small_more(as_data(small), full)
     make = factory(cls)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with forked(seed=0):
         base = cast_(make(small), torch.float64)
         other = cast_(make(with_more(small, more)), torch.float64)
     plan = table_plan(base, small, more, cls)

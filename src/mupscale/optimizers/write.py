@@ -74,7 +74,7 @@ def _torchs_own() -> frozenset[str]:
 
     Not a constant, because the first optimizer of a process imports torch._dynamo, which takes as long as torch itself.
     """
-    return frozenset(vars(SGD([nn.Parameter(torch.zeros(1))])))
+    return frozenset(vars(SGD([nn.Parameter(torch.zeros(1, device="cpu"))])))
 
 
 def _plain(value: Any, depth: int = 3) -> bool:

@@ -23,6 +23,7 @@ from itertools import combinations
 import torch
 
 from ..rules.scale import Scale
+from .attempts import attempted
 from .trace import Call, Trace
 
 Way = dict[str, Scale]
@@ -115,10 +116,8 @@ def _homogeneous(call: Call) -> Iterable[tuple[tuple[int, ...], Fraction]]:
 
 
 def _degree(call: Call, value: torch.Tensor, group: tuple[int, ...]) -> Fraction | None:
-    try:
-        got = call.again({i: call.inputs[i].detach() * _TEST for i in group})
-    except Exception:  # any function may refuse to be called again; then no factor passes it
-        return None
+    # A function may refuse to be called again; then no factor passes it.
+    got = attempted(lambda: call.again({i: call.inputs[i].detach() * _TEST for i in group}))
     if got is None or got.shape != value.shape:
         return None
     x, y = value.detach(), got

@@ -1,28 +1,43 @@
 """Build a model without allocating its weights.
 
-Parameters move to the meta device as soon as they are registered, so their initialisation costs nothing. Buffers
-are computed, because no checkpoint holds rotary tables and masks. The caller's random state is not changed.
+Parameters move to the meta device as soon as they are registered, so their initialisation costs nothing. A move of the
+model to a device (`.to`, `.cuda`) leaves them there and changes their dtype only; where they will be is decided by the
+model that is carried. Buffers are computed, because no checkpoint holds rotary tables and masks. A factory that makes
+something from the values of its parameters (a moving average, a mask, a hidden teacher) is called once more and builds
+its model with weights, if memory allows. The caller's random state is not changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import UninitializedParameter
+from torch.overrides import TorchFunctionMode
 
 from ..arguments import shown, wrong_function
-from ..errors import MupscaleError, raise_faults
-from .copied import copied
+from ..errors import Fault, MupscaleError, raise_faults
+from ..machine import free_memory
+from ..tensors.random_states import forked
+from ..text import size
+from .copied import copied, held
 
 Make = Callable[[], nn.Module] | nn.Module
 """A function without arguments that builds a model, or the model itself."""
+_Known = dict[int, tuple[nn.Parameter, nn.Parameter]]
+"""Parameters by their ids, each with the one on the meta device that took its place."""
+_ERRORS = (RuntimeError, NotImplementedError, TypeError)
+_NO_VALUES = re.compile(r"\bmeta\b|data pointer", re.IGNORECASE)
+"""What torch raises when a value is asked for that a meta tensor has not, and what its message says then."""
 
 
 def build(make: Make, seed: int | None = None) -> nn.Module:
-    """The model that `make` returns, with every parameter on the meta device.
+    """The model that `make` returns, with every parameter on the meta device unless something is made from its value.
 
     A model in place of a factory, or one that the factory had built before, is copied.
 
@@ -33,7 +48,50 @@ def build(make: Make, seed: int | None = None) -> nn.Module:
     if isinstance(make, nn.Module):
         return copied(make)
     raise_faults("a model cannot be built", wrong_function("make", make))
-    known: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    known: _Known = {}
+    try:
+        with forked(seed=seed), _to_meta(known), _StaysOnMeta():
+            model = _checked(make())
+        values_missing = _lacks_values(model, known)
+    except _ERRORS as error:
+        if not _NO_VALUES.search(str(error)):
+            raise
+        values_missing = True
+    if values_missing:
+        _refuse_little_memory(known)
+        model = _with_values(make, seed)
+    return copied(model) if any(not p.is_meta for p in model.parameters()) else model
+
+
+class _StaysOnMeta(TorchFunctionMode):
+    """Moves of a parameter without values change its dtype only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        accelerator = torch.accelerator.current_accelerator()
+        self.moves = {"to", "cpu", "cuda", "xpu"} | ({accelerator.type} if accelerator is not None else set())
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        moved = args[0] if args and getattr(func, "__name__", "") in self.moves else None
+        if not isinstance(moved, nn.Parameter) or not moved.is_meta:
+            return func(*args, **kwargs)
+        given = [*args[1:], *kwargs.values()]
+        dtypes = [
+            g if isinstance(g, torch.dtype) else g.dtype
+            for g in given
+            if isinstance(g, (torch.dtype, Tensor))
+        ]
+        layouts = [g for g in given if isinstance(g, torch.memory_format)]
+        return moved.to(
+            dtype=dtypes[0] if dtypes else moved.dtype,
+            memory_format=layouts[0] if layouts else torch.preserve_format,
+        )
+
+
+@contextmanager
+def _to_meta(known: _Known) -> Iterator[None]:
+    """Parameters that are registered inside lose their values; those that lost them are noted in `known`."""
 
     def to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta or isinstance(parameter, UninitializedParameter):
@@ -47,20 +105,12 @@ def build(make: Make, seed: int | None = None) -> nn.Module:
 
     handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
     try:
-        with torch.random.fork_rng():
-            if seed is not None:
-                torch.manual_seed(seed)
-            model = make()
-    except (RuntimeError, NotImplementedError, TypeError) as error:
-        if "meta" not in str(error):
-            raise
-        raise MupscaleError(
-            f"the factory reads values of its parameters while it builds them, and they have none yet: {error}; "
-            "compute constants from sizes, or return a model that was built before",
-            code="factory.reads_values",
-        ) from error
+        yield
     finally:
         handle.remove()
+
+
+def _checked(model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise MupscaleError(
             f"the factory returned {shown(model)}, expected a module; write lambda: Model(width)",
@@ -71,4 +121,58 @@ def build(make: Make, seed: int | None = None) -> nn.Module:
             "the model has lazy modules, whose sizes are not known; return a model that has seen a batch",
             code="model.has_lazy_modules",
         )
-    return copied(model) if any(not p.is_meta for p in model.parameters()) else model
+    return model
+
+
+def _lacks_values(model: nn.Module, known: _Known) -> bool:
+    """Whether something besides parameters has no values because parameters lost theirs.
+
+    Raises for modules that torch does not know of and that would be trained: nothing can be said about them.
+    """
+    if not known:
+        return False  # what is on the meta device, the factory put there
+    parameters = {id(p) for p in model.parameters()}
+    modules = {id(m) for m in model.modules()}
+    others = list(held(model))
+    hidden = [m for m in others if isinstance(m, nn.Module) and id(m) not in modules]
+    lost = [p for m in hidden for p in m.parameters() if p.is_meta and id(p) not in parameters]
+    if any(p.requires_grad for p in lost):
+        names = ", ".join(sorted({type(m).__name__ for m in hidden}))
+        raise_faults(
+            "this model has modules that torch does not see",
+            [
+                Fault(
+                    "factory.hidden_modules",
+                    names,
+                    "in a plain list, tuple or dict: no optimizer trains their parameters, and no checkpoint has them",
+                    "use nn.ModuleList or nn.ModuleDict, or freeze them with requires_grad_(False)",
+                )
+            ],
+        )
+    tensors = [t for t in (*model.buffers(), *others) if isinstance(t, Tensor) and id(t) not in parameters]
+    return bool(lost) or any(t.is_meta for t in tensors)
+
+
+def _refuse_little_memory(known: _Known) -> None:
+    """Raise unless the weights seen so far fit into free memory twice, as a copy is made of them."""
+    needed = 2 * sum(p.numel() * p.element_size() for p, _ in known.values())
+    if needed > (free := free_memory()):
+        raise MupscaleError(
+            f"the factory makes something from the values of its parameters, so it must build them, and {size(needed)} of "
+            f"memory are needed, {size(free)} are free; free memory, or compute constants from sizes",
+            code="factory.too_large_to_build",
+        )
+
+
+def _with_values(make: Callable[[], nn.Module], seed: int | None) -> nn.Module:
+    try:
+        with forked(seed=seed):
+            return _checked(make())
+    except _ERRORS as error:
+        if not _NO_VALUES.search(str(error)):
+            raise
+        raise MupscaleError(
+            f"the factory reads values of parameters that it put on the meta device, where they have none: {error}; "
+            "build without torch.device('meta'), or return a model that was built before",
+            code="factory.reads_values",
+        ) from error

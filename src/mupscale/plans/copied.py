@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MupscaleError
+from .attempts import is_of_device
 
 _SHARED: Any = getattr(torch.distributed, "ProcessGroup", ())
 """Connections between ranks, which a copy uses as well."""
@@ -35,7 +36,7 @@ def copied(model: nn.Module) -> nn.Module:
     """
     memo: dict[int, Any] = {}
     kept: list[Any] = []  # what memo maps by id must stay alive
-    for value in _held(model):
+    for value in held(model):
         if isinstance(value, Tensor) and value.grad_fn is not None:
             memo[id(value)] = value.detach().clone()  # a value kept from a forward, which deepcopy refuses
         elif isinstance(value, torch.Generator):
@@ -48,6 +49,8 @@ def copied(model: nn.Module) -> nn.Module:
     try:
         twin = copy.deepcopy(model, memo)
     except (TypeError, RuntimeError) as error:
+        if is_of_device(error):
+            raise
         raise MupscaleError(
             f"this model cannot be copied: {error}; keep locks, streams and open files outside the model",
             code="model.cannot_be_copied",
@@ -62,7 +65,7 @@ def rebind_(model: nn.Module, replaced: Mapping[int, Any]) -> None:
         _Binder(dict(replaced), twins=False).modules_(model)
 
 
-def _held(model: nn.Module) -> Iterator[Any]:
+def held(model: nn.Module) -> Iterator[Any]:
     """Every attribute of every module, and what lists, tuples, dicts and dataclasses among them hold."""
     seen: set[int] = set()
     for module in model.modules():

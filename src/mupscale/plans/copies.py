@@ -78,6 +78,16 @@ class Comparison:
         return scale
 
 
+def is_batched(tensor: Tensor) -> bool:
+    """True for a tensor inside `torch.vmap`, whose entries nothing outside of it can read."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
 def _profiles(base: Tensor, wide: Tensor) -> tuple[Tensor, Tensor] | None:
     """One number per channel of both outputs, sorted, the base's once per copy; None if sizes do not fit."""
     if base.dim() != wide.dim() or base.is_complex():
@@ -98,7 +108,8 @@ def _profiles(base: Tensor, wide: Tensor) -> tuple[Tensor, Tensor] | None:
         m = y.shape[-1]
     if m % n:
         return None
-    weights = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x.device)
     finite = x.isfinite().all(1) & y.isfinite().all(1)
-    x, y = ((weights[finite] @ t[finite]).sort().values for t in (x, y))
+    x, y = ((weights.to(t.device)[finite] @ t[finite]).sort().values for t in (x, y))
     return x.repeat_interleave(m // n), y

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..tensors.differences import loss_gap
+from ..tensors.random_states import forked
 from .build import Make
 from .dropout import without_dropout
 from .float64 import lifted_casts, prepare
@@ -35,7 +36,7 @@ LOUD = 10.0
 
 def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Plan:
     """The plan from a model to one with new blocks, both of one width, measured with `loss`."""
-    with torch.random.fork_rng():
+    with forked(*(given for given in (base, wide) if isinstance(given, nn.Module))):
         models = [given if isinstance(given, nn.Module) else given() for given in (base, wide)]
     name, order = _order(orders, *models)
     if any(parameter.is_meta for model in models for parameter in model.parameters()):
@@ -44,7 +45,7 @@ def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Plan:
             code="model.on_meta_device",
         )
     values = first_values(models[1])
-    with lifted_casts():
+    with lifted_casts(models[0]):
         pair = prepare(*models)
         with without_dropout(*pair) as observed:
             plan = _found(*pair, name, order, values, loss)
@@ -145,8 +146,7 @@ def _writers(deep: nn.Module, plan: Plan, loss: Loss) -> list[str]:
         if names := [name for name in names if name in plan and plan[name].new]:
             handles.append(module.register_forward_hook(keep(names)))
     try:
-        with torch.random.fork_rng(), keeping_buffers(deep), torch.enable_grad():
-            torch.manual_seed(0)
+        with forked(deep, seed=0), keeping_buffers(deep), torch.enable_grad():
             value = loss(deep)
             found = torch.autograd.grad(value, [t for _, t in outputs], allow_unused=True) if outputs else ()
     finally:
@@ -191,7 +191,7 @@ def wake_(deep: nn.Module, plan: Plan) -> None:
         for name, parameter in deep.named_parameters():
             entry = plan[name]
             if entry.new and not entry.quiet and parameter.dim() > 1:
-                noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+                noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype, device="cpu")
                 parameter.copy_(noise / parameter[0].numel() ** 0.5)
 
 

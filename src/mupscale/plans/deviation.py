@@ -20,7 +20,8 @@ from functools import cached_property
 from torch import Tensor
 
 from ..rules.scale import ONE, Scale
-from .copies import Comparison
+from .attempts import attempted
+from .copies import Comparison, is_batched
 from .trace import Call, Trace
 
 Mend = Mapping[int, Scale]
@@ -63,13 +64,9 @@ class Alignment:
         found = ONE
         pairs = zip(self.base.calls[index].outputs, self.wide.calls[index].outputs, strict=False)
         for a, b in pairs:
-            if a.is_floating_point() and b.is_floating_point():
-                try:
-                    factor = self.compare.factor(a, b)
-                except (
-                    RuntimeError
-                ):  # a tensor of torch.func cannot be read outside; nothing speaks against it
-                    continue
+            # A tensor inside vmap cannot be read outside; nothing speaks against it.
+            if a.is_floating_point() and b.is_floating_point() and not (is_batched(a) or is_batched(b)):
+                factor = self.compare.factor(a, b)
                 if factor is None:
                     return None
                 found = factor if found == ONE else found
@@ -152,10 +149,10 @@ class Alignment:
             yield {i: found[i]}
 
     def _helps(self, call: Call, want: Tensor, scales: Mend) -> bool:
-        try:
-            got = call.again({i: call.inputs[i].detach() * float(scale) for i, scale in scales.items()})
-        except Exception:  # any function may refuse to be called again; then it is not tried
-            return False
+        # A function may refuse to be called again; then it is not tried.
+        got = attempted(
+            lambda: call.again({i: call.inputs[i].detach() * float(scale) for i, scale in scales.items()})
+        )
         return got is not None and self.compare.factor(want, got) is not None
 
     def _input_factor(self, call: Call, position: int) -> Scale:

@@ -3,7 +3,8 @@
 Models are written for one dtype: they make initial states and masks in the default dtype, compute norms and softmax in
 float32 for weights of any dtype, and meet class weights and targets in float32. Inside `lifted_casts` such a model
 runs in float64: the default dtype is float64, a cast to float32 gives float64, and what meets a float64 tensor is
-promoted.
+promoted. Models stay on their devices. A device without float64 is the exception: the copies of a model on it are on the CPU,
+and what code and loss hold on the device is moved where it is used.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -19,9 +20,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import MupscaleError
+from ..tensors.devices import has_float64
 from .callers import calling_module
 from .copied import copied, rebind_
-from .names import strip_wrappers
+from .names import named_tensors, resolve, strip_wrappers
 
 _WIDER: dict[Any, Any] = {
     torch.float32: torch.float64,
@@ -41,11 +43,18 @@ _KEEP_OPERANDS = {
 }  # fmt: skip
 """Functions whose arguments must be the tensors themselves: autograd looks for them in its graph, and norms write
 their running statistics into them."""
+_KEEP_PLACES = {
+    *_KEEP_OPERANDS, "__get__", "__set__", "requires_grad_", "detach", "detach_", "retain_grad", "register_hook",
+    "register_post_accumulate_grad_hook",
+}  # fmt: skip
+"""Functions that are about a tensor itself and compute nothing: they are not called with a copy of it on the CPU."""
 _DTYPE_ERROR = re.compile(r"dtype|scalar type|data type|must have the same type|(Float|Double)Tensor")
 
 
 class lifted_casts(TorchFunctionMode):  # noqa: N801 - a context manager, used like a function
     """Inside this context, a float64 model stays in float64, whatever dtypes its code and its loss mention.
+
+    `models` are those whose copies are measured. If their device has no float64, what is on it meets the copies on the CPU.
 
     >>> with lifted_casts():
     ...     torch.ones(1, dtype=torch.float64).float().dtype, torch.zeros(1).dtype
@@ -56,26 +65,35 @@ class lifted_casts(TorchFunctionMode):  # noqa: N801 - a context manager, used l
     torch.float64
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *models: nn.Module) -> None:
         super().__init__()
         self._default = torch.get_default_dtype()
-        self._stance: AbstractContextManager[Any] = nullcontext()
+        self._inside = ExitStack()
+        places = {tensor.device for model in models for _, _, tensor in named_tensors(model)}
+        without = (place.type for place in (*places, torch.get_default_device()) if not has_float64(place))
+        self._left = next(without, None)
+        """The type of the device without float64 that is used: tensors on it are moved to the CPU."""
 
     def __enter__(self) -> lifted_casts:
         self._default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         # A compiled model would be compiled again for this context, at a cost of seconds: it runs as written.
         compiles = "torch._dynamo" in sys.modules
-        self._stance = torch.compiler.set_stance("force_eager") if compiles else nullcontext()
-        self._stance.__enter__()
+        if compiles:
+            self._inside.enter_context(torch.compiler.set_stance("force_eager"))
+        if self._left is not None:
+            self._inside.enter_context(
+                torch.device("cpu")
+            )  # before the default device, which may be that one
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        self._stance.__exit__(kind, error, trace)
+        self._inside.close()
         torch.set_default_dtype(self._default)
-        if isinstance(error, (RuntimeError, ValueError)) and _DTYPE_ERROR.search(str(error)):
+        unsupported = isinstance(error, TypeError) and "float64" in str(error)
+        if unsupported or (isinstance(error, (RuntimeError, ValueError)) and _DTYPE_ERROR.search(str(error))):
             raise MupscaleError(
                 f"the model or its loss cannot be computed in float64: {error}; where it makes a tensor of another dtype, "
                 "write dtype=x.dtype, with x a tensor that it meets",
@@ -88,11 +106,13 @@ class lifted_casts(TorchFunctionMode):  # noqa: N801 - a context manager, used l
         named = kwargs or {}
         if calling_module().startswith(_OWN_DTYPES):
             return func(*args, **named)
+        name = getattr(func, "__name__", "")
+        if self._left is not None and name not in _KEEP_PLACES and not name.startswith("_foreach"):
+            args, named = _together(name, tuple(args), named, self._left)
         if func in _LIFTED:
             return _LIFTED[func](args[0])
         args = tuple(_wider(a) for a in args)
         named = {key: _wider(value) for key, value in named.items()}
-        name = getattr(func, "__name__", "")
         if name in _KEEP_OPERANDS or name.startswith("_foreach"):
             return func(*args, **named)
         if _writes(name):
@@ -109,6 +129,37 @@ class lifted_casts(TorchFunctionMode):  # noqa: N801 - a context manager, used l
             args = _cast(args, torch.float64)
             named = {key: _cast(value, torch.float64) for key, value in named.items()}
         return func(*args, **named) if out is None else func(*args, **named, out=out)
+
+
+def _together(
+    name: str, args: tuple[Any, ...], named: dict[str, Any], left: str
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments on one device: the CPU, or that of the tensor which is written to."""
+    if _writes(name) and args and isinstance(args[0], Tensor) and args[0].device.type == left:
+        target = args[0]
+        # In a dtype that the device has.
+        dtype = torch.float32 if _is_exact(target) else target.dtype
+        rest = _moved((args[1:], named), left, target.device, dtype)
+        return (target, *rest[0]), rest[1]
+    moved: tuple[tuple[Any, ...], dict[str, Any]] = _moved((args, named), left, torch.device("cpu"))
+    return moved
+
+
+def _moved(value: Any, left: str, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """A value whose tensors are on `device`, and which names it where it named one of the type that is left."""
+    if isinstance(value, Tensor):
+        if value.device.type not in (left, "cpu") or value.device == device:
+            return value
+        return (value if dtype is None else _cast(value, dtype)).to(device)
+    if isinstance(value, torch.device):
+        return device if value.type == left else value
+    if isinstance(value, str):
+        return str(device) if value.partition(":")[0] == left else value
+    if type(value) in (list, tuple):
+        return type(value)(_moved(part, left, device, dtype) for part in value)
+    if type(value) is dict:
+        return {key: _moved(part, left, device, dtype) for key, part in value.items()}
+    return value
 
 
 def _wider(value: Any) -> Any:
@@ -163,32 +214,55 @@ def cast_(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def prepare(base: nn.Module, wide: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Two float64 models to try hypotheses on: the base at random weights, the wide one empty."""
+    """Two float64 models to try hypotheses on: the base at random weights, the wide one empty, both where the base is."""
     if any(p.is_meta for p in base.parameters()):
         raise MupscaleError(
             "the base model has parameters on the meta device, expected weights to take a loss of; build it without "
             "on_meta",
             code="model.on_meta_device",
         )
-    base = cast_(copied(base).cpu(), torch.float64)
-    wide = copied(wide)
-    fresh: dict[int, nn.Parameter] = {}
-    for module in wide.modules():
-        for name, old in list(module._parameters.items()):
-            if old is not None and old.is_meta:
-                new = nn.Parameter(torch.zeros(old.shape, dtype=old.dtype), old.requires_grad)
-                setattr(module, name, fresh.setdefault(id(old), new))
-    rebind_(wide, fresh)
-    wide = cast_(wide.cpu(), torch.float64)
+    base, wide = copied(base), copied(wide)
+    leave_without_float64_(base)
+    _place_(wide, base)
+    for model in (base, wide):
+        cast_(model, torch.float64)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in base.parameters():
             size = float(parameter.abs().square().mean().sqrt()) if parameter.numel() else 0.0
-            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-            parameter.add_(noise, alpha=0.3 * (size or 1.0))
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype, device="cpu")
+            parameter.add_(noise.to(parameter.device), alpha=0.3 * (size or 1.0))
     modes = {strip_wrappers(f"{name}."): module.training for name, module in base.named_modules()}
     for name, module in wide.named_modules():
         module.training = modes.get(strip_wrappers(f"{name}."), module.training)
     for model in (base, wide):
         cast_inputs(model, torch.float64)
     return base, wide
+
+
+def leave_without_float64_(model: nn.Module) -> bool:
+    """Move a model to the CPU if a tensor of it is on a device without float64; true if it was."""
+    leaves = any(not has_float64(tensor.device) for tensor in (*model.parameters(), *model.buffers()))
+    if leaves:
+        model.cpu()
+    return leaves
+
+
+def _place_(wide: nn.Module, base: nn.Module) -> None:
+    """Put every tensor of a model on the device of the base's of that name, a new one on that of the first parameter."""
+    places = {name: tensor.device for name, _, tensor in named_tensors(base)}
+    first = next((parameter.device for parameter in base.parameters()), torch.device("cpu"))
+    fresh: dict[int, Tensor] = {}
+    for path, module in wide.named_modules():
+        for name, old in [*module._parameters.items(), *module._buffers.items()]:
+            known = resolve(f"{path}.{name}" if path else name, places)
+            place = first if known is None else places[known]
+            if old is None or old.device == place:
+                continue
+            empty = isinstance(old, nn.Parameter) and old.is_meta
+            new = torch.zeros(old.shape, dtype=old.dtype, device=place) if empty else old.detach().to(place)
+            if isinstance(old, nn.Parameter):
+                new = nn.Parameter(new, old.requires_grad)
+            # Not through the dicts: recurrent layers keep a list of their weights up to date here.
+            setattr(module, name, fresh.setdefault(id(old), new))
+    rebind_(wide, fresh)

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from ..rules.scale import ONE, Scale
+from .attempts import attempted
 from .draft import Draft, Entry
 from .hypotheses import Knob, Setting, copies
 from .names import pattern_of
@@ -161,10 +162,9 @@ def _adds_one(norm: nn.Module) -> bool:
     with torch.no_grad():
         for p in probe.parameters():
             p.zero_()
-        try:
-            out = probe(torch.randn(2, sizes[0], dtype=torch.float64))
-        except Exception:  # any signature is allowed; a norm that needs more than x is not of this kind
-            return False
+        x = torch.randn(2, sizes[0], dtype=torch.float64).to(next(probe.parameters()).device)
+        # Any signature is allowed; a norm that needs more than x is not of this kind.
+        out = attempted(lambda: probe(x))
     return isinstance(out, torch.Tensor) and bool(out.abs().max() > 0)
 
 

@@ -21,6 +21,7 @@ from ..tensors.differences import Difference, difference, relative, whole
 from ..tensors.expand import expand_
 from ..tensors.making import Making
 from ..tensors.parts import is_sharded, local_of, local_rectangle
+from ..tensors.random_states import forked
 from .fits import check_end
 from .names import named_tensors
 from .plan import Plan, TensorPlan
@@ -136,8 +137,7 @@ def gradients(
     """
     raise_faults("no gradient can be taken", wrong_function("loss", loss, "model"))
     named = {name: t for name, kind, t in named_tensors(model) if kind == "parameter" and t.requires_grad}
-    with torch.random.fork_rng(), keeping_buffers(model):
-        torch.manual_seed(seed)
+    with forked(model, seed=seed), keeping_buffers(model):
         with torch.enable_grad():
             value = loss(model)
             unique = list({id(t): t for t in named.values()}.values())

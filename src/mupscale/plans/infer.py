@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..arguments import shown, wrong_function
 from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.scale import Exact, Scale
+from ..tensors.random_states import forked
 from .build import Make, build
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .deeper import Orders, deeper_plan, missing_order
@@ -157,9 +157,9 @@ def find_plan(
     """The plan that passes the gradient identity of `loss`, with what the search measured on its way."""
     made, models = _opened(base, wide, declared, pad, measured=True)
     if not isinstance(base, nn.Module):
-        with torch.random.fork_rng():
+        with forked():
             models = (base(), models[1])
-    with lifted_casts():
+    with lifted_casts(models[0]):
         pair = prepare(*models)
         with without_dropout(*pair) as observed:
             found = search(made, *pair, loss, seconds)

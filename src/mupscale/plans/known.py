@@ -212,7 +212,9 @@ def _through(module: nn.Module, path: str, features: _Features, plan: Plan) -> _
 
 def _keeps_zero(module: nn.Module) -> bool:
     """True for a function of one entry that maps 0 to 0."""
-    return not maps_zero_elsewhere(module) and bool((copy.deepcopy(module).eval()(torch.zeros(1)) == 0).all())
+    return not maps_zero_elsewhere(module) and bool(
+        (copy.deepcopy(module).eval()(torch.zeros(1, device="cpu")) == 0).all()
+    )
 
 
 def _spatial(kind: type[nn.Module]) -> int:

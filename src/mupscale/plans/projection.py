@@ -63,7 +63,7 @@ class Projection:
         total: Tensor | None = None
         for tensor in found:
             real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-            weights = torch.randn(real.shape, generator=generator, dtype=torch.float64)
+            weights = torch.randn(real.shape, generator=generator, dtype=torch.float64, device="cpu")
             # Divided by the root of their number, so that the sum is about as large as one entry.
             weights = weights.to(real.device, real.dtype) / sqrt(max(1, real.numel()))
             part = (real * weights).sum()

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from ..errors import Fault
+from .attempts import attempted
 from .draft import Draft, Entry
 from .trace import Call, Trace
 
@@ -178,11 +179,11 @@ def subtracts_mean(norm: nn.Module) -> bool:
     like = next(norm.parameters(recurse=False))
     x = torch.linspace(-1, 2, 2 * size, dtype=like.dtype, device=like.device).view(2, size).pow(3)
     with torch.no_grad():
-        try:
-            plain, moved = norm(x), norm(x + _SHIFT)
-        except Exception:  # any signature is allowed; what needs more than x is left to the measurement
-            return False
-    return isinstance(plain, torch.Tensor) and bool(torch.allclose(plain, moved, rtol=1e-3, atol=1e-3))
+        # Any signature is allowed; what needs more than x is left to the measurement.
+        found = attempted(lambda: (norm(x), norm(x + _SHIFT)))
+    if found is None or not isinstance(found[0], torch.Tensor):
+        return False
+    return bool(torch.allclose(*found, rtol=1e-3, atol=1e-3))
 
 
 class _Walk:

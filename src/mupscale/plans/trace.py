@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..tensors.nested import tensors_in
+from ..tensors.random_states import forked
 from .names import named_tensors, strip_wrappers
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ class Call:
         swap = {id(old): inputs.get(i, old) for i, old in enumerate(self.inputs)}
         copied = {key: t.detach().clone() for key, t in swap.items()}
         args, kwargs = _replaced(self.args, copied), _replaced(self.kwargs, copied)
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad(), forked(*self.inputs):
             found = self.func(*args, **kwargs)
         if self.name == "__setitem__":
             found = args[0]

@@ -120,5 +120,5 @@ def disturb_(optimizer: Optimizer, eps: float, seed: int) -> None:
 
 
 def _move_(tensor: torch.Tensor, eps: float, generator: torch.Generator) -> None:
-    signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
+    signs = torch.randint(0, 2, tensor.shape, generator=generator, device="cpu") * 2 - 1
     tensor.mul_((1 + eps * signs.to(torch.float64)).to(tensor.device, tensor.real.dtype))

@@ -101,8 +101,8 @@ class Compared:
     """Slices that the Triton kernel made; the others were made by torch's own operations."""
 
 
-def compare_slices(slices: int, device: str, seed: int = 0) -> Compared:
-    """Make random slices on a device and on the CPU, and compare them.
+def compare_slices(slices: int, device: str, seed: int = 0, kernel: str = "portable") -> Compared:
+    """Make random slices on a device by `kernel`, portable or triton, and on the CPU by the portable code; compare them.
 
     >>> found = compare_slices(6, "cpu")
     >>> found.slices, found.different, found.control > 0
@@ -110,26 +110,28 @@ def compare_slices(slices: int, device: str, seed: int = 0) -> Compared:
     """
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     different: list[str] = []
-    control = kernel = 0
+    control = launched = 0
     for number in range(slices):
         case = draw_case(draw, number)
         axes = zip(case.making.axes, case.start, case.size, strict=True)
         covers = [axis.cover(at, at + n) for axis, at, n in axes]
         lows = [low for low, _ in covers]
-        base = torch.randn([high - low for low, high in covers], generator=generator).to(case.base_dtype)
-        with _portable():
+        shape = [high - low for low, high in covers]
+        base = torch.randn(shape, generator=generator, device="cpu").to(case.base_dtype)
+        with _choosing("portable"):
             want = _made(case, base, lows, case.dtype)
             fused = _made(case, base.double(), lows, torch.float64).float().to(case.dtype)
         place = base.to(device)
-        got = _made(case, place, lows, case.dtype)
         assert case.making.noise is not None
-        kernel += on_device.is_for(got, place, case.making.noise)
+        with _choosing(kernel):
+            got = _made(case, place, lows, case.dtype)
+            launched += on_device.is_for(got, place, case.making.noise)
         control += not torch.equal(fused, want)
         if not torch.equal(got.cpu(), want):
             off = int((got.cpu() != want).sum())
             kinds = f"{case.kind} {case.shape} {case.base_dtype} to {case.dtype}"
             different.append(f"{kinds}: {off} of {want.numel()} entries")
-    return Compared(slices, tuple(different), control, kernel)
+    return Compared(slices, tuple(different), control, launched)
 
 
 def _made(case: Case, base: Tensor, lows: list[int], dtype: torch.dtype) -> Tensor:
@@ -139,9 +141,9 @@ def _made(case: Case, base: Tensor, lows: list[int], dtype: torch.dtype) -> Tens
 
 
 @contextmanager
-def _portable() -> Iterator[None]:
+def _choosing(kernel: str) -> Iterator[None]:
     before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = "portable"
+    os.environ[VARIABLE] = kernel
     try:
         yield
     finally:

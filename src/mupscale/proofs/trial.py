@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -23,6 +22,7 @@ from ..plans.names import parameter_names
 from ..plans.plan import Plan
 from ..runs.run import Run
 from ..tensors.differences import difference
+from ..tensors.random_states import forked
 from .rounding import Rounding
 
 Step = Callable[[Run, int], Any]
@@ -74,8 +74,7 @@ def run_step(run: Run, step: Step, i: int, disturb: Callable[[Optimizer], None] 
 
     handles: list[Any] = [optimizer.register_step_pre_hook(capture) for optimizer in run.optimizers]
     try:
-        with torch.random.fork_rng(), first_inputs(run.model) as inputs:
-            torch.manual_seed(i)
+        with forked(run.model, seed=i), first_inputs(run.model) as inputs:
             value = step(run, i)
     finally:
         for handle in handles:
@@ -90,8 +89,7 @@ def run_step(run: Run, step: Step, i: int, disturb: Callable[[Optimizer], None] 
 
 def go(side: Run, step: Step | None, loss: Loss | None) -> float:
     """Take the first step, or the loss, under a fixed seed, and return the loss."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with forked(side.model, seed=0):
         return as_number(
             step(side, 0) if step is not None else loss(side.model) if loss is not None else None
         )
@@ -129,7 +127,7 @@ def other_batch(base: Sequence[Tensor], wide: Sequence[Tensor]) -> bool:
 
 def with_batches(step: Callable[[Run, Any], Any], batches: Iterable[Any], steps: int) -> Step:
     """A step of (run, i) from one of (run, batch): every batch is drawn once, and every call gets a copy of its own."""
-    with torch.random.fork_rng():
+    with forked():
         drawn = list(islice(batches, steps))
     if len(drawn) < steps:
         raise MupscaleError(
@@ -143,11 +141,17 @@ def as_number(loss: Any) -> float:
     """A loss as a float; a step that returns none gives nan."""
     if loss is None:
         return float("nan")
-    try:
-        return float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
-    except (TypeError, ValueError, RuntimeError):
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else shown(loss)
-        raise MupscaleError(
-            f"the step function returned {found}, expected the loss as one number; return loss, or nothing",
-            code="proof.step_returns_no_number",
-        ) from None
+    if isinstance(loss, Tensor):
+        # Asked before: what float raises for a tensor may be an error of its device.
+        if loss.numel() == 1 and not loss.is_complex() and not loss.is_meta:
+            return float(loss.detach())
+        found = f"a {loss.dtype} tensor of shape {tuple(loss.shape)}"
+    else:
+        try:
+            return float(loss)
+        except (TypeError, ValueError):
+            found = shown(loss)
+    raise MupscaleError(
+        f"the step function returned {found}, expected the loss as one number; return loss, or nothing",
+        code="proof.step_returns_no_number",
+    )

@@ -17,6 +17,7 @@ from ..errors import Fault, raise_faults
 from ..extras import needs
 from ..plans.identity import Loss, keeping_buffers
 from ..runs.run import Run
+from ..tensors.random_states import forked
 from ..training.clip import grad_norm
 from ..training.symmetry import awake, noise_report, symmetry
 
@@ -147,8 +148,8 @@ def _loss_and_norm(run: Run, loss: Loss) -> tuple[float, float]:
     try:
         for p in parameters:
             p.grad = None
-        with torch.random.fork_rng(), keeping_buffers(run.model):
-            torch.manual_seed(0)  # the same dropout, where there is some, before and after
+        # The same dropout, where there is some, before and after.
+        with forked(run.model, seed=0), keeping_buffers(run.model):
             value = loss(run.model)
             torch.autograd.backward(value)
         return float(value.detach()), float(grad_norm(run.model, run))

@@ -7,6 +7,7 @@ that differs from it on a sample is not used.
 The environment variable MUPSCALE_KERNEL = portable | compiled forces a choice. Without it, a process draws its
 first numbers with the portable code and takes the compiled loop, where numba is installed, once that has cost about
 as much time as compiling; at once if it was told (`expect`) that it will. Which of the two drew a number cannot be seen from its bits.
+Its third value, triton, is about CUDA devices (`on_device.py`); on the CPU it is as if unset.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Kernel:
         >>> isinstance(kernel, Fault) or torch.equal(kernel.normals(stream, starts, 9), normals(stream, starts, 9))
         True
         """
-        out = torch.zeros(len(starts), length, dtype=torch.float32)
-        return self.add_(out, stream, starts, torch.ones(len(starts), dtype=torch.float32))
+        out = torch.zeros(len(starts), length, dtype=torch.float32, device="cpu")
+        return self.add_(out, stream, starts, torch.ones(len(starts), dtype=torch.float32, device="cpu"))
 
     def round_(
         self, out: Tensor, stream: Stream, starts: Tensor, stds: Tensor, scale: float, *, divides: bool
@@ -105,24 +106,30 @@ def expect(numbers: int) -> None:
     _work.expected = max(_work.expected, numbers)
 
 
+def chosen_kernel() -> str:
+    """What MUPSCALE_KERNEL asks for: portable, compiled, triton, or nothing."""
+    choice = os.environ.get(VARIABLE, "")
+    if choice not in ("", "portable", "compiled", "triton"):
+        fault = Fault(
+            "kernel.unknown_choice",
+            VARIABLE,
+            f"it is {choice!r}, expected portable, compiled or triton",
+            "set it to one of them, or leave it unset",
+        )
+        raise MupscaleError("there is no such noise kernel", [fault])
+    return choice
+
+
 def kernel_for(numbers: int) -> Kernel | None:
     """The compiled kernel, where it is asked for or repays itself; None where the portable code is to be used.
 
     `numbers` is how many are about to be drawn. A kernel that MUPSCALE_KERNEL asks for and that cannot be had is
     an error.
     """
-    choice = os.environ.get(VARIABLE, "")
-    if choice not in ("", "portable", "compiled"):
-        fault = Fault(
-            "kernel.unknown_choice",
-            VARIABLE,
-            f"it is {choice!r}, expected portable or compiled",
-            "set it to one of them, or leave it unset",
-        )
-        raise MupscaleError("there is no such noise kernel", [fault])
+    choice = chosen_kernel()
     if choice == "portable":
         return None
-    if not choice:
+    if choice != "compiled":
         _work.drawn += numbers
         if max(_work.drawn, _work.expected) < _REPAID:
             return None
@@ -130,7 +137,7 @@ def kernel_for(numbers: int) -> Kernel | None:
         kernel = load_kernel()
     if isinstance(kernel, Kernel):
         return kernel
-    if choice:
+    if choice == "compiled":
         raise MupscaleError("the compiled noise kernel was asked for and cannot be used", [kernel])
     return None
 
@@ -191,9 +198,11 @@ def _compile(numba: ModuleType, signature: str, loop: Callable[..., Any]) -> Cal
 def _agrees(kernel: Kernel) -> bool:
     """Whether a sample has the bits of the portable code: odd starts, far starts, a sum that fusing would change."""
     stream, length = Stream(0, "sample"), 4 * loops.LANES + 7
-    starts = torch.tensor([0, 3, (1 << 32) - 5, (1 << 34) - 9, (1 << 40) + 2])
-    stds = torch.tensor([1.0, 0.3, 1e-3, 7.0, 1.1], dtype=torch.float32)
-    out = torch.linspace(-1, 1, len(starts) * length, dtype=torch.float32).view(len(starts), length)
+    starts = torch.tensor([0, 3, (1 << 32) - 5, (1 << 34) - 9, (1 << 40) + 2], device="cpu")
+    stds = torch.tensor([1.0, 0.3, 1e-3, 7.0, 1.1], dtype=torch.float32, device="cpu")
+    out = torch.linspace(-1, 1, len(starts) * length, dtype=torch.float32, device="cpu").view(
+        len(starts), length
+    )
     want = out + normals(stream, starts, length) * stds[:, None]
     return torch.equal(kernel.add_(out, stream, starts, stds), want)
 
@@ -201,13 +210,20 @@ def _agrees(kernel: Kernel) -> bool:
 def _rounds_rightly(loop: Callable[..., bool]) -> bool:
     """The same for the loop that rounds: quotients and products, numbers of every size, and whether it sees an infinite one."""
     stream, length = Stream(0, "sample"), 4 * loops.LANES + 7
-    starts, stds = torch.tensor([0, 3, (1 << 34) - 9]), torch.tensor([1.0, 1e-3, 1e-38], dtype=torch.float32)
+    starts = torch.tensor([0, 3, (1 << 34) - 9], device="cpu")
+    stds = torch.tensor([1.0, 1e-3, 1e-38], dtype=torch.float32, device="cpu")
     key, table = np.array(stream.words, np.uint32), quantiles().numpy()
-    sizes = torch.logspace(-40, 38, 3 * length, dtype=torch.float64)
-    before = torch.where(torch.arange(3 * length) % 2 == 0, sizes, -sizes).bfloat16().view(3, length)
+    sizes = torch.logspace(-40, 38, 3 * length, dtype=torch.float64, device="cpu")
+    before = (
+        torch.where(torch.arange(3 * length, device="cpu") % 2 == 0, sizes, -sizes).bfloat16().view(3, length)
+    )
     for scale, divides in ((0.5, False), (3.0, True), (0.7, False)):
         out = before.clone()
-        exact = out.float() / scale if divides else out.float() * torch.tensor(scale, dtype=torch.float32)
+        exact = (
+            out.float() / scale
+            if divides
+            else out.float() * torch.tensor(scale, dtype=torch.float32, device="cpu")
+        )
         want = (exact + normals(stream, starts, length) * stds[:, None]).bfloat16()
         given = (starts.numpy().view(np.uint64), stds.numpy(), key, table, np.float32(scale), divides)
         if not loop(out.view(torch.uint16).numpy(), *given) or not torch.equal(out, want):

@@ -14,10 +14,10 @@ def copies_of(axis: Axis) -> Tensor:
     >>> copies_of(Axis.parse("out: 2x2 * 2+1")).tolist()
     [[0, 3], [1, 4], [6, 9], [7, 10]]
     """
-    sources = torch.full((axis.wide,), -1)  # -1 marks padding
+    sources = torch.full((axis.wide,), -1, device="cpu")  # -1 marks padding
     for piece in axis.pieces(0, axis.wide):
         if piece.factors is not None:
-            indices = torch.arange(piece.base_start, piece.base_start + piece.base_length)
+            indices = torch.arange(piece.base_start, piece.base_start + piece.base_length, device="cpu")
             indices = indices.view([size for size, _ in piece.factors])
             for dim, (_, k) in enumerate(piece.factors):
                 indices = indices.repeat_interleave(k, dim)

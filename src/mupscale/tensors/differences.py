@@ -14,6 +14,8 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
+from .devices import exact
+
 FLOOR = 1e-6
 """The smallest size, in its unit, that a difference is divided by.
 
@@ -110,8 +112,8 @@ def difference(found: Tensor, want: Tensor) -> Difference:
 
 def _measured(found: Tensor, want: Tensor) -> Difference:
     # Sums in 16 bits would be too coarse.
-    exact = torch.complex128 if want.is_complex() else torch.float64
-    a, b = found.to(exact), want.to(exact)
+    dtype = torch.complex128 if want.is_complex() else torch.float64
+    a, b = exact(found, dtype), exact(want, dtype)
     apart = a - b
     gap = float(apart.abs().max())
     return Difference(

@@ -132,8 +132,14 @@ class TensorNoise:
         stacked = isinstance(self.std, tuple)
         starts, run = _runs([axis.wide for axis in axes], start, out.shape, out.device, least=int(stacked))
         if isinstance(self.std, float):
-            return starts, run, torch.full((len(starts),), self.std, dtype=torch.float32)
-        part = torch.tensor(self.std[start[0] : start[0] + out.shape[0]], dtype=torch.float32)
+            return (
+                starts,
+                run,
+                torch.full((len(starts),), self.std, dtype=torch.float32, device=starts.device),
+            )
+        part = torch.tensor(
+            self.std[start[0] : start[0] + out.shape[0]], dtype=torch.float32, device=starts.device
+        )
         return starts, run, part.repeat_interleave(len(starts) // max(1, len(part)))
 
     def _add_apart_(self, out: Tensor, axes: Sequence[Axis], start: Sequence[int], zeros: Waking) -> Tensor:

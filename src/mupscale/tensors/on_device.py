@@ -1,9 +1,10 @@
-"""Slices of wide tensors on a GPU: one launch of the Triton kernel for every region of equal noise.
+"""Slices of wide tensors on a GPU, where MUPSCALE_KERNEL=triton asks for the Triton kernel: one launch for every region of
+equal noise.
 
 Knows how a slice of any number of dimensions becomes rows and columns, and the tables of places that the kernel reads.
-They are made on the device, so that nothing waits for it. Other devices, other dtypes, and a machine without triton use
-the code of `expand.py`, which defines what is right. The environment variable MUPSCALE_KERNEL=portable turns the kernel
-off, and TRITON_INTERPRET=1 runs it on the CPU.
+They are made on the device, so that nothing waits for it. Everything else uses the code of `expand.py`, which defines what
+is right. That is the default on every device, because no report of a GPU says yet that the kernel agrees with it;
+`mupscale doctor --device cuda` makes one. TRITON_INTERPRET=1 runs the kernel on the CPU.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .compiled import VARIABLE
+from ..errors import Fault, MupscaleError
+from .compiled import VARIABLE, chosen_kernel
 from .copies import copies_of
 from .making import Making
 from .noise import TensorNoise, centred_spread
@@ -34,13 +36,22 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def installed() -> bool:
+    """Whether the Triton package is there."""
+    return find_spec("triton") is not None
+
+
 def is_for(out: Tensor, base: Tensor | None, noise: TensorNoise) -> bool:
     """Whether a slice is made by the kernel; rows of new words are not, they are few."""
     if noise.zeros is not None and noise.zeros.mean is not None:
         return False
-    device = "cpu" if interpreted() else "cuda"
-    if out.device.type != device or os.environ.get(VARIABLE) == "portable" or find_spec("triton") is None:
+    if out.device.type != ("cpu" if interpreted() else "cuda") or chosen_kernel() != "triton":
         return False
+    if not installed():
+        fault = Fault(
+            "extra.missing", "triton", "is not installed", f"pip install triton, or unset {VARIABLE}"
+        )
+        raise MupscaleError("the Triton kernel was asked for and cannot be used", [fault])
     kinds = [out.dtype] if base is None else [out.dtype, base.dtype]
     return all(kind in _TYPES for kind in kinds) and out.dim() > 0
 
@@ -96,7 +107,7 @@ def _launch(
     operand, divides = making.scale.operand
     numbers = [
         operand,
-        float(making.fill_(torch.empty((), dtype=torch.float32))) if base is None else 0.0,
+        float(making.fill_(torch.empty((), dtype=torch.float32, device="cpu"))) if base is None else 0.0,
         region.level,
         float(copies),
         centred_spread(copies) if copies > 1 else 0.0,
@@ -112,9 +123,9 @@ def _launch(
         _stds(region, rows, device),
         paired_rows,
         paired_columns,
-        torch.tensor(stream.words, dtype=torch.int64).to(device, non_blocking=True),
+        torch.tensor(stream.words, dtype=torch.int64, device="cpu").to(device, non_blocking=True),
         quantiles(str(device)),
-        torch.tensor(numbers, dtype=torch.float32).to(device, non_blocking=True),
+        torch.tensor(numbers, dtype=torch.float32, device="cpu").to(device, non_blocking=True),
         columns,
         made.stride(0),
         filled=base is None,
@@ -212,10 +223,10 @@ def _away(making: Making, dim: int, region: Region, copies: int, stride: int, de
     if dim != region.paired:
         return torch.zeros(length, copies, dtype=torch.int64, device=device)
     by_unit = copies_of(making.axes[dim])
-    table = torch.zeros(making.axes[dim].wide, copies, dtype=torch.int64)
+    table = torch.zeros(making.axes[dim].wide, copies, dtype=torch.int64, device="cpu")
     for copy in range(copies):
         table[by_unit[:, copy]] = by_unit
-    distance = table[low : low + length] - torch.arange(low, low + length)[:, None]
+    distance = table[low : low + length] - torch.arange(low, low + length, device="cpu")[:, None]
     return (distance * stride).to(device, non_blocking=True)
 
 
@@ -224,5 +235,6 @@ def _stds(region: Region, rows: int, device: torch.device) -> Tensor:
     if not isinstance(region.std, tuple):
         return torch.full((rows,), region.std, dtype=torch.float32, device=device)
     low, count = region.start[0], region.shape[0]
-    sizes = torch.tensor(region.std[low : low + count], dtype=torch.float32).to(device, non_blocking=True)
+    sizes = torch.tensor(region.std[low : low + count], dtype=torch.float32, device="cpu")
+    sizes = sizes.to(device, non_blocking=True)
     return sizes[:, None].expand(-1, rows // count).contiguous().flatten()

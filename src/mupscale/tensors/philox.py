@@ -86,7 +86,7 @@ def quantiles(device: str = "cpu") -> Tensor:
     normal = NormalDist()
     half = [normal.inv_cdf((i + 0.5) / 65536) for i in range(32768)]
     size = (2 * sum(q * q for q in half) / 32768) ** 0.5
-    rounded = torch.tensor([round(q / size / _GRID) * _GRID for q in half], dtype=torch.float64)
+    rounded = torch.tensor([round(q / size / _GRID) * _GRID for q in half], dtype=torch.float64, device="cpu")
     return torch.cat([rounded, -rounded.flip(0)]).float().to(device)
 
 

@@ -14,6 +14,8 @@ from math import isfinite, nan, prod, sqrt
 import torch
 from torch import Tensor
 
+from .devices import has_float64
+
 _TRACY_WIDOM_MEAN = -1.2065335745820  # of the law for real matrices (β = 1)
 _BLOCK = (
     1 << 21
@@ -54,8 +56,9 @@ def streamed_spectral_norm(read_rows: ReadRows, shape: Sequence[int], stacked: b
     matrices, rows = (shape[0], shape[1]) if stacked else (1, shape[0])
     columns = prod(shape[2 if stacked else 1 :])
     if not prod(shape):
-        return torch.zeros(matrices if stacked else (), dtype=torch.float64)
-    first = torch.randn(columns, min(_COLUMNS, columns), generator=torch.Generator().manual_seed(0)).double()
+        return torch.zeros(matrices if stacked else (), dtype=torch.float64, device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(columns, min(_COLUMNS, columns), generator=generator, device="cpu").double()
     step = max(1, _BLOCK // max(1, columns))
     norms = []
     for matrix in range(matrices):
@@ -71,7 +74,8 @@ def streamed_spectral_norm(read_rows: ReadRows, shape: Sequence[int], stacked: b
 
 def _read(read_rows: ReadRows, cuts: Iterable[tuple[int, int]]) -> Iterator[Tensor]:
     for start, stop in cuts:
-        yield read_rows(start, stop).flatten(1)
+        block = read_rows(start, stop).flatten(1)
+        yield block if has_float64(block.device) else block.cpu()
 
 
 def _krylov(blocks: Callable[[], Iterable[Tensor]], start: Tensor, passes: int) -> Tensor:

@@ -55,7 +55,7 @@ def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
     def measure(name: str, what: Statistic) -> Tensor:
         if what == "mean":
             # Only upscale wakes new words: here they may have been trained already.
-            return torch.zeros(prod(plan[name].base_shape[1:]))
+            return torch.zeros(prod(plan[name].base_shape[1:]), device="cpu")
         # The norm of a base whose copies would have the norm that the wide weight has now.
         norm: Tensor = statistic(tensors[name], what) / copied_norm(plan[name])
         return norm

@@ -18,7 +18,6 @@ from functools import cache
 from math import inf, isfinite, log, sqrt
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..arguments import wrong_number, wrong_whole
@@ -30,6 +29,7 @@ from ..plans.identity import Loss
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
 from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T, rise_for
+from ..tensors.random_states import forked
 from .jump import measured
 from .noise_kinds import SignalNoise
 from .noise_places import Exempt
@@ -178,8 +178,7 @@ def choose_noise(
 
 def _untrained(wide: Make, base: nn.Module, loss: Loss, seed: int) -> float:
     """The loss of the wide model with the weights that its factory gives it, on the device and in the dtype of the base."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with forked(base, seed=seed):
         model = copied(wide) if isinstance(wide, nn.Module) else wide()
     if any(tensor.is_meta for _, _, tensor in named_tensors(model)):
         what = "it is on the meta device, so the loss of an untrained model cannot be measured"

@@ -22,6 +22,7 @@ from ..rules.axes import Axis, Factor
 from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
 from ..runs.run import Run
 from ..tensors.differences import difference
+from ..tensors.random_states import forked
 from .widen import widen
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -82,15 +83,16 @@ def _worst(
     entry = TensorPlan(("weight",), axes)
     plan = Plan({"weight": entry})
     generator = torch.Generator().manual_seed(0)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with forked(seed=0):
         base = _Weight(entry.base_shape, dtype)
         optimizer = make([base.weight])
     remedy = "return the optimizer: lambda params: AdamW(params, lr=0.1)"
     raise_faults("make(params) made no optimizer", wrong_kind("make(params)", optimizer, Optimizer, remedy))
 
     def gradient() -> Any:
-        return torch.randn(entry.base_shape, dtype=torch.float64, generator=generator).to(dtype)
+        return torch.randn(entry.base_shape, dtype=torch.float64, generator=generator, device="cpu").to(
+            base.weight.device, dtype
+        )
 
     for i in range(before):
         base.weight.grad = gradient()

@@ -210,7 +210,7 @@ def _norm(named: Named, plan: Plan, p: float) -> Tensor:
         return _sharded_norm(grads, plan, p, meshes)
     parts = [_size(name, grad, plan, p) for name, grad in grads]
     if not parts:
-        return torch.zeros(())
+        return torch.zeros((), device=named[0][1].device if named else "cpu")
     first = parts[0].device
     total: Tensor = torch.linalg.vector_norm(torch.stack([part.to(first) for part in parts]), p)
     return total

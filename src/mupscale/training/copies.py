@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ..errors import Fault, raise_faults
 from ..plans.copied import copied
 from ..plans.direction import Direction
 from ..plans.fits import identity_plan
-from ..plans.float64 import cast_
+from ..plans.float64 import cast_, leave_without_float64_
 from ..plans.names import named_tensors, unwrap
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
@@ -30,8 +31,11 @@ def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | Non
         Direction(identity_plan(inner)),
         rules,
     )
+    on_cpu = dtype == torch.float64 and leave_without_float64_(twin.model)
     cast_(twin.model, dtype)
     for optimizer in twin.optimizers:
+        if on_cpu:
+            _leave_device_(optimizer)
         for state in optimizer.state.values():
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.is_floating_point() and key != "step":
@@ -45,6 +49,14 @@ def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | Non
         plan=run.plan,
         since=run.since,
     )
+
+
+def _leave_device_(optimizer: Optimizer) -> None:
+    """Move the state and the settings of an optimizer to the CPU, which has no graphs to be captured for."""
+    for values in (*optimizer.param_groups, *optimizer.state.values()):
+        values.update({key: value.cpu() for key, value in values.items() if isinstance(value, Tensor)})
+    for group in optimizer.param_groups:
+        group.update({key: False for key in group if key == "capturable"})
 
 
 def refuse_hooks(run: Run) -> None:

@@ -179,7 +179,7 @@ def _settings(
     if qualified_name(optimizer).startswith("torch.optim."):
         return plain
     try:
-        made = optimizer([nn.Parameter(torch.zeros(1, 1))], **constants).defaults
+        made = optimizer([nn.Parameter(torch.zeros(1, 1, device="cpu"))], **constants).defaults
     except (TypeError, ValueError, AssertionError, KeyError):
         return plain
     kept = {key: value for key, value in made.items() if key not in _CHOICES or key in constants}

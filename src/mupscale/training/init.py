@@ -26,6 +26,7 @@ from ..plans.names import named_tensors
 from ..plans.plan import Plan, TensorPlan
 from ..rules.sizes import noise_size
 from ..runs.run import Since, since_of
+from ..tensors.devices import exact
 from ..tensors.noise import rectangle
 from ..tensors.parts import Rectangle, is_sharded, local_of, local_rectangle
 from ..tensors.philox import Stream, normals, uniforms
@@ -46,7 +47,7 @@ class Shape:
     @staticmethod
     def measured(tensor: Tensor) -> Shape:
         """Measure a tensor. Constants have std 0; a tensor that is neither constant nor centred is refused later."""
-        values = tensor.double().flatten()
+        values = exact(tensor).flatten()
         if values.numel() == 0 or bool((values == values[0]).all()):
             return Shape(float(values[0]) if values.numel() else 0.0, 0.0)
         rms, mean = float(values.square().mean().sqrt()), float(values.mean())
@@ -217,8 +218,10 @@ def _shapes(model: nn.Module, plan: Plan, std: Std) -> tuple[dict[str, Shape | N
         if values and not callable(values[0]):
             found[name] = None if values[0] is None else Shape(0.0, float(values[0]))
             if values[0] and name in (rows := padding_rows(model)):
-                zeros = torch.zeros(entry.wide_shape)
-                kept[name] = Kept(zeros.index_fill(0, torch.tensor(rows[name]), 1).bool(), zeros)
+                zeros = torch.zeros(entry.wide_shape, device="cpu")
+                kept[name] = Kept(
+                    zeros.index_fill(0, torch.tensor(rows[name], device="cpu"), 1).bool(), zeros
+                )
             continue
         if values:
             found[name], held, fault = references[id(values[0])].shape_of(name, entry, own[name])
@@ -275,7 +278,7 @@ def _kept(tensor: Tensor, fixed: Tensor, entry: TensorPlan, own: Tensor) -> Kept
     if mask is not None and (values is not None or bool(mask.all())):
         return Kept(mask, values)
     if bool(fixed.all()):
-        return Kept(torch.ones(entry.wide_shape, dtype=torch.bool), None)
+        return Kept(torch.ones(entry.wide_shape, dtype=torch.bool, device=fixed.device), None)
     mask, values = stretched(fixed, entry), stretched(tensor, entry)
     there = whole(own).to(values)
     return Kept(mask, None) if torch.equal(there[mask], values[mask]) else None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..arguments import shown
 from ..errors import MupscaleError
 from ..plans.identity import Loss, keeping_buffers
+from ..tensors.random_states import forked
 from .noise_kinds import Noise, PairedNoise, SignalNoise, relative_size
 
 RISE, SHARE = 0.1, 0.1
@@ -34,8 +35,7 @@ def measured(loss: Loss, model: nn.Module, seed: int = 0) -> float:
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
-        with keeping_buffers(model), torch.random.fork_rng(), torch.no_grad():
-            torch.manual_seed(seed)
+        with keeping_buffers(model), forked(model, seed=seed), torch.no_grad():
             value = loss(model)
     finally:
         for module, training in modes:

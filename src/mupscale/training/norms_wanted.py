@@ -34,7 +34,7 @@ def norms_wanted(
     def note(name: str, what: Statistic) -> Tensor:
         shape = plan[name].base_shape
         wanted[name, what] = {"norm": 1, "norms": prod(shape[:1]), "mean": prod(shape[1:])}[what]
-        return torch.ones(wanted[name, what])
+        return torch.ones(wanted[name, what], device="cpu")
 
     resolve_noise(note, noise, plan=plan, since=since, exempt=exempt)
     return wanted

@@ -190,7 +190,7 @@ class _Pair:
 
     def measure(self) -> Certificate:
         """Compare gradients; judge a deviation, and what low precision hides, by the base's own rounding."""
-        with lifted_casts() if self.filled is None else nullcontext():
+        with lifted_casts(self.base) if self.filled is None else nullcontext():
             trial = self._trial()
             if trial.tolerance > COARSE:
                 trial.rounding = self._rounding()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..plans.plan import TensorPlan
+from ..tensors.devices import exact
 from ..tensors.expand import expand
 from ..tensors.making import Making
 from ..tensors.spectral import spectral_norms
@@ -24,9 +25,9 @@ def statistic(weight: Tensor, what: Statistic) -> Tensor:
     [2.0, 2.0]
     """
     if what == "mean":
-        return weight.detach().double().mean(0).reshape(-1)
+        return exact(weight.detach()).mean(0).reshape(-1)
     if weight.dim() < 2:
-        length: Tensor = torch.linalg.vector_norm(weight.detach().double())
+        length: Tensor = torch.linalg.vector_norm(exact(weight.detach()))
         return length
     return spectral_norms(weight, what == "norms")
 
@@ -38,6 +39,6 @@ def wide_row(entry: TensorPlan, row: tuple[float, ...]) -> tuple[float, ...]:
     >>> wide_row(TensorPlan(("w",), (Axis.parse("5+3"), Axis.parse("in: 2x2+1"))), (2.0, 4.0))
     (1.0, 1.0, 2.0, 2.0, 0.0)
     """
-    base = torch.tensor(row, dtype=torch.float64).view(entry.base_shape[1:])
+    base = torch.tensor(row, dtype=torch.float64, device="cpu").view(entry.base_shape[1:])
     wide = expand(base, Making(entry.axes[1:], entry.change.s, entry.shift))
     return tuple(wide.reshape(-1).tolist())

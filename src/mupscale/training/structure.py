@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from ..plans.names import named_tensors, strip_wrappers, unwrap
 from ..plans.tensor_plan import TensorPlan
+from ..tensors.devices import exact
 from ..tensors.parts import is_sharded
+from ..tensors.random_states import forked
 
 _BUILDS = 3
 """In bfloat16 about one random entry of a thousand is equal in two builds; in three builds, one of a million."""
@@ -29,8 +31,7 @@ def builds_of(make: Callable[[], nn.Module]) -> list[nn.Module]:
     """The reference built several times with different seeds; the caller's random state is left as it was."""
     built = []
     for seed in range(_BUILDS):
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with forked(seed=seed):
             built.append(make())
     return built
 
@@ -119,10 +120,9 @@ def _is_orthogonal(tensor: Tensor) -> bool:
     """Whether the rows of a matrix, or its columns if there are fewer, are orthogonal and equally long."""
     if tensor.dim() < 2 or min(tensor.shape[0], tensor[0].numel()) < 2:
         return False
-    matrix = tensor.double().flatten(1)
+    matrix = exact(tensor).flatten(1)
     matrix = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     gram = matrix @ matrix.T
     size = float(gram.diagonal().mean())
-    return size > 0 and bool(
-        ((gram / size - torch.eye(len(gram), dtype=gram.dtype)).abs() < _ORTHOGONAL).all()
-    )
+    one = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    return size > 0 and bool(((gram / size - one).abs() < _ORTHOGONAL).all())

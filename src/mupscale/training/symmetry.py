@@ -19,8 +19,10 @@ from ..plans.names import named_tensors
 from ..plans.plan import Plan
 from ..runs.run import Run
 from ..tensors.collapse import collapse
+from ..tensors.devices import exact
 from ..tensors.expand import compute_dtype, expand
 from ..tensors.making import Making
+from ..tensors.random_states import forked
 from .noise_kinds import Sigma
 from .noise_plan import restore_noise
 
@@ -162,16 +164,16 @@ def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseRepo
         if asked is None:
             continue
         entry = wide.plan[name]
-        high = torch.float64
+        found = exact(stored.detach())
         if entry.sources:
-            exact = expand(entry.source(tensors).to(high), entry.making())
+            want = expand(exact(entry.source(tensors)), entry.making()).to(found.device)
         else:
-            exact = entry.making().fill_(torch.empty(entry.wide_shape, dtype=high))
-        delta = asked.slice(entry.axes, [0] * stored.dim(), stored.shape, exact)
+            want = entry.making().fill_(torch.empty_like(found))
+        delta = asked.slice(entry.axes, [0] * stored.dim(), stored.shape, want)
         size = float(torch.linalg.vector_norm(delta))
-        arrived = float(torch.linalg.vector_norm(stored.detach().to(high) - exact - delta))
+        arrived = float(torch.linalg.vector_norm(found - want - delta))
         # New weights are zero: all of them is noise.
-        weight = float(torch.linalg.vector_norm(exact)) or size or 1.0
+        weight = float(torch.linalg.vector_norm(want)) or size or 1.0
         sigma = noise.sigmas[name] if name in noise.sigmas else noise.woken[name]
         rows.append(NoiseRow(name, sigma, size / weight, arrived / size if size else 0.0))
     values = [None, None] if loss is None else [_value(side.model, loss) for side in (base, wide)]
@@ -179,6 +181,5 @@ def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseRepo
 
 
 def _value(model: nn.Module, loss: Loss) -> float:
-    with torch.no_grad(), torch.random.fork_rng(), keeping_buffers(model):
-        torch.manual_seed(0)
+    with torch.no_grad(), forked(model, seed=0), keeping_buffers(model):
         return float(loss(model))

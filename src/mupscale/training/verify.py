@@ -112,7 +112,7 @@ def verify(
     measuring = _Measuring(
         start, ahead, chosen, step, loss, steps, dtype, tolerance_of(dtype, tolerance), rules
     )
-    with lifted_casts() if dtype == torch.float64 else nullcontext():
+    with lifted_casts(start.model) if dtype == torch.float64 else nullcontext():
         trial, failure = measuring.run()
     return certificate_of(trial, failure, dtype, need, measuring.remarks())
 

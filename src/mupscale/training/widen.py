@@ -268,7 +268,10 @@ def _own(old: Tensor, fill: str, like: Tensor | None) -> Tensor:
                 code="model.computed_on_meta_device",
             )
         return old.detach().clone() if like is None else old.detach().to(like.device, like.dtype, copy=True)
-    return torch.full(old.shape, {"one": 1.0, "minus_one": -1.0}.get(fill, 0.0), dtype=old.dtype)
+    place = "cpu" if old.is_meta else old.device
+    return torch.full(
+        old.shape, {"one": 1.0, "minus_one": -1.0}.get(fill, 0.0), dtype=old.dtype, device=place
+    )
 
 
 def _copy_modes(model: nn.Module, source: nn.Module, plan: Plan | None) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from ..errors import MupscaleError
 from ..runs.run import Run
+from ..tensors.random_states import accelerator_states, set_accelerator_states_
 
 
 @dataclass
@@ -90,7 +91,7 @@ def random_state() -> dict[str, Any]:
     name, words, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "devices": accelerator_states(),
         "python": random.getstate(),
         "numpy": [name, [int(w) for w in words], *rest],
     }
@@ -104,8 +105,8 @@ def set_random_state_(state: dict[str, Any]) -> None:
     True
     """
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
-        torch.cuda.set_rng_state_all(state["cuda"])
+    # A checkpoint of version 0.2 has the states of CUDA alone.
+    set_accelerator_states_(state["devices"] if "devices" in state else {"cuda": state["cuda"]})
     random.setstate(state["python"])
     name, words, *rest = state["numpy"]
     np.random.set_state((name, np.array(words, dtype=np.uint32), *rest))

@@ -9,9 +9,9 @@ from typing import Any
 
 from ..checkpoints.about import read_about
 from ..errors import Fault, raise_faults
-from ..families.loaded import free_memory
 from ..families.models import on_meta
 from ..families.narrow import proxy_width
+from ..machine import free_memory
 from ..rules.schemes import RISE
 from .directory_proxy import BATCH, StockFamily, Trained
 from .proxy import Proxy

@@ -1,0 +1,38 @@
+"""What a device can hold. Apple's (MPS) has no float64: what is measured in float64 is measured on the CPU there."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+def has_float64(device: torch.device) -> bool:
+    """True if tensors of float64 can be on this device.
+
+    >>> has_float64(torch.device("cpu"))
+    True
+    """
+    return device.type in ("cpu", "meta") or holds_float64(device.type)
+
+
+@cache
+def holds_float64(kind: str) -> bool:
+    """True if one number of float64 fits on devices of this type: tried once."""
+    # Not seen by `lifted_casts`, which would make it on the CPU.
+    with torch._C.DisableTorchFunction():
+        try:
+            torch.empty(1, dtype=torch.float64, device=kind)
+        except TypeError:
+            return False
+    return True
+
+
+def exact(tensor: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A tensor in float64, or complex128, on its device where that has float64, else on the CPU.
+
+    >>> exact(torch.ones(1)).dtype
+    torch.float64
+    """
+    return tensor.to(tensor.device if has_float64(tensor.device) else "cpu", dtype)
