@@ -33,7 +33,8 @@ def planned_here(request):
     """Models are planned and loaded in this process; plans are kept in pytest's cache, where all workers and later runs of
     the same code find them.
 
-    Starting a process with transformers takes most of the time of both. The blocks of README.md have the real ones.
+    Starting a process with transformers takes most of the time of both. `test_a_plan_comes_from_a_process_of_its_own` and
+    `test_losses_come_from_a_process_of_its_own` have the real ones.
     """
     from mupscale.families import loaded, loading
     from mupscale.families.plan import family_plan
@@ -52,12 +53,16 @@ def planned_here(request):
             whole.replace(kept)
         return FamilyPlan.from_json(kept.read_text(encoding="utf-8"))
 
+    def loaded_here(request):
+        try:
+            return loading.answer(json.loads(json.dumps(request)))
+        except Exception as error:  # what ends the process
+            raise mupscale.MupscaleError(str(error), code="model.loading_process_died") from error
+
     with pytest.MonkeyPatch.context() as patch:
         for module in (plan, check):
             patch.setattr(module, "plan_in_process", plan_here)
-        patch.setattr(
-            loaded, "_answer_of_process", lambda request: loading.answer(json.loads(json.dumps(request)))
-        )
+        patch.setattr(loaded, "_answer_of_process", loaded_here)
         yield
 
 

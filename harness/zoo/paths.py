@@ -83,7 +83,7 @@ def declarations_of(error: mu.MupscaleError) -> Declarations:
 
     >>> from mupscale.errors import Fault
     >>> line = 'declare layouts={"f.weight": {1: 4}}, roles={"g": "out"}, or folds={"h": "1/2"}'
-    >>> declarations_of(mu.MupscaleError("refused", [Fault("f.weight", "undecided", line)]))
+    >>> declarations_of(mu.MupscaleError("refused", [Fault("search.tensor_undecided", "f.weight", "undecided", line)]))
     {'layouts': {'f.weight': {1: 4}}, 'roles': {'g': 'out'}}
     """
     found: Declarations = {}

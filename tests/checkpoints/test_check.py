@@ -57,7 +57,7 @@ def faults(base: Path | str, result: Path | str, capsys) -> list[str]:
     """The places that fail, as they are printed; none if the exit code is 0."""
     capsys.readouterr()
     code = main(["check", str(base), str(result), "--bytes", "--quiet"])
-    found = [line.split(": ")[0].strip() for line in capsys.readouterr().out.splitlines() if line[0] == " "]
+    found = [line.split(" [")[0].strip() for line in capsys.readouterr().out.splitlines() if line[0] == " "]
     assert code == (1 if found else 0)
     return found
 

@@ -10,6 +10,7 @@ import torch
 import mupscale as mu
 from harness.family_configs import EXACT, INEXACT
 from harness.refusals import refused
+from harness.tiny_llama import saved
 from mupscale.families.configs import edits, growing_fields
 from mupscale.families.goal import Goal
 from mupscale.families.grown import grown
@@ -20,6 +21,7 @@ from mupscale.families.symbols import evaluate, layout, power, symbols
 
 pytest.importorskip("transformers")
 
+from mupscale.families.loaded import stored_losses
 from mupscale.families.models import as_data, config_from, model_class, on_meta
 from mupscale.families.plan import family_plan
 from mupscale.families.process import plan_in_process
@@ -262,8 +264,24 @@ def test_what_is_known_not_to_be_exact_is_refused(case):
         family_plan(raw, case.multipliers.format(k=2))
 
 
+def test_losses_come_from_a_process_of_its_own(tmp_path):
+    """Control: a directory that cannot be loaded ends the process, which is a refusal and no traceback."""
+    saved(tmp_path / "base")
+    found = stored_losses(tmp_path / "base", tmp_path / "base", None)
+    assert found.before == found.after > 0
+    (tmp_path / "base" / "config.json").write_text("{}")
+    with pytest.raises(mu.MupscaleError):
+        stored_losses(tmp_path / "base", tmp_path / "base", None)
+
+
 @pytest.mark.parametrize(
-    ("name", "code"), [("OLMo tied", "plan.tied_readout"), ("M2M-100, sinusoids", "family.lost_on_reload")]
+    ("name", "code"),
+    [
+        pytest.param(
+            "OLMo tied", "plan.tied_readout", marks=pytest.mark.nightly
+        ),  # a search of most of a minute
+        ("M2M-100, sinusoids", "family.lost_on_reload"),
+    ],
 )
 def test_the_search_refuses_them_without_the_registry_too(name, code, monkeypatch):
     case = next(c for c in INEXACT if c.name == name)

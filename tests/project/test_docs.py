@@ -19,6 +19,8 @@ from tests.prepared import PREPARED
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SLOW = ("tuning.md",)
+"""Pages whose blocks run nightly: three studies and a directory are tuned there."""
 
 
 def texts() -> list[tuple[Path, str]]:
@@ -28,7 +30,11 @@ def texts() -> list[tuple[Path, str]]:
 @pytest.mark.filterwarnings(
     "ignore:.*dataloader.*", "ignore:.*mid-epoch.*", "ignore:.*treespec.*:FutureWarning"
 )
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=pytest.mark.nightly) if p.name in SLOW else p for p in PAGES],
+    ids=[p.name for p in PAGES],
+)
 def test_every_block_of_a_page_runs_in_order(page, tmp_path, monkeypatch, trained, planned_here):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")

@@ -167,6 +167,7 @@ def test_what_is_not_there_is_said_in_one_line(store, tmp_path, capsys, monkeypa
     refusal(lambda: read_directory("s3a://bucket/model"), "extra.missing", where="mupscale[remote]")
 
 
+@pytest.mark.nightly
 def test_the_command_line_grows_a_trainer_checkpoint_from_a_store(store, tmp_path, capsys):
     trainer.silence()
     model = trainer.model()
