@@ -15,6 +15,7 @@ from harness.object_store import object_store
 from harness.trainer import Trained
 from mupscale.cli import check, plan
 from mupscale.families.record import FamilyPlan
+from mupscale.storage import remote
 
 torch.set_num_threads(1)  # pytest-xdist gives every worker one core
 
@@ -68,12 +69,13 @@ def planned_here(request):
 
 @pytest.fixture(scope="module")
 def store():
-    """One S3 server for the tests of a module, which finds it by its variables."""
+    """One S3 server for the tests of a module, which finds it by its variables; that of another module is forgotten."""
     pytest.importorskip("moto")
     pytest.importorskip("s3fs")
     with object_store(smallest=1024) as found, pytest.MonkeyPatch.context() as patch:
         for name, value in found.environment.items():
             patch.setenv(name, value)
+        patch.setattr(remote, "_known", {})
         yield found
 
 
