@@ -240,12 +240,15 @@ def prepare(base: nn.Module, wide: nn.Module) -> tuple[nn.Module, nn.Module]:
     return base, wide
 
 
-def leave_without_float64_(model: nn.Module) -> bool:
-    """Move a model to the CPU if a tensor of it is on a device without float64; true if it was."""
-    leaves = any(not has_float64(tensor.device) for tensor in (*model.parameters(), *model.buffers()))
-    if leaves:
+def without_float64(model: nn.Module) -> bool:
+    """True if a tensor of a model is on a device without float64."""
+    return any(not has_float64(tensor.device) for tensor in (*model.parameters(), *model.buffers()))
+
+
+def leave_without_float64_(model: nn.Module) -> None:
+    """Move a model to the CPU if a tensor of it is on a device without float64."""
+    if without_float64(model):
         model.cpu()
-    return leaves
 
 
 def _place_(wide: nn.Module, base: nn.Module) -> None:
