@@ -23,6 +23,7 @@ from ..errors import MupscaleError
 from ..tensors.devices import has_float64
 from .callers import calling_module
 from .copied import copied, rebind_
+from .device_map import refuse_other_device_map
 from .names import named_tensors, resolve, strip_wrappers
 
 _WIDER: dict[Any, Any] = {
@@ -221,6 +222,7 @@ def prepare(base: nn.Module, wide: nn.Module) -> tuple[nn.Module, nn.Module]:
             "on_meta",
             code="model.on_meta_device",
         )
+    refuse_other_device_map(base, wide)
     base, wide = copied(base), copied(wide)
     leave_without_float64_(base)
     _place_(wide, base)

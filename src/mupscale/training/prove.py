@@ -23,6 +23,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.copied import copied
 from ..plans.declare import Declared
+from ..plans.device_map import refuse_other_device_map
 from ..plans.dropout import NO_DROPOUT, without_dropout
 from ..plans.fits import check_end, expect_plan
 from ..plans.float64 import lifted_casts, prepare
@@ -59,6 +60,7 @@ def proved_plan(
     `built` is the wide model without weights; it gets the base's settings that are not tensors. `filled(plan)` builds one
     that holds the base's copies.
     """
+    refuse_other_device_map(base, built)
     if plan is not None:
         expect_plan(plan)
         check_end(plan, base, "base")
