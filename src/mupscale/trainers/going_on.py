@@ -37,7 +37,7 @@ _REWARM = "write rewarm=mu.GrowthSchedule(1000)"
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 
-def read_provenance(grown: Grown) -> Provenance:
+def read_provenance(wide: Grown) -> Provenance:
     """The history of a run, of a grown directory, or of a checkpoint in which a trainer continues one.
 
     >>> import mupscale as mu
@@ -46,12 +46,12 @@ def read_provenance(grown: Grown) -> Provenance:
     >>> read_provenance(run) == run.provenance
     True
     """
-    if isinstance(grown, Run):
-        return grown.provenance
-    if isinstance(grown, Plan):
-        told: Mapping[str, Any] = dict.fromkeys(("plan", "since_reference"), grown.as_json())
+    if isinstance(wide, Run):
+        return wide.provenance
+    if isinstance(wide, Plan):
+        told: Mapping[str, Any] = dict.fromkeys(("plan", "since_reference"), wide.as_json())
     else:
-        told = _record_in(grown) if Path(grown).is_file() else read_record(grown)
+        told = _record_in(wide) if Path(wide).is_file() else read_record(wide)
     return Provenance.from_json(told)
 
 
