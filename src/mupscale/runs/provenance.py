@@ -7,7 +7,7 @@ know who grows, and opens no file.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NoReturn
 
@@ -37,8 +37,8 @@ class _ReadOnly(dict[str, Any]):
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("a provenance is not changed; as_json() gives a copy that can be")
 
-    __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]
-    clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _ReadOnly, (dict(self),)
@@ -192,14 +192,13 @@ class Provenance(Mapping[str, Any]):
                     "or a later one",
                     code="growth.other_provenance_version",
                 )
-            return Provenance(
-                *(tuple(_growth(entry) for entry in told[key]) for key in ("growths", "undone")),
-            )
+            return Provenance(_stored(told["growths"]), _stored(told["undone"]))
 
 
-def _growth(entry: Mapping[str, Any]) -> Growth:
-    """A stored growth: what it does not say is not known, and is not what a growth of today would have."""
-    return Growth(**{"plan": None, "reference": None, "mupscale": None, "torch": None, **entry})
+def _stored(growths: Sequence[Mapping[str, Any]]) -> tuple[Growth, ...]:
+    """Stored growths: what one does not say is not known, and is not what a growth of today would have."""
+    unknown = dict.fromkeys(("plan", "reference", "mupscale", "torch"))
+    return tuple(Growth(**{**unknown, **growth}) for growth in growths)
 
 
 def _of_record(told: Mapping[str, Any]) -> Provenance:
@@ -215,7 +214,7 @@ def _of_record(told: Mapping[str, Any]) -> Provenance:
     noise = {key: value for key, value in (told.get("noise") or {}).items() if key not in ("asked", "auto")}
     asked, request = (told.get("noise") or {}).get("asked") or {}, told.get("request") or {}
     recipe = json.loads(request["recipe"]) if request.get("recipe") else {}
-    entry = {
+    entry: dict[str, Any] = {
         "plan": told.get("plan_hash") or (Plan.of_json(plan).hash if isinstance(plan, Mapping) else plan),
         "reference": told.get("reference") or (BASE_ITSELF if first else None),
         "proof": told.get("proof") or ({"by": plan["proof"]} if isinstance(plan, Mapping) else {}),
