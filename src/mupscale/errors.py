@@ -175,8 +175,9 @@ TYPES: dict[type[MupscaleError], str] = {
         dcp.chunk_unlike_metadata dcp.chunks_do_not_tile dcp.entries_stored_nowhere dcp.malformed_metadata
         dcp.negative_offset dcp.not_a_plain_value deepspeed.optimizer_malformed deepspeed.settings_malformed
         directory.index_lacks_tensor directory.index_names_missing_tensor directory.index_without_map
-        file.changed_while_read file.cut_short file.lfs_pointer growth.not_a_record growth.plan_hash_differs
-        growth.record_incomplete growth.record_malformed growth.request_malformed header job.bytes_differ
+        file.changed_while_read file.cut_short file.lfs_pointer growth.malformed_provenance growth.not_a_record
+        growth.other_provenance_version growth.plan_hash_differs growth.record_incomplete growth.record_malformed
+        growth.request_malformed header job.bytes_differ
         job.malformed_record job.wrong_format json noise.malformed_record pickle plan.contradicts_itself
         plan.malformed_record plan.not_a_family_plan plan.wrong_format recipe.malformed_record recipe.wrong_format
         store.not_a_journal study.checkpoint_damaged""",
