@@ -34,7 +34,12 @@ _SIZES = (1e-9, 1.0, 1e9)
 """Gradients so far apart lie on both sides of thresholds in a hook, such as those of a clamp."""
 _TOLERANCE = 1e-9
 """Relative, in float64: what gradients may be apart in the gradient identity."""
+_HOLDS = "it holds a part of the run that grows, the model or its optimizer, and would go on to work on it"
 _STEPS = "it takes the gradient away or changes the weight, as an optimizer that steps in it does"
+_REMEDY = (
+    "call remove() on its handle before growing, and register one that fits the new parameter afterwards: "
+    "run.model.get_parameter({name}).register_hook(…)"
+)
 
 
 def carry_hooks_(
@@ -42,8 +47,7 @@ def carry_hooks_(
 ) -> None:
     """Register the hooks of the source's parameters on those of the filled model; raise where that is not exact.
 
-    `made` has the tensors of the model by name: as they were built, and as they are now. Where the factory registers the same
-    hook, its own is taken.
+    `made` has the tensors of the model by name: as they were built, with the hooks of the factory, and as they are now.
     """
     tensors = {name: tensor for name, kind, tensor in named_tensors(source) if kind == "parameter"}
     if not any(any(hooks_of(t)) for t in (*tensors.values(), *(old for old, _ in made.values()))):
@@ -54,37 +58,35 @@ def carry_hooks_(
     for name, (old, new) in made.items():
         planned, entry = direction.planned(name)
         starts = [tensors[n] for n in ((planned,) if direction.back else entry.sources) if n in tensors]
-        own = [[rebound(hook, replaced) for hook in kind] for kind in hooks_of(old)]
-        hooks: Hooks = (_joined(starts, own, 0), _joined(starts, own, 1))
-        if not any(hooks) and not any(any(hooks_of(start)) for start in starts):
+        if not any(any(hooks_of(tensor)) for tensor in (old, *starts)):
             continue
-        sides = [(start, hooks_of(start)) for start in starts], [(new, hooks)]
-        what = mine.held_by(hook for i in (0, 1) for hook in hooks[i] if hook not in own[i])
-        code = "model.hook_holds_base"
-        if not what and starts:
+        own = [[rebound(hook, replaced) for hook in kind] for kind in hooks_of(old)]
+        code, what = "model.hook_holds_base", _HOLDS
+        for hooks in _choices(hooks_of(starts[0]) if starts else ((), ()), own):
+            if any(mine.reached(hook) for kind in hooks for hook in kind):
+                continue
+            sides = [(start, hooks_of(start)) for start in starts], [(new, hooks)]
             base, wide = sides[::-1] if direction.back else sides
-            what, code = _not_exact(entry, base, wide[0], kept), "model.hook_not_exact"
+            code, what = "model.hook_not_exact", _not_exact(entry, base, wide[0], kept) if starts else ""
+            if not what:
+                register_hooks_(new, hooks)
+                break
         if what:
-            remedy = (
-                "call remove() on its handle before growing, and register one that fits the new parameter afterwards: "
-                f"run.model.get_parameter({name!r}).register_hook(…)"
-            )
-            faults.append(Fault(code, name, what, remedy))
-        else:
-            register_hooks_(new, hooks)
+            faults.append(Fault(code, name, what, _REMEDY.format(name=repr(name))))
     raise_faults("a hook on gradients cannot be carried exactly", faults)
 
 
-def _joined(starts: Sequence[Tensor], own: Sequence[Sequence[Hook]], kind: int) -> list[Hook]:
-    """The hooks of the first tensor it is made from, or the factory's of the same code, then what only the factory has."""
-    left = list(own[kind])
-    found: list[Hook] = []
-    for hook in hooks_of(starts[0])[kind] if starts else ():
-        same = next((other for other in left if _code(other) == _code(hook)), None)
-        if same is not None:
-            left.remove(same)
-        found.append(hook if same is None else same)
-    return found + left
+def _choices(theirs: Hooks, own: Sequence[Sequence[Hook]]) -> Iterator[Hooks]:
+    """The source's hooks, then those with the factory's of the same code in their place; what only the factory has stays."""
+    found: tuple[list[Hook], list[Hook]] = ([], [])
+    left = [list(hooks) for hooks in own]
+    for hooks, others, several in zip(theirs, left, found, strict=True):
+        for hook in hooks:
+            same = next((other for other in others if _code(other) == _code(hook)), hook)
+            others[:] = [other for other in others if other is not same]
+            several.append(same)
+    yield (*theirs[0], *left[0]), (*theirs[1], *left[1])
+    yield (*found[0], *left[0]), (*found[1], *left[1])
 
 
 def _code(hook: Any) -> Any:
@@ -167,15 +169,8 @@ class _Mine:
         tensors = (tensor for _, _, tensor in named_tensors(model))
         self.memory = {tensor.untyped_storage().data_ptr() for tensor in tensors} - {0}
 
-    def held_by(self, hooks: Iterator[Hook]) -> str:
-        """A sentence about the first hook that holds a part of the model, or something that holds one; else empty."""
-        name = next((_name(hook) for hook in hooks if self._reached(hook)), "")
-        return (
-            name
-            and f"{name} holds a part of the run that grows, its optimizer among them, and would go on to work on it"
-        )
-
-    def _reached(self, hook: Hook) -> bool:
+    def reached(self, hook: Hook) -> bool:
+        """True if a hook holds a part of the model, or something that holds one."""
         # Globals are followed in the file of the hook: functions of packages hold nothing of a run.
         start = hook if isinstance(hook, (FunctionType, MethodType, partial)) else type(hook).__call__
         world = getattr(_function(start), "__globals__", None)
@@ -214,7 +209,3 @@ def _parts(value: Any, world: Any) -> Iterator[Any]:
         yield from value
     elif not isinstance(value, (ModuleType, type)):
         yield from getattr(value, "__dict__", {}).values()
-
-
-def _name(hook: Any) -> str:
-    return str(getattr(hook, "__qualname__", type(hook).__qualname__))

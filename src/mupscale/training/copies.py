@@ -30,6 +30,7 @@ def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | Non
         lambda: copied(inner),
         Direction(identity_plan(inner)),
         rules,
+        in_place=True,
     )
     on_cpu = dtype == torch.float64 and leave_without_float64_(twin.model)
     cast_(twin.model, dtype)

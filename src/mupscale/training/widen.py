@@ -116,8 +116,9 @@ def carry(
     direction: Direction,
     rules: Mapping[str, OptimizerRule] | None = None,
     settings: bool = True,
+    in_place: bool = False,
 ) -> Run:
-    """Everything in `run`, at the other end of the plan; with `settings`, attributes that are not tensors too."""
+    """Everything in `run`, at the other end of the plan; `settings` and `in_place` are as for `fill_model_`."""
     if any(is_sharded(tensor) for _, _, tensor in named_tensors(run.model)):
         raise MupscaleError(
             "a sharded run is not widened in one process: shard a model that was built wide, and fill it with "
@@ -136,7 +137,7 @@ def carry(
         remedy = "widen without optimizers and add it to a group yourself"
         faults += [Fault("optimizer.tensor_without_group", name, what, remedy) for name in lone]
     raise_faults("this run cannot be widened exactly", faults)
-    model = fill_model_(built, run.model, direction, settings=settings)
+    model = fill_model_(built, run.model, direction, settings=settings, in_place=in_place)
     optimizers, groups = [], {}
     rounded: dict[str, float] = {}
     for optimizer in run.optimizers:
