@@ -34,12 +34,7 @@ _SIZES = (1e-9, 1.0, 1e9)
 """Gradients so far apart lie on both sides of thresholds in a hook, such as those of a clamp."""
 _TOLERANCE = 1e-9
 """Relative, in float64: what gradients may be apart in the gradient identity."""
-_HOLDS = "it holds a part of the run that grows, the model or its optimizer, and would go on to work on it"
 _STEPS = "it takes the gradient away or changes the weight, as an optimizer that steps in it does"
-_REMEDY = (
-    "call remove() on its handle before growing, and register one that fits the new parameter afterwards: "
-    "run.model.get_parameter({name}).register_hook(…)"
-)
 
 
 def carry_hooks_(
@@ -61,18 +56,28 @@ def carry_hooks_(
         if not any(any(hooks_of(tensor)) for tensor in (old, *starts)):
             continue
         own = [[rebound(hook, replaced) for hook in kind] for kind in hooks_of(old)]
-        code, what = "model.hook_holds_base", _HOLDS
+        remedy = (
+            "call remove() on its handle before growing, and register one that fits the new parameter afterwards: "
+            f"run.model.get_parameter({name!r}).register_hook(…)"
+        )
+        fault: Fault | None = Fault(
+            "model.hook_holds_base",
+            name,
+            "its hook holds a part of the run that grows, the model or its optimizer, and would go on to work on it",
+            remedy,
+        )
         for hooks in _choices(hooks_of(starts[0]) if starts else ((), ()), own):
             if any(mine.reached(hook) for kind in hooks for hook in kind):
                 continue
             sides = [(start, hooks_of(start)) for start in starts], [(new, hooks)]
             base, wide = sides[::-1] if direction.back else sides
-            code, what = "model.hook_not_exact", _not_exact(entry, base, wide[0], kept) if starts else ""
-            if not what:
+            why = _not_exact(entry, base, wide[0], kept) if starts else ""
+            what = f"its hook does not do the same to the gradients of both widths: {why}"
+            fault = Fault("model.hook_not_exact", name, what, remedy) if why else None
+            if fault is None:
                 register_hooks_(new, hooks)
                 break
-        if what:
-            faults.append(Fault(code, name, what, _REMEDY.format(name=repr(name))))
+        faults += [] if fault is None else [fault]
     raise_faults("a hook on gradients cannot be carried exactly", faults)
 
 
@@ -132,9 +137,9 @@ def _not_exact(entry: TensorPlan, base: Sequence[_Side], wide: _Side, kept: Mapp
                 want = expand(growing.source(after[:-1]), growing)  # type: ignore[arg-type]
                 apart = difference(after[-1], want)  # type: ignore[arg-type]
                 if not (error := relative(apart.gap, apart.size, size)) <= _TOLERANCE:
-                    return f"what it makes of the wide gradient is {error:.1e} away from r · dup of what it makes of the base's"
+                    return f"what it makes of the wide one is {error:.1e} away from r · dup of what it makes of the base's"
     except Exception as error:
-        return f"it cannot be tried on a gradient of the wide shape: {type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}"
     return ""
 
 
