@@ -91,14 +91,16 @@ def test_a_directory_a_run_and_checkpoints_of_trainers_have_one_history(base, no
 
     plan, _ = read_plans(noisy)
     config = transformers.LlamaConfig.from_pretrained(noisy)
-    config.name_or_path = str(base)  # a setting that a live base has, and its files do not
+    narrow = transformers.LlamaConfig.from_pretrained(base)
+    narrow.name_or_path = config.name_or_path
+    # Not from_pretrained, which gives a live model settings that no file has.
+    start = transformers.LlamaForCausalLM(narrow)
+    start.load_state_dict(load_file(base / "model.safetensors"), strict=False)
 
     def make():
         return transformers.LlamaForCausalLM(config)
 
-    live = mu.upscale(
-        transformers.LlamaForCausalLM.from_pretrained(base), make, mu.SignalNoise(0.2), seed=3, plan=plan
-    )
+    live = mu.upscale(start, make, mu.SignalNoise(0.2), seed=3, plan=plan)
     loaded = mu.load_wide(base, make(), plan=plan, noise=mu.SignalNoise(0.2), seed=3)
     streamed = mu.diagnostics.read_provenance(noisy)
     assert streamed["loss"]["before"] < streamed["loss"]["after"]
