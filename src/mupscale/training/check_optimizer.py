@@ -21,7 +21,7 @@ from ..plans.plan import Plan, TensorPlan
 from ..rules.axes import Axis, Factor
 from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
 from ..runs.run import Run
-from ..tensors.devices import has_float64
+from ..tensors.devices import default_device, has_float64
 from ..tensors.differences import difference
 from ..tensors.random_states import forked
 from .widen import widen
@@ -55,7 +55,7 @@ def check_optimizer(
     True
     """
     raise_faults("no optimizer can be made", wrong_function("make", make, "params"))
-    errors, here = [], torch.get_default_device()
+    errors, here = [], default_device()
     for each in TOLERANCES if dtype is None else (dtype,):
         with torch.device("cpu" if each == torch.float64 and not has_float64(here) else here):
             name, worst = _worst(make, before, steps, each, rules)
