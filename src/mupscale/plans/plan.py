@@ -81,6 +81,9 @@ class Plan:
     """What showed that the plan is exact for the models' code. It says how the plan was made, not what it does, so it is
     not part of its identity."""
 
+    later: bool = field(default=False, compare=False, repr=False)
+    """Whether a run was grown by it that had grown before, so that it does not begin at the run's reference. Not stored."""
+
     def __post_init__(self) -> None:
         freeze_mappings(self)
         object.__setattr__(self, "needs", frozenset(map(Need, self.needs)))
