@@ -31,10 +31,11 @@ from .jump import is_jump, jump_message, less_of, measured
 from .noise_kinds import EXAMPLES, Noise, SignalNoise, wrong_noise
 from .noise_places import exempt_of
 from .noises import resolve_noise, unused_seed
+from .prove import proved_plan
 from .rates import new_rates
 from .recipe import Recipe, TensorGrowth
 from .schedules import begin_stage_, wrong_step_cost
-from .widen import carry, check_start, chosen_plan
+from .widen import carry, check_start
 
 _LOG = logging.getLogger("mupscale")
 
@@ -87,7 +88,7 @@ def upscale(
     check_start(start)
     set_rates_ = new_rates(start, lr, peak_lr)
     built = build(wide)
-    chosen, proof = chosen_plan(start.model, wide, built, plan, measured_with(loss, example_inputs), unproved)
+    chosen, proof = proved_plan(start.model, built, plan, measured_with(loss, example_inputs), unproved)
     if recipe is not None:
         start = at_recipe(recipe, start, chosen, rules)
     tensors = {name: tensor for name, _, tensor in named_tensors(start.model)}
