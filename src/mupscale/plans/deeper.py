@@ -20,7 +20,17 @@ from ..tensors.random_states import forked
 from .build import Make
 from .dropout import without_dropout
 from .float64 import lifted_casts, prepare
-from .identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients, keeping_buffers, load_wide_
+from .identity import (
+    GRADIENT_TOLERANCE,
+    Loss,
+    compare_gradients,
+    deviation,
+    gradients,
+    keeping_buffers,
+    load_wide_,
+    loss_value,
+)
+from .modes import measured_modes, mode_needs
 from .names import named_tensors
 from .new_blocks import Order, Sleep, block_plan, first_values, lists_of_blocks, order_of
 from .plan import Plan
@@ -50,9 +60,10 @@ def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Plan:
         with without_dropout(*pair) as observed:
             plan = _found(*pair, name, order, values, loss)
             check_asleep(*pair, plan, loss, "order")
+            modes = measured_modes(lambda: deviation(*pair, plan, loss), *pair)
             wake_(pair[1], plan)
             check_woken(*pair, plan, loss, "order")
-    return replace(plan, needs=plan.needs | observed.needs, proof="loss")
+    return replace(plan, needs=plan.needs | observed.needs | mode_needs(modes), proof="loss")
 
 
 def missing_order(base: nn.Module, wide: nn.Module) -> list[Fault]:
@@ -147,7 +158,7 @@ def _writers(deep: nn.Module, plan: Plan, loss: Loss) -> list[str]:
             handles.append(module.register_forward_hook(keep(names)))
     try:
         with forked(deep, seed=0), keeping_buffers(deep), torch.enable_grad():
-            value = loss(deep)
+            value = loss_value(deep, loss)
             found = torch.autograd.grad(value, [t for _, t in outputs], allow_unused=True) if outputs else ()
     finally:
         for handle in handles:

@@ -24,8 +24,9 @@ from .draft import Draft, draft
 from .dropout import dropout_of_modules, without_dropout
 from .float64 import lifted_casts, prepare
 from .hypotheses import copies, layout_knobs
-from .identity import Loss
+from .identity import Loss, deviation
 from .known import why_undecided
+from .modes import measured_modes, mode_needs
 from .modules import KNOWN_NORMS, maps_zero_elsewhere
 from .names import pattern_of
 from .plan import Plan, Proof
@@ -153,8 +154,12 @@ def find_plan(
     declared: Declared,
     pad: bool = False,
     seconds: float | None = None,
+    both_modes: bool = True,
 ) -> Found:
-    """The plan that passes the gradient identity of `loss`, with what the search measured on its way."""
+    """The plan that passes the gradient identity of `loss`, with what the search measured on its way.
+
+    The plan that was found is measured once more in the other mode, train or eval, unless `both_modes` is false.
+    """
     made, models = _opened(base, wide, declared, pad, measured=True)
     if not isinstance(base, nn.Module):
         with forked():
@@ -163,8 +168,10 @@ def find_plan(
         pair = prepare(*models)
         with without_dropout(*pair) as observed:
             found = search(made, *pair, loss, seconds)
-    plan = replace(found.plan, needs=found.plan.needs | observed.needs)
-    return replace(found, plan=proved_by(plan, loss, found.unreached))
+            # The wide model holds the plan that was found: it was tried last.
+            modes = measured_modes(lambda: deviation(*pair, found.plan, loss), *pair) if both_modes else {}
+    plan = replace(found.plan, needs=found.plan.needs | observed.needs | mode_needs(modes))
+    return replace(found, plan=proved_by(plan, loss, found.unreached), modes=modes)
 
 
 UNREACHED = "a loss that reaches every tensor"
