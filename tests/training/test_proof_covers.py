@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -15,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mupscale as mu
 from harness.refusals import refusal
+from mupscale.plans.code import code_of
 from mupscale.training import prove, verify
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -310,3 +314,93 @@ def test_a_loss_that_calls_backward_is_refused_before_anything_moves():
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert mu.widen(model, lambda: Net(8), loss=lambda model: loss(model))
+
+
+class Divided(Net):
+    """The shapes of `Net` and another constant."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.hidden(x) / self.middle.out_features**0.5)
+
+
+def test_a_plan_that_was_proved_on_other_code_warns_and_is_proved_again_with_a_loss():
+    plan = mu.Plan.from_json(proved(Net).to_json())
+    assert plan.code == proved(Net).code
+    with pytest.warns(UserWarning, match=r"Net \(.*Divided \(") as caught:
+        wide = mu.widen(base(Divided), lambda: Divided(8), plan=plan)
+    assert len(caught) == 1
+    assert wide.provenance["proof"]["changed"] in str(caught[0].message)
+    refusal(lambda: mu.widen(base(Divided), lambda: Divided(8), plan=plan, loss=loss), "proof.run_deviates")
+    with warnings.catch_warnings(action="error"):
+        again = mu.widen(base(Divided), lambda: Divided(8), loss=loss).plan
+        assert again is not None
+        mu.widen(base(Divided), lambda: Divided(8), plan=again)
+        mu.widen(base(Net), lambda: Net(8), plan=plan)
+
+
+def test_the_fingerprint_is_no_part_of_a_plan_s_identity_and_old_plans_have_none():
+    plan = proved(Net)
+    old = mu.Plan.of_json(plan.as_json())
+    assert plan.code
+    assert not old.code
+    assert (old, old.hash) == (plan, plan.hash)
+    assert "code" not in plan.as_json(), "which is what jobs and checkpoints hold"
+    with warnings.catch_warnings(action="error"):
+        mu.widen(base(Divided), lambda: Divided(8), plan=old)
+    assert not plan.fold("head.weight", 2).code
+    assert plan.then(mu.plan_between(Net, 8, 16, loss=loss)).code == plan.code
+
+
+SOURCE = """
+from torch import nn
+LIMIT = 2
+
+def helper(x):
+    return x in {"d", "e", "f"} or x * 2
+
+class Net(nn.Module):
+    def forward(self, x):
+        return helper(x) + 1
+"""
+
+
+def code_in(source: str) -> dict[str, str]:
+    made: dict[str, Any] = {"__name__": "x"}
+    exec(source, made)
+    return code_of(made["Net"]())
+
+
+def test_a_fingerprint_follows_what_code_does_and_not_how_it_is_written():
+    known = code_in(SOURCE)
+    for same in (
+        SOURCE.replace("    def forward", "    # why\n\n    def forward"),
+        SOURCE.replace("(self, x):\n", '(self, x):\n        """What it does."""\n'),
+        SOURCE.replace("return helper", "return  \\\n helper"),
+        SOURCE + "\n\nclass Other(nn.Module):\n    pass\n",
+    ):
+        assert code_in(same) == known
+    for other in (
+        SOURCE.replace("+ 1", "+ 2"),
+        SOURCE.replace("x * 2", "x / 2"),
+        SOURCE.replace('"f"', '"g"'),
+        SOURCE.replace("forward", "step"),
+        SOURCE + "\n    def more(self):\n        return 1\n",
+        SOURCE.replace("return helper(x) + 1", "return [helper(y) + 2 for y in x]"),
+    ):
+        assert code_in(other) != known
+
+
+def test_a_fingerprint_is_the_same_in_another_process():
+    program = f"from mupscale.plans.code import code_of\nmade = {{'__name__': 'x'}}\nexec({SOURCE!r}, made)\n"
+    program += "print(code_of(made['Net']())['Net'])"
+    seeds = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert seeds[0].strip() == seeds[1].strip() == code_in(SOURCE)["Net"]

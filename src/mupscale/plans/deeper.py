@@ -18,6 +18,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
 from .build import Make
+from .code import code_of
 from .dropout import without_dropout
 from .float64 import lifted_casts, prepare
 from .identity import (
@@ -63,7 +64,12 @@ def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Plan:
             modes = measured_modes(lambda: deviation(*pair, plan, loss), *pair)
             wake_(pair[1], plan)
             check_woken(*pair, plan, loss, "order")
-    return replace(plan, needs=plan.needs | observed.needs | mode_needs(modes), proof="loss")
+    return replace(
+        plan,
+        needs=plan.needs | observed.needs | mode_needs(modes),
+        proof="loss",
+        code=code_of(*models),
+    )
 
 
 def missing_order(base: nn.Module, wide: nn.Module) -> list[Fault]:

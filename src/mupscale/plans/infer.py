@@ -18,6 +18,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.scale import Exact, Scale
 from ..tensors.random_states import forked
 from .build import Make, build
+from .code import code_of
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .deeper import Orders, deeper_plan, missing_order
 from .draft import Draft, draft
@@ -171,15 +172,16 @@ def find_plan(
             # The wide model holds the plan that was found: it was tried last.
             modes = measured_modes(lambda: deviation(*pair, found.plan, loss), *pair) if both_modes else {}
     plan = replace(found.plan, needs=found.plan.needs | observed.needs | mode_needs(modes))
-    return replace(found, plan=proved_by(plan, loss, found.unreached), modes=modes)
+    return replace(found, plan=proved_by(plan, loss, found.unreached, *models), modes=modes)
 
 
 UNREACHED = "a loss that reaches every tensor"
 """How a need begins that is about tensors without a gradient."""
 
 
-def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...]) -> Plan:
-    """The plan after its gradients were measured; raises if example inputs leave a growing tensor out."""
+def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...], *models: nn.Module) -> Plan:
+    """The plan after its gradients were measured on two models; raises if example inputs leave a growing tensor out."""
+    plan = replace(plan, code=code_of(*models))
     growing = {name for entry in plan.tensors.values() if entry.grows for name in entry.sources}
     if isinstance(loss, Projection):
         refuse_unreached(unreached, growing)

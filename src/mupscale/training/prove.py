@@ -21,6 +21,7 @@ from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.attributes import carry_attributes_, compare_attributes
+from ..plans.code import changed_code
 from ..plans.copied import copied
 from ..plans.declare import Declared
 from ..plans.dropout import NO_DROPOUT, without_dropout
@@ -69,6 +70,9 @@ def proved_plan(
     carry_attributes_(built, differences)
     if loss is None or unproved:
         chosen = plan if plan is not None else infer_plan(base, built)
+        changed = "" if unproved else changed_code(chosen.code, base, built)
+        if changed:
+            warnings.warn(f"{changed}; add loss= or example_inputs=, and it is proved again", stacklevel=4)
         _refuse_unproved(base, built, chosen, unproved)
         lost = [difference for difference in differences if difference.kind == "refused" and not unproved]
         raise_faults(
@@ -83,7 +87,7 @@ def proved_plan(
                 for d in lost
             ],
         )
-        record: dict[str, Any] = {"by": chosen.proof}
+        record: dict[str, Any] = {"by": chosen.proof, **({"changed": changed} if changed else {})}
     else:
         chosen, record = _measured_plan(base, built, plan, loss, filled)
     carried = {other.path: other.base for other in differences if other.kind == "carried"}
@@ -117,7 +121,7 @@ def _measured_plan(
             unreached = tuple(row.name for row in silent)
             # Which modes are exact was measured again.
             before = (need for need in chosen.needs if not need.startswith((TRAIN_ALONE, EVAL_ALONE)))
-            proved = proved_by(replace(chosen, needs=pair.needs.union(before)), loss, unreached)
+            proved = proved_by(replace(chosen, needs=pair.needs.union(before)), loss, unreached, base, built)
             return proved, _record(proved, measured.dtype, measured.worst, 1, measured.modes)
         _LOG.info("the plan that shapes suggest is not exact (%s); searching", measured.failure)
     found = find_plan(base, built, loss, Declared())
