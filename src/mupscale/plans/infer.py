@@ -30,6 +30,7 @@ from .known import why_undecided
 from .modes import measured_modes, mode_needs
 from .modules import KNOWN_NORMS, maps_zero_elsewhere
 from .names import pattern_of
+from .need import REACHED, Need
 from .plan import Plan, Proof
 from .projection import ExampleInputs, Projection, refuse_unreached
 from .readers import reading_faults
@@ -175,10 +176,6 @@ def find_plan(
     return replace(found, plan=proved_by(plan, loss, found.unreached, *models), modes=modes)
 
 
-UNREACHED = "a loss that reaches every tensor"
-"""How a need begins that is about tensors without a gradient."""
-
-
 def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...], *models: nn.Module) -> Plan:
     """The plan after its gradients were measured on two models; raises if example inputs leave a growing tensor out."""
     plan = replace(plan, code=code_of(*models))
@@ -189,10 +186,8 @@ def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...], *models: nn.Mo
     tested = {pattern_of(name) for name in growing - set(unreached)}
     untested = dict.fromkeys(pattern_of(name) for name in unreached if name in growing)
     names = ", ".join(pattern for pattern in untested if pattern not in tested)
-    needs = (
-        {f"{UNREACHED} ({names}): no gradient reaches it, so nothing tests how it grows"} if names else set()
-    )
-    return replace(plan, proof="loss", needs=plan.needs | needs)
+    need = Need(f"{REACHED} ({names}): no gradient reaches it, so nothing tests how it grows", "unreached")
+    return replace(plan, proof="loss", needs=plan.needs | ({need} if names else set()))
 
 
 def _opened(

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 from torch import nn
 
-TRAIN_ALONE, EVAL_ALONE = "train mode alone", "eval mode alone"
-"""How the need begins of a plan that is exact in one mode. The second warns: models are trained in the other one."""
+from .need import EVAL_ALONE, TRAIN_ALONE, Need
+
 _NAMES = {True: "train", False: "eval"}
 
 
@@ -62,7 +62,8 @@ def measured_modes(measure: Callable[[], str], base: nn.Module, *others: nn.Modu
     return {_NAMES[own]: f"exact{left}", _NAMES[not own]: found or "exact"}
 
 
-def mode_needs(modes: Mapping[str, str]) -> frozenset[str]:
+def mode_needs(modes: Mapping[str, str]) -> frozenset[Need]:
     """The need of a plan that is exact in the first of two modes and was not found to be so in the second."""
     own, *others = modes or [""]
-    return frozenset(f"{own} mode alone ({n} mode: {modes[n]})" for n in others if modes[n] != "exact")
+    alone = TRAIN_ALONE if own == _NAMES[True] else EVAL_ALONE
+    return frozenset(Need(f"{alone} ({n} mode: {modes[n]})") for n in others if modes[n] != "exact")
