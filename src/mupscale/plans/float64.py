@@ -23,7 +23,7 @@ from ..errors import MupscaleError
 from ..tensors.devices import has_float64
 from .callers import calling_module
 from .copied import copied, rebind_
-from .names import named_tensors, resolve, strip_wrappers
+from .names import named_tensors, resolve
 
 _WIDER: dict[Any, Any] = {
     torch.float32: torch.float64,
@@ -221,7 +221,7 @@ def prepare(base: nn.Module, wide: nn.Module) -> tuple[nn.Module, nn.Module]:
             "on_meta",
             code="model.on_meta_device",
         )
-    base, wide = copied(base), copied(wide)
+    base, wide = copied(base, hooks=False), copied(wide, hooks=False)
     leave_without_float64_(base)
     _place_(wide, base)
     for model in (base, wide):
@@ -232,9 +232,6 @@ def prepare(base: nn.Module, wide: nn.Module) -> tuple[nn.Module, nn.Module]:
             size = float(parameter.abs().square().mean().sqrt()) if parameter.numel() else 0.0
             noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype, device="cpu")
             parameter.add_(noise.to(parameter.device), alpha=0.3 * (size or 1.0))
-    modes = {strip_wrappers(f"{name}."): module.training for name, module in base.named_modules()}
-    for name, module in wide.named_modules():
-        module.training = modes.get(strip_wrappers(f"{name}."), module.training)
     for model in (base, wide):
         cast_inputs(model, torch.float64)
     return base, wide

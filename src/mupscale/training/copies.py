@@ -13,7 +13,7 @@ from ..plans.copied import copied
 from ..plans.direction import Direction
 from ..plans.fits import identity_plan
 from ..plans.float64 import cast_, leave_without_float64_
-from ..plans.names import named_tensors, unwrap
+from ..plans.names import unwrap
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
 from .clip import Clip
@@ -30,6 +30,7 @@ def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | Non
         lambda: copied(inner),
         Direction(identity_plan(inner)),
         rules,
+        in_place=True,
     )
     on_cpu = dtype == torch.float64 and leave_without_float64_(twin.model)
     cast_(twin.model, dtype)
@@ -60,7 +61,7 @@ def _leave_device_(optimizer: Optimizer) -> None:
 
 
 def refuse_hooks(run: Run) -> None:
-    """Raise if the run has hooks other than ours: they cannot be copied, and a copy without them trains differently."""
+    """Raise if optimizers have step hooks other than ours: they cannot be copied, and a copy without them trains differently."""
     faults = []
     for optimizer in run.optimizers:
         hooks = [
@@ -77,14 +78,4 @@ def refuse_hooks(run: Run) -> None:
                     "do their work in the step function",
                 )
             )
-    hooked = [n for n, k, t in named_tensors(run.model) if k == "parameter" and t._backward_hooks]
-    faults += [
-        Fault(
-            "run.has_gradient_hooks",
-            name,
-            "it has a gradient hook, which a copy does not",
-            "remove it for the check",
-        )
-        for name in hooked
-    ]
     raise_faults("this run cannot be copied faithfully", faults)
