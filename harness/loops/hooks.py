@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 import mupscale as mu
 from harness.data import INPUTS, OUTPUTS, TOKENS, cross_entropy, text
 from harness.loops.situation import (
     PROOF,
     Exact,
-    Net,
     Pair,
     Refused,
     Warned,
@@ -48,35 +48,69 @@ def gradient_scaled_after_it_is_accumulated() -> Pair:
     return grown(run)
 
 
-@situation(Refused("hook"), "S2")
+def masked(run: mu.Run) -> RemovableHandle:
+    """Only the first half of the units trains; the mask is as wide as the model."""
+    bias = run.model.get_parameter("inp.bias")
+    mask = (torch.arange(len(bias)) < len(bias) // 2).to(bias.dtype)
+    return bias.register_hook(lambda gradient: gradient * mask)  # type: ignore[no-any-return]
+
+
+@situation(Refused("model.hook_not_exact", "register_hook("), "S2")
 def gradient_masked_by_the_shape_of_the_base() -> Pair:
-    """The mask is as wide as the base, so the hook cannot run on the wide gradient."""
     run = trained(optimizer=sgd)
-    mask = (torch.arange(4) < 2).double()
-    run.model.inp.bias.register_hook(lambda gradient: gradient * mask)  # type: ignore[union-attr]
+    masked(run)
     return grown(run)
 
 
-@situation(Refused("hook"), "S2")
-def optimizer_in_backward() -> Pair:
-    """Every parameter is stepped as soon as it has its gradient; the hook closes over the base's optimizers."""
-    torch.manual_seed(0)
-    model = Net(4)
-    own = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+@gradient_masked_by_the_shape_of_the_base.remedy
+def _() -> Pair:
+    run = trained(optimizer=sgd)
+    masked(run).remove()
+    pair = grown(run)
+    for half in (pair.base, pair.wide):
+        masked(half)
+    return pair
+
+
+def stepped_in_backward(run: mu.Run) -> list[RemovableHandle]:
+    """Every parameter is stepped as soon as it has its gradient; the hook holds the optimizers of its run."""
+    own = {p: o for o in run.optimizers for group in o.param_groups for p in group["params"]}
 
     def act(parameter: Tensor) -> None:
-        own[parameter].step()  # type: ignore[index]
-        own[parameter].zero_grad()  # type: ignore[index]
+        own[parameter].step()
+        own[parameter].zero_grad()
 
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(act)
+    return [p.register_post_accumulate_grad_hook(act) for p in own]
 
-    def backward(run: mu.Run, number: int) -> Tensor:
-        found = loss(run.model, number)
-        found.backward()  # type: ignore[no-untyped-call]
-        return found.detach()
 
-    return grown(mu.Run(model, list(own.values())), step=backward)
+def backward_alone(run: mu.Run, number: int) -> Tensor:
+    found = loss(run.model, number)
+    found.backward()  # type: ignore[no-untyped-call]
+    return found.detach()
+
+
+def one_each(model: nn.Module) -> list[Optimizer]:
+    return [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+
+
+@situation(Refused("model.hook_holds_base", "remove()"), "S2")
+def optimizer_in_backward() -> Pair:
+    run = trained(optimizer=one_each)
+    stepped_in_backward(run)
+    return grown(run, step=backward_alone)
+
+
+@optimizer_in_backward.remedy
+def _() -> Pair:
+    run = trained(optimizer=one_each)
+    for handle in stepped_in_backward(run):
+        handle.remove()
+    pair = grown(run, step=backward_alone)
+    for half in (pair.base, pair.wide):
+        for optimizer in half.optimizers:
+            optimizer.zero_grad()
+        stepped_in_backward(half)
+    return pair
 
 
 def with_module_hook(register: Callable[[nn.Module], Any]) -> Pair:

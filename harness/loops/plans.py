@@ -93,7 +93,7 @@ class Rooted(Net):
         return super().hidden(x) / self.mid.in_features**0.5
 
 
-@situation(Refused("proof", "loss=lambda model"), "S6")
+@situation(Refused("argument.loss_without_gradient", "loss=lambda model"), "S6")
 def loss_that_ignores_its_argument() -> Pair:
     run = trained(Rooted)
     return grown(run, Rooted, loss=lambda model: loss(run.model))

@@ -133,7 +133,7 @@ def stepping_loss(model: nn.Module) -> Tensor:
     return found
 
 
-@situation(Refused("proof", "backward"), "T4")
+@situation(Refused("argument.loss_calls_backward", "loss=lambda model"), "T4")
 def loss_that_calls_backward() -> Pair:
     return grown(trained(), loss=stepping_loss)
 
