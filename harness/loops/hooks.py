@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from harness.data import INPUTS, OUTPUTS, TOKENS, cross_entropy, text
 from harness.loops.situation import (
     PROOF,
     Exact,
+    Net,
     Pair,
     Refused,
     Warned,
@@ -113,28 +115,32 @@ def _() -> Pair:
     return pair
 
 
-def with_module_hook(register: Callable[[nn.Module], Any]) -> Pair:
-    """The hook is put on the base after building, so the factory knows nothing of it."""
+def with_module_hook(register: Callable[[nn.Module], Any], in_factory: bool = False) -> Pair:
+    """A hook on one module of the base, put there after building; the factory knows of it or not."""
+
+    def make(width: int) -> nn.Module:
+        model = Net(width)
+        if in_factory:
+            register(model.mid)
+        return model
+
     run = trained()
-    register(run.model.mid)  # type: ignore[arg-type]
-    return grown(run)
+    register(run.model.get_submodule("mid"))
+    return grown(run, make)
 
 
-@situation(Exact())
-def output_scaled_by_a_forward_hook() -> Pair:
-    return with_module_hook(lambda m: m.register_forward_hook(lambda module, args, out: 0.5 * out))
-
-
-@situation(Exact())
-def input_scaled_by_a_pre_hook() -> Pair:
-    return with_module_hook(lambda m: m.register_forward_pre_hook(lambda module, args: (0.5 * args[0],)))
-
-
-@situation(Exact())
-def gradient_scaled_by_a_backward_hook() -> Pair:
-    return with_module_hook(
-        lambda m: m.register_full_backward_hook(lambda module, into, out: (0.5 * into[0],))
-    )
+MODULE_HOOKS: dict[str, Callable[[nn.Module], Any]] = {
+    "output_scaled_by_a_forward_hook": lambda m: m.register_forward_hook(lambda module, args, out: 0.5 * out),
+    "input_scaled_by_a_pre_hook": lambda m: m.register_forward_pre_hook(
+        lambda module, args: (0.5 * args[0],)
+    ),
+    "gradient_scaled_by_a_backward_hook": lambda m: m.register_full_backward_hook(
+        lambda module, into, out: (0.5 * into[0],)
+    ),
+}
+for name, register in MODULE_HOOKS.items():
+    hooked = situation(Refused("proof.attribute_not_carried"), name=name)
+    hooked(partial(with_module_hook, register)).remedy(partial(with_module_hook, register, in_factory=True))
 
 
 @situation(Exact())

@@ -86,7 +86,7 @@ def schedule_not_given_to_the_run() -> Pair:
     return grown(run, step=scheduled)
 
 
-@situation(Warned(), "S12")
+@situation(Refused("schedule.reads_base"), "S12")
 def schedule_reads_the_optimizer_of_the_base() -> Pair:
     def halved(optimizer: Optimizer) -> Any:
         return schedules.LambdaLR(
@@ -94,6 +94,11 @@ def schedule_reads_the_optimizer_of_the_base() -> Pair:
         )
 
     return grown(trained(schedule=halved))
+
+
+@schedule_reads_the_optimizer_of_the_base.remedy
+def _() -> Pair:
+    return grown(trained(schedule=lambda o: schedules.LambdaLR(o, lambda n: 1.0 if n % 2 else 0.5)))
 
 
 @situation(Exact())
