@@ -18,13 +18,15 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
 from .build import Make
+from .direction import Direction
 from .dropout import without_dropout
 from .float64 import lifted_casts, prepare
-from .identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients, keeping_buffers, load_wide_
+from .identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients, keeping_buffers
 from .names import named_tensors
 from .new_blocks import Order, Sleep, block_plan, first_values, lists_of_blocks, order_of
 from .plan import Plan
 from .tensor_plan import Fill
+from .wide_model import fill_model_
 
 SILENCED: Fill = "zero"
 Orders = Mapping[str, Sequence[int | None]]
@@ -108,12 +110,12 @@ def _found(
     """The plan with the writers that were found. Norms that write are silenced first: they hide what is before them."""
     sleep = Sleep(values, ())
     plan = block_plan(base, deep, order, sleep)
-    load_wide_(deep, base, plan)
+    fill_model_(deep, base, Direction(plan), in_place=True)
     writers = _writers(deep, plan, loss)
     gains = {name: SILENCED for name in writers if plan[name].fill == "one"}
     if gains:
         sleep = Sleep(values, tuple(gains), gains)
-        load_wide_(deep, base, block_plan(base, deep, order, sleep))
+        fill_model_(deep, base, Direction(block_plan(base, deep, order, sleep)), in_place=True)
         writers = [name for name in _writers(deep, plan, loss) if name not in gains]
     else:
         sleep = replace(sleep, quiet=tuple(name for name in writers if len(plan[name].axes) > 1))

@@ -74,16 +74,6 @@ def _gathered(tensor: Tensor) -> Tensor:
     return full
 
 
-def load_wide_(wide: nn.Module, base: nn.Module, plan: Plan) -> None:
-    """Write s · dup(W) into every tensor of a wide model whose tensors already exist."""
-    tensors = {name: tensor for name, _, tensor in named_tensors(base)}
-    with torch.no_grad():
-        for name, _, target in named_tensors(wide):
-            entry = plan[name]
-            if entry.fill != "own":
-                expand_(target, entry.source(tensors) if entry.sources else None, entry.making())
-
-
 @contextmanager
 def keeping_buffers(model: nn.Module) -> Iterator[None]:
     """Restore buffers after the block, because a measurement must not change running statistics.

@@ -26,6 +26,7 @@ from ..plans.direction import Direction
 from ..plans.fits import check_end, expect_proved
 from ..plans.names import named_tensors, strip_wrappers, unwrap
 from ..plans.plan import Plan
+from ..plans.wide_model import edit_
 from ..rules.optimizers import OptimizerRule
 from ..runs.provenance import Growth
 from ..runs.run import Run, Since, since_of
@@ -34,7 +35,6 @@ from ..storage.looking import exists
 from ..training.noise_kinds import Noise
 from ..training.noise_places import exempt_of
 from ..training.noise_plan import NoisePlan
-from ..training.widen import edit_
 from .agreement import AllOrNone, is_first
 from .dcp_source import dcp_source
 from .directory_source import directory_source
