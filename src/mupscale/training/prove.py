@@ -24,6 +24,7 @@ from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.code import changed_code
 from ..plans.copied import copied
 from ..plans.declare import Declared
+from ..plans.device_map import refuse_other_device_map
 from ..plans.direction import Direction
 from ..plans.dropout import without_dropout
 from ..plans.fits import check_end, expect_plan
@@ -62,6 +63,7 @@ def proved_plan(
 
     `built` is the wide model without weights; it gets the base's settings that are not tensors.
     """
+    refuse_other_device_map(base, built)
     if plan is not None:
         expect_plan(plan)
         check_end(plan, base, "base")
