@@ -37,6 +37,7 @@ from ..jobs.worker import run_job, run_worker
 from ..plans.names import pattern_of
 from ..storage.location import Location, absolute
 from ..text import columns
+from ..rules.noise_defaults import DEFAULT_RISE
 from ..training.jump import is_jump, jump_message, smaller
 from ..training.recipe import Recipe
 from .next_steps import next_steps
@@ -141,7 +142,10 @@ def _chosen_size(
     check_memory(2 * 4 * family.plan.parameters("wide"), "noise chosen by its cost")
     working("choosing the noise by what it costs", chosen)
     early = earlier_plan(directory.path)
-    choice = choose_size(directory.path, family, early, rise, request.seed, chosen.batch)
+    usual = request.recipe is None and rise == DEFAULT_RISE
+    choice = choose_size(
+        directory.path, family, early, None if usual else rise, request.seed, chosen.batch
+    )
     if choice["kind"] == "loss":
         told = f"the loss goes from {choice['before']:.4f} to {choice['after']:.4f}, {choice['found']:.0%} of the way to"
         end = f"an untrained model's {choice['untrained']:.4f}"
@@ -212,7 +216,7 @@ def _not_measured(error: MupscaleError) -> str:
 def _costs(found: Losses, chosen: argparse.Namespace, request: Request) -> str:
     """What the noise costs, with a warning of a jump."""
     scheme, size = (None, 0.0) if chosen.noise is None else parse_noise(chosen.noise)
-    if request.rise is not None or not is_jump(found.before, found.after):
+    if not is_jump(found.before, found.after):
         return str(found)
     remedy = f"write --noise {AUTO}, or {scheme}={smaller(size):g}" if size > 0 else "write less noise"
     if found.kind == "outputs":

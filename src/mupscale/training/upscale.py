@@ -68,8 +68,8 @@ def upscale(
     `loss(model)`, your loss on one batch, proves that growing is exact before noise is added, as for `widen`, and
     measures what the noise costs: both losses are saved in the provenance, and a large increase causes a warning.
     Without `noise` and `recipe` the noise is chosen by this loss: the size at which it has risen by a twentieth of
-    what the base has learned, found with at most 11 forward passes. `AutoNoise(steps=…)` asks for more where long
-    training follows.
+    what the base has learned, or less if that would be a large increase, found with at most 11 forward passes.
+    `AutoNoise(steps=…)` asks for more where long training follows.
     `example_inputs`, `plan` and `unproved` are as for `widen`.
 
     >>> from mupscale import MupNoise
@@ -107,7 +107,7 @@ def upscale(
         )
     tensors = {name: tensor for name, _, tensor in named_tensors(start.model)}
     exempt = exempt_of(start.model, chosen, "base")
-    choice = None
+    choice, given = None, noise
     if noise is None or isinstance(noise, AutoNoise):
         assert loss is not None
         auto = AutoNoise() if noise is None else noise
@@ -119,7 +119,7 @@ def upscale(
     set_rates_ = new_rates(start, lr, peak_lr)
     grown = carry(start, built, wide, Direction(chosen, noise=resolved), rules, settings=not unproved)
     set_rates_(grown)
-    losses = {} if loss is None else _losses(loss, start.model, grown.model, noise, seed, choice)
+    losses = {} if loss is None else _losses(loss, start.model, grown.model, noise, seed, choice, given)
     begin_stage_(grown.schedulers, step_cost)
     provenance = {
         "version": __version__,
@@ -174,18 +174,28 @@ def _unusable(
 
 
 def _losses(
-    loss: Loss, base: nn.Module, wide: nn.Module, noise: Noise, seed: int, choice: Choice | None
+    loss: Loss,
+    base: nn.Module,
+    wide: nn.Module,
+    noise: Noise,
+    seed: int,
+    choice: Choice | None,
+    given: Noise | AutoNoise | None,
 ) -> dict[str, Any]:
-    """The loss before and after noise, for the provenance; warns if it jumps by more than was asked for."""
-    if choice is not None:
-        if not choice.found <= 1.5 * choice.rise:
-            warnings.warn(
-                f"no size was found that costs {choice.rise:.0%} of what was learned; {choice}", stacklevel=3
-            )
-        return {"loss": {"before": choice.before, "after": choice.after}}
-    before, after = (measured(loss, model, seed) for model in (base, wide))
+    """The loss before and after noise, for the provenance; warns if it jumps, or rises by more than was asked for."""
+    remedy = less_of(noise)
+    if choice is None:
+        before, after = (measured(loss, model, seed) for model in (base, wide))
+    else:
+        before, after = choice.before, choice.after
+        if isinstance(given, AutoNoise) and given.may_jump:
+            remedy = "write AutoNoise(), which takes less"
     if is_jump(before, after):
-        warnings.warn(jump_message(before, after, less_of(noise)), stacklevel=3)
+        warnings.warn(jump_message(before, after, remedy), stacklevel=3)
+    elif choice is not None and not choice.found <= 1.5 * choice.rise:
+        warnings.warn(
+            f"no size was found that costs {choice.rise:.0%} of what was learned; {choice}", stacklevel=3
+        )
     return {"loss": {"before": before, "after": after}}
 
 
