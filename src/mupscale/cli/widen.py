@@ -35,9 +35,9 @@ from ..jobs.job import Job
 from ..jobs.progress import shown_progress
 from ..jobs.worker import run_job, run_worker
 from ..plans.names import pattern_of
+from ..rules.noise_defaults import DEFAULT_RISE
 from ..storage.location import Location, absolute
 from ..text import columns
-from ..rules.noise_defaults import DEFAULT_RISE
 from ..training.jump import is_jump, jump_message, smaller
 from ..training.recipe import Recipe
 from .next_steps import next_steps
@@ -143,9 +143,7 @@ def _chosen_size(
     working("choosing the noise by what it costs", chosen)
     early = earlier_plan(directory.path)
     usual = request.recipe is None and rise == DEFAULT_RISE
-    choice = choose_size(
-        directory.path, family, early, None if usual else rise, request.seed, chosen.batch
-    )
+    choice = choose_size(directory.path, family, early, None if usual else rise, request.seed, chosen.batch)
     if choice["kind"] == "loss":
         told = f"the loss goes from {choice['before']:.4f} to {choice['after']:.4f}, {choice['found']:.0%} of the way to"
         end = f"an untrained model's {choice['untrained']:.4f}"

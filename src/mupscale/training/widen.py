@@ -20,7 +20,7 @@ from ..arguments import shown
 from ..errors import Fault, MupscaleError, raise_faults
 from ..optimizers.carry import carry_optimizer, made
 from ..optimizers.read import read_live
-from ..optimizers.schedulers import carry_scheduler, refuse_absolute
+from ..optimizers.schedulers import carry_scheduler, driven_by, refuse_absolute
 from ..optimizers.write import write_live
 from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.build import Make, build
@@ -141,7 +141,8 @@ def carry(
     check_ties(direction.plan, {name: t for name, _, t in named_tensors(run.model)})
     if not direction.back:
         check_since(run)
-    faults = refuse_absolute(run.schedulers)
+    # Groups that are stepped in units hold the constants of the reference, so no scheduler has to follow other units.
+    faults = refuse_absolute(tuple(s for s in run.schedulers if units_of(driven_by(s)) is None))
     if run.optimizers:
         lone = [name for name, t in direction.plan.tensors.items() if t.new and t.like is None]
         what = "it is new and like no tensor of the base, so it belongs to no group"
@@ -163,7 +164,7 @@ def carry(
         groups[id(optimizer)] = (new, carried.groups)
     schedulers, driven = [], set()
     for scheduler in run.schedulers:
-        owner = getattr(scheduler, "optimizer", None) or scheduler._schedulers[0].optimizer
+        owner = driven_by(scheduler)
         if id(owner) not in groups:
             what = "it drives an optimizer that is not part of the run"
             remedy = "put that optimizer into Run(optimizers=[...]), or leave the scheduler out"
