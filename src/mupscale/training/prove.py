@@ -19,17 +19,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import Fault, MupscaleError, raise_faults
+from ..errors import Fault, Undecided, raise_faults
 from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.copied import copied
 from ..plans.declare import Declared
-from ..plans.dropout import NO_DROPOUT, without_dropout
+from ..plans.dropout import without_dropout
 from ..plans.fits import check_end, expect_plan
 from ..plans.float64 import lifted_casts, prepare
 from ..plans.identity import Loss, load_wide_
-from ..plans.infer import UNREACHED, find_plan, infer_plan, proved_by
+from ..plans.infer import find_plan, infer_plan, proved_by
 from ..plans.known import why_undecided
 from ..plans.names import named_tensors, unwrap
+from ..plans.need import Need
 from ..plans.plan import Plan
 from ..proofs.certificate import Certificate, Failure
 from ..proofs.compare import certificate_of, compare_losses, tolerance_of
@@ -87,7 +88,7 @@ def proved_plan(
         chosen, record = _measured_plan(base, built, plan, loss, filled)
     carried = {other.path: other.base for other in differences if other.kind == "carried"}
     record |= {"carried": carried} if carried else {}
-    for need in (need for need in chosen.needs if need.startswith((NO_DROPOUT, UNREACHED))):
+    for need in (need for need in sorted(chosen.needs) if need.kind in ("dropout", "unreached")):
         warnings.warn(f"growing is exact with {need}", stacklevel=4)
     return chosen, record
 
@@ -105,7 +106,7 @@ def _measured_plan(
     if plan is None and not small:
         try:
             chosen = infer_plan(base, built)
-        except MupscaleError as error:
+        except Undecided as error:
             _LOG.info("shapes do not decide the plan (%s); searching on copies in float64", error.claim)
     if chosen is not None:
         pair = _Pair(base, built, chosen, loss, None if small else filled)
@@ -174,7 +175,7 @@ class _Pair:
     plan: Plan
     loss: Loss
     filled: Callable[[Plan], nn.Module] | None
-    needs: frozenset[str] = frozenset()
+    needs: frozenset[Need] = frozenset()
     """What the measured plan assumes: that there is no dropout, where some was met."""
 
     @property

@@ -34,6 +34,7 @@ from ..plans.names import averaged, named_tensors, resolve, strip_wrappers, unwr
 from ..plans.plan import Plan
 from ..plans.projection import ExampleInputs
 from ..rules.optimizers import OptimizerRule, rule_for
+from ..runs.provenance import Growth
 from ..runs.run import Run
 from ..tensors.parts import is_sharded
 from .hooks import carry_clips_, carry_units_
@@ -74,7 +75,7 @@ def widen(
     chosen, proof = chosen_plan(start.model, wide, built, plan, measured_with(loss, example_inputs), unproved)
     grown = carry(start, built, wide, Direction(chosen), rules, settings=not unproved)
     begin_stage_(grown.schedulers, step_cost)
-    return replace(grown, provenance={**grown.provenance, "proof": proof})
+    return replace(grown, provenance=grown.provenance.noting(proof=proof))
 
 
 def narrow(
@@ -180,7 +181,15 @@ def carry(
         carry_clips_(run.optimizers, optimizers, model, None, direction.plan)
         plan, early, before = _narrowed(run, direction.plan)
         return Run(
-            model, optimizers, schedulers, plan=plan, since=early, ema=ema, steps=run.steps, earlier=before
+            model,
+            optimizers,
+            schedulers,
+            plan=plan,
+            since=early,
+            ema=ema,
+            steps=run.steps,
+            earlier=before,
+            provenance=run.provenance.narrowed(direction.plan),
         )
     since = direction.plan if run.since is None else run.since.then(direction.plan)
     carry_clips_(run.optimizers, optimizers, model, direction.plan, None)
@@ -193,7 +202,7 @@ def carry(
         plan=direction.plan,
         since=since,
         earlier=(*run.earlier, (run.plan, run.since)),
-        provenance={**run.provenance, **({"rounded": rounded} if rounded else {})},
+        provenance=run.provenance.grown(Growth.by(direction.plan, run.since, rounded=rounded)),
     )
 
 
