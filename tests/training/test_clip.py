@@ -130,7 +130,7 @@ def closed(run: mu.Run, steps: range, clip: Any = None, *, named: bool = True) -
     for i in steps:
         seen.append(run.model(X).detach())
 
-        def closure(scale: int = 1 + i) -> Tensor:
+        def closure(scale: int = 1 + i) -> Any:
             run.model.zero_grad()
             loss: Tensor = (run.model(X) - Y * scale).square().mean()
             loss.backward()
@@ -138,7 +138,8 @@ def closed(run: mu.Run, steps: range, clip: Any = None, *, named: bool = True) -
                 clip(run.model)
             return loss
 
-        run.optimizer.step(closure=closure) if named else run.optimizer.step(closure)
+        optimizer: Any = run.optimizer
+        optimizer.step(closure=closure) if named else optimizer.step(closure)
     return seen
 
 
@@ -172,7 +173,8 @@ class Pair(nn.Module):
 
 def in_turn(run: mu.Run, steps: range, clip: Any, first: str, *, closure: bool = False) -> list[Tensor]:
     """Both optimizers step, each on gradients of its own; the outputs before every step."""
-    seen, model = [], run.model
+    seen: list[Tensor] = []
+    model: Any = run.model
     losses = {
         "judge": lambda i: (model.judge(model.maker(X).detach()) - model.judge(Y * (1 + i))).square().mean(),
         "maker": lambda i: -100 * model.judge(model.maker(X)).mean(),
@@ -203,6 +205,10 @@ def pair(hook: str) -> mu.Run:
     return run
 
 
+def judged(model: Any) -> Any:
+    return model.judge(model.maker(X)).square().mean()
+
+
 @pytest.mark.parametrize("closure", [False, True])
 @pytest.mark.parametrize("hook", ["one", "each"])
 def test_optimizers_that_step_in_turn_are_each_clipped_by_their_own_norm(hook: str, closure: bool):
@@ -216,7 +222,7 @@ def test_optimizers_that_step_in_turn_are_each_clipped_by_their_own_norm(hook: s
     assert largest(half, want) > 1e-3, "control: the generator is not clipped"
     run = pair(hook)
     in_turn(run, FIRST, None, "judge", closure=closure)
-    wide = mu.widen(run, lambda: Pair(12), loss=lambda model: model.judge(model.maker(X)).square().mean())
+    wide = mu.widen(run, lambda: Pair(12), loss=judged)
     assert largest(in_turn(wide, LATER, None, "judge", closure=closure), want[2:]) <= 1e-12
 
 
