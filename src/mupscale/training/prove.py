@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.attributes import carry_attributes_, compare_attributes
+from ..plans.attributes import Difference, both_values, carry_attributes_, compare_attributes
 from ..plans.copied import copied
 from ..plans.declare import Declared
 from ..plans.dropout import NO_DROPOUT, without_dropout
@@ -69,27 +69,40 @@ def proved_plan(
     if loss is None or unproved:
         chosen = plan if plan is not None else infer_plan(base, built)
         _refuse_unproved(base, built, chosen, unproved)
-        lost = [difference for difference in differences if difference.kind == "refused" and not unproved]
+        lost = [difference for difference in differences if difference.kind == "refused"]
         raise_faults(
             "the base has what is not carried, and nothing was measured that would show whether it matters",
             [
-                Fault(
-                    "proof.attribute_not_carried",
-                    d.path,
-                    f"{d.base} in the base, {d.wide} in the wide model",
-                    "add loss= or example_inputs=",
-                )
+                Fault("proof.attribute_not_carried", d.path, both_values(d), "add loss= or example_inputs=")
                 for d in lost
             ],
         )
         record: dict[str, Any] = {"by": chosen.proof}
     else:
-        chosen, record = _measured_plan(base, built, plan, loss, filled)
+        try:
+            chosen, record = _measured_plan(base, built, plan, loss, filled)
+        except MupscaleError as error:
+            raise _with_differences(error, differences) from error.__cause__
     carried = {other.path: other.base for other in differences if other.kind == "carried"}
     record |= {"carried": carried} if carried else {}
     for need in (need for need in chosen.needs if need.startswith((NO_DROPOUT, UNREACHED))):
         warnings.warn(f"growing is exact with {need}", stacklevel=4)
     return chosen, record
+
+
+def _with_differences(error: MupscaleError, differences: list[Difference]) -> MupscaleError:
+    """The error, with what the wide model does not have from the base and what may be the reason."""
+    remedies = {"kept": "write the base's value in the factory", "refused": "do it in the factory as well"}
+    left = [d for d in differences if d.kind in remedies]
+    if not error.faults or not left:
+        return error
+    return type(error)(
+        error.claim,
+        [
+            *error.faults,
+            *(Fault("proof.attribute_not_carried", d.path, both_values(d), remedies[d.kind]) for d in left),
+        ],
+    )
 
 
 def _measured_plan(

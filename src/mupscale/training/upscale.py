@@ -30,6 +30,7 @@ from ..runs.run import Run, since_of
 from ..version import __version__
 from .auto_noise import AutoNoise, Choice, choose_noise, wrong_auto
 from .jump import is_jump, jump_message, less_of, measured
+from .left_behind import hand_over_
 from .noise_kinds import EXAMPLES, Noise, SignalNoise, wrong_noise
 from .noise_places import exempt_of
 from .noises import resolve_noise
@@ -117,7 +118,9 @@ def upscale(
         noise = SignalNoise(choice.t)
     resolved = resolve_noise(tensors, noise, plan=chosen, seed=seed, since=start.since, exempt=exempt)
     set_rates_ = new_rates(start, lr, peak_lr)
-    grown = carry(start, built, wide, Direction(chosen, noise=resolved), rules, settings=not unproved)
+    direction = Direction(chosen, noise=resolved)
+    grown = carry(start, built, wide, direction, rules, settings=not unproved)
+    left = hand_over_(start, grown, direction, "worst" in proof)
     set_rates_(grown)
     losses = {} if loss is None else _losses(loss, start.model, grown.model, noise, seed, choice)
     begin_stage_(grown.schedulers, step_cost)
@@ -126,6 +129,7 @@ def upscale(
         "torch": str(torch.__version__),
         "plan": chosen.hash,
         "proof": proof,
+        "not_carried": left,
         "reference": start.since.hash if start.since is not None else "the base itself",
         "noise": {"kind": type(noise).__name__, **resolved.as_json()},
         **({} if choice is None else {"auto": choice.as_json()}),

@@ -1,0 +1,131 @@
+"""What hangs on a run and is neither weight nor state: what of it the wide run has, what it has not, and what is warned of.
+
+A row is warned of if training changes by it. What was measured and did not show, a hook that only looks on for example, is
+in the provenance and nowhere else.
+
+| what | fate |
+|---|---|
+| gradients of micro-batches that were not stepped yet | carried; sparse ones warned of |
+| state of modules: counters, dicts, generators | carried (`plans/attributes.py`) |
+| settings that the factory of the wide model sets | the factory's, warned of |
+| hooks and patched methods of modules | measured by the proof, named; warned of without one |
+| step hooks and patched methods of optimizers | warned of |
+| a scheduler that is not part of the run | warned of |
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..optimizers.schedulers import driven_by
+from ..plans.attributes import both_values, compare_attributes
+from ..plans.class_code import of_library
+from ..plans.direction import Direction
+from ..plans.names import named_tensors
+from ..runs.run import Run
+from .clip import Clip
+from .stepping import InUnits
+
+
+class Left(NamedTuple):
+    """One thing that the wide run does not have from the base."""
+
+    where: str
+    what: str
+    warned: bool
+    """Whether training changes by it, as far as is known."""
+    remedy: str = ""
+
+
+def hand_over_(base: Run, wide: Run, direction: Direction, proved: bool) -> dict[str, str]:
+    """Give the wide run the base's gradients; where -> what, of everything that it does not get.
+
+    Warns once, of what changes training. `proved` says that the models themselves were measured, hooks included.
+    """
+    rows = [
+        *_attributes(base.model, wide.model, direction, proved),
+        *_carry_gradients_(base, wide, direction),
+    ]
+    for number, optimizer in enumerate(base.optimizers):
+        where = "optimizer" if len(base.optimizers) == 1 else f"optimizers[{number}]"
+        rows += _of_optimizer(where, optimizer, base)
+    lines = [f"\n  {row.where}: {row.what}{row.remedy and '; '}{row.remedy}" for row in rows if row.warned]
+    if lines:
+        warnings.warn(f"the wide run trains differently in what follows{''.join(lines)}", stacklevel=3)
+    return {row.where: row.what for row in rows}
+
+
+def _carry_gradients_(base: Run, wide: Run, direction: Direction) -> Iterator[Left]:
+    """Give the wide parameters r · dup(G) of gradients that the base has accumulated and not stepped with."""
+    held = {n: t.grad for n, k, t in named_tensors(base.model) if k == "parameter" and t.grad is not None}
+    for name, kind, parameter in named_tensors(wide.model):
+        if kind != "parameter" or parameter.grad is not None:
+            continue
+        planned, entry = direction.planned(name)
+        sources = (planned,) if direction.back else entry.sources
+        known = {source: held[source] for source in sources if source in held}
+        if not known or len(known) < len(sources):
+            continue
+        if any(gradient.layout != parameter.layout for gradient in known.values()):
+            yield Left(f"{name}.grad", "a sparse gradient, which is not carried", True, "step before growing")
+            continue
+        value = known[planned] if direction.back else entry.source(known)
+        parameter.grad = direction.made(value, entry.gradient_making())
+
+
+def step_hooks(optimizer: Optimizer) -> int:
+    """How many step hooks an optimizer has that are not ours."""
+    pairs = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    owners = [getattr(hook, "__self__", hook) for hooks in pairs for hook in hooks.values()]
+    return sum(not isinstance(owner, (Clip, InUnits)) for owner in owners)
+
+
+def patched_methods(optimizer: Optimizer) -> list[str]:
+    """Methods of its class that were replaced on this object.
+
+    torch's schedulers wrap `step` to count its calls, which is no patch; what they wrap may be one.
+    """
+    found = []
+    for name, value in vars(optimizer).items():
+        own = getattr(type(optimizer), name, None)
+        while callable(own) and of_library(value) and hasattr(value, "__wrapped__"):
+            value = value.__wrapped__
+            if getattr(value, "__func__", value) is own:
+                break
+        if callable(own) and not of_library(value) and getattr(value, "__func__", value) is not own:
+            found.append(name)
+    return found
+
+
+def _attributes(base: nn.Module, wide: nn.Module, direction: Direction, proved: bool) -> Iterator[Left]:
+    for difference in compare_attributes(base, wide, None if direction.back else direction.plan):
+        if difference.kind != "expected":
+            code = difference.kind == "refused" and not proved
+            yield Left(difference.path, both_values(difference), difference.matters or code)
+
+
+def _of_optimizer(where: str, optimizer: Optimizer, run: Run) -> Iterator[Left]:
+    again = "on the wide run's optimizer"
+    if count := step_hooks(optimizer):
+        yield Left(f"{where}, step hooks", f"{count} are not carried", True, f"register them {again}")
+    for name in patched_methods(optimizer):
+        yield Left(
+            f"{where}.{name}",
+            "it was replaced on this object, which is not carried",
+            True,
+            f"replace it {again}",
+        )
+    scheduled = any("initial_lr" in group for group in optimizer.param_groups)
+    if scheduled and not any(driven_by(scheduler) is optimizer for scheduler in run.schedulers):
+        what = "a scheduler has driven it, which is not part of the run, so its rates stay as they are"
+        yield Left(
+            f"{where}, scheduler",
+            what,
+            True,
+            f"write mu.Run(model, optimizer, scheduler), or build a new one {again}",
+        )
