@@ -104,25 +104,28 @@ def _arguments(kind: type) -> Iterator[str]:
 
 
 def _writes(code: CodeType) -> Iterator[tuple[str, bool]]:
-    """Names of attributes that a function writes, each with whether in place (+=), functions inside it included."""
+    """Names of attributes that a function writes, each with whether in place (+=), functions inside it included.
+
+    An entry of a dict is written by its key, self.seen["words"] += 1; if the key is not known, by the names of the statement.
+    """
     names: list[str] = []
-    first: list[str] = []
+    key: str | None = None
     in_place = False
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             names.append(str(step.argval))
-        elif step.opname == "COPY":
-            first = first or list(names)  # what is changed in place is loaded before it is copied
+        elif step.opname == "LOAD_CONST" and not in_place:
+            key = step.argval if isinstance(step.argval, str) else key
         elif step.opname == "BINARY_OP" and step.argrepr.endswith("="):
             in_place = True
         elif step.opname in ("STORE_ATTR", "DELETE_ATTR"):
             yield str(step.argval), in_place
         elif step.opname == "STORE_SUBSCR":
-            yield from ((name, in_place) for name in (first if in_place else names))
+            yield from [(key, in_place)] if key is not None else [(name, False) for name in names]
         elif step.opname == "POP_TOP" and _MUTATORS & set(names):
             yield from ((name, False) for name in names)
         if step.opname.startswith("STORE_") or step.opname in _ENDS:
-            names, first, in_place = [], [], False
+            names, key, in_place = [], None, False
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _writes(inner)

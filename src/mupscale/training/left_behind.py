@@ -103,8 +103,9 @@ def patched_methods(optimizer: Optimizer) -> list[str]:
 
 
 def _attributes(base: nn.Module, wide: nn.Module, direction: Direction, proved: bool) -> Iterator[Left]:
+    edited = {edit.path for edit in direction.plan.edits}
     for difference in compare_attributes(base, wide, None if direction.back else direction.plan):
-        if difference.kind != "expected":
+        if difference.kind != "expected" and difference.path not in edited:
             code = difference.kind == "refused" and not proved
             yield Left(difference.path, both_values(difference), difference.matters or code)
 
