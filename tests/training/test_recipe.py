@@ -64,7 +64,7 @@ def test_it_gives_noise_and_learning_rate_at_a_larger_width():
     assert mu.diagnostics.reference_lr(wide.optimizers[0]) == pytest.approx(2e-3)
     assert added(wide, run) == pytest.approx(0.2 * 8**-0.5, rel=0.02), "σ̄ of the reference times q"
     assert wide.provenance["recipe"]["k"] == K
-    json.dumps(wide.provenance)
+    json.dumps(wide.provenance.as_json())
 
 
 def test_a_run_without_optimizers_takes_the_noise_alone():

@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from ..checkpoints.about import read_about
-from ..checkpoints.grow import earlier_plan, job_of, record
+from ..checkpoints.grow import earlier_growths, earlier_plan, job_of, record
 from ..checkpoints.noise_words import AUTO, DEFAULT_NOISE, parse_noise
 from ..checkpoints.recipe_state import notes_on
 from ..checkpoints.request import Request
@@ -38,6 +38,7 @@ from ..plans.names import pattern_of
 from ..storage.location import Location, absolute
 from ..text import columns
 from ..training.jump import is_jump, jump_message, smaller
+from ..training.noises import unused_seed
 from ..training.recipe import Recipe
 from .next_steps import next_steps
 from .plan import UNTIED, cost, describe, evidence, planned
@@ -141,7 +142,8 @@ def _chosen_size(
     check_memory(2 * 4 * family.plan.parameters("wide"), "noise chosen by its cost")
     working("choosing the noise by what it costs", chosen)
     early = earlier_plan(directory.path)
-    choice = choose_size(directory.path, family, early, rise, request.seed, chosen.batch)
+    seed = unused_seed(request.seed, early, earlier_growths(directory.path).seeds)
+    choice = choose_size(directory.path, family, early, rise, seed, chosen.batch)
     if choice["kind"] == "loss":
         told = f"the loss goes from {choice['before']:.4f} to {choice['after']:.4f}, {choice['found']:.0%} of the way to"
         end = f"an untrained model's {choice['untrained']:.4f}"

@@ -56,6 +56,8 @@ _TOLERANCE = 1e-6
 """Relative: width constants are computed in float32 in some models."""
 _DEPTH = 4
 """How far objects inside objects are followed; a model that refers to itself ends here."""
+_LONGEST = 80
+"""Characters of a dict or a list that a provenance repeats."""
 _NOTHING: Any = type("Nothing", (), {"__repr__": lambda _: "nothing"})()
 
 
@@ -108,6 +110,13 @@ def both_values(difference: Difference) -> str:
     return "{} in the base, {} in the wide model".format(*values)
 
 
+def plain_value(value: Any) -> Any:
+    """A value as JSON can store it: itself, or what it is."""
+    if isinstance(value, (dict, list, tuple, set, deque)):
+        return repr(value) if len(repr(value)) <= _LONGEST else shown(value)
+    return value if isinstance(value, (bool, int, float, str, type(None))) else shown(value)
+
+
 def carry_attributes_(wide: nn.Module, differences: list[Difference]) -> None:
     """Give the wide model the base's value of every difference that is carried.
 
@@ -144,8 +153,8 @@ class _Sizes:
 
     ratios: tuple[float, ...]
     """The growth ratios of all axes, as logarithms."""
-    steps: frozenset[int]
-    """By how many entries they grow."""
+    grow: bool
+    """Whether an axis grows: they shrink when a run is narrowed."""
 
     @classmethod
     def of(cls, base: nn.Module, wide: nn.Module) -> _Sizes:
@@ -154,10 +163,10 @@ class _Sizes:
             (a, b)
             for name, tensor in base.named_parameters()
             for a, b in zip(tensor.shape, shapes.get(_path(name), tensor.shape), strict=False)
-            if a and b > a
+            if a and b and a != b
         }
         ratios = {Fraction(b, a) for a, b in grown}
-        return cls(tuple(math.log(ratio) for ratio in ratios), frozenset(b - a for a, b in grown))
+        return cls(tuple(math.log(ratio) for ratio in ratios), any(b > a for a, b in grown))
 
     def follows(self, a: Any, b: Any) -> bool:
         """True if b is a times a power of a growth ratio, in quarters, for numbers and for each entry of a sequence."""
@@ -175,7 +184,7 @@ class _Sizes:
 
     def went_back(self, a: Any, b: Any) -> bool:
         """True for a whole number that is smaller in the wide model, and that no axis explains: a count, not a size."""
-        return isinstance(a, int) and isinstance(b, int) and b < a and not self.follows(a, b)
+        return self.grow and isinstance(a, int) and isinstance(b, int) and b < a and not self.follows(a, b)
 
 
 def _attributes(
@@ -211,7 +220,7 @@ def _kind(code: Code, keys: tuple[Any, ...], a: Any, b: Any, sizes: _Sizes) -> t
     if names & code.counted:
         return "carried", False
     both = b is not _NOTHING
-    if both and not code.torchs and sizes.follows(a, b):
+    if both and not (code.torchs and isinstance(a, float)) and sizes.follows(a, b):
         return "expected", False
     if names & code.assigned:
         return "carried", False

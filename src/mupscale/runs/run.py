@@ -13,6 +13,7 @@ from ..arguments import wrong_kind
 from ..errors import MupscaleError, raise_faults
 from ..plans.fits import expect_since, identity_plan
 from ..plans.plan import Plan
+from .provenance import Provenance
 
 
 @dataclass(frozen=True, init=False)
@@ -38,8 +39,8 @@ class Run:
     """The plan from the reference to this model; None when the model is its own reference."""
     earlier: tuple[tuple[Plan | None, Plan | None], ...]
     """`plan` and `since` of the runs that this one was widened from, the latest last; `narrow` goes back to them."""
-    provenance: Mapping[str, Any]
-    """How this run was made: plan, seed, noise, versions. Plain values, to be saved with the weights."""
+    provenance: Provenance
+    """How this run was made, growth by growth: plan, seed, noise, versions. Save `provenance.as_json()` with the weights."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Run:
         ema: nn.Module | Mapping[str, Tensor] | None = None,
         steps: int = 0,
         earlier: Sequence[tuple[Plan | None, Plan | None]] = (),
-        provenance: Mapping[str, Any] | None = None,
+        provenance: Provenance | Mapping[str, Any] | None = None,
     ) -> None:
         fields = {
             "model": model,
@@ -63,7 +64,9 @@ class Run:
             "plan": plan,
             "since": since,
             "earlier": tuple(earlier),
-            "provenance": dict(provenance or {}),
+            "provenance": provenance
+            if isinstance(provenance, Provenance)
+            else Provenance.from_json(provenance or {}),
         }
         faults = wrong_kind("model", model, nn.Module, "pass the module that is trained")
         for i, optimizer in enumerate(_several(optimizers)):

@@ -23,7 +23,7 @@ from ..training.clip import Clip, clip_
 from ..training.rewarm import state_of
 from ..training.schedules import GrowthSchedule
 from ..training.stepping import InUnits, step_in_units_
-from .going_on import Grown, both_plans, schedule_settings, schedulers_for
+from .going_on import Grown, both_plans, read_provenance, record_of, schedule_settings, schedulers_for
 
 
 class TrainerHooks:
@@ -129,7 +129,7 @@ def _record(since: Grown, plans: tuple[Plan, Plan]) -> bytes:
     """What `mupscale.json` of the grown directory says; kept, because old checkpoints are deleted while a run goes on."""
     if isinstance(since, str | Path) and Path(since).is_dir():
         return (Path(since) / NAME).read_bytes()
-    told = {"format": FORMAT, "plan": plans[0].as_json(), "since_reference": plans[1].as_json()}
+    told = {"format": FORMAT, **record_of(plans, read_provenance(since))}
     return json.dumps(told, indent=1, sort_keys=True).encode()
 
 

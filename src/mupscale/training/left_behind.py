@@ -16,8 +16,8 @@ in the provenance and nowhere else.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
@@ -42,22 +42,28 @@ class Left(NamedTuple):
     remedy: str = ""
 
 
-def hand_over_(base: Run, wide: Run, direction: Direction, proved: bool) -> dict[str, str]:
-    """Give the wide run the base's gradients; where -> what, of everything that it does not get.
+def hand_over_(base: Run, wide: Run, direction: Direction, proof: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the wide run the base's gradients, and say what it has and has not; warns once, of what changes training.
 
-    Warns once, of what changes training. `proved` says that the models themselves were measured, hooks included.
+    `proof` is the record of what was measured: hooks and patched methods among it, if there is a number. Returns what the
+    provenance records.
     """
-    rows = [
-        *_attributes(base.model, wide.model, direction, proved),
-        *_carry_gradients_(base, wide, direction),
-    ]
+    rows = list(_attributes(base.model, wide.model, direction, "worst" in proof))
+    rows += _carry_gradients_(base, wide, direction)
     for number, optimizer in enumerate(base.optimizers):
         where = "optimizer" if len(base.optimizers) == 1 else f"optimizers[{number}]"
         rows += _of_optimizer(where, optimizer, base)
     lines = [f"\n  {row.where}: {row.what}{row.remedy and '; '}{row.remedy}" for row in rows if row.warned]
     if lines:
-        warnings.warn(f"the wide run trains differently in what follows{''.join(lines)}", stacklevel=3)
-    return {row.where: row.what for row in rows}
+        warnings.warn(
+            f"training changes by what the wide run does not have from the base{''.join(lines)}", stacklevel=3
+        )
+    gradients = sum(p.grad is not None for p in wide.model.parameters())
+    return {
+        "proof": {key: value for key, value in proof.items() if key != "carried"},
+        "carried": {**proof.get("carried", {}), **({"gradients": gradients} if gradients else {})},
+        "named": {row.where: row.what for row in rows},
+    }
 
 
 def _carry_gradients_(base: Run, wide: Run, direction: Direction) -> Iterator[Left]:

@@ -20,7 +20,13 @@ import torch
 from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.attributes import Difference, both_values, carry_attributes_, compare_attributes
+from ..plans.attributes import (
+    Difference,
+    both_values,
+    carry_attributes_,
+    compare_attributes,
+    plain_value,
+)
 from ..plans.copied import copied
 from ..plans.declare import Declared
 from ..plans.dropout import NO_DROPOUT, without_dropout
@@ -83,7 +89,7 @@ def proved_plan(
             chosen, record = _measured_plan(base, built, plan, loss, filled)
         except MupscaleError as error:
             raise _with_differences(error, differences) from error.__cause__
-    carried = {other.path: other.base for other in differences if other.kind == "carried"}
+    carried = {d.path: plain_value(d.base) for d in differences if d.kind == "carried"}
     record |= {"carried": carried} if carried else {}
     for need in (need for need in chosen.needs if need.startswith((NO_DROPOUT, UNREACHED))):
         warnings.warn(f"growing is exact with {need}", stacklevel=4)

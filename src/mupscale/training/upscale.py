@@ -12,7 +12,6 @@ from dataclasses import replace
 from math import isclose
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
@@ -27,13 +26,12 @@ from ..plans.plan import Plan
 from ..plans.projection import ExampleInputs
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.run import Run, since_of
-from ..version import __version__
 from .auto_noise import AutoNoise, Choice, choose_noise, wrong_auto
 from .jump import is_jump, jump_message, less_of, measured
 from .left_behind import hand_over_
 from .noise_kinds import EXAMPLES, Noise, SignalNoise, wrong_noise
 from .noise_places import exempt_of
-from .noises import resolve_noise
+from .noises import resolve_noise, unused_seed
 from .rates import new_rates
 from .recipe import Recipe, TensorGrowth
 from .schedules import begin_stage_, wrong_step_cost
@@ -108,39 +106,32 @@ def upscale(
         )
     tensors = {name: tensor for name, _, tensor in named_tensors(start.model)}
     exempt = exempt_of(start.model, chosen, "base")
+    drawn = unused_seed(seed, start.since, start.provenance.seeds)
     choice = None
     if noise is None or isinstance(noise, AutoNoise):
         assert loss is not None
         auto = AutoNoise() if noise is None else noise
-        about: dict[str, Any] = {"plan": chosen, "seed": seed, "since": start.since, "exempt": exempt}
+        about: dict[str, Any] = {"plan": chosen, "seed": drawn, "since": start.since, "exempt": exempt}
         choice = choose_noise(start.model, wide, auto, loss, **about, settings=not unproved)
         _LOG.info("%s", choice)
         noise = SignalNoise(choice.t)
-    resolved = resolve_noise(tensors, noise, plan=chosen, seed=seed, since=start.since, exempt=exempt)
+    resolved = resolve_noise(tensors, noise, plan=chosen, seed=drawn, since=start.since, exempt=exempt)
     set_rates_ = new_rates(start, lr, peak_lr)
     direction = Direction(chosen, noise=resolved)
     grown = carry(start, built, wide, direction, rules, settings=not unproved)
-    left = hand_over_(start, grown, direction, "worst" in proof)
     set_rates_(grown)
-    losses = {} if loss is None else _losses(loss, start.model, grown.model, noise, seed, choice)
+    losses = None if loss is None else _losses(loss, start.model, grown.model, noise, seed, choice)
     begin_stage_(grown.schedulers, step_cost)
-    provenance = {
-        "version": __version__,
-        "torch": str(torch.__version__),
-        "plan": chosen.hash,
-        "proof": proof,
-        "not_carried": left,
-        "reference": start.since.hash if start.since is not None else "the base itself",
-        "noise": {"kind": type(noise).__name__, **resolved.as_json()},
-        **({} if choice is None else {"auto": choice.as_json()}),
-        "seed": seed,
-        "lr": lr,
-        **({} if peak_lr is None else {"peak_lr": peak_lr}),
-        **({} if recipe is None else {"recipe": recipe.summary()}),
-        **losses,
-        **({"rounded": grown.provenance["rounded"]} if "rounded" in grown.provenance else {}),
-        "grown_from": dict(start.provenance),
-    }
+    provenance = grown.provenance.noting(
+        **hand_over_(start, grown, direction, proof),
+        noise={"kind": type(noise).__name__, **resolved.as_json()},
+        auto=None if choice is None else choice.as_json(),
+        seed=seed,
+        lr=lr,
+        peak_lr=peak_lr,
+        recipe=None if recipe is None else recipe.summary(),
+        loss=losses,
+    )
     return replace_run(grown, provenance=provenance)
 
 
@@ -179,18 +170,18 @@ def _unusable(
 
 def _losses(
     loss: Loss, base: nn.Module, wide: nn.Module, noise: Noise, seed: int, choice: Choice | None
-) -> dict[str, Any]:
+) -> dict[str, float]:
     """The loss before and after noise, for the provenance; warns if it jumps by more than was asked for."""
     if choice is not None:
         if not choice.found <= 1.5 * choice.rise:
             warnings.warn(
                 f"no size was found that costs {choice.rise:.0%} of what was learned; {choice}", stacklevel=3
             )
-        return {"loss": {"before": choice.before, "after": choice.after}}
+        return {"before": choice.before, "after": choice.after}
     before, after = (measured(loss, model, seed) for model in (base, wide))
     if is_jump(before, after):
         warnings.warn(jump_message(before, after, less_of(noise)), stacklevel=3)
-    return {"loss": {"before": before, "after": after}}
+    return {"before": before, "after": after}
 
 
 def at_recipe(recipe: Recipe, run: Run, plan: Plan, rules: Mapping[str, OptimizerRule] | None = None) -> Run:

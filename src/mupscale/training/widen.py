@@ -34,6 +34,7 @@ from ..plans.names import averaged, named_tensors, resolve, strip_wrappers, unwr
 from ..plans.plan import Plan
 from ..plans.projection import ExampleInputs
 from ..rules.optimizers import OptimizerRule, rule_for
+from ..runs.provenance import Growth
 from ..runs.run import Run
 from ..tensors.parts import is_sharded
 from .hooks import carry_clips_, carry_units_
@@ -76,8 +77,8 @@ def widen(
     direction = Direction(chosen)
     grown = carry(start, built, wide, direction, rules, settings=not unproved)
     begin_stage_(grown.schedulers, step_cost)
-    left = hand_over_(start, grown, direction, "worst" in proof)
-    return replace(grown, provenance={**grown.provenance, "proof": proof, "not_carried": left})
+    left = hand_over_(start, grown, direction, proof)
+    return replace(grown, provenance=grown.provenance.noting(**left))
 
 
 def narrow(
@@ -103,7 +104,7 @@ def narrow(
         )
     direction = Direction(chosen, back=True)
     cut = carry(start, build(base), base, direction, rules)
-    hand_over_(start, cut, direction, False)
+    hand_over_(start, cut, direction, {})
     return cut
 
 
@@ -185,7 +186,15 @@ def carry(
         carry_clips_(run.optimizers, optimizers, model, None, direction.plan)
         plan, early, before = _narrowed(run, direction.plan)
         return Run(
-            model, optimizers, schedulers, plan=plan, since=early, ema=ema, steps=run.steps, earlier=before
+            model,
+            optimizers,
+            schedulers,
+            plan=plan,
+            since=early,
+            ema=ema,
+            steps=run.steps,
+            earlier=before,
+            provenance=run.provenance.narrowed(direction.plan),
         )
     since = direction.plan if run.since is None else run.since.then(direction.plan)
     carry_clips_(run.optimizers, optimizers, model, direction.plan, None)
@@ -198,7 +207,7 @@ def carry(
         plan=direction.plan,
         since=since,
         earlier=(*run.earlier, (run.plan, run.since)),
-        provenance={**run.provenance, **({"rounded": rounded} if rounded else {})},
+        provenance=run.provenance.grown(Growth.by(direction.plan, run.since, rounded=rounded)),
     )
 
 
