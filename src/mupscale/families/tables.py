@@ -18,6 +18,7 @@ from ..plans.float64 import cast_, lifted_casts
 from ..plans.identity import GRADIENT_TOLERANCE, compare_gradients, gradients, load_wide_
 from ..plans.more_rows import old_words, row_plan
 from ..plans.names import pattern_of
+from ..plans.need import Need
 from ..plans.plan import Plan
 from ..plans.tensor_plan import Rows
 from ..tensors.differences import loss_gap
@@ -131,12 +132,13 @@ def table_plan(base: nn.Module, config: Config, more: list[More], cls: Any) -> P
     return replace(plan, needs=plan.needs | {_need(each) for each in more})
 
 
-def _need(more: More) -> str:
+def _need(more: More) -> Need:
     if more.rows == "positions":
-        return f"sequences of at most {more.now} positions, as in the base"
-    return (
+        return Need(f"sequences of at most {more.now} positions, as in the base", "assumption")
+    return Need(
         f"a loss over the base's {more.now} words, logits[..., :{more.now}]; over all words it rises by log(1 + new/Z), "
-        "with Z the sum of exp(logit) over the base's words"
+        "with Z the sum of exp(logit) over the base's words",
+        "assumption",
     )
 
 

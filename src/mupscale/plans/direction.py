@@ -72,7 +72,7 @@ class Direction:
         """Name at the start -> the names it becomes at the end."""
         if self.back:
             return {name: tensor.sources for name, tensor in self.plan.tensors.items()}
-        return {source: tuple(names) for source, names in self.plan.sources.items()}
+        return self.plan.sources
 
     @cached_property
     def joining(self) -> Mapping[str, tuple[str, ...]]:

@@ -49,7 +49,7 @@ def planned_parameters(model: nn.Module, plan: Plan, end: End) -> dict[int, str]
 
     >>> layer, other = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
     >>> plan = Plan.identity([("1.weight", "parameter", (2, 2))])
-    >>> names = planned_parameters(nn.Sequential(layer, layer, other), Plan(plan, {"0.weight": "1.weight"}), "wide")
+    >>> names = planned_parameters(nn.Sequential(layer, layer, other), Plan(plan.tensors, {"0.weight": "1.weight"}), "wide")
     >>> names == {id(layer.weight): "1.weight"}
     True
     """

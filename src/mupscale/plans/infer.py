@@ -28,6 +28,7 @@ from .identity import Loss
 from .known import why_undecided
 from .modules import KNOWN_NORMS, maps_zero_elsewhere
 from .names import pattern_of
+from .need import REACHED, Need
 from .plan import Plan, Proof
 from .projection import ExampleInputs, Projection, refuse_unreached
 from .readers import reading_faults
@@ -167,10 +168,6 @@ def find_plan(
     return replace(found, plan=proved_by(plan, loss, found.unreached))
 
 
-UNREACHED = "a loss that reaches every tensor"
-"""How a need begins that is about tensors without a gradient."""
-
-
 def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...]) -> Plan:
     """The plan after its gradients were measured; raises if example inputs leave a growing tensor out."""
     growing = {name for entry in plan.tensors.values() if entry.grows for name in entry.sources}
@@ -180,10 +177,8 @@ def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...]) -> Plan:
     tested = {pattern_of(name) for name in growing - set(unreached)}
     untested = dict.fromkeys(pattern_of(name) for name in unreached if name in growing)
     names = ", ".join(pattern for pattern in untested if pattern not in tested)
-    needs = (
-        {f"{UNREACHED} ({names}): no gradient reaches it, so nothing tests how it grows"} if names else set()
-    )
-    return replace(plan, proof="loss", needs=plan.needs | needs)
+    need = Need(f"{REACHED} ({names}): no gradient reaches it, so nothing tests how it grows", "unreached")
+    return replace(plan, proof="loss", needs=plan.needs | ({need} if names else set()))
 
 
 def _opened(

@@ -19,10 +19,12 @@ from typing import Any, Literal, cast, get_args
 from ..errors import Fault, MupscaleError, raise_faults
 from ..files import typed
 from ..files.strict import parse_json, refuse_malformed
+from ..frozen import FrozenDict, freeze_mappings
 from ..rules.axes import Axis
 from ..rules.scale import Exact, Scale
 from .explain import explain, table
 from .names import resolve
+from .need import Need
 from .tensor_plan import Fill as Fill
 from .tensor_plan import Kind as Kind
 from .tensor_plan import TensorPlan as TensorPlan
@@ -73,11 +75,15 @@ class Plan:
     """Other names of a tensor, each with the name under which the tensor is planned."""
     edits: tuple[Edit, ...] = ()
     exact: Exactness = "dynamic"
-    needs: frozenset[str] = field(default=frozenset(), compare=False)
-    """Assumptions that the plan cannot check, as text. They are remarks and not part of its identity."""
+    needs: frozenset[Need] = field(default=frozenset(), compare=False)
+    """Assumptions that the plan cannot check: sentences, each with a kind. They are not part of its identity."""
     proof: Proof = field(default="none", compare=False)
     """What showed that the plan is exact for the models' code. It says how the plan was made, not what it does, so it is
     not part of its identity."""
+
+    def __post_init__(self) -> None:
+        freeze_mappings(self)
+        object.__setattr__(self, "needs", frozenset(map(Need, self.needs)))
 
     @property
     def proved(self) -> bool:
@@ -106,13 +112,13 @@ class Plan:
         return hash(self.hash)
 
     @cached_property
-    def sources(self) -> dict[str, list[str]]:
+    def sources(self) -> Mapping[str, tuple[str, ...]]:
         """Base name -> the wide names made from it."""
         found: dict[str, list[str]] = {}
         for name, tensor in self.tensors.items():
             for source in tensor.sources:
                 found.setdefault(source, []).append(name)
-        return found
+        return FrozenDict({source: tuple(names) for source, names in found.items()})
 
     def parameters(self, end: Literal["base", "wide"]) -> int:
         """How many parameters the model at one end has."""
@@ -261,7 +267,7 @@ class Plan:
                     for path, old, scale in typed.many(values["edits"])
                 ),
                 exact=_exactness(values["exact"]),
-                needs=frozenset(typed.texts(values["needs"])),
+                needs=frozenset(map(Need, typed.texts(values["needs"]))),
                 proof=_PROOFS[_PROOFS.index(values["proof"])],
             )
 

@@ -30,6 +30,7 @@ from .draft import Draft
 from .hypotheses import Knob, Setting
 from .identity import Loss
 from .names import pattern_of
+from .need import Need
 from .not_found import not_found
 from .plan import Plan
 from .proposals import Proposals
@@ -265,7 +266,7 @@ class _Search:
         return outcome
 
 
-def _assumed_roles(made: Draft, plan: Plan) -> set[str]:
+def _assumed_roles(made: Draft, plan: Plan) -> set[Need]:
     """Raw matrices whose axes grow by the same k: training is the same for both orders of in and out, noise is not.
 
     s = 1/k_in and r = 1/k_out are equal if k_in = k_out, so the gradient identity passes either way; the size
@@ -275,7 +276,11 @@ def _assumed_roles(made: Draft, plan: Plan) -> set[str]:
         e.name for e in made.open if len({plan[e.name].axes[d].k for d in e.growing}) == 1 < len(e.growing)
     ]
     return {
-        f"{name} reads its last growing axis (both grow by the same factor, so training does not show which; declare roles= before adding noise)"
+        Need(
+            f"{name} reads its last growing axis (both grow by the same factor, so training does not show which; "
+            "declare roles= before adding noise)",
+            "assumption",
+        )
         for name in dict.fromkeys(map(pattern_of, alike))
     }
 

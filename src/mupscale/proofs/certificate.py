@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from math import inf
+from typing import Literal
 
 from ..errors import Fault, MupscaleError
 from ..tensors.differences import curve_gap
@@ -44,6 +45,11 @@ class TensorProof:
         return (*gradient, *(() if self.rounding else ((self.weight, self.weight_rounding),)))
 
 
+FailureKind = Literal[
+    "loss", "gradient", "weight", "buffer", "setting", "batch", "clipping", "nothing_tested"
+]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Failure:
     """The first thing that deviates, and the likely cause."""
@@ -52,6 +58,11 @@ class Failure:
     where: str
     what: str
     cause: str
+    """What a reader may do about it; empty as long as nobody has looked for it."""
+    kind: FailureKind
+    """What deviates, or why nothing was compared: programs decide by it, and not by the words beside it."""
+    another_plan: bool = False
+    """Whether another plan may cure it, so that searching for one pays."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +74,8 @@ class Certificate:
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
     >>> loss = lambda model: model(torch.ones(2, 3)).sum()
     >>> certificate = mu.verify(make(4), lambda: make(8), loss=loss)
-    >>> certificate.holds, certificate.worst < 1e-12
-    (True, True)
+    >>> certificate.holds, bool(certificate), certificate.worst < 1e-12
+    (True, True, True)
     """
 
     tensors: tuple[TensorProof, ...]
@@ -94,6 +105,9 @@ class Certificate:
     def holds(self) -> bool:
         """True when nothing deviated."""
         return self.failure is None
+
+    def __bool__(self) -> bool:
+        return self.holds
 
     @property
     def worst(self) -> float:

@@ -81,9 +81,8 @@ def _buffer_failure(trial: Trial, base: Mapping[str, Tensor], wide: Mapping[str,
         return None
     for name, error in compare_buffers(base, wide, trial.plan).items():
         if not error <= trial.tolerance:
-            return Failure(
-                0, name, f"forward leaves it {error:.1e} away from the base's in new units", BUFFER
-            )
+            what = f"forward leaves it {error:.1e} away from the base's in new units"
+            return Failure(0, name, what, BUFFER, "buffer")
     return None
 
 
@@ -118,14 +117,14 @@ def compare_steps(
             or _factor_failure(trial, i)
         )
         if failure is not None and any(rank[4] for rank in ranks):
-            return Failure(
-                i, "the batch", "the base and the wide model were called with other inputs", BATCHES
-            )
+            what = "the base and the wide model were called with other inputs"
+            return Failure(i, "the batch", what, BATCHES, "batch")
         if failure is not None:
             return failure
     trial.moved = _moved(trial, before, gather)
     if trial.moved == 0.0:
-        return Failure(steps - 1, "the base", f"its weights did not move in {steps} steps", STILL)
+        what = f"its weights did not move in {steps} steps"
+        return Failure(steps - 1, "the base", what, STILL, "nothing_tested")
     return _nothing_tested(trial)
 
 
@@ -134,7 +133,7 @@ def _nothing_tested(trial: Trial) -> Failure | None:
     assert trial.identity is not None
     if set(trial.identity.errors) - set(trial.identity.untested):
         return None
-    return Failure(0, "all tensors", "every gradient is zero", STILL)
+    return Failure(0, "all tensors", "every gradient is zero", STILL, "nothing_tested")
 
 
 def _settings_failure(unequal: Unequal | None, i: int, changed: bool) -> Failure | None:
@@ -142,7 +141,7 @@ def _settings_failure(unequal: Unequal | None, i: int, changed: bool) -> Failure
         return None
     name, key, found, expected = unequal
     what = f"{key} is {found}, the base's in new units is {expected}"
-    return Failure(i, name, what, settings_cause(key, changed))
+    return Failure(i, name, what, settings_cause(key, changed), "setting")
 
 
 def _loss_failure(trial: Trial, i: int) -> Failure | None:
@@ -152,7 +151,7 @@ def _loss_failure(trial: Trial, i: int) -> Failure | None:
         return None
     if loss_gap(a, b) <= max(trial.tolerance, trial.rounding.loss(i)):
         return None
-    return Failure(i, "loss", f"base {a:.12g}, wide {b:.12g}", "")
+    return Failure(i, "loss", f"base {a:.12g}, wide {b:.12g}", "", "loss")
 
 
 def _gradient_failure(trial: Trial, i: int) -> Failure | None:
@@ -162,7 +161,7 @@ def _gradient_failure(trial: Trial, i: int) -> Failure | None:
     name = next((n for n, e in tested.items() if not e <= allowed[n]), None)
     if name is None:
         return None
-    return Failure(i, name, f"its gradient is {tested[name]:.1e} away from r · dup(G)", "")
+    return Failure(i, name, f"its gradient is {tested[name]:.1e} away from r · dup(G)", "", "gradient")
 
 
 def _factor_failure(trial: Trial, i: int) -> Failure | None:
@@ -174,7 +173,7 @@ def _factor_failure(trial: Trial, i: int) -> Failure | None:
         allowed = trial.rounding.factor(trial.plan[name])
         if allowed is not None and name not in trial.identity.untested and not abs(ratio - 1) <= allowed:
             what = f"its gradient is {ratio:.4g} times r · dup(G), where rounding explains {allowed:.1e}"
-            return Failure(i, name, what, "")
+            return Failure(i, name, what, "", "gradient")
     return None
 
 
@@ -198,7 +197,8 @@ def _weight_failure(trial: Trial, i: int, gather: Gather) -> Failure | None:
     for name, error in errors.items():
         allowed = max(trial.tolerance, trial.rounding.weight(trial.plan[name], i))
         if not error <= allowed and name not in trial.identity.rounding:
-            return Failure(i, name, f"its weight is {error:.1e} away from s · dup(W) after the step", "")
+            what = f"its weight is {error:.1e} away from s · dup(W) after the step"
+            return Failure(i, name, what, "", "weight")
     return None
 
 

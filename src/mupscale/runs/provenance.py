@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from ..errors import MupscaleError
 from ..files.strict import refuse_malformed
+from ..frozen import FrozenDict
 from ..plans.plan import Plan
 from ..version import __version__
 
@@ -31,19 +32,6 @@ def reference_of(since: Plan | None) -> str:
     return BASE_ITSELF if since is None else since.hash
 
 
-class _ReadOnly(dict[str, Any]):
-    """A dict that is printed, compared and stored like any other, and never changed."""
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("a provenance is not changed; as_json() gives a copy that can be")
-
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _ReadOnly, (dict(self),)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Growth:
     """One growth: the plan, what proved it, its noise, what came with it. What is not known, or was not done, is None or empty.
@@ -54,7 +42,7 @@ class Growth:
     >>> growth.noise["seed"] = 4
     Traceback (most recent call last):
         ...
-    TypeError: a provenance is not changed; as_json() gives a copy that can be
+    TypeError: this mapping belongs to a frozen value and cannot be changed; dict(…) makes a copy that can
     """
 
     plan: str | None
@@ -248,7 +236,7 @@ def _doses(told: Mapping[str, Any] | None) -> tuple[dict[str, Any], ...]:
 def _frozen(value: Any) -> Any:
     """Plain values that cannot be changed; what JSON does not have is kept as its text."""
     if isinstance(value, Mapping):
-        return _ReadOnly({str(key): _frozen(entry) for key, entry in value.items()})
+        return FrozenDict({str(key): _frozen(entry) for key, entry in value.items()})
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
     return value if value is None or isinstance(value, str | int | float) else repr(value)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import Fault, MupscaleError, raise_faults
+from ..errors import Fault, NotExact, Undecided, raise_faults
 from ..plans.attributes import (
     Difference,
     both_values,
@@ -29,13 +29,14 @@ from ..plans.attributes import (
 )
 from ..plans.copied import copied
 from ..plans.declare import Declared
-from ..plans.dropout import NO_DROPOUT, without_dropout
+from ..plans.dropout import without_dropout
 from ..plans.fits import check_end, expect_plan
 from ..plans.float64 import lifted_casts, prepare
 from ..plans.identity import Loss, load_wide_
-from ..plans.infer import UNREACHED, find_plan, infer_plan, proved_by
+from ..plans.infer import find_plan, infer_plan, proved_by
 from ..plans.known import why_undecided
 from ..plans.names import named_tensors, unwrap
+from ..plans.need import Need
 from ..plans.plan import Plan
 from ..proofs.certificate import Certificate, Failure
 from ..proofs.compare import certificate_of, compare_losses, tolerance_of
@@ -87,16 +88,16 @@ def proved_plan(
     else:
         try:
             chosen, record = _measured_plan(base, built, plan, loss, filled)
-        except MupscaleError as error:
+        except NotExact as error:
             raise _with_differences(error, differences) from error.__cause__
     carried = {d.path: plain_value(d.base) for d in differences if d.kind == "carried"}
     record |= {"carried": carried} if carried else {}
-    for need in (need for need in chosen.needs if need.startswith((NO_DROPOUT, UNREACHED))):
+    for need in (need for need in sorted(chosen.needs) if need.kind in ("dropout", "unreached")):
         warnings.warn(f"growing is exact with {need}", stacklevel=4)
     return chosen, record
 
 
-def _with_differences(error: MupscaleError, differences: list[Difference]) -> MupscaleError:
+def _with_differences(error: NotExact, differences: list[Difference]) -> NotExact:
     """The error, with what the wide model does not have from the base and what may be the reason."""
     remedies = {"kept": "write the base's value in the factory", "refused": "do it in the factory as well"}
     left = [d for d in differences if d.kind in remedies]
@@ -124,7 +125,7 @@ def _measured_plan(
     if plan is None and not small:
         try:
             chosen = infer_plan(base, built)
-        except MupscaleError as error:
+        except Undecided as error:
             _LOG.info("shapes do not decide the plan (%s); searching on copies in float64", error.claim)
     if chosen is not None:
         pair = _Pair(base, built, chosen, loss, None if small else filled)
@@ -193,7 +194,7 @@ class _Pair:
     plan: Plan
     loss: Loss
     filled: Callable[[Plan], nn.Module] | None
-    needs: frozenset[str] = frozenset()
+    needs: frozenset[Need] = frozenset()
     """What the measured plan assumes: that there is no dropout, where some was met."""
 
     @property

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
-from ..errors import Fault, MupscaleError, raise_faults
+from ..errors import Fault, MupscaleError, NotExact, Undecided, raise_faults
 from ..plans.build import Make, build
 from ..plans.declare import Declared
 from ..plans.direction import Direction
@@ -28,7 +28,7 @@ from ..plans.infer import find_plan, infer_plan, measured_with
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
 from ..plans.projection import ExampleInputs, Projection
-from ..proofs.causes import ATTENTION, CLIPPING, LAYOUT, READOUT
+from ..proofs.causes import CLIPPING
 from ..proofs.certificate import Certificate, Failure
 from ..proofs.compare import certificate_of, compare_losses, compare_steps, tolerance_of
 from ..proofs.diagnose import diagnose
@@ -121,7 +121,7 @@ def _inferred(base: Run, wide: nn.Module, step: Step | None, loss: Loss | None) 
     """The plan that shapes suggest; where they leave a layout open, the one that a search finds."""
     try:
         return infer_plan(base.model, wide)
-    except MupscaleError:
+    except Undecided:
         if loss is None:
             assert step is not None
             loss = loss_of(step, len(base.optimizers))
@@ -166,7 +166,7 @@ class _Measuring:
         """A failure that another plan may cure, with what the search for one finds."""
         wide = self.wide.model if isinstance(self.wide, Run) else self.wide
         size = sum(prod(tensor.wide_shape) for tensor in self.plan.tensors.values())
-        if failure.cause not in (LAYOUT, ATTENTION, READOUT) or size > _SEARCHED:
+        if not failure.another_plan or size > _SEARCHED:
             return failure
         loss = self.loss
         if loss is None:
@@ -175,8 +175,10 @@ class _Measuring:
         call = "infer_plan(base, wide, loss=loss)"
         try:
             found = find_plan(self.base.model, wide, loss, Declared({}, {}, {}, ())).plan
-        except MupscaleError:
+        except NotExact:
             return replace(failure, cause=f"{failure.cause}; {call} finds no exact plan either")
+        except MupscaleError:  # the search cannot say
+            return failure
         others = [n for n, t in found.tensors.items() if n not in self.plan or t != self.plan[n]]
         if not others:
             return failure
@@ -197,7 +199,7 @@ class _Measuring:
         widths = (not t.change.norm_weight().is_one for t in self.plan.tensors.values())
         if failure is None and seen.clips is not None and any(widths):
             what = f"the step calls torch.nn.utils.{seen.clips}, which did not act in these steps"
-            failure = Failure(len(trial.losses) - 1, "all tensors", what, CLIPPING)
+            failure = Failure(len(trial.losses) - 1, "all tensors", what, CLIPPING, "clipping")
         return trial, failure
 
     def _rounding(self) -> Rounding:
