@@ -5,7 +5,7 @@ in the provenance and nowhere else.
 
 | what | fate |
 |---|---|
-| gradients of micro-batches that were not stepped yet | carried; sparse ones warned of |
+| gradients of micro-batches that were not stepped yet | carried |
 | state of modules: counters, dicts, generators | carried (`plans/attributes.py`) |
 | settings that the factory of the wide model sets | the factory's, warned of |
 | hooks and patched methods of modules | measured by the proof, named; warned of without one |
@@ -19,7 +19,8 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..optimizers.schedulers import driven_by
@@ -27,7 +28,10 @@ from ..plans.attributes import both_values, compare_attributes
 from ..plans.class_code import of_library
 from ..plans.direction import Direction
 from ..plans.names import named_tensors
+from ..plans.tensor_plan import TensorPlan
+from ..rules.axes import Axis
 from ..runs.run import Run
+from ..tensors.making import Making
 from .clip import Clip
 from .stepping import InUnits
 
@@ -42,17 +46,19 @@ class Left(NamedTuple):
     remedy: str = ""
 
 
-def hand_over_(base: Run, wide: Run, direction: Direction, proof: Mapping[str, Any]) -> dict[str, Any]:
+def hand_over_(
+    base: Run, wide: Run, direction: Direction, proof: Mapping[str, Any], new_rate: bool = False
+) -> dict[str, Any]:
     """Give the wide run the base's gradients, and say what it has and has not; warns once, of what changes training.
 
-    `proof` is the record of what was measured: hooks and patched methods among it, if there is a number. Returns what the
-    provenance records.
+    `proof` is the record of what was measured: hooks and patched methods among it, if there is a number. `new_rate` says
+    that the caller sets a learning rate, so a scheduler that is left out is not missed. Returns what the provenance records.
     """
     rows = list(_attributes(base.model, wide.model, direction, "worst" in proof))
     rows += _carry_gradients_(base, wide, direction)
     for number, optimizer in enumerate(base.optimizers):
         where = "optimizer" if len(base.optimizers) == 1 else f"optimizers[{number}]"
-        rows += _of_optimizer(where, optimizer, base)
+        rows += _of_optimizer(where, optimizer, base, new_rate)
     lines = [f"\n  {row.where}: {row.what}{row.remedy and '; '}{row.remedy}" for row in rows if row.warned]
     if lines:
         warnings.warn(
@@ -77,11 +83,25 @@ def _carry_gradients_(base: Run, wide: Run, direction: Direction) -> Iterator[Le
         known = {source: held[source] for source in sources if source in held}
         if not known or len(known) < len(sources):
             continue
-        if any(gradient.layout != parameter.layout for gradient in known.values()):
-            yield Left(f"{name}.grad", "a sparse gradient, which is not carried", True, "step before growing")
-            continue
-        value = known[planned] if direction.back else entry.source(known)
-        parameter.grad = direction.made(value, entry.gradient_making())
+        value = known[planned] if direction.back else known[sources[0]]
+        if not value.is_sparse:
+            value = value if direction.back else entry.source(known)
+            parameter.grad = direction.made(value, entry.gradient_making())
+        elif entry.axes[0].grows or len(sources) > 1:
+            yield Left(f"{name}.grad", "a sparse gradient of rows that grow, which is not carried", False)
+        else:
+            parameter.grad = _sparse(value.coalesce(), parameter, direction, entry)
+
+
+def _sparse(value: Tensor, like: Tensor, direction: Direction, entry: TensorPlan) -> Tensor | None:
+    """A sparse gradient, whose rows stay; they are there even if they are zero, because an optimizer moves them."""
+    rows = value.values()
+    if not len(rows):
+        return None
+    made = direction.made(rows, Making((Axis.fixed(len(rows)), *entry.axes[1:]), entry.change.r))
+    return torch.sparse_coo_tensor(
+        value.indices(), made, like.shape, is_coalesced=True, check_invariants=False
+    )
 
 
 def step_hooks(optimizer: Optimizer) -> int:
@@ -116,23 +136,15 @@ def _attributes(base: nn.Module, wide: nn.Module, direction: Direction, proved: 
             yield Left(difference.path, both_values(difference), difference.matters or code)
 
 
-def _of_optimizer(where: str, optimizer: Optimizer, run: Run) -> Iterator[Left]:
+def _of_optimizer(where: str, optimizer: Optimizer, run: Run, new_rate: bool) -> Iterator[Left]:
     again = "on the wide run's optimizer"
     if count := step_hooks(optimizer):
         yield Left(f"{where}, step hooks", f"{count} are not carried", True, f"register them {again}")
     for name in patched_methods(optimizer):
-        yield Left(
-            f"{where}.{name}",
-            "it was replaced on this object, which is not carried",
-            True,
-            f"replace it {again}",
-        )
+        what = "it was replaced on this object, which is not carried"
+        yield Left(f"{where}.{name}", what, True, f"replace it {again}")
     scheduled = any("initial_lr" in group for group in optimizer.param_groups)
     if scheduled and not any(driven_by(scheduler) is optimizer for scheduler in run.schedulers):
         what = "a scheduler has driven it, which is not part of the run, so its rates stay as they are"
-        yield Left(
-            f"{where}, scheduler",
-            what,
-            True,
-            f"write mu.Run(model, optimizer, scheduler), or build a new one {again}",
-        )
+        remedy = f"write mu.Run(model, optimizer, scheduler), or build a new scheduler {again}"
+        yield Left(f"{where}, scheduler", what, not new_rate, remedy)

@@ -123,7 +123,7 @@ def upscale(
     losses = None if loss is None else _losses(loss, start.model, grown.model, noise, seed, choice)
     begin_stage_(grown.schedulers, step_cost)
     provenance = grown.provenance.noting(
-        **hand_over_(start, grown, direction, proof),
+        **hand_over_(start, grown, direction, proof, new_rate=lr is not None),
         noise={"kind": type(noise).__name__, **resolved.as_json()},
         auto=None if choice is None else choice.as_json(),
         seed=seed,
