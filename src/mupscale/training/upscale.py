@@ -32,10 +32,11 @@ from .left_behind import hand_over_
 from .noise_kinds import EXAMPLES, Noise, SignalNoise, wrong_noise
 from .noise_places import exempt_of
 from .noises import resolve_noise, unused_seed
+from .prove import proved_plan
 from .rates import new_rates
 from .recipe import Recipe, TensorGrowth
 from .schedules import begin_stage_, wrong_step_cost
-from .widen import carry, check_since, chosen_plan
+from .widen import carry, check_since
 
 _LOG = logging.getLogger("mupscale")
 
@@ -84,7 +85,7 @@ def upscale(
         "upscale cannot use what it was given", [*faults, *wrong_step_cost(start.schedulers, step_cost)]
     )
     built = build(wide)
-    chosen, proof = chosen_plan(start.model, wide, built, plan, measured_with(loss, example_inputs), unproved)
+    chosen, proof = proved_plan(start.model, built, plan, measured_with(loss, example_inputs), unproved)
     check_since(start)
     if recipe is not None:
         if noise is not None or lr is not None or peak_lr is not None:
