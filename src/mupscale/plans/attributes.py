@@ -183,8 +183,8 @@ class _Sizes:
         return any(abs(change - power) <= _TOLERANCE for power in powers)
 
     def went_back(self, a: Any, b: Any) -> bool:
-        """True for a whole number that is smaller in the wide model, and that no axis explains: a count, not a size."""
-        return self.grow and isinstance(a, int) and isinstance(b, int) and b < a and not self.follows(a, b)
+        """True for a whole number that is smaller in the wide model, as a count is that begins again."""
+        return self.grow and isinstance(a, int) and isinstance(b, int) and b < a
 
 
 def _attributes(
@@ -220,10 +220,11 @@ def _kind(code: Code, keys: tuple[Any, ...], a: Any, b: Any, sizes: _Sizes) -> t
     if names & code.counted:
         return "carried", False
     both = b is not _NOTHING
-    if both and not (code.torchs and isinstance(a, float)) and sizes.follows(a, b):
-        return "expected", False
-    if names & code.assigned:
+    follows = both and not (code.torchs and isinstance(a, float)) and sizes.follows(a, b)
+    if names & code.assigned and (not follows or sizes.went_back(a, b)):
         return "carried", False
+    if follows:
+        return "expected", False
     # Whole numbers that are not zero may be sizes that grow in another way than axes do, such as width + 3.
     if both and _may_be_size(a) and _may_be_size(b):
         return ("kept", True) if sizes.went_back(a, b) else ("expected", False)
