@@ -89,9 +89,7 @@ def schedule_not_given_to_the_run() -> Pair:
 @situation(Refused("schedule.reads_base"), "S12")
 def schedule_reads_the_optimizer_of_the_base() -> Pair:
     def halved(optimizer: Optimizer) -> Any:
-        return schedules.LambdaLR(
-            optimizer, lambda n, o=optimizer: 0.5 if o.param_groups[0]["lr"] > 6e-3 else 1.0
-        )
+        return schedules.LambdaLR(optimizer, lambda n: 0.5 if optimizer.param_groups[0]["lr"] > 6e-3 else 1.0)
 
     return grown(trained(schedule=halved))
 
