@@ -45,7 +45,7 @@ def gradient_scaled_after_it_is_accumulated() -> Pair:
         assert parameter.grad is not None
         parameter.grad.mul_(0.1)
 
-    run.model.get_parameter("head.weight").register_post_accumulate_grad_hook(scale)
+    run.model.get_parameter("head.weight").register_post_accumulate_grad_hook(scale)  # type: ignore[no-untyped-call]
     return grown(run)
 
 
@@ -234,11 +234,25 @@ def neftune(module: nn.Module, args: Any, out: Tensor) -> Tensor:
     return out + torch.zeros_like(out).uniform_(-size, size)
 
 
-@situation(Warned(), "S16")
+def with_neftune(run: mu.Run) -> RemovableHandle:
+    embed: Any = run.model.get_submodule("embed")
+    embed.neftune_noise_alpha = 5.0
+    return embed.register_forward_hook(neftune)  # type: ignore[no-any-return]
+
+
+@situation(Refused("proof.attribute_not_carried"), "S16")
 def neftune_on_the_embedding() -> Pair:
+    """Noise of the width of the model is not the same noise at another width, in the factory neither."""
     run = trained(Words, step=words_step)
-    run.model.embed.neftune_noise_alpha = 5.0  # type: ignore[union-attr]
-    run.model.embed.register_forward_hook(neftune)  # type: ignore[union-attr]
+    with_neftune(run)
+    return grown(run, Words, words_step, loss=words_loss)
+
+
+@neftune_on_the_embedding.remedy
+def _() -> Pair:
+    """Growth without the noise is exact; it is put on again for the training that follows."""
+    run = trained(Words, step=words_step)
+    with_neftune(run).remove()
     return grown(run, Words, words_step, loss=words_loss)
 
 
@@ -249,7 +263,7 @@ def softsigns(width: int) -> nn.Module:
 def patch_class() -> None:
     """The module is torch's and its code is not any more."""
 
-    def rooted(self: nn.Module, x: Tensor) -> Tensor:
+    def rooted(self: nn.Module, x: Tensor) -> Any:
         return nn.functional.softsign(x) / x.shape[-1] ** 0.5
 
     nn.Softsign.forward = rooted  # type: ignore[assignment, method-assign]
@@ -259,7 +273,7 @@ def hook_every_module() -> None:
     def rooted(module: nn.Module, args: Any, out: Tensor) -> Any:
         return out / out.shape[-1] ** 0.5 if isinstance(module, nn.Softsign) else out
 
-    nn.modules.module.register_module_forward_hook(rooted)  # type: ignore[arg-type]
+    nn.modules.module.register_module_forward_hook(rooted)
 
 
 def changed_torch(change: Callable[[], None], **options: Any) -> Pair:
