@@ -68,6 +68,7 @@ def widen(
     """
     start = base if isinstance(base, Run) else Run(base)
     raise_faults("this schedule cannot be continued", wrong_step_cost(start.schedulers, step_cost))
+    check_start(start)
     built = build(wide)
     chosen, proof = proved_plan(start.model, built, plan, measured_with(loss, example_inputs), unproved)
     grown = carry(start, built, wide, Direction(chosen), rules, settings=not unproved)
@@ -108,6 +109,12 @@ def check_since(run: Run) -> None:
     except MupscaleError as error:
         claim = "since= ends at other shapes than the model of this run"
         raise MupscaleError(claim, error.faults, code=error.code) from None
+
+
+def check_start(run: Run) -> None:
+    """Raise for what is seen without a proof, which may take minutes: a wrong `since`, schedulers that cannot be carried."""
+    check_since(run)
+    raise_faults("this run cannot be widened exactly", refuse_absolute(run.schedulers))
 
 
 def carry(
