@@ -28,6 +28,7 @@ from ..plans.direction import Direction
 from ..plans.identity import Loss
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
+from ..plans.wide_model import fill_model_
 from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T, rise_for
 from ..tensors.random_states import forked
 from .jump import measured
@@ -36,7 +37,6 @@ from .noise_places import Exempt
 from .noise_plan import NoisePlan
 from .noises import resolve_noise
 from .statistics import Statistic, statistic
-from .widen import fill_
 
 MOST_NOISE = 0.4
 """The largest size that is chosen, whatever the loss allows: with t = 0.4 a model ended worse than with
@@ -168,7 +168,8 @@ def choose_noise(
         )
 
     def at(t: float) -> float:
-        model = fill_(build(wide), base, Direction(plan, noise=resolved(t)), settings)
+        direction = Direction(plan, noise=resolved(t))
+        model = fill_model_(build(wide), base, direction, settings=settings, hooks=False)
         return measured(loss, model, seed)
 
     before = measured(loss, base, seed)

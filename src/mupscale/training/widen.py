@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -22,17 +21,15 @@ from ..optimizers.carry import carry_optimizer, made
 from ..optimizers.read import read_live
 from ..optimizers.schedulers import carry_scheduler, refuse_absolute
 from ..optimizers.write import write_live
-from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.build import Make, build
-from ..plans.copied import rebind_
 from ..plans.direction import Direction
 from ..plans.fits import check_end, check_ties
 from ..plans.identity import Loss
 from ..plans.infer import measured_with
-from ..plans.moved_blocks import base_path, moved_blocks
-from ..plans.names import averaged, named_tensors, resolve, strip_wrappers, unwrap
+from ..plans.names import averaged, named_tensors, resolve
 from ..plans.plan import Plan
 from ..plans.projection import ExampleInputs
+from ..plans.wide_model import fill_model_
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.provenance import Growth
 from ..runs.run import Run
@@ -71,8 +68,9 @@ def widen(
     """
     start = base if isinstance(base, Run) else Run(base)
     raise_faults("this schedule cannot be continued", wrong_step_cost(start.schedulers, step_cost))
+    check_start(start)
     built = build(wide)
-    chosen, proof = chosen_plan(start.model, wide, built, plan, measured_with(loss, example_inputs), unproved)
+    chosen, proof = proved_plan(start.model, built, plan, measured_with(loss, example_inputs), unproved)
     grown = carry(start, built, wide, Direction(chosen), rules, settings=not unproved)
     begin_stage_(grown.schedulers, step_cost)
     return replace(grown, provenance=grown.provenance.noting(proof=proof))
@@ -102,15 +100,6 @@ def narrow(
     return carry(start, build(base), base, Direction(chosen, back=True), rules)
 
 
-def chosen_plan(
-    base: nn.Module, wide: Make, built: nn.Module, plan: Plan | None, loss: Loss | None, unproved: bool
-) -> tuple[Plan, dict[str, Any]]:
-    """The plan to grow by, and the record of what proved it; raises if nothing does."""
-    return proved_plan(
-        base, built, plan, loss, unproved, lambda found: fill_(build(wide), base, Direction(found))
-    )
-
-
 def check_since(run: Run) -> None:
     """Raise if the run has `since` and it does not end at the shapes of its model."""
     if run.since is None:
@@ -122,6 +111,12 @@ def check_since(run: Run) -> None:
         raise MupscaleError(claim, error.faults, code=error.code) from None
 
 
+def check_start(run: Run) -> None:
+    """Raise for what is seen without a proof, which may take minutes: a wrong `since`, schedulers that cannot be carried."""
+    check_since(run)
+    raise_faults("this run cannot be widened exactly", refuse_absolute(run.schedulers))
+
+
 def carry(
     run: Run,
     built: nn.Module,
@@ -129,8 +124,9 @@ def carry(
     direction: Direction,
     rules: Mapping[str, OptimizerRule] | None = None,
     settings: bool = True,
+    in_place: bool = False,
 ) -> Run:
-    """Everything in `run`, at the other end of the plan; with `settings`, attributes that are not tensors too."""
+    """Everything in `run`, at the other end of the plan; `settings` and `in_place` are as for `fill_model_`."""
     if any(is_sharded(tensor) for _, _, tensor in named_tensors(run.model)):
         raise MupscaleError(
             "a sharded run is not widened in one process: shard a model that was built wide, and fill it with "
@@ -149,7 +145,7 @@ def carry(
         remedy = "widen without optimizers and add it to a group yourself"
         faults += [Fault("optimizer.tensor_without_group", name, what, remedy) for name in lone]
     raise_faults("this run cannot be widened exactly", faults)
-    model = fill_(built, run.model, direction, settings)
+    model = fill_model_(built, run.model, direction, settings=settings, in_place=in_place)
     optimizers, groups = [], {}
     rounded: dict[str, float] = {}
     for optimizer in run.optimizers:
@@ -232,78 +228,6 @@ def _forget_initial_rates(optimizers: list[Optimizer]) -> None:
             group.pop("initial_lr", None)
 
 
-def fill_(model: nn.Module, source: nn.Module, direction: Direction, settings: bool = True) -> nn.Module:
-    """Put tensors, modes and constants into a freshly built model, and return it."""
-    inner = unwrap(model)
-    tensors = {name: t for name, _, t in named_tensors(source)}
-    done: dict[int, Tensor] = {}
-    names: dict[int, tuple[str, str, Tensor]] = {}
-    for name, kind, old in named_tensors(inner):
-        names.setdefault(id(old), (name, kind, old))
-    for identity, (name, kind, old) in names.items():
-        _, entry = direction.planned(name)
-        start = direction.origin(name)
-        origin = None if start is None else tensors[start]
-        if origin is None or entry.fill == "own":
-            value = _own(old, entry.fill, origin)
-        else:
-            value = direction.tensor(tensors, name)
-        if kind == "parameter":
-            trains = origin.requires_grad if origin is not None else True
-            parameter = nn.Parameter(value, requires_grad=trains and entry.trainable)
-            parameter.__dict__.update(old.__dict__)
-            value = parameter
-        done[identity] = value
-    for module in inner.modules():
-        for leaf, empty in [*module._parameters.items(), *module._buffers.items()]:
-            if id(empty) in done:
-                # Not through the dicts: recurrent layers keep a list of their weights up to date here.
-                setattr(module, leaf, done[id(empty)])
-    rebind_(inner, done)
-    plan = None if direction.back else direction.plan
-    _copy_modes(inner, unwrap(source), plan)
-    if settings:
-        carry_attributes_(inner, compare_attributes(unwrap(source), inner, plan))
-    edit_(inner, direction)
-    return model
-
-
-def _own(old: Tensor, fill: str, like: Tensor | None) -> Tensor:
-    if fill == "own":
-        if old.is_meta:
-            raise MupscaleError(
-                "a tensor that the wide model computes itself was built on the meta device; compute it in a factory "
-                "that is not under torch.device",
-                code="model.computed_on_meta_device",
-            )
-        return old.detach().clone() if like is None else old.detach().to(like.device, like.dtype, copy=True)
-    place = "cpu" if old.is_meta else old.device
-    return torch.full(
-        old.shape, {"one": 1.0, "minus_one": -1.0}.get(fill, 0.0), dtype=old.dtype, device=place
-    )
-
-
-def _copy_modes(model: nn.Module, source: nn.Module, plan: Plan | None) -> None:
-    """Give every module the mode that it has in the source; new blocks get that of the whole model."""
-    modes = {
-        strip_wrappers(f"{name}.").rstrip("."): module.training for name, module in source.named_modules()
-    }
-    moved = {} if plan is None else moved_blocks(plan)
-    for name, module in model.named_modules():
-        path = strip_wrappers(f"{name}.").rstrip(".")
-        origin = base_path(path, moved)
-        module.training = source.training if origin is None else modes.get(origin, module.training)
-
-
-def edit_(model: nn.Module, direction: Direction) -> None:
-    """Set the constants of the plan in the model's modules, even if the factory set other values."""
-    # If a module is wrapped, the module itself comes last.
-    modules = {strip_wrappers(f"{name}."): module for name, module in model.named_modules()}
-    for edit in direction.plan.edits:
-        path, _, leaf = edit.path.rpartition(".")
-        setattr(modules[f"{path}." if path else "."], leaf, edit.old if direction.back else edit.new)
-
-
 def _wrapped(outer: nn.Module, inner: nn.Module, filled: nn.Module) -> nn.Module:
     """The wrappers around `inner`, with copies of their own buffers, around `filled`."""
     if outer is inner or "module" not in outer._modules:
@@ -325,7 +249,8 @@ def _carry_ema(
     if isinstance(ema, nn.Module):
         inner = averaged(ema, {*direction.reached, *direction.plan.ties})
         check_end(direction.plan, inner, direction.start)
-        return _wrapped(ema, inner, fill_(build(make), inner, direction, settings))
+        filled = fill_model_(build(make), inner, direction, settings=settings, hooks=False)
+        return _wrapped(ema, inner, filled)
     if not isinstance(ema, Mapping):
         raise MupscaleError(
             f"ema is {shown(ema)}, expected a module (AveragedModel among them) or a mapping of names to tensors; "
