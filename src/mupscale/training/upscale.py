@@ -28,6 +28,7 @@ from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.run import Run, since_of
 from .auto_noise import AutoNoise, Choice, choose_noise, wrong_auto
 from .jump import is_jump, jump_message, less_of, measured
+from .left_behind import hand_over_
 from .noise_kinds import EXAMPLES, Noise, SignalNoise, wrong_noise
 from .noise_places import exempt_of
 from .noises import resolve_noise, unused_seed
@@ -103,12 +104,13 @@ def upscale(
         _LOG.info("%s", choice)
         noise = SignalNoise(choice.t)
     resolved = resolve_noise(tensors, noise, plan=chosen, seed=drawn, since=start.since, exempt=exempt)
-    grown = carry(start, built, wide, Direction(chosen, noise=resolved), rules, settings=not unproved)
+    direction = Direction(chosen, noise=resolved)
+    grown = carry(start, built, wide, direction, rules, settings=not unproved)
     set_rates_(grown)
     losses = None if loss is None else _losses(loss, start.model, grown.model, noise, seed, choice)
     begin_stage_(grown.schedulers, step_cost)
     provenance = grown.provenance.noting(
-        proof=proof,
+        **hand_over_(start, grown, direction, proof, new_rate=lr is not None),
         noise={"kind": type(noise).__name__, **resolved.as_json()},
         auto=None if choice is None else choice.as_json(),
         seed=seed,
