@@ -25,6 +25,10 @@ except mu.MupscaleError as error:
 ('optimizer.unknown_class',)
 ```
 
+Programs that only ask what happened catch one of four types, which the codes decide: `mu.errors.NotExact`,
+`mu.errors.Undecided` (add a loss or a declaration), `mu.errors.WrongArgument` (a `ValueError` too) and `mu.errors.DamagedFile`.
+Refusals of other kinds, such as a full disk, are a plain `mu.MupscaleError`.
+
 `error.faults` has the faults, each with `code`, `where`, `what` and `remedy`. `error.code` is the first code. The command line
 prints codes in brackets, and `[usage]` where a command cannot be parsed.
 

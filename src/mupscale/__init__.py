@@ -17,6 +17,7 @@ from .version import __version__ as __version__
 
 if _typing.TYPE_CHECKING:
     from . import diagnostics as diagnostics
+    from . import errors as errors
     from . import plans as plans
     from . import rules as rules
     from . import trainers as trainers
@@ -81,4 +82,6 @@ _NAMES = {
     "MupscaleError": ("errors", ""),
 }
 __all__ = [*_NAMES]
-__getattr__ = _exported(__name__, _NAMES, namespaces=("diagnostics", "plans", "rules", "trainers", "tuning"))
+__getattr__ = _exported(
+    __name__, _NAMES, namespaces=("diagnostics", "errors", "plans", "rules", "trainers", "tuning")
+)

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     from .reports.report import report as report
     from .reports.trackers import log_growth as log_growth
     from .reports.trackers import log_study as log_study
+    from .runs.provenance import Growth as Growth
+    from .runs.provenance import Provenance as Provenance
     from .sharded.verify import verify_sharded as verify_sharded
+    from .trainers.going_on import read_provenance as read_provenance
     from .training.clip import clip_grad_norm_ as clip_grad_norm_
     from .training.clip import clip_grad_value_ as clip_grad_value_
     from .training.clip import grad_norm as grad_norm
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 _NAMES = {
     "Certificate": ("proofs.certificate", ""),
     "verify_sharded": ("sharded.verify", ""),
+    "Provenance": ("runs.provenance", ""),
+    "Growth": ("runs.provenance", ""),
+    "read_provenance": ("trainers.going_on", ""),
     "symmetry": ("training.symmetry", ""),
     "awake": ("training.symmetry", ""),
     "noise_report": ("training.symmetry", ""),

@@ -5,6 +5,8 @@ import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -82,6 +84,44 @@ def test_noise_moves_the_output_and_is_the_live_path_s_bit_for_bit(base, wide, n
     stored = load_file(noisy / "model.safetensors")
     named = dict(run.model.named_parameters())
     assert all(torch.equal(stored[name], named[name]) for name in stored)
+
+
+def test_a_directory_a_run_and_checkpoints_of_trainers_have_one_history(base, noisy, tmp_path):
+    import mupscale as mu
+
+    plan, _ = read_plans(noisy)
+    config = transformers.LlamaConfig.from_pretrained(noisy)
+    narrow = transformers.LlamaConfig.from_pretrained(base)
+    narrow.name_or_path = config.name_or_path
+    # Not from_pretrained, which gives a live model settings that no file has.
+    start = transformers.LlamaForCausalLM(narrow)
+    start.load_state_dict(load_file(base / "model.safetensors"), strict=False)
+
+    def make():
+        return transformers.LlamaForCausalLM(config)
+
+    live = mu.upscale(start, make, mu.SignalNoise(0.2), seed=3, plan=plan)
+    loaded = mu.load_wide(base, make(), plan=plan, noise=mu.SignalNoise(0.2), seed=3)
+    streamed = mu.diagnostics.read_provenance(noisy)
+    assert streamed["loss"]["before"] < streamed["loss"]["after"]
+    found = {"streamed": streamed.noting(loss=None), "live": live.provenance, "loaded": loaded.provenance}
+    state = SimpleNamespace(global_step=5, is_world_process_zero=True)
+    for name, callback in (
+        ("run", mu.trainers.HuggingFaceCallback(live)),
+        ("directory", mu.trainers.HuggingFaceCallback(noisy)),
+    ):
+        (folder := tmp_path / name / "checkpoint-5").mkdir(parents=True)
+        callback.on_save(SimpleNamespace(output_dir=tmp_path / name), state, None)
+        found[f"Trainer, {name}"] = mu.diagnostics.read_provenance(folder).noting(loss=None)
+    pytest.importorskip("lightning")
+    held: dict[str, Any] = {}
+    mu.trainers.LightningCallback(live).on_save_checkpoint(None, None, held)
+    torch.save(held, tmp_path / "later.ckpt")
+    found["Lightning"] = mu.diagnostics.read_provenance(tmp_path / "later.ckpt")
+    for name, other in found.items():
+        assert other == live.provenance, name
+    other = mu.load_wide(base, make(), plan=plan, noise=mu.SignalNoise(0.2), seed=4)
+    assert other.provenance != live.provenance, "control: another seed"
 
 
 @pytest.mark.parametrize(
@@ -217,9 +257,14 @@ def test_a_grown_model_that_was_saved_without_its_record_is_recognised(wide, tmp
 
 
 def test_growing_twice_counts_from_the_first_reference(base, wide, tmp_path):
+    import mupscale as mu
+
     again = tmp_path / "again"
     assert main(["widen", str(wide), str(again), "-k", "2", "--quiet", "--workers", "1"]) == 0
     plan, since = read_plans(again)
+    before, history = (mu.diagnostics.read_provenance(folder) for folder in (wide, again))
+    assert history.growths[:-1] == before.growths
+    assert (history["plan"], history["reference"]) == (plan.hash, read_plans(wide)[1].hash)
     assert plan["model.layers.0.mlp.up_proj.weight"].base_shape == (80, 64)
     assert since["model.layers.0.mlp.up_proj.weight"].base_shape == (40, 32)
     assert difference(logits(again), logits(base)) < SINGLE

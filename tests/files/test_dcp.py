@@ -210,7 +210,7 @@ def test_weights_buffers_and_state_are_those_of_the_live_path(saved):
     for name, parameter in wide.model.named_parameters():
         for key, value in want.optimizers[0].state[named[name]].items():
             assert torch.equal(wide.optimizers[0].state[parameter][key], value), (name, key)
-    assert wide.provenance["moments"] == 12
+    assert wide.provenance["loaded"]["moments"] == 12
 
 
 def unit_groups(model):
@@ -320,7 +320,7 @@ def test_state_is_found_however_the_checkpoint_is_nested(tmp_path, saved, nest):
         "named as in the file": {"model": weights, "optim": prefixed},
     }
     run = load_all(saved_as(tmp_path / "x", trees[nest]))
-    assert run.provenance["moments"] == 12
+    assert run.provenance["loaded"]["moments"] == 12
     assert len(run.optimizers[0].state) == 6
 
 
@@ -372,7 +372,7 @@ def test_units_of_another_plan_are_refused(saved):
     )
     attached.remove()
     mu.step_in_units_(optimizer, plan(), model=built)
-    assert mu.load_wide(saved[0], mu.Run(built, optimizer), plan=plan()).provenance["moments"] == 12
+    assert mu.load_wide(saved[0], mu.Run(built, optimizer), plan=plan()).provenance["loaded"]["moments"] == 12
 
 
 def test_state_made_on_the_meta_device_is_filled_or_refused(tmp_path, saved):

@@ -8,7 +8,9 @@ from torch import nn
 
 import mupscale as mu
 from harness.refusals import refused
-from mupscale.plans.identity import gradient_identity, load_wide_
+from mupscale.plans.direction import Direction
+from mupscale.plans.identity import gradient_identity
+from mupscale.plans.wide_model import fill_model_
 
 
 class Projected(nn.Module):
@@ -34,7 +36,7 @@ X = torch.randn(5, 4, dtype=torch.float64)
 def worst(**declared) -> float:
     plan = mu.plan_between(Projected, 4, 8, layouts={"mask": 1}, **declared)
     base, wide = Projected(4).double(), Projected(8).double()
-    load_wide_(wide, base, plan)
+    fill_model_(wide, base, Direction(plan), in_place=True)
     return gradient_identity(base, wide, loss=lambda m: m(X).square().mean(), plan=plan).worst[1]
 
 

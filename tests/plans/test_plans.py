@@ -1,6 +1,7 @@
 """Plans as values: their text, JSON and hash; names, folds, and the search that only exact layouts pass."""
 
 import copy
+import json
 import pickle
 from fractions import Fraction
 from functools import partial
@@ -249,3 +250,46 @@ def test_equal_logits_are_not_enough():
     assert identity_error(gradients(base, attention_loss), gradients(wide, attention_loss), plan) > 1e-3
     with refused("search.no_exact_plan"):
         mu.plan_between(make, 4, 8, layouts=declared, loss=attention_loss)
+
+
+def test_a_plan_cannot_be_changed_and_is_copied_all_the_same():
+    """A hash that is kept must stay that of the plan."""
+    plan = mu.plan_between(mlp, 4, 8)
+    given = dict(plan.tensors)
+    made, known = mu.Plan(given), mu.Plan(given).hash
+    given["0.weight"] = given["0.bias"]
+    assert made.hash == known, "control: the caller's own dict is not the plan's"
+    changes = [
+        lambda: made.tensors.__setitem__("0.weight", made["0.bias"]),
+        lambda: made.tensors.pop("0.weight"),
+        lambda: made.ties.update(a="0.weight"),
+        lambda: made.sources.clear(),
+    ]
+    for change in changes:
+        with pytest.raises(TypeError):
+            change()
+    for again in (copy.deepcopy(plan), pickle.loads(pickle.dumps(plan)), copy.copy(plan)):
+        assert (again, again.hash, again.needs) == (plan, plan.hash, plan.needs)
+        with pytest.raises(TypeError):
+            again.tensors["0.weight"] = plan["0.bias"]
+
+
+def test_noise_and_recipes_cannot_be_changed_either():
+    noise = mu.diagnostics.resolve_noise({}, mu.MupNoise(0.3), plan=mu.plan_between(mlp, 4, 8))
+    recipe = mu.Recipe("torch.optim.AdamW", {"lr": 1e-3}, {"0.weight": 0.1}, k=4, tensors={})
+    for value, mapping in ((noise, noise.stds), (recipe, recipe.constants), (recipe, recipe.sigma)):
+        with pytest.raises(TypeError):
+            mapping["lr"] = 1.0
+        assert copy.deepcopy(value) == pickle.loads(pickle.dumps(value)) == value
+    assert type(recipe.summary()["constants"]) is dict, "what is saved beside weights is plain"
+
+
+def test_a_stored_need_has_its_kind_again():
+    dropped = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    wide = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    plan = mu.infer_plan(dropped, wide)
+    for again in (plan, mu.Plan.from_json(plan.to_json()), pickle.loads(pickle.dumps(plan))):
+        assert [need.kind for need in again.needs] == ["dropout"]
+    padded = mu.plan_between(mlp, 4, 6, pad=True)
+    assert {need.kind for need in padded.needs} == {"assumption"}, "control"
+    assert json.loads(plan.to_json())["needs"] == sorted(map(str, plan.needs)), "stored as a sentence"

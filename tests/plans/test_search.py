@@ -13,7 +13,9 @@ from torch import nn
 import mupscale as mu
 from harness.refusals import refused
 from mupscale.plans.absorb import _together
-from mupscale.plans.identity import gradient_identity, load_wide_
+from mupscale.plans.direction import Direction
+from mupscale.plans.identity import gradient_identity
+from mupscale.plans.wide_model import fill_model_
 from mupscale.rules import Scale
 
 Q, IQ, H, IH = "2^(-1/4)", "2^(1/4)", "2^(-1/2)", "2^(1/2)"
@@ -234,11 +236,11 @@ def test_a_model_that_needs_powers_of_k_or_layouts_gets_an_exact_plan(name):
     assert {n: str(t.fold) for n, t in plan.tensors.items() if not t.fold.is_one} == folds
     torch.manual_seed(3)
     base, wide = make(8).double(), make(16).double()
-    load_wide_(wide, base, plan)
+    fill_model_(wide, base, Direction(plan), in_place=True)
     assert gradient_identity(base, wide, loss=loss, plan=plan).worst[1] < 1e-11
     grown = [n for n, t in plan.tensors.items() if t.grows]
     wrong = plan.fold(grown[-1], "2^(1/4)")
-    load_wide_(wide, base, wrong)
+    fill_model_(wide, base, Direction(wrong), in_place=True)
     assert gradient_identity(base, wide, loss=loss, plan=wrong).worst[1] > 1e-5, (
         "control: another power fails"
     )

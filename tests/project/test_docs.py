@@ -56,7 +56,7 @@ def test_every_block_runs_or_says_why_not():
 
 def is_public(names: list[str]) -> bool:
     """Whether `mu.name` or `mu.namespace.name` is exported; what follows are attributes of it."""
-    if names[0] in ("diagnostics", "plans", "rules", "trainers"):
+    if names[0] in ("diagnostics", "errors", "plans", "rules", "trainers"):
         return len(names) > 1 and names[1] in getattr(mu, names[0]).__all__
     return names[0] in mu.__all__
 

@@ -1,12 +1,16 @@
 """Every refusal has a code of a known topic, and the page of refusals has the words of the source."""
 
+import pickle
 import re
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+import mupscale as mu
 from docs.refusal_sites import PACKAGE, TOPICS, faults
 from docs.refusals import refusals
+from mupscale.errors import TYPES, Fault
 
 CARRIED = {
     ("families/grown.py", "code"),
@@ -80,6 +84,51 @@ def test_the_page_has_the_words_of_the_source(package: Path):
     assert changed == page.replace("write 2", "pass 2")
 
 
+PAGE = (Path(__file__).parents[2] / "docs" / "refusals.md").read_text(encoding="utf-8")
+
+
 def test_every_topic_is_used():
-    page = (Path(__file__).parents[2] / "docs" / "refusals.md").read_text(encoding="utf-8")
-    assert set(re.findall("^## ([a-z]+)$", page, re.M)) == TOPICS.keys()
+    assert set(re.findall("^## ([a-z]+)$", PAGE, re.M)) == TOPICS.keys()
+
+
+def test_every_type_names_codes_and_topics_that_exist():
+    """And none is named twice, so the order of the table means nothing."""
+    named = [word for words in TYPES.values() for word in words.split()]
+    known = {*TOPICS, *re.findall(r"^\| `([a-z0-9_.]+)`", PAGE, re.M)}
+    assert not [word for word in named if word not in known]
+    assert len(named) == len(set(named))
+
+
+def own(n: int) -> nn.Module:
+    class Own(nn.Linear): ...
+
+    return Own(3, n)
+
+
+@pytest.mark.parametrize(
+    ("kind", "action"),
+    [
+        (mu.errors.NotExact, lambda: mu.widen(nn.Linear(3, 4), nn.Linear(3, 6))),
+        (mu.errors.Undecided, lambda: mu.widen(own(4), own(8))),
+        (mu.errors.WrongArgument, lambda: mu.widen(own(4), own(8), loss=3)),
+        (mu.errors.DamagedFile, lambda: mu.Plan.from_json("{}")),
+    ],
+)
+def test_what_is_refused_has_a_type_that_is_caught(kind: type[mu.MupscaleError], action):
+    with pytest.raises(kind) as caught:
+        action()
+    error = caught.value
+    assert isinstance(error, ValueError) == (kind is mu.errors.WrongArgument)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), again.codes, str(again)) == (type(error), error.codes, str(error))
+    others = [other for other in TYPES if other is not kind]
+    assert not isinstance(error, tuple(others)), "control: it has none of the other types"
+
+
+def test_an_error_is_undecided_only_if_all_of_it_is():
+    """Who adds a loss to an error that is undecided must not meet the rest of it again."""
+    open_, wrong = (Fault(code, "w", "it is 3") for code in ("layout.undeclared", "axis.not_whole_copies"))
+    assert type(mu.MupscaleError("no", [open_, open_])) is mu.errors.Undecided
+    for order in ([open_, wrong], [wrong, open_]):
+        assert type(mu.MupscaleError("no", order)) is mu.errors.NotExact
+    assert type(mu.MupscaleError("no", code="disk.is_full")) is mu.MupscaleError

@@ -8,7 +8,11 @@ from torch import nn
 
 import mupscale as mu
 from harness.refusals import refused
+from mupscale.plans.identity import Identity
+from mupscale.proofs.causes import CLIPPING, OPTIMIZER
 from mupscale.proofs.certificate import Failure
+from mupscale.proofs.diagnose import suspect
+from mupscale.proofs.trial import Trial
 
 X = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
 
@@ -31,7 +35,7 @@ def test_a_certificate_that_contradicts_itself_is_refused(certificate):
     ):
         with refused("proof.contradicts_itself"):
             replace(certificate, **wrong)
-        broken = replace(certificate, failure=Failure(0, "loss", "differs", ""), **wrong)
+        broken = replace(certificate, failure=Failure(0, "loss", "differs", "", "loss"), **wrong)
         assert not broken.holds, "control: with a failure it is a certificate that does not hold"
     assert replace(certificate, memory=1).holds, "control: what was measured is accepted"
 
@@ -74,3 +78,20 @@ def test_a_weight_without_gradient_that_moves_otherwise_is_a_failure(spoiled):
     found = mu.verify(run, wide, step=step, steps=3)
     assert found.holds is not spoiled
     assert (found.failure.where if found.failure else None) == ("gated.weight" if spoiled else None)
+
+
+def test_a_certificate_is_true_when_it_holds(certificate):
+    broken = replace(certificate, failure=Failure(0, "loss", "differs", "", "loss"))
+    assert (bool(certificate), bool(broken)) == (True, False)
+
+
+def test_programs_decide_by_the_kind_of_a_failure_and_not_by_its_words():
+    """The words of a gradient do not make a deviation of a weight one of a gradient."""
+    gradient = Failure(0, "0.weight", "its gradient is away", "", "gradient")
+    base, wide = mu.Run(mlp(4)), mu.Run(mlp(8))
+    plan = mu.infer_plan(base.model, wide.model)
+    measured = Trial(base, wide, plan, 1e-9, identity=Identity({}, (), {}))
+    assert suspect(measured, gradient).another_plan, "no gradient was measured, and none is needed"
+    assert suspect(measured, replace(gradient, kind="weight")).cause == OPTIMIZER
+    factors = Identity({}, (), {"0.weight": 0.5, "0.bias": 0.5})
+    assert suspect(replace(measured, identity=factors), gradient).cause == CLIPPING

@@ -105,7 +105,7 @@ def collectives() -> dict[str, int]:
         with CommDebugMode() as counted:
             run = mu.load_wide(source, run, plan=plan(n, 2), noise=noise)
         found[way] = counted.get_total_counts()
-        found[f"{way}: messages"] = run.provenance["messages"]
+        found[f"{way}: messages"] = run.provenance["loaded"]["messages"]
     return found
 
 
@@ -114,7 +114,11 @@ def what_is_read() -> dict[str, int]:
     path, wide = saved(700), sharded(1400, plan(700, 2))
     run = mu.load_wide(path, wide, plan=plan(700, 2))
     shards = sum(local_of(p).nbytes for p in run.model.parameters())
-    return {"bytes": run.provenance["bytes"], "beside": run.provenance["beside"], "shards": shards}
+    return {
+        "bytes": run.provenance["loaded"]["bytes"],
+        "beside": run.provenance["loaded"]["beside"],
+        "shards": shards,
+    }
 
 
 def refused() -> dict[str, tuple[set[str], str]]:
@@ -240,7 +244,11 @@ def gathered() -> list[Any]:
     loaded = mu.load_wide(path, run, plan=grown)
     reshard_(loaded.model)
     live = mu.load_wide(base, sharded(20, grown), plan=grown)
-    return [torch.equal(loaded.model(x), want), torch.equal(live.model(x), want), live.provenance["moments"]]
+    return [
+        torch.equal(loaded.model(x), want),
+        torch.equal(live.model(x), want),
+        live.provenance["loaded"]["moments"],
+    ]
 
 
 def failing_between_messages() -> tuple[str, bool]:

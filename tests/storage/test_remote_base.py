@@ -125,7 +125,7 @@ def test_load_wide_reads_both_kinds_of_directories_from_a_store(store, tmp_path)
     assert all(map(torch.equal, wide.model.parameters(), near.model.parameters()))
     assert wide.provenance is not None
     assert near.provenance is not None
-    assert wide.provenance["source"] == near.provenance["source"]
+    assert wide.provenance["loaded"]["source"] == near.provenance["loaded"]["source"]
 
     trainer.silence()
     model = trainer.model()

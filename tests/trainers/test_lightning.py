@@ -67,6 +67,7 @@ def test_a_wide_run_that_was_stopped_is_resumed_the_same_way(setting, grown, tmp
     )
     trainer.save_checkpoint(later := tmp_path / "later.ckpt")
     assert both_plans(later) == (setting.plan, setting.plan)
+    assert mu.diagnostics.read_provenance(later)["plan"] == setting.plan.hash
     curve, _ = fit(lightning_module(K), later, [mu.trainers.LightningCallback(later)])
     assert curve.losses == {step: loss for step, loss in grown[0].losses.items() if step > 30}
 
@@ -86,6 +87,18 @@ def make(n: int) -> nn.Module:
     return nn.Sequential(
         nn.Linear(6, n), nn.GELU(), nn.LayerNorm(n), nn.Linear(n, n), nn.GELU(), nn.Linear(n, 3)
     )
+
+
+def test_a_file_has_the_history_of_the_run_that_it_continues(tmp_path):
+    files, live = [tmp_path / f"{n}.ckpt" for n in (4, 8, 16)], mu.Run(make(4))
+    weights = {f"model.{name}": tensor for name, tensor in live.model.state_dict().items()}
+    torch.save({"state_dict": weights, "optimizer_states": []}, files[0])
+    for n, base, wide in ((8, *files[:2]), (16, *files[1:])):
+        plan = mu.plan_between(make, n // 2, n)
+        mu.trainers.widen_lightning_checkpoint(base, wide, plan=plan)
+        live = mu.widen(live, lambda n=n: make(n), plan=plan)
+    assert mu.diagnostics.read_provenance(files[2]) == live.provenance
+    assert mu.diagnostics.read_provenance(files[1]).growths == live.provenance.growths[:1], "control"
 
 
 G = torch.Generator().manual_seed(0)

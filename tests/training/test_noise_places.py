@@ -73,7 +73,7 @@ def test_vectors_are_asked_for_by_role_and_not_by_shape():
 def test_a_frozen_weight_is_listed_and_gets_noise_once_it_trains():
     model = seeded(Mixed, 4)
     run = mu.upscale(model, lambda: Mixed(8), mu.SignalNoise(0.2), plan=plan(), unproved=True)
-    assert run.provenance["noise"]["without"] == ["frozen.weight"]
+    assert run.provenance["noise"]["without"] == ("frozen.weight",)
     model.frozen.requires_grad_(True)
     assert moved(NOISES["signal"], model)["frozen.weight"].any(), "control: it trains"
 

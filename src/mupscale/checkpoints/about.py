@@ -62,8 +62,8 @@ def check_record(directory: Directory) -> None:
         )
 
 
-def read_plans(directory: Location | str) -> tuple[Plan, Plan]:
-    """The plan that made a grown directory, and the plan that leads to it from the reference."""
+def read_record(directory: Location | str) -> dict[str, Any]:
+    """The record of a grown directory; raises where there is none."""
     told = read_about(directory)
     if told is None:
         raise MupscaleError(
@@ -71,6 +71,12 @@ def read_plans(directory: Location | str) -> tuple[Plan, Plan]:
             "mupscale upscale and mupscale widen write it; copy it from there, as trainers do not",
             code="growth.record_missing",
         )
+    return told
+
+
+def read_plans(directory: Location | str) -> tuple[Plan, Plan]:
+    """The plan that made a grown directory, and the plan that leads to it from the reference."""
+    told = read_record(directory)
     try:
         plans = [Plan.from_json(json.dumps(told[key])) for key in ("plan", "since_reference")]
     except KeyError as error:

@@ -11,15 +11,16 @@ from ..jobs.identity import make_job
 from ..jobs.job import Move
 from ..jobs.worker import run_job
 from ..plans.plan import Plan
+from ..runs.provenance import reference_of
 from ..storage.location import Location, absolute
 from ..training.noise_kinds import Noise
 from ..training.noise_plan import NoisePlan
-from ..training.noises import resolve_noise
+from ..training.noises import resolve_noise, unused_seed
 from ..training.norms_wanted import norms_wanted
 from ..version import __version__
 from .about import FORMAT
 from .engine_state import WideFiles
-from .grow import earlier_plan
+from .grow import earlier_growths, earlier_plan
 from .norms import measured_in
 
 
@@ -36,12 +37,17 @@ def write_grown(
 ) -> dict[str, str]:
     """Write what `make` returns for the noise, and return what was not carried. `record` is the folder that says whether the
     base was grown; norms are measured on `weights`, where they lie."""
-    early = earlier_plan(base if record is None else record)
+    told = base if record is None else record
+    early, history = earlier_plan(told), earlier_growths(told)
     resolved = None
     if noise is not None:
         norms = measured_in(base, weights, {}, list(norms_wanted(noise, plan=plan, since=early)))
         resolved = resolve_noise(
-            lambda name, what: norms[name, what], noise, plan=plan, seed=seed, since=early
+            lambda name, what: norms[name, what],
+            noise,
+            plan=plan,
+            seed=unused_seed(seed, early, history.seeds),
+            since=early,
         )
     wide = make(resolved)
     about: dict[str, Any] = {
@@ -51,8 +57,11 @@ def write_grown(
         "plan_hash": plan.hash,
         "plan": plan.as_json(),
         "since_reference": (plan if early is None else early.then(plan)).as_json(),
+        "reference": reference_of(early),
         "noise": None if resolved is None else {"kind": type(noise).__name__, **resolved.as_json()},
+        "seed": seed,
         "not_carried": wide.not_carried,
+        "grown_from": history.as_json(),
     }
     run_job(make_job(base, absolute(out), wide.files, wide.moves, texts=wide.texts, about=about))
     return wide.not_carried

@@ -24,12 +24,13 @@ from ..files.strict import read_regular
 from ..jobs.identity import make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..plans.plan import Plan
+from ..runs.provenance import Provenance, reference_of
 from ..storage.location import Location, absolute
 from ..storage.looking import has_versions, is_file
 from ..training.auto_noise import AutoNoise
 from ..training.noise_kinds import CLASSES, Noise, SignalNoise
 from ..training.noise_plan import NoisePlan, restore_noise
-from ..training.noises import resolve_noise
+from ..training.noises import resolve_noise, unused_seed
 from ..training.norms_wanted import norms_wanted
 from ..training.recipe import Recipe
 from ..version import __version__
@@ -52,6 +53,11 @@ def earlier_plan(directory: Location) -> Plan | None:
     return None if read_about(directory) is None else read_plans(directory)[1]
 
 
+def earlier_growths(directory: Location) -> Provenance:
+    """The history of a base; empty for one that was not grown."""
+    return Provenance.from_json(read_about(directory) or {})
+
+
 def record(
     directory: Directory,
     family: FamilyPlan,
@@ -68,7 +74,7 @@ def record(
     so many threads; with `out`, each is kept there at once, for a run that resumes and for workers with another share.
     """
     plan = family.plan
-    early = earlier_plan(directory.path)
+    early, history = earlier_plan(directory.path), earlier_growths(directory.path)
     since = plan if early is None else early.then(plan)
     noise = None
     if request.adds_noise:
@@ -88,7 +94,7 @@ def record(
             lambda name, what: norms[name, what],
             asked,
             plan=plan,
-            seed=request.seed,
+            seed=unused_seed(request.seed, early, history.seeds),
             since=early,
             exempt=exempt,
         )
@@ -108,6 +114,7 @@ def record(
         "plan_hash": plan.hash,
         "plan": plan.as_json(),
         "since_reference": since.as_json(),
+        "reference": reference_of(early),
         "not_stored": list(family.not_stored),
         "spelling": {
             "parts": {name: part.as_json() for name, part in family.stored.items()},
@@ -132,7 +139,7 @@ def record(
                 {"versions": True} if not request.trust_base and has_versions(directory.path / CONFIG) else {}
             ),
         },
-        "grown_from": _ancestor(directory.path),
+        "grown_from": history.as_json(),
     }
 
 
@@ -296,12 +303,3 @@ def _name(base: Location) -> str:
 def _card_of(directory: Directory) -> str:
     path = directory.path / CARD
     return read_regular(path).decode(errors="replace") if is_file(path) else ""
-
-
-def _ancestor(base: Location) -> dict[str, Any] | None:
-    """What the base says of its own growth, without its plans."""
-    told = read_about(base)
-    if told is None:
-        return None
-    kept = ("version", "request", "multipliers", "plan_hash", "base", "grown_from")
-    return {key: told[key] for key in kept if key in told}

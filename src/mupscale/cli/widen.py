@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from ..checkpoints.about import read_about
-from ..checkpoints.grow import earlier_plan, job_of, record
+from ..checkpoints.grow import earlier_growths, earlier_plan, job_of, record
 from ..checkpoints.noise_words import AUTO, DEFAULT_NOISE, parse_noise
 from ..checkpoints.recipe_state import notes_on
 from ..checkpoints.request import Request
@@ -35,9 +35,11 @@ from ..jobs.job import Job
 from ..jobs.progress import shown_progress
 from ..jobs.worker import run_job, run_worker
 from ..plans.names import pattern_of
+from ..rules.noise_defaults import DEFAULT_RISE
 from ..storage.location import Location, absolute
 from ..text import columns
 from ..training.jump import is_jump, jump_message, smaller
+from ..training.noises import unused_seed
 from ..training.recipe import Recipe
 from .next_steps import next_steps
 from .plan import UNTIED, cost, describe, evidence, planned
@@ -141,7 +143,9 @@ def _chosen_size(
     check_memory(2 * 4 * family.plan.parameters("wide"), "noise chosen by its cost")
     working("choosing the noise by what it costs", chosen)
     early = earlier_plan(directory.path)
-    choice = choose_size(directory.path, family, early, rise, request.seed, chosen.batch)
+    seed = unused_seed(request.seed, early, earlier_growths(directory.path).seeds)
+    usual = request.recipe is None and rise == DEFAULT_RISE
+    choice = choose_size(directory.path, family, early, None if usual else rise, seed, chosen.batch)
     if choice["kind"] == "loss":
         told = f"the loss goes from {choice['before']:.4f} to {choice['after']:.4f}, {choice['found']:.0%} of the way to"
         end = f"an untrained model's {choice['untrained']:.4f}"
@@ -212,7 +216,7 @@ def _not_measured(error: MupscaleError) -> str:
 def _costs(found: Losses, chosen: argparse.Namespace, request: Request) -> str:
     """What the noise costs, with a warning of a jump."""
     scheme, size = (None, 0.0) if chosen.noise is None else parse_noise(chosen.noise)
-    if request.rise is not None or not is_jump(found.before, found.after):
+    if not is_jump(found.before, found.after):
         return str(found)
     remedy = f"write --noise {AUTO}, or {scheme}={smaller(size):g}" if size > 0 else "write less noise"
     if found.kind == "outputs":

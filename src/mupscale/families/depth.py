@@ -17,12 +17,13 @@ from torch import nn
 
 from ..errors import Fault, raise_faults
 from ..plans.deeper import check_asleep, check_woken
+from ..plans.direction import Direction
 from ..plans.float64 import cast_, lifted_casts
-from ..plans.identity import load_wide_
 from ..plans.more_rows import without_rows
 from ..plans.names import pattern_of
 from ..plans.new_blocks import Order, Sleep, block_plan, first_values, nearest, order_of
 from ..plans.plan import Plan
+from ..plans.wide_model import fill_model_
 from ..rules.axes import Axis
 from ..rules.scale import Scale
 from ..tensors.expand import expand_
@@ -192,7 +193,7 @@ def try_blocks(small: Config, cls: Any) -> float:
     with forked(seed=0):
         base, deep = cast_(make(small), torch.float64), cast_(make(deeper), torch.float64)
     plan = new_blocks(base, deep, depth, small, cls)
-    load_wide_(deep, base, plan)
+    fill_model_(deep, base, Direction(plan), in_place=True)
     kind = str(small.model_type)
     if not any(entry.quiet for entry in plan.tensors.values()):
         what = "which weights of a block write into its stream is not known for this type"

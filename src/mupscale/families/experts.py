@@ -25,10 +25,12 @@ import torch
 from torch import nn
 
 from ..errors import Fault, raise_faults
+from ..plans.direction import Direction
 from ..plans.float64 import cast_, lifted_casts
-from ..plans.identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients, load_wide_
+from ..plans.identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients
 from ..plans.names import named_tensors
 from ..plans.plan import Kind, Plan, TensorPlan
+from ..plans.wide_model import fill_model_
 from ..rules.axes import Axis
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
@@ -176,7 +178,7 @@ def try_experts(small: Config, cls: Any, mixture: Mixture) -> float:
         base = cast_(factory(cls)(small), torch.float64)
         wide = cast_(factory(mixture.cls)(mixture.config), torch.float64)
     plan = experts_plan(base, wide, mixture.target)
-    load_wide_(wide, base, plan)
+    fill_model_(wide, base, Direction(plan), in_place=True)
     with lifted_casts():
         loss = loss_for(base, wide, batch_for(base, small))
         worst = _check_asleep(base, wide, plan, loss)

@@ -21,12 +21,12 @@ from ..plans.float64 import lifted_casts
 from ..plans.identity import Loss, compare_gradients, gradients
 from ..plans.more_rows import old_words
 from ..plans.plan import Plan
+from ..plans.wide_model import fill_model_
 from ..tensors.differences import loss_gap
 from ..training.auto_noise import AutoNoise, choose_noise
 from ..training.jump import measured
 from ..training.noise_places import Exempt
 from ..training.noise_plan import restore_noise
-from ..training.widen import fill_
 from .losses import batch_for, loss_for
 from .measures import Measure, measure_for
 from .models import config_from, model_class, quiet, read_config
@@ -73,7 +73,7 @@ def _planned(request: Mapping[str, Any]) -> dict[str, Any]:
     measure = _measure(request, base)
     plan, since = Plan.of_json(request["plan"]), _since(request)
     noise = None if request["noise"] is None else restore_noise(request["noise"], plan, since)
-    wide = fill_(_wide(request)(), base, Direction(plan, noise=noise), True)
+    wide = fill_model_(_wide(request)(), base, Direction(plan, noise=noise))
     with torch.no_grad():
         for parameter in wide.parameters():
             parameter.copy_(parameter.to(torch_dtype(request["dtype"])))

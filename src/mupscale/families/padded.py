@@ -12,12 +12,14 @@ from typing import Any
 import torch
 
 from ..errors import Fault, raise_faults
+from ..plans.direction import Direction
 from ..plans.float64 import cast_, lifted_casts
-from ..plans.identity import GRADIENT_TOLERANCE, compare_gradients, gradients, load_wide_
+from ..plans.identity import GRADIENT_TOLERANCE, compare_gradients, gradients
 from ..plans.names import pattern_of
 from ..plans.plan import Plan
 from ..plans.search import Found
 from ..plans.streams import centred_fault, is_norm, subtracts_mean
+from ..plans.wide_model import fill_model_
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
 from .export import wide_of
@@ -61,7 +63,7 @@ def try_other_size(found: Found, small: Config, goal: Goal, cls: Any) -> float:
     with forked(seed=0):
         base = cast_(factory(cls)(small), torch.float64)
         other = cast_(factory(wide_cls)(wide), torch.float64)
-    load_wide_(other, base, plan)
+    fill_model_(other, base, Direction(plan), in_place=True)
     with lifted_casts():
         loss = loss_for(base, other, batch_for(base, small))
         before, base_grads = gradients(base, loss)

@@ -14,10 +14,12 @@ import torch
 from torch import nn
 
 from ..errors import Fault, MupscaleError
+from ..plans.direction import Direction
 from ..plans.float64 import cast_, lifted_casts
-from ..plans.identity import GRADIENT_TOLERANCE, Loss, load_wide_
+from ..plans.identity import GRADIENT_TOLERANCE, Loss
 from ..plans.more_rows import old_words
 from ..plans.plan import Plan
+from ..plans.wide_model import fill_model_
 from ..runs.run import Run
 from ..tensors.differences import curve_gap, loss_gap
 from ..tensors.random_states import forked
@@ -131,7 +133,7 @@ def _outputs(copied: Copy) -> float:
     """A static plan promises equal outputs only: the largest relative difference of a loss."""
     with lifted_casts(), torch.no_grad():
         wide = cast_(copied.wide(), torch.float64)
-        load_wide_(wide, copied.base, copied.plan)
+        fill_model_(wide, copied.base, Direction(copied.plan), in_place=True)
         pairs = [(float(loss(copied.base)), float(loss(wide))) for loss in copied.losses]
     worst = max(loss_gap(a, b) for a, b in pairs)
     if not worst <= GRADIENT_TOLERANCE:

@@ -14,12 +14,15 @@ import torch
 from torch import nn
 
 from ..errors import Fault, raise_faults
+from ..plans.direction import Direction
 from ..plans.float64 import cast_, lifted_casts
-from ..plans.identity import GRADIENT_TOLERANCE, compare_gradients, gradients, load_wide_
+from ..plans.identity import GRADIENT_TOLERANCE, compare_gradients, gradients
 from ..plans.more_rows import old_words, row_plan
 from ..plans.names import pattern_of
+from ..plans.need import Need
 from ..plans.plan import Plan
 from ..plans.tensor_plan import Rows
+from ..plans.wide_model import fill_model_
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
 from ..training.structure import padding_rows
@@ -131,12 +134,13 @@ def table_plan(base: nn.Module, config: Config, more: list[More], cls: Any) -> P
     return replace(plan, needs=plan.needs | {_need(each) for each in more})
 
 
-def _need(more: More) -> str:
+def _need(more: More) -> Need:
     if more.rows == "positions":
-        return f"sequences of at most {more.now} positions, as in the base"
-    return (
+        return Need(f"sequences of at most {more.now} positions, as in the base", "assumption")
+    return Need(
         f"a loss over the base's {more.now} words, logits[..., :{more.now}]; over all words it rises by log(1 + new/Z), "
-        "with Z the sum of exp(logit) over the base's words"
+        "with Z the sum of exp(logit) over the base's words",
+        "assumption",
     )
 
 
@@ -208,7 +212,7 @@ def try_more(small: Config, full: list[More], cls: Any) -> float:
         base = cast_(make(small), torch.float64)
         other = cast_(make(with_more(small, more)), torch.float64)
     plan = table_plan(base, small, more, cls)
-    load_wide_(other, base, plan)
+    fill_model_(other, base, Direction(plan), in_place=True)
     with lifted_casts():
         loss = loss_for(base, other, batch_for(base, small), old_words(plan))
         before, base_grads = gradients(base, loss)

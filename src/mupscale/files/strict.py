@@ -186,6 +186,8 @@ def refuse_malformed(claim: str, code: str = "json.malformed_record") -> Iterato
     """
     try:
         yield
+    except MupscaleError:
+        raise  # some are a ValueError too
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise MupscaleError(f"{claim}; {type(error).__name__}: {printable(str(error))}", code=code) from None
 
@@ -195,6 +197,8 @@ def os_errors(where: Location | str) -> Iterator[None]:
     """Turn errors of the operating system about a file into a `MupscaleError`."""
     try:
         yield
+    except MupscaleError:
+        raise  # some are a ValueError too
     except OSError as error:
         raise MupscaleError(
             f"{printable(str(where))} cannot be used: {error.strerror or error}", code=_os_code(error)

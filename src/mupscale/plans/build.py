@@ -31,9 +31,9 @@ Make = Callable[[], nn.Module] | nn.Module
 """A function without arguments that builds a model, or the model itself."""
 _Known = dict[int, tuple[nn.Parameter, nn.Parameter]]
 """Parameters by their ids, each with the one on the meta device that took its place."""
-_ERRORS = (RuntimeError, NotImplementedError, TypeError)
+_ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError)
 _NO_VALUES = re.compile(r"\bmeta\b|data pointer", re.IGNORECASE)
-"""What torch raises when a value is asked for that a meta tensor has not, and what its message says then."""
+"""What torch, or accelerate, raises when a value is asked for that a meta tensor has not, and what its message says then."""
 
 
 def build(make: Make, seed: int | None = None) -> nn.Module:
@@ -47,7 +47,12 @@ def build(make: Make, seed: int | None = None) -> nn.Module:
     """
     if isinstance(make, nn.Module):
         return copied(make)
-    raise_faults("a model cannot be built", wrong_function("make", make))
+    name = make.__name__ if isinstance(make, type) else "Model"
+    remedy = f"write lambda: {name}(…), a function without arguments"
+    raise_faults(
+        "a model cannot be built",
+        [f._replace(where="the factory", remedy=remedy) for f in wrong_function("make", make)],
+    )
     known: _Known = {}
     try:
         with forked(seed=seed), _to_meta(known), _StaysOnMeta():

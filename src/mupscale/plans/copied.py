@@ -7,10 +7,10 @@ copied, still compute with the modules of the original and leave gradients there
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -23,8 +23,10 @@ _SHARED: Any = getattr(torch.distributed, "ProcessGroup", ())
 """Connections between ranks, which a copy uses as well."""
 
 
-def copied(model: nn.Module) -> nn.Module:
+def copied(model: nn.Module, hooks: bool = True) -> nn.Module:
     """A copy of a model whose functions, partial functions and bound methods use the copied modules and tensors.
+
+    With `hooks` it has the hooks that parameters have on their gradients, which deepcopy leaves out.
 
     >>> class Doubled(nn.Linear):
     ...     def __init__(self) -> None:
@@ -48,6 +50,11 @@ def copied(model: nn.Module) -> nn.Module:
         kept.append(value)
     try:
         twin = copy.deepcopy(model, memo)
+        for parameter in model.parameters() if hooks else ():
+            before, after = hooks_of(parameter)
+            register_hooks_(
+                memo[id(parameter)], ([isolated(h, memo) for h in before], [isolated(h, memo) for h in after])
+            )
     except (TypeError, RuntimeError) as error:
         if is_of_device(error):
             raise
@@ -63,6 +70,89 @@ def rebind_(model: nn.Module, replaced: Mapping[int, Any]) -> None:
     """Let the functions of a model use new objects in place of old ones, given by the ids of the old."""
     if replaced:
         _Binder(dict(replaced), twins=False).modules_(model)
+
+
+def rebound(function: Any, replaced: Mapping[int, Any]) -> Any:
+    """A function that uses new objects in place of old ones; itself if it holds none of them."""
+    return _Binder(dict(replaced), twins=False).bound(function)
+
+
+Hook = Callable[[Tensor], Any]
+Hooks = tuple[Sequence[Hook], Sequence[Hook]]
+"""Hooks of a parameter that get its gradient, and those that get the parameter once its gradient was accumulated."""
+
+
+def hooks_of(parameter: Tensor) -> Hooks:
+    """The hooks of one parameter, in the order in which they are called."""
+    kinds = parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)
+    before, after = (tuple((hooks or {}).values()) for hooks in kinds)
+    return before, after
+
+
+def register_hooks_(parameter: Tensor, hooks: Hooks) -> None:
+    """Register hooks on a parameter, whether or not it is frozen now."""
+    trains = parameter.requires_grad
+    if any(hooks):
+        parameter.requires_grad_(True)
+        for hook in hooks[0]:
+            parameter.register_hook(hook)
+        for hook in hooks[1]:
+            parameter.register_post_accumulate_grad_hook(hook)
+        parameter.requires_grad_(trains)
+
+
+def isolated(value: Any, memo: dict[int, Any]) -> Any:
+    """A copy of a function whose calls change nothing that the function itself holds: lists, counters, tensors.
+
+    `memo` is that of deepcopy: objects that are in it are not copied again. Globals that the function names are copied too.
+
+    >>> calls = []
+    >>> twin = isolated(lambda x: calls.append(x), {})
+    >>> twin(1), calls
+    (None, [])
+    """
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, FunctionType):
+        named = {n: v for n, v in named_globals(value).items() if _is_data(v, value)}
+        world = {**value.__globals__} if named else value.__globals__
+        cells = tuple(CellType() for _ in value.__closure__ or ())
+        new = FunctionType(value.__code__, world, value.__name__, None, cells or None)
+        memo[id(value)] = new  # before its cells are filled: a function may hold itself
+        world.update({name: isolated(held, memo) for name, held in named.items()})
+        for cell, old in zip(cells, value.__closure__ or (), strict=True):
+            if not _is_empty(old):
+                cell.cell_contents = isolated(old.cell_contents, memo)
+        new.__defaults__, new.__kwdefaults__ = copy.deepcopy((value.__defaults__, value.__kwdefaults__), memo)
+        return new
+    if isinstance(value, MethodType):
+        return MethodType(isolated(value.__func__, memo), copy.deepcopy(value.__self__, memo))
+    if isinstance(value, BuiltinMethodType) and not isinstance(value.__self__, (ModuleType, type(None))):
+        return getattr(copy.deepcopy(value.__self__, memo), value.__name__)
+    if isinstance(value, partial):
+        return partial(
+            isolated(value.func, memo),
+            *copy.deepcopy(value.args, memo),
+            **copy.deepcopy(value.keywords, memo),
+        )
+    return value if isinstance(value, ModuleType) else copy.deepcopy(value, memo)
+
+
+def named_globals(function: FunctionType) -> dict[str, Any]:
+    """The globals whose names stand in the code of a function, or of a function inside it."""
+    codes, names = [function.__code__], set()
+    while codes:
+        code = codes.pop()
+        names |= set(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {name: function.__globals__[name] for name in sorted(names & function.__globals__.keys())}
+
+
+def _is_data(value: Any, user: FunctionType) -> bool:
+    """False for modules, classes, and functions of another file, which are code."""
+    if isinstance(value, FunctionType):
+        return value.__globals__ is user.__globals__
+    return not isinstance(value, (ModuleType, type))
 
 
 def held(model: nn.Module) -> Iterator[Any]:

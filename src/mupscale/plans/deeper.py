@@ -18,13 +18,25 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
 from .build import Make
+from .code import code_of
+from .direction import Direction
 from .dropout import without_dropout
 from .float64 import lifted_casts, prepare
-from .identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients, keeping_buffers, load_wide_
+from .identity import (
+    GRADIENT_TOLERANCE,
+    Loss,
+    compare_gradients,
+    deviation,
+    gradients,
+    keeping_buffers,
+    loss_value,
+)
+from .modes import measured_modes, mode_needs
 from .names import named_tensors
 from .new_blocks import Order, Sleep, block_plan, first_values, lists_of_blocks, order_of
 from .plan import Plan
 from .tensor_plan import Fill
+from .wide_model import fill_model_
 
 SILENCED: Fill = "zero"
 Orders = Mapping[str, Sequence[int | None]]
@@ -50,9 +62,15 @@ def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Plan:
         with without_dropout(*pair) as observed:
             plan = _found(*pair, name, order, values, loss)
             check_asleep(*pair, plan, loss, "order")
+            modes = measured_modes(lambda: deviation(*pair, plan, loss), *pair)
             wake_(pair[1], plan)
             check_woken(*pair, plan, loss, "order")
-    return replace(plan, needs=plan.needs | observed.needs, proof="loss")
+    return replace(
+        plan,
+        needs=plan.needs | observed.needs | mode_needs(modes),
+        proof="loss",
+        code=code_of(*models),
+    )
 
 
 def missing_order(base: nn.Module, wide: nn.Module) -> list[Fault]:
@@ -108,12 +126,12 @@ def _found(
     """The plan with the writers that were found. Norms that write are silenced first: they hide what is before them."""
     sleep = Sleep(values, ())
     plan = block_plan(base, deep, order, sleep)
-    load_wide_(deep, base, plan)
+    fill_model_(deep, base, Direction(plan), in_place=True)
     writers = _writers(deep, plan, loss)
     gains = {name: SILENCED for name in writers if plan[name].fill == "one"}
     if gains:
         sleep = Sleep(values, tuple(gains), gains)
-        load_wide_(deep, base, block_plan(base, deep, order, sleep))
+        fill_model_(deep, base, Direction(block_plan(base, deep, order, sleep)), in_place=True)
         writers = [name for name in _writers(deep, plan, loss) if name not in gains]
     else:
         sleep = replace(sleep, quiet=tuple(name for name in writers if len(plan[name].axes) > 1))
@@ -147,7 +165,7 @@ def _writers(deep: nn.Module, plan: Plan, loss: Loss) -> list[str]:
             handles.append(module.register_forward_hook(keep(names)))
     try:
         with forked(deep, seed=0), keeping_buffers(deep), torch.enable_grad():
-            value = loss(deep)
+            value = loss_value(deep, loss)
             found = torch.autograd.grad(value, [t for _, t in outputs], allow_unused=True) if outputs else ()
     finally:
         for handle in handles:

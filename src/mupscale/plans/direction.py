@@ -72,7 +72,7 @@ class Direction:
         """Name at the start -> the names it becomes at the end."""
         if self.back:
             return {name: tensor.sources for name, tensor in self.plan.tensors.items()}
-        return {source: tuple(names) for source, names in self.plan.sources.items()}
+        return self.plan.sources
 
     @cached_property
     def joining(self) -> Mapping[str, tuple[str, ...]]:
@@ -100,19 +100,25 @@ class Direction:
             return name
         return entry.sources[0] if entry.sources else entry.like
 
-    def tensor(self, source: Mapping[str, Tensor], end_name: str) -> Tensor:
-        """The weight or buffer `end_name`, in new memory, from the tensors at the start."""
+    def tensor(self, source: Mapping[str, Tensor], end_name: str, out: Tensor | None = None) -> Tensor:
+        """The weight or buffer `end_name` from the tensors at the start: written into `out`, or in new memory."""
         name, entry = self.planned(end_name)
-        noise = self.noise.tensor(name) if self.noise is not None else None
-        if not entry.sources and entry.like is not None:
-            new = source[entry.like].detach().new_empty(entry.wide_shape)
-            return expand_(new, None, entry.making(noise))
-        return self.made(source[name] if self.back else entry.source(source), entry.making(noise))
+        making = entry.making(self.noise.tensor(name) if self.noise is not None else None)
+        if entry.sources:
+            return self.made(source[name] if self.back else entry.source(source), making, out)
+        if out is None:
+            assert entry.like is not None, "a tensor that is like no other is written into one that is there"
+            out = source[entry.like].detach().new_empty(entry.wide_shape)
+        return expand_(out, None, making)
 
-    def made(self, value: Tensor, making: Making) -> Tensor:
-        """A tensor at the end, in new memory, from the one at the start."""
+    def made(self, value: Tensor, making: Making, out: Tensor | None = None) -> Tensor:
+        """A tensor at the end, written into `out`, or in new memory, from the one at the start."""
         with torch.no_grad():
-            return collapse(value.detach(), making) if self.back else expand(value.detach(), making)
+            value = value.detach()
+            if self.back:
+                narrow = collapse(value, making)
+                return narrow if out is None else out.copy_(narrow)
+            return expand(value, making) if out is None else expand_(out, value, making)
 
     def number(self, scale: Scale) -> float:
         """What a plain number is multiplied by."""

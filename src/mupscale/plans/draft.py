@@ -27,6 +27,7 @@ from ..rules.axes import Axis, Factor, Layout, Role
 from ..rules.scale import ONE, Scale
 from . import modules
 from .names import named_tensors, strip_wrappers, unwrap
+from .need import Need
 from .padding import pad_norms
 from .parametrized import parametrized, weight_norm_facts
 from .plan import Edit, Fill, Kind, Plan, TensorPlan
@@ -152,7 +153,7 @@ class Draft:
             except MupscaleError as error:
                 faults.append(Fault(error.code, name, error.claim))
         edits: list[Edit] = []
-        needs: set[str] = set()
+        needs: set[Need] = set()
         if not faults and any(t.padded for t in tensors.values()):
             needs = modules.padding_needs(self.models[0])
             folded, edits, faults = pad_norms(*self.models, tensors)
@@ -266,7 +267,8 @@ def _growing_buffer(entry: Entry, source: torch.Tensor) -> tuple[Entry, list[Fau
             "model.growing_integer_buffer",
             entry.name,
             f"a buffer of {source.dtype} grows, and whether copies of its numbers mean the same is not known",
-            f'declare layouts={{"{entry.name}": 1}} to copy its entries, or do not register it as a buffer',
+            f'to copy its entries write plan=mu.infer_plan(base, wide, layouts={{"{entry.name}": 1}}, loss=loss); '
+            "otherwise do not register it as a buffer",
         )
     ]
 

@@ -17,9 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from .callers import callers
 from .names import pattern_of, strip_wrappers
+from .need import NO_DROPOUT, Need
 
-NO_DROPOUT = "no dropout"
-"""How a need that is about dropout begins."""
 EVERY_COPY = "with dropout each copy draws its own mask, and training is equal only on average"
 
 _MASKS = {
@@ -58,8 +57,8 @@ class without_dropout(TorchFunctionMode):  # noqa: N801 - a context manager, use
         return tuple(self._met)
 
     @property
-    def needs(self) -> frozenset[str]:
-        """What a plan that was measured in this context assumes, in the words of `Plan.needs`."""
+    def needs(self) -> frozenset[Need]:
+        """What a plan that was measured in this context assumes."""
         return _needs(self.dropout)
 
     def __torch_function__(
@@ -107,12 +106,12 @@ class without_dropout(TorchFunctionMode):  # noqa: N801 - a context manager, use
         self._met["a functional dropout outside the model"] = None
 
 
-def _needs(places: Iterable[str]) -> frozenset[str]:
+def _needs(places: Iterable[str]) -> frozenset[Need]:
     patterns = ", ".join(dict.fromkeys(map(pattern_of, places)))
-    return frozenset({f"{NO_DROPOUT} ({patterns}): {EVERY_COPY}"} if patterns else ())
+    return frozenset({Need(f"{NO_DROPOUT} ({patterns}): {EVERY_COPY}", "dropout")} if patterns else ())
 
 
-def dropout_of_modules(model: nn.Module) -> frozenset[str]:
+def dropout_of_modules(model: nn.Module) -> frozenset[Need]:
     """The same as `without_dropout(...).needs` for torch's own modules, without running them.
 
     >>> dropout_of_modules(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Dropout(0.0)))

@@ -18,16 +18,19 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.scale import Exact, Scale
 from ..tensors.random_states import forked
 from .build import Make, build
+from .code import code_of
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .deeper import Orders, deeper_plan, missing_order
 from .draft import Draft, draft
 from .dropout import dropout_of_modules, without_dropout
 from .float64 import lifted_casts, prepare
 from .hypotheses import copies, layout_knobs
-from .identity import Loss
+from .identity import Loss, deviation
 from .known import why_undecided
-from .modules import KNOWN_NORMS, maps_zero_elsewhere
+from .modes import measured_modes, mode_needs
+from .modules import KNOWN_NORMS, leaking_pads
 from .names import pattern_of
+from .need import REACHED, Need
 from .plan import Plan, Proof
 from .projection import ExampleInputs, Projection, refuse_unreached
 from .readers import reading_faults
@@ -153,8 +156,12 @@ def find_plan(
     declared: Declared,
     pad: bool = False,
     seconds: float | None = None,
+    both_modes: bool = True,
 ) -> Found:
-    """The plan that passes the gradient identity of `loss`, with what the search measured on its way."""
+    """The plan that passes the gradient identity of `loss`, with what the search measured on its way.
+
+    The plan that was found is measured once more in the other mode, train or eval, unless `both_modes` is false.
+    """
     made, models = _opened(base, wide, declared, pad, measured=True)
     if not isinstance(base, nn.Module):
         with forked():
@@ -163,16 +170,15 @@ def find_plan(
         pair = prepare(*models)
         with without_dropout(*pair) as observed:
             found = search(made, *pair, loss, seconds)
-    plan = replace(found.plan, needs=found.plan.needs | observed.needs)
-    return replace(found, plan=proved_by(plan, loss, found.unreached))
+            # The wide model holds the plan that was found: it was tried last.
+            modes = measured_modes(lambda: deviation(*pair, found.plan, loss), *pair) if both_modes else {}
+    plan = replace(found.plan, needs=found.plan.needs | observed.needs | mode_needs(modes))
+    return replace(found, plan=proved_by(plan, loss, found.unreached, *models), modes=modes)
 
 
-UNREACHED = "a loss that reaches every tensor"
-"""How a need begins that is about tensors without a gradient."""
-
-
-def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...]) -> Plan:
-    """The plan after its gradients were measured; raises if example inputs leave a growing tensor out."""
+def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...], *models: nn.Module) -> Plan:
+    """The plan after its gradients were measured on two models; raises if example inputs leave a growing tensor out."""
+    plan = replace(plan, code=code_of(*models))
     growing = {name for entry in plan.tensors.values() if entry.grows for name in entry.sources}
     if isinstance(loss, Projection):
         refuse_unreached(unreached, growing)
@@ -180,10 +186,8 @@ def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...]) -> Plan:
     tested = {pattern_of(name) for name in growing - set(unreached)}
     untested = dict.fromkeys(pattern_of(name) for name in unreached if name in growing)
     names = ", ".join(pattern for pattern in untested if pattern not in tested)
-    needs = (
-        {f"{UNREACHED} ({names}): no gradient reaches it, so nothing tests how it grows"} if names else set()
-    )
-    return replace(plan, proof="loss", needs=plan.needs | needs)
+    need = Need(f"{REACHED} ({names}): no gradient reaches it, so nothing tests how it grows", "unreached")
+    return replace(plan, proof="loss", needs=plan.needs | ({need} if names else set()))
 
 
 def _opened(
@@ -259,14 +263,11 @@ def _undecided_pads(made: Draft) -> list[Fault]:
     """Zeros pass through activations that map 0 to 0 and through torch's own RMSNorm; the rest is tested."""
     if not made.pad or not any(t.padded for t in made.plan().tensors.values()):
         return []
-    faults = []
     remedy = f"use whole multiples, or {_MEASURE}"
+    faults = leaking_pads(made.models[0], remedy)
     for path, module in made.models[0].named_modules():
         name = type(module).__name__
-        if maps_zero_elsewhere(module):
-            what = f"{name} does not map 0 to 0, so padding may leak through it"
-            faults.append(Fault("axis.padding_leaks", path, what, remedy))
-        elif "norm" in name.lower() and not isinstance(module, KNOWN_NORMS):
+        if "norm" in name.lower() and not isinstance(module, KNOWN_NORMS):
             what = f"{name} is not one of torch's norms, so what padding asks of it is not known"
             faults.append(Fault("axis.padding_of_unknown_norm", path, what, remedy))
     return faults

@@ -18,6 +18,7 @@ from ..errors import Fault
 from ..rules.axes import Axis, Factor, Role
 from ..rules.products import grow
 from ..rules.scale import ONE, Scale
+from .need import Need
 
 Roles = dict[int, Role]
 
@@ -200,10 +201,24 @@ def maps_zero_elsewhere(module: nn.Module) -> bool:
     return isinstance(module, _ZERO_ELSEWHERE)
 
 
-def padding_needs(model: nn.Module) -> set[str]:
+def leaking_pads(model: nn.Module, remedy: str) -> list[Fault]:
+    """A fault for every activation that padding may leak through."""
+    return [
+        Fault(
+            "axis.padding_leaks",
+            path,
+            f"{type(module).__name__} does not map 0 to 0, so padding may leak through it",
+            remedy,
+        )
+        for path, module in model.named_modules()
+        if maps_zero_elsewhere(module)
+    ]
+
+
+def padding_needs(model: nn.Module) -> set[Need]:
     """What a zero-padded plan relies on."""
-    needs = {"every activation on a padded axis maps 0 to 0"}
+    needs = {Need("every activation on a padded axis maps 0 to 0", "assumption")}
     for name, module in model.named_modules():
         if isinstance(module, _ZERO_ELSEWHERE):
-            needs.add(f"{name} ({type(module).__name__}) is not on a padded axis")
+            needs.add(Need(f"{name} ({type(module).__name__}) is not on a padded axis", "assumption"))
     return needs

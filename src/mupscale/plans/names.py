@@ -28,6 +28,15 @@ def strip_wrappers(name: str) -> str:
     return _WRAPPERS.sub("", name)
 
 
+def module_path(name: str) -> str:
+    """The name of a module without the prefixes of wrappers: the path that names of its tensors begin with.
+
+    >>> module_path("_orig_mod.layers.0._checkpoint_wrapped_module"), module_path("")
+    ('layers.0', '')
+    """
+    return strip_wrappers(f"{name}.").rstrip(".")
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside DDP, averaging and compile wrappers, whose names the plan uses."""
     while True:

@@ -19,10 +19,12 @@ from typing import Any, Literal, cast, get_args
 from ..errors import Fault, MupscaleError, raise_faults
 from ..files import typed
 from ..files.strict import parse_json, refuse_malformed
+from ..frozen import FrozenDict, freeze_mappings
 from ..rules.axes import Axis
 from ..rules.scale import Exact, Scale
 from .explain import explain, table
 from .names import resolve
+from .need import Need
 from .tensor_plan import Fill as Fill
 from .tensor_plan import Kind as Kind
 from .tensor_plan import TensorPlan as TensorPlan
@@ -73,11 +75,21 @@ class Plan:
     """Other names of a tensor, each with the name under which the tensor is planned."""
     edits: tuple[Edit, ...] = ()
     exact: Exactness = "dynamic"
-    needs: frozenset[str] = field(default=frozenset(), compare=False)
-    """Assumptions that the plan cannot check, as text. They are remarks and not part of its identity."""
+    needs: frozenset[Need] = field(default=frozenset(), compare=False)
+    """Assumptions that the plan cannot check: sentences, each with a kind. They are not part of its identity."""
     proof: Proof = field(default="none", compare=False)
     """What showed that the plan is exact for the models' code. It says how the plan was made, not what it does, so it is
     not part of its identity."""
+    code: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """The fingerprint of the code that it was measured on, by class (`code_of`); empty if it was not. Stored by `to_json`, and
+    part of neither the plan's identity nor that of a job."""
+
+    later: bool = field(default=False, compare=False, repr=False)
+    """Whether a run was grown by it that had grown before, so that it does not begin at the run's reference. Not stored."""
+
+    def __post_init__(self) -> None:
+        freeze_mappings(self)
+        object.__setattr__(self, "needs", frozenset(map(Need, self.needs)))
 
     @property
     def proved(self) -> bool:
@@ -106,13 +118,13 @@ class Plan:
         return hash(self.hash)
 
     @cached_property
-    def sources(self) -> dict[str, list[str]]:
+    def sources(self) -> Mapping[str, tuple[str, ...]]:
         """Base name -> the wide names made from it."""
         found: dict[str, list[str]] = {}
         for name, tensor in self.tensors.items():
             for source in tensor.sources:
                 found.setdefault(source, []).append(name)
-        return found
+        return FrozenDict({source: tuple(names) for source, names in found.items()})
 
     def parameters(self, end: Literal["base", "wide"]) -> int:
         """How many parameters the model at one end has."""
@@ -124,7 +136,7 @@ class Plan:
 
     def with_tensors(self, changes: Mapping[str, TensorPlan]) -> Plan:
         """The plan with some tensors replaced or added. Nothing has proved the result."""
-        return replace(self, tensors={**self.tensors, **changes}, proof="none")
+        return replace(self, tensors={**self.tensors, **changes}, proof="none", code={})
 
     def matching(self, pattern: str) -> list[str]:
         """Planned names that match a shell pattern; a tied name stands for its planned name."""
@@ -177,7 +189,8 @@ class Plan:
             )
         ties = {new(alias): new(name) for alias, name in self.ties.items()}
         edits = tuple(replace(edit, path=_rename_owner(edit.path, new)) for edit in self.edits)
-        return replace(self, tensors=tensors, ties=ties, edits=edits)
+        # Another framework has other code.
+        return replace(self, tensors=tensors, ties=ties, edits=edits, code={})
 
     def then(self, other: Plan) -> Plan:
         """The plan a -> c from the plans a -> b and b -> c, exactly."""
@@ -197,7 +210,8 @@ class Plan:
         exact: Exactness = "dynamic" if self.exact == other.exact == "dynamic" else "static"
         in_order = tuple(edits[path] for path in sorted(edits))
         proof = min(self.proof, other.proof, key=_PROOFS.index)
-        return Plan(tensors, ties, in_order, exact, self.needs | other.needs, proof)
+        code = {**self.code, **other.code} if self.code and other.code else {}
+        return Plan(tensors, ties, in_order, exact, self.needs | other.needs, proof, code)
 
     def _composed(self, late: TensorPlan) -> TensorPlan:
         if not late.sources:
@@ -224,10 +238,11 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON text, which `from_json` reads back."""
-        return json.dumps(self.as_json(), indent=1, sort_keys=True)
+        code = {"code": dict(self.code)} if self.code else {}
+        return json.dumps({**self.as_json(), **code}, indent=1, sort_keys=True)
 
     def as_json(self) -> dict[str, Any]:
-        """The plan as plain values, in the form of its JSON."""
+        """The plan as plain values, in the form of its JSON, without the fingerprint of code."""
         return {
             "format": FORMAT,
             "tensors": {name: tensor.as_json() for name, tensor in self.tensors.items()},
@@ -261,8 +276,11 @@ class Plan:
                     for path, old, scale in typed.many(values["edits"])
                 ),
                 exact=_exactness(values["exact"]),
-                needs=frozenset(typed.texts(values["needs"])),
+                needs=frozenset(map(Need, typed.texts(values["needs"]))),
                 proof=_PROOFS[_PROOFS.index(values["proof"])],
+                code={
+                    name: typed.text(digest) for name, digest in typed.named(values.get("code", {})).items()
+                },
             )
 
     @cached_property

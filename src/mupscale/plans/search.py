@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -30,6 +30,7 @@ from .draft import Draft
 from .hypotheses import Knob, Setting
 from .identity import Loss
 from .names import pattern_of
+from .need import Need
 from .not_found import not_found
 from .plan import Plan
 from .proposals import Proposals
@@ -75,6 +76,8 @@ class Found:
     """Trainable tensors whose gradient is exactly zero or absent, which the identity does not test."""
     powers: Powers = field(default_factory=dict)
     """Folds that depend on how much of an axis is filled."""
+    modes: Mapping[str, str] = field(default_factory=dict)
+    """What was measured in train and in eval mode, as `measured_modes` says it; empty where only one was asked for."""
 
 
 @dataclass
@@ -265,7 +268,7 @@ class _Search:
         return outcome
 
 
-def _assumed_roles(made: Draft, plan: Plan) -> set[str]:
+def _assumed_roles(made: Draft, plan: Plan) -> set[Need]:
     """Raw matrices whose axes grow by the same k: training is the same for both orders of in and out, noise is not.
 
     s = 1/k_in and r = 1/k_out are equal if k_in = k_out, so the gradient identity passes either way; the size
@@ -275,7 +278,11 @@ def _assumed_roles(made: Draft, plan: Plan) -> set[str]:
         e.name for e in made.open if len({plan[e.name].axes[d].k for d in e.growing}) == 1 < len(e.growing)
     ]
     return {
-        f"{name} reads its last growing axis (both grow by the same factor, so training does not show which; declare roles= before adding noise)"
+        Need(
+            f"{name} reads its last growing axis (both grow by the same factor, so training does not show which; "
+            "declare roles= before adding noise)",
+            "assumption",
+        )
         for name in dict.fromkeys(map(pattern_of, alike))
     }
 
@@ -292,7 +299,7 @@ def _refuse_undecided(knobs: list[Knob], tested: set[str]) -> None:
                     "search.tensor_undecided",
                     ", ".join(sorted(names)),
                     what,
-                    "use a loss that reaches it, or declare its roles= and layouts=",
+                    "use a loss that reaches it, or declare its roles= and layouts= in mu.infer_plan",
                 )
             )
     raise_faults("the loss does not decide every tensor", faults)

@@ -11,8 +11,8 @@ from ..errors import MupscaleError
 from ..tensors.differences import loss_gap
 from .copies import Comparison
 from .deviation import Alignment, Deviation
+from .direction import Direction
 from .draft import Draft
-from .fits import check_duplicates
 from .identity import (
     DRAWS,
     GRADIENT_TOLERANCE,
@@ -21,11 +21,11 @@ from .identity import (
     compare_buffers,
     compare_gradients,
     gradients,
-    load_wide_,
 )
 from .names import pattern_of
 from .plan import Plan
 from .trace import Trace, traced
+from .wide_model import fill_model_
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,10 @@ class Trials:
         """How far a draft gets; `moves` is the number of proposals in it."""
         try:
             plan = trial.plan()
-            check_duplicates(plan)
+            direction = Direction(plan)
         except MupscaleError as error:
             return Outcome((-1.0, 0), tuple(f.where for f in error.faults), str(error), (2.0,), error=error)
-        _apply_edits(self.wide, plan)
-        load_wide_(self.wide, self.base, plan)
+        fill_model_(self.wide, self.base, direction, in_place=True)
         buffers: dict[str, Tensor] = {}
         value, grads, trace, _ = self._evaluated(self.wide, buffers)
         gap = loss_gap(float(self.value), float(value))
@@ -138,9 +137,3 @@ def _ratios(made: Draft) -> set[Fraction]:
     """How many copies the axes of a draft have."""
     pairs = ((e.base_shape[d], e.wide_shape[d]) for e in made.entries.values() for d in e.growing)
     return {Fraction(b, a) for a, b in pairs if a and b > a}
-
-
-def _apply_edits(wide: nn.Module, plan: Plan) -> None:
-    for edit in plan.edits:
-        path, _, leaf = edit.path.rpartition(".")
-        setattr(wide.get_submodule(path), leaf, edit.new)

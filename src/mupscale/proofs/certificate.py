@@ -6,8 +6,10 @@ It prints as a table and is saved as JSON. It measures nothing itself; `compare.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from math import inf
+from typing import Literal
 
 from ..errors import Fault, MupscaleError
 from ..tensors.differences import curve_gap
@@ -44,6 +46,11 @@ class TensorProof:
         return (*gradient, *(() if self.rounding else ((self.weight, self.weight_rounding),)))
 
 
+FailureKind = Literal[
+    "loss", "gradient", "weight", "buffer", "setting", "batch", "clipping", "nothing_tested"
+]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Failure:
     """The first thing that deviates, and the likely cause."""
@@ -52,6 +59,11 @@ class Failure:
     where: str
     what: str
     cause: str
+    """What a reader may do about it; empty as long as nobody has looked for it."""
+    kind: FailureKind
+    """What deviates, or why nothing was compared: programs decide by it, and not by the words beside it."""
+    another_plan: bool = False
+    """Whether another plan may cure it, so that searching for one pays."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +75,8 @@ class Certificate:
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
     >>> loss = lambda model: model(torch.ones(2, 3)).sum()
     >>> certificate = mu.verify(make(4), lambda: make(8), loss=loss)
-    >>> certificate.holds, certificate.worst < 1e-12
-    (True, True)
+    >>> certificate.holds, bool(certificate), certificate.worst < 1e-12
+    (True, True, True)
     """
 
     tensors: tuple[TensorProof, ...]
@@ -81,6 +93,8 @@ class Certificate:
     """The relative difference of a loss that rounding alone explains; 0 where this was not measured."""
     remarks: tuple[str, ...] = ()
     """What the certificate does not cover, and under which conditions it was measured."""
+    modes: Mapping[str, str] = field(default_factory=dict)
+    """What holds in train and in eval mode: "exact", what deviates, or why it was not measured; empty after a failure."""
 
     def __post_init__(self) -> None:
         if self.holds and not self.worst <= self.tolerance:
@@ -94,6 +108,9 @@ class Certificate:
     def holds(self) -> bool:
         """True when nothing deviated."""
         return self.failure is None
+
+    def __bool__(self) -> bool:
+        return self.holds
 
     @property
     def worst(self) -> float:
@@ -170,6 +187,7 @@ class Certificate:
             f"{verdict}: worst relative error {self.worst:.1e} over {steps} steps in {self.dtype} "
             f"(tolerance {self.tolerance:.0e}); the base moved by {self.moved:.1e}"
         )
+        lines += [f"{mode} mode: {what}" for mode, what in self.modes.items()]
         lines += [*self._explained(), *self.remarks]
         if self.failure is not None:
             f = self.failure

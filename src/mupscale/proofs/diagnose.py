@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..plans.identity import Loss, compare_gradients, gradients
+from ..plans.identity import Identity, Loss, compare_gradients, gradients
 from ..plans.more_rows import old_words
 from ..plans.outputs import outputs_of
 from ..rules.axes import Axis
@@ -43,11 +43,11 @@ _HEAD_COUNT = re.compile(r"(num|n)_?heads?$|^heads?$", re.IGNORECASE)
 def diagnose(fresh: Callable[[], Trial], step: Step | None, loss: Loss | None, failure: Failure) -> Failure:
     """The failure with its place and likely cause filled in; `fresh` makes another pair of copies."""
     trial = fresh()
-    if failure.step > 0 or not (failure.where == "loss" or "gradient" in failure.what):
+    if failure.step > 0 or failure.kind not in ("loss", "gradient"):
         return replace(failure, cause=OPTIMIZER)
     if (cause := attributes(fresh(), step, loss)) is not None:
         return replace(failure, cause=cause)
-    if failure.where == "loss":
+    if failure.kind == "loss":
         return _forward(trial, step, loss, failure)
     return _gradient(trial, step, loss, failure)
 
@@ -55,12 +55,11 @@ def diagnose(fresh: Callable[[], Trial], step: Step | None, loss: Loss | None, f
 def suspect(trial: Trial, failure: Failure) -> Failure:
     """The failure with the usual suspect filled in, from what was measured alone."""
     assert trial.identity is not None
-    if failure.where == "loss":
+    if failure.kind == "loss":
         return replace(failure, cause=START if failure.step == 0 else OPTIMIZER)
-    if "gradient" in failure.what:
-        ratios = [r for n, r in trial.identity.ratios.items() if n not in trial.identity.untested]
-        alike = max(ratios) - min(ratios) <= 1e-3 * abs(ratios[0])
-        return replace(failure, cause=CLIPPING if alike else _layout(trial, failure))
+    if failure.kind == "gradient":
+        factor = _factor_of_all(trial.identity, 1e-3)
+        return _layout(trial, failure) if factor is None else replace(failure, cause=CLIPPING)
     return replace(failure, cause=OPTIMIZER)
 
 
@@ -77,14 +76,13 @@ def _forward(trial: Trial, step: Step | None, loss: Loss | None, failure: Failur
     if where is None and old_words(trial.plan) is not None:
         return replace(failure, cause=WORDS)
     if where and _head_size_grows(trial, where):
-        return replace(failure, cause=ATTENTION)
+        return replace(failure, cause=ATTENTION, another_plan=True)
     if (factor := _one_factor(outputs)) is not None:
-        return replace(
-            failure, what=f"{failure.what}; the output is {factor:.4g} times the base's", cause=READOUT
-        )
+        what = f"{failure.what}; the output is {factor:.4g} times the base's"
+        return replace(failure, what=what, cause=READOUT, another_plan=True)
     if where is None and _outputs_agree(trial, outputs):
         return replace(failure, cause=PENALTY)
-    return replace(failure, cause=LAYOUT)
+    return replace(failure, cause=LAYOUT, another_plan=True)
 
 
 def _gradient(trial: Trial, step: Step | None, loss: Loss | None, failure: Failure) -> Failure:
@@ -94,17 +92,25 @@ def _gradient(trial: Trial, step: Step | None, loss: Loss | None, failure: Failu
         assert loss is not None
         grads = [gradients(side.model, loss)[1] for side in (trial.base, trial.wide)]
     identity = compare_gradients(grads[0], grads[1], trial.plan)
-    ratios = [r for n, r in identity.ratios.items() if n not in identity.untested]
-    spread = max(ratios) - min(ratios) if ratios else 0.0
-    if len(ratios) > 1 and spread <= 1e-6 * abs(ratios[0]) and abs(ratios[0] - 1) > 1e-6:
-        what = f"every gradient is {ratios[0]:.6g} times what it should be"
+    factor = _factor_of_all(identity, 1e-6)
+    if factor is not None:
+        what = f"every gradient is {factor:.6g} times what it should be"
         return replace(failure, where="all tensors", what=what, cause=CLIPPING)
-    return replace(failure, cause=_layout(trial, failure))
+    return _layout(trial, failure)
 
 
-def _layout(trial: Trial, failure: Failure) -> str:
-    """Why one gradient is not what the plan says."""
-    return AWAKE if failure.where in trial.plan and trial.plan[failure.where].new else LAYOUT
+def _factor_of_all(identity: Identity, tolerance: float) -> float | None:
+    """The factor by which all of two or more gradients are off, up to a tolerance; None if there is no such factor."""
+    ratios = [r for n, r in identity.ratios.items() if n not in identity.untested]
+    if len(ratios) < 2 or max(ratios) - min(ratios) > tolerance * abs(ratios[0]):
+        return None
+    return ratios[0] if abs(ratios[0] - 1) > tolerance else None
+
+
+def _layout(trial: Trial, failure: Failure) -> Failure:
+    """The failure of one gradient that is not what the plan says."""
+    new = failure.where in trial.plan and trial.plan[failure.where].new
+    return replace(failure, cause=AWAKE if new else LAYOUT, another_plan=not new)
 
 
 def _first_difference(trial: Trial, base: Mapping[str, Tensor], wide: Mapping[str, Tensor]) -> str | None:

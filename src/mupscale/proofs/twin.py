@@ -38,8 +38,8 @@ def unrepeated(
         return None
     what = f"two copies of the base under one seed give {a:.6g} and {b:.6g}"
     if step is None:
-        return Failure(0, "the loss itself", what, DRAWS)
-    return Failure(0, "the batch", what, BATCHES)
+        return Failure(0, "the loss itself", what, DRAWS, "batch")
+    return Failure(0, "the batch", what, BATCHES, "batch")
 
 
 def rounding_of_steps(clone: Callable[[], Run], step: Step, steps: int) -> Rounding:

@@ -66,7 +66,7 @@ def log_growth(
         elif "loss" in wide.provenance:
             told[f"loss_{name}"] = float(wide.provenance["loss"][name])
     shares = {}
-    if "noise" in wide.provenance:
+    if {"noise", "added_noise"} & wide.provenance.keys():
         shares = {row.name: row.share for row in noise_report(base, wide).rows}
     for what, values in (("noise", shares), ("symmetry", symmetry(wide)), ("awake", awake(wide))):
         told |= {what: max(values.values())} if values else {}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..arguments import wrong_kind
-from ..errors import MupscaleError, raise_faults
+from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.fits import expect_since, identity_plan
 from ..plans.plan import Plan
+from .provenance import Provenance
 
 
 @dataclass(frozen=True, init=False)
@@ -38,8 +39,8 @@ class Run:
     """The plan from the reference to this model; None when the model is its own reference."""
     earlier: tuple[tuple[Plan | None, Plan | None], ...]
     """`plan` and `since` of the runs that this one was widened from, the latest last; `narrow` goes back to them."""
-    provenance: Mapping[str, Any]
-    """How this run was made: plan, seed, noise, versions. Plain values, to be saved with the weights."""
+    provenance: Provenance
+    """How this run was made, growth by growth: plan, seed, noise, versions. Save `provenance.as_json()` with the weights."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Run:
         ema: nn.Module | Mapping[str, Tensor] | None = None,
         steps: int = 0,
         earlier: Sequence[tuple[Plan | None, Plan | None]] = (),
-        provenance: Mapping[str, Any] | None = None,
+        provenance: Provenance | Mapping[str, Any] | None = None,
     ) -> None:
         fields = {
             "model": model,
@@ -63,7 +64,9 @@ class Run:
             "plan": plan,
             "since": since,
             "earlier": tuple(earlier),
-            "provenance": dict(provenance or {}),
+            "provenance": provenance
+            if isinstance(provenance, Provenance)
+            else Provenance.from_json(provenance or {}),
         }
         faults = wrong_kind("model", model, nn.Module, "pass the module that is trained")
         for i, optimizer in enumerate(_several(optimizers)):
@@ -72,6 +75,8 @@ class Run:
             if given is not None:
                 faults += wrong_kind(name, given, Plan, f"write {name}=plan_between(make, base, wide)")
         raise_faults("this is not a run", faults)
+        if plan is not None and since is not None and plan != since:
+            fields["plan"] = replace(plan, later=True)
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
@@ -104,6 +109,12 @@ def since_of(since: Since, model: nn.Module) -> Plan:
     """
     if not isinstance(since, Run):
         expect_since(since, model)
+        if since.later:
+            what = "it is the plan of a later growth, which begins where the run stood then and not at the run's reference"
+            raise_faults(
+                "learning rates and units count from the reference",
+                [Fault("plan.of_later_growth", "since", what, "write the run, or run.since")],
+            )
         return since
     if since.model is not model:
         raise MupscaleError(

@@ -25,6 +25,7 @@ from ..jobs.identity import base_file
 from ..optimizers.joined import state_of
 from ..optimizers.read import parts
 from ..plans.plan import Plan, TensorPlan
+from ..runs.provenance import Provenance
 from ..storage.location import Location
 from ..tensors.parts import Rectangle
 from .source import Source, Stored
@@ -62,8 +63,9 @@ def directory_source(
     files = [*directory.weights, *([OPTIMIZER] if OPTIMIZER in directory.trainer else [])]
     text = repr([base_file(path, name) for name in files])
     identity = f"directory {hashlib.sha256(text.encode()).hexdigest()}"
-    since = None if read_about(path) is None else read_plans(path)[1]
-    return Source(path, identity, weights, states, settings, since)
+    about = read_about(path)
+    since = None if about is None else read_plans(path)[1]
+    return Source(path, identity, weights, states, settings, since, Provenance.from_json(about or {}))
 
 
 def _trainer(

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..errors import MupscaleError
 from ..plans.plan import Plan
 from ..rules.axes import Axis
+from ..runs.provenance import Provenance
 from ..tensors.making import Making
 from ..tensors.parts import Rectangle, is_sharded, local_of, local_rectangle, rank_rectangle
 from .agreement import device_of
@@ -126,6 +127,7 @@ class LiveSource:
     states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     since: Plan | None = None
+    provenance: Provenance = field(default_factory=Provenance)
     messages: int = 0
     """How many were received."""
     bytes: int = 0

@@ -22,19 +22,20 @@ from ..files.dcp import METADATA
 from ..files.directory import CONFIG
 from ..files.elsewhere import megatron_faults
 from ..plans.attributes import carry_attributes_, compare_attributes
+from ..plans.code import changed_code
 from ..plans.direction import Direction
 from ..plans.fits import check_end, expect_proved
 from ..plans.names import named_tensors, strip_wrappers, unwrap
 from ..plans.plan import Plan
+from ..plans.wide_model import edit_
 from ..rules.optimizers import OptimizerRule
+from ..runs.provenance import Growth
 from ..runs.run import Run, Since, since_of
 from ..storage.location import Location, Url, location
 from ..storage.looking import exists
 from ..training.noise_kinds import Noise
 from ..training.noise_places import exempt_of
 from ..training.noise_plan import NoisePlan
-from ..training.widen import edit_
-from ..version import __version__
 from .agreement import AllOrNone, is_first
 from .dcp_source import dcp_source
 from .directory_source import directory_source
@@ -171,6 +172,11 @@ class _Loader:
         fillings = self._weights(source, resolved)
         direction = Direction(plan, noise=resolved)
         states, moments, notes = prepare_states(run, source, direction, since, self._rules)
+        changed = changed_code(plan.code, run.model)
+        notes = [
+            *notes,
+            *([f"{changed}; prove it again with infer_plan(base, wide, loss=…)"] if changed else []),
+        ]
         fillings += moments
         if not all(source.aligned(f.stored, f.making, f.wide) for f in fillings if f.stored is not None):
             together.check()  # ranks are going to wait for each other's slices
@@ -183,20 +189,20 @@ class _Loader:
             optimizer.state.update(state)
         for note in notes if is_first(group) else ():
             warnings.warn(note, stacklevel=4)
-        provenance = {
-            "version": __version__,
-            "torch": str(torch.__version__),
-            "plan": plan.hash,
-            "proof": {"by": plan.proof},
-            "reference": early.hash if early is not None else "the base itself",
-            "noise": None if resolved is None else {"kind": type(noise).__name__, **resolved.as_json()},
-            "seed": seed if resolved is None else resolved.seed,
+        loaded = {
             "source": source.identity,
             "bytes": source.bytes,
             "messages": source.messages,
             "beside": filler.room_bytes,
             "moments": len(moments),
         }
+        growth = Growth.by(
+            plan,
+            early,
+            noise=None if resolved is None else {"kind": type(noise).__name__, **resolved.as_json()},
+            seed=None if resolved is None else resolved.seed if resolved is noise else seed,
+            loaded=loaded,
+        )
         grown = since if any(e.grows or e.spread != 1 for e in since.tensors.values()) else None
         return Run(
             run.model,
@@ -206,7 +212,7 @@ class _Loader:
             steps=run.steps,
             plan=plan,
             since=grown,
-            provenance=provenance,
+            provenance=source.provenance.grown(growth),
         )
 
     def _make_room(self, source: AnySource) -> None:
@@ -262,7 +268,7 @@ def _open(
         )
         weights = {name: tensors[e.sources[0]] for name, e in plan.tensors.items() if e.sources}
         states, settings = live_states(base, plan, rules) if wide.optimizers else ({}, {})
-        return LiveSource("the running base", weights, states, settings, base.since)
+        return LiveSource("the running base", weights, states, settings, base.since, base.provenance)
     path = location(base)
     raise_faults("there is nothing to load from", megatron_faults(path))
     if exists(path / METADATA):

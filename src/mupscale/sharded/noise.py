@@ -22,7 +22,7 @@ from ..plans.plan import Plan
 from ..training.noise_kinds import Noise
 from ..training.noise_places import Exempt
 from ..training.noise_plan import NoisePlan
-from ..training.noises import resolve_noise
+from ..training.noises import resolve_noise, unused_seed
 from ..training.norms_wanted import Wanted, norms_wanted
 from ..training.statistics import Statistic, statistic
 from .agreement import AllOrNone, sum_over_ranks
@@ -53,7 +53,7 @@ def shared_noise(
         lambda name, what: norms[name, what],
         noise,
         plan=plan,
-        seed=seed,
+        seed=unused_seed(seed, since, source.provenance.seeds),
         since=since,
         exempt=exempt,
     )

@@ -19,6 +19,7 @@ from ..files.dcp_table import Chunk, ChunkedTensor
 from ..files.places import Place, item_size, torch_dtype
 from ..jobs.blocks import Reader, read_rectangle_
 from ..plans.plan import Plan
+from ..runs.provenance import Provenance
 from ..storage.location import Location
 from ..tensors.making import Making
 from ..tensors.parts import Rectangle
@@ -61,6 +62,8 @@ class AnySource(Protocol):
     """The base's optimizer settings by name, as far as they are known."""
     since: Plan | None
     """The plan from the reference to the base, where the source knows it."""
+    provenance: Provenance
+    """How the base was made, where the source knows it."""
 
     others_wait: bool
     """Whether other ranks wait for this one while it reads."""
@@ -120,6 +123,7 @@ class Source:
     states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     since: Plan | None = None
+    provenance: Provenance = field(default_factory=Provenance)
     messages: int = 0
     others_wait: bool = False
 

@@ -17,11 +17,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..arguments import wrong_kind
-from ..checkpoints.about import read_plans
+from ..checkpoints.about import read_plans, read_record
 from ..errors import Fault, MupscaleError, raise_faults
 from ..files.torch_file import read_tree
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
+from ..runs.provenance import Provenance
 from ..runs.run import Run, since_of
 from ..training.groups import Chosen, param_groups
 from ..training.rewarm import loaded, new_schedulers_, saved_schedules
@@ -31,9 +32,27 @@ from .menu import named_optimizer
 Grown = Plan | Run | Path | str
 """The plan from the reference to the model, or what holds it: a run, a grown directory, a grown checkpoint."""
 KEY = "mupscale"
-"""Where a checkpoint that is one dict keeps its plans."""
+"""Where a checkpoint that is one dict keeps its plans and its history."""
 _REWARM = "write rewarm=mu.GrowthSchedule(1000)"
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+
+
+def read_provenance(wide: Grown) -> Provenance:
+    """The history of a run, of a grown directory, or of a checkpoint in which a trainer continues one.
+
+    >>> import mupscale as mu
+    >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
+    >>> run = mu.widen(make(4), lambda: make(8))
+    >>> read_provenance(run) == run.provenance
+    True
+    """
+    if isinstance(wide, Run):
+        return wide.provenance
+    if isinstance(wide, Plan):
+        told: Mapping[str, Any] = dict.fromkeys(("plan", "since_reference"), wide.as_json())
+    else:
+        told = _record_in(wide) if Path(wide).is_file() else read_record(wide)
+    return Provenance.from_json(told)
 
 
 def both_plans(since: Grown) -> tuple[Plan, Plan]:
@@ -48,19 +67,29 @@ def both_plans(since: Grown) -> tuple[Plan, Plan]:
 
 def plans_in(checkpoint: Path | str) -> tuple[Plan, Plan]:
     """The two plans of a single checkpoint file that carries them."""
+    told = _record_in(checkpoint)
+    plan, since = (Plan.from_json(json.dumps(told[key])) for key in ("plan", "since_reference"))
+    return plan, since
+
+
+def _record_in(checkpoint: Path | str) -> dict[str, Any]:
     tree = read_tree(checkpoint)
     told = tree.get(KEY) if isinstance(tree, dict) else None
     if not isinstance(told, dict) or not {"plan", "since_reference"} <= told.keys():
         raise MupscaleError(
             f"{checkpoint} does not say how it was grown; pass the plan", code="growth.record_missing"
         )
-    plan, since = (Plan.from_json(json.dumps(told[key])) for key in ("plan", "since_reference"))
-    return plan, since
+    return told
 
 
-def put_plans_(checkpoint: dict[str, Any], plan: Plan, since: Plan) -> None:
-    """Write both plans into a checkpoint that is a dict."""
-    checkpoint[KEY] = {"plan": plan.as_json(), "since_reference": since.as_json()}
+def record_of(plans: tuple[Plan, Plan], provenance: Provenance) -> dict[str, Any]:
+    """What a checkpoint says about how it was grown: both plans, and the history."""
+    plan, since = plans
+    return {
+        "plan": plan.as_json(),
+        "since_reference": since.as_json(),
+        "provenance": provenance.as_json(),
+    }
 
 
 def schedule_settings(

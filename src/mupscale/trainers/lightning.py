@@ -17,7 +17,7 @@ from ..training.clip import Clip
 from ..training.rewarm import saved_schedules, state_of
 from ..training.schedules import GrowthSchedule
 from ..training.stepping import InUnits, step_in_units_
-from .going_on import Grown, both_plans, put_plans_, schedule_settings, schedulers_for
+from .going_on import KEY, Grown, both_plans, read_provenance, record_of, schedule_settings, schedulers_for
 
 _SHARDING = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAFSDPStrategy")
 
@@ -50,6 +50,7 @@ class FitHooks:
         prefix: str = "model.",
     ) -> None:
         self.plans = both_plans(since)
+        self._record = record_of(self.plans, read_provenance(since))
         self._schedule = schedule_settings(peak_lr, step_cost, rewarm)
         self._states: list[dict[str, Any]] = []
         self.prefix = prefix
@@ -104,7 +105,7 @@ class FitHooks:
             clip(optimizer)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        put_plans_(checkpoint, *self.plans)
+        checkpoint[KEY] = self._record
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._take_off(trainer)

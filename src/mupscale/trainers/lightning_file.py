@@ -24,8 +24,9 @@ from ..optimizers.write import write_positions
 from ..plans.direction import Direction
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
+from ..runs.provenance import Growth, Provenance
 from ..training.state_dicts import widen_state_dict
-from .going_on import KEY, plans_in, put_plans_
+from .going_on import KEY, plans_in, read_provenance, record_of
 
 _WEIGHTS, _STATES = "state_dict", "optimizer_states"
 
@@ -64,7 +65,9 @@ def widen_lightning_checkpoint(
             f"{printable(str(path))} is not a checkpoint of a training run; expected {_WEIGHTS} and {_STATES}",
             code="lightning.not_a_checkpoint",
         )
-    early = plans_in(path)[1] if KEY in described else None
+    early, history = None, Provenance()
+    if KEY in described:
+        early, history = plans_in(path)[1], read_provenance(path)
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     whole = plan.rename(lambda name: prefix + name)
     raise_few(f"{printable(str(path))} cannot be widened", _unknown_tensors(checkpoint))
@@ -78,7 +81,8 @@ def widen_lightning_checkpoint(
             else rule_for(str(optimizer_classes[i]), rules=rules)
         )
         wide[_STATES].append(_widened(state, whole, own, rule, f"optimizer {i}", rules))
-    put_plans_(wide, plan, plan if early is None else early.then(plan))
+    since = plan if early is None else early.then(plan)
+    wide[KEY] = record_of((plan, since), history.grown(Growth.by(plan, early)))
     partial = out.with_name(f"{out.name}.partial")
     with os_errors(out):
         torch.save(wide, partial)

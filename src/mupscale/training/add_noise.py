@@ -14,10 +14,11 @@ from ..plans.copied import copied
 from ..plans.direction import Direction
 from ..plans.fits import check_end, identity_plan
 from ..plans.names import named_tensors, unwrap
+from ..runs.provenance import Growth
 from ..runs.run import Run
 from .noise_kinds import Noise, PairedNoise, wrong_noise
 from .noise_places import exempt_of
-from .noises import copied_norm, resolve_noise
+from .noises import copied_norm, resolve_noise, unused_seed
 from .statistics import Statistic, statistic
 from .widen import carry
 
@@ -26,7 +27,8 @@ def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
     """The run with noise on the weights that its last growth copied; optimizer state and schedulers are kept.
 
     Averages and master copies of the weights get the same noise. The run itself is not changed. `SignalNoise` is
-    relative to the weights as they are now. Take another seed than that of an earlier dose.
+    relative to the weights as they are now. A seed whose numbers the run has already in its weights, by its provenance,
+    draws others.
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.Tanh(), torch.nn.Linear(n, 1))
@@ -61,13 +63,12 @@ def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
         return norm
 
     since = wide.earlier[-1][1] if wide.earlier else None
-    resolved = resolve_noise(measure, noise, plan=plan, seed=seed, since=since, exempt=exempt)
+    drawn = unused_seed(seed, since, wide.provenance.seeds)
+    resolved = resolve_noise(measure, noise, plan=plan, seed=drawn, since=since, exempt=exempt)
     noisy = carry(wide, copied(model), lambda: copied(model), Direction(identity_plan(model), noise=resolved))
-    record = {"kind": type(noise).__name__, "added_to": dict(wide.provenance), **resolved.as_json()}
-    return replace(
-        noisy,
-        plan=plan,
-        since=wide.since,
-        earlier=wide.earlier,
-        provenance={**wide.provenance, "added_noise": record},
-    )
+    history = wide.provenance
+    if not history.growths or history.growths[-1].plan != plan.hash:  # a run made by hand: Run(…, plan=plan)
+        history = history.grown(Growth.by(plan, since, mupscale=None, torch=None))
+    dose = {"kind": type(noise).__name__, **resolved.as_json()}
+    history = history.noting(added_noise=(*history.growths[-1].added_noise, dose))
+    return replace(noisy, plan=plan, since=wide.since, earlier=wide.earlier, provenance=history)

@@ -12,12 +12,11 @@ from ..errors import Fault, raise_faults
 from ..plans.copied import copied
 from ..plans.direction import Direction
 from ..plans.fits import identity_plan
-from ..plans.float64 import cast_, leave_without_float64_
-from ..plans.names import named_tensors, unwrap
+from ..plans.float64 import cast_, without_float64
+from ..plans.names import unwrap
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
-from .clip import Clip
-from .stepping import InUnits
+from .left_behind import patched_methods, step_hooks
 from .widen import carry
 
 
@@ -30,11 +29,15 @@ def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | Non
         lambda: copied(inner),
         Direction(identity_plan(inner)),
         rules,
+        in_place=True,
     )
-    on_cpu = dtype == torch.float64 and leave_without_float64_(twin.model)
+    # Asked of the run itself: inside `lifted_casts` its copy is on the CPU already.
+    leaves = dtype == torch.float64 and without_float64(inner)
+    if leaves:
+        twin.model.cpu()
     cast_(twin.model, dtype)
     for optimizer in twin.optimizers:
-        if on_cpu:
+        if leaves:
             _leave_device_(optimizer)
         for state in optimizer.state.values():
             for key, value in state.items():
@@ -60,31 +63,15 @@ def _leave_device_(optimizer: Optimizer) -> None:
 
 
 def refuse_hooks(run: Run) -> None:
-    """Raise if the run has hooks other than ours: they cannot be copied, and a copy without them trains differently."""
+    """Raise if optimizers have step hooks other than ours: they cannot be copied, and a copy without them trains differently."""
     faults = []
     for optimizer in run.optimizers:
-        hooks = [
-            *optimizer._optimizer_step_pre_hooks.values(),
-            *optimizer._optimizer_step_post_hooks.values(),
-        ]
-        owners = [getattr(hook, "__self__", hook) for hook in hooks]
-        if any(not isinstance(owner, (Clip, InUnits)) for owner in owners):
-            faults.append(
-                Fault(
-                    "run.has_step_hooks",
-                    type(optimizer).__name__,
-                    "it has step hooks, which a copy does not",
-                    "do their work in the step function",
-                )
-            )
-    hooked = [n for n, k, t in named_tensors(run.model) if k == "parameter" and t._backward_hooks]
-    faults += [
-        Fault(
-            "run.has_gradient_hooks",
-            name,
-            "it has a gradient hook, which a copy does not",
-            "remove it for the check",
-        )
-        for name in hooked
-    ]
+        name = type(optimizer).__name__
+        if step_hooks(optimizer):
+            what = "it has step hooks, which a copy does not"
+            faults.append(Fault("run.has_step_hooks", name, what, "do their work in the step function"))
+        for method in patched_methods(optimizer):
+            what = "it was replaced on this object, and a copy has that of its class"
+            remedy = "do its work in the step function"
+            faults.append(Fault("run.has_patched_methods", f"{name}.{method}", what, remedy))
     raise_faults("this run cannot be copied faithfully", faults)

@@ -11,6 +11,8 @@ from fractions import Fraction
 from typing import Any
 
 from ..errors import MupscaleError
+from ..files.strict import refuse_malformed
+from ..frozen import freeze_mappings
 from ..plans.plan import Plan
 from ..rules.scale import ONE, Scale
 from ..rules.sizes import noise_size, size_of_ratios
@@ -38,6 +40,9 @@ class NoisePlan:
     """What follows from it, by tensor."""
     means: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """The mean row of the base's tables that get new words: what the new rows become."""
+
+    def __post_init__(self) -> None:
+        freeze_mappings(self)
 
     def tensor(self, name: str) -> TensorNoise | None:
         """The noise of one tensor, or None."""
@@ -71,7 +76,9 @@ def restore_noise(record: Mapping[str, Any], plan: Plan, since: Plan | None = No
     >>> restore_noise(noise.as_json(), plan) == noise
     True
     """
-    try:
+    with refuse_malformed(
+        "this is not a record of noise, expected what as_json gave", "noise.malformed_record"
+    ):
         sigmas = {name: _stored(value) for name, value in record["sigmas"].items()}
         unknown = [name for name in (*sigmas, *record.get("woken", {})) if name not in plan.tensors]
         if unknown:
@@ -87,12 +94,6 @@ def restore_noise(record: Mapping[str, Any], plan: Plan, since: Plan | None = No
         means = {str(name): tuple(map(float, row)) for name, row in record.get("means", {}).items()}
         zeros = wakings(woken, means, plan, since)
         return NoisePlan(sigmas, stds, paired, without, seed, rows, woken, zeros, means)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise MupscaleError(
-            f"this is not a record of noise, expected what as_json gave; {reason}",
-            code="noise.malformed_record",
-        ) from None
 
 
 def _stored(value: Any) -> Sigma:

@@ -137,8 +137,18 @@ def _seed(seed: int, since: Plan | None) -> int:
     """A run that grows again draws other numbers for the same seed, so that its two noises are independent."""
     if since is None:
         return seed
-    text = f"{seed} after {since.hash}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    return _digest(f"{seed} after {since.hash}")
+
+
+def unused_seed(seed: int, since: Plan | None, used: frozenset[int]) -> int:
+    """The seed, or one that follows from it if its numbers were added as noise before: twice the same is no second draw."""
+    while _seed(seed, since) in used:
+        seed = _digest(f"{seed} again")
+    return seed
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def _given(sigma: Sigma) -> Sigma:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import prod
@@ -19,20 +19,32 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.attributes import carry_attributes_, compare_attributes
+from ..errors import Fault, NotExact, Undecided, raise_faults
+from ..plans.attributes import (
+    Difference,
+    both_values,
+    carry_attributes_,
+    compare_attributes,
+    plain_value,
+)
+from ..plans.code import changed_code
 from ..plans.copied import copied
 from ..plans.declare import Declared
-from ..plans.dropout import NO_DROPOUT, without_dropout
+from ..plans.device_map import refuse_other_device_map
+from ..plans.direction import Direction
+from ..plans.dropout import without_dropout
 from ..plans.fits import check_end, expect_plan
 from ..plans.float64 import lifted_casts, prepare
-from ..plans.identity import Loss, load_wide_
-from ..plans.infer import UNREACHED, find_plan, infer_plan, proved_by
+from ..plans.identity import Loss
+from ..plans.infer import find_plan, infer_plan, proved_by
 from ..plans.known import why_undecided
+from ..plans.modes import mode_needs
 from ..plans.names import named_tensors, unwrap
+from ..plans.need import Need
 from ..plans.plan import Plan
+from ..plans.wide_model import fill_model_
 from ..proofs.certificate import Certificate, Failure
-from ..proofs.compare import certificate_of, compare_losses, tolerance_of
+from ..proofs.compare import certificate_of, compare_losses, compare_modes, tolerance_of
 from ..proofs.diagnose import diagnose
 from ..proofs.rounding import COARSE, Rounding
 from ..proofs.trial import Trial
@@ -52,13 +64,12 @@ def proved_plan(
     plan: Plan | None,
     loss: Loss | None,
     unproved: bool,
-    filled: Callable[[Plan], nn.Module],
 ) -> tuple[Plan, dict[str, Any]]:
     """The plan to grow by, and the record of what proved it; raises if nothing does.
 
-    `built` is the wide model without weights; it gets the base's settings that are not tensors. `filled(plan)` builds one
-    that holds the base's copies.
+    `built` is the wide model without weights; it gets the base's settings that are not tensors.
     """
+    refuse_other_device_map(base, built)
     if plan is not None:
         expect_plan(plan)
         check_end(plan, base, "base")
@@ -68,36 +79,48 @@ def proved_plan(
     carry_attributes_(built, differences)
     if loss is None or unproved:
         chosen = plan if plan is not None else infer_plan(base, built)
+        changed = "" if unproved else changed_code(chosen.code, base, built)
+        if changed:
+            warnings.warn(f"{changed}; add loss= or example_inputs=, and it is proved again", stacklevel=3)
         _refuse_unproved(base, built, chosen, unproved)
-        lost = [difference for difference in differences if difference.kind == "refused" and not unproved]
+        lost = [difference for difference in differences if difference.kind == "refused"]
         raise_faults(
             "the base has what is not carried, and nothing was measured that would show whether it matters",
             [
-                Fault(
-                    "proof.attribute_not_carried",
-                    d.path,
-                    f"{d.base} in the base, {d.wide} in the wide model",
-                    "add loss= or example_inputs=",
-                )
+                Fault("proof.attribute_not_carried", d.path, both_values(d), "add loss= or example_inputs=")
                 for d in lost
             ],
         )
-        record: dict[str, Any] = {"by": chosen.proof}
+        record: dict[str, Any] = {"by": chosen.proof, **({"changed": changed} if changed else {})}
     else:
-        chosen, record = _measured_plan(base, built, plan, loss, filled)
-    carried = {other.path: other.base for other in differences if other.kind == "carried"}
+        try:
+            chosen, record = _measured_plan(base, built, plan, loss)
+        except NotExact as error:
+            raise _with_differences(error, differences) from error.__cause__
+    carried = {d.path: plain_value(d.base) for d in differences if d.kind == "carried"}
     record |= {"carried": carried} if carried else {}
-    for need in (need for need in chosen.needs if need.startswith((NO_DROPOUT, UNREACHED))):
-        warnings.warn(f"growing is exact with {need}", stacklevel=4)
+    for need in (need for need in sorted(chosen.needs) if need.kind in ("dropout", "unreached", "eval mode")):
+        warnings.warn(f"growing is exact with {need}", stacklevel=3)
     return chosen, record
 
 
+def _with_differences(error: NotExact, differences: list[Difference]) -> NotExact:
+    """The error, with what the wide model does not have from the base and what may be the reason."""
+    remedies = {"kept": "write the base's value in the factory", "refused": "do it in the factory as well"}
+    left = [d for d in differences if d.kind in remedies]
+    if not error.faults or not left:
+        return error
+    return type(error)(
+        error.claim,
+        [
+            *error.faults,
+            *(Fault("proof.attribute_not_carried", d.path, both_values(d), remedies[d.kind]) for d in left),
+        ],
+    )
+
+
 def _measured_plan(
-    base: nn.Module,
-    built: nn.Module,
-    plan: Plan | None,
-    loss: Loss,
-    filled: Callable[[Plan], nn.Module],
+    base: nn.Module, built: nn.Module, plan: Plan | None, loss: Loss
 ) -> tuple[Plan, dict[str, Any]]:
     """The given plan after it was measured, or the one that a search finds, and the record of the measurement."""
     small = _float64_bytes(base, built) <= FLOAT64_BYTES
@@ -105,20 +128,22 @@ def _measured_plan(
     if plan is None and not small:
         try:
             chosen = infer_plan(base, built)
-        except MupscaleError as error:
+        except Undecided as error:
             _LOG.info("shapes do not decide the plan (%s); searching on copies in float64", error.claim)
     if chosen is not None:
-        pair = _Pair(base, built, chosen, loss, None if small else filled)
+        pair = _Pair(base, built, chosen, loss, small)
         measured = pair.measure()
         if measured.holds or plan is not None:
             measured.raise_if_broken()
             silent = [row for row in measured.tensors if row.silent and not row.rounding]
             unreached = tuple(row.name for row in silent)
-            proved = proved_by(replace(chosen, needs=chosen.needs | pair.needs), loss, unreached)
-            return proved, _record(proved, measured.dtype, measured.worst, 1)
+            # Which modes are exact was measured again.
+            before = (need for need in chosen.needs if need.kind not in ("train mode", "eval mode"))
+            proved = proved_by(replace(chosen, needs=pair.needs.union(before)), loss, unreached, base, built)
+            return proved, _record(proved, measured.dtype, measured.worst, 1, measured.modes)
         _LOG.info("the plan that shapes suggest is not exact (%s); searching", measured.failure)
     found = find_plan(base, built, loss, Declared())
-    return found.plan, _record(found.plan, "float64", max(found.worst, found.gap), found.trials)
+    return found.plan, _record(found.plan, "float64", max(found.worst, found.gap), found.trials, found.modes)
 
 
 def _refuse_unproved(base: nn.Module, built: nn.Module, plan: Plan, unproved: bool) -> None:
@@ -167,15 +192,15 @@ def _float64_bytes(base: nn.Module, built: nn.Module) -> int:
 
 @dataclass
 class _Pair:
-    """A base and a wide model that are measured: copies in float64, or, if `filled` is given, the models as they are."""
+    """A base and a wide model that are measured: copies in float64 of small ones, large ones as they are."""
 
     base: nn.Module
     built: nn.Module
     plan: Plan
     loss: Loss
-    filled: Callable[[Plan], nn.Module] | None
-    needs: frozenset[str] = frozenset()
-    """What the measured plan assumes: that there is no dropout, where some was met."""
+    small: bool
+    needs: frozenset[Need] = frozenset()
+    """What the measured plan assumes: that there is no dropout, where some was met, and one mode, where only one is exact."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -186,11 +211,11 @@ class _Pair:
             if kind == "parameter" and t.is_floating_point()
         }
         coarsest = max(own, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
-        return torch.float64 if self.filled is None else coarsest
+        return torch.float64 if self.small else coarsest
 
     def measure(self) -> Certificate:
         """Compare gradients; judge a deviation, and what low precision hides, by the base's own rounding."""
-        with lifted_casts(self.base) if self.filled is None else nullcontext():
+        with lifted_casts(self.base) if self.small else nullcontext():
             trial = self._trial()
             if trial.tolerance > COARSE:
                 trial.rounding = self._rounding()
@@ -202,15 +227,16 @@ class _Pair:
             if failure is not None and not failure.cause:
                 with without_dropout():
                     failure = diagnose(self._trial, None, self.loss, failure)
-        return certificate_of(trial, failure, self.dtype, 0)
+            modes = self._modes(trial) if failure is None else {}
+        return certificate_of(trial, failure, self.dtype, 0, modes=modes)
 
     def _trial(self) -> Trial:
-        if self.filled is not None:
-            models = self.base, self.filled(self.plan)
+        if self.small:
+            base, wide = prepare(unwrap(self.base), unwrap(self.built))
         else:
-            models = prepare(unwrap(self.base), unwrap(self.built))
-            load_wide_(models[1], models[0], self.plan)
-        return Trial(Run(models[0]), Run(models[1]), self.plan, tolerance_of(self.dtype, None))
+            base, wide = self.base, copied(self.built)
+        fill_model_(wide, base, Direction(self.plan), in_place=self.small)
+        return Trial(Run(base), Run(wide), self.plan, tolerance_of(self.dtype, None))
 
     def _compare(self, trial: Trial) -> Failure | None:
         with without_dropout(trial.base.model, trial.wide.model) as off:
@@ -218,15 +244,21 @@ class _Pair:
         self.needs = off.needs
         return failure
 
-    def _rounding(self) -> Rounding:
+    def _modes(self, trial: Trial) -> dict[str, str]:
+        with without_dropout(trial.base.model, trial.wide.model) as off:
+            modes = compare_modes(trial, self.loss, self._rounding)
+        self.needs |= off.needs | mode_needs(modes)
+        return modes
+
+    def _rounding(self, training: bool | None = None) -> Rounding:
         with without_dropout():
-            return rounding_of_loss(self._copy, self.loss)
+            return rounding_of_loss(lambda: self._copy(training), self.loss)
 
-    def _copy(self) -> Run:
-        if self.filled is None:
-            return Run(prepare(unwrap(self.base), unwrap(self.built))[0])
-        return Run(copied(unwrap(self.base)))
+    def _copy(self, training: bool | None) -> Run:
+        base = unwrap(self.base)
+        model = prepare(base, unwrap(self.built))[0] if self.small else copied(base)
+        return Run(model if training is None else model.train(training))
 
 
-def _record(plan: Plan, dtype: str, worst: float, trials: int) -> dict[str, Any]:
-    return {"by": plan.proof, "dtype": dtype, "worst": worst, "trials": trials}
+def _record(plan: Plan, dtype: str, worst: float, trials: int, modes: Mapping[str, str]) -> dict[str, Any]:
+    return {"by": plan.proof, "dtype": dtype, "worst": worst, "trials": trials, "modes": dict(modes)}

@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import Fault, MupscaleError, raise_faults
 from ..files import typed
 from ..files.strict import parse_json, read_regular, refuse_malformed
+from ..frozen import freeze_mappings
 from ..optimizers.settings import same_setting
 from ..plans.plan import Plan, TensorPlan
 from ..rules.axes import Axis
@@ -95,6 +96,9 @@ class Recipe:
     cost: Mapping[str, Any] = field(default_factory=dict)
     remarks: Sequence[str] = field(default=())
 
+    def __post_init__(self) -> None:
+        freeze_mappings(self)
+
     @property
     def lr(self) -> float:
         """The learning rate after growth, at the reference."""
@@ -114,8 +118,11 @@ class Recipe:
 
     def summary(self) -> dict[str, Any]:
         """The part of the recipe that a grown run keeps: everything except the tensors and the trials."""
+        kept = {f.name: getattr(self, f.name) for f in fields(self)}
         return {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("tensors", "tried", "sigma")
+            name: dict(value) if isinstance(value, Mapping) else value
+            for name, value in kept.items()
+            if name not in ("tensors", "tried", "sigma")
         }
 
     def to_json(self) -> str:

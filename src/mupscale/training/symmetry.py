@@ -151,17 +151,20 @@ def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseRepo
         for f in wrong_kind(name, side, Run, f"write Run({name}), or what upscale gave")
     ]
     raise_faults("noise_report compares two runs", kinds)
-    if wide.plan is None or "noise" not in wide.provenance:
+    growth = wide.provenance.of(wide.plan)
+    doses = [] if growth is None else [dose for dose in (growth.noise, *growth.added_noise) if dose]
+    if wide.plan is None or not doses:
         raise MupscaleError(
-            "the wide run has no record of noise, expected one; pass the run that upscale returned",
+            "the latest growth of the wide run has no record of noise, expected one; pass the run that upscale returned",
             code="noise.no_record",
         )
     tensors = {name: t.detach() for name, _, t in named_tensors(base.model)}
-    noise = restore_noise(wide.provenance["noise"], wide.plan, base.since)
+    noises = [restore_noise(dose, wide.plan, base.since) for dose in doses]
     rows = []
     for name, kind, stored in named_tensors(wide.model):
-        asked = noise.tensor(name) if kind == "parameter" and name not in wide.plan.ties else None
-        if asked is None:
+        planned = kind == "parameter" and name not in wide.plan.ties
+        asked = [(noise, drawn) for noise in noises if planned and (drawn := noise.tensor(name)) is not None]
+        if not asked:
             continue
         entry = wide.plan[name]
         found = exact(stored.detach())
@@ -169,15 +172,19 @@ def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseRepo
             want = expand(exact(entry.source(tensors)), entry.making()).to(found.device)
         else:
             want = entry.making().fill_(torch.empty_like(found))
-        delta = asked.slice(entry.axes, [0] * stored.dim(), stored.shape, want)
+        places = entry.axes, [0] * stored.dim(), stored.shape
+        delta = asked[0][1].slice(*places, want)
+        for _, drawn in asked[1:]:
+            delta += drawn.slice(*places, want)
         size = float(torch.linalg.vector_norm(delta))
         arrived = float(torch.linalg.vector_norm(found - want - delta))
         # New weights are zero: all of them is noise.
         weight = float(torch.linalg.vector_norm(want)) or size or 1.0
+        noise = asked[0][0]
         sigma = noise.sigmas[name] if name in noise.sigmas else noise.woken[name]
         rows.append(NoiseRow(name, sigma, size / weight, arrived / size if size else 0.0))
     values = [None, None] if loss is None else [_value(side.model, loss) for side in (base, wide)]
-    return NoiseReport(tuple(rows), noise.without, values[0], values[1])
+    return NoiseReport(tuple(rows), noises[0].without, values[0], values[1])
 
 
 def _value(model: nn.Module, loss: Loss) -> float:

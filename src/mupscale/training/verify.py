@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
-from ..errors import Fault, MupscaleError, raise_faults
+from ..errors import Fault, MupscaleError, NotExact, Undecided, raise_faults
 from ..plans.build import Make, build
 from ..plans.declare import Declared
 from ..plans.direction import Direction
@@ -28,9 +28,16 @@ from ..plans.infer import find_plan, infer_plan, measured_with
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
 from ..plans.projection import ExampleInputs, Projection
-from ..proofs.causes import ATTENTION, CLIPPING, LAYOUT, READOUT
+from ..proofs.causes import CLIPPING, NOISE
 from ..proofs.certificate import Certificate, Failure
-from ..proofs.compare import certificate_of, compare_losses, compare_steps, tolerance_of
+from ..proofs.compare import (
+    certificate_of,
+    compare_losses,
+    compare_modes,
+    compare_steps,
+    mode_of_steps,
+    tolerance_of,
+)
 from ..proofs.diagnose import diagnose
 from ..proofs.observed import observed, written_settings
 from ..proofs.rounding import COARSE, Rounding
@@ -114,14 +121,15 @@ def verify(
     )
     with lifted_casts(start.model) if dtype == torch.float64 else nullcontext():
         trial, failure = measuring.run()
-    return certificate_of(trial, failure, dtype, need, measuring.remarks())
+        modes = measuring.modes(trial) if failure is None else {}
+    return certificate_of(trial, failure, dtype, need, measuring.remarks(), modes)
 
 
 def _inferred(base: Run, wide: nn.Module, step: Step | None, loss: Loss | None) -> Plan:
     """The plan that shapes suggest; where they leave a layout open, the one that a search finds."""
     try:
         return infer_plan(base.model, wide)
-    except MupscaleError:
+    except Undecided:
         if loss is None:
             assert step is not None
             loss = loss_of(step, len(base.optimizers))
@@ -156,8 +164,14 @@ class _Measuring:
             trial, failure = self._compare(self._rounding())
         if failure is not None and not failure.cause:
             with self._without_dropout():
-                failure = self._searched(diagnose(self._trial, self.step, self.loss, failure))
+                failure = self._explained(failure)
         return trial, failure
+
+    def _explained(self, failure: Failure) -> Failure:
+        noisy = isinstance(self.wide, Run) and self.wide.provenance.get("noise")
+        if noisy and failure.kind == "loss" and failure.step == 0:
+            return replace(failure, cause=NOISE)
+        return self._searched(diagnose(self._trial, self.step, self.loss, failure))
 
     def _unrepeated(self) -> Failure | None:
         return unrepeated(self._copy, self.step, self.loss, self.tolerance)
@@ -166,7 +180,7 @@ class _Measuring:
         """A failure that another plan may cure, with what the search for one finds."""
         wide = self.wide.model if isinstance(self.wide, Run) else self.wide
         size = sum(prod(tensor.wide_shape) for tensor in self.plan.tensors.values())
-        if failure.cause not in (LAYOUT, ATTENTION, READOUT) or size > _SEARCHED:
+        if not failure.another_plan or size > _SEARCHED:
             return failure
         loss = self.loss
         if loss is None:
@@ -175,8 +189,10 @@ class _Measuring:
         call = "infer_plan(base, wide, loss=loss)"
         try:
             found = find_plan(self.base.model, wide, loss, Declared({}, {}, {}, ())).plan
-        except MupscaleError:
+        except NotExact:
             return replace(failure, cause=f"{failure.cause}; {call} finds no exact plan either")
+        except MupscaleError:  # the search cannot say
+            return failure
         others = [n for n, t in found.tensors.items() if n not in self.plan or t != self.plan[n]]
         if not others:
             return failure
@@ -197,19 +213,29 @@ class _Measuring:
         widths = (not t.change.norm_weight().is_one for t in self.plan.tensors.values())
         if failure is None and seen.clips is not None and any(widths):
             what = f"the step calls torch.nn.utils.{seen.clips}, which did not act in these steps"
-            failure = Failure(len(trial.losses) - 1, "all tensors", what, CLIPPING)
+            failure = Failure(len(trial.losses) - 1, "all tensors", what, CLIPPING, "clipping")
         return trial, failure
 
-    def _rounding(self) -> Rounding:
+    def modes(self, trial: Trial) -> dict[str, str]:
+        """What holds in train and in eval mode, after one of them was found exact."""
+        if self.step is not None:
+            return mode_of_steps(trial)
+        assert self.loss is not None
+        with self._without_dropout(trial):
+            return compare_modes(trial, self.loss, self._rounding)
+
+    def _rounding(self, training: bool | None = None) -> Rounding:
         with self._without_dropout():
             if self.step is not None:
                 return rounding_of_steps(self._copy, self.step, self.steps)
             assert self.loss is not None
-            return rounding_of_loss(self._copy, self.loss)
+            return rounding_of_loss(lambda: self._copy(training), self.loss)
 
-    def _copy(self) -> Run:
+    def _copy(self, training: bool | None = None) -> Run:
         copied = clone(self.base, self.dtype, self.rules)
         cast_inputs(copied.model, self.dtype)
+        if training is not None:
+            copied.model.train(training)
         return copied
 
     def _trial(self) -> Trial:

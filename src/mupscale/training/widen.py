@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -20,23 +19,23 @@ from ..arguments import shown
 from ..errors import Fault, MupscaleError, raise_faults
 from ..optimizers.carry import carry_optimizer, made
 from ..optimizers.read import read_live
-from ..optimizers.schedulers import carry_scheduler, refuse_absolute
+from ..optimizers.schedulers import carry_scheduler, driven_by, refuse_absolute, refuse_readers
 from ..optimizers.write import write_live
-from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.build import Make, build
-from ..plans.copied import rebind_
 from ..plans.direction import Direction
 from ..plans.fits import check_end, check_ties
 from ..plans.identity import Loss
 from ..plans.infer import measured_with
-from ..plans.moved_blocks import base_path, moved_blocks
-from ..plans.names import averaged, named_tensors, resolve, strip_wrappers, unwrap
+from ..plans.names import averaged, named_tensors, resolve
 from ..plans.plan import Plan
 from ..plans.projection import ExampleInputs
+from ..plans.wide_model import fill_model_
 from ..rules.optimizers import OptimizerRule, rule_for
+from ..runs.provenance import Growth
 from ..runs.run import Run
 from ..tensors.parts import is_sharded
 from .hooks import carry_clips_, carry_units_
+from .left_behind import hand_over_
 from .prove import proved_plan
 from .schedules import begin_stage_, wrong_step_cost
 from .state_dicts import carry_tensors
@@ -70,11 +69,14 @@ def widen(
     """
     start = base if isinstance(base, Run) else Run(base)
     raise_faults("this schedule cannot be continued", wrong_step_cost(start.schedulers, step_cost))
+    check_start(start)
     built = build(wide)
-    chosen, proof = chosen_plan(start.model, wide, built, plan, measured_with(loss, example_inputs), unproved)
-    grown = carry(start, built, wide, Direction(chosen), rules, settings=not unproved)
+    chosen, proof = proved_plan(start.model, built, plan, measured_with(loss, example_inputs), unproved)
+    direction = Direction(chosen)
+    grown = carry(start, built, wide, direction, rules, settings=not unproved)
     begin_stage_(grown.schedulers, step_cost)
-    return replace(grown, provenance={**grown.provenance, "proof": proof})
+    left = hand_over_(start, grown, direction, proof)
+    return replace(grown, provenance=grown.provenance.noting(**left))
 
 
 def narrow(
@@ -98,16 +100,10 @@ def narrow(
         raise MupscaleError(
             "narrow needs the plan by which the run was widened; pass plan=", code="plan.not_given"
         )
-    return carry(start, build(base), base, Direction(chosen, back=True), rules)
-
-
-def chosen_plan(
-    base: nn.Module, wide: Make, built: nn.Module, plan: Plan | None, loss: Loss | None, unproved: bool
-) -> tuple[Plan, dict[str, Any]]:
-    """The plan to grow by, and the record of what proved it; raises if nothing does."""
-    return proved_plan(
-        base, built, plan, loss, unproved, lambda found: fill_(build(wide), base, Direction(found))
-    )
+    direction = Direction(chosen, back=True)
+    cut = carry(start, build(base), base, direction, rules)
+    hand_over_(start, cut, direction, {})
+    return cut
 
 
 def check_since(run: Run) -> None:
@@ -121,6 +117,17 @@ def check_since(run: Run) -> None:
         raise MupscaleError(claim, error.faults, code=error.code) from None
 
 
+def check_start(run: Run) -> None:
+    """Raise for what is seen without a proof, which may take minutes: a wrong `since`, schedulers that cannot be carried."""
+    check_since(run)
+    raise_faults("this run cannot be widened exactly", _refused_schedulers(run))
+
+
+def _refused_schedulers(run: Run) -> list[Fault]:
+    """Faults for schedulers that cannot follow other units. Groups that are stepped in units keep those of the reference."""
+    return refuse_absolute(tuple(s for s in run.schedulers if units_of(driven_by(s)) is None))
+
+
 def carry(
     run: Run,
     built: nn.Module,
@@ -128,8 +135,9 @@ def carry(
     direction: Direction,
     rules: Mapping[str, OptimizerRule] | None = None,
     settings: bool = True,
+    in_place: bool = False,
 ) -> Run:
-    """Everything in `run`, at the other end of the plan; with `settings`, attributes that are not tensors too."""
+    """Everything in `run`, at the other end of the plan; `settings` and `in_place` are as for `fill_model_`."""
     if any(is_sharded(tensor) for _, _, tensor in named_tensors(run.model)):
         raise MupscaleError(
             "a sharded run is not widened in one process: shard a model that was built wide, and fill it with "
@@ -141,14 +149,14 @@ def carry(
     check_ties(direction.plan, {name: t for name, _, t in named_tensors(run.model)})
     if not direction.back:
         check_since(run)
-    faults = refuse_absolute(run.schedulers)
+    faults = _refused_schedulers(run) + refuse_readers(run.schedulers, run.optimizers, run.model)
     if run.optimizers:
         lone = [name for name, t in direction.plan.tensors.items() if t.new and t.like is None]
         what = "it is new and like no tensor of the base, so it belongs to no group"
         remedy = "widen without optimizers and add it to a group yourself"
         faults += [Fault("optimizer.tensor_without_group", name, what, remedy) for name in lone]
     raise_faults("this run cannot be widened exactly", faults)
-    model = fill_(built, run.model, direction, settings)
+    model = fill_model_(built, run.model, direction, settings=settings, in_place=in_place)
     optimizers, groups = [], {}
     rounded: dict[str, float] = {}
     for optimizer in run.optimizers:
@@ -163,7 +171,7 @@ def carry(
         groups[id(optimizer)] = (new, carried.groups)
     schedulers, driven = [], set()
     for scheduler in run.schedulers:
-        owner = getattr(scheduler, "optimizer", None) or scheduler._schedulers[0].optimizer
+        owner = driven_by(scheduler)
         if id(owner) not in groups:
             what = "it drives an optimizer that is not part of the run"
             remedy = "put that optimizer into Run(optimizers=[...]), or leave the scheduler out"
@@ -179,7 +187,15 @@ def carry(
         carry_clips_(run.optimizers, optimizers, model, None, direction.plan)
         plan, early, before = _narrowed(run, direction.plan)
         return Run(
-            model, optimizers, schedulers, plan=plan, since=early, ema=ema, steps=run.steps, earlier=before
+            model,
+            optimizers,
+            schedulers,
+            plan=plan,
+            since=early,
+            ema=ema,
+            steps=run.steps,
+            earlier=before,
+            provenance=run.provenance.narrowed(direction.plan),
         )
     since = direction.plan if run.since is None else run.since.then(direction.plan)
     carry_clips_(run.optimizers, optimizers, model, direction.plan, None)
@@ -192,7 +208,7 @@ def carry(
         plan=direction.plan,
         since=since,
         earlier=(*run.earlier, (run.plan, run.since)),
-        provenance={**run.provenance, **({"rounded": rounded} if rounded else {})},
+        provenance=run.provenance.grown(Growth.by(direction.plan, run.since, rounded=rounded)),
     )
 
 
@@ -223,78 +239,6 @@ def _forget_initial_rates(optimizers: list[Optimizer]) -> None:
             group.pop("initial_lr", None)
 
 
-def fill_(model: nn.Module, source: nn.Module, direction: Direction, settings: bool = True) -> nn.Module:
-    """Put tensors, modes and constants into a freshly built model, and return it."""
-    inner = unwrap(model)
-    tensors = {name: t for name, _, t in named_tensors(source)}
-    done: dict[int, Tensor] = {}
-    names: dict[int, tuple[str, str, Tensor]] = {}
-    for name, kind, old in named_tensors(inner):
-        names.setdefault(id(old), (name, kind, old))
-    for identity, (name, kind, old) in names.items():
-        _, entry = direction.planned(name)
-        start = direction.origin(name)
-        origin = None if start is None else tensors[start]
-        if origin is None or entry.fill == "own":
-            value = _own(old, entry.fill, origin)
-        else:
-            value = direction.tensor(tensors, name)
-        if kind == "parameter":
-            trains = origin.requires_grad if origin is not None else True
-            parameter = nn.Parameter(value, requires_grad=trains and entry.trainable)
-            parameter.__dict__.update(old.__dict__)
-            value = parameter
-        done[identity] = value
-    for module in inner.modules():
-        for leaf, empty in [*module._parameters.items(), *module._buffers.items()]:
-            if id(empty) in done:
-                # Not through the dicts: recurrent layers keep a list of their weights up to date here.
-                setattr(module, leaf, done[id(empty)])
-    rebind_(inner, done)
-    plan = None if direction.back else direction.plan
-    _copy_modes(inner, unwrap(source), plan)
-    if settings:
-        carry_attributes_(inner, compare_attributes(unwrap(source), inner, plan))
-    edit_(inner, direction)
-    return model
-
-
-def _own(old: Tensor, fill: str, like: Tensor | None) -> Tensor:
-    if fill == "own":
-        if old.is_meta:
-            raise MupscaleError(
-                "a tensor that the wide model computes itself was built on the meta device; compute it in a factory "
-                "that is not under torch.device",
-                code="model.computed_on_meta_device",
-            )
-        return old.detach().clone() if like is None else old.detach().to(like.device, like.dtype, copy=True)
-    place = "cpu" if old.is_meta else old.device
-    return torch.full(
-        old.shape, {"one": 1.0, "minus_one": -1.0}.get(fill, 0.0), dtype=old.dtype, device=place
-    )
-
-
-def _copy_modes(model: nn.Module, source: nn.Module, plan: Plan | None) -> None:
-    """Give every module the mode that it has in the source; new blocks get that of the whole model."""
-    modes = {
-        strip_wrappers(f"{name}.").rstrip("."): module.training for name, module in source.named_modules()
-    }
-    moved = {} if plan is None else moved_blocks(plan)
-    for name, module in model.named_modules():
-        path = strip_wrappers(f"{name}.").rstrip(".")
-        origin = base_path(path, moved)
-        module.training = source.training if origin is None else modes.get(origin, module.training)
-
-
-def edit_(model: nn.Module, direction: Direction) -> None:
-    """Set the constants of the plan in the model's modules, even if the factory set other values."""
-    # If a module is wrapped, the module itself comes last.
-    modules = {strip_wrappers(f"{name}."): module for name, module in model.named_modules()}
-    for edit in direction.plan.edits:
-        path, _, leaf = edit.path.rpartition(".")
-        setattr(modules[f"{path}." if path else "."], leaf, edit.old if direction.back else edit.new)
-
-
 def _wrapped(outer: nn.Module, inner: nn.Module, filled: nn.Module) -> nn.Module:
     """The wrappers around `inner`, with copies of their own buffers, around `filled`."""
     if outer is inner or "module" not in outer._modules:
@@ -316,7 +260,8 @@ def _carry_ema(
     if isinstance(ema, nn.Module):
         inner = averaged(ema, {*direction.reached, *direction.plan.ties})
         check_end(direction.plan, inner, direction.start)
-        return _wrapped(ema, inner, fill_(build(make), inner, direction, settings))
+        filled = fill_model_(build(make), inner, direction, settings=settings, hooks=False)
+        return _wrapped(ema, inner, filled)
     if not isinstance(ema, Mapping):
         raise MupscaleError(
             f"ema is {shown(ema)}, expected a module (AveragedModel among them) or a mapping of names to tensors; "

@@ -1,0 +1,134 @@
+"""The one way to make a wide model: proofs, the search, chosen noise and growing itself all fill models here.
+
+A filled model has everything of the other end of a plan: weights and buffers, which of them train, ties, the hooks of
+gradients, the modes of modules, settings that are no tensors, and the constants that the plan edits. Tensors are made in new
+memory, on the devices and in the dtypes of the source, so a model may be built on the meta device. The search fills one
+model hundreds of times: `in_place` writes into the tensors that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MupscaleError
+from .attributes import carry_attributes_, compare_attributes
+from .copied import rebind_
+from .direction import Direction
+from .gradient_hooks import carry_hooks_
+from .moved_blocks import base_path, moved_blocks
+from .names import module_path, named_tensors, unwrap
+from .plan import Plan
+
+
+def fill_model_(
+    model: nn.Module,
+    source: nn.Module,
+    direction: Direction,
+    *,
+    settings: bool = True,
+    hooks: bool = True,
+    in_place: bool = False,
+) -> nn.Module:
+    """Put what `source` holds, at the other end of the plan, into a model that was built for it, and return the model.
+
+    With `settings` attributes that are not tensors are carried, with `hooks` those on gradients, which models that are not
+    trained do without. `in_place` is for copies to measure on: tensors are written where they are, settings were carried
+    before the copies were made, and copies have no hooks on gradients.
+
+    >>> from mupscale.plans import infer_plan
+    >>> base, wide = nn.Linear(2, 1), nn.Linear(4, 1)
+    >>> base.bias.requires_grad_(False).fill_(3.0)
+    Parameter containing:
+    tensor([3.])
+    >>> filled = fill_model_(wide, base, Direction(infer_plan(base, wide)))
+    >>> float(filled.bias), filled.bias.requires_grad, bool((filled.weight[:, ::2] == base.weight / 2).all())
+    (3.0, False, True)
+    """
+    inner, outer = unwrap(model), unwrap(source)
+    tensors = {name: tensor for name, _, tensor in named_tensors(outer)}
+    first: dict[int, tuple[str, str, Tensor]] = {}
+    for name, kind, old in named_tensors(inner):
+        first.setdefault(id(old), (name, kind, old))
+    make = _write_ if in_place else _new
+    with torch.no_grad():
+        made = {identity: make(*about, tensors, direction) for identity, about in first.items()}
+    plan = None if direction.back else direction.plan
+    if not in_place:
+        _replace_(inner, made)
+        if hooks:
+            renewed = {name: (old, made[id(old)]) for name, _, old in first.values()}
+            carry_hooks_(inner, outer, direction, renewed)
+        if settings:
+            carry_attributes_(inner, compare_attributes(outer, inner, plan))
+    _copy_modes_(inner, outer, plan)
+    edit_(inner, direction)
+    return model
+
+
+def _write_(
+    name: str, kind: str, target: Tensor, tensors: Mapping[str, Tensor], direction: Direction
+) -> Tensor:
+    """Write a weight or buffer into the tensor that is there, and return it; what the model computes itself stays."""
+    if direction.planned(name)[1].fill != "own":
+        direction.tensor(tensors, name, out=target)
+    return target.requires_grad_(_trains(name, tensors, direction)) if kind == "parameter" else target
+
+
+def _new(name: str, kind: str, old: Tensor, tensors: Mapping[str, Tensor], direction: Direction) -> Tensor:
+    """A weight or buffer in new memory, where the tensor is that it is made from or like; else where the first one is."""
+    start = direction.origin(name)
+    like = None if start is None else tensors[start]
+    place = next((t.device for t in (like, *tensors.values()) if t is not None), old.device)
+    if direction.planned(name)[1].fill == "own":
+        if old.is_meta:
+            raise MupscaleError(
+                "a tensor that the wide model computes itself was built on the meta device; compute it in a factory "
+                "that is not under torch.device",
+                code="model.computed_on_meta_device",
+            )
+        value = old.detach().to(place, old.dtype if like is None else like.dtype, copy=True)
+    else:
+        out = torch.empty(old.shape, dtype=old.dtype, device=place) if like is None else None
+        value = direction.tensor(tensors, name, out=out)
+    if kind == "buffer":
+        return value
+    parameter = nn.Parameter(value, requires_grad=_trains(name, tensors, direction))
+    parameter.__dict__.update(old.__dict__)
+    return parameter
+
+
+def _trains(name: str, tensors: Mapping[str, Tensor], direction: Direction) -> bool:
+    """True if the parameter that it is made from, or like, trains; one that is like none does."""
+    start = direction.origin(name)
+    return direction.planned(name)[1].trainable and (start is None or tensors[start].requires_grad)
+
+
+def _replace_(model: nn.Module, made: Mapping[int, Tensor]) -> None:
+    """Put new tensors in place of old ones, given by the ids of the old; ties stay ties."""
+    for module in model.modules():
+        for leaf, old in [*module._parameters.items(), *module._buffers.items()]:
+            if id(old) in made:
+                # Not through the dicts: recurrent layers keep a list of their weights up to date here.
+                setattr(module, leaf, made[id(old)])
+    rebind_(model, made)
+
+
+def _copy_modes_(model: nn.Module, source: nn.Module, plan: Plan | None) -> None:
+    """Give every module the mode that it has in the source; new blocks get that of the whole model."""
+    modes = {module_path(name): module.training for name, module in source.named_modules()}
+    moved = {} if plan is None else moved_blocks(plan)
+    for name, module in model.named_modules():
+        origin = base_path(module_path(name), moved)
+        module.training = source.training if origin is None else modes.get(origin, module.training)
+
+
+def edit_(model: nn.Module, direction: Direction) -> None:
+    """Set the constants of the plan in the model's modules, even if the factory set other values."""
+    # If a module is wrapped, the module itself comes last.
+    modules = {module_path(name): module for name, module in model.named_modules()}
+    for edit in direction.plan.edits:
+        path, _, leaf = edit.path.rpartition(".")
+        setattr(modules[path], leaf, edit.old if direction.back else edit.new)

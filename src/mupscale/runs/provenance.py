@@ -1,0 +1,248 @@
+"""How a model came to be: the history of its growths, one frozen value for runs, directories, headers and checkpoints.
+
+Knows what a growth records, the form in which it is stored, and the forms of version 0.2.0, which had no version. Does not
+know who grows, and opens no file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+
+from ..errors import MupscaleError
+from ..files.strict import refuse_malformed
+from ..frozen import FrozenDict
+from ..plans.plan import Plan
+from ..version import __version__
+
+VERSION = 1
+BASE_ITSELF = "the base itself"
+"""The reference of a growth whose base was not grown before."""
+_MALFORMED = "this is not a provenance, expected what as_json gave"
+_LOADED = ("source", "bytes", "messages", "beside", "moments")
+_RECIPE_TABLES = ("format", "tensors", "tried", "sigma")
+
+
+def reference_of(since: Plan | None) -> str:
+    """How a growth names the reference of its base: by the plan that leads from there to the base."""
+    return BASE_ITSELF if since is None else since.hash
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """One growth: the plan, what proved it, its noise, what came with it. What is not known, or was not done, is None or empty.
+
+    >>> growth = Growth(plan="8a1c", noise={"kind": "MupNoise", "seed": 3}, seed=3)
+    >>> growth.noise["kind"], growth.reference, growth.lr
+    ('MupNoise', 'the base itself', None)
+    >>> growth.noise["seed"] = 4
+    Traceback (most recent call last):
+        ...
+    TypeError: this mapping belongs to a frozen value and cannot be changed; dict(…) makes a copy that can
+    """
+
+    plan: str | None
+    """The hash of the plan. Version 0.2.0 did not record it for runs that were widened without noise."""
+    reference: str | None = BASE_ITSELF
+    """The hash of the plan from the reference to the base, or "the base itself"."""
+    proof: Mapping[str, Any] = field(default_factory=dict)
+    """What proved the plan, and what the proof covers; `by` is its kind."""
+    seed: int | None = None
+    """As it was given; the one of `noise` is that of the numbers that were drawn."""
+    noise: Mapping[str, Any] | None = None
+    """The noise that was added by this growth: its kind, and what draws it again."""
+    added_noise: tuple[Mapping[str, Any], ...] = ()
+    """Later doses, by `add_noise`."""
+    auto: Mapping[str, Any] | None = None
+    """How the size of the noise was chosen, if it was."""
+    lr: float | None = None
+    peak_lr: float | None = None
+    recipe: Mapping[str, Any] | None = None
+    loss: Mapping[str, Any] | None = None
+    """`before` and `after` the noise."""
+    carried: Mapping[str, Any] = field(default_factory=dict)
+    """What came along although it is no tensor, by place."""
+    named: Mapping[str, Any] = field(default_factory=dict)
+    """What did not come along, by place, with the reason."""
+    rounded: Mapping[str, Any] = field(default_factory=dict)
+    """How far rounding has moved quantised optimizer state, by tensor."""
+    loaded: Mapping[str, Any] | None = field(default=None, compare=False)
+    """What loading on this rank has read and sent; no part of what the growth is."""
+    mupscale: str | None = __version__
+    torch: str | None = field(default_factory=lambda: str(torch.__version__))
+
+    def __post_init__(self) -> None:
+        for name in _NAMES:
+            object.__setattr__(self, name, _frozen(getattr(self, name)))
+
+    @staticmethod
+    def by(plan: Plan, since: Plan | None, **more: Any) -> Growth:
+        """A growth of now by this plan, of a base to which `since` leads from its reference."""
+        known = {"plan": plan.hash, "reference": reference_of(since), "proof": {"by": plan.proof}}
+        return Growth(**{**known, **more})
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields that are set, as plain values."""
+        return {name: _plain(getattr(self, name)) for name in self.known}
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The names of the fields that are set."""
+        return tuple(name for name in _NAMES if getattr(self, name) not in (None, {}, ()))
+
+
+_NAMES = tuple(f.name for f in fields(Growth))
+
+
+@dataclass(frozen=True)
+class Provenance(Mapping[str, Any]):
+    """The history of a model's growths, oldest first. Reads like a dict of what the latest one recorded.
+
+    Empty for a model that has not grown. It is the same value for a run (`run.provenance`), a grown directory, and the checkpoint of
+    a trainer that continues it (`mupscale.diagnostics.read_provenance`).
+
+    >>> from torch import nn
+    >>> import mupscale as mu
+    >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
+    >>> once = mu.upscale(make(4), lambda: make(8), mu.MupNoise(0.1), seed=3)
+    >>> twice = mu.widen(once, lambda: make(16))
+    >>> [growth.seed for growth in twice.provenance.growths], "noise" in twice.provenance
+    ([3, None], False)
+    >>> twice.provenance["plan"] == twice.plan.hash
+    True
+    >>> Provenance.from_json(twice.provenance.as_json()) == twice.provenance
+    True
+    """
+
+    growths: tuple[Growth, ...] = ()
+    undone: tuple[Growth, ...] = ()
+    """Growths that `narrow` took back, in that order. What their noise did to the mean of the copies is still there."""
+    version: int = VERSION
+    """Of this form; each growth has the versions of mupscale and torch that made it."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in tuple(self):
+            raise KeyError(name)
+        return getattr(self.growths[-1], name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.growths[-1].known if self.growths else ())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def grown(self, growth: Growth) -> Provenance:
+        """The history with one more growth."""
+        return replace(self, growths=(*self.growths, growth))
+
+    def noting(self, **changes: Any) -> Provenance:
+        """The history with more said about its latest growth."""
+        return replace(self, growths=(*self.growths[:-1], replace(self.growths[-1], **changes)))
+
+    def narrowed(self, plan: Plan) -> Provenance:
+        """The history before the growth by this plan; with another plan than the latest one, all of it is undone."""
+        kept = self.growths[:-1] if self.growths and self.growths[-1].plan == plan.hash else ()
+        return replace(self, growths=kept, undone=(*self.undone, *reversed(self.growths[len(kept) :])))
+
+    def of(self, plan: Plan | None) -> Growth | None:
+        """The latest growth by this plan."""
+        own = None if plan is None else plan.hash
+        return next(
+            (growth for growth in reversed(self.growths) if own is not None and growth.plan == own), None
+        )
+
+    @property
+    def seeds(self) -> frozenset[int]:
+        """The seeds of all numbers that were drawn as noise so far."""
+        doses = [d for growth in (*self.growths, *self.undone) for d in (growth.noise, *growth.added_noise)]
+        return frozenset(int(dose["seed"]) for dose in doses if dose)
+
+    def as_json(self) -> dict[str, Any]:
+        """The history as plain values, to be saved with the weights; `{}` if there is none."""
+        told = {key: [growth.as_json() for growth in getattr(self, key)] for key in ("growths", "undone")}
+        return {"version": self.version, **told} if self.growths or self.undone else {}
+
+    @staticmethod
+    def from_json(told: Mapping[str, Any]) -> Provenance:
+        """The history that `as_json` gave, or that of a record of growth; also as version 0.2.0 wrote either."""
+        with refuse_malformed(_MALFORMED, "growth.malformed_provenance"):
+            if "provenance" in told:
+                return Provenance.from_json(told["provenance"])
+            if "growths" not in told:
+                return _of_record(told) if told else Provenance()
+            if told["version"] != VERSION:
+                raise MupscaleError(
+                    f"this provenance has version {told['version']}, expected {VERSION}; install the mupscale that wrote it, "
+                    "or a later one",
+                    code="growth.other_provenance_version",
+                )
+            return Provenance(_stored(told["growths"]), _stored(told["undone"]))
+
+
+def _stored(growths: Sequence[Mapping[str, Any]]) -> tuple[Growth, ...]:
+    """Stored growths: what one does not say is not known, and is not what a growth of today would have."""
+    unknown = dict.fromkeys(("plan", "reference", "mupscale", "torch"))
+    return tuple(Growth(**{**unknown, **growth}) for growth in growths)
+
+
+def _of_record(told: Mapping[str, Any]) -> Provenance:
+    """The history in a record of growth: `mupscale.json`, or what runs of version 0.2.0 and their checkpoints hold.
+
+    Each says of its base what it knows, under `grown_from`.
+    """
+    before = Provenance.from_json(told.get("grown_from") or {})
+    plan = told.get("plan")
+    first = (
+        told["since_reference"] == plan if "since_reference" in told else "plan_hash" in told and not before
+    )
+    noise = {key: value for key, value in (told.get("noise") or {}).items() if key not in ("asked", "auto")}
+    asked, request = (told.get("noise") or {}).get("asked") or {}, told.get("request") or {}
+    recipe = json.loads(request["recipe"]) if request.get("recipe") else {}
+    entry: dict[str, Any] = {
+        "plan": told.get("plan_hash") or (Plan.of_json(plan).hash if isinstance(plan, Mapping) else plan),
+        "reference": told.get("reference") or (BASE_ITSELF if first else None),
+        "proof": told.get("proof") or ({"by": plan["proof"]} if isinstance(plan, Mapping) else {}),
+        "seed": told.get("seed", request.get("seed")) if noise else None,
+        "noise": noise or None,
+        "added_noise": _doses(told.get("added_noise")),
+        "auto": told.get("auto") or (told.get("noise") or {}).get("auto"),
+        "lr": told.get("lr") or asked.get("lr"),
+        "peak_lr": told.get("peak_lr"),
+        "recipe": told.get("recipe")
+        or {key: value for key, value in recipe.items() if key not in _RECIPE_TABLES}
+        or None,
+        "loss": told.get("loss") or told.get("losses"),
+        "named": told.get("not_carried") or {},
+        "rounded": told.get("rounded") or {},
+        "loaded": {key: told[key] for key in _LOADED if key in told} or None,
+        "mupscale": told.get("version"),
+        "torch": told.get("torch"),
+    }
+    return before.grown(Growth(**entry)) if any(entry.values()) else before
+
+
+def _doses(told: Mapping[str, Any] | None) -> tuple[dict[str, Any], ...]:
+    """The doses of version 0.2.0, each of which held the run that it was added to."""
+    if not told:
+        return ()
+    earlier = _doses(told["added_to"].get("added_noise"))
+    return (*earlier, {key: value for key, value in told.items() if key != "added_to"})
+
+
+def _frozen(value: Any) -> Any:
+    """Plain values that cannot be changed; what JSON does not have is kept as its text."""
+    if isinstance(value, Mapping):
+        return FrozenDict({str(key): _frozen(entry) for key, entry in value.items()})
+    if isinstance(value, list | tuple):
+        return tuple(map(_frozen, value))
+    return value if value is None or isinstance(value, str | int | float) else repr(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, tuple) else value
