@@ -6,10 +6,16 @@ differ; a remedy is wrong when it was printed and gives such a run; verify gives
 one. `--control` switches proofs off: the zoo must then show what the proofs are for.
 
     python benchmarks/zoo.py [--quick] [--control | --prove] [--only NAME] [--dtype float32] [--again] [--list]
+    python benchmarks/zoo.py --loops [--only NAME] [--list]
 
 A full run is kept in benchmarks/zoo.jsonl, one line per model, and resumed as long as the code is the same. The last
 line is `models=… exact=… refused=… dropout=… silent=… remedy_wrong=… false_alarms=… share=…`; the exit code is 1 when
 a bound fails.
+
+`--loops` measures what is around a model: hooks, counters, frozen parts, schedules, several optimizers, wrappers, saved
+plans. Each situation is exact, or a warning or the provenance says what changes, or it is refused and the remedy, typed,
+gives an exact run. All of them are measured again with carrying and checks switched off. The last line is
+`situations=… silent=… remedy_wrong=… false_alarms=… crashed=… control=…`.
 """
 
 from __future__ import annotations
@@ -20,6 +26,9 @@ import sys
 import torch
 
 from harness.evidence import key_of
+from harness.loops import LOOPS
+from harness.loops import measure as loops
+from harness.loops import results as loop_results
 from harness.program import Outcome, UsageError, option, run
 from harness.zoo import ZOO
 from harness.zoo.entry import Entry, Exact
@@ -42,7 +51,35 @@ def chosen_entries(options: argparse.Namespace) -> list[Entry]:
     return entries
 
 
+def measure_loops(options: argparse.Namespace) -> Outcome:
+    """Every situation, and its control."""
+    chosen = [situation for name, situation in LOOPS.items() if options.only in name]
+    if not chosen:
+        raise UsageError(f"no situation has {options.only!r} in its name; --list prints the names")
+    if options.list:
+        for situation in chosen:
+            print(f"{situation.pattern:4} {situation.name:60} {situation.judgement}")
+        return Outcome("")
+    loops.prepare()
+    found, control = [], []
+    for situation in chosen:
+        line, other = loops.measured(situation.name), loops.measured(situation.name, control=True)
+        gap = "" if line.gap is None else f"{line.gap:.0e}"
+        print(
+            f"{situation.pattern:4} {line.name:60} {line.kind:8} {gap:6} control {other.kind:8} "
+            f"{line.seconds + other.seconds:5.2f}s  {line.verdict.upper()} {line.said if line.verdict else ''}",
+            flush=True,
+        )
+        found.append(line)
+        control.append(other)
+    numbers = loop_results.summary(found, control)
+    failed = list(loop_results.failures(numbers, found, whole=not options.only))
+    return Outcome(" ".join(f"{word}={value}" for word, value in numbers.items()), failed)
+
+
 def measure(options: argparse.Namespace) -> Outcome:
+    if options.loops:
+        return measure_loops(options)
     entries = chosen_entries(options)
     if not entries:
         raise UsageError(f"no model has {options.only!r} in its name; --list prints the names")
@@ -84,7 +121,8 @@ if __name__ == "__main__":
             option(
                 "--prove", action="store_true", help="measure the stored plans of the models judged exact"
             ),
-            option("--only", default="", help="part of a model's name; nothing is stored"),
+            option("--loops", action="store_true", help="situations around a model, with their control"),
+            option("--only", default="", help="part of a name; nothing is stored"),
             option("--dtype", default="float64", choices=("float64", "float32")),
             option("--again", action="store_true", help="measure what is stored already"),
             option("--list", action="store_true", help="print names and judgements, and measure nothing"),

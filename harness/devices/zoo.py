@@ -147,3 +147,20 @@ def llama_from_pretrained_with_a_device_map(device: Device) -> Any:
         base.run.model.save_pretrained(folder)  # type: ignore[operator]
         model = LlamaForCausalLM.from_pretrained(folder, device_map={"": str(device)})
     return mu.widen(model, lambda: llama(16).to(device), plan=_plan_of_the_cpu(base)).model
+
+
+@huggingface
+def llama_over_two_devices_by_a_device_map(device: Device) -> Any:
+    from accelerate import dispatch_model
+    from transformers import LlamaForCausalLM
+
+    first, last = (str(device), "cpu" if device.type == "cpu" else f"{device.type}:1")
+    places = dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.layers"), first)
+    places |= dict.fromkeys(("model.norm", "lm_head"), last)
+    base = trained_llama("cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        base.run.model.save_pretrained(folder)  # type: ignore[operator]
+        model = LlamaForCausalLM.from_pretrained(folder, device_map=places)
+    grown = mu.widen(model, lambda: dispatch_model(llama(16), places), loss=base.loss)
+    kept = [p.device == q.device for p, q in zip(model.parameters(), grown.model.parameters(), strict=True)]
+    return proved(grown), kept

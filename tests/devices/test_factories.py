@@ -5,7 +5,10 @@ import torch
 from torch import nn
 
 import mupscale as mu
+from harness import pretend_device
+from harness.refusals import refused
 from mupscale.plans import on_meta
+from mupscale.tensors.devices import holds_float64
 
 pytestmark = pytest.mark.device
 
@@ -63,3 +66,63 @@ def test_buffers_made_from_parameters_go_where_the_base_has_them(place, device):
     grown = mu.widen(base.to(device), lambda: place(Averaged(32), device), unproved=True).model
     assert {t.device for t in (*grown.parameters(), *grown.buffers())} == {next(base.parameters()).device}
     assert torch.equal(grown.average.cpu(), want.average)  # type: ignore[arg-type]
+
+
+MAPS = {
+    "two devices": {"0": "pretend:0", "1": "pretend:0", "2": "pretend:1"},
+    "the same, changed": {"0": "pretend:1", "1": "pretend:1", "2": "pretend:0"},
+}
+
+
+def mapped(width, device_map=MAPS["two devices"]):
+    """Layers on two devices, as `device_map=` of transformers places them."""
+    return pytest.importorskip("accelerate").dispatch_model(net(width), device_map=device_map)
+
+
+def squares(model):
+    x = torch.linspace(-1, 1, 256).view(32, 8).sin()
+    return (model(x).to(x) - 1).square().mean()
+
+
+def step(run, _):
+    run.optimizer.zero_grad()
+    value = squares(run.model)
+    value.backward()
+    run.optimizer.step()
+    return value.detach()
+
+
+@pytest.mark.parametrize("float64", [True, False], ids=["float64", "no float64"])
+def test_a_model_with_a_device_map_keeps_its_places(device, float64, request):
+    pretend_device.float64(float64)
+    holds_float64.cache_clear()
+    request.addfinalizer(holds_float64.cache_clear)
+    request.addfinalizer(lambda: pretend_device.float64(True))
+    torch.manual_seed(0)
+    base = mapped(16)
+    run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-2))
+    step(run, 0)
+    host = mu.widen(net(16), lambda: net(32), loss=squares)
+    grown = mu.upscale(run, lambda: mapped(32), mu.SignalNoise(0.05), loss=squares)
+    assert [p.device for p in grown.model.parameters()] == [p.device for p in base.parameters()]
+    assert {str(p.device) for p in base.parameters()} == {"pretend:0", "pretend:1"}
+    assert grown.plan.hash == host.plan.hash  # type: ignore[union-attr]
+    assert step(grown, 1) == pytest.approx(float(step(run, 1)), rel=0.1)
+    assert mu.verify(run, lambda: mapped(32), step=step, steps=2).holds
+
+
+def test_another_device_map_is_refused_with_a_remedy_that_works(device):
+    base = mapped(16)
+    plain = net(16).to(device)
+    for start, make in (
+        (base, lambda: net(32)),
+        (base, lambda: mapped(32, MAPS["the same, changed"])),
+        (plain, lambda: mapped(32)),
+    ):
+        for options in ({"loss": squares}, {"unproved": True}):
+            with refused("factory.other_device_map", where="device_map"):
+                mu.widen(start, make, **options)
+        with refused("factory.other_device_map", where="device_map"):
+            mu.infer_plan(start, make, loss=squares)
+    mu.widen(base, lambda: mapped(32, base.hf_device_map), loss=squares)
+    mu.widen(plain, lambda: net(32), example_inputs=(torch.ones(2, 8, device=device),))

@@ -19,6 +19,7 @@ from mupscale.rules.axes import Axis
 from mupscale.rules.scale import Scale
 from mupscale.tensors import differences, spectral
 from mupscale.tensors.devices import exact, has_float64, holds_float64
+from mupscale.training import copies as run_copies
 from mupscale.training import init, statistics, structure, symmetry
 
 pytestmark = pytest.mark.device
@@ -260,6 +261,41 @@ def test_verify_holds_there(place, dtype):
     with torch.no_grad():
         broken.model[2].weight.mul_(1.5)  # type: ignore[index]
     assert not mu.verify(run, broken, step=step, steps=3, dtype=dtype).holds, "control"
+
+
+def capturable(where):
+    run, loss = trained(mlp, 16, where)
+    step = step_with(loss)
+    run = mu.Run(run.model, torch.optim.AdamW(run.model.parameters(), lr=1e-2, capturable=True))
+    step(run, 0)
+    return mu.verify(run, lambda: mlp(32), step=step, steps=3).holds
+
+
+def test_a_capturable_optimizer_is_certified(place):
+    assert capturable(place)
+
+
+def test_an_optimizer_that_leaves_its_device_is_no_longer_capturable(coarse, monkeypatch):
+    """Control: torch refuses capturable optimizers on the CPU."""
+    monkeypatch.setattr(run_copies, "_leave_device_", lambda optimizer: None)
+    with pytest.raises(AssertionError, match="capturable"):
+        capturable(coarse)
+
+
+def test_the_units_of_an_optimizer_are_checked_on_the_default_device(place):
+    used = set()
+
+    def make(parameters):
+        used.update((p.device.type, p.dtype) for p in parameters)
+        return torch.optim.AdamW(parameters, lr=1e-2)
+
+    torch.set_default_device(place)
+    try:
+        assert mu.rules.check_optimizer(make) < 1e-9
+    finally:
+        torch.set_default_device(None)
+    exact_place = place.type if has_float64(place) else "cpu"
+    assert used == {(exact_place, torch.float64), (place.type, torch.float32)}
 
 
 def test_what_is_written_there_stays_there(coarse):

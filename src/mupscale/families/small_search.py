@@ -75,6 +75,7 @@ def search_small(
         ),
         pad=_padded(base_model, wide_model),
         seconds=SECONDS,
+        both_modes=False,  # needs are part of a job, which is resumed by its text
     )
     _refuse_recomputed(found.plan, build(makers["base"]), build(makers["wide"]))
     _refuse_unreached(found, row.idle)

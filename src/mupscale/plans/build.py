@@ -31,9 +31,9 @@ Make = Callable[[], nn.Module] | nn.Module
 """A function without arguments that builds a model, or the model itself."""
 _Known = dict[int, tuple[nn.Parameter, nn.Parameter]]
 """Parameters by their ids, each with the one on the meta device that took its place."""
-_ERRORS = (RuntimeError, NotImplementedError, TypeError)
+_ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError)
 _NO_VALUES = re.compile(r"\bmeta\b|data pointer", re.IGNORECASE)
-"""What torch raises when a value is asked for that a meta tensor has not, and what its message says then."""
+"""What torch, or accelerate, raises when a value is asked for that a meta tensor has not, and what its message says then."""
 
 
 def build(make: Make, seed: int | None = None) -> nn.Module:

@@ -18,10 +18,20 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
 from .build import Make
+from .code import code_of
 from .direction import Direction
 from .dropout import without_dropout
 from .float64 import lifted_casts, prepare
-from .identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients, keeping_buffers
+from .identity import (
+    GRADIENT_TOLERANCE,
+    Loss,
+    compare_gradients,
+    deviation,
+    gradients,
+    keeping_buffers,
+    loss_value,
+)
+from .modes import measured_modes, mode_needs
 from .names import named_tensors
 from .new_blocks import Order, Sleep, block_plan, first_values, lists_of_blocks, order_of
 from .plan import Plan
@@ -52,9 +62,15 @@ def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Plan:
         with without_dropout(*pair) as observed:
             plan = _found(*pair, name, order, values, loss)
             check_asleep(*pair, plan, loss, "order")
+            modes = measured_modes(lambda: deviation(*pair, plan, loss), *pair)
             wake_(pair[1], plan)
             check_woken(*pair, plan, loss, "order")
-    return replace(plan, needs=plan.needs | observed.needs, proof="loss")
+    return replace(
+        plan,
+        needs=plan.needs | observed.needs | mode_needs(modes),
+        proof="loss",
+        code=code_of(*models),
+    )
 
 
 def missing_order(base: nn.Module, wide: nn.Module) -> list[Fault]:
@@ -149,7 +165,7 @@ def _writers(deep: nn.Module, plan: Plan, loss: Loss) -> list[str]:
             handles.append(module.register_forward_hook(keep(names)))
     try:
         with forked(deep, seed=0), keeping_buffers(deep), torch.enable_grad():
-            value = loss(deep)
+            value = loss_value(deep, loss)
             found = torch.autograd.grad(value, [t for _, t in outputs], allow_unused=True) if outputs else ()
     finally:
         for handle in handles:

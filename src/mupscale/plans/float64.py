@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import MupscaleError
-from ..tensors.devices import has_float64
+from ..tensors.devices import default_device, has_float64
 from .callers import calling_module
 from .copied import copied, rebind_
+from .device_map import refuse_other_device_map
 from .names import named_tensors, resolve
 
 _WIDER: dict[Any, Any] = {
@@ -70,7 +71,7 @@ class lifted_casts(TorchFunctionMode):  # noqa: N801 - a context manager, used l
         self._default = torch.get_default_dtype()
         self._inside = ExitStack()
         places = {tensor.device for model in models for _, _, tensor in named_tensors(model)}
-        without = (place.type for place in (*places, torch.get_default_device()) if not has_float64(place))
+        without = (place.type for place in (*places, default_device()) if not has_float64(place))
         self._left = next(without, None)
         """The type of the device without float64 that is used: tensors on it are moved to the CPU."""
 
@@ -221,6 +222,7 @@ def prepare(base: nn.Module, wide: nn.Module) -> tuple[nn.Module, nn.Module]:
             "on_meta",
             code="model.on_meta_device",
         )
+    refuse_other_device_map(base, wide)
     base, wide = copied(base, hooks=False), copied(wide, hooks=False)
     leave_without_float64_(base)
     _place_(wide, base)
@@ -237,12 +239,15 @@ def prepare(base: nn.Module, wide: nn.Module) -> tuple[nn.Module, nn.Module]:
     return base, wide
 
 
-def leave_without_float64_(model: nn.Module) -> bool:
-    """Move a model to the CPU if a tensor of it is on a device without float64; true if it was."""
-    leaves = any(not has_float64(tensor.device) for tensor in (*model.parameters(), *model.buffers()))
-    if leaves:
+def without_float64(model: nn.Module) -> bool:
+    """True if a tensor of a model is on a device without float64."""
+    return any(not has_float64(tensor.device) for tensor in (*model.parameters(), *model.buffers()))
+
+
+def leave_without_float64_(model: nn.Module) -> None:
+    """Move a model to the CPU if a tensor of it is on a device without float64."""
+    if without_float64(model):
         model.cpu()
-    return leaves
 
 
 def _place_(wide: nn.Module, base: nn.Module) -> None:

@@ -13,11 +13,13 @@ from math import inf
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..arguments import shown, wrong_function
 from ..errors import MupscaleError, raise_faults
-from ..tensors.differences import Difference, difference, relative, whole
+from ..tensors.differences import Difference, difference, loss_gap, relative, whole
 from ..tensors.making import Making
 from ..tensors.parts import is_sharded, local_of, local_rectangle
 from ..tensors.random_states import forked
@@ -98,6 +100,44 @@ def keeping_buffers(model: nn.Module) -> Iterator[None]:
                 tensor.copy_(value)
 
 
+class _RefusedBackwardMode(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.backward:
+            raise MupscaleError(
+                "the loss calls backward(): a proof takes the gradients itself, and a training step would change the "
+                "models; return the loss without calling it, as in loss=lambda model: f(model(x), y)",
+                code="argument.loss_calls_backward",
+            )
+        return func(*args, **(kwargs or {}))
+
+
+class _CheckpointFunction:
+    """Stands for torch's reentrant checkpoints, whose gradients torch.autograd.grad cannot take."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], keep_random: bool, *args: Any) -> Any:
+        checkpoint = torch.utils.checkpoint.checkpoint
+        return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=keep_random)
+
+
+def loss_value(model: nn.Module, loss: Loss) -> Any:
+    """What `loss(model)` returns, with a graph of which torch.autograd.grad can take gradients.
+
+    Inside it `torch.utils.checkpoint` with use_reentrant=True does what it does with use_reentrant=False: the same values,
+    computed again in the backward. A loss that calls backward() is refused.
+    """
+    module = torch.utils.checkpoint
+    stock = module.CheckpointFunction
+    module.CheckpointFunction = _CheckpointFunction  # type: ignore[misc,assignment]
+    try:
+        with torch.enable_grad(), _RefusedBackwardMode():
+            return loss(model)
+    finally:
+        module.CheckpointFunction = stock  # type: ignore[misc]
+
+
 def _refuse_value(value: Any, parameters: list[Tensor]) -> None:
     if not isinstance(value, Tensor) or value.numel() != 1:
         found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
@@ -109,6 +149,15 @@ def _refuse_value(value: Any, parameters: list[Tensor]) -> None:
         raise MupscaleError(
             "the loss does not depend on any trainable parameter of the model; unfreeze one, or return the loss "
             "without detaching it",
+            code="argument.loss_without_gradient",
+        )
+
+
+def _refuse_unreached(gradients: tuple[Tensor | None, ...]) -> None:
+    if not any(gradient is not None and bool(gradient.any()) for gradient in gradients):
+        raise MupscaleError(
+            "the gradient of every parameter is zero: the loss does not depend on the model that it is called with; "
+            "compute it from its argument, as in loss=lambda model: f(model(x), y), and from no model around it",
             code="argument.loss_without_gradient",
         )
 
@@ -127,13 +176,13 @@ def gradients(
     raise_faults("no gradient can be taken", wrong_function("loss", loss, "model"))
     named = {name: t for name, kind, t in named_tensors(model) if kind == "parameter" and t.requires_grad}
     with forked(model, seed=seed), keeping_buffers(model):
-        with torch.enable_grad():
-            value = loss(model)
-            unique = list({id(t): t for t in named.values()}.values())
-            _refuse_value(value, unique)
-            if wanted is not None and not wanted(value.detach()):
-                return value.detach(), {}
-            found = torch.autograd.grad(value, unique, allow_unused=True)
+        value = loss_value(model, loss)
+        unique = list({id(t): t for t in named.values()}.values())
+        _refuse_value(value, unique)
+        if wanted is not None and not wanted(value.detach()):
+            return value.detach(), {}
+        found = torch.autograd.grad(value, unique, allow_unused=True)
+        _refuse_unreached(found)
         if after is not None:
             after.update({n: t.detach().clone() for n, kind, t in named_tensors(model) if kind == "buffer"})
     grads = {id(t): g for t, g in zip(unique, found, strict=True)}
@@ -230,6 +279,25 @@ def _gradient_difference(found: Tensor | None, sources: list[Tensor | None], ent
         got = local_of(found)
         return difference(got, torch.zeros_like(got))
     return difference(local_of(found), expected_gradient(entry, known, found))
+
+
+def deviation(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> str:
+    """What deviates between two float64 models that hold corresponding weights; "" if nothing does."""
+    buffers: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+    value, grads = gradients(base, loss, after=buffers[0])
+    found, wide_grads = gradients(wide, loss, after=buffers[1])
+    gap = loss_gap(float(value), float(found))
+    if not gap <= GRADIENT_TOLERANCE:
+        return f"the loss differs by {gap:.1e}"
+    identity = compare_gradients(grads, wide_grads, plan)
+    for what, errors in (
+        ("the gradient of {} is off by {:.1e}", identity.errors),
+        ("forward leaves {} off by {:.1e}", compare_buffers(*buffers, plan)),
+    ):
+        for name, error in errors.items():
+            if not error <= GRADIENT_TOLERANCE:
+                return what.format(name, error)
+    return ""
 
 
 def gradient_identity(base: nn.Module, wide: nn.Module, *, loss: Loss, plan: Plan) -> Identity:

@@ -18,14 +18,16 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.scale import Exact, Scale
 from ..tensors.random_states import forked
 from .build import Make, build
+from .code import code_of
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .deeper import Orders, deeper_plan, missing_order
 from .draft import Draft, draft
 from .dropout import dropout_of_modules, without_dropout
 from .float64 import lifted_casts, prepare
 from .hypotheses import copies, layout_knobs
-from .identity import Loss
+from .identity import Loss, deviation
 from .known import why_undecided
+from .modes import measured_modes, mode_needs
 from .modules import KNOWN_NORMS, maps_zero_elsewhere
 from .names import pattern_of
 from .need import REACHED, Need
@@ -154,8 +156,12 @@ def find_plan(
     declared: Declared,
     pad: bool = False,
     seconds: float | None = None,
+    both_modes: bool = True,
 ) -> Found:
-    """The plan that passes the gradient identity of `loss`, with what the search measured on its way."""
+    """The plan that passes the gradient identity of `loss`, with what the search measured on its way.
+
+    The plan that was found is measured once more in the other mode, train or eval, unless `both_modes` is false.
+    """
     made, models = _opened(base, wide, declared, pad, measured=True)
     if not isinstance(base, nn.Module):
         with forked():
@@ -164,12 +170,15 @@ def find_plan(
         pair = prepare(*models)
         with without_dropout(*pair) as observed:
             found = search(made, *pair, loss, seconds)
-    plan = replace(found.plan, needs=found.plan.needs | observed.needs)
-    return replace(found, plan=proved_by(plan, loss, found.unreached))
+            # The wide model holds the plan that was found: it was tried last.
+            modes = measured_modes(lambda: deviation(*pair, found.plan, loss), *pair) if both_modes else {}
+    plan = replace(found.plan, needs=found.plan.needs | observed.needs | mode_needs(modes))
+    return replace(found, plan=proved_by(plan, loss, found.unreached, *models), modes=modes)
 
 
-def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...]) -> Plan:
-    """The plan after its gradients were measured; raises if example inputs leave a growing tensor out."""
+def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...], *models: nn.Module) -> Plan:
+    """The plan after its gradients were measured on two models; raises if example inputs leave a growing tensor out."""
+    plan = replace(plan, code=code_of(*models))
     growing = {name for entry in plan.tensors.values() if entry.grows for name in entry.sources}
     if isinstance(loss, Projection):
         refuse_unreached(unreached, growing)

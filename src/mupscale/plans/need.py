@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-NeedKind = Literal["dropout", "unreached", "assumption"]
-"""Dropout that a proof switched off, growing tensors that no gradient reached, and everything else that is assumed."""
+NeedKind = Literal["dropout", "unreached", "train mode", "eval mode", "assumption"]
+"""Dropout that a proof switched off, growing tensors that no gradient reached, the only mode in which the plan is known to be
+exact, and everything else that is assumed."""
 NO_DROPOUT = "no dropout"
 REACHED = "a loss that reaches every tensor"
-_BEGINNINGS: dict[str, NeedKind] = {NO_DROPOUT: "dropout", REACHED: "unreached"}
+TRAIN_ALONE, EVAL_ALONE = "train mode alone", "eval mode alone"
+_BEGINNINGS: dict[str, NeedKind] = {
+    NO_DROPOUT: "dropout", REACHED: "unreached", TRAIN_ALONE: "train mode", EVAL_ALONE: "eval mode"
+}  # fmt: skip
 
 
 class Need(str):

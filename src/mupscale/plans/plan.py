@@ -80,6 +80,9 @@ class Plan:
     proof: Proof = field(default="none", compare=False)
     """What showed that the plan is exact for the models' code. It says how the plan was made, not what it does, so it is
     not part of its identity."""
+    code: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """The fingerprint of the code that it was measured on, by class (`code_of`); empty if it was not. Stored by `to_json`, and
+    part of neither the plan's identity nor that of a job."""
 
     def __post_init__(self) -> None:
         freeze_mappings(self)
@@ -130,7 +133,7 @@ class Plan:
 
     def with_tensors(self, changes: Mapping[str, TensorPlan]) -> Plan:
         """The plan with some tensors replaced or added. Nothing has proved the result."""
-        return replace(self, tensors={**self.tensors, **changes}, proof="none")
+        return replace(self, tensors={**self.tensors, **changes}, proof="none", code={})
 
     def matching(self, pattern: str) -> list[str]:
         """Planned names that match a shell pattern; a tied name stands for its planned name."""
@@ -183,7 +186,8 @@ class Plan:
             )
         ties = {new(alias): new(name) for alias, name in self.ties.items()}
         edits = tuple(replace(edit, path=_rename_owner(edit.path, new)) for edit in self.edits)
-        return replace(self, tensors=tensors, ties=ties, edits=edits)
+        # Another framework has other code.
+        return replace(self, tensors=tensors, ties=ties, edits=edits, code={})
 
     def then(self, other: Plan) -> Plan:
         """The plan a -> c from the plans a -> b and b -> c, exactly."""
@@ -203,7 +207,8 @@ class Plan:
         exact: Exactness = "dynamic" if self.exact == other.exact == "dynamic" else "static"
         in_order = tuple(edits[path] for path in sorted(edits))
         proof = min(self.proof, other.proof, key=_PROOFS.index)
-        return Plan(tensors, ties, in_order, exact, self.needs | other.needs, proof)
+        code = {**self.code, **other.code} if self.code and other.code else {}
+        return Plan(tensors, ties, in_order, exact, self.needs | other.needs, proof, code)
 
     def _composed(self, late: TensorPlan) -> TensorPlan:
         if not late.sources:
@@ -230,10 +235,11 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON text, which `from_json` reads back."""
-        return json.dumps(self.as_json(), indent=1, sort_keys=True)
+        code = {"code": dict(self.code)} if self.code else {}
+        return json.dumps({**self.as_json(), **code}, indent=1, sort_keys=True)
 
     def as_json(self) -> dict[str, Any]:
-        """The plan as plain values, in the form of its JSON."""
+        """The plan as plain values, in the form of its JSON, without the fingerprint of code."""
         return {
             "format": FORMAT,
             "tensors": {name: tensor.as_json() for name, tensor in self.tensors.items()},
@@ -269,6 +275,9 @@ class Plan:
                 exact=_exactness(values["exact"]),
                 needs=frozenset(map(Need, typed.texts(values["needs"]))),
                 proof=_PROOFS[_PROOFS.index(values["proof"])],
+                code={
+                    name: typed.text(digest) for name, digest in typed.named(values.get("code", {})).items()
+                },
             )
 
     @cached_property

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -76,6 +76,8 @@ class Found:
     """Trainable tensors whose gradient is exactly zero or absent, which the identity does not test."""
     powers: Powers = field(default_factory=dict)
     """Folds that depend on how much of an axis is filled."""
+    modes: Mapping[str, str] = field(default_factory=dict)
+    """What was measured in train and in eval mode, as `measured_modes` says it; empty where only one was asked for."""
 
 
 @dataclass

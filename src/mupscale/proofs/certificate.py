@@ -6,7 +6,8 @@ It prints as a table and is saved as JSON. It measures nothing itself; `compare.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Literal
 
@@ -92,6 +93,8 @@ class Certificate:
     """The relative difference of a loss that rounding alone explains; 0 where this was not measured."""
     remarks: tuple[str, ...] = ()
     """What the certificate does not cover, and under which conditions it was measured."""
+    modes: Mapping[str, str] = field(default_factory=dict)
+    """What holds in train and in eval mode: "exact", what deviates, or why it was not measured; empty after a failure."""
 
     def __post_init__(self) -> None:
         if self.holds and not self.worst <= self.tolerance:
@@ -184,6 +187,7 @@ class Certificate:
             f"{verdict}: worst relative error {self.worst:.1e} over {steps} steps in {self.dtype} "
             f"(tolerance {self.tolerance:.0e}); the base moved by {self.moved:.1e}"
         )
+        lines += [f"{mode} mode: {what}" for mode, what in self.modes.items()]
         lines += [*self._explained(), *self.remarks]
         if self.failure is not None:
             f = self.failure

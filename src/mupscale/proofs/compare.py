@@ -7,6 +7,7 @@ together what all of them measured. A single process is the case of one rank. Co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -24,12 +25,13 @@ from ..plans.identity import (
     gradients,
     merged,
 )
+from ..plans.modes import measured_modes
 from ..plans.names import named_tensors
 from ..tensors.differences import Difference, difference, loss_gap
 from ..tensors.parts import local_of
 from .causes import BATCHES, BUFFER, STILL, settings_cause
 from .certificate import Certificate, Failure, TensorProof
-from .rounding import COARSE
+from .rounding import COARSE, Rounding
 from .trial import Step, Trial, other_batch, run_step
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -67,6 +69,7 @@ def compare_losses(trial: Trial, loss: Loss) -> Failure | None:
     )
     trial.losses.append((float(a), float(b)))
     trial.identity = compare_gradients(base_grads, wide_grads, trial.plan)
+    trial.base_left = base_grads, after[0]
     return (
         _loss_failure(trial, 0)
         or _gradient_failure(trial, 0)
@@ -74,6 +77,46 @@ def compare_losses(trial: Trial, loss: Loss) -> Failure | None:
         or _buffer_failure(trial, *after)
         or _nothing_tested(trial)
     )
+
+
+def compare_modes(trial: Trial, loss: Loss, rounding: Callable[[bool], Rounding]) -> dict[str, str]:
+    """What holds in train and in eval mode, as `measured_modes` says it, after `compare_losses` found one of them exact.
+
+    `rounding(training)` measures how far the base parts from itself in a mode; it is called where something deviates.
+    """
+
+    def measure() -> str:
+        if _same_code(trial, loss):
+            return ""
+        again = replace(trial, losses=[], identity=None)
+        failure = compare_losses(again, loss)
+        if failure is not None and not failure.cause and not trial.rounding.losses:
+            again = replace(trial, losses=[], identity=None, rounding=rounding(trial.base.model.training))
+            failure = compare_losses(again, loss)
+        return "" if failure is None else f"{failure.where}: {failure.what}"
+
+    return measured_modes(measure, trial.base.model, trial.wide.model)
+
+
+def mode_of_steps(trial: Trial) -> dict[str, str]:
+    """The same after `compare_steps`: steps run in one mode, which the step function may have set."""
+    return measured_modes(lambda: "nothing was measured: the steps run in one mode", trial.base.model)
+
+
+def _same_code(trial: Trial, loss: Loss) -> bool:
+    """Whether both models compute in this mode what they computed before, to the bit.
+
+    Gradients and buffers of the base alone are looked at, which cost a fraction of the wide model's: a mode that changes
+    them changes them in the base too.
+    """
+    left: dict[str, Tensor] = {}
+    value, grads = gradients(trial.base.model, loss, after=left)
+    before = {**trial.base_left[0], **trial.base_left[1]}
+    same = float(value) == trial.losses[0][0] and all(
+        a is b or (a is not None and b is not None and torch.equal(a, b))
+        for a, b in ((tensor, before[name]) for name, tensor in {**grads, **left}.items())
+    )
+    return same and float(gradients(trial.wide.model, loss, wanted=lambda _: False)[0]) == trial.losses[0][1]
 
 
 def _buffer_failure(trial: Trial, base: Mapping[str, Tensor], wide: Mapping[str, Tensor]) -> Failure | None:
@@ -218,6 +261,7 @@ def certificate_of(
     dtype: torch.dtype,
     memory: int,
     remarks: tuple[str, ...] = (),
+    modes: Mapping[str, str] | None = None,
 ) -> Certificate:
     """What a trial measured, as a certificate."""
     identity, own = trial.identity or Identity({}, (), {}), trial.rounding
@@ -250,4 +294,5 @@ def certificate_of(
         failure,
         own.loss(len(trial.losses) - 1),
         remarks,
+        dict(modes or {}),
     )

@@ -45,6 +45,10 @@ class Trial:
     moved: float = 0.0
     rounding: Rounding = field(default_factory=Rounding)
     """How far the base parts from itself by rounding, where this was measured."""
+    base_left: tuple[Mapping[str, Tensor | None], Mapping[str, Tensor]] = field(
+        default_factory=lambda: ({}, {})
+    )
+    """The base's gradients of one loss, and the buffers that it left, where no step was taken."""
     disturb: Callable[[Optimizer], None] | None = None
     """Called with every optimizer of the wide run before it steps, after its gradients were recorded."""
 

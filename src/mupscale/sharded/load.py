@@ -22,6 +22,7 @@ from ..files.dcp import METADATA
 from ..files.directory import CONFIG
 from ..files.elsewhere import megatron_faults
 from ..plans.attributes import carry_attributes_, compare_attributes
+from ..plans.code import changed_code
 from ..plans.direction import Direction
 from ..plans.fits import check_end, expect_proved
 from ..plans.names import named_tensors, strip_wrappers, unwrap
@@ -171,6 +172,11 @@ class _Loader:
         fillings = self._weights(source, resolved)
         direction = Direction(plan, noise=resolved)
         states, moments, notes = prepare_states(run, source, direction, since, self._rules)
+        changed = changed_code(plan.code, run.model)
+        notes = [
+            *notes,
+            *([f"{changed}; prove it again with infer_plan(base, wide, loss=…)"] if changed else []),
+        ]
         fillings += moments
         if not all(source.aligned(f.stored, f.making, f.wide) for f in fillings if f.stored is not None):
             together.check()  # ranks are going to wait for each other's slices

@@ -29,6 +29,15 @@ def holds_float64(kind: str) -> bool:
     return True
 
 
+def default_device() -> torch.device:
+    """Where torch makes tensors now. torch 2.9 cannot say after `torch.set_default_device(None)`, so one is made.
+
+    >>> default_device()
+    device(type='cpu')
+    """
+    return torch.empty(0, dtype=torch.uint8).device
+
+
 def exact(tensor: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     """A tensor in float64, or complex128, on its device where that has float64, else on the CPU.
 

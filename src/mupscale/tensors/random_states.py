@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .devices import default_device
+
 
 @contextmanager
 def forked(*used: nn.Module | Tensor, seed: int | None = None) -> Iterator[None]:
@@ -57,7 +59,7 @@ def set_accelerator_states_(states: Mapping[str, Sequence[Tensor]]) -> None:
 
 def _devices(used: Sequence[nn.Module | Tensor]) -> list[torch.device]:
     """The devices in use, each with its number, besides the CPU."""
-    found = {torch.get_default_device()}
+    found = {default_device()}
     for thing in used:
         tensors = [thing] if isinstance(thing, Tensor) else [*thing.parameters(), *thing.buffers()]
         found |= {tensor.device for tensor in tensors}

@@ -21,6 +21,7 @@ from ..plans.plan import Plan, TensorPlan
 from ..rules.axes import Axis, Factor
 from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
 from ..runs.run import Run
+from ..tensors.devices import default_device, has_float64
 from ..tensors.differences import difference
 from ..tensors.random_states import forked
 from .widen import widen
@@ -33,7 +34,7 @@ almost zero, such as SOAP, is off by its whole size, and in float64 that would n
 class _Weight(nn.Module):
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(shape, dtype=torch.float64).to(dtype))
+        self.weight = nn.Parameter(torch.randn(shape, dtype=dtype))
 
 
 def check_optimizer(
@@ -54,9 +55,10 @@ def check_optimizer(
     True
     """
     raise_faults("no optimizer can be made", wrong_function("make", make, "params"))
-    errors = []
+    errors, here = [], default_device()
     for each in TOLERANCES if dtype is None else (dtype,):
-        name, worst = _worst(make, before, steps, each, rules)
+        with torch.device("cpu" if each == torch.float64 and not has_float64(here) else here):
+            name, worst = _worst(make, before, steps, each, rules)
         allowed = TOLERANCES.get(each, TOLERANCES[torch.float32]) if tolerance is None else tolerance
         if not worst <= allowed:
             raise MupscaleError(

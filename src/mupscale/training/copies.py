@@ -12,7 +12,7 @@ from ..errors import Fault, raise_faults
 from ..plans.copied import copied
 from ..plans.direction import Direction
 from ..plans.fits import identity_plan
-from ..plans.float64 import cast_, leave_without_float64_
+from ..plans.float64 import cast_, without_float64
 from ..plans.names import unwrap
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
@@ -32,10 +32,13 @@ def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | Non
         rules,
         in_place=True,
     )
-    on_cpu = dtype == torch.float64 and leave_without_float64_(twin.model)
+    # Asked of the run itself: inside `lifted_casts` its copy is on the CPU already.
+    leaves = dtype == torch.float64 and without_float64(inner)
+    if leaves:
+        twin.model.cpu()
     cast_(twin.model, dtype)
     for optimizer in twin.optimizers:
-        if on_cpu:
+        if leaves:
             _leave_device_(optimizer)
         for state in optimizer.state.values():
             for key, value in state.items():

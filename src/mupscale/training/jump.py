@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..arguments import shown
 from ..errors import MupscaleError
 from ..plans.identity import Loss, keeping_buffers
+from ..plans.modes import in_mode
 from ..tensors.random_states import forked
 from .noise_kinds import Noise, PairedNoise, SignalNoise, relative_size
 
@@ -32,14 +33,8 @@ def measured(loss: Loss, model: nn.Module, seed: int = 0) -> float:
     >>> measured(same, model) == measured(same, model), model[1].training
     (True, True)
     """
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        with keeping_buffers(model), forked(model, seed=seed), torch.no_grad():
-            value = loss(model)
-    finally:
-        for module, training in modes:
-            module.training = training
+    with in_mode(False, model), keeping_buffers(model), forked(model, seed=seed), torch.no_grad():
+        value = loss(model)
     given: object = value
     if not isinstance(given, (int, float)) and not (isinstance(given, Tensor) and given.numel() == 1):
         found = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else shown(given)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import prod
@@ -20,8 +21,10 @@ from torch import nn
 
 from ..errors import Fault, Undecided, raise_faults
 from ..plans.attributes import carry_attributes_, compare_attributes
+from ..plans.code import changed_code
 from ..plans.copied import copied
 from ..plans.declare import Declared
+from ..plans.device_map import refuse_other_device_map
 from ..plans.direction import Direction
 from ..plans.dropout import without_dropout
 from ..plans.fits import check_end, expect_plan
@@ -29,12 +32,13 @@ from ..plans.float64 import lifted_casts, prepare
 from ..plans.identity import Loss
 from ..plans.infer import find_plan, infer_plan, proved_by
 from ..plans.known import why_undecided
+from ..plans.modes import mode_needs
 from ..plans.names import named_tensors, unwrap
 from ..plans.need import Need
 from ..plans.plan import Plan
 from ..plans.wide_model import fill_model_
 from ..proofs.certificate import Certificate, Failure
-from ..proofs.compare import certificate_of, compare_losses, tolerance_of
+from ..proofs.compare import certificate_of, compare_losses, compare_modes, tolerance_of
 from ..proofs.diagnose import diagnose
 from ..proofs.rounding import COARSE, Rounding
 from ..proofs.trial import Trial
@@ -59,6 +63,7 @@ def proved_plan(
 
     `built` is the wide model without weights; it gets the base's settings that are not tensors.
     """
+    refuse_other_device_map(base, built)
     if plan is not None:
         expect_plan(plan)
         check_end(plan, base, "base")
@@ -68,6 +73,9 @@ def proved_plan(
     carry_attributes_(built, differences)
     if loss is None or unproved:
         chosen = plan if plan is not None else infer_plan(base, built)
+        changed = "" if unproved else changed_code(chosen.code, base, built)
+        if changed:
+            warnings.warn(f"{changed}; add loss= or example_inputs=, and it is proved again", stacklevel=3)
         _refuse_unproved(base, built, chosen, unproved)
         lost = [difference for difference in differences if difference.kind == "refused" and not unproved]
         raise_faults(
@@ -82,12 +90,12 @@ def proved_plan(
                 for d in lost
             ],
         )
-        record: dict[str, Any] = {"by": chosen.proof}
+        record: dict[str, Any] = {"by": chosen.proof, **({"changed": changed} if changed else {})}
     else:
         chosen, record = _measured_plan(base, built, plan, loss)
     carried = {other.path: other.base for other in differences if other.kind == "carried"}
     record |= {"carried": carried} if carried else {}
-    for need in (need for need in sorted(chosen.needs) if need.kind in ("dropout", "unreached")):
+    for need in (need for need in sorted(chosen.needs) if need.kind in ("dropout", "unreached", "eval mode")):
         warnings.warn(f"growing is exact with {need}", stacklevel=3)
     return chosen, record
 
@@ -110,11 +118,13 @@ def _measured_plan(
             measured.raise_if_broken()
             silent = [row for row in measured.tensors if row.silent and not row.rounding]
             unreached = tuple(row.name for row in silent)
-            proved = proved_by(replace(chosen, needs=chosen.needs | pair.needs), loss, unreached)
-            return proved, _record(proved, measured.dtype, measured.worst, 1)
+            # Which modes are exact was measured again.
+            before = (need for need in chosen.needs if need.kind not in ("train mode", "eval mode"))
+            proved = proved_by(replace(chosen, needs=pair.needs.union(before)), loss, unreached, base, built)
+            return proved, _record(proved, measured.dtype, measured.worst, 1, measured.modes)
         _LOG.info("the plan that shapes suggest is not exact (%s); searching", measured.failure)
     found = find_plan(base, built, loss, Declared())
-    return found.plan, _record(found.plan, "float64", max(found.worst, found.gap), found.trials)
+    return found.plan, _record(found.plan, "float64", max(found.worst, found.gap), found.trials, found.modes)
 
 
 def _refuse_unproved(base: nn.Module, built: nn.Module, plan: Plan, unproved: bool) -> None:
@@ -171,7 +181,7 @@ class _Pair:
     loss: Loss
     small: bool
     needs: frozenset[Need] = frozenset()
-    """What the measured plan assumes: that there is no dropout, where some was met."""
+    """What the measured plan assumes: that there is no dropout, where some was met, and one mode, where only one is exact."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -198,7 +208,8 @@ class _Pair:
             if failure is not None and not failure.cause:
                 with without_dropout():
                     failure = diagnose(self._trial, None, self.loss, failure)
-        return certificate_of(trial, failure, self.dtype, 0)
+            modes = self._modes(trial) if failure is None else {}
+        return certificate_of(trial, failure, self.dtype, 0, modes=modes)
 
     def _trial(self) -> Trial:
         if self.small:
@@ -214,15 +225,21 @@ class _Pair:
         self.needs = off.needs
         return failure
 
-    def _rounding(self) -> Rounding:
+    def _modes(self, trial: Trial) -> dict[str, str]:
+        with without_dropout(trial.base.model, trial.wide.model) as off:
+            modes = compare_modes(trial, self.loss, self._rounding)
+        self.needs |= off.needs | mode_needs(modes)
+        return modes
+
+    def _rounding(self, training: bool | None = None) -> Rounding:
         with without_dropout():
-            return rounding_of_loss(self._copy, self.loss)
+            return rounding_of_loss(lambda: self._copy(training), self.loss)
 
-    def _copy(self) -> Run:
-        if self.small:
-            return Run(prepare(unwrap(self.base), unwrap(self.built))[0])
-        return Run(copied(unwrap(self.base)))
+    def _copy(self, training: bool | None) -> Run:
+        base = unwrap(self.base)
+        model = prepare(base, unwrap(self.built))[0] if self.small else copied(base)
+        return Run(model if training is None else model.train(training))
 
 
-def _record(plan: Plan, dtype: str, worst: float, trials: int) -> dict[str, Any]:
-    return {"by": plan.proof, "dtype": dtype, "worst": worst, "trials": trials}
+def _record(plan: Plan, dtype: str, worst: float, trials: int, modes: Mapping[str, str]) -> dict[str, Any]:
+    return {"by": plan.proof, "dtype": dtype, "worst": worst, "trials": trials, "modes": dict(modes)}

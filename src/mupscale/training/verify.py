@@ -30,7 +30,14 @@ from ..plans.plan import Plan
 from ..plans.projection import ExampleInputs, Projection
 from ..proofs.causes import CLIPPING
 from ..proofs.certificate import Certificate, Failure
-from ..proofs.compare import certificate_of, compare_losses, compare_steps, tolerance_of
+from ..proofs.compare import (
+    certificate_of,
+    compare_losses,
+    compare_modes,
+    compare_steps,
+    mode_of_steps,
+    tolerance_of,
+)
 from ..proofs.diagnose import diagnose
 from ..proofs.observed import observed, written_settings
 from ..proofs.rounding import COARSE, Rounding
@@ -114,7 +121,8 @@ def verify(
     )
     with lifted_casts(start.model) if dtype == torch.float64 else nullcontext():
         trial, failure = measuring.run()
-    return certificate_of(trial, failure, dtype, need, measuring.remarks())
+        modes = measuring.modes(trial) if failure is None else {}
+    return certificate_of(trial, failure, dtype, need, measuring.remarks(), modes)
 
 
 def _inferred(base: Run, wide: nn.Module, step: Step | None, loss: Loss | None) -> Plan:
@@ -202,16 +210,26 @@ class _Measuring:
             failure = Failure(len(trial.losses) - 1, "all tensors", what, CLIPPING, "clipping")
         return trial, failure
 
-    def _rounding(self) -> Rounding:
+    def modes(self, trial: Trial) -> dict[str, str]:
+        """What holds in train and in eval mode, after one of them was found exact."""
+        if self.step is not None:
+            return mode_of_steps(trial)
+        assert self.loss is not None
+        with self._without_dropout(trial):
+            return compare_modes(trial, self.loss, self._rounding)
+
+    def _rounding(self, training: bool | None = None) -> Rounding:
         with self._without_dropout():
             if self.step is not None:
                 return rounding_of_steps(self._copy, self.step, self.steps)
             assert self.loss is not None
-            return rounding_of_loss(self._copy, self.loss)
+            return rounding_of_loss(lambda: self._copy(training), self.loss)
 
-    def _copy(self) -> Run:
+    def _copy(self, training: bool | None = None) -> Run:
         copied = clone(self.base, self.dtype, self.rules)
         cast_inputs(copied.model, self.dtype)
+        if training is not None:
+            copied.model.train(training)
         return copied
 
     def _trial(self) -> Trial:
