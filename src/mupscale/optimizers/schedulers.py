@@ -7,15 +7,18 @@ replacement in the message.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dis import get_instructions
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_schedulers
 
 from ..errors import Fault, MupscaleError
+from ..plans.class_code import of_library
 from .named import NamedGroup
 
 _MULTIPLIES = {
@@ -28,7 +31,17 @@ _ABSOLUTE = {
     "CyclicLR": "its base_lr and max_lr are absolute",
     "SWALR": "its swa_lr is absolute",
 }
+_ENDS = (type, ModuleType, BuiltinFunctionType, str, bytes, int, float, complex, type(None))
+"""What is not followed on the way from a function to what it reads."""
+_MOST_READ = 1000
+"""Objects that are followed from one function; a global may hold a whole dataset."""
 _REMEDY = "use a LambdaLR that returns the ratio to the initial learning rate"
+
+
+def driven_by(scheduler: Any) -> Optimizer:
+    """The optimizer whose rates a scheduler sets."""
+    owner: Optimizer = getattr(scheduler, "optimizer", None) or scheduler._schedulers[0].optimizer
+    return owner
 
 
 def absolute(scheduler: Any) -> tuple[str, str] | None:
@@ -62,6 +75,68 @@ def refuse_absolute(schedulers: tuple[Any, ...]) -> list[Fault]:
             (code, reason), name = found, type(scheduler).__name__
             faults.append(Fault(code, name, f"{reason}, {what}", remedies.get(name, _REMEDY)))
     return faults
+
+
+def refuse_readers(
+    schedulers: Sequence[Any], optimizers: Sequence[Optimizer], model: nn.Module
+) -> list[Fault]:
+    """A fault for every function of a LambdaLR that reads the optimizer, a module or a tensor of the run.
+
+    The wide run's would share it, and go on reading the base's. What a method reads of its own object is not looked at:
+    it belongs to a trainer.
+    """
+    held = {id(optimizer): "the optimizer" for optimizer in optimizers}
+    held |= {id(module): "the model" for module in model.modules()}
+    held |= {id(tensor): "a tensor of the model" for tensor in (*model.parameters(), *model.buffers())}
+    for optimizer in optimizers:
+        groups = (optimizer.param_groups, optimizer.state, *optimizer.param_groups)
+        held |= {id(part): "the optimizer" for part in groups}
+    faults = []
+    for scheduler in schedulers:
+        faults += refuse_readers(getattr(scheduler, "_schedulers", ()), optimizers, model)
+        found = {_read_by(function, held, set()): None for function in getattr(scheduler, "lr_lambdas", ())}
+        for what in filter(None, found):
+            remedy = (
+                "write it as a function of the step alone, or leave this scheduler out of the run and build it "
+                "again with the wide run's optimizer"
+            )
+            what = f"its function reads {what} of the base, and the wide run would share it"
+            faults.append(Fault("schedule.reads_base", type(scheduler).__name__, what, remedy))
+    return faults
+
+
+def _read_by(value: Any, held: Mapping[int, str], seen: set[int]) -> str | None:
+    """What of the run a function holds or names: in closures, defaults, arguments, globals, attributes."""
+    if id(value) in held:
+        return held[id(value)]
+    if id(value) in seen or isinstance(value, _ENDS) or len(seen) > _MOST_READ:
+        return None
+    seen.add(id(value))
+    inside: list[Any] = []
+    if isinstance(value, MethodType):
+        inside = [value.__func__]
+    elif isinstance(value, partial):
+        inside = [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, FunctionType):
+        inside = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        inside += [content for cell in value.__closure__ or () for content in _contents(cell)]
+        if not of_library(value):
+            loads = (s.argval for s in get_instructions(value) if s.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+            inside += [value.__globals__[name] for name in loads if name in value.__globals__]
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        inside = list(value)
+    elif isinstance(value, dict):
+        inside = list(value.values())
+    elif not of_library(value):
+        inside = [*getattr(value, "__dict__", {}).values(), vars(type(value)).get("__call__")]
+    return next((found for part in inside if (found := _read_by(part, held, seen)) is not None), None)
+
+
+def _contents(cell: CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:  # it is not filled yet
+        return []
 
 
 def _same_function(function: Any) -> Any:

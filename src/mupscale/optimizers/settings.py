@@ -210,6 +210,11 @@ def _is_number(value: Any, whole: bool) -> bool:
     )
 
 
+def without_units(key: str) -> str:
+    """What to write for a setting that the registry does not know."""
+    return f"if it has no units, write mu.rules.declare_neutral({key!r}); otherwise register the optimizer with it in hyper="
+
+
 def unknown_settings(groups: Sequence[NamedGroup], own: Iterable[str], where: str) -> list[Fault]:
     """Hyperparameters whose units the registry does not state: the optimizer's own, and any other number.
 
@@ -226,10 +231,12 @@ def unknown_settings(groups: Sequence[NamedGroup], own: Iterable[str], where: st
         "added to gradients"
         for group in groups
     }
-    usual = "register the optimizer with this key in hyper= or neutral="
     return [
         Fault(
-            "optimizer.unknown_setting", where, f"its hyperparameter {key!r} {what}", remedies.get(key, usual)
+            "optimizer.unknown_setting",
+            where,
+            f"its hyperparameter {key!r} {what}",
+            remedies.get(key, without_units(key)),
         )
         for key in sorted(keys)
     ]

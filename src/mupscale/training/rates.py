@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import Fault, MupscaleError, raise_faults
+from ..optimizers.schedulers import driven_by
 from ..runs.run import Run
 from .groups import set_lr_
 from .stepping import units_of
@@ -60,14 +61,14 @@ def _refuse(run: Run, lr: float | None, peak_lr: float | None) -> None:
             "lr is the rate now and peak_lr the rate that the schedule multiplies: one follows from the other"
         )
         faults.append(Fault("rates.lr_and_peak", "lr and peak_lr", what, "leave one of them out"))
-    driven = {id(_owner(scheduler)) for scheduler in run.schedulers}
+    driven = {id(driven_by(scheduler)) for scheduler in run.schedulers}
     if peak_lr is not None and not (run.optimizers and all(id(o) in driven for o in run.optimizers)):
         what = "it is the peak of a schedule, and an optimizer of this run has no scheduler"
         faults.append(
             Fault("rates.no_schedule_with_peak", "peak_lr", what, "write lr= instead: the rate now")
         )
     for scheduler in run.schedulers:
-        if _at_zero(_owner(scheduler)) and _has_run(scheduler):
+        if _at_zero(driven_by(scheduler)) and _has_run(scheduler):
             what = "its schedule has ended at zero, and it would keep the rate of the wide run at zero"
             faults.append(
                 Fault("schedule.ended_at_zero", type(scheduler).__name__, what, f"write {NEW_SCHEDULE}")
@@ -77,18 +78,13 @@ def _refuse(run: Run, lr: float | None, peak_lr: float | None) -> None:
 
 def _warn_of_constant(schedulers: Iterable[Any]) -> None:
     for scheduler in schedulers:
-        now, first = (_reference_rates(_owner(scheduler), key)[0] for key in ("lr", "initial_lr"))
+        now, first = (_reference_rates(driven_by(scheduler), key)[0] for key in ("lr", "initial_lr"))
         if _ZERO * first < now < first * (1 - _SAME) and _is_constant(scheduler):
             warnings.warn(
                 f"the schedule of {type(scheduler).__name__} has ended: the rate stays at {now / first:.3g} times its "
                 f"start. To continue with another one, write {NEW_SCHEDULE}",
                 stacklevel=4,
             )
-
-
-def _owner(scheduler: Any) -> Optimizer:
-    owner: Optimizer = getattr(scheduler, "optimizer", None) or scheduler._schedulers[0].optimizer
-    return owner
 
 
 def _has_run(scheduler: Any) -> bool:
@@ -174,7 +170,7 @@ def scale_lr_(optimizer: Optimizer, schedulers: tuple[Any, ...], ratio: float) -
             elif key in group:
                 group[key] = group[key] * ratio
     for scheduler in schedulers:
-        if _owner(scheduler) is optimizer:
+        if driven_by(scheduler) is optimizer:
             _scale_remembered_(scheduler, ratio)
 
 
