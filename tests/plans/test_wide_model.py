@@ -159,6 +159,7 @@ def test_hooks_on_gradients_are_carried(case, monkeypatch):
         large.setattr(prove, "FLOAT64_BYTES", 0)
         assert apart(copied_run(run), mu.widen(run, lambda: Net(8), loss=loss)) < 1e-12
     wide = mu.widen(run, lambda: Net(8), loss=loss)
+    assert wide.provenance["carried"][f"{name}.hooks"] == 1
     assert mu.verify(run, lambda: Net(8), step=step, loss=loss).holds
     assert mu.verify(run, wide, step=step).holds
     back = mu.narrow(wide, lambda: Net(4))
