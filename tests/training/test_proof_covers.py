@@ -229,20 +229,43 @@ def test_verify_says_which_modes_it_measured(monkeypatch: pytest.MonkeyPatch):
     assert not mu.verify(base(Penalised), lambda: Penalised(8), loss=loss).holds
 
 
-def test_verify_with_steps_names_the_mode_of_the_steps():
-    def step(run: mu.Run, i: int) -> Tensor:
-        found = loss(run.model)
-        run.optimizer.zero_grad()
-        found.backward()
-        run.optimizer.step()
-        return found
+def step(run: mu.Run, i: int) -> Tensor:
+    found = loss(run.model)
+    run.optimizer.zero_grad()
+    found.backward()  # type: ignore[no-untyped-call]
+    run.optimizer.step()
+    return found
 
+
+def test_verify_with_steps_names_the_mode_of_the_steps():
     for training, measured, other in ((True, "train", "eval"), (False, "eval", "train")):
         model = base(Net, training)
         run = mu.Run(model, torch.optim.SGD(model.parameters(), lr=0.01))
         certificate = mu.verify(run, lambda: Net(8), step=step, steps=2)
         assert certificate.modes[measured] == "exact"
         assert certificate.modes[other] != "exact"
+
+
+class Later(Net):
+    """A sum over the width from the 30th call on."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Any:
+        self.calls += 1
+        return super().forward(x) + (self.inside(x).square().sum(1, True) if self.calls > 30 else 0)
+
+
+def test_what_begins_later_is_seen_by_steps_that_reach_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verify, "_SEARCHED", 0)
+    model = base(Later)
+    run = mu.Run(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    assert mu.widen(run, lambda: Later(8), loss=loss)
+    model.calls = 0
+    for steps, holds in ((5, True), (35, False)):
+        assert mu.verify(run, lambda: Later(8), step=step, steps=steps).holds is holds
 
 
 class Rooted(nn.Module):
