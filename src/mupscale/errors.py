@@ -149,7 +149,7 @@ TYPES: dict[type[MupscaleError], str] = {
         model.weight_norm_direction optimizer.cannot_be_exact optimizer.decay_of_folded_gain
         optimizer.divides_zero_by_zero optimizer.measures_folded_gain optimizer.not_widened_exactly
         optimizer.refused_by_row optimizer.takes_no_padding proof.run_deviates proof.untied_outputs_differ
-        schedule.absolute_rate search words.padding_row_moves""",
+        schedule.absolute_rate schedule.reads_base search words.padding_row_moves""",
     Undecided: """
         axis.padding_leaks axis.padding_of_unknown_norm layout.read_but_not_written layout.undeclared
         model.growing_integer_buffer model.unclear_buffer optimizer.unknown_class optimizer.unknown_setting

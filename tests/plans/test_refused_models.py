@@ -1,7 +1,9 @@
 """Models that cannot be widened exactly: each is refused with the reason and the line to write."""
 
+import re
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from torch.nn.utils import parametrizations
 import mupscale as mu
 from harness.draws import data
 from harness.refusals import refusal
+from mupscale.proofs.causes import NOISE
+from mupscale.rules.optimizer_rule import UNIVERSAL
 
 
 def mlp(n: int) -> Any:
@@ -149,3 +153,117 @@ def test_models_that_tie_different_tensors_are_refused(tied):
         "model.tied_once",
         where=["head.weight", "embed.weight"],
     )
+
+
+# Remedies as they are printed: the test types them
+
+
+class Numbered(Raw):
+    """A buffer of whole numbers that grows; copies of them mean the same here."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n, torch.int64)
+
+    def forward(self, x):
+        return self.head(x.mean() * (self.token + (self.order < 9)))
+
+
+def typed(error: mu.MupscaleError, **names: Any) -> dict[str, mu.Plan]:
+    """The argument plan=… of a printed remedy, with the reader's own base, wide and loss."""
+    (call,) = set(re.findall(r"plan=(mu\.infer_plan\(.*?loss=loss\))", str(error)))
+    return {"plan": eval(call, {"mu": mu, "loss": loss, **names})}
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes", "code"),
+    [
+        (lambda n: mlp(n)[:3:2], (4, 6), "axis.not_whole_copies"),
+        (Numbered, (4, 8), "model.growing_integer_buffer"),
+    ],
+)
+@pytest.mark.parametrize("grow", [mu.widen, partial(mu.upscale, noise=mu.MupNoise(1e-3)), mu.verify])
+def test_a_printed_plan_is_accepted_by_the_function_that_printed_it(
+    grow: Any, make: Any, sizes: Any, code: str
+):
+    def squares(model: Any) -> Any:
+        return model(data(6, 3)).square().mean()
+
+    base, wide = make(sizes[0]).double(), lambda: make(sizes[1]).double()
+    error = refusal(lambda: grow(base, wide, loss=squares), code)
+    found = grow(base, wide, loss=squares, **typed(error, base=base, wide=wide, loss=squares))
+    assert not isinstance(found, mu.diagnostics.Certificate) or found
+
+
+@pytest.mark.parametrize(
+    "grow", [mu.widen, partial(mu.upscale, noise=mu.MupNoise(1e-3)), mu.infer_plan, mu.verify]
+)
+def test_a_factory_with_an_argument_is_refused_with_a_factory_to_write(grow: Any):
+    error = refusal(lambda: grow(Raw(4), Raw, loss=loss), "argument.wrong_signature")
+    (written,) = re.findall(r"write (lambda: Raw\()…\)", str(error))
+    assert grow(Raw(4), eval(f"{written}8)", {"Raw": Raw}), loss=loss)
+
+
+class Beside(nn.Module):
+    """[growing | fixed] into one layer, as in NeRF's skip or a neural ODE with time; split, two layers read the parts."""
+
+    def __init__(self, n: int, split: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, n), nn.Linear(n + 3 * (not split), 2)
+        self.fixed = nn.Linear(3, 2) if split else None
+
+    def forward(self, x):
+        hidden = self.a(x).relu()
+        if self.fixed is not None:
+            return self.b(hidden) + self.fixed(x)
+        return self.b(torch.cat([hidden, x], -1))
+
+
+def test_a_layer_over_growing_and_fixed_units_is_to_be_split():
+    (fault,) = refusal(
+        lambda: mu.widen(Beside(4, False), Beside(8, False), loss=loss), "axis.not_whole_copies"
+    ).faults
+    assert (fault.where, "4 growing units" in fault.remedy) == ("b.weight, axis 1", True)
+    assert mu.widen(Beside(4, True), Beside(8, True), loss=loss)
+    plain = refusal(lambda: mu.widen(mlp(4), mlp(6), loss=loss), "axis.not_whole_copies").faults
+    assert not any("growing units" in fault.remedy for fault in plain), (
+        "control: nothing here lies beside fixed units"
+    )
+
+
+def test_padding_to_fewer_units_is_refused_as_shrinking():
+    error = refusal(lambda: mu.infer_plan(mlp(4), mlp(3), loss=loss, pad=True), "axis.shrinks_by_copies")
+    assert "axis.factor_out_of_range" not in error.codes
+    assert mu.infer_plan(mlp(3), mlp(4), loss=loss, pad=True).proved, "the narrower model first"
+
+
+def test_a_padded_model_without_an_exact_plan_names_what_does_not_map_0_to_0():
+    make = between(lambda n: nn.Sigmoid())
+    refusal(
+        lambda: mu.plan_between(make, 4, 6, loss=loss, pad=True), "search.no_exact_plan", "axis.padding_leaks"
+    )
+    assert mu.plan_between(make, 4, 8, loss=loss, pad=True).proved, "at a whole multiple"
+    assert mu.plan_between(between(lambda n: nn.Tanh()), 4, 6, loss=loss, pad=True).proved, "control"
+
+
+def test_a_key_of_a_group_without_units_is_declared_as_the_message_says():
+    base = mlp(4)
+    run = mu.Run(base, torch.optim.AdamW([{"params": base.parameters(), "depth": 0.5}]))
+    error = refusal(lambda: mu.widen(run, mlp(8), loss=loss), "optimizer.unknown_setting", where="'depth'")
+    (call,) = re.findall(r"mu\.rules\.declare_neutral\('depth'\)", str(error))
+    try:
+        eval(call, {"mu": mu})
+        assert mu.widen(run, mlp(8), loss=loss).optimizer.param_groups[0]["depth"] == 0.5
+    finally:
+        UNIVERSAL.discard("depth")
+
+
+def test_a_run_with_noise_is_verified_by_its_growth():
+    base = mlp(4)
+    wide = mu.upscale(base, lambda: mlp(8), mu.MupNoise(0.1))
+    certificate = mu.verify(base, wide, loss=loss)
+    assert certificate.failure is not None
+    assert certificate.failure.cause == NOISE
+    assert mu.verify(base, lambda: mlp(8), plan=wide.plan, loss=loss), "as the cause says"
+    other = mu.verify(base, mu.Run(mlp(8), plan=wide.plan), loss=loss).failure
+    assert other is not None
+    assert other.cause != NOISE, "control: other weights, and no noise"

@@ -23,8 +23,10 @@ import mupscale as mu
 from harness import trainer as bench
 from harness.refusals import refusal
 from harness.trainer import Setting, gap, hugging_face, model, plan_for, widen_directory
+from mupscale.checkpoints.not_carried import not_carried
 from mupscale.checkpoints.trainer_groups import trainer_order
 from mupscale.checkpoints.trainer_state import trainer_moves
+from mupscale.files.directory import read_directory
 from mupscale.files.torch_file import read_tree
 from mupscale.jobs.identity import make_job
 from mupscale.jobs.worker import run_job
@@ -256,6 +258,21 @@ def test_sharded_training_is_refused():
         where=("deepspeed", "fsdp"),
     )
     assert len(error.faults) == 2
+
+
+@pytest.mark.parametrize("alpha", [5.0, None])
+def test_noise_of_neftune_is_said_by_directory_and_callback(alpha, setting, tmp_path):
+    folder = shutil.copytree(setting.base, tmp_path / "base")
+    torch.save(bench.arguments(tmp_path, neftune_noise_alpha=alpha), folder / "training_args.bin")
+    said = not_carried(read_directory(folder), "")
+    assert ("training_args.bin: neftune_noise_alpha" in said) is (alpha is not None)
+    layer = nn.Linear(4, 4)
+    begin = mu.trainers.HuggingFaceCallback(mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)).on_train_begin
+    args = SimpleNamespace(**vars(ARGS), neftune_noise_alpha=alpha)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    with pytest.warns(UserWarning, match="neftune") if alpha else contextlib.nullcontext():
+        begin(args, None, None, model=layer, optimizer=optimizer, lr_scheduler=scheduler)
 
 
 def test_sharding_that_the_arguments_do_not_show_is_refused(tmp_path):

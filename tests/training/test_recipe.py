@@ -4,6 +4,8 @@ import json
 import warnings
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -403,3 +405,46 @@ def test_values_that_no_recipe_has_are_refused(changes, code):
     values = {**recipe_for().as_json(), **changes}
     with refused(code):
         Recipe.from_json(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"noise": mu.MupNoise(0.1)}, "recipe.with_other_settings"),
+        ({"lr": 1e-3, "peak_lr": 1e-3, "recipe": None}, "rates.lr_and_peak"),
+        ({"seed": 0.5}, "argument.not_whole"),
+    ],
+)
+def test_cheap_mistakes_are_refused_before_the_loss_is_called(given: dict[str, Any], code: str):
+    calls = []
+
+    def loss(model: Any) -> Any:
+        calls.append(model)
+        return noisy_loss(model)
+
+    torch.manual_seed(0)
+    run = run_at(2 * WIDTH, WIDTH)
+    right = {"recipe": recipe_for(sigma=1e-3), "loss": loss}
+    with refused(code):
+        mu.upscale(run, lambda: make(4 * WIDTH), **{**right, **given})
+    assert not calls
+    mu.upscale(run, lambda: make(4 * WIDTH), **right)
+    assert calls, "control: the proof calls it"
+
+
+@pytest.mark.parametrize("grow", [mu.widen, partial(mu.upscale, noise=mu.MupNoise(1e-3))])
+def test_a_scheduler_that_cannot_be_carried_is_refused_before_the_loss_is_called(grow: Any):
+    calls = []
+
+    def loss(model: Any) -> Any:
+        calls.append(model)
+        return noisy_loss(model)
+
+    run = run_at(2 * WIDTH, WIDTH)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(run.optimizer)
+    with refused("schedule.absolute_rate"):
+        grow(replace(run, schedulers=(plateau,)), lambda: make(4 * WIDTH), loss=loss)
+    assert not calls
+    plateau.eps = 0.0
+    grow(replace(run, schedulers=(plateau,)), lambda: make(4 * WIDTH), loss=loss)
+    assert calls, "control: as the message says"

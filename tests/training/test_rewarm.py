@@ -110,7 +110,8 @@ def test_the_peak_of_one_cycle_is_its_max_lr(tensor: bool):
 
 def test_what_cannot_be_started_is_refused_with_lines_that_work():
     run = dataclasses.replace(ended("one group"), schedulers=())
-    wide = mu.widen(run, wide_net)
+    with pytest.warns(UserWarning, match="optimizer, scheduler"):
+        wide = mu.widen(run, wide_net)
     refusal(lambda: mu.rewarm_(wide, NEW, peak_lr=1e-3), "rates.no_peak_known", where="AdamW")
     mu.set_lr_(wide.optimizer, 1e-3)
     assert set(rates(mu.rewarm_(wide, mu.GrowthSchedule(20, warmup=0.0)))) == {1e-3}

@@ -36,8 +36,8 @@ def test_a_run_gives_the_plan_since_its_reference_after_two_growths():
     assert run.since == mu.plan_between(net, 4, 16)
     assert rates(run.model, run) == rates(run.model, run.since)
     assert rates(run.model, run)["2.weight"] == 0.25
-    # Control: the plan of the last growth fits the same shapes, and gives another rate.
-    assert rates(run.model, run.plan)["2.weight"] == 0.5
+    # Control: the plan of the last growth fits the same shapes, and would give another rate.
+    assert rates(run.model, dataclasses.replace(run.plan, later=False))["2.weight"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,15 @@ def test_every_function_that_takes_since_takes_a_run_of_the_same_model_only(act:
     act(run, run)
     act(grown_twice(), mu.plan_between(net, 4, 16))
     refusal(lambda: act(run, mu.Run(net(16))), "run.other_model")
+    refusal(lambda: act(run, run.plan), "plan.of_later_growth", where="run.since")
+    act(grown_twice(), run.since)
+
+
+def test_the_plan_of_a_first_growth_is_the_one_since_the_reference():
+    run = mu.widen(net(4), lambda: net(8))
+    assert rates(run.model, run.plan) == rates(run.model, run)
+    again = mu.Plan.from_json(grown_twice().plan.to_json())
+    assert not again.later, "a stored plan does not know which run was grown by it"
 
 
 def test_a_plan_needs_the_model_and_a_run_holds_it():

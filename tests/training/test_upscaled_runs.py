@@ -292,9 +292,11 @@ def test_a_new_scheduler_starts_at_the_rate_that_was_asked_for(kind, to):
     run = decayed(to)
     start = mu.Run(run.model, run.optimizers, since=run.since)
     asked = mu.upscale(start, lambda: net(16), SILENT, lr=5e-3).optimizers[0]
-    later = mu.widen(start, lambda: net(16)).optimizers[0]
+    with pytest.warns(
+        UserWarning, match="optimizer, scheduler"
+    ):  # and none with lr=, which asks for a new rate
+        later, kept = (mu.widen(start, lambda: net(16)).optimizers[0] for _ in range(2))
     mu.set_lr_(later, 5e-3)
-    kept = mu.widen(start, lambda: net(16)).optimizers[0]
     mu.set_lr_(run.optimizers[0], 5e-3)
     for optimizer in (asked, later, run.optimizers[0]):
         NEW[kind](optimizer)

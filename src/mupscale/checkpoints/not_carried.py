@@ -1,11 +1,12 @@
-"""Files of the base that its wide copy does not get, each with the reason."""
+"""What the wide copy of a directory does not get, each with the reason: files, and noise that depends on the width."""
 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
+from ..errors import MupscaleError
 from ..files.directory import CARD, MODULES, Directory
-from ..files.universal import CONVERT, universal_names
+from ..files.universal import CONVERT, read_settings, universal_names
 from ..storage.looking import is_dir
 
 _REASONS = {
@@ -32,6 +33,11 @@ _WEIGHTS = (
     "*.tflite",
 )
 _FOLDER = "it is a folder that modules.json does not name; if its files fit another width, copy it by hand"
+_ARGUMENTS, _ALPHA = "training_args.bin", "neftune_noise_alpha"
+NEFTUNE = (
+    "the noise of NEFTune is as long as the width: every copy gets its own, smaller by the root of the growth, so training "
+    "is not the base's"
+)
 _OTHER_FORMAT = "it holds the base's weights in another format"
 
 
@@ -42,7 +48,21 @@ def not_carried(directory: Directory, modules_refused: str) -> dict[str, str]:
     if modules_refused:
         folders = [module.folder for module in directory.modules if module.files]
         found.update(dict.fromkeys((MODULES, *filter(None, folders)), modules_refused))
+    if _has_neftune(directory):
+        found[f"{_ARGUMENTS}: {_ALPHA}"] = NEFTUNE
     return found
+
+
+def _has_neftune(directory: Directory) -> bool:
+    """Whether the Trainer of the base adds noise to embeddings, by its arguments, which are read and not run."""
+    if _ARGUMENTS not in directory.trainer:
+        return False
+    try:
+        held = read_settings(directory.path / _ARGUMENTS)
+    except MupscaleError:  # the Trainer's own file, which is copied whatever is in it
+        return False
+    parts = getattr(held, "__dict__", {}).get("parts", ())
+    return any(isinstance(part, dict) and part.get(_ALPHA) for part in parts)
 
 
 def _reason(directory: Directory, name: str) -> str:

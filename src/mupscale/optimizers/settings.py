@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import Fault
 from ..plans.plan import TensorPlan
 from ..rules.matrices import copied_blocks
-from ..rules.optimizer_rule import block_count
+from ..rules.optimizer_rule import RATES, block_count
 from ..rules.optimizers import OptimizerRule, change_for, decay_factor
 from ..rules.scale import Scale
 from ..rules.units import Change
@@ -31,7 +31,7 @@ def factors_of(rule: OptimizerRule, settings: Mapping[str, Any], entry: TensorPl
     rule = rule.row(settings, len(entry.axes))
     change = change_of(rule, settings, entry)
     lr = change.factor(rule.lr)
-    factors: Factors = {"lr": lr, "initial_lr": lr, "lr_factor": lr}
+    factors: Factors = dict.fromkeys(RATES, lr)
     if rule.decay_key in settings:
         factors[rule.decay_key] = decay_factor(rule.decay_kind(settings), change, lr)
     if rule.blocks is not None and settings.get(rule.blocks):
@@ -210,6 +210,11 @@ def _is_number(value: Any, whole: bool) -> bool:
     )
 
 
+def without_units(key: str) -> str:
+    """What to write for a setting that the registry does not know."""
+    return f"if it has no units, write mu.rules.declare_neutral({key!r}); otherwise register the optimizer with it in hyper="
+
+
 def unknown_settings(groups: Sequence[NamedGroup], own: Iterable[str], where: str) -> list[Fault]:
     """Hyperparameters whose units the registry does not state: the optimizer's own, and any other number.
 
@@ -226,10 +231,12 @@ def unknown_settings(groups: Sequence[NamedGroup], own: Iterable[str], where: st
         "added to gradients"
         for group in groups
     }
-    usual = "register the optimizer with this key in hyper= or neutral="
     return [
         Fault(
-            "optimizer.unknown_setting", where, f"its hyperparameter {key!r} {what}", remedies.get(key, usual)
+            "optimizer.unknown_setting",
+            where,
+            f"its hyperparameter {key!r} {what}",
+            remedies.get(key, without_units(key)),
         )
         for key in sorted(keys)
     ]

@@ -47,7 +47,12 @@ def build(make: Make, seed: int | None = None) -> nn.Module:
     """
     if isinstance(make, nn.Module):
         return copied(make)
-    raise_faults("a model cannot be built", wrong_function("make", make))
+    name = make.__name__ if isinstance(make, type) else "Model"
+    remedy = f"write lambda: {name}(…), a function without arguments"
+    raise_faults(
+        "a model cannot be built",
+        [f._replace(where="the factory", remedy=remedy) for f in wrong_function("make", make)],
+    )
     known: _Known = {}
     try:
         with forked(seed=seed), _to_meta(known), _StaysOnMeta():

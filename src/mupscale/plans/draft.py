@@ -267,7 +267,8 @@ def _growing_buffer(entry: Entry, source: torch.Tensor) -> tuple[Entry, list[Fau
             "model.growing_integer_buffer",
             entry.name,
             f"a buffer of {source.dtype} grows, and whether copies of its numbers mean the same is not known",
-            f'declare layouts={{"{entry.name}": 1}} to copy its entries, or do not register it as a buffer',
+            f'to copy its entries write plan=mu.infer_plan(base, wide, layouts={{"{entry.name}": 1}}, loss=loss); '
+            "otherwise do not register it as a buffer",
         )
     ]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..arguments import wrong_kind
 from ..errors import Fault, raise_faults
-from ..rules.axes import fraction_fault
+from ..rules.axes import Axis, fraction_fault
 from .names import named_tensors, resolve
 from .plan import Plan
 
@@ -177,13 +177,29 @@ def check_ties(plan: Plan, tensors: Mapping[str, Tensor]) -> None:
 
 def check_duplicates(plan: Plan) -> None:
     """Raise unless every axis grows by whole copies (and zeros)."""
-    faults = [
-        fraction_fault(f"{name}, axis {dim}", axis)
-        for name, tensor in plan.tensors.items()
-        for dim, axis in enumerate(tensor.axes)
-        if not axis.duplicates
-    ]
+    axes = {(name, dim): axis for name, t in plan.tensors.items() for dim, axis in enumerate(t.axes)}
+    whole = {(axis.base, axis.wide) for axis in axes.values() if axis.duplicates and axis.wide > axis.base}
+    faults = []
+    for (name, dim), axis in axes.items():
+        if axis.duplicates:
+            continue
+        fault = fraction_fault(f"{name}, axis {dim}", axis)
+        parts = next((part for part in sorted(whole) if _is_part(*part, axis)), None)
+        if parts is not None:
+            remedy = (
+                f"if {parts[0]} growing units lie beside fixed ones here, as after a concatenation: one tensor has one "
+                "learning rate, so give the fixed part a layer of its own, and add the outputs of both layers; otherwise "
+                f"{fault.remedy}"
+            )
+            fault = fault._replace(remedy=remedy)
+        faults.append(fault)
     raise_faults("copies come in whole numbers", faults)
+
+
+def _is_part(base: int, wide: int, axis: Axis) -> bool:
+    """Whether a number of parts that grow from `base` to `wide`, and others that do not, can make up an axis."""
+    times, rest = divmod(axis.wide - axis.base, wide - base)
+    return times > 0 and rest == 0 and times * base < axis.base
 
 
 def identity_plan(model: nn.Module) -> Plan:

@@ -28,7 +28,7 @@ from .hypotheses import copies, layout_knobs
 from .identity import Loss, deviation
 from .known import why_undecided
 from .modes import measured_modes, mode_needs
-from .modules import KNOWN_NORMS, maps_zero_elsewhere
+from .modules import KNOWN_NORMS, leaking_pads
 from .names import pattern_of
 from .need import REACHED, Need
 from .plan import Plan, Proof
@@ -263,14 +263,11 @@ def _undecided_pads(made: Draft) -> list[Fault]:
     """Zeros pass through activations that map 0 to 0 and through torch's own RMSNorm; the rest is tested."""
     if not made.pad or not any(t.padded for t in made.plan().tensors.values()):
         return []
-    faults = []
     remedy = f"use whole multiples, or {_MEASURE}"
+    faults = leaking_pads(made.models[0], remedy)
     for path, module in made.models[0].named_modules():
         name = type(module).__name__
-        if maps_zero_elsewhere(module):
-            what = f"{name} does not map 0 to 0, so padding may leak through it"
-            faults.append(Fault("axis.padding_leaks", path, what, remedy))
-        elif "norm" in name.lower() and not isinstance(module, KNOWN_NORMS):
+        if "norm" in name.lower() and not isinstance(module, KNOWN_NORMS):
             what = f"{name} is not one of torch's norms, so what padding asks of it is not known"
             faults.append(Fault("axis.padding_of_unknown_norm", path, what, remedy))
     return faults

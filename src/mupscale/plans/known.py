@@ -25,6 +25,7 @@ from torch.nn.modules.rnn import RNNBase, RNNCellBase
 
 from ..arguments import shown
 from ..rules.axes import Axis, Factor
+from .class_code import of_library
 from .modules import maps_zero_elsewhere
 from .names import strip_wrappers
 from .plan import Plan
@@ -56,6 +57,10 @@ _SIZES = {
     "num_channels", "num_parameters", "normalized_shape", "embedding_dim", "embed_dim", "kdim", "vdim", "head_dim",
     "num_heads", "groups", "input_size", "hidden_size", "proj_size",
 }  # fmt: skip
+
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
+)  # fmt: skip
 
 Place = Literal["anywhere", "last", "channels", "flattened"]
 
@@ -98,6 +103,8 @@ def why_undecided(base: nn.Module, wide: nn.Module, plan: Plan) -> str | None:
 def _same_modules(base: nn.Module, wide: nn.Module) -> None:
     """Raise unless both models consist of the same modules."""
     others = _inner_modules(wide)
+    if any(getattr(nn.modules.module, hooks) for hooks in _GLOBAL_HOOKS):
+        raise _UnknownError("a hook is registered for all modules of torch, which is code")
     for path, module in _inner_modules(base).items():
         other = others.pop(path, None)
         if other is None or type(other) is not type(module):
@@ -105,6 +112,8 @@ def _same_modules(base: nn.Module, wide: nn.Module) -> None:
         if _hooked(module) or _hooked(other):
             raise _UnknownError(f"{_named(module, path)} has hooks or a forward of its own, which are code")
         if type(module).__module__.startswith("torch.nn.modules."):
+            if not all(of_library(getattr(type(module), name)) for name in ("forward", "__call__")):
+                raise _UnknownError(f"the forward of {type(module).__name__}, a class of torch, was replaced")
             for key in sorted({*vars(module), *vars(other)} - _SIZES - {*vars(nn.Module())}):
                 if key.startswith(("_flat_weight", "_compile")):
                     continue  # tensors of recurrent layers, and what torch.compile keeps

@@ -201,6 +201,20 @@ def maps_zero_elsewhere(module: nn.Module) -> bool:
     return isinstance(module, _ZERO_ELSEWHERE)
 
 
+def leaking_pads(model: nn.Module, remedy: str) -> list[Fault]:
+    """A fault for every activation that padding may leak through."""
+    return [
+        Fault(
+            "axis.padding_leaks",
+            path,
+            f"{type(module).__name__} does not map 0 to 0, so padding may leak through it",
+            remedy,
+        )
+        for path, module in model.named_modules()
+        if maps_zero_elsewhere(module)
+    ]
+
+
 def padding_needs(model: nn.Module) -> set[Need]:
     """What a zero-padded plan relies on."""
     needs = {Need("every activation on a padded axis maps 0 to 0", "assumption")}

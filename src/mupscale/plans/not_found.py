@@ -6,6 +6,7 @@ from ..errors import Fault, MupscaleError
 from ..rules.scale import ONE
 from .deviation import Alignment, Deviation
 from .draft import Draft
+from .modules import leaking_pads
 
 
 def not_found(
@@ -25,6 +26,8 @@ def not_found(
         )
     if where is not None and aligned is not None:
         faults.append(_place(where, aligned))
+    if made.pad:
+        faults += leaking_pads(made.models[0], "build the wide model at a whole multiple")
     for name, reader in made.conflicts.items():
         if made.entries[name].declared_fold is None:
             faults.append(

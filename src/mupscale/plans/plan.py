@@ -84,6 +84,9 @@ class Plan:
     """The fingerprint of the code that it was measured on, by class (`code_of`); empty if it was not. Stored by `to_json`, and
     part of neither the plan's identity nor that of a job."""
 
+    later: bool = field(default=False, compare=False, repr=False)
+    """Whether a run was grown by it that had grown before, so that it does not begin at the run's reference. Not stored."""
+
     def __post_init__(self) -> None:
         freeze_mappings(self)
         object.__setattr__(self, "needs", frozenset(map(Need, self.needs)))

@@ -20,7 +20,7 @@ ATTENTION = (
 )
 LAYOUT = "a wrong layout: its copies are not where the plan says"
 AWAKE = "it is new and has a gradient, so it does not sleep: a bias that adds to the stream, or a weight that is not zero"
-READOUT = "the readout: the output is off by one factor, so a multiplier of the model's code is missing in the plan; declare it in folds="
+READOUT = "the readout: the output is off by one factor, so a multiplier of the model's code is missing in the plan; declare it in mu.infer_plan(base, wide, folds=…, loss=loss), and pass that plan"
 PENALTY = (
     "the loss depends on the width by itself: all outputs of the model agree and the loss does not, as with a sum over "
     "the weights; use the optimizer's weight_decay, or weight every tensor's sum by its units"
@@ -28,6 +28,10 @@ PENALTY = (
 WORDS = (
     "the loss counts words that the base does not have, which is another loss; write it over the base's words, "
     "logits[..., :old], or train by a loss over all words and do not expect the base's curve"
+)
+NOISE = (
+    "noise: the wide run was made with noise, so it begins at other weights; verify the growth without it: "
+    "mu.verify(base, make, plan=run.plan, …), with the factory in place of the run"
 )
 SCHEDULER = "an absolute learning rate: a scheduler or the step function sets lr itself; multiply the group's own lr instead"
 STILL = "nothing was tested: a learning rate of zero, a loss that reaches no parameter, or everything frozen"

@@ -275,7 +275,7 @@ def fraction_fault(where: str, axis: Axis) -> Fault:
     """The fault of an axis that copies cannot make, with the nearest sizes that they can.
 
     >>> fraction_fault("w, axis 0", Axis.parse("out: 4x5/2")).remedy
-    'nearest: 8 (x2), 12 (x3); or pad with zeros (pad=True)'
+    'nearest: 8 (x2), 12 (x3); or pad with zeros: plan=mu.infer_plan(base, wide, pad=True, loss=loss)'
     """
     if axis.wide < axis.base:
         what = f"shrinks from {axis.base} to {axis.wide}, and copies only add units"
@@ -291,7 +291,7 @@ def fraction_fault(where: str, axis: Axis) -> Fault:
         "axis.not_whole_copies",
         where,
         f"grows from {axis.base} to {axis.wide}, which is not a whole number of copies",
-        f"nearest: {nearest}; or pad with zeros (pad=True)",
+        f"nearest: {nearest}; or pad with zeros: plan=mu.infer_plan(base, wide, pad=True, loss=loss)",
     )
 
 

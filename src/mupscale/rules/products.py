@@ -50,7 +50,7 @@ def grow(size: int, goal: int, pad: bool = False) -> Factor:
     >>> str(grow(4, 12)), str(grow(4, 10)), str(grow(4, 10, pad=True))
     ('4x3', '4x5/2', '4x2+2')
     """
-    if pad and goal % size:
+    if pad and goal > size and goal % size:
         return Factor(size, Fraction(goal // size), goal % size)
     return Factor(size, Fraction(goal, size))
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..arguments import wrong_kind
-from ..errors import MupscaleError, raise_faults
+from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.fits import expect_since, identity_plan
 from ..plans.plan import Plan
 from .provenance import Provenance
@@ -75,6 +75,8 @@ class Run:
             if given is not None:
                 faults += wrong_kind(name, given, Plan, f"write {name}=plan_between(make, base, wide)")
         raise_faults("this is not a run", faults)
+        if plan is not None and since is not None and plan != since:
+            fields["plan"] = replace(plan, later=True)
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
@@ -107,6 +109,12 @@ def since_of(since: Since, model: nn.Module) -> Plan:
     """
     if not isinstance(since, Run):
         expect_since(since, model)
+        if since.later:
+            what = "it is the plan of a later growth, which begins where the run stood then and not at the run's reference"
+            raise_faults(
+                "learning rates and units count from the reference",
+                [Fault("plan.of_later_growth", "since", what, "write the run, or run.since")],
+            )
         return since
     if since.model is not model:
         raise MupscaleError(

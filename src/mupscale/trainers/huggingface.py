@@ -7,6 +7,7 @@ Knows: when the Trainer clips, steps, logs and saves. The units are `training/st
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.hooks import RemovableHandle
 
 from ..checkpoints.about import FORMAT, NAME
+from ..checkpoints.not_carried import NEFTUNE
 from ..errors import Fault, MupscaleError, raise_faults
 from ..lazy import lazy_subclass
 from ..plans.plan import Plan
@@ -63,6 +65,8 @@ class TrainerHooks:
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self._take_off(args)
         _refuse_sharding(args, given["optimizer"])
+        if getattr(args, "neftune_noise_alpha", None):
+            warnings.warn(f"neftune_noise_alpha: {NEFTUNE}", stacklevel=2)
         inner, model, since = _unwrapped(given["optimizer"]), given["model"], self.plans[1]
         self._go_on(given["lr_scheduler"], inner)
         self._units = step_in_units_(inner, since, model=model)

@@ -16,8 +16,7 @@ from ..plans.float64 import cast_, without_float64
 from ..plans.names import unwrap
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
-from .clip import Clip
-from .stepping import InUnits
+from .left_behind import patched_methods, step_hooks
 from .widen import carry
 
 
@@ -67,18 +66,12 @@ def refuse_hooks(run: Run) -> None:
     """Raise if optimizers have step hooks other than ours: they cannot be copied, and a copy without them trains differently."""
     faults = []
     for optimizer in run.optimizers:
-        hooks = [
-            *optimizer._optimizer_step_pre_hooks.values(),
-            *optimizer._optimizer_step_post_hooks.values(),
-        ]
-        owners = [getattr(hook, "__self__", hook) for hook in hooks]
-        if any(not isinstance(owner, (Clip, InUnits)) for owner in owners):
-            faults.append(
-                Fault(
-                    "run.has_step_hooks",
-                    type(optimizer).__name__,
-                    "it has step hooks, which a copy does not",
-                    "do their work in the step function",
-                )
-            )
+        name = type(optimizer).__name__
+        if step_hooks(optimizer):
+            what = "it has step hooks, which a copy does not"
+            faults.append(Fault("run.has_step_hooks", name, what, "do their work in the step function"))
+        for method in patched_methods(optimizer):
+            what = "it was replaced on this object, and a copy has that of its class"
+            remedy = "do its work in the step function"
+            faults.append(Fault("run.has_patched_methods", f"{name}.{method}", what, remedy))
     raise_faults("this run cannot be copied faithfully", faults)

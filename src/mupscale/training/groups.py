@@ -19,7 +19,14 @@ from torch.optim import Optimizer
 
 from ..arguments import shown, wrong_kind, wrong_list, wrong_number
 from ..errors import Fault, MupscaleError, raise_faults
-from ..optimizers.settings import LATE, cannot_be_exact, factors_of, refused_by_row, scale_setting
+from ..optimizers.settings import (
+    LATE,
+    cannot_be_exact,
+    factors_of,
+    refused_by_row,
+    scale_setting,
+    without_units,
+)
 from ..plans.fits import check_end
 from ..plans.names import named_tensors, resolve
 from ..plans.plan import Plan
@@ -73,7 +80,7 @@ def param_groups(
             "optimizer.unknown_setting",
             f"{key} = {settings[key]!r}",
             f"{qualified_name(optimizer_class)} has no units for it in the registry",
-            "check its spelling, or register the optimizer with this key in hyper= or neutral=",
+            f"check its spelling; {without_units(key)}",
         )
         for key in settings
         if not all(row.known(key) for row in _rows(rule, settings) or (rule,))

@@ -1,4 +1,4 @@
-"""Step hooks of a run carried to the other end of a plan: units and clipping, which are ours. Others are warned of."""
+"""Step hooks of a run carried to the other end of a plan: units and clipping, which are ours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
 from .clip import Clip, clip_
-from .stepping import InUnits, step_in_units_, units_of
+from .stepping import step_in_units_, units_of
 
 
 def carry_units_(
@@ -56,13 +56,6 @@ def carry_clips_(
     pairs = [(o._optimizer_step_pre_hooks, o._optimizer_step_post_hooks) for o in base]
     every = [hook for pair in pairs for hooks in pair for hook in hooks.values()]
     hooks = {id(hook): hook for hook in every if isinstance(hook, Clip)}
-    owners = [getattr(hook, "__self__", hook) for hook in every]
-    others = sum(not isinstance(owner, (Clip, InUnits)) for owner in owners)
-    if others:
-        warnings.warn(
-            f"{others} step hooks of the base's optimizers are not carried; register them on the wide run's",
-            stacklevel=4,
-        )
     for hook in hooks.values():
         several = [twins[id(o)] for o in hook.optimizers if id(o) in twins]
         if onward is not None:
@@ -75,3 +68,6 @@ def carry_clips_(
             )
             continue
         clip_(several, since, model=model, max_norm=hook.max_norm, max_value=hook.max_value, p=hook.p)
+        carried = list(several[0]._optimizer_step_pre_hooks.values())[-1]
+        assert isinstance(carried, Clip)
+        carried.in_turn = hook.in_turn

@@ -19,8 +19,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import Fault, Undecided, raise_faults
-from ..plans.attributes import carry_attributes_, compare_attributes
+from ..errors import Fault, NotExact, Undecided, raise_faults
+from ..plans.attributes import (
+    Difference,
+    both_values,
+    carry_attributes_,
+    compare_attributes,
+    plain_value,
+)
 from ..plans.code import changed_code
 from ..plans.copied import copied
 from ..plans.declare import Declared
@@ -77,27 +83,40 @@ def proved_plan(
         if changed:
             warnings.warn(f"{changed}; add loss= or example_inputs=, and it is proved again", stacklevel=3)
         _refuse_unproved(base, built, chosen, unproved)
-        lost = [difference for difference in differences if difference.kind == "refused" and not unproved]
+        lost = [difference for difference in differences if difference.kind == "refused"]
         raise_faults(
             "the base has what is not carried, and nothing was measured that would show whether it matters",
             [
-                Fault(
-                    "proof.attribute_not_carried",
-                    d.path,
-                    f"{d.base} in the base, {d.wide} in the wide model",
-                    "add loss= or example_inputs=",
-                )
+                Fault("proof.attribute_not_carried", d.path, both_values(d), "add loss= or example_inputs=")
                 for d in lost
             ],
         )
         record: dict[str, Any] = {"by": chosen.proof, **({"changed": changed} if changed else {})}
     else:
-        chosen, record = _measured_plan(base, built, plan, loss)
-    carried = {other.path: other.base for other in differences if other.kind == "carried"}
+        try:
+            chosen, record = _measured_plan(base, built, plan, loss)
+        except NotExact as error:
+            raise _with_differences(error, differences) from error.__cause__
+    carried = {d.path: plain_value(d.base) for d in differences if d.kind == "carried"}
     record |= {"carried": carried} if carried else {}
     for need in (need for need in sorted(chosen.needs) if need.kind in ("dropout", "unreached", "eval mode")):
         warnings.warn(f"growing is exact with {need}", stacklevel=3)
     return chosen, record
+
+
+def _with_differences(error: NotExact, differences: list[Difference]) -> NotExact:
+    """The error, with what the wide model does not have from the base and what may be the reason."""
+    remedies = {"kept": "write the base's value in the factory", "refused": "do it in the factory as well"}
+    left = [d for d in differences if d.kind in remedies]
+    if not error.faults or not left:
+        return error
+    return type(error)(
+        error.claim,
+        [
+            *error.faults,
+            *(Fault("proof.attribute_not_carried", d.path, both_values(d), remedies[d.kind]) for d in left),
+        ],
+    )
 
 
 def _measured_plan(

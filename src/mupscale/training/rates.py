@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import Fault, MupscaleError, raise_faults
+from ..optimizers.schedulers import driven_by
+from ..rules.optimizer_rule import RATES
 from ..runs.run import Run
 from .groups import set_lr_
 from .stepping import units_of
@@ -35,7 +37,7 @@ def new_rates(run: Run, lr: float | None, peak_lr: float | None) -> Callable[[Ru
     """A function that sets the rates of the grown run; raises if `lr` or `peak_lr` has no single meaning for `run`."""
     _refuse(run, lr, peak_lr)
     if peak_lr is not None:
-        peak = _one((_reference_rates(o, "initial_lr") for o in run.optimizers), "peak_lr")
+        peak = _one((_peaks(o, run.schedulers) for o in run.optimizers), "peak_lr")
         return lambda grown: _scale_all_(grown, peak_lr / peak)
     if lr is None:
         _warn_of_constant(run.schedulers)
@@ -60,14 +62,14 @@ def _refuse(run: Run, lr: float | None, peak_lr: float | None) -> None:
             "lr is the rate now and peak_lr the rate that the schedule multiplies: one follows from the other"
         )
         faults.append(Fault("rates.lr_and_peak", "lr and peak_lr", what, "leave one of them out"))
-    driven = {id(_owner(scheduler)) for scheduler in run.schedulers}
+    driven = {id(driven_by(scheduler)) for scheduler in run.schedulers}
     if peak_lr is not None and not (run.optimizers and all(id(o) in driven for o in run.optimizers)):
         what = "it is the peak of a schedule, and an optimizer of this run has no scheduler"
         faults.append(
             Fault("rates.no_schedule_with_peak", "peak_lr", what, "write lr= instead: the rate now")
         )
     for scheduler in run.schedulers:
-        if _at_zero(_owner(scheduler)) and _has_run(scheduler):
+        if _at_zero(driven_by(scheduler)) and _has_run(scheduler):
             what = "its schedule has ended at zero, and it would keep the rate of the wide run at zero"
             faults.append(
                 Fault("schedule.ended_at_zero", type(scheduler).__name__, what, f"write {NEW_SCHEDULE}")
@@ -77,18 +79,13 @@ def _refuse(run: Run, lr: float | None, peak_lr: float | None) -> None:
 
 def _warn_of_constant(schedulers: Iterable[Any]) -> None:
     for scheduler in schedulers:
-        now, first = (_reference_rates(_owner(scheduler), key)[0] for key in ("lr", "initial_lr"))
+        now, first = (_reference_rates(driven_by(scheduler), key)[0] for key in ("lr", "initial_lr"))
         if _ZERO * first < now < first * (1 - _SAME) and _is_constant(scheduler):
             warnings.warn(
                 f"the schedule of {type(scheduler).__name__} has ended: the rate stays at {now / first:.3g} times its "
                 f"start. To continue with another one, write {NEW_SCHEDULE}",
                 stacklevel=4,
             )
-
-
-def _owner(scheduler: Any) -> Optimizer:
-    owner: Optimizer = getattr(scheduler, "optimizer", None) or scheduler._schedulers[0].optimizer
-    return owner
 
 
 def _has_run(scheduler: Any) -> bool:
@@ -112,6 +109,8 @@ def _is_constant(scheduler: Any) -> bool:
         return bool(now >= scheduler.total_iters)
     if hasattr(scheduler, "milestones"):  # MultiStepLR
         return all(step <= now for step in scheduler.milestones)
+    if hasattr(scheduler, "total_steps"):  # OneCycleLR: torch refuses to step beyond its end
+        return bool(now >= scheduler.total_steps - 1)
     if hasattr(scheduler, "T_max"):  # CosineAnnealingLR: beyond its end torch lets it rise again
         return bool(now >= scheduler.T_max)
     if type(scheduler).__name__ == "LambdaLR":
@@ -132,6 +131,20 @@ def _reference_rates(optimizer: Optimizer, key: str) -> list[float]:
     """The rates of an optimizer's groups at the reference; `initial_lr` falls back on `lr`."""
     groups = optimizer.param_groups
     return [float(g.get(key, g["lr"])) / float(g.get("lr_factor", 1.0)) for g in groups]
+
+
+def _peaks(optimizer: Optimizer, schedulers: Iterable[Any]) -> list[float]:
+    """The highest rates of the groups at the reference: what a schedule multiplies, or the peak that it rises to."""
+    driving = [s for s in schedulers if driven_by(s) is optimizer]
+    while driving:
+        scheduler = driving.pop()
+        driving += getattr(scheduler, "_schedulers", ())
+        if type(scheduler).__name__ == "OneCycleLR":
+            return _reference_rates(optimizer, "max_lr")
+        if hasattr(scheduler, "max_lrs"):  # CyclicLR
+            factors = [float(group.get("lr_factor", 1.0)) for group in optimizer.param_groups]
+            return [float(rate) / factor for rate, factor in zip(scheduler.max_lrs, factors, strict=True)]
+    return _reference_rates(optimizer, "initial_lr")
 
 
 def _one(rates: Iterable[list[float]], word: str) -> float:
@@ -168,19 +181,21 @@ def _scale_all_(run: Run, ratio: float) -> None:
 def scale_lr_(optimizer: Optimizer, schedulers: tuple[Any, ...], ratio: float) -> None:
     """Multiply every rate of an optimizer, and the rates that its schedulers have stored."""
     for group in optimizer.param_groups:
-        for key in ("lr", "initial_lr"):
+        for key in (key for key in RATES if key != "lr_factor"):
             if isinstance(group.get(key), Tensor):
                 group[key].mul_(ratio)
             elif key in group:
                 group[key] = group[key] * ratio
     for scheduler in schedulers:
-        if _owner(scheduler) is optimizer:
+        if driven_by(scheduler) is optimizer:
             _scale_remembered_(scheduler, ratio)
 
 
 def _scale_remembered_(scheduler: Any, ratio: float) -> None:
-    for key in ("base_lrs", "_last_lr"):
+    for key in ("base_lrs", "_last_lr", "max_lrs"):
         if hasattr(scheduler, key):
             setattr(scheduler, key, [rate * ratio for rate in getattr(scheduler, key)])
+    if (floor := getattr(scheduler, "eta_min", None)) is not None:
+        scheduler.eta_min = [one * ratio for one in floor] if isinstance(floor, list) else floor * ratio
     for inner in getattr(scheduler, "_schedulers", ()):
         _scale_remembered_(inner, ratio)

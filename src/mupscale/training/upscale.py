@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
-from ..errors import Fault, MupscaleError, raise_faults
+from ..errors import Fault, raise_faults
 from ..optimizers.settings import in_units
 from ..plans.build import Make, build
 from ..plans.direction import Direction
@@ -28,6 +28,7 @@ from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.run import Run, since_of
 from .auto_noise import AutoNoise, Choice, choose_noise, wrong_auto
 from .jump import is_jump, jump_message, less_of, measured
+from .left_behind import hand_over_
 from .noise_kinds import EXAMPLES, Noise, SignalNoise, wrong_noise
 from .noise_places import exempt_of
 from .noises import resolve_noise, unused_seed
@@ -35,7 +36,7 @@ from .prove import proved_plan
 from .rates import new_rates
 from .recipe import Recipe, TensorGrowth
 from .schedules import begin_stage_, wrong_step_cost
-from .widen import carry, check_since
+from .widen import carry, check_start
 
 _LOG = logging.getLogger("mupscale")
 
@@ -67,8 +68,8 @@ def upscale(
     `loss(model)`, your loss on one batch, proves that growing is exact before noise is added, as for `widen`, and
     measures what the noise costs: both losses are saved in the provenance, and a large increase causes a warning.
     Without `noise` and `recipe` the noise is chosen by this loss: the size at which it has risen by a twentieth of
-    what the base has learned, found with at most 11 forward passes. `AutoNoise(steps=…)` asks for more where long
-    training follows.
+    what the base has learned, or less if that would be a large increase, found with at most 11 forward passes.
+    `AutoNoise(steps=…)` asks for more where long training follows.
     `example_inputs`, `plan` and `unproved` are as for `widen`.
 
     >>> from mupscale import MupNoise
@@ -83,31 +84,18 @@ def upscale(
     raise_faults(
         "upscale cannot use what it was given", [*faults, *wrong_step_cost(start.schedulers, step_cost)]
     )
+    if recipe is not None:
+        noise, lr = recipe.noise, recipe.lr if start.optimizers else None
+    check_start(start)
+    set_rates_ = new_rates(start, lr, peak_lr)
     built = build(wide)
     chosen, proof = proved_plan(start.model, built, plan, measured_with(loss, example_inputs), unproved)
-    check_since(start)
     if recipe is not None:
-        if noise is not None or lr is not None or peak_lr is not None:
-            raise MupscaleError(
-                "a recipe sets noise and lr; leave out noise=, lr= and peak_lr=, or the recipe",
-                code="recipe.with_other_settings",
-            )
         start = at_recipe(recipe, start, chosen, rules)
-        noise, lr = recipe.noise, recipe.lr if start.optimizers else None
-        if isinstance(noise, AutoNoise) and loss is None:
-            what = "it gives the noise as a rise of the loss, whose size is measured on this base"
-            remedy = "add loss=lambda model: …, the loss of one batch"
-            raise_faults("this recipe needs a loss", [Fault("recipe.needs_loss", "recipe", what, remedy)])
-    if noise is None and loss is None:
-        raise MupscaleError(
-            "upscale needs its noise; write loss=lambda model: …, the loss of one batch, and it is chosen by what it "
-            f"costs, or write noise={EXAMPLES}, or recipe=",
-            code="noise.not_given",
-        )
     tensors = {name: tensor for name, _, tensor in named_tensors(start.model)}
     exempt = exempt_of(start.model, chosen, "base")
     drawn = unused_seed(seed, start.since, start.provenance.seeds)
-    choice = None
+    choice, given = None, noise
     if noise is None or isinstance(noise, AutoNoise):
         assert loss is not None
         auto = AutoNoise() if noise is None else noise
@@ -116,13 +104,13 @@ def upscale(
         _LOG.info("%s", choice)
         noise = SignalNoise(choice.t)
     resolved = resolve_noise(tensors, noise, plan=chosen, seed=drawn, since=start.since, exempt=exempt)
-    set_rates_ = new_rates(start, lr, peak_lr)
-    grown = carry(start, built, wide, Direction(chosen, noise=resolved), rules, settings=not unproved)
+    direction = Direction(chosen, noise=resolved)
+    grown = carry(start, built, wide, direction, rules, settings=not unproved)
     set_rates_(grown)
-    losses = None if loss is None else _losses(loss, start.model, grown.model, noise, seed, choice)
+    losses = None if loss is None else _losses(loss, start.model, grown.model, noise, seed, choice, given)
     begin_stage_(grown.schedulers, step_cost)
     provenance = grown.provenance.noting(
-        proof=proof,
+        **hand_over_(start, grown, direction, proof, new_rate=lr is not None),
         noise={"kind": type(noise).__name__, **resolved.as_json()},
         auto=None if choice is None else choice.as_json(),
         seed=seed,
@@ -156,6 +144,7 @@ def _unusable(
         faults += [] if rate is None else wrong_number(name, rate, remedy)
     faults += [] if recipe is None else wrong_kind("recipe", recipe, Recipe, "write recipe=Recipe.read(path)")
     faults += [] if loss is None else wrong_function("loss", loss, "model")
+    faults += _noise_missing_or_twice(noise, lr, peak_lr, recipe, loss)
     empty = [name for name, kind, t in named_tensors(run.model) if kind == "parameter" and t.is_meta]
     remedy = "load its weights first: noise is added to numbers"
     return [
@@ -167,19 +156,59 @@ def _unusable(
     ]
 
 
+def _noise_missing_or_twice(
+    noise: Noise | AutoNoise | None,
+    lr: float | None,
+    peak_lr: float | None,
+    recipe: Recipe | None,
+    loss: Loss | None,
+) -> list[Fault]:
+    """Faults if nothing says how much noise to add, or a recipe and an argument do."""
+    if not isinstance(recipe, Recipe):
+        what = "nothing says how much to add"
+        remedy = (
+            "write loss=lambda model: …, the loss of one batch, and it is chosen by what it costs, or "
+            f"noise={EXAMPLES}, or recipe="
+        )
+        missing = noise is None and recipe is None and loss is None
+        return [Fault("noise.not_given", "noise", what, remedy)] if missing else []
+    given = {"noise": noise, "lr": lr, "peak_lr": peak_lr}
+    what = "a recipe sets noise and learning rate"
+    faults = [
+        Fault("recipe.with_other_settings", name, what, f"leave out {name}=, or the recipe")
+        for name, value in given.items()
+        if value is not None
+    ]
+    if isinstance(recipe.noise, AutoNoise) and loss is None:
+        what = "it gives the noise as a rise of the loss, whose size is measured on this base"
+        remedy = "add loss=lambda model: …, the loss of one batch"
+        faults.append(Fault("recipe.needs_loss", "recipe", what, remedy))
+    return faults
+
+
 def _losses(
-    loss: Loss, base: nn.Module, wide: nn.Module, noise: Noise, seed: int, choice: Choice | None
+    loss: Loss,
+    base: nn.Module,
+    wide: nn.Module,
+    noise: Noise,
+    seed: int,
+    choice: Choice | None,
+    given: Noise | AutoNoise | None,
 ) -> dict[str, float]:
-    """The loss before and after noise, for the provenance; warns if it jumps by more than was asked for."""
-    if choice is not None:
-        if not choice.found <= 1.5 * choice.rise:
-            warnings.warn(
-                f"no size was found that costs {choice.rise:.0%} of what was learned; {choice}", stacklevel=3
-            )
-        return {"before": choice.before, "after": choice.after}
-    before, after = (measured(loss, model, seed) for model in (base, wide))
+    """The loss before and after noise, for the provenance; warns if it jumps, or rises by more than was asked for."""
+    remedy = less_of(noise)
+    if choice is None:
+        before, after = (measured(loss, model, seed) for model in (base, wide))
+    else:
+        before, after = choice.before, choice.after
+        if isinstance(given, AutoNoise) and given.may_jump:
+            remedy = "write AutoNoise(), which takes less"
     if is_jump(before, after):
-        warnings.warn(jump_message(before, after, less_of(noise)), stacklevel=3)
+        warnings.warn(jump_message(before, after, remedy), stacklevel=3)
+    elif choice is not None and not choice.found <= 1.5 * choice.rise:
+        warnings.warn(
+            f"no size was found that costs {choice.rise:.0%} of what was learned; {choice}", stacklevel=3
+        )
     return {"before": before, "after": after}
 
 

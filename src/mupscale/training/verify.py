@@ -28,7 +28,7 @@ from ..plans.infer import find_plan, infer_plan, measured_with
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
 from ..plans.projection import ExampleInputs, Projection
-from ..proofs.causes import CLIPPING
+from ..proofs.causes import CLIPPING, NOISE
 from ..proofs.certificate import Certificate, Failure
 from ..proofs.compare import (
     certificate_of,
@@ -164,8 +164,14 @@ class _Measuring:
             trial, failure = self._compare(self._rounding())
         if failure is not None and not failure.cause:
             with self._without_dropout():
-                failure = self._searched(diagnose(self._trial, self.step, self.loss, failure))
+                failure = self._explained(failure)
         return trial, failure
+
+    def _explained(self, failure: Failure) -> Failure:
+        noisy = isinstance(self.wide, Run) and self.wide.provenance.get("noise")
+        if noisy and failure.kind == "loss" and failure.step == 0:
+            return replace(failure, cause=NOISE)
+        return self._searched(diagnose(self._trial, self.step, self.loss, failure))
 
     def _unrepeated(self) -> Failure | None:
         return unrepeated(self._copy, self.step, self.loss, self.tolerance)

@@ -19,7 +19,7 @@ from ..arguments import shown
 from ..errors import Fault, MupscaleError, raise_faults
 from ..optimizers.carry import carry_optimizer, made
 from ..optimizers.read import read_live
-from ..optimizers.schedulers import carry_scheduler, refuse_absolute
+from ..optimizers.schedulers import carry_scheduler, driven_by, refuse_absolute, refuse_readers
 from ..optimizers.write import write_live
 from ..plans.build import Make, build
 from ..plans.direction import Direction
@@ -35,6 +35,7 @@ from ..runs.provenance import Growth
 from ..runs.run import Run
 from ..tensors.parts import is_sharded
 from .hooks import carry_clips_, carry_units_
+from .left_behind import hand_over_
 from .prove import proved_plan
 from .schedules import begin_stage_, wrong_step_cost
 from .state_dicts import carry_tensors
@@ -68,11 +69,14 @@ def widen(
     """
     start = base if isinstance(base, Run) else Run(base)
     raise_faults("this schedule cannot be continued", wrong_step_cost(start.schedulers, step_cost))
+    check_start(start)
     built = build(wide)
     chosen, proof = proved_plan(start.model, built, plan, measured_with(loss, example_inputs), unproved)
-    grown = carry(start, built, wide, Direction(chosen), rules, settings=not unproved)
+    direction = Direction(chosen)
+    grown = carry(start, built, wide, direction, rules, settings=not unproved)
     begin_stage_(grown.schedulers, step_cost)
-    return replace(grown, provenance=grown.provenance.noting(proof=proof))
+    left = hand_over_(start, grown, direction, proof)
+    return replace(grown, provenance=grown.provenance.noting(**left))
 
 
 def narrow(
@@ -96,7 +100,10 @@ def narrow(
         raise MupscaleError(
             "narrow needs the plan by which the run was widened; pass plan=", code="plan.not_given"
         )
-    return carry(start, build(base), base, Direction(chosen, back=True), rules)
+    direction = Direction(chosen, back=True)
+    cut = carry(start, build(base), base, direction, rules)
+    hand_over_(start, cut, direction, {})
+    return cut
 
 
 def check_since(run: Run) -> None:
@@ -108,6 +115,17 @@ def check_since(run: Run) -> None:
     except MupscaleError as error:
         claim = "since= ends at other shapes than the model of this run"
         raise MupscaleError(claim, error.faults, code=error.code) from None
+
+
+def check_start(run: Run) -> None:
+    """Raise for what is seen without a proof, which may take minutes: a wrong `since`, schedulers that cannot be carried."""
+    check_since(run)
+    raise_faults("this run cannot be widened exactly", _refused_schedulers(run))
+
+
+def _refused_schedulers(run: Run) -> list[Fault]:
+    """Faults for schedulers that cannot follow other units. Groups that are stepped in units keep those of the reference."""
+    return refuse_absolute(tuple(s for s in run.schedulers if units_of(driven_by(s)) is None))
 
 
 def carry(
@@ -131,7 +149,7 @@ def carry(
     check_ties(direction.plan, {name: t for name, _, t in named_tensors(run.model)})
     if not direction.back:
         check_since(run)
-    faults = refuse_absolute(run.schedulers)
+    faults = _refused_schedulers(run) + refuse_readers(run.schedulers, run.optimizers, run.model)
     if run.optimizers:
         lone = [name for name, t in direction.plan.tensors.items() if t.new and t.like is None]
         what = "it is new and like no tensor of the base, so it belongs to no group"
@@ -153,7 +171,7 @@ def carry(
         groups[id(optimizer)] = (new, carried.groups)
     schedulers, driven = [], set()
     for scheduler in run.schedulers:
-        owner = getattr(scheduler, "optimizer", None) or scheduler._schedulers[0].optimizer
+        owner = driven_by(scheduler)
         if id(owner) not in groups:
             what = "it drives an optimizer that is not part of the run"
             remedy = "put that optimizer into Run(optimizers=[...]), or leave the scheduler out"

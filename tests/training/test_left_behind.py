@@ -1,0 +1,279 @@
+"""What hangs on a run and is no tensor: carried, named in the provenance, warned of where training changes, or refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import MethodType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+
+import mupscale as mu
+from harness.refusals import refusal, refused
+
+EXACT, SEEN = 1e-6, 1e-4
+"""Losses of a float32 run and of its wide one agree to the first; what is left behind changes them by more than the second."""
+
+
+class Net(nn.Module):
+    def __init__(self, n: int, p: float = 0.0, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.inside, self.norm, self.drop = nn.Linear(6, n), nn.LayerNorm(n, eps=eps), nn.Dropout(p)
+        self.middle, self.out = nn.Linear(n, n), nn.Linear(n, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.out(self.middle(self.drop(self.norm(self.inside(x)).relu())).relu())
+
+
+def loss(model: nn.Module, seed: int = 99) -> Tensor:
+    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
+    return F.mse_loss(model(x), torch.stack([x[:, 0] * x[:, 1], x.sum(1).tanh(), x[:, 2] ** 2], 1))
+
+
+def adamw(model: nn.Module) -> Optimizer:
+    return AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+
+
+def step(run: mu.Run, i: int) -> float:
+    run.optimizer.zero_grad()
+    value = loss(run.model, i)
+    value.backward()
+    run.optimizer.step()
+    for scheduler in run.schedulers:
+        scheduler.step()
+    return float(value.detach())
+
+
+def trained(make: Callable[[int], nn.Module] = Net, steps: int = 4, optimizer: Any = adamw) -> mu.Run:
+    torch.manual_seed(0)
+    model = make(4)
+    run = mu.Run(model, optimizer(model))
+    for i in range(steps):
+        step(run, i)
+    return run
+
+
+def widened(run: mu.Run, make: Callable[[int], nn.Module] = Net) -> mu.Run:
+    return mu.widen(run, lambda: make(8), loss=loss)
+
+
+def gap(run: mu.Run, wide: mu.Run, steps: int = 8) -> float:
+    return max(abs(step(run, i) - step(wide, i)) for i in range(100, 100 + steps))
+
+
+@contextmanager
+def warned(*places: str) -> Iterator[None]:
+    """One warning that names every place."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    [one] = caught
+    assert all(place in str(one.message) for place in places), one.message
+    assert one.filename == __file__, "it points at the user's line"
+
+
+def counting(kind: str) -> Callable[[int], nn.Module]:
+    """A model whose forward changes after 60 calls, which it counts in one way."""
+
+    class Counting(Net):
+        def __init__(self, n: int) -> None:
+            super().__init__(n)
+            self.t: Any = {"zero": 0, "one": 1, "dict": {"t": 0}, "space": SimpleNamespace(t=0)}[kind]
+
+        def forward(self, x: Tensor) -> Any:
+            if kind == "dict":
+                self.t["t"] += self.training
+                count = self.t["t"]
+            elif kind == "space":
+                self.t.t += self.training
+                count = self.t.t
+            else:
+                self.t += self.training
+                count = self.t
+            return super().forward(x) * (0.5 if count > 12 else 1)
+
+    return Counting
+
+
+@pytest.mark.parametrize("kind", ["zero", "one", "dict", "space"])
+def test_counters_of_a_forward_go_on(kind: str):
+    make = counting(kind)
+    run = trained(make, 8)
+    wide = widened(run, make)
+    assert ("t" if kind in ("zero", "one") else "t.t") in wide.provenance["carried"]
+    other = widened(run, make)
+    other.model.t = make(4).t  # type: ignore[assignment]
+    torch.testing.assert_close(step(other, 100), step(wide, 100))
+    control = [step(other, i) for i in range(101, 106)]
+    assert (
+        max(abs(a - b) for a, b in zip(control, [step(wide, i) for i in range(101, 106)], strict=True)) > SEEN
+    )
+    assert gap(trained(make, 8), widened(trained(make, 8), make)) < EXACT
+
+
+def test_gradients_of_micro_batches_go_on():
+    run = trained()
+    for parameter in run.model.parameters():
+        parameter.grad = None
+    loss(run.model, 50).backward()
+    wide, control = widened(run), widened(run)
+    assert wide.provenance["carried"] == {"gradients": 8}
+    control.optimizer.zero_grad()
+    ends = []
+    for one in (run, wide, control):
+        loss(one.model, 51).backward()
+        one.optimizer.step()
+        ends.append(float(loss(one.model).detach()))
+    assert abs(ends[0] - ends[1]) < EXACT < SEEN < abs(ends[0] - ends[2])
+    back = mu.narrow(wide, lambda: Net(4))
+    for mine, other in zip(run.model.parameters(), back.model.parameters(), strict=True):
+        assert mine.grad is not None
+        assert other.grad is not None
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_setting_of_the_factory_is_kept_and_said():
+    with warned("drop.p"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "growing is exact with no dropout")
+        wide = mu.widen(Net(4, 0.1), lambda: Net(8, 0.2), loss=loss)
+    assert wide.model.drop.p == 0.2  # type: ignore[union-attr]
+    assert list(wide.provenance["named"]) == ["drop.p"]
+    refusal(
+        lambda: mu.widen(Net(4, eps=0.3), lambda: Net(8), loss=loss),
+        "search.no_exact_plan",
+        "proof.attribute_not_carried",
+        where="norm.eps",
+    )
+    assert mu.widen(Net(4, eps=0.3), lambda: Net(8, eps=0.3), loss=loss), "the remedy"
+
+
+def test_a_scheduler_that_is_not_part_of_the_run_is_said():
+    run = trained()
+    scheduler = CosineAnnealingLR(run.optimizer, 12)
+    with warned("optimizer, scheduler"):
+        wide = widened(run)
+    assert "initial_lr" not in wide.optimizer.param_groups[0], "a new scheduler starts from the rate of now"
+    given = mu.Run(run.model, run.optimizer, scheduler)
+    assert gap(given, widened(given)) < EXACT, "the remedy, which says nothing"
+
+
+def test_a_method_that_was_replaced_on_the_optimizer_is_said_and_not_verified():
+    def every_second_(optimizer: Optimizer) -> None:
+        plain, calls = optimizer.step, iter(range(100))
+
+        def patched(self: Optimizer, *args: Any) -> Any:
+            return plain(*args) if next(calls) % 2 else None
+
+        optimizer.step = MethodType(patched, optimizer)  # type: ignore[method-assign]
+
+    def unproved(run: mu.Run) -> None:
+        mu.verify(run, lambda: Net(8), step=lambda r, i: step(r, i), steps=2)
+
+    for scheduled in (False, True):
+        run = trained()
+        every_second_(run.optimizer)
+        if scheduled:  # torch's scheduler wraps the patched step
+            run = mu.Run(run.model, run.optimizer, LambdaLR(run.optimizer, lambda i: 0.9**i))
+        refusal(lambda run=run: unproved(run), "run.has_patched_methods", where="step")
+        with warned("optimizer.step"):
+            wide = widened(run)
+        with warned("optimizer.step"):
+            control = widened(run)
+        every_second_(wide.optimizer)
+        assert gap(run, wide) < EXACT, "the remedy"
+        del control
+    run = trained()
+    run = mu.Run(run.model, run.optimizer, LambdaLR(run.optimizer, lambda i: 0.9**i))
+    assert gap(run, widened(run)) < EXACT, "control: a scheduler's own wrapper is no patch"
+
+
+def test_step_hooks_are_said_and_work_on_the_wide_optimizer():
+    def hook(optimizer: Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+
+    run = trained(optimizer=lambda model: SGD(model.parameters(), lr=0.1))
+    run.optimizer.register_step_post_hook(hook)
+    with warned("optimizer, step hooks"):
+        wide = widened(run)
+    with warned("optimizer, step hooks"):
+        control = widened(run)
+    wide.optimizer.register_step_post_hook(hook)
+    assert gap(run, wide, 4) < EXACT, "the remedy"
+    assert gap(wide, control, 4) > SEEN, "control"
+
+
+READ: dict[str, Any] = {}
+
+
+def test_a_function_of_a_schedule_that_reads_the_base_is_refused():
+    def at(run: mu.Run, function: Callable[[int], float]) -> mu.Run:
+        return mu.Run(run.model, run.optimizer, LambdaLR(run.optimizer, function))
+
+    class Held:
+        def __init__(self, run: mu.Run) -> None:
+            self.groups = run.optimizer.param_groups
+
+        def __call__(self, i: int) -> float:
+            return 0.5 if self.groups[0]["lr"] > 6e-3 else 1.0
+
+    run = trained()
+    READ["optimizer"] = run.optimizer
+    functions: list[Any] = [
+        lambda i, o=run.optimizer: 0.5 if o.param_groups[0]["lr"] > 6e-3 else 1.0,
+        lambda i: 1 / (1 + float(run.model.out.weight.detach().norm())),  # type: ignore[operator, union-attr]
+        lambda i: 0.5 if READ["optimizer"].param_groups[0]["lr"] > 6e-3 else 1.0,
+        Held(run),
+    ]
+    for function in functions:
+        with refused("schedule.reads_base", where="LambdaLR"):
+            widened(at(trained() if function is None else run, function))
+    plain = at(trained(), lambda i: 0.9**i)
+    assert gap(plain, widened(plain)) < EXACT, "the remedy: a function of the step alone"
+
+
+def test_hooks_and_methods_of_modules_are_measured_and_named():
+    seen: list[int] = []
+    run = trained()
+    run.model.middle.register_forward_hook(lambda *_: seen.append(1))  # type: ignore[union-attr, operator]
+    wide = widened(run)
+    assert list(wide.provenance["named"]) == ["middle._forward_hooks"], "it looks on only: no warning"
+    plain = run.model.forward
+    run.model.forward = lambda x: plain(x).sin()  # type: ignore[method-assign]
+    refusal(lambda: widened(run), "proof.attribute_not_carried", where="forward")
+
+    def factory(n: int) -> nn.Module:
+        model = Net(n)
+        own = model.forward
+        model.middle.register_forward_hook(lambda *_: seen.append(1))
+        model.forward = lambda x: own(x).sin()  # type: ignore[method-assign]
+        return model
+
+    assert not widened(run, factory).provenance.get("named"), "the remedy"
+    with warned("middle._forward_hooks", "forward"):
+        mu.widen(run, lambda: Net(8), plan=wide.plan, unproved=True)
+
+
+def softsign(n: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, n), nn.Softsign(), nn.Linear(n, 3))
+
+
+def test_patched_classes_of_torch_and_hooks_of_all_modules_decide_nothing(monkeypatch: pytest.MonkeyPatch):
+    base, make = softsign(4), lambda: softsign(8)
+    assert mu.widen(base, make).provenance["proof"]["by"] == "modules", "control"
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        refusal(lambda: mu.widen(base, make), "proof.missing")
+    finally:
+        handle.remove()
+    monkeypatch.setattr(nn.Softsign, "forward", lambda self, x: F.softsign(x) / x.shape[-1] ** 0.5)
+    refusal(lambda: mu.widen(base, make), "proof.missing", where="Softsign")
+    wide = mu.widen(base, make, loss=loss)
+    torch.testing.assert_close(loss(wide.model), loss(base), msg="the remedy: it is measured")
