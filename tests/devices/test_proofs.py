@@ -229,7 +229,7 @@ def test_what_is_new_is_made_where_the_base_is(device):
     plan = replace(plan, tensors={**plan.tensors, **new})
     wide = fill_model_(build(lambda: Extra(8)), base, Direction(plan))
     assert {tensor.device for tensor in wide.state_dict().values()} == {device}
-    assert (wide.gate.tolist(), wide.table.tolist()) == ([0.5] * 3, [1.0] * 2)
+    assert (wide.gate.tolist(), wide.table.tolist()) == ([0.5] * 3, [1.0] * 2)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -263,7 +263,7 @@ def test_an_optimizer_that_leaves_its_device_is_no_longer_capturable(coarse, mon
 
 
 def test_the_units_of_an_optimizer_are_checked_on_the_default_device(place):
-    used = set()
+    used: set[str] = set()
 
     def make(parameters):
         used.update((p.device.type, p.dtype) for p in parameters)

@@ -71,7 +71,7 @@ def test_what_was_frozen_after_building_is_frozen_in_proofs(given, unfreeze, cop
     run = started()
     run.model.inp.requires_grad_(unfreeze)
     wide = mu.widen(run, lambda: make(8), **given)
-    assert {p.requires_grad for p in wide.model.inp.parameters()} == {unfreeze}
+    assert {p.requires_grad for p in wide.model.inp.parameters()} == {unfreeze}  # type: ignore[union-attr]
     assert apart(run, wide) < 1e-12
     if not unfreeze:
         monkeypatch.setattr(wide_model, "_trains", train_all)
@@ -92,11 +92,11 @@ def test_a_plan_with_edits_is_proved_by_the_loss_that_found_it(monkeypatch):
     plan = mu.infer_plan(run.model, lambda: Padded(6), pad=True, loss=loss)
     assert [edit.path for edit in plan.edits] == ["norm.eps"]
     wide = mu.widen(run, lambda: Padded(6), plan=plan, loss=loss)
-    assert wide.model.norm.eps == plan.edits[0].new
+    assert wide.model.norm.eps == plan.edits[0].new  # type: ignore[union-attr]
     assert mu.verify(run, lambda: Padded(6), step=step, plan=plan).holds
     assert apart(run, wide) < 1e-12
     noisy = mu.upscale(run, lambda: Padded(6), mu.AutoNoise(rise=0.1), plan=plan, loss=loss)
-    assert noisy.model.norm.eps == plan.edits[0].new
+    assert noisy.model.norm.eps == plan.edits[0].new  # type: ignore[union-attr]
     monkeypatch.setattr(wide_model, "edit_", lambda model, direction: None)
     refusal(lambda: mu.widen(run, lambda: Padded(6), plan=plan, loss=loss))
 
@@ -112,7 +112,7 @@ class Tied(nn.Module):
 def test_written_in_place_is_what_is_made_new():
     base, wide = Tied(4).eval(), Tied(8)
     base.norm.train()
-    base.norm.running_mean.uniform_()
+    base.norm.running_mean.uniform_()  # type: ignore[union-attr]
     base.table.requires_grad_(False)
     direction = Direction(mu.infer_plan(base, wide))
     new = fill_model_(Tied(8), base, direction)
@@ -126,7 +126,7 @@ def test_written_in_place_is_what_is_made_new():
     assert modes[0] == modes[1] == modes[2]
     assert set(modes[0]) == {True, False}
     assert new.head is new.again
-    assert not new.table.weight.requires_grad
+    assert not new.table.weight.requires_grad  # type: ignore[union-attr]
 
 
 def scale(gradient):
@@ -256,7 +256,7 @@ HOLDING = {
     "optimizers by parameter": lambda run: (lambda by: lambda parameter: by[parameter].step())(
         {p: torch.optim.SGD([p], lr=0.1) for p in run.model.parameters()}
     ),
-    "global": lambda run: STEPPED.append(run.optimizer) or step_all,
+    "global": lambda run: STEPPED.append(run.optimizer) or step_all,  # type: ignore[func-returns-value]
 }
 
 
@@ -284,24 +284,24 @@ class Masked(Net):
     def __init__(self, width):
         super().__init__(width)
         self.register_buffer("mask", (torch.arange(width) % 2).double())
-        self.inp.weight.register_hook(lambda gradient: gradient * self.mask[:, None])
+        self.inp.weight.register_hook(lambda gradient: gradient * self.mask[:, None])  # type: ignore[index]
 
 
 def test_a_hook_that_the_factory_makes_is_the_factorys():
     torch.manual_seed(0)
     base = Masked(4).double()
-    base.mask.copy_(torch.tensor([0, 1, 1, 0]))
+    base.mask.copy_(torch.tensor([0, 1, 1, 0]))  # type: ignore[operator]
     run = mu.Run(base, torch.optim.SGD(base.parameters(), lr=0.5))
     wide = mu.widen(run, lambda: Masked(8), loss=loss)
     assert mu.verify(run, lambda: Masked(8), step=step).holds
     assert apart(run, wide) < 1e-12
-    wide.model.mask.fill_(1)
+    wide.model.mask.fill_(1)  # type: ignore[operator]
     assert apart(run, wide) > 1e-4, "control: the hook uses the mask of the wide model"
-    base.inp.weight._backward_hooks.clear()
+    base.inp.weight._backward_hooks.clear()  # type: ignore[union-attr]
     refusal(lambda: mu.widen(run, lambda: Masked(8), loss=loss), "model.hook_not_exact", where="inp.weight")
 
 
-NORMS = []
+NORMS: list[float] = []
 
 
 def note(gradient):
@@ -332,6 +332,6 @@ def test_hooks_stay_where_no_width_changes():
     wide = mu.widen(run, lambda: Net(8), loss=loss)
     noisy = mu.add_noise(wide, mu.SignalNoise(0.01))
     for grown in (wide, noisy):
-        weight = grown.model.head.weight
+        weight = grown.model.head.weight  # type: ignore[union-attr]
         assert not weight.requires_grad
-        assert list(weight._backward_hooks.values()) == [scale]
+        assert list(weight._backward_hooks.values()) == [scale]  # type: ignore[union-attr]
