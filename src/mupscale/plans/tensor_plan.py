@@ -5,7 +5,7 @@ A frozen value, one entry of a `Plan`. Knows JSON and composition of one tensor,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -20,6 +20,7 @@ from ..files.typed import flag, many, short_numbers, text, texts, whole
 from ..rules.axes import Axis
 from ..rules.scale import ONE, Scale
 from ..rules.units import Change
+from ..tensors.expand import expand_
 from ..tensors.making import Fill as Fill
 from ..tensors.making import Join, Making
 from ..tensors.noise import TensorNoise
@@ -100,6 +101,12 @@ class TensorPlan:
     def gradient_making(self) -> Making:
         """How the wide gradient is expected to follow from the base's: r · dup(G)."""
         return Making(self.axes, self.change.r, join=self.join)
+
+    def write_(
+        self, out: Tensor, tensors: Mapping[str, Tensor], making: Making, start: Sequence[int] | None = None
+    ) -> Tensor:
+        """Write the wide tensor, or the part of it that begins at `start`, as `making` says from the base's tensors."""
+        return expand_(out, self.source(tensors).detach() if self.sources else None, making, out_start=start)
 
     def source(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The base tensor that the wide one is made from, several sources joined."""
