@@ -1,5 +1,7 @@
 """Plans are found, proved and judged where the model is, with the CPU's answers; without float64 on the CPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,12 @@ import mupscale as mu
 from harness.refusals import refused
 from mupscale.plans import copies, float64
 from mupscale.plans.attempts import attempted
+from mupscale.plans.build import build
+from mupscale.plans.direction import Direction
+from mupscale.plans.tensor_plan import TensorPlan
+from mupscale.plans.wide_model import fill_model_
+from mupscale.rules.axes import Axis
+from mupscale.rules.scale import Scale
 from mupscale.tensors import differences, spectral
 from mupscale.tensors.devices import exact, has_float64, holds_float64
 from mupscale.training import copies as run_copies
@@ -19,26 +27,6 @@ HOST = torch.device("cpu")
 CLOSE = (
     1e-6  # relative to the largest entry: float32 rounds at 6e-8, and five steps of AdamW make 5e-7 of that
 )
-
-
-@pytest.fixture(params=[True, False], ids=["float64", "no float64"])
-def place(request, device):
-    """The device, once with float64 and once without."""
-    torch.ops.pretend.float64(request.param)
-    holds_float64.cache_clear()
-    yield device
-    torch.ops.pretend.float64(True)
-    holds_float64.cache_clear()
-
-
-@pytest.fixture
-def coarse(device):
-    """The device without float64."""
-    torch.ops.pretend.float64(False)
-    holds_float64.cache_clear()
-    yield device
-    torch.ops.pretend.float64(True)
-    holds_float64.cache_clear()
 
 
 def mlp(width):
@@ -218,6 +206,30 @@ def test_a_model_over_two_devices_keeps_its_places(place):
     pair = float64.prepare(base, Spread(32))
     want = places_of(base if has_float64(place) else Spread(16))
     assert [places_of(model) for model in pair] == [want, want]
+
+
+class Extra(nn.Linear):
+    """Has a parameter and a table that the base has not."""
+
+    def __init__(self, width):
+        super().__init__(8, width)
+        self.gate = nn.Parameter(torch.zeros(3))
+        self.register_buffer("table", torch.ones(2))
+
+
+def test_what_is_new_is_made_where_the_base_is(device):
+    """Parameters are built on the meta device, tables on the CPU."""
+    base = nn.Linear(8, 4).to(device)
+    plan = mu.infer_plan(base, nn.Linear(8, 8))
+    fixed = {name: (Axis.fixed(size),) for name, size in (("gate", 3), ("table", 2))}
+    new = {
+        "gate": TensorPlan((), fixed["gate"], fold=Scale.of("1/2"), fill="one"),
+        "table": TensorPlan((), fixed["table"], kind="buffer", fill="own"),
+    }
+    plan = replace(plan, tensors={**plan.tensors, **new})
+    wide = fill_model_(build(lambda: Extra(8)), base, Direction(plan))
+    assert {tensor.device for tensor in wide.state_dict().values()} == {device}
+    assert (wide.gate.tolist(), wide.table.tolist()) == ([0.5] * 3, [1.0] * 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

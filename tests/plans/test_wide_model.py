@@ -12,6 +12,7 @@ from mupscale.plans import wide_model
 from mupscale.plans.direction import Direction
 from mupscale.plans.names import named_tensors
 from mupscale.plans.wide_model import fill_model_
+from mupscale.training import prove
 
 X, Y = torch.linspace(-1, 1, 48, dtype=torch.float64).view(8, 6).sin(), torch.arange(8) % 3
 
@@ -61,9 +62,11 @@ def train_all(name, tensors, direction):
     return True
 
 
+@pytest.mark.parametrize("copies", [True, False], ids=["copies", "as it is"])
 @pytest.mark.parametrize("unfreeze", [False, True])
-@pytest.mark.parametrize("given", [{"loss": loss}, {"example_inputs": (X,)}])
-def test_what_was_frozen_after_building_is_frozen_in_proofs(given, unfreeze, monkeypatch):
+@pytest.mark.parametrize("given", [{"loss": loss}, {"example_inputs": (X,)}], ids=["loss", "inputs"])
+def test_what_was_frozen_after_building_is_frozen_in_proofs(given, unfreeze, copies, monkeypatch):
+    monkeypatch.setattr(prove, "FLOAT64_BYTES", 2**28 if copies else 0)
     make = frozen if unfreeze else Net
     run = started()
     run.model.inp.requires_grad_(unfreeze)
@@ -148,11 +151,15 @@ EXACT = {
 
 
 @pytest.mark.parametrize("case", EXACT)
-def test_hooks_on_gradients_are_carried(case):
+def test_hooks_on_gradients_are_carried(case, monkeypatch):
     name, method, hook = EXACT[case]
     run = started()
     getattr(run.model.get_parameter(name), method)(hook)
+    with monkeypatch.context() as large:
+        large.setattr(prove, "FLOAT64_BYTES", 0)
+        assert apart(copied_run(run), mu.widen(run, lambda: Net(8), loss=loss)) < 1e-12
     wide = mu.widen(run, lambda: Net(8), loss=loss)
+    assert wide.provenance["carried"][f"{name}.hooks"] == 1
     assert mu.verify(run, lambda: Net(8), step=step, loss=loss).holds
     assert mu.verify(run, wide, step=step).holds
     back = mu.narrow(wide, lambda: Net(4))
