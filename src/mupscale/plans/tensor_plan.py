@@ -64,6 +64,9 @@ class TensorPlan:
     """Dimensions whose zeros stay zero when noise wakes the other zeros, so that waking does not change the output."""
     gain: bool = False
     """Whether it is the gain of a norm over a space with zeros: awake, the zeros of the gain become its fold."""
+    typical: bool = False
+    """Whether its zeros become the root mean square of the base's entries when they wake: a gain of one's own, whose unit is zero
+    without it, and the gain and the running variance of a batch norm."""
     rows: Rows | None = None
     """What the zeros along its axis without a role are: words or positions that the base does not have. Awake, a new word is
     the mean of the base's words; a new position stays zero."""
@@ -174,6 +177,7 @@ class TensorPlan:
             fill=late.fill if late.fill == "own" else self.fill,
             cut=tuple(sorted({*self.cut, *late.cut})),
             gain=self.gain or late.gain,
+            typical=self.typical or late.typical,
             rows=self.rows or late.rows,
         )
 
@@ -197,6 +201,7 @@ class TensorPlan:
             "quiet": (self.quiet, False),
             "cut": (list(self.cut), []),
             "gain": (self.gain, False),
+            "typical": (self.typical, False),
             "rows": (self.rows, None),
             "stack": (self.stack, None),
         }
@@ -249,6 +254,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "quiet": flag,
     "cut": lambda value: tuple(whole(dim) for dim in many(value)),
     "gain": flag,
+    "typical": flag,
     "rows": _one_of(*get_args(Rows)),
     "stack": whole,
 }
