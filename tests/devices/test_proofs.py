@@ -263,7 +263,7 @@ def test_an_optimizer_that_leaves_its_device_is_no_longer_capturable(coarse, mon
 
 
 def test_the_units_of_an_optimizer_are_checked_on_the_default_device(place):
-    used: set[str] = set()
+    used: set[tuple[str, torch.dtype]] = set()
 
     def make(parameters):
         used.update((p.device.type, p.dtype) for p in parameters)
