@@ -24,7 +24,6 @@ from ..runs.run import Run
 from ..tensors.differences import curve_gap, loss_gap
 from ..tensors.random_states import forked
 from ..training.verify import verify
-from ..training.widen import widen
 from .depth import deepened, new_blocks, small_depth, width_part
 from .experts import entered, experts_plan
 from .export import untied, wide_of
@@ -156,9 +155,7 @@ def _adamw(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
 def _control(run: Run, copied: Copy, step: Any, exact: tuple[float, ...]) -> float:
     """How far the losses deviate with the right weights and unscaled learning rates and eps."""
     with lifted_casts():
-        # Measured, because model code may store in the base what a new model has not: positions, recording hooks.
-        wide = widen(Run(run.model), copied.wide, plan=copied.plan, loss=copied.losses[0])
-        model = cast_(wide.model, torch.float64)
+        model = cast_(fill_model_(copied.wide(), run.model, Direction(copied.plan)), torch.float64)
         naive = Run(model, _adamw(model, copied.plan))
         found = [step(naive, _BEFORE + i) for i in range(len(exact))]
     return curve_gap(exact, found)
