@@ -200,16 +200,16 @@ def _attributes(
             if not same:
                 yield Difference(where, _shown(a), _shown(b), "refused", path, (key,))
         elif callable(getattr(type(base), key, None)):
-            patched = [key in vars(m) and not of_library(vars(m)[key]) for m in (base, wide)]
-            if patched[0] != patched[1]:
-                words = ["patched on this object" if p else "of its class" for p in patched]
-                yield Difference(where, *words, "refused", path, (key,))
+            here, there = (key in vars(m) and not of_library(vars(m)[key]) for m in (base, wide))
+            if here != there:
+                words = {True: "patched on this object", False: "of its class"}
+                yield Difference(where, words[here], words[there], "refused", path, (key,))
         else:
             for keys, x, y in _leaves(a, b, (key,), seen):
                 inside = "".join(f"[{k!r}]" if isinstance(k, int) else f".{k}" for k in keys[1:])
                 kind, matters = _kind(code, keys, x, y, sizes)
-                values = [None if v is _NOTHING else v for v in (x, y)]
-                yield Difference(f"{where}{inside}", *values, kind, path, keys, matters)
+                x, y = (None if v is _NOTHING else v for v in (x, y))
+                yield Difference(f"{where}{inside}", x, y, kind, path, keys, matters)
 
 
 def _kind(code: Code, keys: tuple[Any, ...], a: Any, b: Any, sizes: _Sizes) -> tuple[Kind, bool]:
@@ -277,9 +277,9 @@ def _inside(value: Any) -> Mapping[Any, Any] | None:
         return None
     if kind.__module__.split(".")[0] in sys.stdlib_module_names - {"__main__"} or of_library(kind):
         return None
-    if is_dataclass(value) and value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+    if is_dataclass(kind) and kind.__dataclass_params__.frozen:
         return None
-    return vars(value)
+    return dict(vars(value))
 
 
 def _random_state(value: Any) -> Any:
