@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 import mupscale as mu
-from harness.exactness import precise_muon, prepare_worker, warm_base
+from harness.exactness import every_third, precise_muon, prepare_worker, warm_base
 from harness.models import CASES
 from harness.program import Outcome, option, pool, run
 from harness.runs import step
@@ -62,19 +62,6 @@ def certify(setup_name: str, case_name: str, clipped: bool) -> Result:
             control = mu.verify(base, wide, step=lambda r, i: stepped(r, i, plain=True), steps=STEPS)
             caught = not control.holds
     return Result(f"{setup_name} on {case_name}", certificate.holds, certificate.worst, caught)
-
-
-def every_third(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """A third of the pairs of names: every first name with some of its second names, which change from one to the next.
-
-    >>> every_third([(a, b) for a in "uv" for b in "xyz"])
-    [('u', 'x'), ('v', 'y')]
-    """
-    found = []
-    for n, first in enumerate(dict.fromkeys(first for first, _ in pairs)):
-        own = [pair for pair in pairs if pair[0] == first]
-        found += own[n % min(3, len(own)) :: 3]
-    return found
 
 
 def measure(chosen: argparse.Namespace) -> Outcome:

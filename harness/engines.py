@@ -2,8 +2,8 @@
 
 A small perceptron is trained with AdamW, decay and clipping by a norm: by accelerate (`fsdp_version=2`) and by Lightning
 (`ModelParallelStrategy`). From the checkpoint in the middle, jobs of twice the width start through `load_wide`, without
-noise. The controls start in the same way and then go on with the engine's own groups and norm; one more uses `mu.clip_`
-in Lightning, where nothing is then clipped. One rank of all jobs of an engine:
+noise. In Lightning one of them clips in the engine's own hook and one with `mu.clip_`. The controls start in the same way and
+then go on with the engine's own groups and norm, or without clipping. One rank of all jobs of an engine:
 
     torchrun … harness/engines.py --worker ENGINE FOLDER
 """
@@ -227,12 +227,13 @@ def run_lightning(folder: Path) -> Curves:
             units.remove()
 
     class Unclipped(Wide):
+        def configure_gradient_clipping(self, *_: Any, **given: Any) -> None:
+            """Nothing is clipped here."""
+
+    class Hooked(Unclipped):
         def on_train_start(self) -> None:
             super().on_train_start()
             mu.clip_(self.inner_optimizer(), plan, model=self.model, max_norm=CLIP)
-
-        def configure_gradient_clipping(self, *_: Any, **given: Any) -> None:
-            """Left to the hook."""
 
     def fit(module: Base) -> list[float]:
         trainer = lightning.Trainer(
@@ -252,7 +253,13 @@ def run_lightning(folder: Path) -> Curves:
         trainer.fit(module, DataLoader(rows))
         return module.losses
 
-    kinds: dict[str, type[Base]] = {"base": Base, "wide": Wide, "plain": Plain, "unclipped": Unclipped}
+    kinds: dict[str, type[Base]] = {
+        "base": Base,
+        "wide": Wide,
+        "hooked": Hooked,
+        "plain": Plain,
+        "unclipped": Unclipped,
+    }
     curves = {name: fit(kind()) for name, kind in kinds.items()}
     return {**curves, "base": curves["base"][STOP:]}
 

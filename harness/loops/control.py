@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
 
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _no_faults(*_: Any, **__: Any) -> list[Any]:
+    return []
+
+
+OFF: dict[str, Callable[..., Any]] = {
+    "plans.wide_model.carry_hooks_": _nothing,
+    "plans.wide_model.carry_attributes_": _nothing,
+    "plans.wide_model._copy_modes_": _nothing,
+    "training.widen.carry_clips_": _nothing,
+    "training.widen.refuse_readers": _no_faults,
+    "training.left_behind._carry_gradients_": _no_faults,
+}
+"""What carries or refuses something around the tensors, and what stands in its place; a name that is gone is an error."""
+
+
 @contextmanager
 def switched_off() -> Iterator[None]:
     """Plans are taken from shapes without a proof, and only tensors, groups and schedules are carried."""
-    widen, upscale = (import_module(f"mupscale.training.{name}") for name in ("widen", "upscale"))
-    prove = widen.chosen_plan
+    doors = [import_module(f"mupscale.training.{name}") for name in ("widen", "upscale")]
+    prove = doors[0].proved_plan
 
-    def unproved(base: Any, wide: Any, built: Any, plan: Any, loss: Any, _: bool) -> Any:
-        return prove(base, wide, built, plan, None, True)
+    def unproved(base: Any, built: Any, plan: Any, *_: Any) -> Any:
+        return prove(base, built, plan, None, True)
 
     with ExitStack() as patches:
-        for module in (widen, upscale):
-            patches.enter_context(patch.object(module, "chosen_plan", unproved))
+        for name, stand_in in OFF.items():
+            module, _, leaf = f"mupscale.{name}".rpartition(".")
+            patches.enter_context(patch.object(import_module(module), leaf, stand_in))
+        for door in doors:
+            patches.enter_context(patch.object(door, "proved_plan", unproved))
         yield

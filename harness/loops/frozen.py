@@ -67,7 +67,7 @@ def thawed_after_building() -> Pair:
         return model
 
     run = trained(make)
-    run.model.inp.requires_grad_(True)  # type: ignore[union-attr]
+    run.model.inp.requires_grad_(True)
     run.optimizer.add_param_group({"params": list(run.model.inp.parameters())})  # type: ignore[union-attr]
     return grown(after(run), make)
 
@@ -78,7 +78,7 @@ def thawed_after_growth() -> Pair:
     run = fine_tuned("inp")
     pair = grown(run)
     for half in (pair.base, pair.wide):
-        half.model.inp.requires_grad_(True)  # type: ignore[union-attr]
+        half.model.inp.requires_grad_(True)
     return pair
 
 
@@ -134,7 +134,7 @@ def frozen_for_one_phase_of_the_loop() -> Pair:
     """The loop itself freezes and thaws by the number of the step."""
 
     def phased(run: mu.Run, number: int) -> Tensor:
-        run.model.inp.requires_grad_(number % 2 == 0)  # type: ignore[union-attr]
+        run.model.inp.requires_grad_(number % 2 == 0)
         return step(run, number)
 
     return grown(trained(optimizer=sgd, step=phased), step=phased)

@@ -25,7 +25,6 @@ from harness.loops.situation import (
     loss,
     sgd,
     situation,
-    step,
     trained,
 )
 from harness.runs import step as stepped
@@ -34,7 +33,7 @@ from harness.runs import step as stepped
 @situation(Exact(), "S2")
 def gradient_scaled_by_a_hook() -> Pair:
     run = trained(optimizer=sgd)
-    run.model.head.weight.register_hook(lambda gradient: 0.1 * gradient)  # type: ignore[union-attr]
+    run.model.get_parameter("head.weight").register_hook(lambda gradient: 0.1 * gradient)  # type: ignore[no-untyped-call]
     return grown(run)
 
 
@@ -46,7 +45,7 @@ def gradient_scaled_after_it_is_accumulated() -> Pair:
         assert parameter.grad is not None
         parameter.grad.mul_(0.1)
 
-    run.model.head.weight.register_post_accumulate_grad_hook(scale)  # type: ignore[union-attr]
+    run.model.get_parameter("head.weight").register_post_accumulate_grad_hook(scale)  # type: ignore[no-untyped-call]
     return grown(run)
 
 
@@ -54,7 +53,7 @@ def masked(run: mu.Run) -> RemovableHandle:
     """Only the first half of the units trains; the mask is as wide as the model."""
     bias = run.model.get_parameter("inp.bias")
     mask = (torch.arange(len(bias)) < len(bias) // 2).to(bias.dtype)
-    return bias.register_hook(lambda gradient: gradient * mask)  # type: ignore[no-any-return]
+    return bias.register_hook(lambda gradient: gradient * mask)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @situation(Refused("model.hook_not_exact", "register_hook("), "S2")
@@ -129,7 +128,7 @@ def with_module_hook(register: Callable[[nn.Module], Any], in_factory: bool = Fa
     return grown(run, make)
 
 
-MODULE_HOOKS: dict[str, Callable[[nn.Module], Any]] = {
+MODULE_HOOKS: dict[str, Callable[[Any], Any]] = {
     "output_scaled_by_a_forward_hook": lambda m: m.register_forward_hook(lambda module, args, out: 0.5 * out),
     "input_scaled_by_a_pre_hook": lambda m: m.register_forward_pre_hook(
         lambda module, args: (0.5 * args[0],)
@@ -155,7 +154,7 @@ def hook_that_only_looks() -> Pair:
 @situation(Exact())
 def hook_of_state_dicts() -> Pair:
     """Names of old checkpoints are translated when they are loaded."""
-    return with_module_hook(lambda m: m.register_load_state_dict_pre_hook(lambda *a: None))
+    return with_module_hook(lambda m: m.register_load_state_dict_pre_hook(lambda *a: None))  # type: ignore[no-untyped-call]
 
 
 @situation(Warned())
@@ -231,15 +230,29 @@ def neftune(module: nn.Module, args: Any, out: Tensor) -> Tensor:
     """The noise of transformers' `neftune_noise_alpha`: as long as the width, in training only."""
     if not module.training:
         return out
-    size = module.neftune_noise_alpha / (out.shape[1] * out.shape[2]) ** 0.5  # type: ignore[operator]
+    size = module.neftune_noise_alpha / (out.shape[1] * out.shape[2]) ** 0.5
     return out + torch.zeros_like(out).uniform_(-size, size)
 
 
-@situation(Warned(), "S16")
+def with_neftune(run: mu.Run) -> RemovableHandle:
+    embed: Any = run.model.get_submodule("embed")
+    embed.neftune_noise_alpha = 5.0
+    return embed.register_forward_hook(neftune)  # type: ignore[no-any-return]
+
+
+@situation(Refused("proof.attribute_not_carried"), "S16")
 def neftune_on_the_embedding() -> Pair:
+    """Noise of the width of the model is not the same noise at another width, in the factory neither."""
     run = trained(Words, step=words_step)
-    run.model.embed.neftune_noise_alpha = 5.0  # type: ignore[union-attr]
-    run.model.embed.register_forward_hook(neftune)  # type: ignore[union-attr]
+    with_neftune(run)
+    return grown(run, Words, words_step, loss=words_loss)
+
+
+@neftune_on_the_embedding.remedy
+def _() -> Pair:
+    """Growth without the noise is exact; it is put on again for the training that follows."""
+    run = trained(Words, step=words_step)
+    with_neftune(run).remove()
     return grown(run, Words, words_step, loss=words_loss)
 
 
@@ -247,40 +260,34 @@ def softsigns(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(INPUTS, width), nn.Softsign(), nn.Linear(width, OUTPUTS))
 
 
-@situation(Refused("proof.missing", "example_inputs="), "S15")
-def class_of_torch_is_patched() -> Pair:
-    """The modules are torch's and decide the plan; their code is not torch's any more."""
-    plain = nn.functional.softsign
-    nn.Softsign.forward = lambda self, x: plain(x) / x.shape[-1] ** 0.5  # type: ignore[method-assign]
-    run = trained(softsigns)
-    return Pair(run, mu.widen(run, lambda: softsigns(8)), step)
+def patch_class() -> None:
+    """The module is torch's and its code is not any more."""
+
+    def rooted(self: nn.Module, x: Tensor) -> Any:
+        return nn.functional.softsign(x) / x.shape[-1] ** 0.5
+
+    nn.Softsign.forward = rooted  # type: ignore[assignment, method-assign]
 
 
-@class_of_torch_is_patched.remedy
-def _() -> Pair:
-    """With a loss the code that runs is measured."""
-    plain = nn.functional.softsign
-    nn.Softsign.forward = lambda self, x: plain(x) / x.shape[-1] ** 0.5  # type: ignore[method-assign]
-    return grown(trained(softsigns), softsigns)
-
-
-@situation(Refused("proof.missing", "example_inputs="), "S15")
-def hook_of_every_module() -> Pair:
-    def scale(module: nn.Module, args: Any, out: Tensor) -> Tensor:
+def hook_every_module() -> None:
+    def rooted(module: nn.Module, args: Any, out: Tensor) -> Any:
         return out / out.shape[-1] ** 0.5 if isinstance(module, nn.Softsign) else out
 
-    nn.modules.module.register_module_forward_hook(scale)
-    run = trained(softsigns)
-    return Pair(run, mu.widen(run, lambda: softsigns(8)), step)
+    nn.modules.module.register_module_forward_hook(rooted)
 
 
-@hook_of_every_module.remedy
-def _() -> Pair:
-    def halve(module: nn.Module, args: Any, out: Tensor) -> Tensor:
-        return out / out.shape[-1] ** 0.5 if isinstance(module, nn.Softsign) else out
+def changed_torch(change: Callable[[], None], **options: Any) -> Pair:
+    """Modules of torch, which decide a plan without a loss unless something has changed what they do."""
+    change()
+    return grown(trained(softsigns), softsigns, **{"loss": None, **options})
 
-    nn.modules.module.register_module_forward_hook(halve)
-    return grown(trained(softsigns), softsigns)
+
+for name, change in {
+    "class_of_torch_is_patched": patch_class,
+    "hook_of_every_module": hook_every_module,
+}.items():
+    changed = situation(Refused("proof.missing", "loss=lambda model"), "S15", name)
+    changed(partial(changed_torch, change)).remedy(partial(changed_torch, change, loss=loss))
 
 
 @situation(Exact())

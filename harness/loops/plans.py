@@ -91,7 +91,7 @@ class Rooted(Net):
     """Depends on its width in code, where no shape shows it."""
 
     def hidden(self, x: Tensor) -> Tensor:
-        return super().hidden(x) / self.mid.in_features**0.5
+        return super().hidden(x) / math.sqrt(self.mid.in_features)
 
 
 @situation(Refused("argument.loss_without_gradient", "loss=lambda model"), "S6")
@@ -140,7 +140,7 @@ def noise_twice_with_the_default_seed() -> float:
         twice = mu.add_noise(once, noise)
     except mu.MupscaleError:
         twice = mu.add_noise(once, noise, seed=1)
-    weights = [r.model.mid.weight.detach() for r in (exact, once, twice)]  # type: ignore[union-attr]
+    weights = [r.model.get_parameter("mid.weight").detach() for r in (exact, once, twice)]
     first, second = weights[1] - weights[0], weights[2] - weights[1]
     return float(torch.allclose(first, second, rtol=1e-3))
 
@@ -198,6 +198,7 @@ class Labelled(Net):
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
+        self.labels: Tensor
         self.register_buffer("labels", torch.arange(width) % 3)
 
     def hidden(self, x: Tensor) -> Tensor:

@@ -89,9 +89,7 @@ def schedule_not_given_to_the_run() -> Pair:
 @situation(Refused("schedule.reads_base"), "S12")
 def schedule_reads_the_optimizer_of_the_base() -> Pair:
     def halved(optimizer: Optimizer) -> Any:
-        return schedules.LambdaLR(
-            optimizer, lambda n, o=optimizer: 0.5 if o.param_groups[0]["lr"] > 6e-3 else 1.0
-        )
+        return schedules.LambdaLR(optimizer, lambda n: 0.5 if optimizer.param_groups[0]["lr"] > 6e-3 else 1.0)
 
     return grown(trained(schedule=halved))
 
@@ -154,25 +152,19 @@ def one_cycle_has_ended_and_is_left_out() -> Pair:
     return grown(mu.Run(run.model, run.optimizers))
 
 
-@situation(Refused("schedule.absolute_rate", "step_in_units_"), "W3")
+@situation(Exact(), "W3")
 def one_cycle_with_its_rates() -> Pair:
     return grown(trained(schedule=one_cycle))
 
 
-@one_cycle_with_its_rates.remedy
-def _() -> Pair:
-    return grown(in_units(adamw, one_cycle))
-
-
-@situation(Refused("schedule.absolute_rate", "LambdaLR"), "W3")
+@situation(Exact(), "W3")
 def cosine_with_a_floor() -> Pair:
     return grown(trained(schedule=lambda o: schedules.CosineAnnealingLR(o, 20, eta_min=1e-3)))
 
 
-@cosine_with_a_floor.remedy
-def _() -> Pair:
-    run = trained(schedule=lambda o: schedules.CosineAnnealingLR(o, 20, eta_min=1e-3))
-    return grown(mu.Run(run.model, run.optimizer, schedules.LambdaLR(run.optimizer, lambda n: 0.9**n)))
+@situation(Exact(), "W3")
+def cyclic_rate_and_momentum() -> Pair:
+    return grown(trained(optimizer=sgd, schedule=lambda o: schedules.CyclicLR(o, 1e-2, 0.1, step_size_up=4)))
 
 
 @situation(Refused("schedule.unknown_scheduler", "LambdaLR"))

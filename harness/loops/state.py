@@ -142,7 +142,7 @@ def temperature_annealed_by_the_loop() -> Pair:
 def patched(model: nn.Module) -> nn.Module:
     """A method of the instance, as adapters and wrappers of libraries put it there."""
     mid = model.get_submodule("mid")
-    mid.forward = MethodType(lambda self, x: 0.5 * nn.Linear.forward(self, x), mid)  # type: ignore[method-assign]
+    mid.forward = MethodType(lambda self, x: 0.5 * nn.Linear.forward(self, x), mid)
     return model
 
 
@@ -192,6 +192,7 @@ class Remembering(Net):
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
+        self.memory: Tensor
         self.register_buffer("memory", torch.zeros(width), persistent=False)
 
     def hidden(self, x: Tensor) -> Tensor:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import mupscale as mu
 from harness.data import regression
@@ -103,7 +104,8 @@ def by_closure(run: mu.Run, number: int) -> Tensor:
         backward(found)
         return found
 
-    return run.optimizer.step(closure).detach()  # type: ignore[arg-type, no-any-return, union-attr]
+    found: Any = run.optimizer.step(closure)  # type: ignore[arg-type]
+    return cast(Tensor, found.detach())
 
 
 @situation(Exact())
@@ -239,7 +241,7 @@ def average_of(run: mu.Run, number: int) -> Tensor:
 
 
 def averaged(model: nn.Module) -> AveragedModel:
-    return AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
 
 
 @situation(Exact())
@@ -252,13 +254,12 @@ def average_of_the_weights() -> Pair:
 @situation(Exact())
 def average_in_a_dict() -> Pair:
     def followed(run: mu.Run, number: int) -> Tensor:
-        found = step(run, number)
+        found, average = step(run, number), dict(cast(dict[str, Tensor], run.ema))
+        x, y = regression(number)
         with torch.no_grad():
             for name, parameter in run.model.named_parameters():
-                run.ema[name].lerp_(parameter, 0.1)  # type: ignore[index]
-            return found + F.mse_loss(
-                torch.func.functional_call(run.model, run.ema, regression(number)[:1]), regression(number)[1]
-            )  # type: ignore[arg-type]
+                average[name].lerp_(parameter, 0.1)
+            return found + F.mse_loss(torch.func.functional_call(run.model, average, (x,)), y)
 
     run = trained()
     average = {name: p.detach().clone() for name, p in run.model.named_parameters()}
@@ -306,7 +307,7 @@ def meta_learning_step() -> Pair:
 
     def meta_loss(model: nn.Module, number: int = 5000) -> Tensor:
         (x, y), (u, v) = regression(number), regression(number + 1)
-        named = dict(model.named_parameters())
+        named: dict[str, Tensor] = dict(model.named_parameters())
         (slope,) = torch.autograd.grad(
             F.mse_loss(torch.func.functional_call(model, named, (x,)), y),
             named["head.bias"],
@@ -366,7 +367,7 @@ def criterion_with_weights_of_its_own() -> Pair:
 
     def weighed(run: mu.Run, number: int) -> Tensor:
         x, y = regression(number)
-        found = ((run.model(x) - y).square() * scale).mean()
+        found: Tensor = ((run.model(x) - y).square() * scale).mean()
         stepped(run, found)
         return found.detach()
 

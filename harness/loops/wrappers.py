@@ -48,6 +48,7 @@ def mask_like_a_parameter() -> Pair:
     class Masked(Net):
         def __init__(self, width: int) -> None:
             super().__init__(width)
+            self.mask: Tensor
             self.register_buffer("mask", torch.ones_like(self.mid.weight))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -247,7 +248,7 @@ class Straight(torch.autograd.Function):
 def gradient_of_ones_own() -> Pair:
     class Rounded(Net):
         def hidden(self, x: Tensor) -> Tensor:
-            h: Tensor = Straight.apply(super().hidden(x))
+            h: Tensor = Straight.apply(super().hidden(x))  # type: ignore[no-untyped-call]
             return h
 
     return grown(trained(Rounded), Rounded)

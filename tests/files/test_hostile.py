@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -453,6 +454,7 @@ def in_process(code: str, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.nightly
 def test_hostile_input_ends_in_a_refusal_or_does_no_harm(tmp_path):
     told = in_process(
         "import json, sys; from pathlib import Path; from tests.files.test_hostile import hostile_run\n"

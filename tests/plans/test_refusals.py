@@ -179,30 +179,6 @@ def test_a_plus_one_gain_with_a_fold_and_decay_is_refused():
 # Schedulers
 
 
-@pytest.mark.parametrize(
-    ("make", "setting"),
-    [
-        (lambda o: lr_scheduler.CosineAnnealingLR(o, 10, eta_min=1e-4), "eta_min = 0.0001"),
-        (lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 10, eta_min=1e-4), "eta_min = 0.0001"),
-        (lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=10), "max_lr"),
-        (lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1), "base_lr"),
-        (lambda o: torch.optim.swa_utils.SWALR(o, 0.1), "swa_lr"),
-        (
-            lambda o: lr_scheduler.SequentialLR(
-                o, [lr_scheduler.LinearLR(o), lr_scheduler.CosineAnnealingLR(o, 9, 1e-4)], [3]
-            ),
-            "eta_min = 0.0001",
-        ),
-    ],
-    ids=["cosine", "restarts", "onecycle", "cyclic", "swa", "inside"],
-)
-def test_a_scheduler_with_an_absolute_rate_is_refused(make, setting):
-    run = trained(torch.optim.SGD, lr=0.1, momentum=0.9)
-    scheduled = mu.Run(run.model, run.optimizers, make(run.optimizers[0]))
-    error = refusal(lambda: widen(scheduled), "schedule.absolute_rate", where=setting)
-    assert error.faults[0].where == type(scheduled.scheduler).__name__
-
-
 def test_an_unknown_scheduler_is_refused():
     run = trained(torch.optim.SGD, lr=0.1, momentum=0.9)
     mine = type("Mine", (lr_scheduler.LambdaLR,), {})(run.optimizers[0], lambda t: 1.0)

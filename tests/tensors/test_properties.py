@@ -159,13 +159,13 @@ def check_identity(draw, pads: bool) -> None:
     assert identity_error(grads[0], gradients(broken, loss), wrong) > 1e-6, f"{name}: in for out"
 
 
-@examples(200)
+@examples(80)
 @given(st.data())
 def test_gradients_of_a_widened_network_are_r_times_the_copied_gradients(cases):
     check_identity(cases.draw, pads=False)
 
 
-@examples(80)
+@examples(60)
 @given(st.data())
 def test_the_gradient_identity_holds_with_zero_padded_widths(cases):
     check_identity(cases.draw, pads=True)

@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mupscale as mu
+from harness.draws import data, seeded
 from harness.refusals import refusal
 from mupscale.checkpoints.noise_words import parse_noise
 from mupscale.rules.noise_defaults import DEFAULT_RISE, MOST_RISE
 from mupscale.training.auto_noise import MOST, MOST_NOISE, chosen_size
+from mupscale.training.jump import is_jump
 
 CLASSES = 5
 
@@ -57,6 +59,11 @@ def trained() -> nn.Sequential:
     return model
 
 
+JUMPS = pytest.mark.filterwarnings("ignore:noise raises the loss")
+"""For shares that are asked for and are a jump here."""
+
+
+@JUMPS
 @pytest.mark.parametrize("rise", [0.02, 0.05, 0.1, 0.2])
 def test_the_loss_rises_by_the_share_that_is_asked_for(trained, rise):
     loss = Count()
@@ -89,6 +96,7 @@ def test_no_noise_given_means_the_documented_rise_and_needs_a_loss(trained):
     )
 
 
+@JUMPS
 def test_more_steps_ask_for_more_noise(trained):
     """The control is a size that knows nothing of the steps: the documented rise."""
     torch.manual_seed(0)
@@ -116,6 +124,7 @@ def test_the_command_line_asks_by_the_same_rule():
     refusal(lambda: parse_noise("auto", 0), "option.below_one")
 
 
+@JUMPS
 def test_at_most_twelve_forward_passes(trained, monkeypatch):
     door = importlib.import_module("mupscale.training.upscale")
     counts: list[int] = []
@@ -152,9 +161,37 @@ def test_a_base_that_learned_nothing_is_refused():
     refusal(lambda: mu.upscale(base, lambda: mlp(64), loss=Count()), "noise.nothing_learned")
 
 
+@JUMPS
 def test_the_untrained_loss_may_be_given(trained):
     run = mu.upscale(trained, lambda: mlp(64), mu.AutoNoise(0.1, untrained=math.log(CLASSES)), loss=Count())
     assert run.provenance["auto"]["untrained"] == math.log(CLASSES)
+
+
+def test_noise_that_is_chosen_does_not_jump_and_a_share_that_jumps_is_warned_of():
+    """Raw regression targets: an untrained model has a loss of a million, so that a twentieth of what was learned is much."""
+    x, y = data(64, 6), 1e3 + 5 * data(64, 1, seed=2)
+
+    def make(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 1))
+
+    def loss(model: nn.Module) -> Tensor:
+        return F.mse_loss(model(x), y)
+
+    base = seeded(make, 8)
+    nn.init.constant_(base.get_parameter("2.bias"), 1e3)
+    optimizer = torch.optim.AdamW(base.parameters(), lr=1e-2)
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss(base).backward()
+        optimizer.step()
+    losses = mu.upscale(base, lambda: make(16), loss=loss).provenance["loss"]  # a warning would be an error
+    assert losses["before"] < losses["after"]
+    assert not is_jump(losses["before"], losses["after"])
+    for noise in (mu.AutoNoise(DEFAULT_RISE), mu.AutoNoise(steps=1000), mu.SignalNoise(0.4)):
+        with pytest.warns(UserWarning, match="raises the loss"):
+            asked = mu.upscale(base, lambda: make(16), noise, loss=loss).provenance["loss"]
+        assert is_jump(asked["before"], asked["after"]), "control: what is asked for is not lessened"
+    mu.upscale(base, lambda: make(16), mu.AutoNoise(), loss=loss)  # the remedy
 
 
 CURVES = {
@@ -176,6 +213,12 @@ def test_the_search_ends_near_the_rise_on_curves_of_every_shape(name, rise):
     assert math.isfinite(choice.after)
     if name in ("a square", "steep", "flat, then steep") or (name, rise) == ("breaks", 0.1):
         assert choice.after - 1.0 == pytest.approx(2.0 * rise, rel=0.2)
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_the_search_stays_below_the_largest_rise_where_any_size_does(name):
+    choice = chosen_size(lambda t: 1.0 + CURVES[name](t), before=1.0, untrained=1e6, most=0.1)
+    assert choice.after - 1.0 <= 0.1
 
 
 def test_a_curve_that_never_rises_ends_at_the_largest_size():

@@ -116,6 +116,137 @@ def test_a_hook_remembers_the_reference_norm_and_is_shared_by_the_optimizers_of_
     assert float(norms[0]) > CLIPS["norm"]["max_norm"]
 
 
+CLOSED: dict[str, Any] = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.3, momentum=0.9),
+    "LBFGS, several calls to a step": lambda parameters: torch.optim.LBFGS(
+        parameters, lr=0.1, max_iter=4, line_search_fn="strong_wolfe"
+    ),
+}
+
+
+def closed(run: mu.Run, steps: range, clip: Any = None, *, named: bool = True) -> list[Tensor]:
+    """Steps whose gradients are made by a closure; the outputs before every step."""
+    seen = []
+    for i in steps:
+        seen.append(run.model(X).detach())
+
+        def closure(scale: int = 1 + i) -> Any:
+            run.model.zero_grad()
+            loss: Tensor = (run.model(X) - Y * scale).square().mean()
+            loss.backward()
+            if clip is not None:
+                clip(run.model)
+            return loss
+
+        optimizer: Any = run.optimizer
+        optimizer.step(closure=closure) if named else optimizer.step(closure)
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["norm", "value"])
+@pytest.mark.parametrize("which", CLOSED)
+def test_gradients_that_a_closure_makes_are_clipped_after_every_call(which: str, kind: str):
+    def start(hook: bool) -> mu.Run:
+        model = seeded(net, 4)
+        run = mu.Run(model, CLOSED[which](model.parameters()))
+        if hook:
+            mu.clip_(run.optimizer, run, **CLIPS[kind])
+        return run
+
+    want = closed(start(False), range(8), plain(CLIPS[kind]))
+    for named in (True, False):
+        assert largest(closed(start(True), range(8), named=named), want) <= 1e-12, f"{named=}"
+    assert largest(closed(start(False), range(8)), want) > 1e-3, "control: clipping is active"
+    if which == "SGD":
+        run = start(True)
+        closed(run, FIRST)
+        assert largest(closed(WAYS["widen"](run), LATER), want[2:]) <= 1e-12
+
+
+class Pair(nn.Module):
+    """A generator and a discriminator, which are trained in turn."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.maker, self.judge = net(n), nn.Sequential(nn.Linear(2, n), nn.Tanh(), nn.Linear(n, 1))
+
+
+def in_turn(run: mu.Run, steps: range, clip: Any, first: str, *, closure: bool = False) -> list[Tensor]:
+    """Both optimizers step, each on gradients of its own; the outputs before every step."""
+    seen: list[Tensor] = []
+    model: Any = run.model
+    losses = {
+        "judge": lambda i: (model.judge(model.maker(X).detach()) - model.judge(Y * (1 + i))).square().mean(),
+        "maker": lambda i: -100 * model.judge(model.maker(X)).mean(),
+    }
+    for i in steps:
+        seen.append(model.maker(X).detach())
+        for part in (first, *(set(losses) - {first})):
+            optimizer = run.optimizers[part == "maker"]
+
+            def make(part: str = part, optimizer: Any = optimizer, i: int = i) -> Any:
+                optimizer.zero_grad()
+                loss = losses[part](i)
+                loss.backward()
+                if clip is not None:
+                    clip(getattr(model, part))
+                return loss
+
+            optimizer.step(make) if closure else (make(), optimizer.step())
+    return seen
+
+
+def pair(hook: str) -> mu.Run:
+    model = seeded(Pair, 4)
+    parts = (model.judge, model.maker)
+    run = mu.Run(model, [torch.optim.SGD(part.parameters(), lr=0.3, momentum=0.9) for part in parts])
+    for optimizers in {"one": [run.optimizers], "each": run.optimizers, "none": ()}[hook]:
+        mu.clip_(optimizers, run, **CLIPS["norm"])  # type: ignore[arg-type]
+    return run
+
+
+def judged(model: Any) -> Any:
+    return model.judge(model.maker(X)).square().mean()
+
+
+@pytest.mark.parametrize("closure", [False, True])
+@pytest.mark.parametrize("hook", ["one", "each"])
+def test_optimizers_that_step_in_turn_are_each_clipped_by_their_own_norm(hook: str, closure: bool):
+    """Control: without the second clip the steps are others. Optimizers that step together have one norm, above."""
+    want = in_turn(pair("none"), range(8), plain(CLIPS["norm"]), "judge")
+    found = in_turn(pair(hook), range(8), None, "judge", closure=closure)
+    assert largest(found, want) <= 1e-12
+    half = in_turn(
+        pair("none"), range(8), lambda part: plain(CLIPS["norm"])(part) if len(part) == 3 else None, "judge"
+    )
+    assert largest(half, want) > 1e-3, "control: the generator is not clipped"
+    run = pair(hook)
+    in_turn(run, FIRST, None, "judge", closure=closure)
+    wide = mu.widen(run, lambda: Pair(12), loss=judged)
+    assert largest(in_turn(wide, LATER, None, "judge", closure=closure), want[2:]) <= 1e-12
+
+
+def test_one_clip_each_is_right_from_the_first_step_in_either_order():
+    """In one call, the first step of the generator counts the gradients that its loss leaves in the discriminator."""
+    want = in_turn(pair("none"), range(8), plain(CLIPS["norm"]), "maker")
+    assert largest(in_turn(pair("each"), range(8), None, "maker"), want) <= 1e-12
+    assert largest(in_turn(pair("one"), range(8), None, "maker"), want) > 1e-6, "control"
+
+
+def test_a_step_that_is_left_out_does_not_part_the_norm():
+    """As a scaler leaves out a step with infinite gradients: the next steps have one norm again."""
+    want, found = fresh(2), hooked(2, CLIPS["norm"])
+    for i in range(4):
+        for run in (want, found):
+            run.model.zero_grad()
+            (run.model(X) - Y * (1 + i)).square().sum().backward()
+            if run is want:
+                plain(CLIPS["norm"])(run.model)
+            for optimizer in run.optimizers[: 1 if i == 1 else 2]:
+                optimizer.step()
+    assert largest(list(found.model.state_dict().values()), list(want.model.state_dict().values())) <= 1e-13
+
+
 def test_a_hook_is_removed_by_its_handles():
     run = fresh(2)
     for handle in mu.clip_(run.optimizers, run, max_norm=0.1):

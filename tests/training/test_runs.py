@@ -1,6 +1,7 @@
 """A widened run continues its base: every part of it is carried, nothing is shared, nothing is guessed."""
 
 import copy
+import warnings
 from fractions import Fraction
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import mupscale as mu
 from harness.closeness import EXACT, assert_bitwise, assert_close
 from harness.draws import data, seeded
+from harness.refusals import refusal
 from harness.runs import drift, train
 from mupscale.plans.names import named_tensors
 from mupscale.tensors.nested import tensors_in
@@ -140,6 +142,128 @@ def test_a_multiplicative_scheduler_goes_on_at_the_same_step(name):
         assert wide.schedulers[0].get_last_lr() == pytest.approx([g["lr"] for g in groups], rel=1e-14)
     train(mu.Run(frozen.model, frozen.optimizers), loss, 10)
     assert_far(output(frozen.model), output(run.model))
+
+
+RATED: dict[str, Any] = {
+    "OneCycleLR": lambda o: S.OneCycleLR(o, [0.05, 0.02], total_steps=60),
+    "OneCycleLR, three phases": lambda o: S.OneCycleLR(o, 0.05, total_steps=60, three_phase=True),
+    "CyclicLR": lambda o: S.CyclicLR(o, [1e-3, 2e-3], 0.03, step_size_up=7, mode="triangular2"),
+    "CyclicLR, its own scale": lambda o: S.CyclicLR(o, 1e-3, 0.03, step_size_up=7, scale_fn=lambda i: 0.9**i),
+    "CosineAnnealingLR": lambda o: S.CosineAnnealingLR(o, 9, eta_min=4e-3),
+    "CosineAnnealingWarmRestarts": lambda o: S.CosineAnnealingWarmRestarts(o, 9, eta_min=4e-3),
+    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, 0.05, anneal_epochs=20),
+    "inside": lambda o: S.SequentialLR(
+        o, [S.LinearLR(o, 0.1, 1.0, 8), S.CosineAnnealingLR(o, 9, eta_min=4e-3)], [8]
+    ),
+}
+"""Schedulers that hold learning rates of their own, and momenta."""
+HELD = {"initial_lr", "max_lr", "min_lr", "swa_lr"}
+
+
+def rated(name: str, units: bool) -> mu.Run:
+    model = seeded(Net, *SMALL)
+    optimizer = torch.optim.AdamW(two_groups(model), **ADAM)
+    if units:
+        mu.step_in_units_(optimizer, mu.Run(model))
+    run = mu.Run(model, optimizer, RATED[name](optimizer))
+    train(run, loss, 5)
+    return run
+
+
+def with_rates_of(base: mu.Run, wide: mu.Run) -> mu.Run:
+    """The control: the rates that the scheduler holds are the base's, and only the rate now is in units."""
+    first = base.optimizer.param_groups[0]
+    for group in wide.optimizer.param_groups:
+        group.update({key: first[key] for key in HELD & first.keys()})
+    pairs = [(base.scheduler, wide.scheduler)]
+    for old, new in pairs:
+        pairs += zip(getattr(old, "_schedulers", ()), getattr(new, "_schedulers", ()), strict=True)
+        for key in ("base_lrs", "max_lrs"):
+            if hasattr(old, key):
+                setattr(new, key, getattr(old, key)[:1] * len(wide.optimizer.param_groups))
+        if hasattr(old, "eta_min"):
+            new.eta_min = [old.eta_min] * len(wide.optimizer.param_groups)
+    return wide
+
+
+@pytest.mark.parametrize("units", [False, True])
+@pytest.mark.parametrize("name", RATED)
+def test_a_scheduler_that_holds_rates_goes_on_in_their_units(name: str, units: bool):
+    run = rated(name, units)
+    wide, wrong = widen(run), widen(run)
+    twice = mu.narrow(wide, lambda: Net(*SMALL))
+    lone = mu.Run(widen(run).model, widen(run).optimizers)
+    twin = rated(name, units)
+    assert drift(twin, wide, loss, 40, output) <= EXACT
+    assert drift(run, twice, loss, 40, output) <= EXACT, "and back"
+    assert type(wide.scheduler).__name__ == type(run.scheduler).__name__
+    far = lone if units else with_rates_of(rated(name, units), wrong)
+    train(far, loss, 40)
+    assert_far(output(far.model), output(twin.model))
+
+
+@pytest.mark.parametrize("name", RATED)
+@pytest.mark.parametrize("peak", [False, True])
+def test_a_new_rate_scales_the_whole_schedule_of_such_a_scheduler(name: str, peak: bool):
+    model = seeded(Net, *SMALL)
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
+    alike = {**RATED, "OneCycleLR": lambda o: S.OneCycleLR(o, 0.05, total_steps=60)}
+    alike["CyclicLR"] = lambda o: S.CyclicLR(o, 1e-3, 0.03, step_size_up=7, mode="triangular2")
+    run = mu.Run(model, optimizer, alike[name](optimizer))
+    train(run, loss, 5)
+    peaks = {
+        "OneCycleLR": 0.05,
+        "OneCycleLR, three phases": 0.05,
+        "CyclicLR": 0.03,
+        "CyclicLR, its own scale": 0.03,
+    }
+    given: Any = {"peak_lr": 3 * peaks.get(name, ADAM["lr"])}
+    given = given if peak else {"lr": 3 * optimizer.param_groups[0]["lr"]}
+    silent: Any = {"plan": plan(), "unproved": True}
+    fast, same = (
+        mu.upscale(run, make_wide, mu.MupNoise(0.0), **silent, **more) for more in (given, dict[str, Any]())
+    )
+    for i in range(40):
+        for one, other in zip(fast.optimizer.param_groups, same.optimizer.param_groups, strict=True):
+            assert one["lr"] == pytest.approx(3 * other["lr"], rel=1e-12), i
+        for part in (fast.optimizer, fast.scheduler, same.optimizer, same.scheduler):
+            part.step()
+
+
+def test_a_base_of_one_cycle_grows_whatever_becomes_of_its_scheduler():
+    """Left out, replaced by a LambdaLR, or one of an own class on an optimizer that is stepped in units."""
+    run = rated("OneCycleLR", False)
+    for schedulers in ([], [S.LambdaLR(run.optimizer, lambda t: 1.0)]):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "training changes")  # by the scheduler that is left out
+            wide = widen(mu.Run(run.model, run.optimizer, schedulers))
+        rates = {round(g["max_lr"] / g["lr_factor"], 12) for g in wide.optimizer.param_groups}
+        assert rates == {0.05, 0.02}
+    own = type("Own", (S.OneCycleLR,), {})
+    refused = mu.Run(run.model, run.optimizer, own(run.optimizer, 0.05, total_steps=60))
+    refusal(lambda: widen(refused), "schedule.unknown_scheduler", where="Own")
+    mu.step_in_units_(run.optimizer, mu.Run(run.model))
+    assert type(widen(refused).scheduler) is own, "the remedy"
+    refused.scheduler.seen = list(run.model.parameters())
+    refusal(lambda: widen(refused), "schedule.unknown_scheduler", where="Own")
+    del refused.scheduler.seen
+    assert drift(refused, widen(refused), loss, 10, output) <= EXACT
+
+
+def test_a_cosine_with_floors_is_resumed_and_torchs_own_class_does_not_take_its_state():
+    wide = widen(rated("CosineAnnealingLR", False))
+    saved = copy.deepcopy((wide.optimizer.state_dict(), wide.scheduler.state_dict()))
+    optimizer = torch.optim.AdamW(mu.trainers.groups_for(wide.model, saved[0]))
+    scheduler = mu.trainers.cosine_for(optimizer, saved[1])
+    optimizer.load_state_dict(saved[0])
+    for _ in range(12):
+        for part in (optimizer, scheduler, wide.optimizer, wide.scheduler):
+            part.step()
+        assert scheduler.get_last_lr() == wide.scheduler.get_last_lr()
+    plain = S.CosineAnnealingLR(optimizer, 9)
+    plain.load_state_dict(saved[1])
+    with pytest.raises(TypeError):
+        plain.step()
 
 
 def assert_far(found: torch.Tensor, want: torch.Tensor) -> None:

@@ -19,6 +19,7 @@ from ..files.torch_file import Room, lay_out
 from ..files.universal import LATEST, PARAM, SCHEDULER, SETTINGS, STEP, WEIGHT, StateFile, Universal, strange
 from ..jobs.job import Move, Text
 from ..optimizers.named import Moment, NamedGroup, NamedOptimizer
+from ..optimizers.schedulers import RATES_OF_GROUPS
 from ..plans.direction import Noises
 from ..plans.names import resolve
 from ..plans.plan import Plan
@@ -42,7 +43,6 @@ _LEFT_OUT = {
 }
 _COUNTED = "last_batch_iteration"
 _MULTIPLY = "use a LambdaLR that returns the ratio to the initial learning rate"
-_PER_GROUP = ("base_lrs", "_last_lr", "min_lrs")
 
 
 def weight_sources(universal: Universal, plan: Plan) -> dict[str, Place]:
@@ -279,7 +279,7 @@ def _schedule(state: Any, many: int, groups: Sequence[NamedGroup], where: str) -
     found: dict[str, Any] = {}
     for key, value in state.items():
         listed = isinstance(value, list) and len(value) == many
-        if key in _PER_GROUP and listed and all(isinstance(rate, float | int) for rate in value):
+        if key in RATES_OF_GROUPS and listed and all(isinstance(rate, float | int) for rate in value):
             found[key] = [value[group.origin] * group.lr_factor for group in groups]
         elif key == "lr_lambdas" and listed:
             found[key] = [value[group.origin] for group in groups]

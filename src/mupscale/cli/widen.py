@@ -35,6 +35,7 @@ from ..jobs.job import Job
 from ..jobs.progress import shown_progress
 from ..jobs.worker import run_job, run_worker
 from ..plans.names import pattern_of
+from ..rules.noise_defaults import DEFAULT_RISE
 from ..storage.location import Location, absolute
 from ..text import columns
 from ..training.jump import is_jump, jump_message, smaller
@@ -143,7 +144,8 @@ def _chosen_size(
     working("choosing the noise by what it costs", chosen)
     early = earlier_plan(directory.path)
     seed = unused_seed(request.seed, early, earlier_growths(directory.path).seeds)
-    choice = choose_size(directory.path, family, early, rise, seed, chosen.batch)
+    usual = request.recipe is None and rise == DEFAULT_RISE
+    choice = choose_size(directory.path, family, early, None if usual else rise, seed, chosen.batch)
     if choice["kind"] == "loss":
         told = f"the loss goes from {choice['before']:.4f} to {choice['after']:.4f}, {choice['found']:.0%} of the way to"
         end = f"an untrained model's {choice['untrained']:.4f}"
@@ -214,7 +216,7 @@ def _not_measured(error: MupscaleError) -> str:
 def _costs(found: Losses, chosen: argparse.Namespace, request: Request) -> str:
     """What the noise costs, with a warning of a jump."""
     scheme, size = (None, 0.0) if chosen.noise is None else parse_noise(chosen.noise)
-    if request.rise is not None or not is_jump(found.before, found.after):
+    if not is_jump(found.before, found.after):
         return str(found)
     remedy = f"write --noise {AUTO}, or {scheme}={smaller(size):g}" if size > 0 else "write less noise"
     if found.kind == "outputs":

@@ -103,9 +103,12 @@ def losses_with(
 
 
 def choose_size(
-    base: Location, family: FamilyPlan, since: Plan | None, rise: float, seed: int, batch: Path | None
+    base: Location, family: FamilyPlan, since: Plan | None, rise: float | None, seed: int, batch: Path | None
 ) -> dict[str, Any]:
-    """The noise size that costs a share of what was learned: `Choice.as_json`, with the kind of measure."""
+    """The noise size that costs a share of what was learned: `Choice.as_json`, with the kind of measure.
+
+    Without `rise` it is that of `AutoNoise()`, which does not let the loss jump.
+    """
     return _ask(
         {
             "ask": "noise",

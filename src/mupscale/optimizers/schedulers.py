@@ -1,41 +1,104 @@
-"""Schedulers carried to a wide optimizer: those that multiply learning rates, and no others.
+"""Schedulers that carry over: torch's own, whose constants have the units of learning rates or none.
 
-A scheduler with an absolute learning rate (a floor, a peak) cannot be scaled from outside. It is refused, with a
-replacement in the message.
+They multiply rates, or hold a rate for every group (a peak, a start), which is carried as the rate is. A cosine has one floor
+for all groups; in the wide run it has one for each. On an optimizer that is stepped in units nothing changes, and any scheduler
+that can be copied is carried. What else is refused has a replacement in the message.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dis import get_instructions
 from functools import partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import Optimizer, swa_utils
 from torch.optim import lr_scheduler as torch_schedulers
 
-from ..errors import Fault, MupscaleError
+from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.class_code import of_library
 from .named import NamedGroup
 
-_MULTIPLIES = {
+_CARRIED = {
     "LambdaLR", "MultiplicativeLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR",
     "PolynomialLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "SequentialLR", "ChainedScheduler",
-    "ReduceLROnPlateau",
+    "ReduceLROnPlateau", "OneCycleLR", "CyclicLR", "SWALR",
 }  # fmt: skip
-_ABSOLUTE = {
-    "OneCycleLR": "its max_lr and min_lr are absolute",
-    "CyclicLR": "its base_lr and max_lr are absolute",
-    "SWALR": "its swa_lr is absolute",
-}
+RATES_OF_GROUPS = ("base_lrs", "_last_lr", "min_lrs", "max_lrs")
+"""Attributes of schedulers with a learning rate for every group."""
+_MOMENTA_OF_GROUPS = ("base_momentums", "max_momentums")
+_REMEDY = (
+    "use a LambdaLR that returns the ratio to the initial learning rate, or keep it and call "
+    "mu.step_in_units_(optimizer, mu.Run(model)) before growing"
+)
+_LEFT_OUT = "leave it out of the run, and build it again on the wide run's optimizer"
 _ENDS = (type, ModuleType, BuiltinFunctionType, str, bytes, int, float, complex, type(None))
 """What is not followed on the way from a function to what it reads."""
 _MOST_READ = 1000
 """Objects that are followed from one function; a global may hold a whole dataset."""
-_REMEDY = "use a LambdaLR that returns the ratio to the initial learning rate"
+
+
+class _Floors:
+    """A floor for every group, in place of torch's one `eta_min` for all."""
+
+    eta_min: Any
+    optimizer: Optimizer
+
+    def get_lr(self) -> list[Any]:
+        return self._by_group(super().get_lr)  # type: ignore[misc]
+
+    def _get_closed_form_lr(self) -> list[Any]:
+        return self._by_group(super()._get_closed_form_lr)  # type: ignore[misc]
+
+    def _by_group(self, rates: Callable[[], list[Any]]) -> list[Any]:
+        floors = self.eta_min
+        found = []
+        try:
+            for index, floor in enumerate(_per_group(floors, len(self.optimizer.param_groups))):
+                self.eta_min = floor
+                found.append(rates()[index])
+        finally:
+            self.eta_min = floors
+        return found
+
+
+class CosineAnnealingLR(_Floors, torch_schedulers.CosineAnnealingLR):
+    """torch's class of this name, with a list as `eta_min`: a floor for every group."""
+
+
+class CosineAnnealingWarmRestarts(_Floors, torch_schedulers.CosineAnnealingWarmRestarts):
+    """torch's class of this name, with a list as `eta_min`: a floor for every group."""
+
+
+_COSINES = {own.__mro__[2]: own for own in (CosineAnnealingLR, CosineAnnealingWarmRestarts)}
+
+
+def cosine_for(optimizer: Optimizer, state: Mapping[str, Any]) -> Any:
+    """The cosine schedule of a grown run, from its state dict: where `eta_min` is not 0, it has a floor for every group.
+
+    Build it before you load the optimizer's state.
+
+    >>> import torch
+    >>> groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr} for lr in (0.4, 0.2)]
+    >>> optimizer = torch.optim.SGD(groups)
+    >>> saved = {**torch_schedulers.CosineAnnealingLR(optimizer, 10).state_dict(), "eta_min": [0.04, 0.02]}
+    >>> scheduler = cosine_for(optimizer, saved)
+    >>> for _ in range(10): optimizer.step(); scheduler.step()
+    >>> [round(group["lr"], 12) for group in optimizer.param_groups]
+    [0.04, 0.02]
+    """
+    restarts = "T_0" in state
+    made: Any = CosineAnnealingWarmRestarts if restarts else CosineAnnealingLR
+    scheduler = made(optimizer, state["T_0" if restarts else "T_max"])
+    scheduler.load_state_dict(dict(state))
+    return scheduler
+
+
+def _per_group(floors: Any, many: int) -> list[Any]:
+    return floors if isinstance(floors, list) else [floors] * many
 
 
 def driven_by(scheduler: Any) -> Optimizer:
@@ -45,18 +108,12 @@ def driven_by(scheduler: Any) -> Optimizer:
 
 
 def absolute(scheduler: Any) -> tuple[str, str] | None:
-    """Why a scheduler does not just multiply learning rates, as a code and a reason, or None if it does."""
-    name = type(scheduler).__name__
-    if name in _ABSOLUTE:
-        return "schedule.absolute_rate", _ABSOLUTE[name]
-    known = type(scheduler).__module__ == torch_schedulers.__name__ and name in _MULTIPLIES
-    if not known:
-        what = f"{type(scheduler).__module__}.{name} is not a scheduler known to multiply learning rates"
-        return "schedule.unknown_scheduler", what
+    """Why a scheduler cannot follow rates in other units, as a code and a reason, or None if it can."""
+    name, module = type(scheduler).__name__, type(scheduler).__module__
+    if module not in (torch_schedulers.__name__, swa_utils.__name__, __name__) or name not in _CARRIED:
+        return "schedule.unknown_scheduler", f"the units of what {module}.{name} holds are not known"
     if name == "ReduceLROnPlateau" and scheduler.eps != 0:
         return "schedule.absolute_rate", f"eps = {scheduler.eps} is an absolute learning rate"
-    if getattr(scheduler, "eta_min", 0) != 0:
-        return "schedule.absolute_rate", f"eta_min = {scheduler.eta_min} is an absolute learning rate"
     inner = (absolute(s) for s in getattr(scheduler, "_schedulers", ()))
     if (reason := next((reason for reason in inner if reason), None)) is not None:
         return reason
@@ -66,7 +123,7 @@ def absolute(scheduler: Any) -> tuple[str, str] | None:
 
 
 def refuse_absolute(schedulers: tuple[Any, ...]) -> list[Fault]:
-    """A fault for every scheduler that does not just multiply learning rates."""
+    """A fault for every scheduler that cannot follow rates in other units."""
     faults = []
     what = "so it cannot follow groups whose rates scale differently"
     remedies = {"ReduceLROnPlateau": "set scheduler.eps = 0.0, so that every reduction is made"}
@@ -168,18 +225,48 @@ def carry_scheduler(scheduler: Any, optimizer: Optimizer, groups: Sequence[Named
     """The same scheduler at the same step, on the wide optimizer."""
     new = copy.copy(scheduler)
     per_group = len(scheduler.optimizer.param_groups)
+    known: dict[int, Any] = {id(scheduler.optimizer): optimizer}
     for key, value in vars(scheduler).items():
+        listed = isinstance(value, list) and len(value) == per_group
         if key == "optimizer":
             new.optimizer = optimizer
         elif key == "_schedulers":
             new._schedulers = [carry_scheduler(s, optimizer, groups) for s in value]
-        elif key in ("base_lrs", "_last_lr", "min_lrs"):
+        elif key in RATES_OF_GROUPS and listed:
             setattr(new, key, [value[g.origin] * g.lr_factor for g in groups])
-        elif isinstance(value, list) and len(value) == per_group and key == "lr_lambdas":
+        elif key in _MOMENTA_OF_GROUPS and listed:
+            setattr(new, key, [value[g.origin] for g in groups])
+        elif key == "lr_lambdas" and listed:
             new.lr_lambdas = [_same_function(value[g.origin]) for g in groups]
+        elif key == "eta_min" and isinstance(scheduler, tuple(_COSINES)):
+            _set_floors_(new, [_per_group(value, per_group)[g.origin] * g.lr_factor for g in groups])
         else:
-            setattr(new, key, copy.deepcopy(value))
-    # torch counts steps only to warn about a first call out of order; this optimizer has been stepped.
-    if hasattr(new, "_step_count"):
+            setattr(new, key, _copied(scheduler, key, value, known))
+    # torch counts steps only to warn about a first call out of order; this optimizer has been stepped. SWALR reads the count.
+    if hasattr(new, "_step_count") and not isinstance(new, swa_utils.SWALR):
         new._step_count = max(new._step_count, 2)
     return new
+
+
+def _set_floors_(cosine: Any, floors: list[Any]) -> None:
+    """One floor for all groups, as torch has it, or one for each."""
+    one = len(set(floors)) == 1
+    plain = next(known for known in _COSINES if isinstance(cosine, known))
+    cosine.__class__ = plain if one else _COSINES[plain]
+    cosine.eta_min = floors[0] if one else floors
+
+
+def _copied(scheduler: Any, key: str, value: Any, known: dict[int, Any]) -> Any:
+    """What a scheduler holds besides rates, for the wide optimizer, which stands in `known` for the base's."""
+    why, weights = None, [p for group in scheduler.optimizer.param_groups for p in group["params"]]
+    try:
+        made = copy.deepcopy(value, known)
+    except Exception as error:  # an object of any class
+        why = f"{key} cannot be copied: {error}"
+    if why is None and any(id(p) in known for p in weights):
+        why = f"{key} holds weights of the base"
+    if why is not None:
+        name = type(scheduler).__name__
+        fault = Fault("schedule.unknown_scheduler", name, why, _LEFT_OUT)
+        raise_faults("this scheduler cannot be carried", [fault])
+    return made

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import Fault
 from ..plans.plan import TensorPlan
 from ..rules.matrices import copied_blocks
-from ..rules.optimizer_rule import block_count
+from ..rules.optimizer_rule import RATES, block_count
 from ..rules.optimizers import OptimizerRule, change_for, decay_factor
 from ..rules.scale import Scale
 from ..rules.units import Change
@@ -31,7 +31,7 @@ def factors_of(rule: OptimizerRule, settings: Mapping[str, Any], entry: TensorPl
     rule = rule.row(settings, len(entry.axes))
     change = change_of(rule, settings, entry)
     lr = change.factor(rule.lr)
-    factors: Factors = {"lr": lr, "initial_lr": lr, "lr_factor": lr}
+    factors: Factors = dict.fromkeys(RATES, lr)
     if rule.decay_key in settings:
         factors[rule.decay_key] = decay_factor(rule.decay_kind(settings), change, lr)
     if rule.blocks is not None and settings.get(rule.blocks):

@@ -226,13 +226,15 @@ def _chosen_by(key: str, row: OptimizerRule) -> OptimizerRule:
     return replace(row, neutral=row.neutral if row.known(key) else row.neutral | {key})
 
 
-# Keys of any group that no row has to list: the parameters, learning rates (which `lr` covers), and torch's
-# choices of implementation, which have no units. `declare_neutral` adds to it.
+RATES = ("lr", "initial_lr", "lr_factor", "max_lr", "min_lr", "swa_lr")
+"""Keys of any group with the units of its learning rate: `lr` itself, our factor on it, and what torch's schedulers keep."""
+# Keys of any group that no row has to list: the parameters, learning rates (which `lr` covers), the momenta between which
+# torch's schedulers cycle, and torch's choices of implementation, which have no units. `declare_neutral` adds to it.
 UNIVERSAL = {
     "params",
-    "lr",
-    "initial_lr",
-    "lr_factor",
+    *RATES,
+    "base_momentum",
+    "max_momentum",
     "foreach",
     "fused",
     "capturable",

@@ -31,7 +31,7 @@ from ..plans.plan import Plan
 from ..plans.wide_model import fill_model_
 from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T, rise_for
 from ..tensors.random_states import forked
-from .jump import measured
+from .jump import largest_rise, measured
 from .noise_kinds import SignalNoise
 from .noise_places import Exempt
 from .noise_plan import NoisePlan
@@ -53,7 +53,7 @@ class AutoNoise:
 
     What was learned is the loss of the wide model as its factory builds it, or `untrained`, minus that of the base.
     Without `rise` it is a 4,000th for each of the `steps` that the wide model will be trained for, at most 1; without
-    both a twentieth.
+    both a twentieth, or less if that would be a jump of the loss, which `upscale` warns of.
 
     >>> AutoNoise(rise=0.1).share, AutoNoise(steps=1000).share, AutoNoise().share
     (0.1, 0.25, 0.05)
@@ -67,6 +67,11 @@ class AutoNoise:
     def share(self) -> float:
         """The share of what was learned that the noise may cost."""
         return rise_for(self.steps) if self.rise is None else self.rise
+
+    @property
+    def may_jump(self) -> bool:
+        """Whether a share or the steps ahead were given; otherwise the loss must not jump."""
+        return self.rise is not None or self.steps is not None
 
 
 @dataclass(frozen=True)
@@ -174,7 +179,8 @@ def choose_noise(
 
     before = measured(loss, base, seed)
     untrained = noise.untrained if noise.untrained is not None else _untrained(wide, base, loss, seed)
-    return chosen_size(at, before, untrained, noise.share)
+    most = inf if noise.may_jump else largest_rise(before)
+    return chosen_size(at, before, untrained, noise.share, most)
 
 
 def _untrained(wide: Make, base: nn.Module, loss: Loss, seed: int) -> float:
@@ -190,9 +196,13 @@ def _untrained(wide: Make, base: nn.Module, loss: Loss, seed: int) -> float:
 
 
 def chosen_size(
-    at: Callable[[float], float], before: float, untrained: float, rise: float = DEFAULT_RISE
+    at: Callable[[float], float],
+    before: float,
+    untrained: float,
+    rise: float = DEFAULT_RISE,
+    most: float = inf,
 ) -> Choice:
-    """Search for the size t at which `at(t)` is `before` plus a share of the way to `untrained`.
+    """Search for the size t at which `at(t)` is `before` plus a share of the way to `untrained`, and at most plus `most`.
 
     >>> found = chosen_size(lambda t: 0.3 + 8 * t**2, before=0.3, untrained=1.95, rise=0.1)
     >>> round(found.t, 3), len(found.tried)
@@ -206,7 +216,7 @@ def chosen_size(
             "the base has learned nothing on this batch",
             [Fault("noise.nothing_learned", "loss of the base", what, remedy)],
         )
-    wanted = rise * learned
+    wanted = min(rise * learned, most / (1 + CLOSE))
     tried: dict[float, float] = {}
     low: tuple[float, float] | None = None
     high: tuple[float, float] | None = None
@@ -232,7 +242,8 @@ def chosen_size(
             "the loss is not finite with any noise that was tried; give a size, such as SignalNoise(0.01)",
             code="noise.loss_not_finite",
         )
-    best = min(rises, key=rises.__getitem__)
+    below = [size for size in rises if tried[size] - before <= most]
+    best = min(below or rises, key=rises.__getitem__)
     return Choice(best, before, tried[best], untrained, tuple(tried.items()), rise)
 
 

@@ -7,8 +7,9 @@ are measured on their ranks; one number is reduced over the ranks, and all of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from math import inf, nan, prod
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import TensorWeakRef
 
 from ..arguments import shown, wrong_kind, wrong_number
 from ..errors import Fault, MupscaleError, raise_faults
@@ -79,9 +81,18 @@ def clip_grad_value_(model: nn.Module, since: Since, *, max_value: float) -> Non
     _clip_value(named, plan, max_value)
 
 
+Seen = list[tuple[TensorWeakRef | None, int]]
+"""The gradients of an optimizer at one moment: the tensors, and how often each had been changed in place."""
+
+
 @dataclass
 class Clip:
-    """A pre-hook that clips before every step. All optimizers of a model share it, so that there is one norm."""
+    """A pre-hook that clips before every step. All optimizers of a model share it, so that there is one norm.
+
+    Gradients that a step makes itself, by calling `closure`, are clipped after every call. The first optimizer that
+    steps clips the gradients of all. One whose gradients were made anew since then steps in turn with the others, as in a
+    GAN: from there on each optimizer clips its own gradients.
+    """
 
     plan: Plan
     names: dict[int, str]
@@ -89,19 +100,64 @@ class Clip:
     max_value: float | None
     p: float
     optimizers: list[Optimizer] = field(default_factory=list)
-    waiting: set[int] = field(default_factory=set)
+    in_turn: bool = False
+    waiting: dict[int, Seen | None] = field(default_factory=dict)
+    """The optimizers whose gradients were clipped with those of another one, by id; None if they changed since."""
     last_norm: Tensor | None = None
 
-    def __call__(self, optimizer: Optimizer, *_: Any) -> None:
-        if id(optimizer) in self.waiting:  # clipped when the first optimizer of this step was stepped
-            self.waiting.discard(id(optimizer))
-            return
-        self.waiting = {id(o) for o in self.optimizers if o is not optimizer}
-        named = [(self.names[id(p)], p) for o in self.optimizers for g in o.param_groups for p in g["params"]]
+    def __call__(self, optimizer: Optimizer, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if given.get("closure") is not None:
+            return tuple(args), {**given, "closure": self._after(given["closure"], optimizer)}
+        if len(args) > 1 and callable(args[1]):  # the first one is the optimizer
+            return (args[0], self._after(args[1], optimizer), *args[2:]), given
+        self._clip(optimizer)
+        return None
+
+    def _after(self, closure: Callable[[], Any], optimizer: Optimizer) -> Callable[[], Any]:
+        @wraps(closure)
+        def clipped() -> Any:
+            loss = closure()
+            self._clip(optimizer)
+            return loss
+
+        return clipped
+
+    def _clip(self, optimizer: Optimizer) -> None:
+        for other in self.optimizers:
+            if (seen := self.waiting.get(id(other))) is not None and not _unchanged(other, seen):
+                self.waiting[id(other)] = None
+        if id(optimizer) in self.waiting:
+            if self.waiting.pop(id(optimizer)) is not None:
+                return  # clipped when the first optimizer of this step was stepped
+            self.in_turn = True
+        together = [optimizer] if self.in_turn else self.optimizers
+        named = [(self.names[id(p)], p) for o in together for g in o.param_groups for p in g["params"]]
         if self.max_norm is not None:
             self.last_norm = _clip_norm(named, self.plan, self.max_norm, self.p)
         if self.max_value is not None:
             _clip_value(named, self.plan, self.max_value)
+        self.waiting = {id(o): _seen(o) for o in together if o is not optimizer}
+
+    def stepped(self, *_: Any) -> None:
+        """After a step, which may have changed gradients of others that lie in the same memory."""
+        for other in self.optimizers:
+            if self.waiting.get(id(other)) is not None:
+                self.waiting[id(other)] = _seen(other)
+
+
+def _seen(optimizer: Optimizer) -> Seen:
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
+    return [(None, 0) if grad is None else (TensorWeakRef(grad), grad._version) for grad in grads]
+
+
+def _unchanged(optimizer: Optimizer, seen: Seen) -> bool:
+    """Whether an optimizer has the gradients that were seen, and nothing has written into them."""
+    now = _seen(optimizer)
+    return len(now) == len(seen) and all(
+        a is b is None or (a is not None and b is not None and a() is b() and one == other)
+        for (a, one), (b, other) in zip(now, seen, strict=True)
+    )
 
 
 def clip_(
@@ -116,8 +172,11 @@ def clip_(
     """Clip before every optimizer step, by a norm or a value written at the reference.
 
     `since` is the run that the optimizers train, or, with `model`, the plan from the reference to it. Clipping happens in
-    a step pre-hook, so it works with gradient accumulation and inside trainers, whose own clipping must be turned off.
-    `widen` and `upscale` carry it to the wide optimizers.
+    a step pre-hook, so it works with gradient accumulation and inside trainers, whose own clipping must be turned off. With
+    `optimizer.step(closure)` it happens after every call of the closure. `widen` and `upscale` carry it to the wide optimizers.
+
+    Several optimizers that step one after another on the same gradients are clipped by one norm. Optimizers that step in
+    turn, each on new gradients, are clipped by their own norms; write one `clip_` for each to have this in the first step too.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
@@ -149,7 +208,8 @@ def clip_(
             "model's parameters",
             code="optimizer.foreign_parameters",
         )
-    return [optimizer.register_step_pre_hook(hook) for optimizer in several]
+    before = [optimizer.register_step_pre_hook(hook) for optimizer in several]
+    return before + [optimizer.register_step_post_hook(hook.stepped) for optimizer in several[1:] and several]
 
 
 def _parameters(model: nn.Module, since: Since) -> tuple[Named, Plan]:

@@ -68,3 +68,6 @@ def carry_clips_(
             )
             continue
         clip_(several, since, model=model, max_norm=hook.max_norm, max_value=hook.max_value, p=hook.p)
+        carried = list(several[0]._optimizer_step_pre_hooks.values())[-1]
+        assert isinstance(carried, Clip)
+        carried.in_turn = hook.in_turn

@@ -51,7 +51,12 @@ def is_jump(before: float, after: float) -> bool:
     >>> is_jump(1.70, 4.50), is_jump(2.060, 2.152), is_jump(1.0, float("nan"))
     (True, False, True)
     """
-    return not after - before <= max(RISE, SHARE * abs(before))
+    return not after - before <= largest_rise(before)
+
+
+def largest_rise(before: float) -> float:
+    """By how much a loss may rise before it is a jump."""
+    return max(RISE, SHARE * abs(before))
 
 
 def smaller(size: float) -> float:

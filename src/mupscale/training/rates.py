@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..optimizers.schedulers import driven_by
+from ..rules.optimizer_rule import RATES
 from ..runs.run import Run
 from .groups import set_lr_
 from .stepping import units_of
@@ -36,7 +37,7 @@ def new_rates(run: Run, lr: float | None, peak_lr: float | None) -> Callable[[Ru
     """A function that sets the rates of the grown run; raises if `lr` or `peak_lr` has no single meaning for `run`."""
     _refuse(run, lr, peak_lr)
     if peak_lr is not None:
-        peak = _one((_reference_rates(o, "initial_lr") for o in run.optimizers), "peak_lr")
+        peak = _one((_peaks(o, run.schedulers) for o in run.optimizers), "peak_lr")
         return lambda grown: _scale_all_(grown, peak_lr / peak)
     if lr is None:
         _warn_of_constant(run.schedulers)
@@ -108,6 +109,8 @@ def _is_constant(scheduler: Any) -> bool:
         return bool(now >= scheduler.total_iters)
     if hasattr(scheduler, "milestones"):  # MultiStepLR
         return all(step <= now for step in scheduler.milestones)
+    if hasattr(scheduler, "total_steps"):  # OneCycleLR: torch refuses to step beyond its end
+        return bool(now >= scheduler.total_steps - 1)
     if hasattr(scheduler, "T_max"):  # CosineAnnealingLR: beyond its end torch lets it rise again
         return bool(now >= scheduler.T_max)
     if type(scheduler).__name__ == "LambdaLR":
@@ -128,6 +131,20 @@ def _reference_rates(optimizer: Optimizer, key: str) -> list[float]:
     """The rates of an optimizer's groups at the reference; `initial_lr` falls back on `lr`."""
     groups = optimizer.param_groups
     return [float(g.get(key, g["lr"])) / float(g.get("lr_factor", 1.0)) for g in groups]
+
+
+def _peaks(optimizer: Optimizer, schedulers: Iterable[Any]) -> list[float]:
+    """The highest rates of the groups at the reference: what a schedule multiplies, or the peak that it rises to."""
+    driving = [s for s in schedulers if driven_by(s) is optimizer]
+    while driving:
+        scheduler = driving.pop()
+        driving += getattr(scheduler, "_schedulers", ())
+        if type(scheduler).__name__ == "OneCycleLR":
+            return _reference_rates(optimizer, "max_lr")
+        if hasattr(scheduler, "max_lrs"):  # CyclicLR
+            factors = [float(group.get("lr_factor", 1.0)) for group in optimizer.param_groups]
+            return [float(rate) / factor for rate, factor in zip(scheduler.max_lrs, factors, strict=True)]
+    return _reference_rates(optimizer, "initial_lr")
 
 
 def _one(rates: Iterable[list[float]], word: str) -> float:
@@ -164,7 +181,7 @@ def _scale_all_(run: Run, ratio: float) -> None:
 def scale_lr_(optimizer: Optimizer, schedulers: tuple[Any, ...], ratio: float) -> None:
     """Multiply every rate of an optimizer, and the rates that its schedulers have stored."""
     for group in optimizer.param_groups:
-        for key in ("lr", "initial_lr"):
+        for key in (key for key in RATES if key != "lr_factor"):
             if isinstance(group.get(key), Tensor):
                 group[key].mul_(ratio)
             elif key in group:
@@ -175,8 +192,10 @@ def scale_lr_(optimizer: Optimizer, schedulers: tuple[Any, ...], ratio: float) -
 
 
 def _scale_remembered_(scheduler: Any, ratio: float) -> None:
-    for key in ("base_lrs", "_last_lr"):
+    for key in ("base_lrs", "_last_lr", "max_lrs"):
         if hasattr(scheduler, key):
             setattr(scheduler, key, [rate * ratio for rate in getattr(scheduler, key)])
+    if (floor := getattr(scheduler, "eta_min", None)) is not None:
+        scheduler.eta_min = [one * ratio for one in floor] if isinstance(floor, list) else floor * ratio
     for inner in getattr(scheduler, "_schedulers", ()):
         _scale_remembered_(inner, ratio)

@@ -20,10 +20,11 @@ from ..plans.direction import Direction
 from ..plans.names import parameter_names
 from ..proofs.compare import Settings, Unequal
 from ..proofs.trial import Trial
+from ..rules.optimizer_rule import RATES
 from ..rules.optimizers import OptimizerRule, rule_for
 from .stepping import units_of
 
-_BOOKKEEPING = ("initial_lr", "lr_factor")
+_BOOKKEEPING = (*(key for key in RATES if key != "lr"), "base_momentum", "max_momentum")
 """Keys that only schedulers and `set_lr_` use. No step reads them, so a group without them trains the same way."""
 
 

@@ -68,8 +68,8 @@ def upscale(
     `loss(model)`, your loss on one batch, proves that growing is exact before noise is added, as for `widen`, and
     measures what the noise costs: both losses are saved in the provenance, and a large increase causes a warning.
     Without `noise` and `recipe` the noise is chosen by this loss: the size at which it has risen by a twentieth of
-    what the base has learned, found with at most 11 forward passes. `AutoNoise(steps=…)` asks for more where long
-    training follows.
+    what the base has learned, or less if that would be a large increase, found with at most 11 forward passes.
+    `AutoNoise(steps=…)` asks for more where long training follows.
     `example_inputs`, `plan` and `unproved` are as for `widen`.
 
     >>> from mupscale import MupNoise
@@ -95,7 +95,7 @@ def upscale(
     tensors = {name: tensor for name, _, tensor in named_tensors(start.model)}
     exempt = exempt_of(start.model, chosen, "base")
     drawn = unused_seed(seed, start.since, start.provenance.seeds)
-    choice = None
+    choice, given = None, noise
     if noise is None or isinstance(noise, AutoNoise):
         assert loss is not None
         auto = AutoNoise() if noise is None else noise
@@ -107,7 +107,7 @@ def upscale(
     direction = Direction(chosen, noise=resolved)
     grown = carry(start, built, wide, direction, rules, settings=not unproved)
     set_rates_(grown)
-    losses = None if loss is None else _losses(loss, start.model, grown.model, noise, seed, choice)
+    losses = None if loss is None else _losses(loss, start.model, grown.model, noise, seed, choice, given)
     begin_stage_(grown.schedulers, step_cost)
     provenance = grown.provenance.noting(
         **hand_over_(start, grown, direction, proof, new_rate=lr is not None),
@@ -187,18 +187,28 @@ def _noise_missing_or_twice(
 
 
 def _losses(
-    loss: Loss, base: nn.Module, wide: nn.Module, noise: Noise, seed: int, choice: Choice | None
+    loss: Loss,
+    base: nn.Module,
+    wide: nn.Module,
+    noise: Noise,
+    seed: int,
+    choice: Choice | None,
+    given: Noise | AutoNoise | None,
 ) -> dict[str, float]:
-    """The loss before and after noise, for the provenance; warns if it jumps by more than was asked for."""
-    if choice is not None:
-        if not choice.found <= 1.5 * choice.rise:
-            warnings.warn(
-                f"no size was found that costs {choice.rise:.0%} of what was learned; {choice}", stacklevel=3
-            )
-        return {"before": choice.before, "after": choice.after}
-    before, after = (measured(loss, model, seed) for model in (base, wide))
+    """The loss before and after noise, for the provenance; warns if it jumps, or rises by more than was asked for."""
+    remedy = less_of(noise)
+    if choice is None:
+        before, after = (measured(loss, model, seed) for model in (base, wide))
+    else:
+        before, after = choice.before, choice.after
+        if isinstance(given, AutoNoise) and given.may_jump:
+            remedy = "write AutoNoise(), which takes less"
     if is_jump(before, after):
-        warnings.warn(jump_message(before, after, less_of(noise)), stacklevel=3)
+        warnings.warn(jump_message(before, after, remedy), stacklevel=3)
+    elif choice is not None and not choice.found <= 1.5 * choice.rise:
+        warnings.warn(
+            f"no size was found that costs {choice.rise:.0%} of what was learned; {choice}", stacklevel=3
+        )
     return {"before": before, "after": after}
 
 

@@ -120,7 +120,12 @@ def check_since(run: Run) -> None:
 def check_start(run: Run) -> None:
     """Raise for what is seen without a proof, which may take minutes: a wrong `since`, schedulers that cannot be carried."""
     check_since(run)
-    raise_faults("this run cannot be widened exactly", refuse_absolute(run.schedulers))
+    raise_faults("this run cannot be widened exactly", _refused_schedulers(run))
+
+
+def _refused_schedulers(run: Run) -> list[Fault]:
+    """Faults for schedulers that cannot follow other units. Groups that are stepped in units keep those of the reference."""
+    return refuse_absolute(tuple(s for s in run.schedulers if units_of(driven_by(s)) is None))
 
 
 def carry(
@@ -144,7 +149,7 @@ def carry(
     check_ties(direction.plan, {name: t for name, _, t in named_tensors(run.model)})
     if not direction.back:
         check_since(run)
-    faults = refuse_absolute(run.schedulers) + refuse_readers(run.schedulers, run.optimizers, run.model)
+    faults = _refused_schedulers(run) + refuse_readers(run.schedulers, run.optimizers, run.model)
     if run.optimizers:
         lone = [name for name, t in direction.plan.tensors.items() if t.new and t.like is None]
         what = "it is new and like no tensor of the base, so it belongs to no group"
