@@ -24,7 +24,7 @@ import sys
 from argparse import Namespace
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 from types import SimpleNamespace
@@ -92,12 +92,16 @@ def compare_attributes(base: nn.Module, wide: nn.Module, plan: Plan | None = Non
     moved = {} if plan is None else moved_blocks(plan)
     found: list[Difference] = []
     seen: set[tuple[int, int]] = set()
+    kinds: set[Any] = {type(module) for module in modules.values()}
+    codes = {kind: code_of(kind) for kind in kinds}
     for path, module in others.items():
         source = base_path(path, moved)
         if source in modules:
             numbers = [[int(word) for word in text.split(".") if word.isdigit()] for text in (source, path)]
             renumbered = [(a, b) for a, b in zip(*numbers, strict=True) if a != b]
-            differences = _attributes(path, modules[source], module, sizes, seen)
+            differences = _attributes(
+                path, modules[source], module, codes[type(modules[source])], sizes, seen
+            )
             # A block that knows its number has another one where it has moved.
             found += [d for d in differences if (d.base, d.wide) not in renumbered]
             found += _hooks(path, modules[source], module)
@@ -188,10 +192,9 @@ class _Sizes:
 
 
 def _attributes(
-    path: str, base: nn.Module, wide: nn.Module, sizes: _Sizes, seen: set[tuple[int, int]]
+    path: str, base: nn.Module, wide: nn.Module, code: Code, sizes: _Sizes, seen: set[tuple[int, int]]
 ) -> Iterator[Difference]:
     mine, other = vars(base), vars(wide)
-    code = code_of(type(base))
     for key in sorted({*mine, *other} - _OWN):
         where = f"{path}.{key}" if path else key
         a, b = mine.get(key, _NOTHING), other.get(key, _NOTHING)
@@ -277,7 +280,7 @@ def _inside(value: Any) -> Mapping[Any, Any] | None:
         return None
     if kind.__module__.split(".")[0] in sys.stdlib_module_names - {"__main__"} or of_library(kind):
         return None
-    if is_dataclass(kind) and kind.__dataclass_params__.frozen:
+    if getattr(getattr(kind, "__dataclass_params__", None), "frozen", False):
         return None
     return dict(vars(value))
 
