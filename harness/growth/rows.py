@@ -25,6 +25,7 @@ from mupscale.plans.float64 import cast_, lifted_casts
 from mupscale.plans.identity import Loss
 from mupscale.plans.plan import Plan, TensorPlan
 from mupscale.tensors.differences import curve_gap, loss_gap
+from mupscale.tensors.random_states import forked
 
 NAMES = "worst control jump woken"
 MOST, LEAST = {"worst": 1e-11, "jump": 1e-10}, {"control": 1e-3, "woken": 1.0}
@@ -179,8 +180,7 @@ def trial(row: Row, sizes: Mapping[str, Any], optimizers: Optimizers = optimizer
     family = family_plan({"model_type": row.kind, **sizes}, row.k, to=row.to)
     config, wide = config_from(family.base_config), config_from(family.wide_config)
     cls, wide_cls = model_class(config, family.architecture), model_class(wide, family.wide_architecture)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with forked(seed=0):
         model = cast_(factory(cls)(config), torch.float64)
     bare = {n for n, t in family.plan.tensors.items() if t.shift and not t.fold.is_one}
     batch, which = find_batch(model, config)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from harness import pretend_device
+from mupscale.tensors.devices import holds_float64
 
 _REASON = pytest.StashKey[str]()
 
@@ -15,6 +16,26 @@ def device(request):
         request.config.stash[_REASON] = reason
         pytest.skip(reason)
     return torch.device(pretend_device.NAME)
+
+
+@pytest.fixture(params=[True, False], ids=["float64", "no float64"])
+def place(request, device):
+    """The device, once with float64 and once without."""
+    yield from with_float64(device, request.param)
+
+
+@pytest.fixture
+def coarse(device):
+    """The device without float64."""
+    yield from with_float64(device, False)
+
+
+def with_float64(device, has):
+    pretend_device.float64(has)
+    holds_float64.cache_clear()
+    yield device
+    pretend_device.float64(True)
+    holds_float64.cache_clear()
 
 
 def pytest_terminal_summary(terminalreporter, config):

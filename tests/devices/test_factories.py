@@ -5,10 +5,8 @@ import torch
 from torch import nn
 
 import mupscale as mu
-from harness import pretend_device
 from harness.refusals import refused
 from mupscale.plans import on_meta
-from mupscale.tensors.devices import holds_float64
 
 pytestmark = pytest.mark.device
 
@@ -92,12 +90,7 @@ def step(run, _):
     return value.detach()
 
 
-@pytest.mark.parametrize("float64", [True, False], ids=["float64", "no float64"])
-def test_a_model_with_a_device_map_keeps_its_places(device, float64, request):
-    pretend_device.float64(float64)
-    holds_float64.cache_clear()
-    request.addfinalizer(holds_float64.cache_clear)
-    request.addfinalizer(lambda: pretend_device.float64(True))
+def test_a_model_with_a_device_map_keeps_its_places(place):
     torch.manual_seed(0)
     base = mapped(16)
     run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-2))

@@ -21,26 +21,6 @@ CLOSE = (
 )
 
 
-@pytest.fixture(params=[True, False], ids=["float64", "no float64"])
-def place(request, device):
-    """The device, once with float64 and once without."""
-    torch.ops.pretend.float64(request.param)
-    holds_float64.cache_clear()
-    yield device
-    torch.ops.pretend.float64(True)
-    holds_float64.cache_clear()
-
-
-@pytest.fixture
-def coarse(device):
-    """The device without float64."""
-    torch.ops.pretend.float64(False)
-    holds_float64.cache_clear()
-    yield device
-    torch.ops.pretend.float64(True)
-    holds_float64.cache_clear()
-
-
 def mlp(width):
     return nn.Sequential(nn.Linear(8, width), nn.GELU(), nn.Linear(width, 1))
 

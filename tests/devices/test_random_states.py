@@ -7,11 +7,17 @@ import torch
 from torch import nn
 
 import mupscale as mu
+from mupscale import limits
+from mupscale.families.plan import family_plan
+from mupscale.files.torch_file import Room, lay_out
+from mupscale.jobs.staging import Staging
+from mupscale.limits.real import train_model
 from mupscale.tensors.random_states import accelerator_states, forked, set_accelerator_states_
 from mupscale.training.check_optimizer import check_optimizer
 from mupscale.training.clip import grad_norm
 from mupscale.training.symmetry import noise_report
 from mupscale.tuning.checkpoint import keep, kept, random_state, set_random_state_
+from mupscale.tuning.text_data import TextData
 
 pytestmark = pytest.mark.device
 
@@ -96,6 +102,42 @@ def test_the_default_device_changes_no_numbers(device):
     for a, b in zip(want, got, strict=True):
         assert all(torch.equal(a[name], b[name]) for name in a)
     assert all(t.device.type == "cpu" for t in on_host.values())
+
+
+def made_on_the_host():
+    """What is computed for files and for small models of our own, as numbers."""
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97, **sizes}
+    schedule = limits.Schedule(steps=3, grow_at=2, rate=0.1)
+    options = {"inputs": [[1.0]], "targets": [1.0], "sigma": [1, 1, 1], "noise": [0.1, 0.1, 0.1]}
+    real = train_model(8, 2, schedule, **options, activation=nn.Tanh(), keep_values=True)
+    engines = (
+        limits.FiniteWidth(8, 2, values=real.values),
+        limits.SampledKets(k=2, samples=2**6, sampler="sobol"),
+        limits.SampledKets(k=2, samples=2**6, sampler="white"),
+    )
+    outputs = [limits.mlp(engine, schedule, **options) for engine in engines]
+    linear = limits.mlp(limits.LinearKets(2), schedule, **options, activation=None)
+    file, _ = lay_out("x.pt", {"a": Room("F32", (2,))})
+    data = TextData(torch.arange(6, device="cpu").view(6, 1), torch.zeros(1, 1, device="cpu"))
+    assert Staging(torch.device("cpu")).room(torch.float32, (2,)).device.type == "cpu"
+    return (
+        family_plan(config, 2).plan.hash,
+        real.outputs,
+        outputs,
+        linear,
+        [bytes(chunk) for _, chunk in file.chunks],
+        data.batch(0, 4).tolist(),
+    )
+
+
+def test_the_default_device_changes_nothing_that_is_made_on_the_host(place):
+    want = made_on_the_host()
+    torch.set_default_device(place)
+    try:
+        assert made_on_the_host() == want
+    finally:
+        torch.set_default_device(None)
 
 
 def test_a_tensor_of_a_cpu_generator_on_a_device_is_refused(device):

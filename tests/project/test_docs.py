@@ -76,6 +76,20 @@ def test_what_is_not_run_names_what_exists():
                     assert is_public(name.split(".")[1:]), f"{page.name}, line {block.line}: mu{name}"
 
 
+def test_every_row_of_what_a_proof_covers_names_a_test():
+    page = (ROOT / "docs" / "exactness.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("## What a proof covers")
+    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")][2:]
+    assert len(rows) >= 16
+    for row in rows:
+        (path, name), *more = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
+        assert not more
+        functions = [
+            n for n in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(n, ast.FunctionDef)
+        ]
+        assert name in {function.name for function in functions}, f"{path} has no {name}"
+
+
 @pytest.mark.parametrize(
     "page",
     [

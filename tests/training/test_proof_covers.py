@@ -32,7 +32,7 @@ class Net(nn.Module):
         self.middle, self.head = nn.Linear(n, n), nn.Linear(n, 3)
         self.double()
 
-    def hidden(self, x: Tensor) -> Tensor:
+    def hidden(self, x: Tensor) -> Any:
         return self.middle(self.norm(self.inside(x)).relu()).relu()
 
     def forward(self, x: Tensor) -> Any:
@@ -82,6 +82,7 @@ class Counting(Net):
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
+        self.mean: Tensor
         self.register_buffer("mean", torch.zeros(n, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Any:
@@ -207,13 +208,14 @@ class FrozenNorm(Net):
 def test_modules_in_a_mode_of_their_own_stay_in_it(path: str, monkeypatch: pytest.MonkeyPatch):
     if path == "large":
         monkeypatch.setattr(prove, "FLOAT64_BYTES", 0)
-    model = base(FrozenNorm)
+    model: Any = base(FrozenNorm)
     model.frozen.eval()
     wide = mu.widen(model, lambda: FrozenNorm(8), loss=loss)
     modes = wide.provenance["proof"]["modes"]
     assert modes["train"].startswith("exact")
     assert modes["train"] != "exact", "it names the modules in another mode"
     assert modes["eval"] == "exact"
+    grown: Any
     for grown in (model, wide.model):
         assert (grown.training, grown.frozen.training) == (True, False)
 
@@ -229,20 +231,43 @@ def test_verify_says_which_modes_it_measured(monkeypatch: pytest.MonkeyPatch):
     assert not mu.verify(base(Penalised), lambda: Penalised(8), loss=loss).holds
 
 
-def test_verify_with_steps_names_the_mode_of_the_steps():
-    def step(run: mu.Run, i: int) -> Tensor:
-        found = loss(run.model)
-        run.optimizer.zero_grad()
-        found.backward()
-        run.optimizer.step()
-        return found
+def step(run: mu.Run, i: int) -> Tensor:
+    found = loss(run.model)
+    run.optimizer.zero_grad()
+    found.backward()
+    run.optimizer.step()
+    return found
 
+
+def test_verify_with_steps_names_the_mode_of_the_steps():
     for training, measured, other in ((True, "train", "eval"), (False, "eval", "train")):
         model = base(Net, training)
         run = mu.Run(model, torch.optim.SGD(model.parameters(), lr=0.01))
         certificate = mu.verify(run, lambda: Net(8), step=step, steps=2)
         assert certificate.modes[measured] == "exact"
         assert certificate.modes[other] != "exact"
+
+
+class Later(Net):
+    """A sum over the width from the 30th call on."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Any:
+        self.calls += 1
+        return super().forward(x) + (self.inside(x).square().sum(1, True) if self.calls > 30 else 0)
+
+
+def test_what_begins_later_is_seen_by_steps_that_reach_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verify, "_SEARCHED", 0)
+    model: Any = base(Later)
+    run = mu.Run(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    assert mu.widen(run, lambda: Later(8), loss=loss)
+    model.calls = 0
+    for steps, holds in ((5, True), (35, False)):
+        assert mu.verify(run, lambda: Later(8), step=step, steps=steps).holds is holds
 
 
 class Rooted(nn.Module):
@@ -279,10 +304,11 @@ def test_reentrant_checkpoints_are_measured(path: str):
     assert wide.provenance["proof"]["worst"] < 1e-12
     assert torch.utils.checkpoint.CheckpointFunction is stock
     loss(wide.model).backward()
-    narrow = base(Checkpointed)
+    narrow: Any = base(Checkpointed)
     loss(narrow).backward()
+    grown: Any = wide.model
     expected = narrow.middle.weight.grad.repeat_interleave(2, 0).repeat_interleave(2, 1) / 2
-    assert torch.allclose(wide.model.middle.weight.grad, expected, rtol=1e-9)
+    assert torch.allclose(grown.middle.weight.grad, expected, rtol=1e-9)
 
 
 def test_a_wrong_factor_behind_a_reentrant_checkpoint_is_seen():

@@ -50,7 +50,9 @@ class NormJournal:
             for entry in filter(None, map(checked, raw.split(b"\n"))):
                 kind, values, name = entry.split(" ", 2)
                 norms = torch.tensor(
-                    [float.fromhex(value) for value in values.split(",")], dtype=torch.float64
+                    [float.fromhex(value) for value in values.split(",")],
+                    dtype=torch.float64,
+                    device="cpu",
                 )
                 found[name, cast(Statistic, kind)] = norms[0] if kind == "norm" else norms
         return found

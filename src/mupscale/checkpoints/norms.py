@@ -79,7 +79,7 @@ def measured_by(parts: Sequence[StoredBase], shape: tuple[int, ...], what: Stati
 def _mean(read: Callable[[int, int], Tensor], shape: tuple[int, ...]) -> Tensor:
     """The mean of all rows, as many of them at a time as `_STRETCH` bytes of float64 hold."""
     rows, width = shape[0], prod(shape[1:])
-    total = torch.zeros(width, dtype=torch.float64)
+    total = torch.zeros(width, dtype=torch.float64, device="cpu")
     step = max(1, _STRETCH // (8 * max(1, width)))
     for first in range(0, rows, step):
         total += read(first, min(rows, first + step)).double().sum(0)
@@ -98,7 +98,7 @@ def _rows(parts: Sequence[StoredBase]) -> Callable[[tuple[int, ...], int, int], 
                 continue
             low, high = max(first, start[at]), min(last, start[at] + shape[at])
             if low < high:
-                rows = torch.empty((*(1,) * at, high - low, *shape[at + 1 :]), dtype=part.dtype)
+                rows = torch.empty((*(1,) * at, high - low, *shape[at + 1 :]), dtype=part.dtype, device="cpu")
                 part.read_([*outer, low, *start[at + 1 :]], rows)
                 found[low] = rows.view(high - low, prod(shape[at + 1 :]))
         return torch.cat([found[low] for low in sorted(found)])

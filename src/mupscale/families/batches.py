@@ -52,8 +52,8 @@ def drawn_text(model: Any, seed: int = 0) -> dict[str, Any]:
     length = min(TOKENS, int(getattr(text, "max_position_embeddings", None) or TOKENS)) - 1
     with forked(model, seed=seed), torch.no_grad():
         ids = model.generate(
-            torch.full((TEXTS, 1), first),
-            attention_mask=torch.ones(TEXTS, 1, dtype=torch.long),
+            torch.full((TEXTS, 1), first, device=model.device),
+            attention_mask=torch.ones(TEXTS, 1, dtype=torch.long, device=model.device),
             do_sample=True,
             temperature=1.0,
             top_k=0,

@@ -73,7 +73,11 @@ def _random_tokens(model: Any) -> dict[str, Any]:
         )
     length = min(TOKENS, int(getattr(config, "max_position_embeddings", None) or TOKENS) // 2)
     drawn = torch.Generator().manual_seed(0)
-    return {"input_ids": torch.randint(int(known), (TEXTS, length), generator=drawn)}
+    return {
+        "input_ids": torch.randint(int(known), (TEXTS, length), generator=drawn, device="cpu").to(
+            model.device
+        )
+    }
 
 
 def _vectors(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:

@@ -260,7 +260,7 @@ def randomise_(model: nn.Module, seed: int = 0) -> None:
         for leaf, p in module.named_parameters(recurse=False):
             if not p.is_floating_point():
                 continue
-            noise = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+            noise = torch.randn(p.shape, generator=generator, dtype=p.dtype, device="cpu")
             if p.dim() <= 1 or norm:
                 p.copy_(noise * 0.3 + (0.0 if "bias" in leaf else 0.8))
             elif embeds:
@@ -270,9 +270,9 @@ def randomise_(model: nn.Module, seed: int = 0) -> None:
                 p.copy_(noise * (1.2 / max(fan, 1) ** 0.5) if p.numel() else noise)
         for leaf, b in module.named_buffers(recurse=False):
             if leaf == "running_mean":
-                b.copy_(torch.randn(b.shape, generator=generator, dtype=b.dtype) * 0.3)
+                b.copy_(torch.randn(b.shape, generator=generator, dtype=b.dtype, device="cpu") * 0.3)
             elif leaf == "running_var":
-                b.copy_(torch.rand(b.shape, generator=generator, dtype=b.dtype) + 0.5)
+                b.copy_(torch.rand(b.shape, generator=generator, dtype=b.dtype, device="cpu") + 0.5)
 
 
 def not_stored(model: nn.Module) -> list[str]:

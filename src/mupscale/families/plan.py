@@ -20,6 +20,7 @@ from ..extras import needs
 from ..files.directory import has_weights, read_directory
 from ..plans.names import pattern_of
 from ..plans.plan import Plan
+from ..tensors.devices import on_cpu
 from ..training.noise_places import exempt_of
 from .configs import Path, edits, following, nested_configs, with_edits
 from .declarations import Declarations
@@ -60,6 +61,7 @@ def _on_the_cpu() -> Iterator[None]:
 
 
 @_on_the_cpu()
+@on_cpu()
 def family_plan(
     config: Mapping[str, Any] | str | File,
     multipliers: str | int | Multipliers = 1,

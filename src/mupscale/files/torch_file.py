@@ -71,7 +71,7 @@ def read_tensor(folder: Location | str, place: Place) -> Tensor:
     if len(data) != place.bytes:
         raise MupscaleError(f"{printable(str(path))} ends inside a tensor", code="file.cut_short")
     if not data:
-        return torch.empty(place.shape, dtype=torch_dtype(place.dtype))
+        return torch.empty(place.shape, dtype=torch_dtype(place.dtype), device="cpu")
     return torch.frombuffer(data, dtype=torch_dtype(place.dtype)).reshape(place.shape)
 
 
@@ -89,7 +89,7 @@ def lay_out(name: str, tree: Any) -> tuple[OutFile, Any]:
 
     def empty(_: str, room: Room) -> Tensor:
         rooms.append(room)
-        return torch.empty(room.shape, dtype=torch_dtype(room.dtype))
+        return torch.empty(room.shape, dtype=torch_dtype(room.dtype), device="cpu")
 
     with FakeTensorMode():
         blank = map_leaves(tree, "", Room, empty)

@@ -41,7 +41,7 @@ class Staging:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         count = 1 if device.type == "cpu" else 2
-        self._buffers = [Buffer(torch.empty(0, dtype=torch.uint8)) for _ in range(count)]
+        self._buffers = [Buffer(torch.empty(0, dtype=torch.uint8, device="cpu")) for _ in range(count)]
         self._next = 0
 
     @property
@@ -58,7 +58,7 @@ class Staging:
             buffer.copied = None
         if buffer.memory.numel() < size:
             pinned = self._device.type == "cuda"
-            buffer.memory = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+            buffer.memory = torch.empty(size, dtype=torch.uint8, pin_memory=pinned, device="cpu")
         return buffer.memory[:size].view(dtype).view(list(shape))
 
     def on_device(self, room: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch.quasirandom import SobolEngine
 
 from ..arguments import wrong_whole
 from ..errors import Fault, raise_faults
+from ..tensors.devices import on_cpu
 from .kets import Rows
 
 Sampler = Literal["sobol", "white", "plain"]
@@ -50,14 +51,14 @@ class Draws:
         self._generator = torch.Generator().manual_seed(seed)
         self._seed = seed
         self._used = 0
-        self._points = torch.empty(samples, 0, dtype=torch.float64)
+        self._points = torch.empty(samples, 0, dtype=torch.float64, device="cpu")
         self._earlier = Rows()
 
     def column(self) -> Tensor:
         """The next column."""
         if self.sampler == "sobol":
             return self._sobol()
-        column = torch.randn(self.samples, generator=self._generator, dtype=torch.float64)
+        column = torch.randn(self.samples, generator=self._generator, dtype=torch.float64, device="cpu")
         return self._whitened(column) if self.sampler == "white" else column
 
     def _sobol(self) -> Tensor:
@@ -70,8 +71,9 @@ class Draws:
                     [Fault("limits.too_many_gaussians", "sampler", what, 'write sampler="white"')],
                 )
             # Each dimension has a scramble of its own, so columns of a larger engine continue where a smaller one ended.
-            engine = SobolEngine(more, scramble=True, seed=self._seed + more)  # type: ignore[no-untyped-call]
-            points = engine.draw(self.samples, dtype=torch.float64)
+            with on_cpu():
+                engine = SobolEngine(more, scramble=True, seed=self._seed + more)  # type: ignore[no-untyped-call]
+                points = engine.draw(self.samples, dtype=torch.float64)
             points[:, : self._used] = self._points
             self._points = points
         column = self._points[:, self._used].contiguous()

@@ -96,7 +96,7 @@ class FiniteWidth(Backend):
                 raise_faults(
                     "this value does not fit", [Fault("limits.value_of_other_shape", name, what, remedy)]
                 )
-            return given.double()
+            return given.cpu().double()
         digest = blake2b(f"{self.seed}\0{name}".encode(), digest_size=7).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-        return torch.randn(shape, generator=generator, dtype=torch.float64).mul_(size)
+        return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").mul_(size)

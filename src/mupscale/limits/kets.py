@@ -48,7 +48,7 @@ class Rows:
     """
 
     def __init__(self) -> None:
-        self._memory = torch.empty(0, 0, dtype=torch.float64)
+        self._memory = torch.empty(0, 0, dtype=torch.float64, device="cpu")
         self._count = 0
 
     def append(self, row: Tensor) -> None:
@@ -57,7 +57,9 @@ class Rows:
         if self._count == height or len(row) > width:
             # Twice the rows, so that n appends copy 2n rows in all; 4 at first, because most matrices meet
             # few vectors.
-            larger = torch.zeros(max(4, 2 * self._count), max(width, len(row)), dtype=torch.float64)
+            larger = torch.zeros(
+                max(4, 2 * self._count), max(width, len(row)), dtype=torch.float64, device="cpu"
+            )
             larger[: self._count, :width] = self._memory[: self._count]
             self._memory = larger
         self._memory[self._count, : len(row)] = row
@@ -100,7 +102,9 @@ class Kets(Backend):
         if square > self.new_above * float(self.inners(seen[None], seen)):
             here.directions.append(rest / sqrt(square))
             here.images.append(self.fresh(matrix.kind))
-            coordinates = torch.cat([coordinates, torch.tensor([sqrt(square)], dtype=torch.float64)])
+            coordinates = torch.cat(
+                [coordinates, torch.tensor([sqrt(square)], dtype=torch.float64, device="cpu")]
+            )
         # The hat: the image of each direction, times x's coordinate. The dot: what Wᵀ contributes.
         seen = self.fitted(seen)
         images = here.images.all(len(seen))

@@ -31,16 +31,18 @@ class LinearKets(Kets):
 
     def __init__(self, k: int) -> None:
         super().__init__(k)
-        self._weights = torch.empty(0, dtype=torch.float64)
+        self._weights = torch.empty(0, dtype=torch.float64, device="cpu")
 
     def draw_vector(self, name: str, kind: Kind, scale: float) -> Tensor:
         return self.fresh(kind) * scale
 
     def fresh(self, kind: Kind) -> Tensor:
         mean = 1.0 if kind == "duplicated" else 1 / self.k
-        self._weights = torch.cat([self._weights, torch.tensor([mean, 1 - mean], dtype=torch.float64)])
+        self._weights = torch.cat(
+            [self._weights, torch.tensor([mean, 1 - mean], dtype=torch.float64, device="cpu")]
+        )
         new = torch.zeros_like(self._weights)
-        new[-2:] = torch.tensor([1.0, 0.0 if kind == "duplicated" else 1.0])
+        new[-2:] = torch.tensor([1.0, 0.0 if kind == "duplicated" else 1.0], device="cpu")
         return new
 
     def fitted(self, flat: Tensor) -> Tensor:
@@ -48,7 +50,11 @@ class LinearKets(Kets):
 
     def seen_by(self, kind: Kind, data: Tensor) -> Tensor:
         flat = self.fitted(data)
-        return flat * torch.tensor([1.0, 0.0]).repeat(len(flat) // 2) if kind == "duplicated" else flat
+        return (
+            flat * torch.tensor([1.0, 0.0], device="cpu").repeat(len(flat) // 2)
+            if kind == "duplicated"
+            else flat
+        )
 
     def inners(self, rows: Tensor, flat: Tensor) -> Tensor:
         return rows @ (self._weights * flat)

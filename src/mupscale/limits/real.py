@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..plans.infer import plan_between
 from ..runs.run import Run
+from ..tensors.devices import on_cpu
 from ..training.groups import param_groups
 from ..training.init import init_
 from ..training.noise_kinds import MupNoise
@@ -39,6 +40,7 @@ def grown(run: Run, make_wide: Callable[[], nn.Module], noise: MupNoise, lr: flo
     return upscale(run, make_wide, noise, lr=lr, seed=seed)
 
 
+@on_cpu()
 def train_model(
     n: int,
     k: int,

@@ -70,7 +70,7 @@ class SampledKets(Kets):
     def combine(self, coefficients: Sequence[float], vectors: Sequence[Vector]) -> Vector:
         self.check_own(*vectors)
         columns = max(vector.data.shape[1] for vector in vectors)
-        total = torch.zeros(self.samples, columns, dtype=torch.float64)
+        total = torch.zeros(self.samples, columns, dtype=torch.float64, device="cpu")
         for coefficient, vector in zip(coefficients, vectors, strict=True):
             total.add_(vector.data, alpha=coefficient)
         return Vector(self, total)

@@ -69,9 +69,9 @@ def changed_code(known: Mapping[str, str], *models: nn.Module) -> str:
     >>> "Tanh" in changed_code(known, nn.ReLU()) and "ReLU" in changed_code(known, nn.ReLU())
     True
     """
-    found = code_of(*models)
     if {digest.partition(":")[0] for digest in known.values()} != {_PYTHON}:
         return ""
+    found = code_of(*models)
     then, now = (
         ", ".join(f"{name} ({digest})" for name, digest in one.items() if digest not in other.values())
         or "nothing else"

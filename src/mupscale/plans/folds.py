@@ -162,7 +162,7 @@ def _adds_one(norm: nn.Module) -> bool:
     with torch.no_grad():
         for p in probe.parameters():
             p.zero_()
-        x = torch.randn(2, sizes[0], dtype=torch.float64).to(next(probe.parameters()).device)
+        x = torch.randn(2, sizes[0], dtype=torch.float64, device="cpu").to(next(probe.parameters()).device)
         # Any signature is allowed; a norm that needs more than x is not of this kind.
         out = attempted(lambda: probe(x))
     return isinstance(out, torch.Tensor) and bool(out.abs().max() > 0)

@@ -14,6 +14,8 @@ from torch import nn
 
 from .need import EVAL_ALONE, TRAIN_ALONE, Need
 
+UNMEASURED = "nothing was measured"
+"""How the word on a mode begins that could not be measured; the reason follows."""
 _NAMES = {True: "train", False: "eval"}
 
 
@@ -56,9 +58,9 @@ def measured_modes(measure: Callable[[], str], base: nn.Module, *others: nn.Modu
         with in_mode(not own, base, *others):
             found = measure()
             if base.training is own:
-                found = "nothing was measured: the loss sets the mode of the model"
+                found = f"{UNMEASURED}: the loss sets the mode of the model"
     except Exception as error:  # the user's code, in a mode that may not be meant for this loss
-        found = f"nothing was measured: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        found = f"{UNMEASURED}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return {_NAMES[own]: f"exact{left}", _NAMES[not own]: found or "exact"}
 
 

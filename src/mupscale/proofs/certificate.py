@@ -12,6 +12,7 @@ from math import inf
 from typing import Literal
 
 from ..errors import Fault, MupscaleError
+from ..plans.modes import UNMEASURED
 from ..tensors.differences import curve_gap
 from ..text import columns
 from .rounding import COARSE
@@ -187,7 +188,9 @@ class Certificate:
             f"{verdict}: worst relative error {self.worst:.1e} over {steps} steps in {self.dtype} "
             f"(tolerance {self.tolerance:.0e}); the base moved by {self.moved:.1e}"
         )
-        lines += [f"{mode} mode: {what}" for mode, what in self.modes.items()]
+        # Steps in train mode leave eval mode unmeasured, which changes no training.
+        told = {m: w for m, w in self.modes.items() if m == "train" or not w.startswith(UNMEASURED)}
+        lines += [f"{mode} mode: {what}" for mode, what in told.items() if what != "exact"]
         lines += [*self._explained(), *self.remarks]
         if self.failure is not None:
             f = self.failure

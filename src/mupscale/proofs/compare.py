@@ -25,7 +25,7 @@ from ..plans.identity import (
     gradients,
     merged,
 )
-from ..plans.modes import measured_modes
+from ..plans.modes import UNMEASURED, measured_modes
 from ..plans.names import named_tensors
 from ..tensors.differences import Difference, difference, loss_gap
 from ..tensors.parts import local_of
@@ -100,7 +100,7 @@ def compare_modes(trial: Trial, loss: Loss, rounding: Callable[[bool], Rounding]
 
 def mode_of_steps(trial: Trial) -> dict[str, str]:
     """The same after `compare_steps`: steps run in one mode, which the step function may have set."""
-    return measured_modes(lambda: "nothing was measured: the steps run in one mode", trial.base.model)
+    return measured_modes(lambda: f"{UNMEASURED}: the steps run in one mode", trial.base.model)
 
 
 def _same_code(trial: Trial, loss: Loss) -> bool:

@@ -143,8 +143,8 @@ def _unpacked(raw: bytes, rank: int) -> MupscaleError:
 
 
 def _from_rank(rank: int, raw: bytes, device: torch.device, group: Ranks) -> bytes:
-    buffer = torch.zeros(_MESSAGE, dtype=torch.uint8)
-    buffer[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
+    buffer = torch.zeros(_MESSAGE, dtype=torch.uint8, device="cpu")
+    buffer[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8, device="cpu")
     buffer = buffer.to(device)
     with _peers():
         dist.broadcast(buffer, group=group, group_src=rank)

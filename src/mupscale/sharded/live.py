@@ -134,11 +134,11 @@ class LiveSource:
     """How many were received from other ranks."""
 
     others_wait: bool = True
-    _buffer: Tensor = field(default_factory=lambda: torch.empty(0))
+    _buffer: Tensor = field(default_factory=lambda: torch.empty(0, device="cpu"))
     _origin: tuple[int, ...] = (0,)
 
     def close(self) -> None:
-        self._buffer = torch.empty(0)
+        self._buffer = torch.empty(0, device="cpu")
 
     def lies(self, stored: Tensor, wanted: Rectangle) -> tuple[str, int]:
         return "", 0  # in no file; and all ranks must hold tensors in the same order
@@ -169,7 +169,7 @@ class LiveSource:
         shardings, me = (Sharding.of(stored), Sharding.of(wide)), dist.get_rank()
         sends, receives = messages(*shardings, making.axes, me)
         own, wanted = local_rectangle(stored), cover(making.axes, local_rectangle(wide))
-        self._buffer, self._origin = torch.empty(wanted.shape, dtype=local.dtype), wanted.start
+        self._buffer, self._origin = torch.empty(wanted.shape, dtype=local.dtype, device="cpu"), wanted.start
         mine = own.meet(wanted)
         if mine.numel:
             mine.within(self._buffer, wanted.start).copy_(mine.within(local, own.start))

@@ -102,6 +102,6 @@ def _node(path: Location) -> str:
 def _told(text: str, group: Ranks) -> list[str]:
     """The text of every rank, on every rank."""
     raw = text.encode()[:_LONGEST]
-    values = torch.zeros(dist.get_world_size(group), _LONGEST, dtype=torch.int32)
-    values[dist.get_rank(group), : len(raw)] = torch.tensor(list(raw), dtype=torch.int32)
+    values = torch.zeros(dist.get_world_size(group), _LONGEST, dtype=torch.int32, device="cpu")
+    values[dist.get_rank(group), : len(raw)] = torch.tensor(list(raw), dtype=torch.int32, device="cpu")
     return [bytes(row).rstrip(b"\0").decode() for row in sum_over_ranks(values, group).tolist()]

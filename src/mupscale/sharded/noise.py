@@ -93,7 +93,7 @@ def _measured(
         together.check()
     rank, world = (dist.get_rank(group), dist.get_world_size(group)) if several(group) else (0, 1)
     owners = _owners([prod(plan[name].base_shape) for name, _ in wanted], world)
-    values = torch.zeros(sum(wanted.values()), dtype=torch.float64)
+    values = torch.zeros(sum(wanted.values()), dtype=torch.float64, device="cpu")
     failure: Exception | None = None
     at = 0
     for ((name, what), count), owner in zip(wanted.items(), owners, strict=True):

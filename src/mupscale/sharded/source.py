@@ -143,7 +143,7 @@ class Source:
         return torch_dtype(stored.dtype), stored.shape
 
     def number(self, stored: Stored) -> Tensor:
-        room = torch.empty((), dtype=torch_dtype(stored.dtype))
+        room = torch.empty((), dtype=torch_dtype(stored.dtype), device="cpu")
         self.read(stored, [], room)
         return room
 

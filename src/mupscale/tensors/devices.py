@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 
 import torch
@@ -36,6 +38,13 @@ def default_device() -> torch.device:
     device(type='cpu')
     """
     return torch.empty(0, dtype=torch.uint8).device
+
+
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    """Inside, tensors are made on the CPU, whatever torch's default device is: for small models of our own."""
+    with nullcontext() if default_device().type == "cpu" else torch.device("cpu"):
+        yield
 
 
 def exact(tensor: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:

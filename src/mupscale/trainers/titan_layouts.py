@@ -51,8 +51,8 @@ def titan_plan(
     if small is None:
         return plan
     copies = _initialised(small[0]), _initialised(small[1])
-    words = dict(copies[0].named_parameters())["tok_embeddings.weight"].shape[0]
-    tokens = torch.arange(32).view(2, 16) * 7 % words
+    embedding = dict(copies[0].named_parameters())["tok_embeddings.weight"]
+    tokens = torch.arange(32, device=embedding.device).view(2, 16) * 7 % len(embedding)
     read, measured = (_read_off(*small, copies, declared, inputs) for inputs in (None, (tokens,)))
     others = [name for name, tensor in measured.tensors.items() if tensor != read[name]]
     what = "the small pair grows exactly by another plan than the one that was read off"

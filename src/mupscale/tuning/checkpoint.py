@@ -36,7 +36,7 @@ def keep(path: Path, run: Run, losses: list[float]) -> None:
     """Write a checkpoint; a concurrent reader sees the old one or the new one."""
     content = {
         "step": len(losses),
-        "losses": torch.tensor(losses, dtype=torch.float64),
+        "losses": torch.tensor(losses, dtype=torch.float64, device="cpu"),
         "parts": {
             "model": run.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],

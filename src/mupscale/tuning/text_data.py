@@ -53,7 +53,7 @@ class TextData:
 @lru_cache(maxsize=2)
 def _order(seed: int, turn: int, count: int) -> list[int]:
     generator = torch.Generator().manual_seed(1_000_003 * seed + turn)
-    return [int(row) for row in torch.randperm(count, generator=generator)]
+    return [int(row) for row in torch.randperm(count, generator=generator, device="cpu")]
 
 
 def read_text(path: Path, directory: Path, *, words: int, length: int, most: int) -> TextData:
@@ -75,9 +75,9 @@ def read_text(path: Path, directory: Path, *, words: int, length: int, most: int
             "this text cannot be read",
             [Fault("data.unknown_token", str(path), what, "use the model's own tokenizer")],
         )
-    rows = torch.tensor(tokens[: len(tokens) // length * length], dtype=torch.long).view(-1, length)[
-        : most + HELD
-    ]
+    rows = torch.tensor(tokens[: len(tokens) // length * length], dtype=torch.long, device="cpu").view(
+        -1, length
+    )[: most + HELD]
     if len(rows) <= HELD:
         what = f"{len(tokens):,} tokens, expected more than {HELD} sequences of {length}"
         raise_faults(
