@@ -43,6 +43,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("coordinates", "covertype", "exactness", "noise_damage", "noise_sizes", "proof_cost"), GROWTH),
     **dict.fromkeys(("auto_noise", "widen_memory", "zero_noise"), GROWTH),
     "zoo": (*GROWTH, "harness/zoo"),
+    "loops": (*GROWTH, "harness/loops"),
     **dict.fromkeys(("growth", "growth_words", "public_models", "families_wide"), FAMILIES),
     "families": (*FAMILIES, "harness/family_configs.py"),
     "families_popular": FAMILIES,

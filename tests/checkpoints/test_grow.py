@@ -120,8 +120,8 @@ def test_a_directory_a_run_and_checkpoints_of_trainers_have_one_history(base, no
     found["Lightning"] = mu.diagnostics.read_provenance(tmp_path / "later.ckpt")
     for name, other in found.items():
         assert other == live.provenance, name
-    other = mu.load_wide(base, make(), plan=plan, noise=mu.SignalNoise(0.2), seed=4)
-    assert other.provenance != live.provenance, "control: another seed"
+    control = mu.load_wide(base, make(), plan=plan, noise=mu.SignalNoise(0.2), seed=4)
+    assert control.provenance != live.provenance, "control: another seed"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Plans are found, proved and judged where the model is, with the CPU's answers; without float64 on the CPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,12 @@ import mupscale as mu
 from harness.refusals import refused
 from mupscale.plans import copies, float64
 from mupscale.plans.attempts import attempted
+from mupscale.plans.build import build
+from mupscale.plans.direction import Direction
+from mupscale.plans.tensor_plan import TensorPlan
+from mupscale.plans.wide_model import fill_model_
+from mupscale.rules.axes import Axis
+from mupscale.rules.scale import Scale
 from mupscale.tensors import differences, spectral
 from mupscale.tensors.devices import exact, has_float64, holds_float64
 from mupscale.training import copies as run_copies
@@ -200,6 +208,30 @@ def test_a_model_over_two_devices_keeps_its_places(place):
     assert [places_of(model) for model in pair] == [want, want]
 
 
+class Extra(nn.Linear):
+    """Has a parameter and a table that the base has not."""
+
+    def __init__(self, width):
+        super().__init__(8, width)
+        self.gate = nn.Parameter(torch.zeros(3))
+        self.register_buffer("table", torch.ones(2))
+
+
+def test_what_is_new_is_made_where_the_base_is(device):
+    """Parameters are built on the meta device, tables on the CPU."""
+    base = nn.Linear(8, 4).to(device)
+    plan = mu.infer_plan(base, nn.Linear(8, 8))
+    fixed = {name: (Axis.fixed(size),) for name, size in (("gate", 3), ("table", 2))}
+    new = {
+        "gate": TensorPlan((), fixed["gate"], fold=Scale.of("1/2"), fill="one"),
+        "table": TensorPlan((), fixed["table"], kind="buffer", fill="own"),
+    }
+    plan = replace(plan, tensors={**plan.tensors, **new})
+    wide = fill_model_(build(lambda: Extra(8)), base, Direction(plan))
+    assert {tensor.device for tensor in wide.state_dict().values()} == {device}
+    assert (wide.gate.tolist(), wide.table.tolist()) == ([0.5] * 3, [1.0] * 2)  # type: ignore[operator]
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_verify_holds_there(place, dtype):
     run, loss = trained(mlp, 16, place)
@@ -231,7 +263,7 @@ def test_an_optimizer_that_leaves_its_device_is_no_longer_capturable(coarse, mon
 
 
 def test_the_units_of_an_optimizer_are_checked_on_the_default_device(place):
-    used = set()
+    used: set[tuple[str, torch.dtype]] = set()
 
     def make(parameters):
         used.update((p.device.type, p.dtype) for p in parameters)

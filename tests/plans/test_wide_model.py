@@ -12,6 +12,7 @@ from mupscale.plans import wide_model
 from mupscale.plans.direction import Direction
 from mupscale.plans.names import named_tensors
 from mupscale.plans.wide_model import fill_model_
+from mupscale.training import prove
 
 X, Y = torch.linspace(-1, 1, 48, dtype=torch.float64).view(8, 6).sin(), torch.arange(8) % 3
 
@@ -61,14 +62,16 @@ def train_all(name, tensors, direction):
     return True
 
 
+@pytest.mark.parametrize("copies", [True, False], ids=["copies", "as it is"])
 @pytest.mark.parametrize("unfreeze", [False, True])
-@pytest.mark.parametrize("given", [{"loss": loss}, {"example_inputs": (X,)}])
-def test_what_was_frozen_after_building_is_frozen_in_proofs(given, unfreeze, monkeypatch):
+@pytest.mark.parametrize("given", [{"loss": loss}, {"example_inputs": (X,)}], ids=["loss", "inputs"])
+def test_what_was_frozen_after_building_is_frozen_in_proofs(given, unfreeze, copies, monkeypatch):
+    monkeypatch.setattr(prove, "FLOAT64_BYTES", 2**28 if copies else 0)
     make = frozen if unfreeze else Net
     run = started()
     run.model.inp.requires_grad_(unfreeze)
     wide = mu.widen(run, lambda: make(8), **given)
-    assert {p.requires_grad for p in wide.model.inp.parameters()} == {unfreeze}
+    assert {p.requires_grad for p in wide.model.inp.parameters()} == {unfreeze}  # type: ignore[union-attr]
     assert apart(run, wide) < 1e-12
     if not unfreeze:
         monkeypatch.setattr(wide_model, "_trains", train_all)
@@ -89,11 +92,11 @@ def test_a_plan_with_edits_is_proved_by_the_loss_that_found_it(monkeypatch):
     plan = mu.infer_plan(run.model, lambda: Padded(6), pad=True, loss=loss)
     assert [edit.path for edit in plan.edits] == ["norm.eps"]
     wide = mu.widen(run, lambda: Padded(6), plan=plan, loss=loss)
-    assert wide.model.norm.eps == plan.edits[0].new
+    assert wide.model.norm.eps == plan.edits[0].new  # type: ignore[union-attr]
     assert mu.verify(run, lambda: Padded(6), step=step, plan=plan).holds
     assert apart(run, wide) < 1e-12
     noisy = mu.upscale(run, lambda: Padded(6), mu.AutoNoise(rise=0.1), plan=plan, loss=loss)
-    assert noisy.model.norm.eps == plan.edits[0].new
+    assert noisy.model.norm.eps == plan.edits[0].new  # type: ignore[union-attr]
     monkeypatch.setattr(wide_model, "edit_", lambda model, direction: None)
     refusal(lambda: mu.widen(run, lambda: Padded(6), plan=plan, loss=loss))
 
@@ -109,7 +112,7 @@ class Tied(nn.Module):
 def test_written_in_place_is_what_is_made_new():
     base, wide = Tied(4).eval(), Tied(8)
     base.norm.train()
-    base.norm.running_mean.uniform_()
+    base.norm.running_mean.uniform_()  # type: ignore[union-attr]
     base.table.requires_grad_(False)
     direction = Direction(mu.infer_plan(base, wide))
     new = fill_model_(Tied(8), base, direction)
@@ -123,7 +126,7 @@ def test_written_in_place_is_what_is_made_new():
     assert modes[0] == modes[1] == modes[2]
     assert set(modes[0]) == {True, False}
     assert new.head is new.again
-    assert not new.table.weight.requires_grad
+    assert not new.table.weight.requires_grad  # type: ignore[union-attr]
 
 
 def scale(gradient):
@@ -148,11 +151,15 @@ EXACT = {
 
 
 @pytest.mark.parametrize("case", EXACT)
-def test_hooks_on_gradients_are_carried(case):
+def test_hooks_on_gradients_are_carried(case, monkeypatch):
     name, method, hook = EXACT[case]
     run = started()
     getattr(run.model.get_parameter(name), method)(hook)
+    with monkeypatch.context() as large:
+        large.setattr(prove, "FLOAT64_BYTES", 0)
+        assert apart(copied_run(run), mu.widen(run, lambda: Net(8), loss=loss)) < 1e-12
     wide = mu.widen(run, lambda: Net(8), loss=loss)
+    assert wide.provenance["carried"][f"{name}.hooks"] == 1
     assert mu.verify(run, lambda: Net(8), step=step, loss=loss).holds
     assert mu.verify(run, wide, step=step).holds
     back = mu.narrow(wide, lambda: Net(4))
@@ -249,7 +256,7 @@ HOLDING = {
     "optimizers by parameter": lambda run: (lambda by: lambda parameter: by[parameter].step())(
         {p: torch.optim.SGD([p], lr=0.1) for p in run.model.parameters()}
     ),
-    "global": lambda run: STEPPED.append(run.optimizer) or step_all,
+    "global": lambda run: STEPPED.append(run.optimizer) or step_all,  # type: ignore[func-returns-value]
 }
 
 
@@ -277,24 +284,24 @@ class Masked(Net):
     def __init__(self, width):
         super().__init__(width)
         self.register_buffer("mask", (torch.arange(width) % 2).double())
-        self.inp.weight.register_hook(lambda gradient: gradient * self.mask[:, None])
+        self.inp.weight.register_hook(lambda gradient: gradient * self.mask[:, None])  # type: ignore[index]
 
 
 def test_a_hook_that_the_factory_makes_is_the_factorys():
     torch.manual_seed(0)
     base = Masked(4).double()
-    base.mask.copy_(torch.tensor([0, 1, 1, 0]))
+    base.mask.copy_(torch.tensor([0, 1, 1, 0]))  # type: ignore[operator]
     run = mu.Run(base, torch.optim.SGD(base.parameters(), lr=0.5))
     wide = mu.widen(run, lambda: Masked(8), loss=loss)
     assert mu.verify(run, lambda: Masked(8), step=step).holds
     assert apart(run, wide) < 1e-12
-    wide.model.mask.fill_(1)
+    wide.model.mask.fill_(1)  # type: ignore[operator]
     assert apart(run, wide) > 1e-4, "control: the hook uses the mask of the wide model"
-    base.inp.weight._backward_hooks.clear()
+    base.inp.weight._backward_hooks.clear()  # type: ignore[union-attr]
     refusal(lambda: mu.widen(run, lambda: Masked(8), loss=loss), "model.hook_not_exact", where="inp.weight")
 
 
-NORMS = []
+NORMS: list[float] = []
 
 
 def note(gradient):
@@ -325,6 +332,6 @@ def test_hooks_stay_where_no_width_changes():
     wide = mu.widen(run, lambda: Net(8), loss=loss)
     noisy = mu.add_noise(wide, mu.SignalNoise(0.01))
     for grown in (wide, noisy):
-        weight = grown.model.head.weight
+        weight = grown.model.head.weight  # type: ignore[union-attr]
         assert not weight.requires_grad
-        assert list(weight._backward_hooks.values()) == [scale]
+        assert list(weight._backward_hooks.values()) == [scale]  # type: ignore[union-attr]

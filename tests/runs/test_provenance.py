@@ -6,7 +6,8 @@ import json
 import pickle
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def test_several_growths_are_in_order_and_narrow_takes_them_back():
 CHANGES: dict[str, Callable[[mu.Run], Any]] = {
     "a growth's field": lambda run: setattr(run.provenance.growths[0], "seed", 4),
     "the history": lambda run: setattr(run.provenance, "growths", ()),
-    "an entry": lambda run: run.provenance.__setitem__("seed", 4),  # type: ignore[attr-defined]
+    "an entry": lambda run: cast(Any, run.provenance).__setitem__("seed", 4),
     "noise": lambda run: run.provenance["noise"].__setitem__("seed", 4),
     "a size": lambda run: run.provenance["noise"]["sigmas"].update({"0.weight": 1.0}),
     "a list": lambda run: run.provenance["noise"]["without"].append("0.weight"),
@@ -149,7 +150,7 @@ def test_a_later_form_and_what_is_none_are_refused():
     told = grow(base(), 8).provenance.as_json()
     refusal(lambda: Provenance.from_json({**told, "version": 2}), "growth.other_provenance_version")
     for wrong in ({**told, "growths": 1}, {**told, "growths": [{"colour": "red"}]}, {"noise": [1]}):
-        refusal(lambda wrong=wrong: Provenance.from_json(wrong), "growth.malformed_provenance")
+        refusal(partial(Provenance.from_json, wrong), "growth.malformed_provenance")
     assert Provenance.from_json(told).growths, "control"
 
 
@@ -235,7 +236,8 @@ def dose(before: mu.Run, after: mu.Run) -> Tensor:
     """What was added to one weight."""
     a, b = (run.model.state_dict()["2.weight"] for run in (before, after))
     assert a.dtype == torch.float64
-    return b - a
+    found: Tensor = b - a
+    return found
 
 
 @pytest.mark.parametrize("seed", [0, 3])

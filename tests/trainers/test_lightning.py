@@ -1,6 +1,7 @@
 """Lightning goes on from a widened checkpoint like the base; what is in doubt is refused."""
 
 import pickle
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,7 +97,7 @@ def test_a_file_has_the_history_of_the_run_that_it_continues(tmp_path):
     for n, base, wide in ((8, *files[:2]), (16, *files[1:])):
         plan = mu.plan_between(make, n // 2, n)
         mu.trainers.widen_lightning_checkpoint(base, wide, plan=plan)
-        live = mu.widen(live, lambda n=n: make(n), plan=plan)
+        live = mu.widen(live, partial(make, n), plan=plan)
     assert mu.diagnostics.read_provenance(files[2]) == live.provenance
     assert mu.diagnostics.read_provenance(files[1]).growths == live.provenance.growths[:1], "control"
 

@@ -1,5 +1,7 @@
 """Where noise goes: to weights with copies, and not to frozen ones, padding rows, gains and biases."""
 
+import copy
+import json
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -9,15 +11,21 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from harness.draws import seeded
+from harness.closeness import EXACT
+from harness.draws import data, seeded
+from harness.runs import drift, train
+from mupscale.plans.direction import Direction
 from mupscale.plans.plan import TensorPlan
+from mupscale.plans.wide_model import fill_model_
 from mupscale.rules import Axis
 from mupscale.tensors.expand import expand
 from mupscale.tensors.making import Making
 from mupscale.tensors.noise import TensorNoise
 from mupscale.tensors.philox import Stream
 from mupscale.training import noise_places
+from mupscale.training.jump import measured
 from mupscale.training.noise_places import Exempt, exempt_of, noisy_weights
+from mupscale.training.noise_plan import restore_noise
 
 NOISES: dict[str, Any] = {"mup": mu.MupNoise(0.1), "signal": mu.SignalNoise(0.2)}
 
@@ -117,6 +125,118 @@ def test_live_and_sharded_paths_exempt_the_same_weights():
     )
     frozen = [run.model.get_parameter("frozen.weight") for run in (thawed, live)]
     assert not torch.equal(*frozen), "control: it trains"
+
+
+class Gained(nn.Module):
+    """A space that is multiplied by a gain of its own, of any spelling, and no norm averages over it."""
+
+    def __init__(self, n: int, *shape: int, zero: bool = False) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, n), nn.Linear(n, 3)
+        self.gain = nn.Parameter(
+            torch.zeros(*shape, n) if zero else torch.linspace(0.1, 0.3, n).expand(*shape, n).clone()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.outer(self.gain * self.inner(x).tanh())
+        return out
+
+
+class Residual(nn.Module):
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(6, n), nn.Linear(n, n), nn.Linear(n, 3)
+        self.first, self.second = nn.BatchNorm1d(n), nn.BatchNorm1d(n)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(self.a(x)).tanh()
+        out: Tensor = self.out(x + self.second(self.b(x)))
+        return out
+
+
+class LayerScale(nn.Module):
+    """A gain that writes into a space which a norm averages over: it must not wake, or the loss would jump."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.a, self.norm, self.out = nn.Linear(6, n), nn.RMSNorm(n, eps=1e-6), nn.Linear(n, 3)
+        self.up, self.down = nn.Linear(n, 2 * n), nn.Linear(2 * n, n)
+        self.last, self.gain = nn.RMSNorm(n, eps=1e-6), nn.Parameter(torch.full((n,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        x = x + self.gain * self.down(nn.functional.gelu(self.up(self.norm(x))))
+        out: Tensor = self.out(self.last(x))
+        return out
+
+
+GAINED: dict[str, tuple[Any, set[str]]] = {
+    "batch norm": (
+        lambda n: nn.Sequential(nn.Linear(6, n), nn.BatchNorm1d(n), nn.ReLU(), nn.Linear(n, 3)),
+        {"1.weight", "1.running_var"},
+    ),
+    "residual": (
+        Residual,
+        {f"{n}.{leaf}" for n in ("first", "second") for leaf in ("weight", "running_var")},
+    ),
+    "gain": (Gained, {"gain"}),
+    "gain in a row": (lambda n: Gained(n, 1), {"gain"}),
+    "gain of zeros": (lambda n: Gained(n, zero=True), {"gain"}),
+    "layer scale": (LayerScale, set()),
+}
+DATA = data(64, 6), data(64, 3, seed=2)
+
+
+def squared(model: nn.Module) -> Tensor:
+    return nn.functional.mse_loss(model(DATA[0]), DATA[1])
+
+
+def in_eval_mode(model: nn.Module) -> float:
+    return measured(squared, model)
+
+
+@pytest.mark.parametrize("name", GAINED)
+def test_gains_of_padded_units_wake_without_a_jump_and_everything_new_learns(name: str):
+    """Control: gains that stay zero leave their units without a gradient for ever."""
+    make, typical = GAINED[name]
+
+    def start() -> mu.Run:
+        model = seeded(make, 4)
+        run = mu.Run(model, torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0))
+        if name != "gain of zeros":
+            train(run, squared, 10)
+        return run
+
+    wide = lambda: make(7).double()  # noqa: E731
+    run = start()
+    plan = mu.infer_plan(run.model, wide, pad=True, loss=squared)
+    assert {name for name, entry in plan.tensors.items() if entry.typical} == typical
+    assert mu.Plan.from_json(plan.to_json()) == plan
+    asleep = mu.widen(start(), wide, plan=plan)
+    woken = mu.upscale(run, wide, mu.SignalNoise(0.1), plan=plan)
+    assert drift(start(), asleep, squared, 20) <= EXACT, "asleep"
+    in_training = [float(squared(copy.deepcopy(model)).detach()) for model in (woken.model, run.model)]
+    assert abs(in_training[0] - in_training[1]) <= 1e-14
+    assert abs(in_eval_mode(woken.model) - in_eval_mode(run.model)) <= 1e-14
+    loaded = mu.load_wide(mu.Run(run.model), wide(), plan=plan, noise=mu.SignalNoise(0.1))
+    record = json.loads(json.dumps(dict(woken.provenance["noise"]), default=list))
+    restored = fill_model_(
+        make(7).double(), run.model, Direction(plan, noise=restore_noise(record, plan))
+    ).state_dict()
+    for key, value in woken.model.state_dict().items():
+        assert torch.equal(value, loaded.model.state_dict()[key]), f"shards: {key}"
+        assert torch.equal(value, restored[key]), f"from its record: {key}"
+    dull = replace(plan, tensors={key: replace(e, typical=False) for key, e in plan.tensors.items()})
+    control = mu.upscale(run, wide, mu.SignalNoise(0.1), plan=dull, unproved=True)
+    assert still(woken) == set()
+    assert bool(still(control)) == bool(typical)
+
+
+def still(run: mu.Run) -> set[str]:
+    """Parameters with an entry that 12 steps have not moved."""
+    before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+    train(run, squared, 12)
+    return {name for name, p in run.model.named_parameters() if bool((p == before[name]).any())}
 
 
 def test_names_are_found_through_wrappers_and_ties():

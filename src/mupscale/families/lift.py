@@ -198,7 +198,8 @@ def _structure(plan: TensorPlan) -> tuple[Any, ...]:
         (axis.role, tuple((s[0].k, bool(s[0].pad), s[1:]) for s in axis.segments) if axis.grows else None)
         for axis in plan.axes
     )
-    return axes, plan.fold, plan.shift, plan.kind, plan.fill, plan.trainable, plan.cat, plan.cut, plan.gain
+    how = (plan.fold, plan.shift, plan.kind, plan.fill, plan.trainable, plan.cat)
+    return axes, *how, plan.cut, plan.gain, plan.typical
 
 
 class _Twins:

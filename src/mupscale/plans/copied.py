@@ -95,9 +95,9 @@ def register_hooks_(parameter: Tensor, hooks: Hooks) -> None:
     if any(hooks):
         parameter.requires_grad_(True)
         for hook in hooks[0]:
-            parameter.register_hook(hook)
+            parameter.register_hook(hook)  # type: ignore[no-untyped-call]
         for hook in hooks[1]:
-            parameter.register_post_accumulate_grad_hook(hook)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         parameter.requires_grad_(trains)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import Fault, raise_faults
 from ..rules.scale import Scale
 from ..tensors.collapse import collapse
-from ..tensors.expand import expand, expand_
+from ..tensors.expand import expand
 from ..tensors.making import Making
 from ..tensors.noise import TensorNoise
 from .fits import End, check_duplicates, expect_plan
@@ -104,21 +104,20 @@ class Direction:
         """The weight or buffer `end_name` from the tensors at the start: written into `out`, or in new memory."""
         name, entry = self.planned(end_name)
         making = entry.making(self.noise.tensor(name) if self.noise is not None else None)
-        if entry.sources:
-            return self.made(source[name] if self.back else entry.source(source), making, out)
-        if out is None:
-            assert entry.like is not None, "a tensor that is like no other is written into one that is there"
-            out = source[entry.like].detach().new_empty(entry.wide_shape)
-        return expand_(out, None, making)
-
-    def made(self, value: Tensor, making: Making, out: Tensor | None = None) -> Tensor:
-        """A tensor at the end, written into `out`, or in new memory, from the one at the start."""
+        if self.back:
+            narrow = self.made(source[name], making)
+            return narrow if out is None else out.copy_(narrow)
         with torch.no_grad():
-            value = value.detach()
-            if self.back:
-                narrow = collapse(value, making)
-                return narrow if out is None else out.copy_(narrow)
-            return expand(value, making) if out is None else expand_(out, value, making)
+            if out is None:
+                start = self.origin(end_name)
+                assert start is not None, "a tensor that is like no other is written into one that is there"
+                out = source[start].detach().new_empty(entry.wide_shape)
+            return entry.write_(out, source, making)
+
+    def made(self, value: Tensor, making: Making) -> Tensor:
+        """A tensor at the end, in new memory, from the one at the start."""
+        with torch.no_grad():
+            return collapse(value.detach(), making) if self.back else expand(value.detach(), making)
 
     def number(self, scale: Scale) -> float:
         """What a plain number is multiplied by."""

@@ -56,6 +56,8 @@ class Entry:
     """Its dimensions in spaces with zeros that a norm averages over; None where nothing was recorded."""
     gain: bool = False
     """Whether it is the gain of such a norm."""
+    typical: bool = False
+    """Whether it multiplies units of a space that no norm averages over."""
 
     @property
     def growing(self) -> list[int]:
@@ -93,7 +95,12 @@ class Entry:
             shift=self.shift,
             cut=self._cut(axes),
             gain=self.gain and axes[0].padded,
+            typical=self._typical(axes),
         )
+
+    def _typical(self, axes: list[Axis]) -> bool:
+        padded = [axis for axis in axes if axis.padded]
+        return self.typical and bool(padded) and all(axis.role == "out" for axis in padded)
 
     def _cut(self, axes: list[Axis]) -> tuple[int, ...]:
         """The dimensions whose zeros stay when noise wakes the others, so that each space is cut in one place.

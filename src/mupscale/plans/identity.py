@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 from ..arguments import shown, wrong_function
 from ..errors import MupscaleError, raise_faults
 from ..tensors.differences import Difference, difference, loss_gap, relative, whole
-from ..tensors.expand import expand_
 from ..tensors.making import Making
 from ..tensors.parts import is_sharded, local_of, local_rectangle
 from ..tensors.random_states import forked
@@ -67,7 +66,7 @@ def _expected(entry: TensorPlan, base: Mapping[str, Tensor], like: Tensor, makin
     part, local = local_rectangle(like), local_of(like)
     want = torch.empty(part.shape, dtype=local.dtype, device=local.device)
     if part.numel:
-        expand_(want, entry.source(gathered), making, out_start=part.start)
+        entry.write_(want, gathered, making, part.start)
     return want
 
 

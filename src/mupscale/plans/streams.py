@@ -31,6 +31,7 @@ from .trace import Call, Trace
 Place = tuple[str, int]
 """A dimension of a tensor, by the tensor's name."""
 _ROUNDED = 1e-2  # the number may have been rounded to bfloat16
+_PRODUCTS = ("mul", "__mul__", "__rmul__", "mul_", "__imul__", "multiply")
 _SHIFT = 3.0  # added to every channel: a norm that subtracts the mean returns the same
 
 
@@ -46,6 +47,8 @@ class Streams:
     """Gain -> the weights that read its norm. A gain that also feeds something else, as a tied readout, is not listed."""
     rooted: frozenset[str]
     """Tables whose rows the model multiplies by the root of their width."""
+    multipliers: frozenset[str] = frozenset()
+    """Parameters that multiply what is made of the batch, entry by entry: gains of one's own."""
 
     @property
     def places(self) -> frozenset[Place]:
@@ -67,15 +70,17 @@ def padded_norms(draft: Draft) -> dict[str, str]:
 def streams(draft: Draft, trace: Trace) -> Streams:
     """Who writes and reads the spaces that padded norms average over."""
     norms = padded_norms(draft)
-    if not norms:
-        return Streams(frozenset(), frozenset(), frozenset(), {}, frozenset())
     walk = _Walk(draft, trace, norms)
+    multipliers = frozenset(_multipliers(trace, walk)) if draft.pad else frozenset()
+    if not norms:
+        return Streams(frozenset(), frozenset(), frozenset(), {}, frozenset(), multipliers)
     writers: set[Place] = set()
     for index, call in enumerate(trace.calls):
         if call.path in norms:
             size = draft.entries[norms[call.path]]
             for parent in walk.inputs(index):
                 writers |= {p for p in walk.origins(parent) if _same_size(draft, p, size)}
+    multipliers -= walk.open  # they write into such a space
     gains = frozenset((name, 0) for name in norms.values())
     raw: set[Place] = set()
     readers: dict[str, set[Place]] = {gain: set() for gain, _ in gains}
@@ -100,7 +105,8 @@ def streams(draft: Draft, trace: Trace) -> Streams:
         if met & writers:
             raw |= reads
     listed = {gain: frozenset(found) for gain, found in readers.items() if found and gain not in shared}
-    return Streams(frozenset(writers), gains, frozenset(raw), listed, frozenset(_rooted(trace, walk)))
+    rooted = frozenset(_rooted(trace, walk))
+    return Streams(frozenset(writers), gains, frozenset(raw), listed, rooted, multipliers)
 
 
 def streams_by_size(draft: Draft) -> Streams:
@@ -121,6 +127,13 @@ def streams_by_size(draft: Draft) -> Streams:
     return Streams(writers, gains, frozenset(places) - writers - gains, {}, frozenset())
 
 
+def _multipliers(trace: Trace, walk: _Walk) -> Iterator[str]:
+    """Growing parameters that a product takes beside something made of the batch."""
+    for call in trace.calls:
+        beside = any(not trace.weight(call, i) for i in range(len(call.inputs)))
+        yield from walk.weights(call) if beside and call.name in _PRODUCTS else ()
+
+
 def _rooted(trace: Trace, walk: _Walk) -> Iterator[str]:
     """Tables whose rows are multiplied by one number, the root of their width, as Gemma does."""
     for call in trace.calls:
@@ -128,20 +141,21 @@ def _rooted(trace: Trace, walk: _Walk) -> Iterator[str]:
         tables = [name for made in parents if made.name == "embedding" for name in walk.weights(made)]
         numbers = [float(t.detach()) for t in call.inputs if t.numel() == 1 and t.is_floating_point()]
         numbers += [float(value) for value in call.args if isinstance(value, (int, float))]
-        for name in tables if call.name in ("mul", "__mul__", "__rmul__") else ():
+        for name in tables if call.name in _PRODUCTS else ():
             width = walk.draft.entries[name].base_shape[-1]
             if any(abs(number * number - width) < _ROUNDED * width for number in numbers):
                 yield name
 
 
 def with_streams(draft: Draft, found: Streams) -> Draft:
-    """The draft whose entries know which of their dimensions lie in such a space, and which of them are gains."""
-    gains = {name for name, _ in found.gains}
+    """The draft whose entries know which of their dimensions lie in such a space, and which of them are gains, there or elsewhere."""
+    gains, inside = {name for name, _ in found.gains}, {name for name, _ in found.places}
     changes = {
         name: replace(
             entry,
             stream=frozenset(dim for other, dim in found.places if other == name),
             gain=name in gains,
+            typical=name not in inside and (name in found.multipliers or _scales_channels(entry)),
         )
         for name, entry in draft.entries.items()
     }
@@ -191,6 +205,8 @@ class _Walk:
 
     def __init__(self, draft: Draft, trace: Trace, norms: dict[str, str]) -> None:
         self.draft, self.trace, self.norms = draft, trace, norms
+        self.open: set[str] = set()
+        """Weights that `origins` has met and whose roles are not decided yet."""
 
     def inputs(self, index: int) -> Iterator[int]:
         """The calls that made what a call reads of the batch; inside a norm, those outside of it."""
@@ -237,6 +253,7 @@ class _Walk:
             weights = self.weights(call)
             for name in weights:
                 roles = self.draft.entries[name].roles or {}
+                self.open |= set() if roles else {name}
                 found |= {(name, dim) for dim, role in roles.items() if role == "out"}
             if not weights:
                 pending += [
@@ -256,6 +273,12 @@ def is_norm(module: nn.Module) -> bool:
     """True for norms that average over channels; a batch norm takes each channel by itself."""
     batch = isinstance(module, nn.modules.batchnorm._NormBase)
     return "norm" in type(module).__name__.lower() and not batch
+
+
+def _scales_channels(entry: Entry) -> bool:
+    """True for the gain and the running variance of a batch norm."""
+    batch = isinstance(entry.module[0], nn.modules.batchnorm._NormBase)
+    return batch and entry.name.rpartition(".")[2] in ("weight", "running_var")
 
 
 def _padded(entry: Entry, dim: int) -> bool:

@@ -5,7 +5,7 @@ A frozen value, one entry of a `Plan`. Knows JSON and composition of one tensor,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -20,6 +20,7 @@ from ..files.typed import flag, many, short_numbers, text, texts, whole
 from ..rules.axes import Axis
 from ..rules.scale import ONE, Scale
 from ..rules.units import Change
+from ..tensors.expand import expand_
 from ..tensors.making import Fill as Fill
 from ..tensors.making import Join, Making
 from ..tensors.noise import TensorNoise
@@ -63,6 +64,9 @@ class TensorPlan:
     """Dimensions whose zeros stay zero when noise wakes the other zeros, so that waking does not change the output."""
     gain: bool = False
     """Whether it is the gain of a norm over a space with zeros: awake, the zeros of the gain become its fold."""
+    typical: bool = False
+    """Whether its zeros become the root mean square of the base's entries when they wake: a gain of one's own, whose unit is zero
+    without it, and the gain and the running variance of a batch norm."""
     rows: Rows | None = None
     """What the zeros along its axis without a role are: words or positions that the base does not have. Awake, a new word is
     the mean of the base's words; a new position stays zero."""
@@ -97,6 +101,12 @@ class TensorPlan:
     def gradient_making(self) -> Making:
         """How the wide gradient is expected to follow from the base's: r · dup(G)."""
         return Making(self.axes, self.change.r, join=self.join)
+
+    def write_(
+        self, out: Tensor, tensors: Mapping[str, Tensor], making: Making, start: Sequence[int] | None = None
+    ) -> Tensor:
+        """Write the wide tensor, or the part of it that begins at `start`, as `making` says from the base's tensors."""
+        return expand_(out, self.source(tensors).detach() if self.sources else None, making, out_start=start)
 
     def source(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The base tensor that the wide one is made from, several sources joined."""
@@ -167,6 +177,7 @@ class TensorPlan:
             fill=late.fill if late.fill == "own" else self.fill,
             cut=tuple(sorted({*self.cut, *late.cut})),
             gain=self.gain or late.gain,
+            typical=self.typical or late.typical,
             rows=self.rows or late.rows,
         )
 
@@ -190,6 +201,7 @@ class TensorPlan:
             "quiet": (self.quiet, False),
             "cut": (list(self.cut), []),
             "gain": (self.gain, False),
+            "typical": (self.typical, False),
             "rows": (self.rows, None),
             "stack": (self.stack, None),
         }
@@ -242,6 +254,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "quiet": flag,
     "cut": lambda value: tuple(whole(dim) for dim in many(value)),
     "gain": flag,
+    "typical": flag,
     "rows": _one_of(*get_args(Rows)),
     "stack": whole,
 }

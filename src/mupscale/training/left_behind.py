@@ -6,6 +6,7 @@ in the provenance and nowhere else.
 | what | fate |
 |---|---|
 | gradients of micro-batches that were not stepped yet | carried |
+| hooks on gradients of parameters | carried, or refused (`plans/gradient_hooks.py`) |
 | state of modules: counters, dicts, generators | carried (`plans/attributes.py`) |
 | settings that the factory of the wide model sets | the factory's, warned of |
 | hooks and patched methods of modules | measured by the proof, named; warned of without one |
@@ -26,6 +27,7 @@ from torch.optim import Optimizer
 from ..optimizers.schedulers import driven_by
 from ..plans.attributes import both_values, compare_attributes
 from ..plans.class_code import of_library
+from ..plans.copied import hooks_of
 from ..plans.direction import Direction
 from ..plans.names import named_tensors
 from ..plans.tensor_plan import TensorPlan
@@ -65,9 +67,11 @@ def hand_over_(
             f"training changes by what the wide run does not have from the base{''.join(lines)}", stacklevel=3
         )
     gradients = sum(p.grad is not None for p in wide.model.parameters())
+    counts = {name: sum(map(len, hooks_of(tensor))) for name, _, tensor in named_tensors(wide.model)}
+    hooks = {f"{name}.hooks": count for name, count in counts.items() if count}
     return {
         "proof": {key: value for key, value in proof.items() if key != "carried"},
-        "carried": {**proof.get("carried", {}), **({"gradients": gradients} if gradients else {})},
+        "carried": {**proof.get("carried", {}), **({"gradients": gradients} if gradients else {}), **hooks},
         "named": {row.where: row.what for row in rows},
     }
 

@@ -81,6 +81,15 @@ def waking_gains(plan: Plan, exempt: Exempt) -> dict[str, TensorPlan]:
     }
 
 
+def typical_gains(plan: Plan, exempt: Exempt) -> list[str]:
+    """The gains elsewhere, without which the units that they multiply would stay zero, and running variances."""
+    return [
+        name
+        for name, entry in plan.tensors.items()
+        if entry.typical and entry.sources and entry.trainable and name not in exempt.frozen
+    ]
+
+
 def new_words(plan: Plan, exempt: Exempt) -> list[str]:
     """The tables that get new words, biases of logits included."""
     return [

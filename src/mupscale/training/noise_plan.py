@@ -39,7 +39,7 @@ class NoisePlan:
     zeros: Mapping[str, Waking] = field(default_factory=dict)
     """What follows from it, by tensor."""
     means: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """The mean row of the base's tables that get new words: what the new rows become."""
+    """The mean row of the base's tables that get new words: what the new rows become. Of a gain, the root of its mean square."""
 
     def __post_init__(self) -> None:
         freeze_mappings(self)
@@ -121,14 +121,16 @@ def reference_size(name: str, plan: Plan, since: Plan | None) -> Scale:
 def wakings(
     woken: Mapping[str, Sigma], means: Mapping[str, tuple[float, ...]], plan: Plan, since: Plan | None
 ) -> dict[str, Waking]:
-    """What the zeros of each tensor get: noise of their size, of a gain its fold, which is 1 in a fresh model, or the mean
-    row."""
+    """What the zeros of each tensor get: noise of their size, of a gain its fold, which is 1 in a fresh model, or what is typical
+    of the base's, or the mean row."""
     found = {}
     for name, sigma in woken.items():
         entry, level = plan[name], 0.0
         if entry.gain:
             early = ONE if since is None else since[entry.sources[0]].fold
             level = float(early * entry.fold) - entry.shift
-        row = wide_row(entry, means[name]) if name in means else None
+        elif entry.typical and name in means:
+            level = means[name][0] * float(entry.change.s)
+        row = wide_row(entry, means[name]) if name in means and not entry.typical else None
         found[name] = Waking(std_of(sigma, reference_size(name, plan, since)), entry.cut, level, row)
     return found

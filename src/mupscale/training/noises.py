@@ -21,7 +21,15 @@ from ..rules.noise_defaults import WAKE
 from ..tensors.spectral import gaussian_norm
 from .noise_faults import Measure, each, measured, pairing, unknown_names
 from .noise_kinds import Noise, PairedNoise, Sigma, SignalNoise, relative_size, t_of, wrong_noise
-from .noise_places import Exempt, has_copies, new_words, noisy_weights, pads_width, waking_gains
+from .noise_places import (
+    Exempt,
+    has_copies,
+    new_words,
+    noisy_weights,
+    pads_width,
+    typical_gains,
+    waking_gains,
+)
 from .noise_plan import NoisePlan, reference_size, std_of, wakings
 from .statistics import Statistic, statistic
 
@@ -103,6 +111,9 @@ def resolve_noise(
         for name in new_words(plan, exempt):
             woken.setdefault(name, 0.0)
             means[name] = tuple(map(_rounded, measure(name, "mean").reshape(-1).tolist()))
+        for name in typical_gains(plan, exempt):
+            woken.setdefault(name, 0.0)
+            means[name] = (_typical(measure(name, "norm"), plan[name]),)
     what = "it is new, and the tensor that it is like is zero, so that noise of its size would not wake it"
     remedy = "put the new block behind a trained one, after=…"
     raise_faults(
@@ -111,6 +122,11 @@ def resolve_noise(
     rows = {name: row for name, row in exempt.rows.items() if name in stds or name in woken}
     zeros = wakings(woken, means, plan, since)
     return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, since), rows, woken, zeros, means)
+
+
+def _typical(length: Tensor, entry: TensorPlan) -> float:
+    """The root mean square of a gain; 1, as in most fresh models, if the base's is zero."""
+    return _rounded(float(length) / prod(entry.base_shape) ** 0.5) or 1.0
 
 
 def _named(noise: Noise, name: str) -> Sigma | None:
