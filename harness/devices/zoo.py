@@ -151,7 +151,7 @@ def llama_from_pretrained_with_a_device_map(device: Device) -> Any:
 
 @huggingface
 def llama_over_two_devices_by_a_device_map(device: Device) -> Any:
-    from accelerate import dispatch_model
+    from accelerate import dispatch_model  # type: ignore[import-untyped]
     from transformers import LlamaForCausalLM
 
     first, last = (str(device), "cpu" if device.type == "cpu" else f"{device.type}:1")

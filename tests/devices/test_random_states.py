@@ -1,6 +1,7 @@
 """Random states of a device: those in use are put back, others are not asked for; tensors beside CPU generators."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -109,7 +110,12 @@ def made_on_the_host():
     sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4}
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97, **sizes}
     schedule = limits.Schedule(steps=3, grow_at=2, rate=0.1)
-    options = {"inputs": [[1.0]], "targets": [1.0], "sigma": [1, 1, 1], "noise": [0.1, 0.1, 0.1]}
+    options: dict[str, Any] = {
+        "inputs": [[1.0]],
+        "targets": [1.0],
+        "sigma": [1, 1, 1],
+        "noise": [0.1, 0.1, 0.1],
+    }
     real = train_model(8, 2, schedule, **options, activation=nn.Tanh(), keep_values=True)
     engines = (
         limits.FiniteWidth(8, 2, values=real.values),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -109,7 +110,7 @@ def test_counters_of_a_forward_go_on(kind: str):
     wide = widened(run, make)
     assert ("t" if kind in ("zero", "one") else "t.t") in wide.provenance["carried"]
     other = widened(run, make)
-    other.model.t = make(4).t  # type: ignore[assignment]
+    other.model.t = make(4).t
     torch.testing.assert_close(step(other, 100), step(wide, 100))
     control = [step(other, i) for i in range(101, 106)]
     assert (
@@ -181,14 +182,11 @@ def test_a_method_that_was_replaced_on_the_optimizer_is_said_and_not_verified():
         every_second_(run.optimizer)
         if scheduled:  # torch's scheduler wraps the patched step
             run = mu.Run(run.model, run.optimizer, LambdaLR(run.optimizer, lambda i: 0.9**i))
-        refusal(lambda run=run: unproved(run), "run.has_patched_methods", where="step")
+        refusal(partial(unproved, run), "run.has_patched_methods", where="step")
         with warned("optimizer.step"):
             wide = widened(run)
-        with warned("optimizer.step"):
-            control = widened(run)
         every_second_(wide.optimizer)
         assert gap(run, wide) < EXACT, "the remedy"
-        del control
     run = trained()
     run = mu.Run(run.model, run.optimizer, LambdaLR(run.optimizer, lambda i: 0.9**i))
     assert gap(run, widened(run)) < EXACT, "control: a scheduler's own wrapper is no patch"
@@ -234,7 +232,7 @@ def test_a_function_of_a_schedule_that_reads_the_base_is_refused():
     ]
     for function in functions:
         with refused("schedule.reads_base", where="LambdaLR"):
-            widened(at(trained() if function is None else run, function))
+            widened(at(run, function))
     plain = at(trained(), lambda i: 0.9**i)
     assert gap(plain, widened(plain)) < EXACT, "the remedy: a function of the step alone"
 
@@ -242,11 +240,11 @@ def test_a_function_of_a_schedule_that_reads_the_base_is_refused():
 def test_hooks_and_methods_of_modules_are_measured_and_named():
     seen: list[int] = []
     run = trained()
-    run.model.middle.register_forward_hook(lambda *_: seen.append(1))  # type: ignore[union-attr, operator]
+    run.model.middle.register_forward_hook(lambda *_: seen.append(1))  # type: ignore[union-attr]
     wide = widened(run)
     assert list(wide.provenance["named"]) == ["middle._forward_hooks"], "it looks on only: no warning"
     plain = run.model.forward
-    run.model.forward = lambda x: plain(x).sin()  # type: ignore[method-assign]
+    run.model.forward = lambda x: plain(x).sin()
     refusal(lambda: widened(run), "proof.attribute_not_carried", where="forward")
 
     def factory(n: int) -> nn.Module:

@@ -24,7 +24,7 @@ import sys
 from argparse import Namespace
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 from types import SimpleNamespace
@@ -92,12 +92,16 @@ def compare_attributes(base: nn.Module, wide: nn.Module, plan: Plan | None = Non
     moved = {} if plan is None else moved_blocks(plan)
     found: list[Difference] = []
     seen: set[tuple[int, int]] = set()
+    kinds: set[Any] = {type(module) for module in modules.values()}
+    codes = {kind: code_of(kind) for kind in kinds}
     for path, module in others.items():
         source = base_path(path, moved)
         if source in modules:
             numbers = [[int(word) for word in text.split(".") if word.isdigit()] for text in (source, path)]
             renumbered = [(a, b) for a, b in zip(*numbers, strict=True) if a != b]
-            differences = _attributes(path, modules[source], module, sizes, seen)
+            differences = _attributes(
+                path, modules[source], module, codes[type(modules[source])], sizes, seen
+            )
             # A block that knows its number has another one where it has moved.
             found += [d for d in differences if (d.base, d.wide) not in renumbered]
             found += _hooks(path, modules[source], module)
@@ -188,10 +192,9 @@ class _Sizes:
 
 
 def _attributes(
-    path: str, base: nn.Module, wide: nn.Module, sizes: _Sizes, seen: set[tuple[int, int]]
+    path: str, base: nn.Module, wide: nn.Module, code: Code, sizes: _Sizes, seen: set[tuple[int, int]]
 ) -> Iterator[Difference]:
     mine, other = vars(base), vars(wide)
-    code = code_of(type(base))
     for key in sorted({*mine, *other} - _OWN):
         where = f"{path}.{key}" if path else key
         a, b = mine.get(key, _NOTHING), other.get(key, _NOTHING)
@@ -200,16 +203,16 @@ def _attributes(
             if not same:
                 yield Difference(where, _shown(a), _shown(b), "refused", path, (key,))
         elif callable(getattr(type(base), key, None)):
-            patched = [key in vars(m) and not of_library(vars(m)[key]) for m in (base, wide)]
-            if patched[0] != patched[1]:
-                words = ["patched on this object" if p else "of its class" for p in patched]
-                yield Difference(where, *words, "refused", path, (key,))
+            here, there = (key in vars(m) and not of_library(vars(m)[key]) for m in (base, wide))
+            if here != there:
+                words = {True: "patched on this object", False: "of its class"}
+                yield Difference(where, words[here], words[there], "refused", path, (key,))
         else:
             for keys, x, y in _leaves(a, b, (key,), seen):
                 inside = "".join(f"[{k!r}]" if isinstance(k, int) else f".{k}" for k in keys[1:])
                 kind, matters = _kind(code, keys, x, y, sizes)
-                values = [None if v is _NOTHING else v for v in (x, y)]
-                yield Difference(f"{where}{inside}", *values, kind, path, keys, matters)
+                x, y = (None if v is _NOTHING else v for v in (x, y))
+                yield Difference(f"{where}{inside}", x, y, kind, path, keys, matters)
 
 
 def _kind(code: Code, keys: tuple[Any, ...], a: Any, b: Any, sizes: _Sizes) -> tuple[Kind, bool]:
@@ -277,9 +280,9 @@ def _inside(value: Any) -> Mapping[Any, Any] | None:
         return None
     if kind.__module__.split(".")[0] in sys.stdlib_module_names - {"__main__"} or of_library(kind):
         return None
-    if is_dataclass(value) and value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+    if getattr(getattr(kind, "__dataclass_params__", None), "frozen", False):
         return None
-    return vars(value)
+    return dict(vars(value))
 
 
 def _random_state(value: Any) -> Any:

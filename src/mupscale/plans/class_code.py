@@ -10,7 +10,7 @@ import dis
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -53,7 +53,6 @@ def of_library(thing: Any) -> bool:
     return home.split(".")[0] in _LIBRARIES
 
 
-@cache
 def code_of(kind: type) -> Code:
     """What the code of a class and of its parents says; the parents in libraries are left out.
 
@@ -77,7 +76,8 @@ def code_of(kind: type) -> Code:
             if isinstance(function, FunctionType):
                 methods.setdefault(name, []).append(function.__code__)
     building = _reached({"__init__", "__new__", "__post_init__", "__setstate__"}, methods)
-    counted, assigned = set(), set()
+    counted: set[str] = set()
+    assigned: set[str] = set()
     for name, codes in methods.items():
         for code in codes if name not in building else ():
             for written, in_place in _writes(code):

@@ -16,6 +16,7 @@ from ..plans.fits import check_end, identity_plan
 from ..plans.names import named_tensors, unwrap
 from ..runs.provenance import Growth
 from ..runs.run import Run
+from .left_behind import hand_over_
 from .noise_kinds import Noise, PairedNoise, wrong_noise
 from .noise_places import exempt_of
 from .noises import copied_norm, resolve_noise, unused_seed
@@ -65,7 +66,9 @@ def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
     since = wide.earlier[-1][1] if wide.earlier else None
     drawn = unused_seed(seed, since, wide.provenance.seeds)
     resolved = resolve_noise(measure, noise, plan=plan, seed=drawn, since=since, exempt=exempt)
-    noisy = carry(wide, copied(model), lambda: copied(model), Direction(identity_plan(model), noise=resolved))
+    direction = Direction(identity_plan(model), noise=resolved)
+    noisy = carry(wide, copied(model), lambda: copied(model), direction)
+    hand_over_(wide, noisy, direction, {})
     history = wide.provenance
     if not history.growths or history.growths[-1].plan != plan.hash:  # a run made by hand: Run(…, plan=plan)
         history = history.grown(Growth.by(plan, since, mupscale=None, torch=None))
