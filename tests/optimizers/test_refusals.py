@@ -241,12 +241,12 @@ def test_steps_in_units_are_refused_while_the_row_does_not_hold(steps):
         step()
 
 
-def test_a_row_without_decay_is_told_what_kind_of_decay_to_write():
+def test_a_row_without_decay_asks_for_a_kind_of_decay():
     row = mu.rules.OptimizerRule(lr=W)
     group = NamedGroup((), {"lr": 0.1, "weight_decay": 0.1, "beta": 0.9}, row)
     beta, decay = unknown_settings([group], ["lr", "weight_decay", "beta"], "here")
     assert beta.code == decay.code == "optimizer.unknown_setting"
     assert "decay=Decay.DECOUPLED" in decay.remedy
-    assert "neutral=" in beta.remedy, "control: another setting"
-    told = replace(row, decay=mu.rules.Decay.DECOUPLED, neutral={"beta"})
-    assert not unknown_settings([replace(group, rule=told)], ["lr", "weight_decay", "beta"], "here")
+    assert "declare_neutral" in beta.remedy, "control: another setting"
+    known = replace(row, decay=mu.rules.Decay.DECOUPLED, neutral={"beta"})
+    assert not unknown_settings([replace(group, rule=known)], ["lr", "weight_decay", "beta"], "here")

@@ -146,6 +146,7 @@ class Multiplied(nn.Module):
         return self.head(h.tanh())
 
 
+@pytest.mark.filterwarnings("ignore:training changes by")  # the multiplier, which no proof is asked about
 @pytest.mark.parametrize("theta", ["4", "3/2", "2^(1/2)"])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 def test_the_symmetry_theta_moves_a_multiplier_between_code_and_weight(kind, theta):

@@ -249,7 +249,7 @@ class Plan:
             "ties": dict(self.ties),
             "edits": [[edit.path, edit.old, str(edit.scale)] for edit in self.edits],
             "exact": self.exact,
-            "needs": sorted(self.needs),
+            "needs": sorted(map(str, self.needs)),
             "proof": self.proof,
         }
 

@@ -128,10 +128,21 @@ def streams_by_size(draft: Draft) -> Streams:
 
 
 def _multipliers(trace: Trace, walk: _Walk) -> Iterator[str]:
-    """Growing parameters that a product takes beside something made of the batch."""
+    """Growing parameters that a product takes beside something made of the batch.
+
+    A batch that the loss itself draws comes from a call without inputs. What such a call led to is not told from a weight by
+    `Trace.weight`, so beside it only parameters count that the product takes as they are.
+    """
+    drawn: list[bool] = []
     for call in trace.calls:
-        beside = any(not trace.weight(call, i) for i in range(len(call.inputs)))
-        yield from walk.weights(call) if beside and call.name in _PRODUCTS else ()
+        from_drawn = [parent is not None and drawn[parent] for parent in call.parents]
+        drawn.append(not call.inputs or any(from_drawn))
+        if call.name not in _PRODUCTS:
+            continue
+        if any(from_drawn):
+            yield from (walk.draft.ties.get(leaf, leaf) for leaf in call.leaves if leaf is not None)
+        elif any(not trace.weight(call, i) for i in range(len(call.inputs))):
+            yield from walk.weights(call)
 
 
 def _rooted(trace: Trace, walk: _Walk) -> Iterator[str]:
