@@ -226,7 +226,7 @@ def test_what_is_missing_or_unknown_is_refused_with_its_place(narrow, tmp_path):
     [
         ({"mp_world_size": 2}, "deepspeed.saved_in_parallel"),
         ({"param_shapes": [{"0.weight": 1}, {"1.weight": 1}, {"1.bias": 1}]}, "deepspeed.groups_were_cut"),
-        ({"lr_scheduler": {"max_lrs": [0.1, 0.2]}}, "schedule.absolute_rate"),
+        ({"lr_scheduler": {"eta_min": 0.1}}, "schedule.absolute_rate"),
         ({"lr_scheduler": {"last_batch_iteration": 3}}, "deepspeed.own_scheduler"),
         ({"param_shapes": None}, "deepspeed.names_missing"),
         ({"param_shapes": [{1: 2}, {3: 4}]}, "deepspeed.names_missing"),
