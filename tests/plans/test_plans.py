@@ -261,10 +261,10 @@ def test_a_plan_cannot_be_changed_and_is_copied_all_the_same():
     given["0.weight"] = given["0.bias"]
     assert made.hash == known, "control: the caller's own dict is not the plan's"
     changes = [
-        lambda: made.tensors.__setitem__("0.weight", made["0.bias"]),
-        lambda: made.tensors.pop("0.weight"),
-        lambda: made.ties.update(a="0.weight"),
-        lambda: made.sources.clear(),
+        lambda: made.tensors.__setitem__("0.weight", made["0.bias"]),  # type: ignore[index]
+        lambda: made.tensors.pop("0.weight"),  # type: ignore[attr-defined]
+        lambda: made.ties.update(a="0.weight"),  # type: ignore[attr-defined]
+        lambda: made.sources.clear(),  # type: ignore[attr-defined]
     ]
     for change in changes:
         with pytest.raises(TypeError):
@@ -272,7 +272,7 @@ def test_a_plan_cannot_be_changed_and_is_copied_all_the_same():
     for again in (copy.deepcopy(plan), pickle.loads(pickle.dumps(plan)), copy.copy(plan)):
         assert (again, again.hash, again.needs) == (plan, plan.hash, plan.needs)
         with pytest.raises(TypeError):
-            again.tensors["0.weight"] = plan["0.bias"]
+            again.tensors["0.weight"] = plan["0.bias"]  # type: ignore[index]
 
 
 def test_noise_and_recipes_cannot_be_changed_either():
@@ -280,7 +280,7 @@ def test_noise_and_recipes_cannot_be_changed_either():
     recipe = mu.Recipe("torch.optim.AdamW", {"lr": 1e-3}, {"0.weight": 0.1}, k=4, tensors={})
     for value, mapping in ((noise, noise.stds), (recipe, recipe.constants), (recipe, recipe.sigma)):
         with pytest.raises(TypeError):
-            mapping["lr"] = 1.0
+            mapping["lr"] = 1.0  # type: ignore[index]
         assert copy.deepcopy(value) == pickle.loads(pickle.dumps(value)) == value
     assert type(recipe.summary()["constants"]) is dict, "what is saved beside weights is plain"
 

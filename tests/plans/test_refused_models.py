@@ -165,7 +165,7 @@ class Numbered(Raw):
         super().__init__(n, torch.int64)
 
     def forward(self, x):
-        return self.head(x.mean() * (self.token + (self.order < 9)))
+        return self.head(x.mean() * (self.token + (self.order < 9)))  # type: ignore[operator]
 
 
 def typed(error: mu.MupscaleError, **names: Any) -> dict[str, mu.Plan]:

@@ -110,7 +110,7 @@ def own(n: int) -> nn.Module:
     [
         (mu.errors.NotExact, lambda: mu.widen(nn.Linear(3, 4), nn.Linear(3, 6))),
         (mu.errors.Undecided, lambda: mu.widen(own(4), own(8))),
-        (mu.errors.WrongArgument, lambda: mu.widen(own(4), own(8), loss=3)),
+        (mu.errors.WrongArgument, lambda: mu.widen(own(4), own(8), loss=3)),  # type: ignore[arg-type]
         (mu.errors.DamagedFile, lambda: mu.Plan.from_json("{}")),
     ],
 )

@@ -66,8 +66,8 @@ def test_every_function_that_takes_since_takes_a_run_of_the_same_model_only(act:
 
 def test_the_plan_of_a_first_growth_is_the_one_since_the_reference():
     run = mu.widen(net(4), lambda: net(8))
-    assert rates(run.model, run.plan) == rates(run.model, run)
-    again = mu.Plan.from_json(grown_twice().plan.to_json())
+    assert rates(run.model, run.plan) == rates(run.model, run)  # type: ignore[arg-type]
+    again = mu.Plan.from_json(grown_twice().plan.to_json())  # type: ignore[union-attr]
     assert not again.later, "a stored plan does not know which run was grown by it"
 
 
