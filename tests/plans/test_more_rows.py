@@ -116,14 +116,16 @@ def test_a_new_word_wakes_as_the_mean_and_its_first_gradient_is_of_usual_size():
         def forward(self, ids):
             return self.head(self.mid(self.norm(self.embed(ids))))
 
-    base = Normed(OLD).double()
-    base.norm.eps = 1e-8
-    plan = row_plan(base, Normed(NEW), "words", NEW - OLD)
-    make = lambda: Normed(NEW).double()  # noqa: E731
+    def make(words: int = NEW) -> Normed:
+        model = Normed(words).double()
+        model.norm.eps = 1e-8
+        return model
+
+    base = make(OLD)
+    plan = row_plan(base, make(), "words", NEW - OLD)
     ids = torch.arange(NEW)
 
     def size(model):
-        model.norm.eps = 1e-8
         F.cross_entropy(model(ids), ids.roll(1)).backward()
         assert bool((model.embed.weight.grad != 0).all())
         assert bool((model.head.weight.grad[OLD:] != 0).all())
