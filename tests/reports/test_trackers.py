@@ -74,8 +74,8 @@ class Writer:
 
 def test_growth_is_logged_as_it_was(base):
     """Controls: a run without noise has none to log, and its loss and its norm do not change."""
+    base.optimizer.zero_grad()  # gradients that are there are carried
     wide, writer = mu.upscale(base, lambda: make(8), mu.SignalNoise(0.2), loss=loss), Writer()
-    base.optimizer.zero_grad()
     told = log_growth(writer, base, wide, loss=loss, steps=5)
     assert {(name, value, 5) for name, value in told.items()} == set(writer.told)
     assert all(p.grad is None for p in base.model.parameters()), "gradients are as before"

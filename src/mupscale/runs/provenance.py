@@ -1,6 +1,6 @@
 """How a model came to be: the history of its growths, one frozen value for runs, directories, headers and checkpoints.
 
-Knows what a growth records, the form in which it is stored, and the forms of version 0.2.0, which had no version. Does not
+Knows what a growth records, the form in which it is stored, and the forms of 0.2.0, which had no number. Does not
 know who grows, and opens no file.
 """
 
@@ -46,7 +46,7 @@ class Growth:
     """
 
     plan: str | None
-    """The hash of the plan. Version 0.2.0 did not record it for runs that were widened without noise."""
+    """The hash of the plan. 0.2.0 did not record it for runs that were widened without noise."""
     reference: str | None = BASE_ITSELF
     """The hash of the plan from the reference to the base, or "the base itself"."""
     proof: Mapping[str, Any] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class Provenance(Mapping[str, Any]):
 
     @staticmethod
     def from_json(told: Mapping[str, Any]) -> Provenance:
-        """The history that `as_json` gave, or that of a record of growth; also as version 0.2.0 wrote either."""
+        """The history that `as_json` gave, or that of a record of growth; also as 0.2.0 wrote either."""
         with refuse_malformed(_MALFORMED, "growth.malformed_provenance"):
             if "provenance" in told:
                 return Provenance.from_json(told["provenance"])
@@ -190,7 +190,7 @@ def _stored(growths: Sequence[Mapping[str, Any]]) -> tuple[Growth, ...]:
 
 
 def _of_record(told: Mapping[str, Any]) -> Provenance:
-    """The history in a record of growth: `mupscale.json`, or what runs of version 0.2.0 and their checkpoints hold.
+    """The history in a record of growth: `mupscale.json`, or what runs of 0.2.0 and their checkpoints hold.
 
     Each says of its base what it knows, under `grown_from`.
     """
@@ -226,7 +226,7 @@ def _of_record(told: Mapping[str, Any]) -> Provenance:
 
 
 def _doses(told: Mapping[str, Any] | None) -> tuple[dict[str, Any], ...]:
-    """The doses of version 0.2.0, each of which held the run that it was added to."""
+    """The doses of 0.2.0, each of which held the run that it was added to."""
     if not told:
         return ()
     earlier = _doses(told["added_to"].get("added_noise"))
