@@ -38,11 +38,9 @@ def fill_model_(
     trained do without. `in_place` is for copies to measure on: tensors are written where they are, settings were carried
     before the copies were made, and copies have no hooks on gradients.
 
-    >>> from mupscale.plans import infer_plan
+    >>> from mupscale import infer_plan
     >>> base, wide = nn.Linear(2, 1), nn.Linear(4, 1)
-    >>> base.bias.requires_grad_(False).fill_(3.0)
-    Parameter containing:
-    tensor([3.])
+    >>> _ = base.bias.requires_grad_(False).fill_(3.0)
     >>> filled = fill_model_(wide, base, Direction(infer_plan(base, wide)))
     >>> float(filled.bias), filled.bias.requires_grad, bool((filled.weight[:, ::2] == base.weight / 2).all())
     (3.0, False, True)

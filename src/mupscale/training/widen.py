@@ -63,6 +63,7 @@ def widen(
 
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> wide = widen(Run(base), lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> import torch
     >>> x = torch.randn(5, 3)
     >>> torch.allclose(base(x), wide.model(x))
     True
@@ -91,6 +92,7 @@ def narrow(
     >>> def make(n): return nn.Sequential(nn.Linear(3, n), nn.Linear(n, 2))
     >>> base = make(4)
     >>> back = narrow(widen(base, lambda: make(8)), lambda: make(4))
+    >>> import torch
     >>> torch.equal(back.model[0].weight, base[0].weight)
     True
     """
