@@ -38,12 +38,12 @@ def fill_model_(
     trained do without. `in_place` is for copies to measure on: tensors are written where they are, settings were carried
     before the copies were made, and copies have no hooks on gradients.
 
-    >>> from mupscale import infer_plan
+    >>> from mupscale import plan_between
     >>> base, wide = nn.Linear(2, 1), nn.Linear(4, 1)
-    >>> _ = base.bias.requires_grad_(False).fill_(3.0)
-    >>> filled = fill_model_(wide, base, Direction(infer_plan(base, wide)))
-    >>> float(filled.bias), filled.bias.requires_grad, bool((filled.weight[:, ::2] == base.weight / 2).all())
-    (3.0, False, True)
+    >>> _ = base.bias.requires_grad_(False)
+    >>> filled = fill_model_(wide, base, Direction(plan_between(lambda n: nn.Linear(n, 1), 2, 4)))
+    >>> filled.bias.requires_grad, bool((filled.weight[:, ::2] == base.weight / 2).all())
+    (False, True)
     """
     inner, outer = unwrap(model), unwrap(source)
     tensors = {name: tensor for name, _, tensor in named_tensors(outer)}
