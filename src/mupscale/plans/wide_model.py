@@ -39,10 +39,11 @@ def fill_model_(
     before the copies were made, and copies have no hooks on gradients.
 
     >>> from mupscale import plan_between
-    >>> base, wide = nn.Linear(2, 1), nn.Linear(4, 1)
-    >>> _ = base.bias.requires_grad_(False)
-    >>> filled = fill_model_(wide, base, Direction(plan_between(lambda n: nn.Linear(n, 1), 2, 4)))
-    >>> filled.bias.requires_grad, bool((filled.weight[:, ::2] == base.weight / 2).all())
+    >>> def make(n): return nn.Sequential(nn.Linear(3, n), nn.Linear(n, 1))
+    >>> base, wide = make(2), make(4)
+    >>> _ = base[1].bias.requires_grad_(False)
+    >>> filled = fill_model_(wide, base, Direction(plan_between(make, 2, 4)))
+    >>> filled[1].bias.requires_grad, bool((filled[1].weight[:, ::2] == base[1].weight / 2).all())
     (False, True)
     """
     inner, outer = unwrap(model), unwrap(source)
