@@ -267,3 +267,29 @@ def test_growing_after_narrow_draws_other_noise_for_the_same_seed():
     noise = dose(grow(base(), 8), first)
     assert torch.allclose(forgot, noise), "control: without its history"
     assert float(torch.corrcoef(torch.stack([again.flatten(), noise.flatten()]))[0, 1].abs()) < 0.5
+
+
+def test_what_a_run_recorded_is_plain_and_makes_the_same_history_again():
+    import numpy as np
+
+    make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))  # noqa: E731
+    once = mu.upscale(make(4), lambda: make(8), mu.SignalNoise(0.1), seed=np.int64(3))
+    plain = dict(once.provenance)
+    stored = json.loads(json.dumps(plain))
+    assert mu.Run(once.model, provenance=stored).provenance == once.provenance
+    assert plain["seed"] == 3
+    assert mu.Run(once.model, provenance=plain).provenance == once.provenance
+    twice = mu.upscale(once, lambda: make(16), mu.SignalNoise(0.1), seed=3)
+    assert len(twice.provenance.seeds) == 2, "another stream than the first"
+    old = copy.copy(once)
+    state = {
+        **vars(once),
+        "provenance": {"version": "0.2.0", "seed": 3, "noise": {"seed": 3, "kind": "SignalNoise"}},
+    }
+    old.__setstate__(state)
+    assert old.provenance["seed"] == 3
+    early = {key: value for key, value in vars(once.plan).items() if key not in ("code", "later")}
+    plan = copy.copy(once.plan)
+    plan.__dict__.clear()
+    plan.__setstate__(early)
+    assert plan == once.plan

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, SequentialLR
 
 import mupscale as mu
 from harness.refusals import refusal, refused
@@ -275,3 +275,95 @@ def test_patched_classes_of_torch_and_hooks_of_all_modules_decide_nothing(monkey
     refusal(lambda: mu.widen(base, make), "proof.missing", where="Softsign")
     wide = mu.widen(base, make, loss=loss)
     torch.testing.assert_close(loss(wide.model), loss(base), msg="the remedy: it is measured")
+
+
+class Counting(Net):
+    """Counts its calls, and keeps a log of dicts."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.calls, self.log = 0, list[dict[str, float]]()
+
+    def forward(self, x: Tensor) -> Any:
+        self.calls += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("largest", [2**28, 0])
+def test_a_proof_leaves_counts_of_calls_alone_and_logs_go_along(largest, monkeypatch):
+    monkeypatch.setattr("mupscale.training.prove.FLOAT64_BYTES", largest)
+    base = Counting(4)
+    loss(base)
+    base.log.append({"step": 1, "loss": 0.5})
+    wide: Any = mu.upscale(base, lambda: Counting(8), mu.SignalNoise(0.1), loss=loss).model
+    assert (base.calls, wide.calls) == (1, 1)
+    assert wide.log == base.log
+    wide.log.clear()
+    assert base.log, "control: it is a copy"
+
+
+def test_a_generator_that_modules_share_is_shared_in_the_wide_model():
+    def make(n: int) -> nn.Module:
+        model: Any = nn.Sequential(nn.Linear(6, n), nn.Linear(n, 3))
+        model[0].source = model[1].source = torch.Generator().manual_seed(0)
+        return model  # type: ignore[no-any-return]
+
+    base: Any = make(4)
+    torch.rand(3, generator=base[0].source)
+    wide: Any = mu.widen(base, lambda: make(8), loss=loss).model
+    assert wide[0].source is wide[1].source
+    assert wide[0].source is not base[0].source
+    assert torch.equal(torch.rand(2, generator=wide[0].source), torch.rand(2, generator=base[0].source))
+
+
+def test_a_lambda_that_asks_the_trainer_for_a_number_is_carried_and_one_that_asks_for_the_optimizer_is_refused():
+    class Trainer:
+        def __init__(self, key: str) -> None:
+            self.model = Net(4)
+            self.opt = adamw(self.model)
+            self.warmup = 10
+            asked = {
+                "warmup": lambda t: min(1.0, (t + 1) / self.warmup),
+                "opt": lambda t: 1 / (1 + len(self.opt.state)),
+            }
+            self.scheduler = LambdaLR(self.opt, asked[key])
+
+        @property
+        def run(self) -> mu.Run:
+            return mu.Run(self.model, self.opt, self.scheduler)
+
+    mu.widen(Trainer("warmup").run, lambda: Net(8), loss=loss)
+    refusal(lambda: mu.widen(Trainer("opt").run, lambda: Net(8), loss=loss), "schedule.reads_base")
+
+
+def test_a_cosine_of_ones_own_stays_one_in_units():
+    class Warm(CosineAnnealingLR):
+        def get_lr(self) -> list[float]:
+            return [base * min(1, (self.last_epoch + 1) / 50) for base in self.base_lrs]
+
+    model = Net(4)
+    optimizer = adamw(model)
+    mu.step_in_units_(optimizer, mu.Run(model))
+    run = mu.Run(model, optimizer, Warm(optimizer, 10, eta_min=1e-4))
+    wide = mu.widen(run, lambda: Net(8), loss=loss)
+    assert type(wide.scheduler) is Warm
+    for part in (*run.optimizers, *run.schedulers, *wide.optimizers, *wide.schedulers):
+        part.step()
+    assert set(wide.scheduler.get_last_lr()) == set(run.scheduler.get_last_lr())
+
+
+def test_a_cosine_inside_of_a_sequence_is_resumed_with_its_floors():
+    def schedule(optimizer: Optimizer) -> Any:
+        parts = [LinearLR(optimizer, 0.1, total_iters=3), CosineAnnealingLR(optimizer, 9, eta_min=1e-3)]
+        return SequentialLR(optimizer, parts, milestones=[3])
+
+    run = trained(steps=0)
+    wide = mu.widen(mu.Run(run.model, run.optimizer, schedule(run.optimizer)), lambda: Net(8), loss=loss)
+    saved = wide.optimizer.state_dict(), wide.scheduler.state_dict()
+    optimizer = AdamW(mu.trainers.groups_for(wide.model, saved[0]))
+    scheduler = mu.trainers.load_scheduler_(schedule(optimizer), saved[1])
+    optimizer.load_state_dict(saved[0])
+    for _ in range(8):
+        for part in (optimizer, scheduler, wide.optimizer, wide.scheduler):
+            part.step()
+        assert scheduler.get_last_lr() == wide.scheduler.get_last_lr()

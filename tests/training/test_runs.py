@@ -254,7 +254,7 @@ def test_a_cosine_with_floors_is_resumed_and_torchs_own_class_does_not_take_its_
     wide = widen(rated("CosineAnnealingLR", False))
     saved = copy.deepcopy((wide.optimizer.state_dict(), wide.scheduler.state_dict()))
     optimizer = torch.optim.AdamW(mu.trainers.groups_for(wide.model, saved[0]))
-    scheduler = mu.trainers.cosine_for(optimizer, saved[1])
+    scheduler = mu.trainers.load_scheduler_(S.CosineAnnealingLR(optimizer, 9), saved[1])
     optimizer.load_state_dict(saved[0])
     for _ in range(12):
         for part in (optimizer, scheduler, wide.optimizer, wide.scheduler):

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dis import get_instructions
 from functools import partial
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -76,24 +76,28 @@ class CosineAnnealingWarmRestarts(_Floors, torch_schedulers.CosineAnnealingWarmR
 _COSINES = {own.__mro__[2]: own for own in (CosineAnnealingLR, CosineAnnealingWarmRestarts)}
 
 
-def cosine_for(optimizer: Optimizer, state: Mapping[str, Any]) -> Any:
-    """The cosine schedule of a grown run, from its state dict: where `eta_min` is not 0, it has a floor for every group.
+def load_scheduler_(scheduler: Any, state: Mapping[str, Any]) -> Any:
+    """Load the state of a grown run's scheduler, and return the scheduler; use it in place of `scheduler.load_state_dict(state)`.
 
-    Build it before you load the optimizer's state.
+    In a grown run a cosine whose `eta_min` is not 0 has a floor for every group, which torch's own class does not know. This also
+    holds for cosines inside of a SequentialLR or a ChainedScheduler. Build the scheduler before you load the optimizer's state.
 
     >>> import torch
     >>> groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr} for lr in (0.4, 0.2)]
     >>> optimizer = torch.optim.SGD(groups)
-    >>> saved = {**torch_schedulers.CosineAnnealingLR(optimizer, 10).state_dict(), "eta_min": [0.04, 0.02]}
-    >>> scheduler = cosine_for(optimizer, saved)
+    >>> scheduler = torch_schedulers.CosineAnnealingLR(optimizer, 10)
+    >>> scheduler = load_scheduler_(scheduler, {**scheduler.state_dict(), "eta_min": [0.04, 0.02]})
     >>> for _ in range(10): optimizer.step(); scheduler.step()
     >>> [round(group["lr"], 12) for group in optimizer.param_groups]
     [0.04, 0.02]
     """
-    restarts = "T_0" in state
-    made: Any = CosineAnnealingWarmRestarts if restarts else CosineAnnealingLR
-    scheduler = made(optimizer, state["T_0" if restarts else "T_max"])
     scheduler.load_state_dict(dict(state))
+    pending = [scheduler]
+    while pending:
+        one = pending.pop()
+        pending += getattr(one, "_schedulers", ())
+        if type(one) in _COSINES and isinstance(one.eta_min, list):
+            one.__class__ = _COSINES[type(one)]
     return scheduler
 
 
@@ -162,8 +166,13 @@ def refuse_readers(
     return faults
 
 
-def _read_by(value: Any, held: Mapping[int, str], seen: set[int]) -> str | None:
-    """What of the run a function holds or names: in closures, defaults, arguments, globals, attributes."""
+def _read_by(
+    value: Any, held: Mapping[int, str], seen: set[int], names: frozenset[str] = frozenset()
+) -> str | None:
+    """What of the run a function reads: in closures, defaults, arguments, globals, and the attributes and keys it names.
+
+    `names` are those of the function that led here: an object that holds the model may be asked for a number alone.
+    """
     if id(value) in held:
         return held[id(value)]
     if id(value) in seen or isinstance(value, _ENDS) or len(seen) > _MOST_READ:
@@ -175,6 +184,7 @@ def _read_by(value: Any, held: Mapping[int, str], seen: set[int]) -> str | None:
     elif isinstance(value, partial):
         inside = [value.func, *value.args, *value.keywords.values()]
     elif isinstance(value, FunctionType):
+        names = _names_in(value.__code__)
         inside = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
         inside += [content for cell in value.__closure__ or () for content in _contents(cell)]
         if not of_library(value):
@@ -183,10 +193,20 @@ def _read_by(value: Any, held: Mapping[int, str], seen: set[int]) -> str | None:
     elif isinstance(value, (list, tuple, set, frozenset)):
         inside = list(value)
     elif isinstance(value, dict):
-        inside = list(value.values())
+        inside = [entry for key, entry in value.items() if not isinstance(key, str) or key in names]
     elif not of_library(value):
-        inside = [*getattr(value, "__dict__", {}).values(), vars(type(value)).get("__call__")]
-    return next((found for part in inside if (found := _read_by(part, held, seen)) is not None), None)
+        call = vars(type(value)).get("__call__")
+        names |= _names_in(call.__code__) if isinstance(call, FunctionType) else set()
+        inside = [entry for name, entry in getattr(value, "__dict__", {}).items() if name in names]
+        inside.append(call)
+    return next((found for part in inside if (found := _read_by(part, held, seen, names)) is not None), None)
+
+
+def _names_in(code: CodeType) -> frozenset[str]:
+    """The attributes, globals and texts, which may be keys, that a function names."""
+    inner = [_names_in(part) for part in code.co_consts if isinstance(part, CodeType)]
+    texts = [part for part in code.co_consts if isinstance(part, str)]
+    return frozenset(code.co_names).union(texts, *inner)
 
 
 def _contents(cell: CellType) -> list[Any]:
@@ -238,7 +258,7 @@ def carry_scheduler(scheduler: Any, optimizer: Optimizer, groups: Sequence[Named
             setattr(new, key, [value[g.origin] for g in groups])
         elif key == "lr_lambdas" and listed:
             new.lr_lambdas = [_same_function(value[g.origin]) for g in groups]
-        elif key == "eta_min" and isinstance(scheduler, tuple(_COSINES)):
+        elif key == "eta_min" and type(scheduler) in {*_COSINES, *_COSINES.values()}:
             _set_floors_(new, [_per_group(value, per_group)[g.origin] * g.lr_factor for g in groups])
         else:
             setattr(new, key, _copied(scheduler, key, value, known))

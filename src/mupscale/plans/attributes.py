@@ -1,6 +1,6 @@
 """What two models hold beside tensors: settings, state, hooks and patched methods of a trained base.
 
-A wide model that was built anew has the settings and the state of its factory. They are told apart by code:
+A wide model that was built anew has the settings and the state of its factory. The code of the class says which is which:
 
     self.p = p              in __init__(self, p)    a setting: the factory's value is kept, and named where it differs
     self.seen = 0           and a method adds to it a state of training: the base's value is carried
@@ -24,6 +24,7 @@ import sys
 from argparse import Namespace
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
@@ -50,8 +51,11 @@ _HOOKS = (
     "_backward_pre_hooks",
 )
 # What nn.Module keeps for itself; parameters, buffers and the training mode are carried elsewhere. transformers notes that
-# its hooks which record outputs are there, and puts them in place at the first call of a model without this note.
-_OWN = {*vars(nn.Module()), "training", "_output_capturing_hooks_installed"}
+# its hooks which record outputs are there, and puts them in place at the first call of a model without this note. Its gradient
+# checkpointing is switched on by a call that also sets functions, so the flag alone is not carried.
+_OWN = {
+    *vars(nn.Module()), "training", "_output_capturing_hooks_installed", "gradient_checkpointing", "_is_torch_compile"
+}  # fmt: skip
 _TOLERANCE = 1e-6
 """Relative: width constants are computed in float32 in some models."""
 _DEPTH = 4
@@ -131,16 +135,25 @@ def carry_attributes_(wide: nn.Module, differences: list[Difference]) -> None:
     {'words': 5}
     """
     owners = {_path(name): module for name, module in unwrap(wide).named_modules()}
+    made: dict[
+        int, Any
+    ] = {}  # what two modules of the base share, a generator for example, two modules of the wide model share
     for difference in differences:
         if difference.kind == "carried":
             holder: Any = owners[difference.module]
             for key in difference.keys[:-1]:
                 holder = holder[key] if isinstance(holder, (dict, list)) else getattr(holder, key)
-            leaf, value = difference.keys[-1], _copied(difference.base)
-            if isinstance(holder, (dict, list)):
+            leaf, found = difference.keys[-1], difference.base
+            value = made.setdefault(id(found), _copied(found)) if id(found) not in made else made[id(found)]
+            if isinstance(holder, list) and leaf >= len(holder):
+                holder.append(value)
+            elif isinstance(holder, (dict, list)):
                 holder[leaf] = value
             else:
-                setattr(holder, leaf, value)
+                with suppress(
+                    AttributeError, TypeError, ValueError
+                ):  # a frozen object, which stays the factory's
+                    setattr(holder, leaf, value)
 
 
 def _copied(value: Any) -> Any:
@@ -220,28 +233,32 @@ def _kind(code: Code, keys: tuple[Any, ...], a: Any, b: Any, sizes: _Sizes) -> t
     if a is _NOTHING:  # the factory of the wide model set it, and the base never had it
         return "expected", False
     names = {key for key in keys if isinstance(key, str)}
-    if names & code.counted:
-        return "carried", False
     both = b is not _NOTHING
+    sized = both and _may_be_size(a) and _may_be_size(b)
+    # A size that is added up while a model is built is larger in the wide model; a count that begins again is not.
+    if names & code.counted and not (sized and not sizes.went_back(a, b)):
+        return "carried", False
     follows = both and not (code.torchs and isinstance(a, float)) and sizes.follows(a, b)
     if names & code.assigned and (not follows or sizes.went_back(a, b)):
         return "carried", False
     if follows:
         return "expected", False
     # Whole numbers that are not zero may be sizes that grow in another way than axes do, such as width + 3.
-    if both and _may_be_size(a) and _may_be_size(b):
+    if sized:
         return ("kept", True) if sizes.went_back(a, b) else ("expected", False)
     if keys[0] in code.settings:
         named = isinstance(a, str) or isinstance(b, str) or len(keys) > 1
         return ("kept", code.torchs or not named) if both else ("expected", False)
-    return "carried", False
+    # Names and paths inside of a configuration that no method writes are the factory's, whose object it may be.
+    named = isinstance(a, str) and isinstance(b, str) and len(keys) > 1
+    return ("kept", False) if named else ("carried", False)
 
 
 def _leaves(
     a: Any, b: Any, keys: tuple[Any, ...], seen: set[tuple[int, int]]
 ) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
     """Plain values that differ inside two values, with the keys that lead there; each pair of objects once."""
-    if a is b or (id(a), id(b)) in seen:
+    if a is b or (id(a), id(b)) in seen or _equal_at_once(a, b):
         return
     if _plain(a) or a is _NOTHING:
         if ((_plain(b) or b is _NOTHING) and not _same(a, b)) or (
@@ -265,6 +282,16 @@ def _leaves(
     for key in {**held, **others}:
         if not (hidden and str(key).startswith("_")):
             yield from _leaves(held.get(key, _NOTHING), others.get(key, _NOTHING), (*keys, key), seen)
+
+
+def _equal_at_once(a: Any, b: Any) -> bool:
+    """True for equal lists, tuples and dicts, compared at once: a model may hold a long list of words."""
+    if type(a) is not type(b) or not isinstance(a, (list, tuple, dict)):
+        return False
+    try:
+        return bool(a == b)
+    except (RuntimeError, TypeError, ValueError):  # arrays and tensors among them
+        return False
 
 
 def _inside(value: Any) -> Mapping[Any, Any] | None:

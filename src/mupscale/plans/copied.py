@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
+from dis import get_instructions
 from functools import partial
 from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -143,7 +144,7 @@ def named_globals(function: FunctionType) -> dict[str, Any]:
     codes, names = [function.__code__], set()
     while codes:
         code = codes.pop()
-        names |= set(code.co_names)
+        names |= {i.argval for i in get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return {name: function.__globals__[name] for name in sorted(names & function.__globals__.keys())}
 

@@ -121,7 +121,10 @@ def _not_exact(entry: TensorPlan, base: Sequence[_Side], wide: _Side, kept: Mapp
 
     try:
         # Copies of what the hooks hold, made apart: a counter in a hook that both models share counts for each.
-        hooks = [[[isolated(h, {**kept}) for h in kind] for kind in side] for _, side in (*base, wide)]
+        hooks = []
+        for _, side in (*base, wide):
+            memo = {**kept}  # hooks of one parameter may share what they hold
+            hooks.append([[isolated(h, memo) for h in kind] for kind in side])
         with lifted_casts(), torch.no_grad():
             for size in _SIZES:
                 weights = [drawn(parameter) for parameter, _ in base]

@@ -23,6 +23,7 @@ from ..tensors.differences import Difference, difference, loss_gap, relative, wh
 from ..tensors.making import Making
 from ..tensors.parts import is_sharded, local_of, local_rectangle
 from ..tensors.random_states import forked
+from .class_code import code_of
 from .fits import check_end
 from .names import named_tensors
 from .plan import Plan, TensorPlan
@@ -79,8 +80,17 @@ def _gathered(tensor: Tensor) -> Tensor:
 def keeping_buffers(model: nn.Module) -> Iterator[None]:
     """Restore buffers after the block, because a measurement must not change running statistics.
 
-    Frozen parameters too: some models average weights into a frozen copy inside their forward.
+    Frozen parameters too: some models average weights into a frozen copy inside their forward. And numbers and flags that the
+    methods of a user's module write, such as a count of calls.
     """
+    counts = [
+        (
+            module,
+            {name: value for name, value in vars(module).items() if name in written and _is_plain(value)},
+        )
+        for module in model.modules()
+        if (written := code_of(type(module)).counted | code_of(type(module)).assigned)
+    ]
     # A forward may write into a buffer, or put another tensor in its place.
     slots = [
         (module._buffers, leaf, buffer)
@@ -93,6 +103,8 @@ def keeping_buffers(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        for module, values in counts:
+            vars(module).update(values)
         for buffers, leaf, buffer in slots:
             buffers[leaf] = buffer
         with torch.no_grad():
@@ -136,6 +148,10 @@ def loss_value(model: nn.Module, loss: Loss) -> Any:
             return loss(model)
     finally:
         module.CheckpointFunction = stock  # type: ignore[misc]
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str, type(None)))
 
 
 def _refuse_value(value: Any, parameters: list[Tensor]) -> None:

@@ -91,6 +91,11 @@ class Plan:
         freeze_mappings(self)
         object.__setattr__(self, "needs", frozenset(map(Need, self.needs)))
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Read pickles of 0.2.0 too, which lack the later fields."""
+        self.__dict__.update({"code": {}, "later": False, **state})
+        self.__post_init__()
+
     @property
     def proved(self) -> bool:
         """True when the plan is known to be exact for the code of its models, and not for their shapes alone."""

@@ -130,8 +130,8 @@ def streams_by_size(draft: Draft) -> Streams:
 def _multipliers(trace: Trace, walk: _Walk) -> Iterator[str]:
     """Growing parameters that a product takes beside something made of the batch.
 
-    A batch that the loss itself draws comes from a call without inputs. What such a call led to is not told from a weight by
-    `Trace.weight`, so beside it only parameters count that the product takes as they are.
+    A batch that the loss itself draws comes from a call without inputs. `Trace.weight` takes what such a call leads to for a
+    weight, so beside it only parameters count that the product takes as they are.
     """
     drawn: list[bool] = []
     for call in trace.calls:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..errors import MupscaleError
 from ..files.strict import refuse_malformed
@@ -159,7 +161,7 @@ class Provenance(Mapping[str, Any]):
     def seeds(self) -> frozenset[int]:
         """The seeds of all numbers that were drawn as noise so far."""
         doses = [d for growth in (*self.growths, *self.undone) for d in (growth.noise, *growth.added_noise)]
-        return frozenset(int(dose["seed"]) for dose in doses if dose)
+        return frozenset(int(dose["seed"]) for dose in doses if dose and "seed" in dose)
 
     def as_json(self) -> dict[str, Any]:
         """The history as plain values, to be saved with the weights; `{}` if there is none."""
@@ -173,6 +175,12 @@ class Provenance(Mapping[str, Any]):
             if "provenance" in told:
                 return Provenance.from_json(told["provenance"])
             if "growths" not in told:
+                if told.keys() <= set(_NAMES) and (
+                    "mupscale" in told or isinstance(told.get("added_noise"), (list, tuple))
+                ):
+                    return Provenance(
+                        _stored([told])
+                    )  # dict(run.provenance): what the latest growth recorded
                 return _of_record(told) if told else Provenance()
             if told["version"] != VERSION:
                 raise MupscaleError(
@@ -184,7 +192,7 @@ class Provenance(Mapping[str, Any]):
 
 
 def _stored(growths: Sequence[Mapping[str, Any]]) -> tuple[Growth, ...]:
-    """Stored growths: what one does not say is not known, and is not what a growth of today would have."""
+    """Stored growths; a field that one lacks is None and not today's default."""
     unknown = dict.fromkeys(("plan", "reference", "mupscale", "torch"))
     return tuple(Growth(**{**unknown, **growth}) for growth in growths)
 
@@ -239,7 +247,14 @@ def _frozen(value: Any) -> Any:
         return FrozenDict({str(key): _frozen(entry) for key, entry in value.items()})
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
-    return value if value is None or isinstance(value, str | int | float) else repr(value)
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return _frozen(value.item())
+    if value is None or isinstance(value, str | bool):
+        return value
+    # Numbers of numpy become Python's.
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else repr(value)
 
 
 def _plain(value: Any) -> Any:

@@ -80,6 +80,12 @@ class Run:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Read pickles of 0.2.0 too, whose provenance is a dict."""
+        self.__dict__.update(state)
+        if not isinstance(self.provenance, Provenance):
+            object.__setattr__(self, "provenance", Provenance.from_json(self.provenance))
+
     @property
     def optimizer(self) -> Optimizer:
         """The only optimizer of the run; refused when there are none or several."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ..lazy import exported
 
 if TYPE_CHECKING:
-    from ..optimizers.schedulers import cosine_for as cosine_for
+    from ..optimizers.schedulers import load_scheduler_ as load_scheduler_
     from ..training.state_dicts import groups_for as groups_for
     from ..training.state_dicts import narrow_optimizer_state_dict as narrow_optimizer_state_dict
     from ..training.state_dicts import narrow_state_dict as narrow_state_dict
@@ -34,7 +34,7 @@ _NAMES = {
     "load_universal_": ("trainers.universal_file", ""),
     "universal_groups": ("trainers.universal_file", ""),
     "groups_for": ("training.state_dicts", ""),
-    "cosine_for": ("optimizers.schedulers", ""),
+    "load_scheduler_": ("optimizers.schedulers", ""),
     "narrow_state_dict": ("training.state_dicts", ""),
     "narrow_optimizer_state_dict": ("training.state_dicts", ""),
 }

@@ -168,7 +168,7 @@ class _Measuring:
         return trial, failure
 
     def _explained(self, failure: Failure) -> Failure:
-        noisy = isinstance(self.wide, Run) and self.wide.provenance.get("noise")
+        noisy = isinstance(self.wide, Run) and {"noise", "added_noise"} & self.wide.provenance.keys()
         if noisy and failure.kind == "loss" and failure.step == 0:
             return replace(failure, cause=NOISE)
         return self._searched(diagnose(self._trial, self.step, self.loss, failure))
