@@ -273,7 +273,7 @@ def test_what_a_run_recorded_is_plain_and_makes_the_same_history_again():
     import numpy as np
 
     make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))  # noqa: E731
-    once = mu.upscale(make(4), lambda: make(8), mu.SignalNoise(0.1), seed=np.int64(3))
+    once = mu.upscale(make(4), lambda: make(8), mu.SignalNoise(0.1), seed=np.int64(3))  # type: ignore[arg-type]
     plain = dict(once.provenance)
     stored = json.loads(json.dumps(plain))
     assert mu.Run(once.model, provenance=stored).provenance == once.provenance
@@ -291,5 +291,5 @@ def test_what_a_run_recorded_is_plain_and_makes_the_same_history_again():
     early = {key: value for key, value in vars(once.plan).items() if key not in ("code", "later")}
     plan = copy.copy(once.plan)
     plan.__dict__.clear()
-    plan.__setstate__(early)
+    plan.__setstate__(early)  # type: ignore[union-attr]
     assert plan == once.plan

@@ -338,8 +338,8 @@ def test_a_lambda_that_asks_the_trainer_for_a_number_is_carried_and_one_that_ask
 
 def test_a_cosine_of_ones_own_stays_one_in_units():
     class Warm(CosineAnnealingLR):
-        def get_lr(self) -> list[float]:
-            return [base * min(1, (self.last_epoch + 1) / 50) for base in self.base_lrs]
+        def get_lr(self) -> list[float]:  # type: ignore[override]
+            return [base * min(1, (self.last_epoch + 1) / 50) for base in self.base_lrs]  # type: ignore[misc]
 
     model = Net(4)
     optimizer = adamw(model)

@@ -84,7 +84,7 @@ class Run:
         """Read pickles of 0.2.0 too, whose provenance is a dict."""
         self.__dict__.update(state)
         if not isinstance(self.provenance, Provenance):
-            object.__setattr__(self, "provenance", Provenance.from_json(self.provenance))
+            object.__setattr__(self, "provenance", Provenance.from_json(self.provenance))  # type: ignore[unreachable]
 
     @property
     def optimizer(self) -> Optimizer:
