@@ -53,9 +53,7 @@ _HOOKS = (
 # What nn.Module keeps for itself; parameters, buffers and the training mode are carried elsewhere. transformers notes that
 # its hooks which record outputs are there, and puts them in place at the first call of a model without this note. Its gradient
 # checkpointing is switched on by a call that also sets functions, so the flag alone is not carried.
-_OWN = {
-    *vars(nn.Module()), "training", "_output_capturing_hooks_installed", "gradient_checkpointing", "_is_torch_compile"
-}  # fmt: skip
+_OWN = {*vars(nn.Module()), "training", "_output_capturing_hooks_installed", "gradient_checkpointing"}
 _TOLERANCE = 1e-6
 """Relative: width constants are computed in float32 in some models."""
 _DEPTH = 4
