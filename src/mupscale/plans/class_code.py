@@ -83,7 +83,8 @@ def code_of(kind: type) -> Code:
             for written, in_place in _writes(code):
                 (counted if in_place else assigned).add(written)
     settings = {name for parent in kind.__mro__ if parent is not nn.Module for name in _arguments(parent)}
-    return Code(frozenset(settings), frozenset(counted), frozenset(assigned - counted), of_library(kind))
+    torchs = kind.__module__.partition(".")[0] == "torch"
+    return Code(frozenset(settings), frozenset(counted), frozenset(assigned - counted), torchs)
 
 
 def _reached(start: set[str], methods: dict[str, list[CodeType]]) -> set[str]:
