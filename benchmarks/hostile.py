@@ -52,6 +52,7 @@ from mupscale.jobs.worker import run_job
 from mupscale.tensors.oracle import expand_slowly
 from mupscale.training.recipe import Recipe, TensorGrowth
 
+REFUSALS = tuple(kind.__name__ for kind in (mu.MupscaleError, *mu.MupscaleError.__subclasses__()))
 WRONG = "accepted wrong"
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 NAMES = ("w", "x")
@@ -419,7 +420,7 @@ def measure(chosen: argparse.Namespace) -> Outcome:
             path = folder / "case"
             change(path, random.Random(f"{chosen.seed} {number}"))
             found = limited(quietly(read, path))
-            refused = not found.done and found.value.startswith("MupscaleError")
+            refused = not found.done and found.value.startswith(REFUSALS)
             end = "refused" if refused else str(found.value)
             worst = (max(worst[0], found.seconds), max(worst[1], found.memory))
             tally["inputs"] += 1
