@@ -52,7 +52,7 @@ from mupscale.jobs.worker import run_job
 from mupscale.tensors.oracle import expand_slowly
 from mupscale.training.recipe import Recipe, TensorGrowth
 
-REFUSALS = tuple(kind.__name__ for kind in (mu.MupscaleError, *mu.MupscaleError.__subclasses__()))
+REFUSALS = ("MupscaleError", *(kind.__name__ for kind in mu.MupscaleError.__subclasses__()))
 WRONG = "accepted wrong"
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 NAMES = ("w", "x")

@@ -228,7 +228,7 @@ def test_what_is_new_is_made_where_the_base_is(device):
     }
     plan = replace(plan, tensors={**plan.tensors, **new})
     wide = fill_model_(build(lambda: Extra(8)), base, Direction(plan))
-    assert {tensor.device for tensor in wide.state_dict().values()} == {device}
+    assert {tensor.device for tensor in wide.state_dict().values()} == {base.weight.device}
     assert (wide.gate.tolist(), wide.table.tolist()) == ([0.5] * 3, [1.0] * 2)  # type: ignore[operator]
 
 
