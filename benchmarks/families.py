@@ -29,7 +29,7 @@ from mupscale.families.models import config_from, factory, model_class
 from mupscale.families.plan import family_plan
 from mupscale.families.prove import prove
 from mupscale.families.record import FamilyPlan
-from mupscale.plans.float64 import cast_, lifted_casts
+from mupscale.models.float64 import cast_, lifted_casts
 from mupscale.training.widen import widen
 
 BOUND = 1e-10

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import mupscale as mu
 from harness.gpt2 import GPT2, VOCABULARY, declared_plan
 from harness.program import Outcome, option, run
-from mupscale.plans import float64
+from mupscale.models import float64
 from mupscale.training import prove
 
 BASE, WIDE = 384, 768

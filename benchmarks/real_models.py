@@ -29,7 +29,7 @@ from harness.data import DATA
 from harness.program import Outcome, UsageError, option
 from harness.runs import step
 from mupscale.cli.main import main as command
-from mupscale.plans.float64 import lifted_casts
+from mupscale.models.float64 import lifted_casts
 
 EXACT, SINGLE, LOSSES = 1e-10, 1e-5, 1e-9
 DIFFERENT = 1e-3

@@ -39,7 +39,7 @@ from harness.sharded_cases import (
     request,
     save,
 )
-from mupscale.plans.names import named_tensors
+from mupscale.models.names import named_tensors
 from mupscale.rules.scale import ONE
 from mupscale.tensors.oracle import expand_slowly
 

@@ -36,8 +36,8 @@ from harness.launched import folder
 from harness.models import CASES
 from mupscale.checkpoints.request import Request
 from mupscale.families.record import FamilyPlan
+from mupscale.models.names import named_tensors
 from mupscale.plans.fits import identity_plan
-from mupscale.plans.names import named_tensors
 
 SIZES = {
     "hidden_size": 24,

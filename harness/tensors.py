@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from mupscale.plans.names import named_tensors
+from mupscale.models.names import named_tensors
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_PREPARATION = "mupscale.plans.float64"
+_PREPARATION = "mupscale.models.float64"
 
 
 class _Torch:

@@ -14,7 +14,7 @@ import mupscale as mu
 from harness.exactness import precise_muon
 from harness.growth.rows import BARELY, MOST, SIZES, Figures, Row, summed_up, trial
 from harness.program import Outcome
-from mupscale.plans.float64 import lifted_casts
+from mupscale.models.float64 import lifted_casts
 from mupscale.plans.plan import Plan
 from mupscale.tensors.differences import loss_gap
 

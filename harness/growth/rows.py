@@ -21,7 +21,7 @@ from mupscale.families.losses import another_batch, find_batch, growing_outputs,
 from mupscale.families.models import config_from, factory, model_class
 from mupscale.families.plan import family_plan
 from mupscale.families.record import FamilyPlan
-from mupscale.plans.float64 import cast_, lifted_casts
+from mupscale.models.float64 import cast_, lifted_casts
 from mupscale.plans.identity import Loss
 from mupscale.plans.plan import Plan, TensorPlan
 from mupscale.tensors.differences import curve_gap, loss_gap

@@ -26,8 +26,8 @@ from harness.growth.rows import AFTER, BARELY, BEFORE, SIZES, WITH_BIASES, Figur
 from harness.program import Outcome
 from mupscale.families.models import config_from, factory
 from mupscale.families.record import FamilyPlan
+from mupscale.models.float64 import cast_, lifted_casts
 from mupscale.plans.fits import identity_plan
-from mupscale.plans.float64 import cast_, lifted_casts
 from mupscale.tensors.differences import curve_gap, loss_gap
 
 MOST = {"worst": 1e-11, "alone": 1e-15, "jump": 1e-10, "asleep": 1e-10, "awake": 1.0}

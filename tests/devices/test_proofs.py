@@ -9,9 +9,10 @@ from torch.nn import functional as F
 
 import mupscale as mu
 from harness.refusals import refused
-from mupscale.plans import copies, float64
-from mupscale.plans.attempts import attempted
-from mupscale.plans.build import build
+from mupscale.models import float64
+from mupscale.models.attempts import attempted
+from mupscale.models.build import build
+from mupscale.plans import copies
 from mupscale.plans.direction import Direction
 from mupscale.plans.tensor_plan import TensorPlan
 from mupscale.plans.wide_model import fill_model_

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import mupscale as mu
 from harness.refusals import refused
-from mupscale.plans.copied import copied
+from mupscale.models.clone import copied
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(0))
 

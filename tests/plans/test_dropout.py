@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mupscale as mu
-from mupscale.plans.dropout import without_dropout
+from mupscale.models.dropout import without_dropout
 
 X = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(0))
 

@@ -9,7 +9,7 @@ from torch.nn.utils import prune
 
 import mupscale as mu
 from harness.refusals import refused
-from mupscale.plans import build as building
+from mupscale.models import build as building
 from mupscale.plans import on_meta
 
 

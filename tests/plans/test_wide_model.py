@@ -8,9 +8,9 @@ from torch import nn
 
 import mupscale as mu
 from harness.refusals import refusal
+from mupscale.models.names import named_tensors
 from mupscale.plans import wide_model
 from mupscale.plans.direction import Direction
-from mupscale.plans.names import named_tensors
 from mupscale.plans.wide_model import fill_model_
 from mupscale.training import prove
 

@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "mupscale"
 ORDER = [
-    "rules", "tensors", "storage", "files", "plans", "optimizers", "runs", "proofs", "training", "families",
+    "rules", "tensors", "storage", "files", "models", "plans", "optimizers", "runs", "proofs", "training", "families",
     "jobs", "checkpoints", "sharded", "trainers", "tuning", "reports", "limits", "cli",
 ]  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -95,7 +95,7 @@ def test_every_folder_is_a_room_with_a_place_in_the_order():
     ("text", "here"),
     [
         ("from .. import __version__", ("training",)),
-        ("def f():\n    from ..training.widen import widen", ("plans",)),
+        ("def f():\n    from ..training.recipe import Recipe", ("plans",)),
         ("from .rules.axes import Axis", ()),
         ("import mupscale.cli.main", ("rules",)),
         ("import mupscale", ("cli",)),

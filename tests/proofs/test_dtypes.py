@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import mupscale as mu
 from harness.refusals import refused
-from mupscale.plans.float64 import lifted_casts
+from mupscale.models.float64 import lifted_casts
 
 WEIGHTS = torch.tensor([1.0, 2.0, 1.0, 0.5])
 

@@ -34,8 +34,8 @@ from harness.sharded_training import (
     train_step,
     wide_run,
 )
+from mupscale.models.names import named_tensors
 from mupscale.plans.fits import identity_plan
-from mupscale.plans.names import named_tensors
 from mupscale.sharded.memory import give_memory_
 from mupscale.sharded.verify import verify_sharded
 from mupscale.tensors.parts import is_sharded, local_of

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mupscale as mu
 from harness.refusals import refusal
-from mupscale.plans.code import code_of
+from mupscale.models.fingerprint import code_of
 from mupscale.training import prove, verify
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -417,7 +417,7 @@ def test_a_fingerprint_follows_what_code_does_and_not_how_it_is_written():
 
 
 def test_a_fingerprint_is_the_same_in_another_process():
-    program = f"from mupscale.plans.code import code_of\nmade = {{'__name__': 'x'}}\nexec({SOURCE!r}, made)\n"
+    program = f"from mupscale.models.fingerprint import code_of\nmade = {{'__name__': 'x'}}\nexec({SOURCE!r}, made)\n"
     program += "print(code_of(made['Net']())['Net'])"
     seeds = [
         subprocess.run(

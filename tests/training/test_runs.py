@@ -16,7 +16,7 @@ from harness.closeness import EXACT, assert_bitwise, assert_close
 from harness.draws import data, seeded
 from harness.refusals import refusal
 from harness.runs import drift, train
-from mupscale.plans.names import named_tensors
+from mupscale.models.names import named_tensors
 from mupscale.tensors.nested import tensors_in
 
 ADAM: Any = {"lr": 1e-2, "eps": 1e-2, "weight_decay": 0.1}

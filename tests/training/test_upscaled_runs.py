@@ -14,7 +14,7 @@ import mupscale as mu
 from harness.draws import data, seeded
 from harness.refusals import refusal, refused
 from harness.runs import drift, train
-from mupscale.plans.names import named_tensors
+from mupscale.models.names import named_tensors
 
 SILENT = mu.MupNoise(0.0)
 X, Y = data(16, 3), data(16, 2, seed=2)

@@ -11,8 +11,8 @@ from typing import Any
 from ..errors import Fault, MupscaleError
 from ..files.directory import Directory
 from ..files.strict import parse_json, printable, read_regular
+from ..models.names import pattern_of
 from ..optimizers.settings import factors_of
-from ..plans.names import pattern_of
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES
 from ..storage.location import Location, location

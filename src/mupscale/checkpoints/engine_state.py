@@ -14,11 +14,11 @@ from ..files.places import OutFile
 from ..files.strict import printable, raise_few
 from ..files.universal import strange
 from ..jobs.job import Move, Text
+from ..models.names import resolve
 from ..optimizers.carry import carry_optimizer
 from ..optimizers.named import NamedOptimizer
 from ..optimizers.read import Names, read_positions
 from ..plans.direction import Direction, Noises
-from ..plans.names import resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
 from .trainer_groups import named_orders, told_by

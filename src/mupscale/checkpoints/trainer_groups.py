@@ -13,10 +13,10 @@ from torch import nn
 
 from ..errors import Fault, MupscaleError
 from ..files.strict import printable, raise_few
+from ..models.names import resolve
 from ..optimizers.read import Names, settings_of
 from ..plans.direction import Direction
 from ..plans.moved_blocks import in_wide_order
-from ..plans.names import resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES, OptimizerRule
 

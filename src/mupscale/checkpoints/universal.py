@@ -18,10 +18,10 @@ from ..files.strict import printable, raise_few
 from ..files.torch_file import Room, lay_out
 from ..files.universal import LATEST, PARAM, SCHEDULER, SETTINGS, STEP, WEIGHT, StateFile, Universal, strange
 from ..jobs.job import Move, Text
+from ..models.names import resolve
 from ..optimizers.named import Moment, NamedGroup, NamedOptimizer
 from ..optimizers.schedulers import RATES_OF_GROUPS
 from ..plans.direction import Noises
-from ..plans.names import resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
 from .engine_state import NEW_TENSOR, OTHER_PLAN, NamedState, WideFiles, plain_file

@@ -34,7 +34,7 @@ from ..files.strict import printable
 from ..jobs.job import Job
 from ..jobs.progress import shown_progress
 from ..jobs.worker import run_job, run_worker
-from ..plans.names import pattern_of
+from ..models.names import pattern_of
 from ..rules.noise_defaults import DEFAULT_RISE
 from ..storage.location import Location, absolute
 from ..text import columns

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from ..errors import Fault, raise_faults
+from ..models.float64 import cast_, lifted_casts
+from ..models.names import pattern_of
 from ..plans.deeper import check_asleep, check_woken
 from ..plans.direction import Direction
-from ..plans.float64 import cast_, lifted_casts
 from ..plans.more_rows import without_rows
-from ..plans.names import pattern_of
 from ..plans.new_blocks import Order, Sleep, block_plan, first_values, nearest, order_of
 from ..plans.plan import Plan
 from ..plans.wide_model import fill_model_

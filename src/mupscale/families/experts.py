@@ -25,10 +25,10 @@ import torch
 from torch import nn
 
 from ..errors import Fault, raise_faults
+from ..models.float64 import cast_, lifted_casts
+from ..models.names import named_tensors
 from ..plans.direction import Direction
-from ..plans.float64 import cast_, lifted_casts
 from ..plans.identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients
-from ..plans.names import named_tensors
 from ..plans.plan import Kind, Plan, TensorPlan
 from ..plans.wide_model import fill_model_
 from ..rules.axes import Axis

@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.names import named_tensors, pattern_of
+from ..models.names import named_tensors, pattern_of
 from ..plans.plan import Plan, TensorPlan
 from ..plans.tensor_plan import Powers
 from ..rules.axes import Axis, Factor

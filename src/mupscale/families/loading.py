@@ -16,8 +16,8 @@ import torch
 
 from ..errors import MupscaleError
 from ..files.places import torch_dtype
+from ..models.float64 import lifted_casts
 from ..plans.direction import Direction
-from ..plans.float64 import lifted_casts
 from ..plans.identity import Loss, compare_gradients, gradients
 from ..plans.more_rows import old_words
 from ..plans.plan import Plan

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from ..errors import Fault, raise_faults
+from ..models.float64 import cast_, lifted_casts
+from ..models.names import pattern_of
 from ..plans.direction import Direction
-from ..plans.float64 import cast_, lifted_casts
 from ..plans.identity import GRADIENT_TOLERANCE, compare_gradients, gradients
-from ..plans.names import pattern_of
 from ..plans.plan import Plan
 from ..plans.search import Found
 from ..plans.streams import centred_fault, is_norm, subtracts_mean

@@ -18,7 +18,7 @@ import torch
 from ..errors import Fault, raise_faults
 from ..extras import needs
 from ..files.directory import has_weights, read_directory
-from ..plans.names import pattern_of
+from ..models.names import pattern_of
 from ..plans.plan import Plan
 from ..tensors.devices import on_cpu
 from ..training.noise_places import exempt_of

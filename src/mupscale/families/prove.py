@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from ..errors import Fault, MupscaleError
+from ..models.float64 import cast_, lifted_casts
 from ..plans.direction import Direction
-from ..plans.float64 import cast_, lifted_casts
 from ..plans.identity import GRADIENT_TOLERANCE, Loss
 from ..plans.more_rows import old_words
 from ..plans.plan import Plan

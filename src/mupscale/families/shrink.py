@@ -28,7 +28,7 @@ from math import gcd, prod
 from typing import Any, NamedTuple
 
 from ..errors import MupscaleError
-from ..plans.names import named_tensors, pattern_of
+from ..models.names import named_tensors, pattern_of
 from .configs import Path, following, growing_fields, nested_configs, with_edits
 from .goal import Goal, small_goals
 from .grown import grown

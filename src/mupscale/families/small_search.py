@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from ..errors import Fault, raise_faults
-from ..plans.build import build
+from ..models.build import build
+from ..models.float64 import lifted_casts
+from ..models.names import named_tensors, pattern_of
 from ..plans.declare import Declared
 from ..plans.fits import identity_plan
-from ..plans.float64 import lifted_casts
 from ..plans.infer import Found, find_plan
-from ..plans.names import named_tensors, pattern_of
 from ..plans.plan import Plan
 from ..rules.axes import Layout
 from ..tensors.expand import expand

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.names import named_tensors, pattern_of
+from ..models.names import named_tensors, pattern_of
 from .models import quiet
 from .record import Cell, Part
 

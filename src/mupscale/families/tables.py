@@ -14,18 +14,18 @@ import torch
 from torch import nn
 
 from ..errors import Fault, raise_faults
+from ..models.float64 import cast_, lifted_casts
+from ..models.kinds import padding_rows
+from ..models.names import pattern_of
+from ..models.need import Need
 from ..plans.direction import Direction
-from ..plans.float64 import cast_, lifted_casts
 from ..plans.identity import GRADIENT_TOLERANCE, compare_gradients, gradients
 from ..plans.more_rows import old_words, row_plan
-from ..plans.names import pattern_of
-from ..plans.need import Need
 from ..plans.plan import Plan
 from ..plans.tensor_plan import Rows
 from ..plans.wide_model import fill_model_
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
-from ..training.structure import padding_rows
 from .configs import Path, nested_configs, with_edits
 from .losses import batch_for, loss_for
 from .models import Config, as_data, config_from, factory, on_meta

@@ -13,8 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import Fault, MupscaleError, raise_faults
+from ..models.names import named_tensors, resolve
 from ..plans.direction import Direction
-from ..plans.names import named_tensors, resolve
 from ..rules.optimizers import OptimizerRule
 from .named import NamedGroup, NamedOptimizer
 from .quantised import folded, overridden

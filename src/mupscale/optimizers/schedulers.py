@@ -19,7 +19,7 @@ from torch.optim import Optimizer, swa_utils
 from torch.optim import lr_scheduler as torch_schedulers
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.class_code import of_library
+from ..models.class_code import of_library
 from .named import NamedGroup
 
 _CARRIED = {

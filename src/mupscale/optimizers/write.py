@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from ..errors import MupscaleError
-from ..plans.names import named_tensors
+from ..models.names import named_tensors
 from .named import NamedOptimizer
 from .read import Names
 from .rows import stacked

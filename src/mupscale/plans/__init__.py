@@ -9,7 +9,7 @@ from ..lazy import exported
 
 if TYPE_CHECKING:
     from ..families.plan import family_plan as family_plan
-    from .build import build as _build
+    from ..models.build import build as _build
     from .identity import gradient_identity as gradient_identity
     from .plan import Edit as Edit
     from .tensor_plan import TensorPlan as TensorPlan
@@ -21,7 +21,7 @@ _NAMES = {
     "Edit": ("plans.plan", ""),
     "gradient_identity": ("plans.identity", ""),
     "family_plan": ("families.plan", "hf"),
-    "on_meta": ("plans.build:build", ""),
+    "on_meta": ("models.build:build", ""),
 }
 __all__ = [*_NAMES]
 __getattr__ = exported(__name__, _NAMES)

@@ -35,9 +35,9 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import shown
-from .class_code import Code, code_of, of_library
+from ..models.class_code import Code, code_of, of_library
+from ..models.names import strip_wrappers, unwrap
 from .moved_blocks import base_path, moved_blocks
-from .names import strip_wrappers, unwrap
 from .plan import Plan
 
 Kind = Literal["expected", "carried", "kept", "refused"]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ..models.names import pattern_of
 from .draft import Draft
 from .folds import fold_knobs
 from .hypotheses import Knob, Setting, combinations_of, layout_knobs, paired_knobs, role_knobs
-from .names import pattern_of
 from .readers import reader_knobs
 from .streams import Streams
 

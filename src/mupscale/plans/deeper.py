@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Fault, MupscaleError, raise_faults
+from ..models.build import Make
+from ..models.dropout import without_dropout
+from ..models.fingerprint import code_of
+from ..models.float64 import lifted_casts, prepare
+from ..models.names import named_tensors
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
-from .build import Make
-from .code import code_of
 from .direction import Direction
-from .dropout import without_dropout
-from .float64 import lifted_casts, prepare
 from .identity import (
     GRADIENT_TOLERANCE,
     Loss,
@@ -32,7 +33,6 @@ from .identity import (
     loss_value,
 )
 from .modes import measured_modes, mode_needs
-from .names import named_tensors
 from .new_blocks import Order, Sleep, block_plan, first_values, lists_of_blocks, order_of
 from .plan import Plan
 from .tensor_plan import Fill

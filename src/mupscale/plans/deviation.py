@@ -19,10 +19,10 @@ from functools import cached_property
 
 from torch import Tensor
 
+from ..models.attempts import attempted
+from ..models.calls import Call, Trace
 from ..rules.scale import ONE, Scale
-from .attempts import attempted
 from .copies import Comparison, is_batched
-from .trace import Call, Trace
 
 Mend = Mapping[int, Scale]
 """Factors on inputs of a call, by position."""

@@ -23,11 +23,11 @@ import torch
 from torch import nn
 
 from ..errors import Fault, MupscaleError
+from ..models.names import named_tensors, strip_wrappers, unwrap
+from ..models.need import Need
 from ..rules.axes import Axis, Factor, Layout, Role
 from ..rules.scale import ONE, Scale
 from . import modules
-from .names import named_tensors, strip_wrappers, unwrap
-from .need import Need
 from .padding import pad_norms
 from .parametrized import parametrized, weight_norm_facts
 from .plan import Edit, Fill, Kind, Plan, TensorPlan

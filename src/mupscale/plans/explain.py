@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..models.names import pattern_of
 from ..rules.optimizers import RULES, change_for, decay_factor
 from ..rules.sizes import noise_size
 from ..text import columns
-from .names import pattern_of
 from .tensor_plan import TensorPlan
 
 # One optimizer per degree of the learning rate: W/G, W, and W^½ G^-½.

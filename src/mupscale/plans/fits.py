@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..arguments import wrong_kind
 from ..errors import Fault, raise_faults
+from ..models.names import named_tensors, resolve
 from ..rules.axes import Axis, fraction_fault
-from .names import named_tensors, resolve
 from .plan import Plan
 
 End = Literal["base", "wide"]

@@ -24,11 +24,11 @@ from fractions import Fraction
 import torch
 from torch import nn
 
+from ..models.attempts import attempted
+from ..models.names import pattern_of
 from ..rules.scale import ONE, Scale
-from .attempts import attempted
 from .draft import Draft, Entry
 from .hypotheses import Knob, Setting, copies
-from .names import pattern_of
 from .streams import Place, Streams
 
 _ROOT = Fraction(1, 2)  # the exponent of a square root

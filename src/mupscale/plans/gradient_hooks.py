@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Fault, raise_faults
+from ..models.clone import Hook, Hooks, hooks_of, isolated, named_globals, rebound, register_hooks_
+from ..models.float64 import lifted_casts
+from ..models.names import named_tensors
 from ..tensors.devices import has_float64
 from ..tensors.differences import difference, relative
 from ..tensors.expand import expand
 from ..tensors.random_states import forked
-from .copied import Hook, Hooks, hooks_of, isolated, named_globals, rebound, register_hooks_
 from .direction import Direction
-from .float64 import lifted_casts
-from .names import named_tensors
 from .tensor_plan import TensorPlan
 
 _SIZES = (1e-9, 1.0, 1e9)

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from ..models.names import pattern_of
 from ..rules.axes import Axis, Layout, Role
 from ..rules.scale import ONE, Scale
 from .draft import Draft, Entry
-from .names import pattern_of
 
 # The patterns below order the settings, or propose more of them; with a name that none of them knows, a search
 # needs more trials, or finds nothing. The names are those of the attention modules in transformers; a number says

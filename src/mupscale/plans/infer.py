@@ -15,24 +15,25 @@ from torch import nn
 
 from ..arguments import shown, wrong_function
 from ..errors import Fault, MupscaleError, raise_faults
+from ..models.build import Make, build
+from ..models.dropout import dropout_of_modules, without_dropout
+from ..models.example_loss import ExampleInputs, Projection, refuse_unreached
+from ..models.fingerprint import code_of
+from ..models.float64 import lifted_casts, prepare
+from ..models.kinds import KNOWN_NORMS
+from ..models.names import pattern_of
+from ..models.need import REACHED, Need
 from ..rules.scale import Exact, Scale
 from ..tensors.random_states import forked
-from .build import Make, build
-from .code import code_of
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .deeper import Orders, deeper_plan, missing_order
 from .draft import Draft, draft
-from .dropout import dropout_of_modules, without_dropout
-from .float64 import lifted_casts, prepare
 from .hypotheses import copies, layout_knobs
 from .identity import Loss, deviation
 from .known import why_undecided
 from .modes import measured_modes, mode_needs
-from .modules import KNOWN_NORMS, leaking_pads
-from .names import pattern_of
-from .need import REACHED, Need
+from .modules import leaking_pads
 from .plan import Plan, Proof
-from .projection import ExampleInputs, Projection, refuse_unreached
 from .readers import reading_faults
 from .search import Found as Found
 from .search import search

@@ -24,10 +24,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.rnn import RNNBase, RNNCellBase
 
 from ..arguments import shown
+from ..models.class_code import of_library
+from ..models.names import strip_wrappers
 from ..rules.axes import Axis, Factor
-from .class_code import of_library
 from .modules import maps_zero_elsewhere
-from .names import strip_wrappers
 from .plan import Plan
 
 # Functions of one entry, and modules that change nothing about the order of features.

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from .need import EVAL_ALONE, TRAIN_ALONE, Need
+from ..models.need import EVAL_ALONE, TRAIN_ALONE, Need
 
 UNMEASURED = "nothing was measured"
 """How the word on a mode begins that could not be measured; the reason follows."""

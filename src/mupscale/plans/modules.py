@@ -15,21 +15,16 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.rnn import RNNBase, RNNCellBase
 
 from ..errors import Fault
+from ..models.kinds import KNOWN_NORMS
+from ..models.need import Need
 from ..rules.axes import Axis, Factor, Role
 from ..rules.products import grow
 from ..rules.scale import ONE, Scale
-from .need import Need
 
 Roles = dict[int, Role]
 
 _OUT_IN: Roles = {0: "out", 1: "in"}
 _IN_OUT: Roles = {0: "in", 1: "out"}
-KNOWN_NORMS = (
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.GroupNorm,
-    nn.modules.batchnorm._NormBase,
-)
 # Activations with f(0) != 0, and softmax, in which zeros count: padding does not stay zero after them.
 _ZERO_ELSEWHERE = (
     nn.Sigmoid, nn.Softplus, nn.LogSigmoid, nn.Softmax, nn.LogSoftmax, nn.Hardsigmoid, nn.Threshold, nn.AlphaDropout,

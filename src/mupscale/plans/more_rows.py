@@ -23,8 +23,8 @@ from fractions import Fraction
 from torch import Tensor, nn
 
 from ..errors import Fault, raise_faults
+from ..models.names import named_tensors
 from ..rules.axes import Axis, Factor
-from .names import named_tensors
 from .plan import Kind, Plan, TensorPlan
 from .tensor_plan import Rows
 

@@ -24,9 +24,9 @@ from fractions import Fraction
 from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
+from ..models.names import named_tensors, pattern_of
 from ..rules.axes import Axis
 from ..rules.scale import ONE, Scale
-from .names import named_tensors, pattern_of
 from .plan import Kind, Plan, TensorPlan
 from .tensor_plan import Fill
 

@@ -25,8 +25,8 @@ from fractions import Fraction
 from torch import nn
 
 from ..errors import Fault
+from ..models.names import strip_wrappers
 from ..rules.scale import Scale
-from .names import strip_wrappers
 from .plan import Edit, TensorPlan
 
 

@@ -20,11 +20,11 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..files import typed
 from ..files.strict import parse_json, refuse_malformed
 from ..frozen import FrozenDict, freeze_mappings
+from ..models.names import resolve
+from ..models.need import Need
 from ..rules.axes import Axis
 from ..rules.scale import Exact, Scale
 from .explain import explain, table
-from .names import resolve
-from .need import Need
 from .tensor_plan import Fill as Fill
 from .tensor_plan import Kind as Kind
 from .tensor_plan import TensorPlan as TensorPlan

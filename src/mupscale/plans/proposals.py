@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from ..models.calls import Trace
+from ..models.names import pattern_of
 from ..rules.axes import Role
 from ..rules.scale import Scale
 from .absorb import Absorbers, Way
 from .deviation import Alignment, Deviation
 from .draft import Draft
 from .hypotheses import Setting
-from .names import pattern_of
-from .trace import Trace
 from .views import Hint, layout_settings
 
 _BLIND = tuple(Fraction(n, 2) for n in (-2, -1, 1, 2))

@@ -29,12 +29,12 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..errors import Fault, MupscaleError
+from ..models.names import pattern_of
 from ..rules.axes import Axis, Factor
 from ..rules.products import Product
 from .draft import Draft, Entry
 from .hypotheses import Knob, Setting, per_name
 from .modules import grouped_reading, recurrent_output
-from .names import pattern_of
 
 
 @dataclass(frozen=True)

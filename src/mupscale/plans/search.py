@@ -25,12 +25,12 @@ from itertools import islice
 from torch import nn
 
 from ..errors import Fault, raise_faults
+from ..models.names import pattern_of
+from ..models.need import Need
 from .choices import Choice, Choices, near
 from .draft import Draft
 from .hypotheses import Knob, Setting
 from .identity import Loss
-from .names import pattern_of
-from .need import Need
 from .not_found import not_found
 from .plan import Plan
 from .proposals import Proposals

@@ -24,9 +24,9 @@ import torch
 from torch import nn
 
 from ..errors import Fault
-from .attempts import attempted
+from ..models.attempts import attempted
+from ..models.calls import Call, Trace
 from .draft import Draft, Entry
-from .trace import Call, Trace
 
 Place = tuple[str, int]
 """A dimension of a tensor, by the tensor's name."""

@@ -8,6 +8,8 @@ from fractions import Fraction
 from torch import Tensor, nn
 
 from ..errors import MupscaleError
+from ..models.calls import Trace, traced
+from ..models.names import pattern_of
 from ..tensors.differences import loss_gap
 from .copies import Comparison
 from .deviation import Alignment, Deviation
@@ -22,9 +24,7 @@ from .identity import (
     compare_gradients,
     gradients,
 )
-from .names import pattern_of
 from .plan import Plan
-from .trace import Trace, traced
 from .wide_model import fill_model_
 
 

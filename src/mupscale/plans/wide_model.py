@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MupscaleError
+from ..models.clone import rebind_
+from ..models.names import module_path, named_tensors, unwrap
 from .attributes import carry_attributes_, compare_attributes
-from .copied import rebind_
 from .direction import Direction
 from .gradient_hooks import carry_hooks_
 from .moved_blocks import base_path, moved_blocks
-from .names import module_path, named_tensors, unwrap
 from .plan import Plan
 
 

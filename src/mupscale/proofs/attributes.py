@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import shown
+from ..models.names import strip_wrappers, unwrap
 from ..plans.identity import Loss
-from ..plans.names import strip_wrappers, unwrap
 from ..tensors.differences import loss_gap
 from .causes import attribute_cause
 from .trial import Step, Trial, go

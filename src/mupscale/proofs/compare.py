@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..models.names import named_tensors
 from ..plans.identity import (
     Gather,
     Identity,
@@ -26,7 +27,6 @@ from ..plans.identity import (
     merged,
 )
 from ..plans.modes import UNMEASURED, measured_modes
-from ..plans.names import named_tensors
 from ..tensors.differences import Difference, difference, loss_gap
 from ..tensors.parts import local_of
 from .causes import BATCHES, BUFFER, STILL, settings_cause

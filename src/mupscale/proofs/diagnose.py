@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from ..models.outputs import outputs_of
 from ..plans.identity import Identity, Loss, compare_gradients, gradients
 from ..plans.more_rows import old_words
-from ..plans.outputs import outputs_of
 from ..rules.axes import Axis
 from ..tensors.differences import difference
 from ..tensors.expand import expand

@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from ..arguments import shown
 from ..errors import MupscaleError
+from ..models.names import parameter_names
 from ..plans.identity import Identity, Loss
-from ..plans.names import parameter_names
 from ..plans.plan import Plan
 from ..runs.run import Run
 from ..tensors.differences import difference

@@ -16,7 +16,7 @@ from ..files.dcp_chunks import read_value
 from ..files.dcp_table import ChunkedTensor, DcpDirectory
 from ..files.places import is_dtype
 from ..files.strict import printable, raise_few
-from ..plans.names import strip_wrappers
+from ..models.names import strip_wrappers
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES, OptimizerRule
 from ..tensors.parts import Rectangle

@@ -21,11 +21,11 @@ from ..families.record import FamilyPlan
 from ..files.dcp import METADATA
 from ..files.directory import CONFIG
 from ..files.elsewhere import megatron_faults
+from ..models.fingerprint import changed_code
+from ..models.names import named_tensors, strip_wrappers, unwrap
 from ..plans.attributes import carry_attributes_, compare_attributes
-from ..plans.code import changed_code
 from ..plans.direction import Direction
 from ..plans.fits import check_end, expect_proved
-from ..plans.names import named_tensors, strip_wrappers, unwrap
 from ..plans.plan import Plan
 from ..plans.wide_model import edit_
 from ..rules.optimizers import OptimizerRule

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ..errors import Fault, raise_faults
 from ..lazy import lazy_subclass
-from ..plans.names import parameter_names
+from ..models.names import parameter_names
 from ..training.clip import Clip
 from ..training.rewarm import saved_schedules, state_of
 from ..training.schedules import GrowthSchedule

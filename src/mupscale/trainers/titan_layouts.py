@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from ..errors import Fault, raise_faults
+from ..models.example_loss import ExampleInputs
 from ..plans.declare import LayoutSpec, RoleSpec
 from ..plans.infer import infer_plan
 from ..plans.plan import Plan
-from ..plans.projection import ExampleInputs
 from ..rules.scale import Exact
 
 _ONE_FACTOR = "keep both, and multiply n_heads and n_kv_heads by one factor"

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ..arguments import wrong_whole
 from ..errors import MupscaleError, raise_faults
-from ..plans.copied import copied
+from ..models.clone import copied
+from ..models.names import named_tensors, unwrap
 from ..plans.direction import Direction
 from ..plans.fits import check_end, identity_plan
-from ..plans.names import named_tensors, unwrap
 from ..runs.provenance import Growth
 from ..runs.run import Run
 from .left_behind import hand_over_

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from ..arguments import wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.build import Make, build
-from ..plans.copied import copied
+from ..models.build import Make, build
+from ..models.clone import copied
+from ..models.names import named_tensors
 from ..plans.direction import Direction
 from ..plans.identity import Loss
-from ..plans.names import named_tensors
 from ..plans.plan import Plan
 from ..plans.wide_model import fill_model_
 from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T, rise_for

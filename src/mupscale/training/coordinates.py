@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..arguments import wrong_function, wrong_kind, wrong_whole
 from ..errors import Fault, raise_faults
 from ..extras import needs
-from ..plans.outputs import outputs_of
+from ..models.outputs import outputs_of
 from ..runs.run import Run
 
 Start = Callable[[int, int], Run]

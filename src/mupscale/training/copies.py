@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import Fault, raise_faults
-from ..plans.copied import copied
+from ..models.clone import copied
+from ..models.float64 import cast_, without_float64
+from ..models.names import unwrap
 from ..plans.direction import Direction
 from ..plans.fits import identity_plan
-from ..plans.float64 import cast_, without_float64
-from ..plans.names import unwrap
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
 from .left_behind import patched_methods, step_hooks

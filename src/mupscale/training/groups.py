@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from ..arguments import shown, wrong_kind, wrong_list, wrong_number
 from ..errors import Fault, MupscaleError, raise_faults
+from ..models.names import named_tensors, resolve
 from ..optimizers.settings import (
     LATE,
     cannot_be_exact,
@@ -28,7 +29,6 @@ from ..optimizers.settings import (
     without_units,
 )
 from ..plans.fits import check_end
-from ..plans.names import named_tensors, resolve
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
 from ..runs.run import Since, since_of

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..models.class_code import of_library
+from ..models.clone import hooks_of
+from ..models.names import named_tensors
 from ..optimizers.schedulers import driven_by
 from ..plans.attributes import both_values, compare_attributes
-from ..plans.class_code import of_library
-from ..plans.copied import hooks_of
 from ..plans.direction import Direction
-from ..plans.names import named_tensors
 from ..plans.tensor_plan import TensorPlan
 from ..rules.axes import Axis
 from ..runs.run import Run

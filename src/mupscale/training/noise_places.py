@@ -13,11 +13,10 @@ from typing import Any
 
 from torch import nn
 
+from ..models.kinds import KNOWN_NORMS, padding_rows
+from ..models.names import named_tensors, resolve, strip_wrappers, unwrap
 from ..plans.fits import End
-from ..plans.modules import KNOWN_NORMS
-from ..plans.names import named_tensors, resolve, strip_wrappers, unwrap
 from ..plans.plan import Plan, TensorPlan
-from .structure import padding_rows
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,13 @@ import torch
 from torch import nn
 
 from ..errors import Fault, NotExact, Undecided, raise_faults
+from ..models.clone import copied
+from ..models.device_map import refuse_other_device_map
+from ..models.dropout import without_dropout
+from ..models.fingerprint import changed_code
+from ..models.float64 import lifted_casts, prepare
+from ..models.names import named_tensors, unwrap
+from ..models.need import Need
 from ..plans.attributes import (
     Difference,
     both_values,
@@ -27,20 +34,13 @@ from ..plans.attributes import (
     compare_attributes,
     plain_value,
 )
-from ..plans.code import changed_code
-from ..plans.copied import copied
 from ..plans.declare import Declared
-from ..plans.device_map import refuse_other_device_map
 from ..plans.direction import Direction
-from ..plans.dropout import without_dropout
 from ..plans.fits import check_end, expect_plan
-from ..plans.float64 import lifted_casts, prepare
 from ..plans.identity import Loss
 from ..plans.infer import find_plan, infer_plan, proved_by
 from ..plans.known import why_undecided
 from ..plans.modes import mode_needs
-from ..plans.names import named_tensors, unwrap
-from ..plans.need import Need
 from ..plans.plan import Plan
 from ..plans.wide_model import fill_model_
 from ..proofs.certificate import Certificate, Failure

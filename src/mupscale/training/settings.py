@@ -12,12 +12,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..models.names import parameter_names
 from ..optimizers.carry import carry_groups, renamed
 from ..optimizers.named import NamedGroup, NamedOptimizer
 from ..optimizers.read import settings_of
 from ..optimizers.settings import in_units, same_setting
 from ..plans.direction import Direction
-from ..plans.names import parameter_names
 from ..proofs.compare import Settings, Unequal
 from ..proofs.trial import Trial
 from ..rules.optimizer_rule import RATES

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from ..arguments import wrong_kind, wrong_list
 from ..errors import Fault, MupscaleError, raise_faults
+from ..models.names import named_tensors, resolve
 from ..optimizers.carry import carry_optimizer, made
 from ..optimizers.named import NamedGroup
 from ..optimizers.read import read_state_dict
 from ..optimizers.write import write_state_dict
 from ..plans.direction import Direction
 from ..plans.fits import check_shapes, check_ties, expect_proved
-from ..plans.names import named_tensors, resolve
 from ..plans.plan import Plan, TensorPlan
 from ..rules.optimizers import OptimizerRule, rule_for
 from .groups import expect_class

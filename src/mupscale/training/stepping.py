@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..arguments import wrong_kind
 from ..errors import Fault, MupscaleError, raise_faults
+from ..models.names import parameter_names
 from ..optimizers.named import NamedGroup
 from ..optimizers.read import settings_of
 from ..optimizers.rows import split_by_row
@@ -32,7 +33,6 @@ from ..optimizers.settings import (
     unknown_settings,
 )
 from ..plans.fits import check_end
-from ..plans.names import parameter_names
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..rules.scale import Scale

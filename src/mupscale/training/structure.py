@@ -7,13 +7,14 @@ are not drawn one by one. A single build shows less: constants, few values that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..plans.names import named_tensors, strip_wrappers, unwrap
+from ..models.kinds import padding_rows
+from ..models.names import named_tensors
 from ..plans.tensor_plan import TensorPlan
 from ..tensors.devices import exact
 from ..tensors.parts import is_sharded
@@ -95,16 +96,6 @@ def whole(tensor: Tensor) -> Tensor:
     """A tensor without its graph. A sharded one is gathered, so that its size has the same bits as in one process."""
     found: Tensor = tensor.detach()
     return found.full_tensor() if is_sharded(found) else found  # type: ignore[attr-defined]
-
-
-def padding_rows(model: nn.Module) -> Mapping[str, int]:
-    """Embedding -> its padding row, by the names of the model's tensors."""
-    modules = [(strip_wrappers(f"{n}.") if n else "", m) for n, m in unwrap(model).named_modules()]
-    return {
-        f"{prefix}weight": int(m.padding_idx)
-        for prefix, m in modules
-        if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.padding_idx is not None
-    }
 
 
 def _repeats(tensor: Tensor) -> bool:

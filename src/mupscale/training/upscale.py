@@ -16,14 +16,14 @@ from torch import nn
 
 from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
 from ..errors import Fault, raise_faults
+from ..models.build import Make, build
+from ..models.example_loss import ExampleInputs
+from ..models.names import named_tensors, parameter_names, resolve
 from ..optimizers.settings import in_units
-from ..plans.build import Make, build
 from ..plans.direction import Direction
 from ..plans.identity import Loss
 from ..plans.infer import measured_with
-from ..plans.names import named_tensors, parameter_names, resolve
 from ..plans.plan import Plan
-from ..plans.projection import ExampleInputs
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.run import Run, since_of
 from .auto_noise import AutoNoise, Choice, choose_noise, wrong_auto

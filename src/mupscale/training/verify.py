@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, NotExact, Undecided, raise_faults
-from ..plans.build import Make, build
+from ..models.build import Make, build
+from ..models.dropout import EVERY_COPY, without_dropout
+from ..models.example_loss import ExampleInputs, Projection
+from ..models.float64 import cast_inputs, lifted_casts
+from ..models.names import named_tensors
 from ..plans.declare import Declared
 from ..plans.direction import Direction
-from ..plans.dropout import EVERY_COPY, without_dropout
-from ..plans.float64 import cast_inputs, lifted_casts
 from ..plans.identity import Loss
 from ..plans.infer import find_plan, infer_plan, measured_with
-from ..plans.names import named_tensors
 from ..plans.plan import Plan
-from ..plans.projection import ExampleInputs, Projection
 from ..proofs.causes import CLIPPING, NOISE
 from ..proofs.certificate import Certificate, Failure
 from ..proofs.compare import (

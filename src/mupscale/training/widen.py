@@ -17,18 +17,18 @@ from torch.optim import Optimizer
 
 from ..arguments import shown
 from ..errors import Fault, MupscaleError, raise_faults
+from ..models.build import Make, build
+from ..models.example_loss import ExampleInputs
+from ..models.names import averaged, named_tensors, resolve
 from ..optimizers.carry import carry_optimizer, made
 from ..optimizers.read import read_live
 from ..optimizers.schedulers import carry_scheduler, driven_by, refuse_absolute, refuse_readers
 from ..optimizers.write import write_live
-from ..plans.build import Make, build
 from ..plans.direction import Direction
 from ..plans.fits import check_end, check_ties
 from ..plans.identity import Loss
 from ..plans.infer import measured_with
-from ..plans.names import averaged, named_tensors, resolve
 from ..plans.plan import Plan
-from ..plans.projection import ExampleInputs
 from ..plans.wide_model import fill_model_
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.provenance import Growth

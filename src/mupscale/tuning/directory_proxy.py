@@ -29,8 +29,8 @@ from ..families.models import Config, as_data, config_from, model_class, on_meta
 from ..families.multipliers import EVERY
 from ..families.narrow import divisors, hidden_size, narrowed
 from ..families.plan import family_plan
+from ..models.names import pattern_of
 from ..plans.backward import backward
-from ..plans.names import pattern_of
 from ..plans.plan import Plan
 from ..runs.run import Run
 from ..training.clip import clip_grad_norm_

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..families.losses import tensors_in
-from ..plans.build import build
+from ..models.build import build
 
 TRAINING = 6
 """FLOPs of training for each multiply-accumulate of the forward pass."""

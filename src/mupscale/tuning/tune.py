@@ -14,7 +14,7 @@ from typing import Any
 
 from ..arguments import wrong_kind, wrong_number
 from ..errors import Fault, raise_faults
-from ..plans.build import build
+from ..models.build import build
 from ..rules.schemes import RISE
 from ..runs.run import Run
 from ..training.groups import param_groups

@@ -25,7 +25,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..machine import free_memory
 from ..tensors.random_states import forked
 from ..text import size
-from .copied import copied, held
+from .clone import copied, held
 
 Make = Callable[[], nn.Module] | nn.Module
 """A function without arguments that builds a model, or the model itself."""
