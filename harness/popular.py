@@ -34,7 +34,7 @@ from mupscale.families.plan import family_plan
 from mupscale.families.prove import prove
 from mupscale.families.record import Evidence, FamilyPlan
 from mupscale.models.float64 import cast_, lifted_casts
-from mupscale.plans.identity import Loss
+from mupscale.proofs.identity import Loss
 from mupscale.runs.run import Run
 from mupscale.training.widen import widen
 

@@ -25,7 +25,7 @@ from mupscale.families.record import FamilyPlan
 from mupscale.files.directory import read_directory
 from mupscale.jobs.partial import partial
 from mupscale.jobs.worker import run_job
-from mupscale.plans.fits import identity_plan
+from mupscale.plans.ends import identity_plan
 
 
 def train(name: str, model: torch.nn.Module, steps: int = 3) -> mu.Run:

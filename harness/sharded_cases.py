@@ -37,7 +37,7 @@ from harness.models import CASES
 from mupscale.checkpoints.request import Request
 from mupscale.families.record import FamilyPlan
 from mupscale.models.names import named_tensors
-from mupscale.plans.fits import identity_plan
+from mupscale.plans.ends import identity_plan
 
 SIZES = {
     "hidden_size": 24,

@@ -27,7 +27,7 @@ from harness.program import Outcome
 from mupscale.families.models import config_from, factory
 from mupscale.families.record import FamilyPlan
 from mupscale.models.float64 import cast_, lifted_casts
-from mupscale.plans.fits import identity_plan
+from mupscale.plans.ends import identity_plan
 from mupscale.tensors.differences import curve_gap, loss_gap
 
 MOST = {"worst": 1e-11, "alone": 1e-15, "jump": 1e-10, "asleep": 1e-10, "awake": 1.0}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import mupscale as mu
 from mupscale.plans import family_plan
-from mupscale.plans.identity import Loss
+from mupscale.proofs.identity import Loss
 
 from ..frontier.spec import Method, Spec
 from ..setting import Setting

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 import mupscale as mu
-from mupscale.plans.identity import Loss
+from mupscale.proofs.identity import Loss
 from mupscale.training.recipe import TensorGrowth
 
 from ..peers import Start, net2wider, shrink_pad, tiling

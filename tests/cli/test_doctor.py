@@ -9,9 +9,9 @@ import torch
 
 from harness.refusals import refused
 from mupscale.cli import device_report, doctor, first_lines
+from mupscale.cli import kernel_slices as slices
 from mupscale.cli.main import main
 from mupscale.extras import EXTRAS, needs
-from mupscale.proofs import slices
 from mupscale.tensors import on_device
 
 

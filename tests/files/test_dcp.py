@@ -40,7 +40,7 @@ from mupscale.files.inert import read_head, read_metadata
 from mupscale.files.opcodes import Record, _no_names, unpickled
 from mupscale.files.torch_file import read_tree
 from mupscale.jobs.blocks import Reader, read_rectangle_
-from mupscale.plans.fits import identity_plan
+from mupscale.plans.ends import identity_plan
 from mupscale.sharded.noise import noise_identity
 from mupscale.tensors.parts import Rectangle
 

@@ -9,8 +9,8 @@ from torch import nn
 import mupscale as mu
 from harness.refusals import refused
 from mupscale.plans.direction import Direction
-from mupscale.plans.identity import gradient_identity
 from mupscale.plans.wide_model import fill_model_
+from mupscale.proofs.identity import gradient_identity
 
 
 class Projected(nn.Module):

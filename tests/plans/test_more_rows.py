@@ -11,8 +11,8 @@ from torch import nn
 import mupscale as mu
 from harness.refusals import refused
 from mupscale.plans import TensorPlan
-from mupscale.plans.more_rows import old_words, row_plan, without_rows
 from mupscale.plans.plan import Plan
+from mupscale.plans.rows import old_words, row_plan, without_rows
 from mupscale.rules import Axis
 from mupscale.tensors.noise import TensorNoise, Waking
 from mupscale.tensors.philox import Stream

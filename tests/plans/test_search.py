@@ -14,8 +14,8 @@ import mupscale as mu
 from harness.refusals import refused
 from mupscale.plans.absorb import _together
 from mupscale.plans.direction import Direction
-from mupscale.plans.identity import gradient_identity
 from mupscale.plans.wide_model import fill_model_
+from mupscale.proofs.identity import gradient_identity
 from mupscale.rules import Scale
 
 Q, IQ, H, IH = "2^(-1/4)", "2^(1/4)", "2^(-1/2)", "2^(1/2)"

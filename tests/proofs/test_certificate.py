@@ -8,10 +8,10 @@ from torch import nn
 
 import mupscale as mu
 from harness.refusals import refused
-from mupscale.plans.identity import Identity
 from mupscale.proofs.causes import CLIPPING, OPTIMIZER
 from mupscale.proofs.certificate import Failure
 from mupscale.proofs.diagnose import suspect
+from mupscale.proofs.identity import Identity
 from mupscale.proofs.trial import Trial
 
 X = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))

@@ -25,7 +25,7 @@ from harness.refusals import refusal
 from mupscale.files import dcp
 from mupscale.files.places import Place
 from mupscale.jobs.blocks import Reader
-from mupscale.plans.fits import identity_plan
+from mupscale.plans.ends import identity_plan
 from mupscale.sharded import agreement, fill, node, waiting
 from mupscale.sharded.live import Sharding, is_aligned, messages
 from mupscale.sharded.memory import reshard_

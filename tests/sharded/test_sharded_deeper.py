@@ -30,7 +30,7 @@ from harness.sharded_cases import (  # noqa: E402
     request,
     wide_run,
 )
-from mupscale.plans.fits import identity_plan  # noqa: E402
+from mupscale.plans.ends import identity_plan  # noqa: E402
 
 DEEP, BOTH = "1+layers=4,after=0:1", "ffn=2+layers=3,after=0,hidden=36,heads=6,kv_heads=3,vocab=+5"
 EXPERTS = "hidden=2,heads=2,kv_heads=2+layers=3,after=0,experts=4,top_k=2,expert_ffn=12"

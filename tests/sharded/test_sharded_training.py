@@ -35,7 +35,7 @@ from harness.sharded_training import (
     wide_run,
 )
 from mupscale.models.names import named_tensors
-from mupscale.plans.fits import identity_plan
+from mupscale.plans.ends import identity_plan
 from mupscale.sharded.memory import give_memory_
 from mupscale.sharded.verify import verify_sharded
 from mupscale.tensors.parts import is_sharded, local_of

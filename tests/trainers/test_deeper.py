@@ -19,7 +19,7 @@ from harness import trainer as bench  # noqa: E402
 from harness.trainer import gap, hugging_face, model  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
 from mupscale.models.names import named_tensors  # noqa: E402
-from mupscale.plans.fits import identity_plan  # noqa: E402
+from mupscale.plans.ends import identity_plan  # noqa: E402
 
 QUIET: dict[str, Any] = {"save_strategy": "no"}
 

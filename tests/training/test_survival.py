@@ -30,7 +30,7 @@ from harness.refusals import refused
 from harness.runs import train_on, trained
 from harness.tensors import tensors_of
 from harness.toys import TiedModel, loss_on, tokens
-from mupscale.plans.fits import check_end
+from mupscale.plans.ends import check_end
 from mupscale.tensors.expand import expand
 
 pytestmark = pytest.mark.filterwarnings(

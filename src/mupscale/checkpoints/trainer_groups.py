@@ -15,8 +15,8 @@ from ..errors import Fault, MupscaleError
 from ..files.strict import printable, raise_few
 from ..models.names import resolve
 from ..optimizers.read import Names, settings_of
+from ..plans.block_order import in_wide_order
 from ..plans.direction import Direction
-from ..plans.moved_blocks import in_wide_order
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES, OptimizerRule
 

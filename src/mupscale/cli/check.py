@@ -20,8 +20,8 @@ from ..jobs.job import Job
 from ..jobs.job_check import JOB
 from ..jobs.progress import shown_progress
 from ..jobs.verify_bytes import check_alone, check_bytes, read_job
-from ..plans.identity import GRADIENT_TOLERANCE
 from ..plans.plan import Plan
+from ..proofs.identity import GRADIENT_TOLERANCE
 from ..storage.location import Location
 from .plan import changes, declarations
 from .working import working

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from ..errors import MupscaleError
-from ..proofs.slices import compare_slices
 from ..rules.axes import Axis
 from ..rules.scale import Scale
 from ..runs.run import Run
@@ -26,6 +25,7 @@ from ..tensors.random_states import forked
 from ..training.widen import widen
 from . import first_lines
 from .demo import DIFFERENT, train
+from .kernel_slices import compare_slices
 
 _SLICES = 60  # ten of every kind
 _STEPS = 30

@@ -20,9 +20,9 @@ from ..models.float64 import cast_, lifted_casts
 from ..models.names import pattern_of
 from ..plans.deeper import check_asleep, check_woken
 from ..plans.direction import Direction
-from ..plans.more_rows import without_rows
 from ..plans.new_blocks import Order, Sleep, block_plan, first_values, nearest, order_of
 from ..plans.plan import Plan
+from ..plans.rows import without_rows
 from ..plans.wide_model import fill_model_
 from ..rules.axes import Axis
 from ..rules.scale import Scale

@@ -28,9 +28,9 @@ from ..errors import Fault, raise_faults
 from ..models.float64 import cast_, lifted_casts
 from ..models.names import named_tensors
 from ..plans.direction import Direction
-from ..plans.identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients
 from ..plans.plan import Kind, Plan, TensorPlan
 from ..plans.wide_model import fill_model_
+from ..proofs.identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients
 from ..rules.axes import Axis
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked

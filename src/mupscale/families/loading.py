@@ -18,10 +18,10 @@ from ..errors import MupscaleError
 from ..files.places import torch_dtype
 from ..models.float64 import lifted_casts
 from ..plans.direction import Direction
-from ..plans.identity import Loss, compare_gradients, gradients
-from ..plans.more_rows import old_words
 from ..plans.plan import Plan
+from ..plans.rows import old_words
 from ..plans.wide_model import fill_model_
+from ..proofs.identity import Loss, compare_gradients, gradients
 from ..tensors.differences import loss_gap
 from ..training.auto_noise import AutoNoise, choose_noise
 from ..training.jump import measured

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MupscaleError
-from ..plans.identity import Loss
+from ..proofs.identity import Loss
 from .configs import nested_configs
 from .images import Batch, beside_text, images
 from .models import Config, as_data, quiet

@@ -16,10 +16,10 @@ from torch import nn
 from ..errors import Fault, MupscaleError
 from ..models.float64 import cast_, lifted_casts
 from ..plans.direction import Direction
-from ..plans.identity import GRADIENT_TOLERANCE, Loss
-from ..plans.more_rows import old_words
 from ..plans.plan import Plan
+from ..plans.rows import old_words
 from ..plans.wide_model import fill_model_
+from ..proofs.identity import GRADIENT_TOLERANCE, Loss
 from ..runs.run import Run
 from ..tensors.differences import curve_gap, loss_gap
 from ..tensors.random_states import forked

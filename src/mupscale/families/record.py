@@ -13,8 +13,8 @@ from typing import Any
 
 from ..errors import MupscaleError
 from ..files.strict import refuse_malformed
-from ..plans.more_rows import old_words
 from ..plans.plan import Plan
+from ..plans.rows import old_words
 from ..plans.tensor_plan import Powers
 from ..training.noise_places import Exempt
 from ..training.noises import NOTHING

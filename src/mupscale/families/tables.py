@@ -19,11 +19,11 @@ from ..models.kinds import padding_rows
 from ..models.names import pattern_of
 from ..models.need import Need
 from ..plans.direction import Direction
-from ..plans.identity import GRADIENT_TOLERANCE, compare_gradients, gradients
-from ..plans.more_rows import old_words, row_plan
 from ..plans.plan import Plan
+from ..plans.rows import old_words, row_plan
 from ..plans.tensor_plan import Rows
 from ..plans.wide_model import fill_model_
+from ..proofs.identity import GRADIENT_TOLERANCE, compare_gradients, gradients
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
 from .configs import Path, nested_configs, with_edits

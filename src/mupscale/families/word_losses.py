@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..plans.identity import Loss
+from ..proofs.identity import Loss
 from ..training.jump import measured
 from .batches import writes_text
 from .measures import Measure

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import Fault, raise_faults
+from ..plans.block_order import in_wide_order
 from ..plans.direction import Direction
-from ..plans.moved_blocks import in_wide_order
 from ..plans.plan import TensorPlan
 from ..rules.axes import Axis
 from ..rules.matrices import short_dimension

@@ -10,7 +10,7 @@ from ..lazy import exported
 if TYPE_CHECKING:
     from ..families.plan import family_plan as family_plan
     from ..models.build import build as _build
-    from .identity import gradient_identity as gradient_identity
+    from ..proofs.identity import gradient_identity as gradient_identity
     from .plan import Edit as Edit
     from .tensor_plan import TensorPlan as TensorPlan
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "TensorPlan": ("plans.tensor_plan", ""),
     "Edit": ("plans.plan", ""),
-    "gradient_identity": ("plans.identity", ""),
+    "gradient_identity": ("proofs.identity", ""),
     "family_plan": ("families.plan", "hf"),
     "on_meta": ("models.build:build", ""),
 }

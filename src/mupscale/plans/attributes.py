@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from ..arguments import shown
 from ..models.class_code import Code, code_of, of_library
 from ..models.names import strip_wrappers, unwrap
-from .moved_blocks import base_path, moved_blocks
+from .block_order import base_path, moved_blocks
 from .plan import Plan
 
 Kind = Literal["expected", "carried", "kept", "refused"]

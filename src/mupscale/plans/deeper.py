@@ -20,10 +20,7 @@ from ..models.dropout import without_dropout
 from ..models.fingerprint import code_of
 from ..models.float64 import lifted_casts, prepare
 from ..models.names import named_tensors
-from ..tensors.differences import loss_gap
-from ..tensors.random_states import forked
-from .direction import Direction
-from .identity import (
+from ..proofs.identity import (
     GRADIENT_TOLERANCE,
     Loss,
     compare_gradients,
@@ -32,7 +29,10 @@ from .identity import (
     keeping_buffers,
     loss_value,
 )
-from .modes import measured_modes, mode_needs
+from ..proofs.modes import measured_modes, mode_needs
+from ..tensors.differences import loss_gap
+from ..tensors.random_states import forked
+from .direction import Direction
 from .new_blocks import Order, Sleep, block_plan, first_values, lists_of_blocks, order_of
 from .plan import Plan
 from .tensor_plan import Fill

@@ -20,7 +20,7 @@ from ..tensors.collapse import collapse
 from ..tensors.expand import expand
 from ..tensors.making import Making
 from ..tensors.noise import TensorNoise
-from .fits import End, check_duplicates, expect_plan
+from .ends import End, check_duplicates, expect_plan
 from .plan import Plan, TensorPlan
 
 

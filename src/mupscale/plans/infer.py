@@ -23,15 +23,15 @@ from ..models.float64 import lifted_casts, prepare
 from ..models.kinds import KNOWN_NORMS
 from ..models.names import pattern_of
 from ..models.need import REACHED, Need
+from ..proofs.identity import Loss, deviation
+from ..proofs.modes import measured_modes, mode_needs
 from ..rules.scale import Exact, Scale
 from ..tensors.random_states import forked
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .deeper import Orders, deeper_plan, missing_order
 from .draft import Draft, draft
 from .hypotheses import copies, layout_knobs
-from .identity import Loss, deviation
 from .known import why_undecided
-from .modes import measured_modes, mode_needs
 from .modules import leaking_pads
 from .plan import Plan, Proof
 from .readers import reading_faults

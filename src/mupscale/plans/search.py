@@ -27,10 +27,10 @@ from torch import nn
 from ..errors import Fault, raise_faults
 from ..models.names import pattern_of
 from ..models.need import Need
+from ..proofs.identity import Loss
 from .choices import Choice, Choices, near
 from .draft import Draft
 from .hypotheses import Knob, Setting
-from .identity import Loss
 from .not_found import not_found
 from .plan import Plan
 from .proposals import Proposals

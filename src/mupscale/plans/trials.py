@@ -10,12 +10,7 @@ from torch import Tensor, nn
 from ..errors import MupscaleError
 from ..models.calls import Trace, traced
 from ..models.names import pattern_of
-from ..tensors.differences import loss_gap
-from .copies import Comparison
-from .deviation import Alignment, Deviation
-from .direction import Direction
-from .draft import Draft
-from .identity import (
+from ..proofs.identity import (
     DRAWS,
     GRADIENT_TOLERANCE,
     Identity,
@@ -24,6 +19,11 @@ from .identity import (
     compare_gradients,
     gradients,
 )
+from ..tensors.differences import loss_gap
+from .copies import Comparison
+from .deviation import Alignment, Deviation
+from .direction import Direction
+from .draft import Draft
 from .plan import Plan
 from .wide_model import fill_model_
 

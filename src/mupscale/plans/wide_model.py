@@ -17,9 +17,9 @@ from ..errors import MupscaleError
 from ..models.clone import rebind_
 from ..models.names import module_path, named_tensors, unwrap
 from .attributes import carry_attributes_, compare_attributes
+from .block_order import base_path, moved_blocks
 from .direction import Direction
 from .gradient_hooks import carry_hooks_
-from .moved_blocks import base_path, moved_blocks
 from .plan import Plan
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ..arguments import shown
 from ..models.names import strip_wrappers, unwrap
-from ..plans.identity import Loss
 from ..tensors.differences import loss_gap
 from .causes import attribute_cause
+from .identity import Loss
 from .trial import Step, Trial, go
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")

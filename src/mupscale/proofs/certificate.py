@@ -12,9 +12,9 @@ from math import inf
 from typing import Literal
 
 from ..errors import Fault, MupscaleError
-from ..plans.modes import UNMEASURED
 from ..tensors.differences import curve_gap
 from ..text import columns
+from .modes import UNMEASURED
 from .rounding import COARSE
 
 

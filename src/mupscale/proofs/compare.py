@@ -15,7 +15,11 @@ import torch
 from torch import Tensor
 
 from ..models.names import named_tensors
-from ..plans.identity import (
+from ..tensors.differences import Difference, difference, loss_gap
+from ..tensors.parts import local_of
+from .causes import BATCHES, BUFFER, STILL, settings_cause
+from .certificate import Certificate, Failure, TensorProof
+from .identity import (
     Gather,
     Identity,
     Loss,
@@ -26,11 +30,7 @@ from ..plans.identity import (
     gradients,
     merged,
 )
-from ..plans.modes import UNMEASURED, measured_modes
-from ..tensors.differences import Difference, difference, loss_gap
-from ..tensors.parts import local_of
-from .causes import BATCHES, BUFFER, STILL, settings_cause
-from .certificate import Certificate, Failure, TensorProof
+from .modes import UNMEASURED, measured_modes
 from .rounding import COARSE, Rounding
 from .trial import Step, Trial, other_batch, run_step
 

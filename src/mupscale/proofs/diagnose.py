@@ -13,8 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..models.outputs import outputs_of
-from ..plans.identity import Identity, Loss, compare_gradients, gradients
-from ..plans.more_rows import old_words
+from ..plans.rows import old_words
 from ..rules.axes import Axis
 from ..tensors.differences import difference
 from ..tensors.expand import expand
@@ -33,6 +32,7 @@ from .causes import (
     WORDS,
 )  # fmt: skip
 from .certificate import Failure
+from .identity import Identity, Loss, compare_gradients, gradients
 from .observed import observed
 from .trial import Step, Trial, go, run_step
 

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..plans.identity import Identity
 from ..plans.tensor_plan import TensorPlan
+from .identity import Identity
 
 MULTIPLE = 64.0
 """A deviation of up to this multiple of the base's own is rounding. Sums of the wide run are longer and in another

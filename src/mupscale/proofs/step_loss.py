@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import MupscaleError
-from ..plans.identity import Loss
 from ..runs.run import Run
+from .identity import Loss
 from .trial import Step
 
 

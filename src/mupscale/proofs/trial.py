@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 from ..arguments import shown
 from ..errors import MupscaleError
 from ..models.names import parameter_names
-from ..plans.identity import Identity, Loss
 from ..plans.plan import Plan
 from ..runs.run import Run
 from ..tensors.differences import difference
 from ..tensors.random_states import forked
+from .identity import Identity, Loss
 from .rounding import Rounding
 
 Step = Callable[[Run, int], Any]

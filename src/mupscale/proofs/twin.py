@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from ..plans.fits import identity_plan
-from ..plans.identity import DRAWS, Loss, compare_gradients, gradients
+from ..plans.ends import identity_plan
 from ..runs.run import Run
 from ..tensors.differences import loss_gap
 from .causes import BATCHES
 from .certificate import Failure
 from .compare import compare_steps
+from .identity import DRAWS, Loss, compare_gradients, gradients
 from .rounding import Rounding, disturb_, move_, together
 from .trial import Step, Trial, go
 

@@ -15,7 +15,7 @@ import torch
 from ..arguments import wrong_kind
 from ..errors import Fault, raise_faults
 from ..extras import needs
-from ..plans.identity import Loss, keeping_buffers
+from ..proofs.identity import Loss, keeping_buffers
 from ..runs.run import Run
 from ..tensors.random_states import forked
 from ..training.clip import grad_norm

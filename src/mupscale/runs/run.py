@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ..arguments import wrong_kind
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.fits import expect_since, identity_plan
+from ..plans.ends import expect_since, identity_plan
 from ..plans.plan import Plan
 from .provenance import Provenance
 

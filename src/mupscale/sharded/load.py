@@ -25,7 +25,7 @@ from ..models.fingerprint import changed_code
 from ..models.names import named_tensors, strip_wrappers, unwrap
 from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.direction import Direction
-from ..plans.fits import check_end, expect_proved
+from ..plans.ends import check_end, expect_proved
 from ..plans.plan import Plan
 from ..plans.wide_model import edit_
 from ..rules.optimizers import OptimizerRule

@@ -20,7 +20,7 @@ from ..optimizers.read import read_live, settings_of
 from ..optimizers.rows import split_by_row
 from ..optimizers.settings import cannot_be_exact, factors_of, same_setting, scaled
 from ..plans.direction import Direction
-from ..plans.fits import planned_parameters
+from ..plans.ends import planned_parameters
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES, OptimizerRule, rule_for
 from ..runs.run import Run

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..errors import MupscaleError
 from ..models.names import named_tensors
-from ..plans.fits import check_end
+from ..plans.ends import check_end
 from ..plans.plan import Plan
 from ..proofs.certificate import Certificate
 from ..proofs.compare import certificate_of, compare_steps, mode_of_steps, tolerance_of

@@ -24,7 +24,7 @@ from ..files.fsdp_dtensor import is_fsdp_dtensor, read_fsdp_dtensor
 from ..files.torch_dist import read_torch_dist
 from ..jobs.job import Move
 from ..optimizers.read import Names
-from ..plans.fits import expect_proved
+from ..plans.ends import expect_proved
 from ..plans.plan import Plan
 from ..rules.axes import Layout
 from ..rules.optimizers import OptimizerRule

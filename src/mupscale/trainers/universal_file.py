@@ -16,7 +16,7 @@ from ..checkpoints.universal import weight_sources, wide_universal
 from ..errors import Fault, MupscaleError, raise_faults
 from ..files.universal import SETTINGS, STEP, read_settings, read_universal, tag_in
 from ..jobs.job import Move
-from ..plans.fits import expect_proved
+from ..plans.ends import expect_proved
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
 from ..storage.location import Location, location

@@ -13,7 +13,7 @@ from ..errors import MupscaleError, raise_faults
 from ..models.clone import copied
 from ..models.names import named_tensors, unwrap
 from ..plans.direction import Direction
-from ..plans.fits import check_end, identity_plan
+from ..plans.ends import check_end, identity_plan
 from ..runs.provenance import Growth
 from ..runs.run import Run
 from .left_behind import hand_over_

@@ -26,9 +26,9 @@ from ..models.build import Make, build
 from ..models.clone import copied
 from ..models.names import named_tensors
 from ..plans.direction import Direction
-from ..plans.identity import Loss
 from ..plans.plan import Plan
 from ..plans.wide_model import fill_model_
+from ..proofs.identity import Loss
 from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T, rise_for
 from ..tensors.random_states import forked
 from .jump import largest_rise, measured

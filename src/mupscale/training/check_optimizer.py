@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from ..arguments import wrong_function, wrong_kind
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.identity import expected_gradient, expected_weight
 from ..plans.plan import Plan, TensorPlan
+from ..proofs.identity import expected_gradient, expected_weight
 from ..rules.axes import Axis, Factor
 from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
 from ..runs.run import Run

@@ -13,7 +13,7 @@ from ..models.clone import copied
 from ..models.float64 import cast_, without_float64
 from ..models.names import unwrap
 from ..plans.direction import Direction
-from ..plans.fits import identity_plan
+from ..plans.ends import identity_plan
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
 from .left_behind import patched_methods, step_hooks

@@ -28,7 +28,7 @@ from ..optimizers.settings import (
     scale_setting,
     without_units,
 )
-from ..plans.fits import check_end
+from ..plans.ends import check_end
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
 from ..runs.run import Since, since_of

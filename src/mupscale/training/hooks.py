@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ..errors import Fault, raise_faults
 from ..plans.direction import Direction
-from ..plans.fits import identity_plan
+from ..plans.ends import identity_plan
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run

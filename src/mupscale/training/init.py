@@ -23,7 +23,7 @@ from ..arguments import shown, wrong_number, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..models.kinds import padding_rows
 from ..models.names import named_tensors
-from ..plans.fits import check_end
+from ..plans.ends import check_end
 from ..plans.plan import Plan, TensorPlan
 from ..rules.sizes import noise_size
 from ..runs.run import Since, since_of

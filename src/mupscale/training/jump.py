@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..arguments import shown
 from ..errors import MupscaleError
-from ..plans.identity import Loss, keeping_buffers
-from ..plans.modes import in_mode
+from ..proofs.identity import Loss, keeping_buffers
+from ..proofs.modes import in_mode
 from ..tensors.random_states import forked
 from .noise_kinds import Noise, PairedNoise, SignalNoise, relative_size
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from ..models.kinds import KNOWN_NORMS, padding_rows
 from ..models.names import named_tensors, resolve, strip_wrappers, unwrap
-from ..plans.fits import End
+from ..plans.ends import End
 from ..plans.plan import Plan, TensorPlan
 
 

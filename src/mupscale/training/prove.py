@@ -36,16 +36,16 @@ from ..plans.attributes import (
 )
 from ..plans.declare import Declared
 from ..plans.direction import Direction
-from ..plans.fits import check_end, expect_plan
-from ..plans.identity import Loss
+from ..plans.ends import check_end, expect_plan
 from ..plans.infer import find_plan, infer_plan, proved_by
 from ..plans.known import why_undecided
-from ..plans.modes import mode_needs
 from ..plans.plan import Plan
 from ..plans.wide_model import fill_model_
 from ..proofs.certificate import Certificate, Failure
 from ..proofs.compare import certificate_of, compare_losses, compare_modes, tolerance_of
 from ..proofs.diagnose import diagnose
+from ..proofs.identity import Loss
+from ..proofs.modes import mode_needs
 from ..proofs.rounding import COARSE, Rounding
 from ..proofs.trial import Trial
 from ..proofs.twin import rounding_of_loss

@@ -21,7 +21,7 @@ from ..optimizers.named import NamedGroup
 from ..optimizers.read import read_state_dict
 from ..optimizers.write import write_state_dict
 from ..plans.direction import Direction
-from ..plans.fits import check_shapes, check_ties, expect_proved
+from ..plans.ends import check_shapes, check_ties, expect_proved
 from ..plans.plan import Plan, TensorPlan
 from ..rules.optimizers import OptimizerRule, rule_for
 from .groups import expect_class

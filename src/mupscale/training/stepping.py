@@ -32,7 +32,7 @@ from ..optimizers.settings import (
     scale_setting,
     unknown_settings,
 )
-from ..plans.fits import check_end
+from ..plans.ends import check_end
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..rules.scale import Scale

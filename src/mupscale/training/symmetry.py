@@ -14,9 +14,9 @@ from torch import nn
 from ..arguments import wrong_kind
 from ..errors import MupscaleError, raise_faults
 from ..models.names import named_tensors
-from ..plans.fits import check_end
-from ..plans.identity import Loss, keeping_buffers
+from ..plans.ends import check_end
 from ..plans.plan import Plan
+from ..proofs.identity import Loss, keeping_buffers
 from ..runs.run import Run
 from ..tensors.collapse import collapse
 from ..tensors.devices import exact

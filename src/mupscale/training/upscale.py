@@ -21,9 +21,9 @@ from ..models.example_loss import ExampleInputs
 from ..models.names import named_tensors, parameter_names, resolve
 from ..optimizers.settings import in_units
 from ..plans.direction import Direction
-from ..plans.identity import Loss
 from ..plans.infer import measured_with
 from ..plans.plan import Plan
+from ..proofs.identity import Loss
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.run import Run, since_of
 from .auto_noise import AutoNoise, Choice, choose_noise, wrong_auto

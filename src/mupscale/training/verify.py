@@ -25,7 +25,6 @@ from ..models.float64 import cast_inputs, lifted_casts
 from ..models.names import named_tensors
 from ..plans.declare import Declared
 from ..plans.direction import Direction
-from ..plans.identity import Loss
 from ..plans.infer import find_plan, infer_plan, measured_with
 from ..plans.plan import Plan
 from ..proofs.causes import CLIPPING, NOISE
@@ -39,6 +38,7 @@ from ..proofs.compare import (
     tolerance_of,
 )
 from ..proofs.diagnose import diagnose
+from ..proofs.identity import Loss
 from ..proofs.observed import observed, written_settings
 from ..proofs.rounding import COARSE, Rounding
 from ..proofs.step_loss import loss_of

@@ -25,11 +25,11 @@ from ..optimizers.read import read_live
 from ..optimizers.schedulers import carry_scheduler, driven_by, refuse_absolute, refuse_readers
 from ..optimizers.write import write_live
 from ..plans.direction import Direction
-from ..plans.fits import check_end, check_ties
-from ..plans.identity import Loss
+from ..plans.ends import check_end, check_ties
 from ..plans.infer import measured_with
 from ..plans.plan import Plan
 from ..plans.wide_model import fill_model_
+from ..proofs.identity import Loss
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.provenance import Growth
 from ..runs.run import Run

@@ -21,12 +21,12 @@ from ..arguments import shown, wrong_function
 from ..errors import MupscaleError, raise_faults
 from ..models.class_code import code_of
 from ..models.names import named_tensors
+from ..plans.ends import check_end
+from ..plans.plan import Plan, TensorPlan
 from ..tensors.differences import Difference, difference, loss_gap, relative, whole
 from ..tensors.making import Making
 from ..tensors.parts import is_sharded, local_of, local_rectangle
 from ..tensors.random_states import forked
-from .fits import check_end
-from .plan import Plan, TensorPlan
 
 Loss = Callable[[nn.Module], Tensor]
 Gather = Callable[[Any], list[Any]]
