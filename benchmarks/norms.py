@@ -38,8 +38,8 @@ from harness.program import Outcome, option, run
 from mupscale.checkpoints.norms import measured_in
 from mupscale.files.directory import read_directory
 from mupscale.jobs.worker import run_job
+from mupscale.noise.norms_wanted import Wanted
 from mupscale.tensors import spectral
-from mupscale.training.norms_wanted import Wanted
 
 MOST_PASSES, MOST_ERROR = 15, 1e-3
 RANDOM = ((512, 512), (2048, 2048), (512, 4096), (5632, 2048))

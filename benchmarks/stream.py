@@ -45,7 +45,7 @@ from mupscale.files.places import item_size
 from mupscale.jobs import worker as worker_module
 from mupscale.jobs.blocks import Reader
 from mupscale.jobs.worker import run_job
-from mupscale.training.statistics import Statistic
+from mupscale.noise.measures import Statistic
 
 K = 2
 HIDDEN, FFN, HEADS, KV_HEADS, VOCABULARY = 2048, 5632, 32, 8, 4096

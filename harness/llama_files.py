@@ -24,10 +24,10 @@ from mupscale.files.places import item_size, torch_dtype
 from mupscale.jobs.blocks import raw_bytes
 from mupscale.jobs.identity import make_job
 from mupscale.jobs.job import BLOCK_BYTES, Job, Text
+from mupscale.noise.resolved import NoisePlan
+from mupscale.noise.where import Exempt, noisy_weights
 from mupscale.plans.new_blocks import Order, source_of
 from mupscale.tensors.noise import Waking
-from mupscale.training.noise_places import Exempt, noisy_weights
-from mupscale.training.noise_plan import NoisePlan
 
 Shapes = dict[str, tuple[int, ...]]
 _PART = 64 << 20

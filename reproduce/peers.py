@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from mupscale.training.noise_plan import reference_size
+from mupscale.noise.resolved import reference_size
 
 from .setting import Setting
 

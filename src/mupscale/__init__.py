@@ -23,6 +23,9 @@ if _typing.TYPE_CHECKING:
     from . import trainers as trainers
     from . import tuning as tuning
     from .errors import MupscaleError as MupscaleError
+    from .noise.kinds import MupNoise as MupNoise
+    from .noise.kinds import PairedNoise as PairedNoise
+    from .noise.kinds import SignalNoise as SignalNoise
     from .plans.infer import infer_plan as infer_plan
     from .plans.infer import plan_between as plan_between
     from .plans.plan import Plan as Plan
@@ -35,9 +38,6 @@ if _typing.TYPE_CHECKING:
     from .training.groups import param_groups as param_groups
     from .training.groups import set_lr_ as set_lr_
     from .training.init import init_ as init_
-    from .training.noise_kinds import MupNoise as MupNoise
-    from .training.noise_kinds import PairedNoise as PairedNoise
-    from .training.noise_kinds import SignalNoise as SignalNoise
     from .training.recipe import Recipe as Recipe
     from .training.rewarm import rewarm_ as rewarm_
     from .training.schedules import GrowthSchedule as GrowthSchedule
@@ -60,9 +60,9 @@ _NAMES = {
     "narrow": ("training.widen", ""),
     "upscale": ("training.upscale", ""),
     "verify": ("training.verify", ""),
-    "MupNoise": ("training.noise_kinds", ""),
-    "SignalNoise": ("training.noise_kinds", ""),
-    "PairedNoise": ("training.noise_kinds", ""),
+    "MupNoise": ("noise.kinds", ""),
+    "SignalNoise": ("noise.kinds", ""),
+    "PairedNoise": ("noise.kinds", ""),
     "add_noise": ("training.add_noise", ""),
     "AutoNoise": ("training.auto_noise", ""),
     "Recipe": ("training.recipe", ""),

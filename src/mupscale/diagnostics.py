@@ -6,6 +6,7 @@ from .lazy import exported
 
 if TYPE_CHECKING:
     from .errors import Fault as Fault
+    from .noise.resolve import resolve_noise as resolve_noise
     from .proofs.certificate import Certificate as Certificate
     from .reports.report import report as report
     from .reports.trackers import log_growth as log_growth
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from .training.coordinates import Coordinates as Coordinates
     from .training.coordinates import coordinate_check as coordinate_check
     from .training.groups import reference_lr as reference_lr
-    from .training.noises import resolve_noise as resolve_noise
     from .training.symmetry import NoiseReport as NoiseReport
     from .training.symmetry import awake as awake
     from .training.symmetry import noise_report as noise_report
@@ -36,7 +36,7 @@ _NAMES = {
     "awake": ("training.symmetry", ""),
     "noise_report": ("training.symmetry", ""),
     "NoiseReport": ("training.symmetry", ""),
-    "resolve_noise": ("training.noises", ""),
+    "resolve_noise": ("noise.resolve", ""),
     "coordinate_check": ("training.coordinates", ""),
     "Coordinates": ("training.coordinates", ""),
     "grad_norm": ("training.clip", ""),

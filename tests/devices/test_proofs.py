@@ -12,6 +12,7 @@ from harness.refusals import refused
 from mupscale.models import float64
 from mupscale.models.attempts import attempted
 from mupscale.models.build import build
+from mupscale.noise import measures as statistics
 from mupscale.plans import copies
 from mupscale.plans.direction import Direction
 from mupscale.plans.tensor_plan import TensorPlan
@@ -21,7 +22,7 @@ from mupscale.rules.scale import Scale
 from mupscale.tensors import differences, spectral
 from mupscale.tensors.devices import exact, has_float64, holds_float64
 from mupscale.training import copies as run_copies
-from mupscale.training import init, statistics, structure, symmetry
+from mupscale.training import init, structure, symmetry
 
 pytestmark = pytest.mark.device
 HOST = torch.device("cpu")

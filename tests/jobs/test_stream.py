@@ -37,11 +37,11 @@ from mupscale.jobs.progress import Progress
 from mupscale.jobs.verify_bytes import check_alone, check_bytes
 from mupscale.jobs.work_units import Block, Stretch, WorkUnits
 from mupscale.jobs.worker import run_job, run_worker
+from mupscale.noise.resolved import NoisePlan
 from mupscale.tensors.expand import expand
 from mupscale.tensors.making import Making
 from mupscale.tensors.noise import TensorNoise
 from mupscale.tensors.philox import Stream
-from mupscale.training.noise_plan import NoisePlan
 
 MODEL = Llama(hidden=32, ffn=48, heads=4, kv_heads=2, layers=2, vocabulary=50)
 PLAN = MODEL.plan(2)

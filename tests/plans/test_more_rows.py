@@ -10,15 +10,15 @@ from torch import nn
 
 import mupscale as mu
 from harness.refusals import refused
+from mupscale.noise.kinds import MupNoise
+from mupscale.noise.resolve import resolve_noise
+from mupscale.noise.resolved import restore_noise
 from mupscale.plans import TensorPlan
 from mupscale.plans.plan import Plan
 from mupscale.plans.rows import old_words, row_plan, without_rows
 from mupscale.rules import Axis
 from mupscale.tensors.noise import TensorNoise, Waking
 from mupscale.tensors.philox import Stream
-from mupscale.training.noise_kinds import MupNoise
-from mupscale.training.noise_plan import restore_noise
-from mupscale.training.noises import resolve_noise
 
 OLD, NEW, WIDTH = 7, 12, 4
 

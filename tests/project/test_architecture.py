@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "mupscale"
 ORDER = [
-    "rules", "tensors", "storage", "files", "models", "plans", "optimizers", "runs", "proofs", "training", "families",
+    "rules", "tensors", "storage", "files", "models", "plans", "optimizers", "runs", "noise", "proofs", "training", "families",
     "jobs", "checkpoints", "sharded", "trainers", "tuning", "reports", "limits", "cli",
 ]  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -170,7 +170,7 @@ def units_imported(text: str) -> set[str]:
     return {alias.name for node in nodes for alias in node.names} & {"W", "G", "FILLED"}
 
 
-UNIT_ROOMS = ("optimizers", "proofs", "training", "checkpoints", "sharded", "trainers")
+UNIT_ROOMS = ("optimizers", "noise", "proofs", "training", "checkpoints", "sharded", "trainers")
 """The rooms that carry weights, state and settings from one width to the other."""
 WIDTHS = {
     "k", "s", "r", "c", "scale", "fold", "filled", "copies", "multiplier", "factor", "width", "wide", "narrow",
@@ -209,7 +209,7 @@ def powers_in(text: str) -> set[str]:
 
 ALLOWED_POWERS = {
     "optimizers/settings.py: scale**-1",  # the inverse of a scale that the plan has
-    "training/noises.py: float(entry.change.c / experts) ** 0.5",  # the norm of dup(W) is √c times that of W
+    "noise/resolve.py: float(entry.change.c / experts) ** 0.5",  # the norm of dup(W) is √c times that of W
 }
 # limits/ has closed forms of its own: what a width does in the limit is what that room computes.
 WITHOUT_TABLE = ("rules", "limits")

@@ -15,7 +15,7 @@ MOST = 60
 LONGER = {
     "checkpoints/grow.py: record", "cli/cost_options.py: add_to", "families/plan.py: family_plan",
     "sharded/load.py: load", "tensors/triton_loop.py: make_slice", "training/groups.py: param_groups",
-    "training/noises.py: resolve_noise", "training/widen.py: carry",
+    "noise/resolve.py: resolve_noise", "training/widen.py: carry",
 }  # fmt: skip
 """Functions above the bound. This list may only become shorter."""
 
@@ -125,7 +125,7 @@ HOMES: dict[str, tuple[Callable[[ast.AST], Iterator[int]], str, str]] = {
         "optimizers/carry.py",
         "for name in names:\n    state[name] = carry_state(rule, settings, found[name])",
     ),
-    "kinds of noise": (noise_kinds, "training/noise_kinds.py", "kinds = {'mup': MupNoise, 'signal': SignalNoise}"),
+    "kinds of noise": (noise_kinds, "noise/kinds.py", "kinds = {'mup': MupNoise, 'signal': SignalNoise}"),
 }  # fmt: skip
 """A rule: what finds it, the file it lives in, and a line that must be found anywhere else."""
 UNRELATED = {"relative difference": ("limits/", "tuning/", "reports/")}

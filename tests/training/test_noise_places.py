@@ -14,6 +14,9 @@ import mupscale as mu
 from harness.closeness import EXACT
 from harness.draws import data, seeded
 from harness.runs import drift, train
+from mupscale.noise import where as noise_places
+from mupscale.noise.resolved import restore_noise
+from mupscale.noise.where import Exempt, exempt_of, noisy_weights
 from mupscale.plans.direction import Direction
 from mupscale.plans.plan import TensorPlan
 from mupscale.plans.wide_model import fill_model_
@@ -22,10 +25,7 @@ from mupscale.tensors.expand import expand
 from mupscale.tensors.making import Making
 from mupscale.tensors.noise import TensorNoise
 from mupscale.tensors.philox import Stream
-from mupscale.training import noise_places
 from mupscale.training.jump import measured
-from mupscale.training.noise_places import Exempt, exempt_of, noisy_weights
-from mupscale.training.noise_plan import restore_noise
 
 NOISES: dict[str, Any] = {"mup": mu.MupNoise(0.1), "signal": mu.SignalNoise(0.2)}
 

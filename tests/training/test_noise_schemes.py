@@ -14,10 +14,10 @@ import mupscale as mu
 from harness.closeness import EXACT, assert_bitwise, assert_close, difference
 from harness.draws import data, seeded
 from harness.refusals import refusal
+from mupscale.noise.kinds import CLASSES
+from mupscale.noise.resolved import reference_size
 from mupscale.rules.schemes import SCHEMES
 from mupscale.tensors.noise import TensorNoise
-from mupscale.training.noise_kinds import CLASSES
-from mupscale.training.noise_plan import reference_size
 
 T = 0.2
 

@@ -10,13 +10,13 @@ import torch
 from ..jobs.identity import make_job
 from ..jobs.job import Move
 from ..jobs.worker import run_job
+from ..noise.kinds import Noise
+from ..noise.norms_wanted import norms_wanted
+from ..noise.resolve import resolve_noise, unused_seed
+from ..noise.resolved import NoisePlan
 from ..plans.plan import Plan
 from ..runs.provenance import reference_of
 from ..storage.location import Location, absolute
-from ..training.noise_kinds import Noise
-from ..training.noise_plan import NoisePlan
-from ..training.noises import resolve_noise, unused_seed
-from ..training.norms_wanted import norms_wanted
 from ..version import __version__
 from .about import FORMAT
 from .engine_state import WideFiles

@@ -23,15 +23,15 @@ from ..files.places import torch_dtype
 from ..files.strict import read_regular
 from ..jobs.identity import make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
+from ..noise.kinds import CLASSES, Noise, SignalNoise
+from ..noise.norms_wanted import norms_wanted
+from ..noise.resolve import resolve_noise, unused_seed
+from ..noise.resolved import NoisePlan, restore_noise
 from ..plans.plan import Plan
 from ..runs.provenance import Provenance, reference_of
 from ..storage.location import Location, absolute
 from ..storage.looking import has_versions, is_file
 from ..training.auto_noise import AutoNoise
-from ..training.noise_kinds import CLASSES, Noise, SignalNoise
-from ..training.noise_plan import NoisePlan, restore_noise
-from ..training.noises import resolve_noise, unused_seed
-from ..training.norms_wanted import norms_wanted
 from ..training.recipe import Recipe
 from ..version import __version__
 from .about import FORMAT, MARK, factors, read_about, read_plans

@@ -21,9 +21,9 @@ from ..jobs.durable import sync_data
 from ..jobs.identity import stamped_file
 from ..jobs.journal import checked, line
 from ..jobs.partial import EARLIER, partial
+from ..noise.measures import Statistic
+from ..noise.norms_wanted import Wanted
 from ..storage.location import Location
-from ..training.norms_wanted import Wanted
-from ..training.statistics import Statistic
 
 _METHOD = "block Krylov, 16 columns"
 """Part of what is compared: a norm that was measured in another way has other digits."""

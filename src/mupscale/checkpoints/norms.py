@@ -12,10 +12,10 @@ from torch import Tensor
 from ..jobs.blocks import Reader, StoredBase, stored_base
 from ..jobs.job import Move
 from ..jobs.threads import in_threads
+from ..noise.measures import Statistic
+from ..noise.norms_wanted import Wanted
 from ..storage.location import Location
 from ..tensors.spectral import streamed_spectral_norm
-from ..training.norms_wanted import Wanted
-from ..training.statistics import Statistic
 from .norm_journal import NormJournal
 
 _STRETCH = 1 << 24

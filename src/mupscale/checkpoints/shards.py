@@ -22,9 +22,9 @@ from ..files.places import OutFile, Place, item_size
 from ..files.strict import printable, raise_few
 from ..jobs.blocks import Reader
 from ..jobs.job import Job, Move, window
+from ..noise.resolved import NoisePlan
 from ..plans.plan import Plan, TensorPlan
 from ..tensors.making import Making
-from ..training.noise_plan import NoisePlan
 from .request import SHARD_BYTES
 
 _COMPARED = 4 << 20  # bytes compared at a time

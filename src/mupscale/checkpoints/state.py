@@ -10,8 +10,8 @@ from ..files.opened import open_file
 from ..files.places import OutFile
 from ..files.universal import is_universal, read_universal, universal_names
 from ..jobs.job import Move
+from ..noise.resolved import NoisePlan
 from ..plans.plan import Plan
-from ..training.noise_plan import NoisePlan
 from .engine_state import WideFiles
 from .request import Request
 from .trainer_state import OPTIMIZER, trainer_moves

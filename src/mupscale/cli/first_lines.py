@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MupscaleError
+from ..noise.kinds import SignalNoise
 from ..plans.infer import infer_plan
 from ..plans.plan import Plan
 from ..runs.run import Run
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
-from ..training.noise_kinds import SignalNoise
 from ..training.upscale import upscale
 from ..training.verify import verify
 from ..training.widen import narrow, widen

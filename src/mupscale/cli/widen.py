@@ -35,11 +35,11 @@ from ..jobs.job import Job
 from ..jobs.progress import shown_progress
 from ..jobs.worker import run_job, run_worker
 from ..models.names import pattern_of
+from ..noise.resolve import unused_seed
 from ..rules.noise_defaults import DEFAULT_RISE
 from ..storage.location import Location, absolute
 from ..text import columns
 from ..training.jump import is_jump, jump_message, smaller
-from ..training.noises import unused_seed
 from ..training.recipe import Recipe
 from .next_steps import next_steps
 from .plan import UNTIED, cost, describe, evidence, planned

@@ -18,6 +18,9 @@ from torch import nn
 from ..errors import Fault, raise_faults
 from ..models.float64 import cast_, lifted_casts
 from ..models.names import pattern_of
+from ..noise.kinds import SignalNoise
+from ..noise.resolve import resolve_noise
+from ..noise.where import exempt_of
 from ..plans.deeper import check_asleep, check_woken
 from ..plans.direction import Direction
 from ..plans.new_blocks import Order, Sleep, block_plan, first_values, nearest, order_of
@@ -28,9 +31,6 @@ from ..rules.axes import Axis
 from ..rules.scale import Scale
 from ..tensors.expand import expand_
 from ..tensors.random_states import forked
-from ..training.noise_kinds import SignalNoise
-from ..training.noise_places import exempt_of
-from ..training.noises import resolve_noise
 from .configs import Path, nested_configs, with_edits
 from .losses import batch_for, loss_for
 from .models import Config, as_data, config_from, factory, fresh

@@ -17,6 +17,8 @@ import torch
 from ..errors import MupscaleError
 from ..files.places import torch_dtype
 from ..models.float64 import lifted_casts
+from ..noise.resolved import restore_noise
+from ..noise.where import Exempt
 from ..plans.direction import Direction
 from ..plans.plan import Plan
 from ..plans.rows import old_words
@@ -25,8 +27,6 @@ from ..proofs.identity import Loss, compare_gradients, gradients
 from ..tensors.differences import loss_gap
 from ..training.auto_noise import AutoNoise, choose_noise
 from ..training.jump import measured
-from ..training.noise_places import Exempt
-from ..training.noise_plan import restore_noise
 from .losses import batch_for, loss_for
 from .measures import Measure, measure_for
 from .models import config_from, model_class, quiet, read_config

@@ -19,9 +19,9 @@ from ..errors import Fault, raise_faults
 from ..extras import needs
 from ..files.directory import has_weights, read_directory
 from ..models.names import pattern_of
+from ..noise.where import exempt_of
 from ..plans.plan import Plan
 from ..tensors.devices import on_cpu
-from ..training.noise_places import exempt_of
 from .configs import Path, edits, following, nested_configs, with_edits
 from .declarations import Declarations
 from .depth import deepened, depth_of, new_blocks, refuse_spelling, try_blocks

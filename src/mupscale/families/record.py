@@ -13,11 +13,11 @@ from typing import Any
 
 from ..errors import MupscaleError
 from ..files.strict import refuse_malformed
+from ..noise.resolve import NOTHING
+from ..noise.where import Exempt
 from ..plans.plan import Plan
 from ..plans.rows import old_words
 from ..plans.tensor_plan import Powers
-from ..training.noise_places import Exempt
-from ..training.noises import NOTHING
 from .declarations import Declarations
 from .goal import Goal
 

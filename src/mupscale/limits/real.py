@@ -15,12 +15,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from ..noise.kinds import MupNoise
 from ..plans.infer import plan_between
 from ..runs.run import Run
 from ..tensors.devices import on_cpu
 from ..training.groups import param_groups
 from ..training.init import init_
-from ..training.noise_kinds import MupNoise
 from ..training.upscale import upscale
 from .schedule import Schedule
 

@@ -1,6 +1,6 @@
 """The noise schemes by name: what their sizes mean, in words, and the largest size that is accepted.
 
-The command line and the settings of a study need the names before torch is imported; `training/noise_kinds.py` has the
+The command line and the settings of a study need the names before torch is imported; `noise/kinds.py` has the
 class of each scheme.
 """
 

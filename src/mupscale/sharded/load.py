@@ -23,6 +23,9 @@ from ..files.directory import CONFIG
 from ..files.elsewhere import megatron_faults
 from ..models.fingerprint import changed_code
 from ..models.names import named_tensors, strip_wrappers, unwrap
+from ..noise.kinds import Noise
+from ..noise.resolved import NoisePlan
+from ..noise.where import exempt_of
 from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.direction import Direction
 from ..plans.ends import check_end, expect_proved
@@ -33,9 +36,6 @@ from ..runs.provenance import Growth
 from ..runs.run import Run, Since, since_of
 from ..storage.location import Location, Url, location
 from ..storage.looking import exists
-from ..training.noise_kinds import Noise
-from ..training.noise_places import exempt_of
-from ..training.noise_plan import NoisePlan
 from .agreement import AllOrNone, is_first
 from .dcp_source import dcp_source
 from .directory_source import directory_source

@@ -18,13 +18,13 @@ from torch import Tensor
 from ..checkpoints.norms import measured_by
 from ..errors import Fault, MupscaleError, raise_faults
 from ..jobs.blocks import StoredBase
+from ..noise.kinds import Noise
+from ..noise.measures import Statistic, statistic
+from ..noise.norms_wanted import Wanted, norms_wanted
+from ..noise.resolve import resolve_noise, unused_seed
+from ..noise.resolved import NoisePlan
+from ..noise.where import Exempt
 from ..plans.plan import Plan
-from ..training.noise_kinds import Noise
-from ..training.noise_places import Exempt
-from ..training.noise_plan import NoisePlan
-from ..training.noises import resolve_noise, unused_seed
-from ..training.norms_wanted import Wanted, norms_wanted
-from ..training.statistics import Statistic, statistic
 from .agreement import AllOrNone, sum_over_ranks
 from .source import AnySource
 from .waiting import Ranks, several

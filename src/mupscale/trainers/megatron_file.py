@@ -23,6 +23,8 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..files.fsdp_dtensor import is_fsdp_dtensor, read_fsdp_dtensor
 from ..files.torch_dist import read_torch_dist
 from ..jobs.job import Move
+from ..noise.kinds import Noise
+from ..noise.resolved import NoisePlan
 from ..optimizers.read import Names
 from ..plans.ends import expect_proved
 from ..plans.plan import Plan
@@ -30,8 +32,6 @@ from ..rules.axes import Layout
 from ..rules.optimizers import OptimizerRule
 from ..storage.location import Location, location
 from ..storage.looking import exists
-from ..training.noise_kinds import Noise
-from ..training.noise_plan import NoisePlan
 from .titan_layouts import other_heads
 
 Growing = tuple[Location, list[Move], Callable[[NoisePlan | None], WideFiles]]

@@ -16,11 +16,11 @@ from ..checkpoints.universal import weight_sources, wide_universal
 from ..errors import Fault, MupscaleError, raise_faults
 from ..files.universal import SETTINGS, STEP, read_settings, read_universal, tag_in
 from ..jobs.job import Move
+from ..noise.kinds import Noise
 from ..plans.ends import expect_proved
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
 from ..storage.location import Location, location
-from ..training.noise_kinds import Noise
 from ..training.state_dicts import groups_for
 
 

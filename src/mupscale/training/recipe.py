@@ -17,12 +17,12 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..files import typed
 from ..files.strict import parse_json, read_regular, refuse_malformed
 from ..frozen import freeze_mappings
+from ..noise.kinds import MupNoise, Noise, PairedNoise
 from ..optimizers.settings import same_setting
 from ..plans.plan import Plan, TensorPlan
 from ..rules.axes import Axis
 from ..rules.optimizers import qualified_name
 from .auto_noise import AutoNoise
-from .noise_kinds import MupNoise, Noise, PairedNoise
 
 FORMAT = "mupscale recipe 1"
 _LONGEST = 1 << 26  # bytes; bounds what a foreign file can fill memory with

@@ -14,6 +14,8 @@ from torch import nn
 from ..arguments import wrong_kind
 from ..errors import MupscaleError, raise_faults
 from ..models.names import named_tensors
+from ..noise.kinds import Sigma
+from ..noise.resolved import restore_noise
 from ..plans.ends import check_end
 from ..plans.plan import Plan
 from ..proofs.identity import Loss, keeping_buffers
@@ -23,8 +25,6 @@ from ..tensors.devices import exact
 from ..tensors.expand import compute_dtype, expand
 from ..tensors.making import Making
 from ..tensors.random_states import forked
-from .noise_kinds import Sigma
-from .noise_plan import restore_noise
 
 
 def symmetry(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, float]:

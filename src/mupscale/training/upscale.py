@@ -19,6 +19,9 @@ from ..errors import Fault, raise_faults
 from ..models.build import Make, build
 from ..models.example_loss import ExampleInputs
 from ..models.names import named_tensors, parameter_names, resolve
+from ..noise.kinds import EXAMPLES, Noise, SignalNoise, wrong_noise
+from ..noise.resolve import resolve_noise, unused_seed
+from ..noise.where import exempt_of
 from ..optimizers.settings import in_units
 from ..plans.direction import Direction
 from ..plans.infer import measured_with
@@ -29,9 +32,6 @@ from ..runs.run import Run, since_of
 from .auto_noise import AutoNoise, Choice, choose_noise, wrong_auto
 from .jump import is_jump, jump_message, less_of, measured
 from .left_behind import hand_over_
-from .noise_kinds import EXAMPLES, Noise, SignalNoise, wrong_noise
-from .noise_places import exempt_of
-from .noises import resolve_noise, unused_seed
 from .prove import proved_plan
 from .rates import new_rates
 from .recipe import Recipe, TensorGrowth

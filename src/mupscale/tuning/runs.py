@@ -18,6 +18,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..arguments import wrong_kind
 from ..errors import Fault, MupscaleError, raise_faults
+from ..noise.kinds import CLASSES, Noise, SignalNoise
+from ..noise.where import exempt_of
 from ..plans.infer import plan_between
 from ..plans.plan import Plan
 from ..rules.schemes import RISE
@@ -25,8 +27,6 @@ from ..runs.run import Run
 from ..training.auto_noise import AutoNoise, choose_noise
 from ..training.groups import param_groups, set_lr_
 from ..training.init import init_
-from ..training.noise_kinds import CLASSES, Noise, SignalNoise
-from ..training.noise_places import exempt_of
 from ..training.upscale import replace_run, upscale
 from .checkpoint import restore_, seed_
 from .grid import Point

@@ -10,9 +10,9 @@ from torch import Tensor
 from ..arguments import wrong_whole
 from ..errors import Fault
 from ..plans.plan import Plan, TensorPlan
-from .noise_kinds import Noise, PairedNoise, Sigma, SignalNoise, relative_size
-from .noise_places import Exempt, has_copies, noisy_weights
-from .statistics import Statistic
+from .kinds import Noise, PairedNoise, Sigma, SignalNoise, relative_size
+from .measures import Statistic
+from .where import Exempt, has_copies, noisy_weights
 
 Measure = Callable[[str, Statistic], Tensor]
 """A statistic of the source of a wide tensor."""

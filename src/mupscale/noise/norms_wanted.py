@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ..plans.plan import Plan
-from .noise_kinds import Noise
-from .noise_places import Exempt
-from .noises import NOTHING, resolve_noise
-from .statistics import Statistic
+from .kinds import Noise
+from .measures import Statistic
+from .resolve import NOTHING, resolve_noise
+from .where import Exempt
 
 Wanted = tuple[str, Statistic]
 """A wide tensor whose source is measured, and what of it."""

@@ -19,9 +19,11 @@ from ..errors import Fault, raise_faults
 from ..plans.plan import Plan, TensorPlan
 from ..rules.noise_defaults import WAKE
 from ..tensors.spectral import gaussian_norm
-from .noise_faults import Measure, each, measured, pairing, unknown_names
-from .noise_kinds import Noise, PairedNoise, Sigma, SignalNoise, relative_size, t_of, wrong_noise
-from .noise_places import (
+from .checks import Measure, each, measured, pairing, unknown_names
+from .kinds import Noise, PairedNoise, Sigma, SignalNoise, relative_size, t_of, wrong_noise
+from .measures import Statistic, statistic
+from .resolved import NoisePlan, reference_size, std_of, wakings
+from .where import (
     Exempt,
     has_copies,
     new_words,
@@ -30,8 +32,6 @@ from .noise_places import (
     typical_gains,
     waking_gains,
 )
-from .noise_plan import NoisePlan, reference_size, std_of, wakings
-from .statistics import Statistic, statistic
 
 NOTHING = Exempt()
 """A model of which nothing is known beyond its plan."""

@@ -18,8 +18,8 @@ from ..rules.scale import ONE, Scale
 from ..rules.sizes import noise_size, size_of_ratios
 from ..tensors.noise import TensorNoise, Waking
 from ..tensors.philox import Stream
-from .noise_kinds import Sigma
-from .statistics import wide_row
+from .kinds import Sigma
+from .measures import wide_row
 
 
 @dataclass(frozen=True)
