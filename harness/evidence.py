@@ -27,7 +27,18 @@ ROWS = Path("docs") / "benchmarks.json"
 EARLIER = "(measured on an earlier version)"
 """What a page says beside a figure whose key is not that of the code."""
 
-GROWTH = ("rules", "tensors", "models", "plans", "optimizers", "runs", "noise", "proofs", "training")
+GROWTH = (
+    "rules",
+    "tensors",
+    "models",
+    "plans",
+    "optimizers",
+    "runs",
+    "noise",
+    "proofs",
+    "planning",
+    "training",
+)
 """Growing a model that is in memory."""
 FAMILIES = (*GROWTH, "families")
 """The same for a class of transformers."""

@@ -46,8 +46,8 @@ def warm() -> None:
     import torch._dynamo  # noqa: F401 - torch's optimizers import it when they are first made
 
     for name in (
-        "plans.infer",
-        "plans.deeper",
+        "planning.infer",
+        "planning.deeper",
         "training.prove",
         "training.auto_noise",
         "training.upscale",

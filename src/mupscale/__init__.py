@@ -26,8 +26,8 @@ if _typing.TYPE_CHECKING:
     from .noise.kinds import MupNoise as MupNoise
     from .noise.kinds import PairedNoise as PairedNoise
     from .noise.kinds import SignalNoise as SignalNoise
-    from .plans.infer import infer_plan as infer_plan
-    from .plans.infer import plan_between as plan_between
+    from .planning.infer import infer_plan as infer_plan
+    from .planning.infer import plan_between as plan_between
     from .plans.plan import Plan as Plan
     from .runs.run import Run as Run
     from .sharded.load import load_wide as load_wide
@@ -54,8 +54,8 @@ if _typing.TYPE_CHECKING:
 _NAMES = {
     "Run": ("runs.run", ""),
     "Plan": ("plans.plan", ""),
-    "infer_plan": ("plans.infer", ""),
-    "plan_between": ("plans.infer", ""),
+    "infer_plan": ("planning.infer", ""),
+    "plan_between": ("planning.infer", ""),
     "widen": ("training.widen", ""),
     "narrow": ("training.widen", ""),
     "upscale": ("training.upscale", ""),

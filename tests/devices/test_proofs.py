@@ -13,7 +13,7 @@ from mupscale.models import float64
 from mupscale.models.attempts import attempted
 from mupscale.models.build import build
 from mupscale.noise import measures as statistics
-from mupscale.plans import copies
+from mupscale.planning.search import up_to_copies as copies
 from mupscale.plans.direction import Direction
 from mupscale.plans.tensor_plan import TensorPlan
 from mupscale.plans.wide_model import fill_model_

@@ -286,7 +286,7 @@ def test_losses_come_from_a_process_of_its_own(tmp_path):
 def test_the_search_refuses_them_without_the_registry_too(name, code, monkeypatch):
     case = next(c for c in INEXACT if c.name == name)
     monkeypatch.setitem(ROWS, case.model_type, type(ROWS["gpt2"])())
-    monkeypatch.setattr("mupscale.plans.search.TRIALS", 40)
+    monkeypatch.setattr("mupscale.planning.search.search.TRIALS", 40)
     with refused(code):
         family_plan({"model_type": case.model_type, "architectures": [case.architecture], **case.fields}, 2)
 

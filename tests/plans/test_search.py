@@ -12,7 +12,7 @@ from torch import nn
 
 import mupscale as mu
 from harness.refusals import refused
-from mupscale.plans.absorb import _together
+from mupscale.planning.search.absorb import _together
 from mupscale.plans.direction import Direction
 from mupscale.plans.wide_model import fill_model_
 from mupscale.proofs.identity import gradient_identity
@@ -271,13 +271,13 @@ def test_the_pieces_of_a_stack_are_joined_one_by_one():
 
 
 def test_a_search_that_takes_too_long_is_stopped(monkeypatch):
-    monkeypatch.setattr("mupscale.plans.search.SECONDS", 0.0)
+    monkeypatch.setattr("mupscale.planning.search.search.SECONDS", 0.0)
     with refused("search.no_exact_plan", "search.ended_at_limit"):
         mu.plan_between(fused, 8, 16, loss=loss)
 
 
 def test_a_search_tells_how_far_it_is(monkeypatch, caplog):
-    monkeypatch.setattr("mupscale.plans.search._TELL", 0.0)
+    monkeypatch.setattr("mupscale.planning.search.search._TELL", 0.0)
     with caplog.at_level(logging.INFO, logger="mupscale"):
         mu.plan_between(fused, 8, 16, loss=loss)
     assert "searching for an exact plan" in caplog.text

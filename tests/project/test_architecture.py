@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "mupscale"
 ORDER = [
-    "rules", "tensors", "storage", "files", "models", "plans", "optimizers", "runs", "noise", "proofs", "training", "families",
+    "rules", "tensors", "storage", "files", "models", "plans", "optimizers", "runs", "noise", "proofs", "planning", "training", "families",
     "jobs", "checkpoints", "sharded", "trainers", "tuning", "reports", "limits", "cli",
 ]  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -170,7 +170,7 @@ def units_imported(text: str) -> set[str]:
     return {alias.name for node in nodes for alias in node.names} & {"W", "G", "FILLED"}
 
 
-UNIT_ROOMS = ("optimizers", "noise", "proofs", "training", "checkpoints", "sharded", "trainers")
+UNIT_ROOMS = ("optimizers", "noise", "proofs", "planning", "training", "checkpoints", "sharded", "trainers")
 """The rooms that carry weights, state and settings from one width to the other."""
 WIDTHS = {
     "k", "s", "r", "c", "scale", "fold", "filled", "copies", "multiplier", "factor", "width", "wide", "narrow",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import MupscaleError
 from ..noise.kinds import SignalNoise
-from ..plans.infer import infer_plan
+from ..planning.infer import infer_plan
 from ..plans.plan import Plan
 from ..runs.run import Run
 from ..tensors.differences import loss_gap

@@ -21,7 +21,7 @@ from ..models.names import pattern_of
 from ..noise.kinds import SignalNoise
 from ..noise.resolve import resolve_noise
 from ..noise.where import exempt_of
-from ..plans.deeper import check_asleep, check_woken
+from ..planning.deeper import check_asleep, check_woken
 from ..plans.direction import Direction
 from ..plans.new_blocks import Order, Sleep, block_plan, first_values, nearest, order_of
 from ..plans.plan import Plan

@@ -14,10 +14,10 @@ import torch
 from ..errors import Fault, raise_faults
 from ..models.float64 import cast_, lifted_casts
 from ..models.names import pattern_of
+from ..planning.facts.padded_norms import centred_fault, is_norm, subtracts_mean
+from ..planning.search.search import Found
 from ..plans.direction import Direction
 from ..plans.plan import Plan
-from ..plans.search import Found
-from ..plans.streams import centred_fault, is_norm, subtracts_mean
 from ..plans.wide_model import fill_model_
 from ..proofs.identity import GRADIENT_TOLERANCE, compare_gradients, gradients
 from ..tensors.differences import loss_gap

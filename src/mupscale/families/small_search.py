@@ -15,9 +15,9 @@ from ..errors import Fault, raise_faults
 from ..models.build import build
 from ..models.float64 import lifted_casts
 from ..models.names import named_tensors, pattern_of
-from ..plans.declare import Declared
+from ..planning.declare import Declared
+from ..planning.infer import Found, find_plan
 from ..plans.ends import identity_plan
-from ..plans.infer import Found, find_plan
 from ..plans.plan import Plan
 from ..rules.axes import Layout
 from ..tensors.expand import expand

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..noise.kinds import MupNoise
-from ..plans.infer import plan_between
+from ..planning.infer import plan_between
 from ..runs.run import Run
 from ..tensors.devices import on_cpu
 from ..training.groups import param_groups

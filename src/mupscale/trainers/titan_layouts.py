@@ -15,8 +15,8 @@ from torch import nn
 
 from ..errors import Fault, raise_faults
 from ..models.example_loss import ExampleInputs
-from ..plans.declare import LayoutSpec, RoleSpec
-from ..plans.infer import infer_plan
+from ..planning.declare import LayoutSpec, RoleSpec
+from ..planning.infer import infer_plan
 from ..plans.plan import Plan
 from ..rules.scale import Exact
 

@@ -27,6 +27,9 @@ from ..models.fingerprint import changed_code
 from ..models.float64 import lifted_casts, prepare
 from ..models.names import named_tensors, unwrap
 from ..models.need import Need
+from ..planning.declare import Declared
+from ..planning.facts.decided import why_undecided
+from ..planning.infer import find_plan, infer_plan, proved_by
 from ..plans.attributes import (
     Difference,
     both_values,
@@ -34,11 +37,8 @@ from ..plans.attributes import (
     compare_attributes,
     plain_value,
 )
-from ..plans.declare import Declared
 from ..plans.direction import Direction
 from ..plans.ends import check_end, expect_plan
-from ..plans.infer import find_plan, infer_plan, proved_by
-from ..plans.known import why_undecided
 from ..plans.plan import Plan
 from ..plans.wide_model import fill_model_
 from ..proofs.certificate import Certificate, Failure

@@ -23,8 +23,8 @@ from ..noise.kinds import EXAMPLES, Noise, SignalNoise, wrong_noise
 from ..noise.resolve import resolve_noise, unused_seed
 from ..noise.where import exempt_of
 from ..optimizers.settings import in_units
+from ..planning.infer import measured_with
 from ..plans.direction import Direction
-from ..plans.infer import measured_with
 from ..plans.plan import Plan
 from ..proofs.identity import Loss
 from ..rules.optimizers import OptimizerRule, rule_for

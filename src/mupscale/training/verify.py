@@ -23,9 +23,9 @@ from ..models.dropout import EVERY_COPY, without_dropout
 from ..models.example_loss import ExampleInputs, Projection
 from ..models.float64 import cast_inputs, lifted_casts
 from ..models.names import named_tensors
-from ..plans.declare import Declared
+from ..planning.declare import Declared
+from ..planning.infer import find_plan, infer_plan, measured_with
 from ..plans.direction import Direction
-from ..plans.infer import find_plan, infer_plan, measured_with
 from ..plans.plan import Plan
 from ..proofs.causes import CLIPPING, NOISE
 from ..proofs.certificate import Certificate, Failure

@@ -24,9 +24,9 @@ from ..optimizers.carry import carry_optimizer, made
 from ..optimizers.read import read_live
 from ..optimizers.schedulers import carry_scheduler, driven_by, refuse_absolute, refuse_readers
 from ..optimizers.write import write_live
+from ..planning.infer import measured_with
 from ..plans.direction import Direction
 from ..plans.ends import check_end, check_ties
-from ..plans.infer import measured_with
 from ..plans.plan import Plan
 from ..plans.wide_model import fill_model_
 from ..proofs.identity import Loss

@@ -20,7 +20,7 @@ from ..arguments import wrong_kind
 from ..errors import Fault, MupscaleError, raise_faults
 from ..noise.kinds import CLASSES, Noise, SignalNoise
 from ..noise.where import exempt_of
-from ..plans.infer import plan_between
+from ..planning.infer import plan_between
 from ..plans.plan import Plan
 from ..rules.schemes import RISE
 from ..runs.run import Run

@@ -22,9 +22,9 @@ from itertools import combinations
 
 import torch
 
-from ..models.attempts import attempted
-from ..models.calls import Call, Trace
-from ..rules.scale import Scale
+from ...models.attempts import attempted
+from ...models.calls import Call, Trace
+from ...rules.scale import Scale
 
 Way = dict[str, Scale]
 """Factors by the name of a tensor."""

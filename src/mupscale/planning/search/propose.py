@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from ..models.calls import Trace
-from ..models.names import pattern_of
-from ..rules.axes import Role
-from ..rules.scale import Scale
+from ...models.calls import Trace
+from ...models.names import pattern_of
+from ...rules.axes import Role
+from ...rules.scale import Scale
+from ..draft import Draft
+from ..knobs import Setting
 from .absorb import Absorbers, Way
-from .deviation import Alignment, Deviation
-from .draft import Draft
-from .hypotheses import Setting
-from .views import Hint, layout_settings
+from .first_wrong_call import Alignment, Deviation
+from .reshapes import Hint, layout_settings
 
 _BLIND = tuple(Fraction(n, 2) for n in (-2, -1, 1, 2))
 """Exponents of k that are tried where no factor of a single call helps, as for `(T + eye(w)) @ x`."""

@@ -25,12 +25,12 @@ from torch import nn
 from ..errors import Fault, MupscaleError
 from ..models.names import named_tensors, strip_wrappers, unwrap
 from ..models.need import Need
+from ..plans.plan import Edit, Fill, Kind, Plan, TensorPlan
 from ..rules.axes import Axis, Factor, Layout, Role
 from ..rules.scale import ONE, Scale
-from . import modules
-from .padding import pad_norms
-from .parametrized import parametrized, weight_norm_facts
-from .plan import Edit, Fill, Kind, Plan, TensorPlan
+from .facts import modules
+from .facts.norm_eps import pad_norms
+from .facts.parametrized import parametrized, weight_norm_facts
 
 
 @dataclass(frozen=True)

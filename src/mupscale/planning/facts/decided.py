@@ -23,12 +23,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.rnn import RNNBase, RNNCellBase
 
-from ..arguments import shown
-from ..models.class_code import of_library
-from ..models.names import strip_wrappers
-from ..rules.axes import Axis, Factor
+from ...arguments import shown
+from ...models.class_code import of_library
+from ...models.names import strip_wrappers
+from ...plans.plan import Plan
+from ...rules.axes import Axis, Factor
 from .modules import maps_zero_elsewhere
-from .plan import Plan
 
 # Functions of one entry, and modules that change nothing about the order of features.
 _ENTRYWISE: tuple[type[nn.Module], ...] = (
@@ -82,7 +82,7 @@ class _UnknownError(Exception):
 def why_undecided(base: nn.Module, wide: nn.Module, plan: Plan) -> str | None:
     """The first reason why modules alone do not decide a plan, or None if they do.
 
-    >>> from mupscale.plans.draft import draft
+    >>> from mupscale.planning.draft import draft
     >>> def reason(make: Callable[[int], nn.Module]) -> str | None:
     ...     return why_undecided(make(4), make(8), draft(make(4), make(8), False, None)[0].plan())
     >>> reason(lambda n: nn.Sequential(nn.Linear(3, n), nn.ReLU(), nn.Linear(n, 2)))

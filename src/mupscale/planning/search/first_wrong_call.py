@@ -19,10 +19,10 @@ from functools import cached_property
 
 from torch import Tensor
 
-from ..models.attempts import attempted
-from ..models.calls import Call, Trace
-from ..rules.scale import ONE, Scale
-from .copies import Comparison, is_batched
+from ...models.attempts import attempted
+from ...models.calls import Call, Trace
+from ...rules.scale import ONE, Scale
+from .up_to_copies import Comparison, is_batched
 
 Mend = Mapping[int, Scale]
 """Factors on inputs of a call, by position."""

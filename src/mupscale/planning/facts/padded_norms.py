@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ..errors import Fault
-from ..models.attempts import attempted
-from ..models.calls import Call, Trace
-from .draft import Draft, Entry
+from ...errors import Fault
+from ...models.attempts import attempted
+from ...models.calls import Call, Trace
+from ..draft import Draft, Entry
 
 Place = tuple[str, int]
 """A dimension of a tensor, by the tensor's name."""

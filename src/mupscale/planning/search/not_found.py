@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..errors import Fault, MupscaleError
-from ..rules.scale import ONE
-from .deviation import Alignment, Deviation
-from .draft import Draft
-from .modules import leaking_pads
+from ...errors import Fault, MupscaleError
+from ...rules.scale import ONE
+from ..draft import Draft
+from ..facts.modules import leaking_pads
+from .first_wrong_call import Alignment, Deviation
 
 
 def not_found(

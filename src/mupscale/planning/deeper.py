@@ -20,6 +20,11 @@ from ..models.dropout import without_dropout
 from ..models.fingerprint import code_of
 from ..models.float64 import lifted_casts, prepare
 from ..models.names import named_tensors
+from ..plans.direction import Direction
+from ..plans.new_blocks import Order, Sleep, block_plan, first_values, lists_of_blocks, order_of
+from ..plans.plan import Plan
+from ..plans.tensor_plan import Fill
+from ..plans.wide_model import fill_model_
 from ..proofs.identity import (
     GRADIENT_TOLERANCE,
     Loss,
@@ -32,11 +37,6 @@ from ..proofs.identity import (
 from ..proofs.modes import measured_modes, mode_needs
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
-from .direction import Direction
-from .new_blocks import Order, Sleep, block_plan, first_values, lists_of_blocks, order_of
-from .plan import Plan
-from .tensor_plan import Fill
-from .wide_model import fill_model_
 
 SILENCED: Fill = "zero"
 Orders = Mapping[str, Sequence[int | None]]

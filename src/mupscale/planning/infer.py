@@ -23,6 +23,7 @@ from ..models.float64 import lifted_casts, prepare
 from ..models.kinds import KNOWN_NORMS
 from ..models.names import pattern_of
 from ..models.need import REACHED, Need
+from ..plans.plan import Plan, Proof
 from ..proofs.identity import Loss, deviation
 from ..proofs.modes import measured_modes, mode_needs
 from ..rules.scale import Exact, Scale
@@ -30,14 +31,13 @@ from ..tensors.random_states import forked
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .deeper import Orders, deeper_plan, missing_order
 from .draft import Draft, draft
-from .hypotheses import copies, layout_knobs
-from .known import why_undecided
-from .modules import leaking_pads
-from .plan import Plan, Proof
-from .readers import reading_faults
-from .search import Found as Found
-from .search import search
-from .streams import streams_by_size, with_streams
+from .facts.decided import why_undecided
+from .facts.modules import leaking_pads
+from .facts.padded_norms import streams_by_size, with_streams
+from .facts.unwritten import reading_faults
+from .knobs import copies, layout_knobs
+from .search.search import Found as Found
+from .search.search import search
 
 # Modules without parameters that read channels in a special order: neighbours (local response), blocks
 # (shuffles, GLU halves) or all together (softmax). Plain copies are wrong for some of them, and shapes do not

@@ -9,7 +9,7 @@ so on. Copying each unit would put copies of a pixel next to each other, but the
 copies of a whole channel. The convolution writes "4x2"; with a block of 9 inside, that is the layout to try
 first:
 
->>> from mupscale.plans.draft import draft
+>>> from mupscale.planning.draft import draft
 >>> def make(n: int) -> nn.Module:
 ...     return nn.Sequential(nn.Conv2d(1, n, 3), nn.Flatten(), nn.Linear(9 * n, 2))
 >>> made, _ = draft(make(4), make(8), False, None)
@@ -28,12 +28,12 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..errors import Fault, MupscaleError
-from ..models.names import pattern_of
-from ..rules.axes import Axis, Factor
-from ..rules.products import Product
-from .draft import Draft, Entry
-from .hypotheses import Knob, Setting, per_name
+from ...errors import Fault, MupscaleError
+from ...models.names import pattern_of
+from ...rules.axes import Axis, Factor
+from ...rules.products import Product
+from ..draft import Draft, Entry
+from ..knobs import Knob, Setting, per_name
 from .modules import grouped_reading, recurrent_output
 
 

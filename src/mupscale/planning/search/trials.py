@@ -7,10 +7,13 @@ from fractions import Fraction
 
 from torch import Tensor, nn
 
-from ..errors import MupscaleError
-from ..models.calls import Trace, traced
-from ..models.names import pattern_of
-from ..proofs.identity import (
+from ...errors import MupscaleError
+from ...models.calls import Trace, traced
+from ...models.names import pattern_of
+from ...plans.direction import Direction
+from ...plans.plan import Plan
+from ...plans.wide_model import fill_model_
+from ...proofs.identity import (
     DRAWS,
     GRADIENT_TOLERANCE,
     Identity,
@@ -19,13 +22,10 @@ from ..proofs.identity import (
     compare_gradients,
     gradients,
 )
-from ..tensors.differences import loss_gap
-from .copies import Comparison
-from .deviation import Alignment, Deviation
-from .direction import Direction
-from .draft import Draft
-from .plan import Plan
-from .wide_model import fill_model_
+from ...tensors.differences import loss_gap
+from ..draft import Draft
+from .first_wrong_call import Alignment, Deviation
+from .up_to_copies import Comparison
 
 
 @dataclass(frozen=True)

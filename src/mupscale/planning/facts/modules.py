@@ -14,12 +14,12 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.rnn import RNNBase, RNNCellBase
 
-from ..errors import Fault
-from ..models.kinds import KNOWN_NORMS
-from ..models.need import Need
-from ..rules.axes import Axis, Factor, Role
-from ..rules.products import grow
-from ..rules.scale import ONE, Scale
+from ...errors import Fault
+from ...models.kinds import KNOWN_NORMS
+from ...models.need import Need
+from ...rules.axes import Axis, Factor, Role
+from ...rules.products import grow
+from ...rules.scale import ONE, Scale
 
 Roles = dict[int, Role]
 

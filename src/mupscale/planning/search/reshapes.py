@@ -16,11 +16,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from ..models.calls import Call, Trace
-from ..models.names import pattern_of
-from ..rules.axes import Layout
-from .draft import Draft
-from .hypotheses import Setting, per_name
+from ...models.calls import Call, Trace
+from ...models.names import pattern_of
+from ...rules.axes import Layout
+from ..draft import Draft
+from ..knobs import Setting, per_name
 
 Shape = Sequence[int]
 Hint = tuple[int, int, tuple[tuple[int, int], ...]]

@@ -24,12 +24,12 @@ from fractions import Fraction
 import torch
 from torch import nn
 
-from ..models.attempts import attempted
-from ..models.names import pattern_of
-from ..rules.scale import ONE, Scale
-from .draft import Draft, Entry
-from .hypotheses import Knob, Setting, copies
-from .streams import Place, Streams
+from ...models.attempts import attempted
+from ...models.names import pattern_of
+from ...rules.scale import ONE, Scale
+from ..draft import Draft, Entry
+from ..facts.padded_norms import Place, Streams
+from ..knobs import Knob, Setting, copies
 
 _ROOT = Fraction(1, 2)  # the exponent of a square root
 

@@ -23,7 +23,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from ..rules.scale import ONE, Scale
+from ...rules.scale import ONE, Scale
 
 # Relative to the largest entry. Tighter than the test of the loss (1e-9): a head size in the wrong place changes a
 # freshly initialised model by 1e-8 only. float64 rounds at 1e-16,

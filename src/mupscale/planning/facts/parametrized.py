@@ -19,9 +19,9 @@ from fractions import Fraction
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..errors import Fault
-from ..rules.axes import Axis
-from ..rules.scale import Scale
+from ...errors import Fault
+from ...rules.axes import Axis
+from ...rules.scale import Scale
 from .modules import Facts, facts
 
 _MARK = "parametrizations"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..models.names import pattern_of
-from .draft import Draft
-from .folds import fold_knobs
-from .hypotheses import Knob, Setting, combinations_of, layout_knobs, paired_knobs, role_knobs
-from .readers import reader_knobs
-from .streams import Streams
+from ...models.names import pattern_of
+from ..draft import Draft
+from ..facts.padded_norms import Streams
+from ..facts.unwritten import reader_knobs
+from ..knobs import Knob, Setting, combinations_of, layout_knobs, paired_knobs, role_knobs
+from .fold_knobs import fold_knobs
 
 FLIPS = 3
 """Knobs that are changed at once. ModernBERT needs two: with one, its search ends after 11 trials without a plan. No

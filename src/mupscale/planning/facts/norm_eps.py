@@ -24,10 +24,10 @@ from fractions import Fraction
 
 from torch import nn
 
-from ..errors import Fault
-from ..models.names import strip_wrappers
-from ..rules.scale import Scale
-from .plan import Edit, TensorPlan
+from ...errors import Fault
+from ...models.names import strip_wrappers
+from ...plans.plan import Edit, TensorPlan
+from ...rules.scale import Scale
 
 
 def pad_norms(

@@ -24,20 +24,20 @@ from itertools import islice
 
 from torch import nn
 
-from ..errors import Fault, raise_faults
-from ..models.names import pattern_of
-from ..models.need import Need
-from ..proofs.identity import Loss
+from ...errors import Fault, raise_faults
+from ...models.names import pattern_of
+from ...models.need import Need
+from ...plans.plan import Plan
+from ...plans.tensor_plan import Powers
+from ...proofs.identity import Loss
+from ..draft import Draft
+from ..facts.padded_norms import streams, unpaddable, with_streams
+from ..knobs import Knob, Setting
 from .choices import Choice, Choices, near
-from .draft import Draft
-from .hypotheses import Knob, Setting
 from .not_found import not_found
-from .plan import Plan
-from .proposals import Proposals
-from .streams import streams, unpaddable, with_streams
-from .tensor_plan import Powers
+from .propose import Proposals
+from .reshapes import Hint, hints
 from .trials import Outcome, Trials
-from .views import Hint, hints
 
 _LOG = logging.getLogger("mupscale")
 
@@ -99,7 +99,7 @@ def search(made: Draft, base: nn.Module, wide: nn.Module, loss: Loss, seconds: f
     exact:
 
     >>> import torch
-    >>> from mupscale.plans.draft import draft
+    >>> from mupscale.planning.draft import draft
     >>> class Readout(nn.Module):
     ...     def __init__(self, n: int) -> None:
     ...         super().__init__()
