@@ -8,7 +8,7 @@ A file depends on the modules that it imports anywhere, also inside functions, a
     import mupscale as mu
     mu.upscale(...)
 
-the file depends on training/upscale.py and not on the whole package. Modules that are imported by a computed name (the verbs of
+the file depends on training/grow/upscale.py and not on the whole package. Modules that are imported by a computed name (the verbs of
 the command line) count as imported by whoever computes it. A changed file that is not Python touches the tests and programs
 that write its name, and every test of the project's own files (tests/project).
 """
@@ -60,10 +60,10 @@ def module_of(file: str) -> str:
 def imports(file: str, source: str, known: Iterable[str], lazy: Mapping[str, str]) -> Iterator[str]:
     """Modules among `known` that a source imports; `lazy` has the names that a package imports on first use.
 
-    >>> lazy = {"mupscale.upscale": "mupscale.training.upscale"}
-    >>> known = {"mupscale", "mupscale.errors", "mupscale.training.upscale"}
+    >>> lazy = {"mupscale.upscale": "mupscale.training.grow.upscale"}
+    >>> known = {"mupscale", "mupscale.errors", "mupscale.training.grow.upscale"}
     >>> sorted(imports("tests/t.py", "import mupscale as mu; mu.upscale; from mupscale.errors import Fault", known, lazy))
-    ['mupscale', 'mupscale.errors', 'mupscale.training.upscale']
+    ['mupscale', 'mupscale.errors', 'mupscale.training.grow.upscale']
     """
     known, tree = set(known), _without_type_checking(ast.parse(source))
     package = module_of(file) if file.endswith("__init__.py") else module_of(file).rpartition(".")[0]
@@ -109,7 +109,7 @@ def _prefixes(name: str, known: set[str]) -> Iterator[str]:
 
 
 def lazy_names(sources: Mapping[str, str]) -> dict[str, str]:
-    """Names that packages import on first use, from their tables: `mupscale.upscale` -> `mupscale.training.upscale`."""
+    """Names that packages import on first use, from their tables: `mupscale.upscale` -> `mupscale.training.grow.upscale`."""
     found = {}
     for file, source in sources.items():
         if file.startswith("src/") and "exported" in source:

@@ -38,8 +38,8 @@ from benchmarks.real_models import ResNet, images
 from harness.data import DATA
 from harness.program import Outcome, UsageError, run
 from mupscale.noise.where import exempt_of
-from mupscale.training.auto_noise import AutoNoise, choose_noise
-from mupscale.training.jump import measured
+from mupscale.training.grow.auto_noise import AutoNoise, choose_noise
+from mupscale.training.grow.loss_rise import measured
 
 RISES = (0.02, 0.05, 0.1)
 MOST_PASSES, CLOSE, FIXED = 12, 0.2, 0.2

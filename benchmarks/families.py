@@ -30,7 +30,7 @@ from mupscale.families.plan import family_plan
 from mupscale.families.prove import prove
 from mupscale.families.record import FamilyPlan
 from mupscale.models.float64 import cast_, lifted_casts
-from mupscale.training.widen import widen
+from mupscale.training.grow.widen import widen
 
 BOUND = 1e-10
 TYPES = 33

@@ -25,7 +25,7 @@ import mupscale as mu
 from harness.data import DATA
 from harness.program import Outcome, UsageError, option, run
 from mupscale.rules.noise_defaults import DEFAULT_T
-from mupscale.training.jump import is_jump
+from mupscale.training.grow.loss_rise import is_jump
 
 MODEL = DATA / "models" / "tiny_llama"
 SIZES = (0.0, 0.02, DEFAULT_T, 0.1, 0.2)

@@ -27,7 +27,7 @@ import mupscale as mu
 from harness.gpt2 import GPT2, VOCABULARY, declared_plan
 from harness.program import Outcome, option, run
 from mupscale.models import float64
-from mupscale.training import prove
+from mupscale.training.grow import prove
 
 BASE, WIDE = 384, 768
 STEPS = 4.0

@@ -36,7 +36,7 @@ from mupscale.families.record import Evidence, FamilyPlan
 from mupscale.models.float64 import cast_, lifted_casts
 from mupscale.proofs.identity import Loss
 from mupscale.runs.run import Run
-from mupscale.training.widen import widen
+from mupscale.training.grow.widen import widen
 
 STORED = Path(__file__).parents[1] / "benchmarks" / "families_popular.jsonl"
 SECONDS, MEMORY = 60, 3 << 30

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import mupscale as mu
 from harness.exactness import precise_muon
 from harness.runs import step
-from mupscale.training.clip import Clip
+from mupscale.training.units.clip import Clip
 
 BASE, WIDE, TOKENS, BATCH, STEPS, WARM = 10, 20, 11, 16, 50, 5
 EQUAL = {torch.float64: 1e-9, torch.float32: 1e-5}

@@ -55,7 +55,7 @@ def _proofs_on_the_cpu() -> None:
 CONTROLS: dict[str, tuple[Callable[[], None], str]] = {
     "cpu-in-proofs": (_proofs_on_the_cpu, "growth: widen with loss"),
     "empty-in-diagnostic": (
-        _ignoring_device("mupscale.training.symmetry", "empty"),
+        _ignoring_device("mupscale.training.check.symmetry", "empty"),
         "diagnostics: noise report of a deeper model",
     ),
     "cpu-generator-in-norms": (

@@ -37,7 +37,7 @@ def wide() -> nn.Module:
 
 def as_large() -> None:
     """Proofs of models that are too large for float64 copies."""
-    import mupscale.training.prove as prove
+    import mupscale.training.grow.prove as prove
 
     assert hasattr(prove, "FLOAT64_BYTES")
     prove.FLOAT64_BYTES = 0

@@ -48,10 +48,10 @@ def warm() -> None:
     for name in (
         "planning.infer",
         "planning.deeper",
-        "training.prove",
-        "training.auto_noise",
-        "training.upscale",
-        "training.verify",
+        "training.grow.prove",
+        "training.grow.auto_noise",
+        "training.grow.upscale",
+        "training.check.verify",
     ):
         importlib.import_module(f"mupscale.{name}")
     importlib.import_module("mupscale.diagnostics")

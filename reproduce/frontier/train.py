@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from mupscale.training.jump import measured
+from mupscale.training.grow.loss_rise import measured
 from mupscale.tuning.checkpoint import restore_
 
 from ..setting import Setting

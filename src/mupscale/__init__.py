@@ -32,22 +32,22 @@ if _typing.TYPE_CHECKING:
     from .runs.run import Run as Run
     from .sharded.load import load_wide as load_wide
     from .trainers.going_on import optimizer_for as optimizer_for
-    from .training.add_noise import add_noise as add_noise
-    from .training.auto_noise import AutoNoise as AutoNoise
-    from .training.clip import clip_ as clip_
-    from .training.groups import param_groups as param_groups
-    from .training.groups import set_lr_ as set_lr_
-    from .training.init import init_ as init_
+    from .training.check.verify import verify as verify
+    from .training.grow.add_noise import add_noise as add_noise
+    from .training.grow.auto_noise import AutoNoise as AutoNoise
+    from .training.grow.state_dicts import widen_optimizer_state_dict as widen_optimizer_state_dict
+    from .training.grow.state_dicts import widen_state_dict as widen_state_dict
+    from .training.grow.upscale import upscale as upscale
+    from .training.grow.widen import narrow as narrow
+    from .training.grow.widen import widen as widen
+    from .training.rates.rewarm import rewarm_ as rewarm_
+    from .training.rates.schedules import GrowthSchedule as GrowthSchedule
     from .training.recipe import Recipe as Recipe
-    from .training.rewarm import rewarm_ as rewarm_
-    from .training.schedules import GrowthSchedule as GrowthSchedule
-    from .training.state_dicts import widen_optimizer_state_dict as widen_optimizer_state_dict
-    from .training.state_dicts import widen_state_dict as widen_state_dict
-    from .training.stepping import step_in_units_ as step_in_units_
-    from .training.upscale import upscale as upscale
-    from .training.verify import verify as verify
-    from .training.widen import narrow as narrow
-    from .training.widen import widen as widen
+    from .training.start.init import init_ as init_
+    from .training.units.clip import clip_ as clip_
+    from .training.units.groups import param_groups as param_groups
+    from .training.units.groups import set_lr_ as set_lr_
+    from .training.units.stepping import step_in_units_ as step_in_units_
     from .tuning.advice import advise as advise
     from .tuning.tune import tune as tune
 
@@ -56,26 +56,26 @@ _NAMES = {
     "Plan": ("plans.plan", ""),
     "infer_plan": ("planning.infer", ""),
     "plan_between": ("planning.infer", ""),
-    "widen": ("training.widen", ""),
-    "narrow": ("training.widen", ""),
-    "upscale": ("training.upscale", ""),
-    "verify": ("training.verify", ""),
+    "widen": ("training.grow.widen", ""),
+    "narrow": ("training.grow.widen", ""),
+    "upscale": ("training.grow.upscale", ""),
+    "verify": ("training.check.verify", ""),
     "MupNoise": ("noise.kinds", ""),
     "SignalNoise": ("noise.kinds", ""),
     "PairedNoise": ("noise.kinds", ""),
-    "add_noise": ("training.add_noise", ""),
-    "AutoNoise": ("training.auto_noise", ""),
+    "add_noise": ("training.grow.add_noise", ""),
+    "AutoNoise": ("training.grow.auto_noise", ""),
     "Recipe": ("training.recipe", ""),
-    "GrowthSchedule": ("training.schedules", ""),
-    "rewarm_": ("training.rewarm", ""),
+    "GrowthSchedule": ("training.rates.schedules", ""),
+    "rewarm_": ("training.rates.rewarm", ""),
     "load_wide": ("sharded.load", ""),
-    "init_": ("training.init", ""),
-    "param_groups": ("training.groups", ""),
-    "clip_": ("training.clip", ""),
-    "step_in_units_": ("training.stepping", ""),
-    "set_lr_": ("training.groups", ""),
-    "widen_state_dict": ("training.state_dicts", ""),
-    "widen_optimizer_state_dict": ("training.state_dicts", ""),
+    "init_": ("training.start.init", ""),
+    "param_groups": ("training.units.groups", ""),
+    "clip_": ("training.units.clip", ""),
+    "step_in_units_": ("training.units.stepping", ""),
+    "set_lr_": ("training.units.groups", ""),
+    "widen_state_dict": ("training.grow.state_dicts", ""),
+    "widen_optimizer_state_dict": ("training.grow.state_dicts", ""),
     "optimizer_for": ("trainers.going_on", ""),
     "tune": ("tuning.tune", "tune"),
     "advise": ("tuning.advice", ""),

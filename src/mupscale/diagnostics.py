@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from .runs.provenance import Provenance as Provenance
     from .sharded.verify import verify_sharded as verify_sharded
     from .trainers.going_on import read_provenance as read_provenance
-    from .training.clip import clip_grad_norm_ as clip_grad_norm_
-    from .training.clip import clip_grad_value_ as clip_grad_value_
-    from .training.clip import grad_norm as grad_norm
-    from .training.coordinates import Coordinates as Coordinates
-    from .training.coordinates import coordinate_check as coordinate_check
-    from .training.groups import reference_lr as reference_lr
-    from .training.symmetry import NoiseReport as NoiseReport
-    from .training.symmetry import awake as awake
-    from .training.symmetry import noise_report as noise_report
-    from .training.symmetry import symmetry as symmetry
+    from .training.check.coordinates import Coordinates as Coordinates
+    from .training.check.coordinates import coordinate_check as coordinate_check
+    from .training.check.symmetry import NoiseReport as NoiseReport
+    from .training.check.symmetry import awake as awake
+    from .training.check.symmetry import noise_report as noise_report
+    from .training.check.symmetry import symmetry as symmetry
+    from .training.units.clip import clip_grad_norm_ as clip_grad_norm_
+    from .training.units.clip import clip_grad_value_ as clip_grad_value_
+    from .training.units.clip import grad_norm as grad_norm
+    from .training.units.groups import reference_lr as reference_lr
 
 _NAMES = {
     "Certificate": ("proofs.certificate", ""),
@@ -32,17 +32,17 @@ _NAMES = {
     "Provenance": ("runs.provenance", ""),
     "Growth": ("runs.provenance", ""),
     "read_provenance": ("trainers.going_on", ""),
-    "symmetry": ("training.symmetry", ""),
-    "awake": ("training.symmetry", ""),
-    "noise_report": ("training.symmetry", ""),
-    "NoiseReport": ("training.symmetry", ""),
+    "symmetry": ("training.check.symmetry", ""),
+    "awake": ("training.check.symmetry", ""),
+    "noise_report": ("training.check.symmetry", ""),
+    "NoiseReport": ("training.check.symmetry", ""),
     "resolve_noise": ("noise.resolve", ""),
-    "coordinate_check": ("training.coordinates", ""),
-    "Coordinates": ("training.coordinates", ""),
-    "grad_norm": ("training.clip", ""),
-    "clip_grad_norm_": ("training.clip", ""),
-    "clip_grad_value_": ("training.clip", ""),
-    "reference_lr": ("training.groups", ""),
+    "coordinate_check": ("training.check.coordinates", ""),
+    "Coordinates": ("training.check.coordinates", ""),
+    "grad_norm": ("training.units.clip", ""),
+    "clip_grad_norm_": ("training.units.clip", ""),
+    "clip_grad_value_": ("training.units.clip", ""),
+    "reference_lr": ("training.units.groups", ""),
     "report": ("reports.report", "tune"),
     "log_growth": ("reports.trackers", ""),
     "log_study": ("reports.trackers", ""),

@@ -1,6 +1,6 @@
 """Names that are imported when they are first used, so that `import mupscale` costs nothing and needs no torch.
 
-One table per namespace: name -> (module, extra). `mupscale.verify` imports `training/verify.py` then, and not before;
+One table per namespace: name -> (module, extra). `mupscale.verify` imports `training/check/verify.py` then, and not before;
 where a package of an extra is missing, the error names the extra. Callbacks of other libraries are classes that can be
 made only when those libraries are there; `lazy_subclass` makes them.
 """

@@ -21,8 +21,10 @@ from mupscale.rules.axes import Axis
 from mupscale.rules.scale import Scale
 from mupscale.tensors import differences, spectral
 from mupscale.tensors.devices import exact, has_float64, holds_float64
-from mupscale.training import copies as run_copies
-from mupscale.training import init, structure, symmetry
+from mupscale.training.check import clone_run as run_copies
+from mupscale.training.check import symmetry
+from mupscale.training.start import drawn as structure
+from mupscale.training.start import init
 
 pytestmark = pytest.mark.device
 HOST = torch.device("cpu")

@@ -12,7 +12,7 @@ from mupscale.models.names import named_tensors
 from mupscale.plans import wide_model
 from mupscale.plans.direction import Direction
 from mupscale.plans.wide_model import fill_model_
-from mupscale.training import prove
+from mupscale.training.grow import prove
 
 X, Y = torch.linspace(-1, 1, 48, dtype=torch.float64).view(8, 6).sin(), torch.arange(8) % 3
 

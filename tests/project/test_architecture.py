@@ -170,7 +170,7 @@ def units_imported(text: str) -> set[str]:
     return {alias.name for node in nodes for alias in node.names} & {"W", "G", "FILLED"}
 
 
-UNIT_ROOMS = ("optimizers", "noise", "proofs", "planning", "training", "checkpoints", "sharded", "trainers")
+UNIT_ROOMS = ("optimizers", "noise", "proofs", "training", "checkpoints", "sharded", "trainers")
 """The rooms that carry weights, state and settings from one width to the other."""
 WIDTHS = {
     "k", "s", "r", "c", "scale", "fold", "filled", "copies", "multiplier", "factor", "width", "wide", "narrow",
@@ -238,7 +238,7 @@ def test_no_exponent_of_a_width_outside_the_table():
 )
 def test_the_exponent_test_sees_exponents(planted):
     """Control: an exponent of a width in any spelling is seen in a file that has none."""
-    text = (PACKAGE / "training" / "clip.py").read_text()
+    text = (PACKAGE / "training" / "units" / "clip.py").read_text()
     assert powers_in(text) == set()
     assert len(powers_in(f"{text}\n\ndef planted():\n    {planted}\n")) == 1
     assert units_imported(f"{text}\nfrom ..rules.units import W\n") == {"W"}

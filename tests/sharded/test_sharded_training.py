@@ -39,7 +39,7 @@ from mupscale.plans.ends import identity_plan
 from mupscale.sharded.memory import give_memory_
 from mupscale.sharded.verify import verify_sharded
 from mupscale.tensors.parts import is_sharded, local_of
-from mupscale.training.groups import refused_on_shards
+from mupscale.training.units.groups import refused_on_shards
 from tests.training.test_init import DECLARED, Tied
 
 NORMS = (2.0, 1.0, 3.0, inf)

@@ -16,8 +16,8 @@ from harness.draws import data, seeded
 from harness.refusals import refusal
 from mupscale.checkpoints.noise_words import parse_noise
 from mupscale.rules.noise_defaults import DEFAULT_RISE, MOST_RISE
-from mupscale.training.auto_noise import MOST, MOST_NOISE, chosen_size
-from mupscale.training.jump import is_jump
+from mupscale.training.grow.auto_noise import MOST, MOST_NOISE, chosen_size
+from mupscale.training.grow.loss_rise import is_jump
 
 CLASSES = 5
 
@@ -126,7 +126,7 @@ def test_the_command_line_asks_by_the_same_rule():
 
 @JUMPS
 def test_at_most_twelve_forward_passes(trained, monkeypatch):
-    door = importlib.import_module("mupscale.training.upscale")
+    door = importlib.import_module("mupscale.training.grow.upscale")
     counts: list[int] = []
 
     def counting(base: Any, wide: Any, noise: Any, loss: Any, **rest: Any) -> Any:

@@ -14,7 +14,7 @@ from mupscale.rules import Axis
 from mupscale.tensors.compiled import Kernel, load_kernel
 from mupscale.tensors.copies import copies_of
 from mupscale.tensors.philox import quantiles
-from mupscale.training.clip import grad_norm
+from mupscale.training.units.clip import grad_norm
 
 
 def net(width: int) -> nn.Module:

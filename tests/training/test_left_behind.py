@@ -291,7 +291,7 @@ class Counting(Net):
 
 @pytest.mark.parametrize("largest", [2**28, 0])
 def test_a_proof_leaves_counts_of_calls_alone_and_logs_go_along(largest, monkeypatch):
-    monkeypatch.setattr("mupscale.training.prove.FLOAT64_BYTES", largest)
+    monkeypatch.setattr("mupscale.training.grow.prove.FLOAT64_BYTES", largest)
     base = Counting(4)
     loss(base)
     base.log.append({"step": 1, "loss": 0.5})

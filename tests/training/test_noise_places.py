@@ -25,7 +25,7 @@ from mupscale.tensors.expand import expand
 from mupscale.tensors.making import Making
 from mupscale.tensors.noise import TensorNoise
 from mupscale.tensors.philox import Stream
-from mupscale.training.jump import measured
+from mupscale.training.grow.loss_rise import measured
 
 NOISES: dict[str, Any] = {"mup": mu.MupNoise(0.1), "signal": mu.SignalNoise(0.2)}
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from harness.refusals import refusal
-from mupscale.training import prove
+from mupscale.training.grow import prove
 
 TOKENS, LENGTH = 11, 6
 TEXT = torch.arange(4 * LENGTH).view(4, LENGTH) * 5 % TOKENS

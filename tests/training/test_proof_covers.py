@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 import mupscale as mu
 from harness.refusals import refusal
 from mupscale.models.fingerprint import code_of
-from mupscale.training import prove, verify
+from mupscale.training.check import verify
+from mupscale.training.grow import prove
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.stack([X[:, 0] * X[:, 1], X.sum(1).tanh(), X[:, 2] ** 2], 1)

@@ -31,7 +31,7 @@ from ..plans.plan import Plan
 from ..runs.provenance import Provenance, reference_of
 from ..storage.location import Location, absolute
 from ..storage.looking import has_versions, is_file
-from ..training.auto_noise import AutoNoise
+from ..training.grow.auto_noise import AutoNoise
 from ..training.recipe import Recipe
 from ..version import __version__
 from .about import FORMAT, MARK, factors, read_about, read_plans

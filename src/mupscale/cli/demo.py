@@ -17,7 +17,7 @@ from torch import nn
 from ..runs.run import Run
 from ..tensors.differences import curve_gap, loss_gap
 from ..tensors.random_states import forked
-from ..training.widen import widen
+from ..training.grow.widen import widen
 
 BASE, K = 16, 4
 EXACT, DIFFERENT = 1e-12, 1e-3

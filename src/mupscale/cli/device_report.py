@@ -22,7 +22,7 @@ from ..tensors.making import Making
 from ..tensors.noise import TensorNoise
 from ..tensors.philox import Stream
 from ..tensors.random_states import forked
-from ..training.widen import widen
+from ..training.grow.widen import widen
 from . import first_lines
 from .demo import DIFFERENT, train
 from .kernel_slices import compare_slices

@@ -19,9 +19,9 @@ from ..plans.plan import Plan
 from ..runs.run import Run
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
-from ..training.upscale import upscale
-from ..training.verify import verify
-from ..training.widen import narrow, widen
+from ..training.check.verify import verify
+from ..training.grow.upscale import upscale
+from ..training.grow.widen import narrow, widen
 
 Found = tuple[str, bool]
 _CLOSE = 1e-4  # relative, of float32 losses after one step: a hundred times what kernels that add in other orders differ by

@@ -39,7 +39,7 @@ from ..noise.resolve import unused_seed
 from ..rules.noise_defaults import DEFAULT_RISE
 from ..storage.location import Location, absolute
 from ..text import columns
-from ..training.jump import is_jump, jump_message, smaller
+from ..training.grow.loss_rise import is_jump, jump_message, smaller
 from ..training.recipe import Recipe
 from .next_steps import next_steps
 from .plan import UNTIED, cost, describe, evidence, planned

@@ -25,8 +25,8 @@ from ..plans.rows import old_words
 from ..plans.wide_model import fill_model_
 from ..proofs.identity import Loss, compare_gradients, gradients
 from ..tensors.differences import loss_gap
-from ..training.auto_noise import AutoNoise, choose_noise
-from ..training.jump import measured
+from ..training.grow.auto_noise import AutoNoise, choose_noise
+from ..training.grow.loss_rise import measured
 from .losses import batch_for, loss_for
 from .measures import Measure, measure_for
 from .models import config_from, model_class, quiet, read_config

@@ -23,7 +23,7 @@ from ..proofs.identity import GRADIENT_TOLERANCE, Loss
 from ..runs.run import Run
 from ..tensors.differences import curve_gap, loss_gap
 from ..tensors.random_states import forked
-from ..training.verify import verify
+from ..training.check.verify import verify
 from .depth import deepened, new_blocks, small_depth, width_part
 from .experts import entered, experts_plan
 from .export import untied, wide_of

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..proofs.identity import Loss
-from ..training.jump import measured
+from ..training.grow.loss_rise import measured
 from .batches import writes_text
 from .measures import Measure
 

@@ -19,9 +19,9 @@ from ..noise.kinds import MupNoise
 from ..planning.infer import plan_between
 from ..runs.run import Run
 from ..tensors.devices import on_cpu
-from ..training.groups import param_groups
-from ..training.init import init_
-from ..training.upscale import upscale
+from ..training.grow.upscale import upscale
+from ..training.start.init import init_
+from ..training.units.groups import param_groups
 from .schedule import Schedule
 
 Grow = Callable[[Run, Callable[[], nn.Module], MupNoise, float, int], Run]

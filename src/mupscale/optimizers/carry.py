@@ -38,7 +38,7 @@ def carry_optimizer(
     """An optimizer at the other end of the plan, with a `Moment` per state tensor, and faults for the rest.
 
     With `split`, each group holds tensors with equal factors, and its settings are scaled by them. Without it, groups
-    and settings are unchanged, for a checkpoint whose trainer steps in units (`training/stepping.py`).
+    and settings are unchanged, for a checkpoint whose trainer steps in units (`training/units/stepping.py`).
     """
     raise_faults("tensors of this optimizer cannot be joined", torn(start, direction))
     there = renamed(start, direction)

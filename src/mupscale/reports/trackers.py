@@ -18,8 +18,8 @@ from ..extras import needs
 from ..proofs.identity import Loss, keeping_buffers
 from ..runs.run import Run
 from ..tensors.random_states import forked
-from ..training.clip import grad_norm
-from ..training.symmetry import awake, noise_report, symmetry
+from ..training.check.symmetry import awake, noise_report, symmetry
+from ..training.units.clip import grad_norm
 
 Write = Callable[[Mapping[str, float], int | None], None]
 """Takes named numbers, and the step at which they stand."""

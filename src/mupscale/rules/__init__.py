@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..lazy import exported
 
 if TYPE_CHECKING:
-    from ..training.check_optimizer import check_optimizer as check_optimizer
+    from ..training.check.optimizer_row import check_optimizer as check_optimizer
     from .axes import Axis as Axis
     from .muon_rows import muon_row as muon_row
     from .optimizer_rule import DIMENSIONS as DIMENSIONS
@@ -55,7 +55,7 @@ _NAMES = {
     "register_optimizer": ("rules.optimizers", ""),
     "rule_for": ("rules.optimizers", ""),
     "muon_row": ("rules.muon_rows", ""),
-    "check_optimizer": ("training.check_optimizer", ""),
+    "check_optimizer": ("training.check.optimizer_row", ""),
 }
 __all__ = [*_NAMES]
 __getattr__ = exported(__name__, _NAMES)

@@ -24,8 +24,8 @@ from ..plans.ends import planned_parameters
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES, OptimizerRule, rule_for
 from ..runs.run import Run
-from ..training.groups import refused_on_shards
-from ..training.stepping import units_of
+from ..training.units.groups import refused_on_shards
+from ..training.units.stepping import units_of
 from .fill import Filling, state_fillings
 from .source import AnySource
 

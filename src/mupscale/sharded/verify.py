@@ -30,8 +30,8 @@ from ..proofs.trial import Step, Trial
 from ..rules.optimizers import OptimizerRule
 from ..runs.run import Run
 from ..tensors.parts import local_of
-from ..training.clip import Clip
-from ..training.settings import settings_comparer
+from ..training.units.clip import Clip
+from ..training.units.settings import settings_comparer
 from .memory import reshard_
 
 

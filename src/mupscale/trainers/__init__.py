@@ -6,9 +6,9 @@ from ..lazy import exported
 
 if TYPE_CHECKING:
     from ..optimizers.schedulers import load_scheduler_ as load_scheduler_
-    from ..training.state_dicts import groups_for as groups_for
-    from ..training.state_dicts import narrow_optimizer_state_dict as narrow_optimizer_state_dict
-    from ..training.state_dicts import narrow_state_dict as narrow_state_dict
+    from ..training.grow.state_dicts import groups_for as groups_for
+    from ..training.grow.state_dicts import narrow_optimizer_state_dict as narrow_optimizer_state_dict
+    from ..training.grow.state_dicts import narrow_state_dict as narrow_state_dict
     from .huggingface import HuggingFaceCallback as HuggingFaceCallback
     from .lightning import LightningCallback as LightningCallback
     from .lightning_file import widen_lightning_checkpoint as widen_lightning_checkpoint
@@ -33,10 +33,10 @@ _NAMES = {
     "megatron_layouts": ("trainers.megatron_file", ""),
     "load_universal_": ("trainers.universal_file", ""),
     "universal_groups": ("trainers.universal_file", ""),
-    "groups_for": ("training.state_dicts", ""),
+    "groups_for": ("training.grow.state_dicts", ""),
     "load_scheduler_": ("optimizers.schedulers", ""),
-    "narrow_state_dict": ("training.state_dicts", ""),
-    "narrow_optimizer_state_dict": ("training.state_dicts", ""),
+    "narrow_state_dict": ("training.grow.state_dicts", ""),
+    "narrow_optimizer_state_dict": ("training.grow.state_dicts", ""),
 }
 __all__ = [*_NAMES]
 __getattr__ = exported(__name__, _NAMES)

@@ -24,9 +24,9 @@ from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
 from ..runs.provenance import Provenance
 from ..runs.run import Run, since_of
-from ..training.groups import Chosen, param_groups
-from ..training.rewarm import loaded, new_schedulers_, saved_schedules
-from ..training.schedules import GrowthSchedule, begin_stage_, wrong_step_cost
+from ..training.rates.rewarm import loaded, new_schedulers_, saved_schedules
+from ..training.rates.schedules import GrowthSchedule, begin_stage_, wrong_step_cost
+from ..training.units.groups import Chosen, param_groups
 from .menu import named_optimizer
 
 Grown = Plan | Run | Path | str

@@ -1,7 +1,7 @@
 """A callback with which the stock Hugging Face `Trainer` goes on training a grown model.
 
-Knows: when the Trainer clips, steps, logs and saves. The units are `training/stepping.py`'s, the norm is
-`training/clip.py`'s. transformers is imported when the callback is first asked for, and not before.
+Knows: when the Trainer clips, steps, logs and saves. The units are `training/units/stepping.py`'s, the norm is
+`training/units/clip.py`'s. transformers is imported when the callback is first asked for, and not before.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..lazy import lazy_subclass
 from ..plans.plan import Plan
 from ..tensors.parts import is_sharded
-from ..training.clip import Clip, clip_
-from ..training.rewarm import state_of
-from ..training.schedules import GrowthSchedule
-from ..training.stepping import InUnits, step_in_units_
+from ..training.rates.rewarm import state_of
+from ..training.rates.schedules import GrowthSchedule
+from ..training.units.clip import Clip, clip_
+from ..training.units.stepping import InUnits, step_in_units_
 from .going_on import Grown, both_plans, read_provenance, record_of, schedule_settings, schedulers_for
 
 

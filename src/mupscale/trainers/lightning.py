@@ -1,7 +1,7 @@
 """A callback with which Lightning's `Trainer` goes on training a grown model.
 
-Knows: when Lightning clips, steps and saves. The units are `training/stepping.py`'s, the norm is
-`training/clip.py`'s. lightning is imported when the callback is first asked for, and not before.
+Knows: when Lightning clips, steps and saves. The units are `training/units/stepping.py`'s, the norm is
+`training/units/clip.py`'s. lightning is imported when the callback is first asked for, and not before.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from ..errors import Fault, raise_faults
 from ..lazy import lazy_subclass
 from ..models.names import parameter_names
-from ..training.clip import Clip
-from ..training.rewarm import saved_schedules, state_of
-from ..training.schedules import GrowthSchedule
-from ..training.stepping import InUnits, step_in_units_
+from ..training.rates.rewarm import saved_schedules, state_of
+from ..training.rates.schedules import GrowthSchedule
+from ..training.units.clip import Clip
+from ..training.units.stepping import InUnits, step_in_units_
 from .going_on import KEY, Grown, both_plans, read_provenance, record_of, schedule_settings, schedulers_for
 
 _SHARDING = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAFSDPStrategy")

@@ -25,7 +25,7 @@ from ..plans.direction import Direction
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule, rule_for
 from ..runs.provenance import Growth, Provenance
-from ..training.state_dicts import widen_state_dict
+from ..training.grow.state_dicts import widen_state_dict
 from .going_on import KEY, plans_in, read_provenance, record_of
 
 _WEIGHTS, _STATES = "state_dict", "optimizer_states"

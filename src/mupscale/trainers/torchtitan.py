@@ -23,8 +23,8 @@ from ..lazy import lazy_subclass
 from ..plans.plan import Plan
 from ..runs.run import Run
 from ..sharded.load import load_wide
-from ..training.clip import Clip, clip_
-from ..training.stepping import step_in_units_
+from ..training.units.clip import Clip, clip_
+from ..training.units.stepping import step_in_units_
 from .going_on import KEY
 from .titan_layouts import titan_plan
 

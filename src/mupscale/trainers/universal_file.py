@@ -21,7 +21,7 @@ from ..plans.ends import expect_proved
 from ..plans.plan import Plan
 from ..rules.optimizers import OptimizerRule
 from ..storage.location import Location, location
-from ..training.state_dicts import groups_for
+from ..training.grow.state_dicts import groups_for
 
 
 def grow_universal_checkpoint(

@@ -22,7 +22,7 @@ from ..optimizers.settings import same_setting
 from ..plans.plan import Plan, TensorPlan
 from ..rules.axes import Axis
 from ..rules.optimizers import qualified_name
-from .auto_noise import AutoNoise
+from .grow.auto_noise import AutoNoise
 
 FORMAT = "mupscale recipe 1"
 _LONGEST = 1 << 26  # bytes; bounds what a foreign file can fill memory with

@@ -33,7 +33,7 @@ from ..models.names import pattern_of
 from ..plans.backward import backward
 from ..plans.plan import Plan
 from ..runs.run import Run
-from ..training.clip import clip_grad_norm_
+from ..training.units.clip import clip_grad_norm_
 from .proxy import Proxy, ReportLoss
 from .stock_flops import counted_step
 from .text_data import TextData

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import MupscaleError
 from ..runs.run import Run
-from ..training.upscale import replace_run
+from ..training.grow.upscale import replace_run
 from .checkpoint import keep, kept, restore_, set_random_state_
 from .halving import Leg
 from .proxy import Proxy

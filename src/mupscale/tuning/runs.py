@@ -24,10 +24,10 @@ from ..planning.infer import plan_between
 from ..plans.plan import Plan
 from ..rules.schemes import RISE
 from ..runs.run import Run
-from ..training.auto_noise import AutoNoise, choose_noise
-from ..training.groups import param_groups, set_lr_
-from ..training.init import init_
-from ..training.upscale import replace_run, upscale
+from ..training.grow.auto_noise import AutoNoise, choose_noise
+from ..training.grow.upscale import replace_run, upscale
+from ..training.start.init import init_
+from ..training.units.groups import param_groups, set_lr_
 from .checkpoint import restore_, seed_
 from .grid import Point
 from .proxy import Proxy

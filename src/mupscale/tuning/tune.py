@@ -17,8 +17,8 @@ from ..errors import Fault, raise_faults
 from ..models.build import build
 from ..rules.schemes import RISE
 from ..runs.run import Run
-from ..training.groups import param_groups
 from ..training.recipe import NO_SCHEDULE, Recipe, TensorGrowth
+from ..training.units.groups import param_groups
 from .proxy import Proxy, read_proxy
 from .settings import Settings
 from .status import EQUAL_STEPS, LegResult, StudyStatus, stays

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ..arguments import wrong_kind
-from ..errors import Fault, MupscaleError, raise_faults
-from ..models.names import parameter_names
-from ..optimizers.named import NamedGroup
-from ..optimizers.read import settings_of
-from ..optimizers.rows import split_by_row
-from ..optimizers.settings import (
+from ...arguments import wrong_kind
+from ...errors import Fault, MupscaleError, raise_faults
+from ...models.names import parameter_names
+from ...optimizers.named import NamedGroup
+from ...optimizers.read import settings_of
+from ...optimizers.rows import split_by_row
+from ...optimizers.settings import (
     LATE,
     by_factors,
     cannot_be_exact,
@@ -32,12 +32,12 @@ from ..optimizers.settings import (
     scale_setting,
     unknown_settings,
 )
-from ..plans.ends import check_end
-from ..plans.plan import Plan
-from ..rules.optimizers import OptimizerRule, rule_for
-from ..rules.scale import Scale
-from ..runs.run import Since, model_of, since_of
-from ..tensors.parts import is_sharded
+from ...plans.ends import check_end
+from ...plans.plan import Plan
+from ...rules.optimizers import OptimizerRule, rule_for
+from ...rules.scale import Scale
+from ...runs.run import Since, model_of, since_of
+from ...tensors.parts import is_sharded
 from .groups import refused_on_shards
 
 Groups = list[dict[str, Any]]

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..arguments import wrong_kind, wrong_number
-from ..errors import Fault, raise_faults
-from ..runs.run import Run
+from ...arguments import wrong_kind, wrong_number
+from ...errors import Fault, raise_faults
+from ...runs.run import Run
 from .schedules import GrowthSchedule
 
 _PEAKS = ("max_lr", "initial_lr", "lr")

@@ -20,23 +20,23 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..arguments import wrong_number, wrong_whole
-from ..errors import Fault, MupscaleError, raise_faults
-from ..models.build import Make, build
-from ..models.clone import copied
-from ..models.names import named_tensors
-from ..noise.kinds import SignalNoise
-from ..noise.measures import Statistic, statistic
-from ..noise.resolve import resolve_noise
-from ..noise.resolved import NoisePlan
-from ..noise.where import Exempt
-from ..plans.direction import Direction
-from ..plans.plan import Plan
-from ..plans.wide_model import fill_model_
-from ..proofs.identity import Loss
-from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T, rise_for
-from ..tensors.random_states import forked
-from .jump import largest_rise, measured
+from ...arguments import wrong_number, wrong_whole
+from ...errors import Fault, MupscaleError, raise_faults
+from ...models.build import Make, build
+from ...models.clone import copied
+from ...models.names import named_tensors
+from ...noise.kinds import SignalNoise
+from ...noise.measures import Statistic, statistic
+from ...noise.resolve import resolve_noise
+from ...noise.resolved import NoisePlan
+from ...noise.where import Exempt
+from ...plans.direction import Direction
+from ...plans.plan import Plan
+from ...plans.wide_model import fill_model_
+from ...proofs.identity import Loss
+from ...rules.noise_defaults import DEFAULT_RISE, DEFAULT_T, rise_for
+from ...tensors.random_states import forked
+from .loss_rise import largest_rise, measured
 
 MOST_NOISE = 0.4
 """The largest size that is chosen, whatever the loss allows: with t = 0.4 a model ended worse than with

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.kinds import padding_rows
-from ..models.names import named_tensors
-from ..plans.tensor_plan import TensorPlan
-from ..tensors.devices import exact
-from ..tensors.parts import is_sharded
-from ..tensors.random_states import forked
+from ...models.kinds import padding_rows
+from ...models.names import named_tensors
+from ...plans.tensor_plan import TensorPlan
+from ...tensors.devices import exact
+from ...tensors.parts import is_sharded
+from ...tensors.random_states import forked
 
 _BUILDS = 3
 """In bfloat16 about one random entry of a thousand is equal in two builds; in three builds, one of a million."""

@@ -19,19 +19,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..arguments import shown, wrong_number, wrong_whole
-from ..errors import Fault, MupscaleError, raise_faults
-from ..models.kinds import padding_rows
-from ..models.names import named_tensors
-from ..plans.ends import check_end
-from ..plans.plan import Plan, TensorPlan
-from ..rules.sizes import noise_size
-from ..runs.run import Since, since_of
-from ..tensors.devices import exact
-from ..tensors.noise import rectangle
-from ..tensors.parts import Rectangle, is_sharded, local_of, local_rectangle
-from ..tensors.philox import Stream, normals, uniforms
-from .structure import alike, builds_of, fixed_entries, stretched, whole
+from ...arguments import shown, wrong_number, wrong_whole
+from ...errors import Fault, MupscaleError, raise_faults
+from ...models.kinds import padding_rows
+from ...models.names import named_tensors
+from ...plans.ends import check_end
+from ...plans.plan import Plan, TensorPlan
+from ...rules.sizes import noise_size
+from ...runs.run import Since, since_of
+from ...tensors.devices import exact
+from ...tensors.noise import rectangle
+from ...tensors.parts import Rectangle, is_sharded, local_of, local_rectangle
+from ...tensors.philox import Stream, normals, uniforms
+from .drawn import alike, builds_of, fixed_entries, stretched, whole
 
 _UNIFORM_BELOW = -0.9  # excess kurtosis: -1.2 for a uniform, 0 for a normal, about -0.3 for a cut normal
 _ENOUGH = 64  # fewer entries cannot tell one distribution from another

@@ -24,18 +24,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..models.class_code import of_library
-from ..models.clone import hooks_of
-from ..models.names import named_tensors
-from ..optimizers.schedulers import driven_by
-from ..plans.attributes import both_values, compare_attributes
-from ..plans.direction import Direction
-from ..plans.tensor_plan import TensorPlan
-from ..rules.axes import Axis
-from ..runs.run import Run
-from ..tensors.making import Making
-from .clip import Clip
-from .stepping import InUnits
+from ...models.class_code import of_library
+from ...models.clone import hooks_of
+from ...models.names import named_tensors
+from ...optimizers.schedulers import driven_by
+from ...plans.attributes import both_values, compare_attributes
+from ...plans.direction import Direction
+from ...plans.tensor_plan import TensorPlan
+from ...rules.axes import Axis
+from ...runs.run import Run
+from ...tensors.making import Making
+from ..units.clip import Clip
+from ..units.stepping import InUnits
 
 
 class Left(NamedTuple):

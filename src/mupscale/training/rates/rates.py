@@ -13,12 +13,12 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..errors import Fault, MupscaleError, raise_faults
-from ..optimizers.schedulers import driven_by
-from ..rules.optimizer_rule import RATES
-from ..runs.run import Run
-from .groups import set_lr_
-from .stepping import units_of
+from ...errors import Fault, MupscaleError, raise_faults
+from ...optimizers.schedulers import driven_by
+from ...rules.optimizer_rule import RATES
+from ...runs.run import Run
+from ..units.groups import set_lr_
+from ..units.stepping import units_of
 
 _AHEAD = 100
 """Steps for which a LambdaLR is evaluated ahead. One that is constant for so long is taken to stay constant."""

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..arguments import wrong_kind
-from ..errors import MupscaleError, raise_faults
-from ..models.names import named_tensors
-from ..noise.kinds import Sigma
-from ..noise.resolved import restore_noise
-from ..plans.ends import check_end
-from ..plans.plan import Plan
-from ..proofs.identity import Loss, keeping_buffers
-from ..runs.run import Run
-from ..tensors.collapse import collapse
-from ..tensors.devices import exact
-from ..tensors.expand import compute_dtype, expand
-from ..tensors.making import Making
-from ..tensors.random_states import forked
+from ...arguments import wrong_kind
+from ...errors import MupscaleError, raise_faults
+from ...models.names import named_tensors
+from ...noise.kinds import Sigma
+from ...noise.resolved import restore_noise
+from ...plans.ends import check_end
+from ...plans.plan import Plan
+from ...proofs.identity import Loss, keeping_buffers
+from ...runs.run import Run
+from ...tensors.collapse import collapse
+from ...tensors.devices import exact
+from ...tensors.expand import compute_dtype, expand
+from ...tensors.making import Making
+from ...tensors.random_states import forked
 
 
 def symmetry(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, float]:

@@ -15,31 +15,31 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..arguments import shown
-from ..errors import Fault, MupscaleError, raise_faults
-from ..models.build import Make, build
-from ..models.example_loss import ExampleInputs
-from ..models.names import averaged, named_tensors, resolve
-from ..optimizers.carry import carry_optimizer, made
-from ..optimizers.read import read_live
-from ..optimizers.schedulers import carry_scheduler, driven_by, refuse_absolute, refuse_readers
-from ..optimizers.write import write_live
-from ..planning.infer import measured_with
-from ..plans.direction import Direction
-from ..plans.ends import check_end, check_ties
-from ..plans.plan import Plan
-from ..plans.wide_model import fill_model_
-from ..proofs.identity import Loss
-from ..rules.optimizers import OptimizerRule, rule_for
-from ..runs.provenance import Growth
-from ..runs.run import Run
-from ..tensors.parts import is_sharded
+from ...arguments import shown
+from ...errors import Fault, MupscaleError, raise_faults
+from ...models.build import Make, build
+from ...models.example_loss import ExampleInputs
+from ...models.names import averaged, named_tensors, resolve
+from ...optimizers.carry import carry_optimizer, made
+from ...optimizers.read import read_live
+from ...optimizers.schedulers import carry_scheduler, driven_by, refuse_absolute, refuse_readers
+from ...optimizers.write import write_live
+from ...planning.infer import measured_with
+from ...plans.direction import Direction
+from ...plans.ends import check_end, check_ties
+from ...plans.plan import Plan
+from ...plans.wide_model import fill_model_
+from ...proofs.identity import Loss
+from ...rules.optimizers import OptimizerRule, rule_for
+from ...runs.provenance import Growth
+from ...runs.run import Run
+from ...tensors.parts import is_sharded
+from ..rates.schedules import begin_stage_, wrong_step_cost
+from ..units.stepping import units_of
 from .hooks import carry_clips_, carry_units_
 from .left_behind import hand_over_
 from .prove import proved_plan
-from .schedules import begin_stage_, wrong_step_cost
 from .state_dicts import carry_tensors
-from .stepping import units_of
 
 
 def widen(

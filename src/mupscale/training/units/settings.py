@@ -12,16 +12,16 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..models.names import parameter_names
-from ..optimizers.carry import carry_groups, renamed
-from ..optimizers.named import NamedGroup, NamedOptimizer
-from ..optimizers.read import settings_of
-from ..optimizers.settings import in_units, same_setting
-from ..plans.direction import Direction
-from ..proofs.compare import Settings, Unequal
-from ..proofs.trial import Trial
-from ..rules.optimizer_rule import RATES
-from ..rules.optimizers import OptimizerRule, rule_for
+from ...models.names import parameter_names
+from ...optimizers.carry import carry_groups, renamed
+from ...optimizers.named import NamedGroup, NamedOptimizer
+from ...optimizers.read import settings_of
+from ...optimizers.settings import in_units, same_setting
+from ...plans.direction import Direction
+from ...proofs.compare import Settings, Unequal
+from ...proofs.trial import Trial
+from ...rules.optimizer_rule import RATES
+from ...rules.optimizers import OptimizerRule, rule_for
 from .stepping import units_of
 
 _BOOKKEEPING = (*(key for key in RATES if key != "lr"), "base_momentum", "max_momentum")

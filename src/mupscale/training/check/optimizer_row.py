@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..arguments import wrong_function, wrong_kind
-from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.plan import Plan, TensorPlan
-from ..proofs.identity import expected_gradient, expected_weight
-from ..rules.axes import Axis, Factor
-from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
-from ..runs.run import Run
-from ..tensors.devices import default_device, has_float64
-from ..tensors.differences import difference
-from ..tensors.random_states import forked
-from .widen import widen
+from ...arguments import wrong_function, wrong_kind
+from ...errors import Fault, MupscaleError, raise_faults
+from ...plans.plan import Plan, TensorPlan
+from ...proofs.identity import expected_gradient, expected_weight
+from ...rules.axes import Axis, Factor
+from ...rules.optimizers import OptimizerRule, qualified_name, rule_for
+from ...runs.run import Run
+from ...tensors.devices import default_device, has_float64
+from ...tensors.differences import difference
+from ...tensors.random_states import forked
+from ..grow.widen import widen
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 """The largest relative errors over 12 steps. In float32 a right row is off by 1e-6; an optimizer that divides rounding by

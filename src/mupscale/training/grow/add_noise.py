@@ -8,18 +8,18 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..arguments import wrong_whole
-from ..errors import MupscaleError, raise_faults
-from ..models.clone import copied
-from ..models.names import named_tensors, unwrap
-from ..noise.kinds import Noise, PairedNoise, wrong_noise
-from ..noise.measures import Statistic, statistic
-from ..noise.resolve import copied_norm, resolve_noise, unused_seed
-from ..noise.where import exempt_of
-from ..plans.direction import Direction
-from ..plans.ends import check_end, identity_plan
-from ..runs.provenance import Growth
-from ..runs.run import Run
+from ...arguments import wrong_whole
+from ...errors import MupscaleError, raise_faults
+from ...models.clone import copied
+from ...models.names import named_tensors, unwrap
+from ...noise.kinds import Noise, PairedNoise, wrong_noise
+from ...noise.measures import Statistic, statistic
+from ...noise.resolve import copied_norm, resolve_noise, unused_seed
+from ...noise.where import exempt_of
+from ...plans.direction import Direction
+from ...plans.ends import check_end, identity_plan
+from ...runs.provenance import Growth
+from ...runs.run import Run
 from .left_behind import hand_over_
 from .widen import carry
 

@@ -19,37 +19,37 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import Fault, NotExact, Undecided, raise_faults
-from ..models.clone import copied
-from ..models.device_map import refuse_other_device_map
-from ..models.dropout import without_dropout
-from ..models.fingerprint import changed_code
-from ..models.float64 import lifted_casts, prepare
-from ..models.names import named_tensors, unwrap
-from ..models.need import Need
-from ..planning.declare import Declared
-from ..planning.facts.decided import why_undecided
-from ..planning.infer import find_plan, infer_plan, proved_by
-from ..plans.attributes import (
+from ...errors import Fault, NotExact, Undecided, raise_faults
+from ...models.clone import copied
+from ...models.device_map import refuse_other_device_map
+from ...models.dropout import without_dropout
+from ...models.fingerprint import changed_code
+from ...models.float64 import lifted_casts, prepare
+from ...models.names import named_tensors, unwrap
+from ...models.need import Need
+from ...planning.declare import Declared
+from ...planning.facts.decided import why_undecided
+from ...planning.infer import find_plan, infer_plan, proved_by
+from ...plans.attributes import (
     Difference,
     both_values,
     carry_attributes_,
     compare_attributes,
     plain_value,
 )
-from ..plans.direction import Direction
-from ..plans.ends import check_end, expect_plan
-from ..plans.plan import Plan
-from ..plans.wide_model import fill_model_
-from ..proofs.certificate import Certificate, Failure
-from ..proofs.compare import certificate_of, compare_losses, compare_modes, tolerance_of
-from ..proofs.diagnose import diagnose
-from ..proofs.identity import Loss
-from ..proofs.modes import mode_needs
-from ..proofs.rounding import COARSE, Rounding
-from ..proofs.trial import Trial
-from ..proofs.twin import rounding_of_loss
-from ..runs.run import Run
+from ...plans.direction import Direction
+from ...plans.ends import check_end, expect_plan
+from ...plans.plan import Plan
+from ...plans.wide_model import fill_model_
+from ...proofs.certificate import Certificate, Failure
+from ...proofs.compare import certificate_of, compare_losses, compare_modes, tolerance_of
+from ...proofs.diagnose import diagnose
+from ...proofs.identity import Loss
+from ...proofs.modes import mode_needs
+from ...proofs.rounding import COARSE, Rounding
+from ...proofs.trial import Trial
+from ...proofs.twin import rounding_of_loss
+from ...runs.run import Run
 
 FLOAT64_BYTES = 2**28
 """Base and wide model of together up to 256 MiB in float64, 33 million numbers, are copied and measured in float64, in

@@ -10,12 +10,12 @@ from decimal import Decimal
 import torch
 from torch import Tensor, nn
 
-from ..arguments import shown
-from ..errors import MupscaleError
-from ..noise.kinds import Noise, PairedNoise, SignalNoise, relative_size
-from ..proofs.identity import Loss, keeping_buffers
-from ..proofs.modes import in_mode
-from ..tensors.random_states import forked
+from ...arguments import shown
+from ...errors import MupscaleError
+from ...noise.kinds import Noise, PairedNoise, SignalNoise, relative_size
+from ...proofs.identity import Loss, keeping_buffers
+from ...proofs.modes import in_mode
+from ...tensors.random_states import forked
 
 RISE, SHARE = 0.1, 0.1
 """A rise above the larger of 0.1 and a tenth of the base's loss is a jump. On a trained Llama (`benchmarks/noise_damage.py`)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..arguments import shown, wrong_kind, wrong_list, wrong_number
-from ..errors import Fault, MupscaleError, raise_faults
-from ..models.names import named_tensors, resolve
-from ..optimizers.settings import (
+from ...arguments import shown, wrong_kind, wrong_list, wrong_number
+from ...errors import Fault, MupscaleError, raise_faults
+from ...models.names import named_tensors, resolve
+from ...optimizers.settings import (
     LATE,
     cannot_be_exact,
     factors_of,
@@ -28,11 +28,11 @@ from ..optimizers.settings import (
     scale_setting,
     without_units,
 )
-from ..plans.ends import check_end
-from ..plans.plan import Plan
-from ..rules.optimizers import OptimizerRule, qualified_name, rule_for
-from ..runs.run import Since, since_of
-from ..tensors.parts import is_sharded
+from ...plans.ends import check_end
+from ...plans.plan import Plan
+from ...rules.optimizers import OptimizerRule, qualified_name, rule_for
+from ...runs.run import Since, since_of
+from ...tensors.parts import is_sharded
 
 _CHOICES = frozenset({"foreach", "fused", "capturable", "differentiable", "maximize"})  # of implementation
 _NEVER_SHARDED = ("torch.optim.Adafactor", "torch.optim.Rprop")  # their steps fail on DTensors

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..arguments import wrong_function, wrong_kind, wrong_whole
-from ..errors import Fault, raise_faults
-from ..extras import needs
-from ..models.outputs import outputs_of
-from ..runs.run import Run
+from ...arguments import wrong_function, wrong_kind, wrong_whole
+from ...errors import Fault, raise_faults
+from ...extras import needs
+from ...models.outputs import outputs_of
+from ...runs.run import Run
 
 Start = Callable[[int, int], Run]
 Probe = Callable[[nn.Module], Any]

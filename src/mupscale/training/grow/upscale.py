@@ -14,28 +14,28 @@ from typing import Any
 
 from torch import nn
 
-from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
-from ..errors import Fault, raise_faults
-from ..models.build import Make, build
-from ..models.example_loss import ExampleInputs
-from ..models.names import named_tensors, parameter_names, resolve
-from ..noise.kinds import EXAMPLES, Noise, SignalNoise, wrong_noise
-from ..noise.resolve import resolve_noise, unused_seed
-from ..noise.where import exempt_of
-from ..optimizers.settings import in_units
-from ..planning.infer import measured_with
-from ..plans.direction import Direction
-from ..plans.plan import Plan
-from ..proofs.identity import Loss
-from ..rules.optimizers import OptimizerRule, rule_for
-from ..runs.run import Run, since_of
+from ...arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
+from ...errors import Fault, raise_faults
+from ...models.build import Make, build
+from ...models.example_loss import ExampleInputs
+from ...models.names import named_tensors, parameter_names, resolve
+from ...noise.kinds import EXAMPLES, Noise, SignalNoise, wrong_noise
+from ...noise.resolve import resolve_noise, unused_seed
+from ...noise.where import exempt_of
+from ...optimizers.settings import in_units
+from ...planning.infer import measured_with
+from ...plans.direction import Direction
+from ...plans.plan import Plan
+from ...proofs.identity import Loss
+from ...rules.optimizers import OptimizerRule, rule_for
+from ...runs.run import Run, since_of
+from ..rates.rates import new_rates
+from ..rates.schedules import begin_stage_, wrong_step_cost
+from ..recipe import Recipe, TensorGrowth
 from .auto_noise import AutoNoise, Choice, choose_noise, wrong_auto
-from .jump import is_jump, jump_message, less_of, measured
 from .left_behind import hand_over_
+from .loss_rise import is_jump, jump_message, less_of, measured
 from .prove import proved_plan
-from .rates import new_rates
-from .recipe import Recipe, TensorGrowth
-from .schedules import begin_stage_, wrong_step_cost
 from .widen import carry, check_start
 
 _LOG = logging.getLogger("mupscale")

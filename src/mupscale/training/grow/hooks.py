@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from torch import nn
 from torch.optim import Optimizer
 
-from ..errors import Fault, raise_faults
-from ..plans.direction import Direction
-from ..plans.ends import identity_plan
-from ..plans.plan import Plan
-from ..rules.optimizers import OptimizerRule
-from ..runs.run import Run
-from .clip import Clip, clip_
-from .stepping import step_in_units_, units_of
+from ...errors import Fault, raise_faults
+from ...plans.direction import Direction
+from ...plans.ends import identity_plan
+from ...plans.plan import Plan
+from ...rules.optimizers import OptimizerRule
+from ...runs.run import Run
+from ..units.clip import Clip, clip_
+from ..units.stepping import step_in_units_, units_of
 
 
 def carry_units_(

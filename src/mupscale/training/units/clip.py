@@ -20,13 +20,13 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import TensorWeakRef
 
-from ..arguments import shown, wrong_kind, wrong_number
-from ..errors import Fault, MupscaleError, raise_faults
-from ..models.names import named_tensors, parameter_names
-from ..plans.ends import check_shapes
-from ..plans.plan import Plan
-from ..runs.run import Run, Since, model_of, since_of
-from ..tensors.parts import is_sharded, local_of
+from ...arguments import shown, wrong_kind, wrong_number
+from ...errors import Fault, MupscaleError, raise_faults
+from ...models.names import named_tensors, parameter_names
+from ...plans.ends import check_shapes
+from ...plans.plan import Plan
+from ...runs.run import Run, Since, model_of, since_of
+from ...tensors.parts import is_sharded, local_of
 
 Named = list[tuple[str, Tensor]]
 _NO_BOUND = "gradients cannot be clipped by this bound"

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..errors import Fault, raise_faults
-from ..models.clone import copied
-from ..models.float64 import cast_, without_float64
-from ..models.names import unwrap
-from ..plans.direction import Direction
-from ..plans.ends import identity_plan
-from ..rules.optimizers import OptimizerRule
-from ..runs.run import Run
-from .left_behind import patched_methods, step_hooks
-from .widen import carry
+from ...errors import Fault, raise_faults
+from ...models.clone import copied
+from ...models.float64 import cast_, without_float64
+from ...models.names import unwrap
+from ...plans.direction import Direction
+from ...plans.ends import identity_plan
+from ...rules.optimizers import OptimizerRule
+from ...runs.run import Run
+from ..grow.left_behind import patched_methods, step_hooks
+from ..grow.widen import carry
 
 
 def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | None = None) -> Run:

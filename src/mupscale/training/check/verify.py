@@ -16,20 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
-from ..errors import Fault, MupscaleError, NotExact, Undecided, raise_faults
-from ..models.build import Make, build
-from ..models.dropout import EVERY_COPY, without_dropout
-from ..models.example_loss import ExampleInputs, Projection
-from ..models.float64 import cast_inputs, lifted_casts
-from ..models.names import named_tensors
-from ..planning.declare import Declared
-from ..planning.infer import find_plan, infer_plan, measured_with
-from ..plans.direction import Direction
-from ..plans.plan import Plan
-from ..proofs.causes import CLIPPING, NOISE
-from ..proofs.certificate import Certificate, Failure
-from ..proofs.compare import (
+from ...arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
+from ...errors import Fault, MupscaleError, NotExact, Undecided, raise_faults
+from ...models.build import Make, build
+from ...models.dropout import EVERY_COPY, without_dropout
+from ...models.example_loss import ExampleInputs, Projection
+from ...models.float64 import cast_inputs, lifted_casts
+from ...models.names import named_tensors
+from ...planning.declare import Declared
+from ...planning.infer import find_plan, infer_plan, measured_with
+from ...plans.direction import Direction
+from ...plans.plan import Plan
+from ...proofs.causes import CLIPPING, NOISE
+from ...proofs.certificate import Certificate, Failure
+from ...proofs.compare import (
     certificate_of,
     compare_losses,
     compare_modes,
@@ -37,18 +37,18 @@ from ..proofs.compare import (
     mode_of_steps,
     tolerance_of,
 )
-from ..proofs.diagnose import diagnose
-from ..proofs.identity import Loss
-from ..proofs.observed import observed, written_settings
-from ..proofs.rounding import COARSE, Rounding
-from ..proofs.step_loss import loss_of
-from ..proofs.trial import Step, Trial, with_batches
-from ..proofs.twin import rounding_of_loss, rounding_of_steps, unrepeated
-from ..rules.optimizers import OptimizerRule
-from ..runs.run import Run
-from .copies import clone, refuse_hooks
-from .settings import settings_comparer
-from .widen import carry
+from ...proofs.diagnose import diagnose
+from ...proofs.identity import Loss
+from ...proofs.observed import observed, written_settings
+from ...proofs.rounding import COARSE, Rounding
+from ...proofs.step_loss import loss_of
+from ...proofs.trial import Step, Trial, with_batches
+from ...proofs.twin import rounding_of_loss, rounding_of_steps, unrepeated
+from ...rules.optimizers import OptimizerRule
+from ...runs.run import Run
+from ..grow.widen import carry
+from ..units.settings import settings_comparer
+from .clone_run import clone, refuse_hooks
 
 _LOG = logging.getLogger("mupscale")
 _SEARCHED = 2_000_000

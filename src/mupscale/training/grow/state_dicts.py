@@ -13,18 +13,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..arguments import wrong_kind, wrong_list
-from ..errors import Fault, MupscaleError, raise_faults
-from ..models.names import named_tensors, resolve
-from ..optimizers.carry import carry_optimizer, made
-from ..optimizers.named import NamedGroup
-from ..optimizers.read import read_state_dict
-from ..optimizers.write import write_state_dict
-from ..plans.direction import Direction
-from ..plans.ends import check_shapes, check_ties, expect_proved
-from ..plans.plan import Plan, TensorPlan
-from ..rules.optimizers import OptimizerRule, rule_for
-from .groups import expect_class
+from ...arguments import wrong_kind, wrong_list
+from ...errors import Fault, MupscaleError, raise_faults
+from ...models.names import named_tensors, resolve
+from ...optimizers.carry import carry_optimizer, made
+from ...optimizers.named import NamedGroup
+from ...optimizers.read import read_state_dict
+from ...optimizers.write import write_state_dict
+from ...plans.direction import Direction
+from ...plans.ends import check_shapes, check_ties, expect_proved
+from ...plans.plan import Plan, TensorPlan
+from ...rules.optimizers import OptimizerRule, rule_for
+from ..units.groups import expect_class
 
 
 def widen_state_dict(state: Mapping[str, Tensor], plan: Plan, *, unproved: bool = False) -> dict[str, Tensor]:

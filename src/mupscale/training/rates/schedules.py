@@ -15,8 +15,8 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..arguments import wrong_number, wrong_whole
-from ..errors import Fault, raise_faults
+from ...arguments import wrong_number, wrong_whole
+from ...errors import Fault, raise_faults
 
 SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda x: 1 - x,

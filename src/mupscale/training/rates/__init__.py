@@ -1,0 +1,4 @@
+"""Learning rates and schedules through growth.
+
+Imports units beside it and optimizers.
+"""

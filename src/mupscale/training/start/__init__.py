@@ -1,0 +1,4 @@
+"""Initialise a model at any width from its sizes at the reference.
+
+Imports models, plans and runs.
+"""
