@@ -28,17 +28,8 @@ EARLIER = "(measured on an earlier version)"
 """What a page says beside a figure whose key is not that of the code."""
 
 GROWTH = (
-    "rules",
-    "tensors",
-    "models",
-    "plans",
-    "optimizers",
-    "runs",
-    "noise",
-    "proofs",
-    "planning",
-    "training",
-)
+    "rules", "tensors", "models", "plans", "optimizers", "runs", "noise", "proofs", "planning", "training",
+)  # fmt: skip
 """Growing a model that is in memory."""
 FAMILIES = (*GROWTH, "families")
 """The same for a class of transformers."""

@@ -9,8 +9,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "mupscale"
 ORDER = [
-    "rules", "tensors", "storage", "files", "models", "plans", "optimizers", "runs", "noise", "proofs", "planning", "training", "families",
-    "jobs", "checkpoints", "sharded", "trainers", "tuning", "reports", "limits", "cli",
+    "rules", "tensors", "storage", "files", "models", "plans", "optimizers", "runs", "noise", "proofs", "planning",
+    "training", "families", "jobs", "checkpoints", "sharded", "trainers", "tuning", "reports", "limits", "cli",
 ]  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
 DOORS = {("__init__",), ("__main__",), ("diagnostics",)}

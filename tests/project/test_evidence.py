@@ -73,7 +73,7 @@ def test_what_code_does_changes_the_key(room):
 def test_another_room_keeps_the_key(room):
     other = SOURCE.replace("LIMIT = 3", "LIMIT = 4")
     before = code_key(["plans"], room)
-    assert not changed(room, "src/mupscale/models/fingerprint.py", other)
+    assert not changed(room, "src/mupscale/plans/plan.py", other)
     assert not changed(room, f"{RULES}/__pycache__/code.pyc", "bytes")
     assert code_key(["plans"], room) != before, "control: its own key changes"
 
