@@ -21,9 +21,9 @@ OFF: dict[str, Callable[..., Any]] = {
     "plans.wide_model.carry_hooks_": _nothing,
     "plans.wide_model.carry_attributes_": _nothing,
     "plans.wide_model._copy_modes_": _nothing,
-    "training.widen.carry_clips_": _nothing,
-    "training.widen.refuse_readers": _no_faults,
-    "training.left_behind._carry_gradients_": _no_faults,
+    "training.grow.widen.carry_clips_": _nothing,
+    "training.grow.widen.refuse_readers": _no_faults,
+    "training.grow.left_behind._carry_gradients_": _no_faults,
 }
 """What carries or refuses something around the tensors, and what stands in its place; a name that is gone is an error."""
 
@@ -31,7 +31,7 @@ OFF: dict[str, Callable[..., Any]] = {
 @contextmanager
 def switched_off() -> Iterator[None]:
     """Plans are taken from shapes without a proof, and only tensors, groups and schedules are carried."""
-    doors = [import_module(f"mupscale.training.{name}") for name in ("widen", "upscale")]
+    doors = [import_module(f"mupscale.training.grow.{name}") for name in ("widen", "upscale")]
     prove = doors[0].proved_plan
 
     def unproved(base: Any, built: Any, plan: Any, *_: Any) -> Any:
