@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from mupscale.training.rates.rates import NEW_SCHEDULE
+from mupscale.training.rates.after_growth import NEW_SCHEDULE
 from torch import nn
 from torch.optim import lr_scheduler
 

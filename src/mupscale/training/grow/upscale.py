@@ -29,7 +29,7 @@ from ...plans.plan import Plan
 from ...proofs.identity import Loss
 from ...rules.optimizers import OptimizerRule, rule_for
 from ...runs.run import Run, since_of
-from ..rates.rates import new_rates
+from ..rates.after_growth import new_rates
 from ..rates.schedules import begin_stage_, wrong_step_cost
 from ..recipe import Recipe, TensorGrowth
 from .auto_noise import AutoNoise, Choice, choose_noise, wrong_auto
