@@ -2,7 +2,7 @@
 
 Live models, streamed files and sharded jobs all call `expand_`, so they all get the same bits. Each
 entry is rounded once, in the compute type of its dtype (float32 for 16-bit types), and not at all
-when s is a power of two. `oracle.py` holds the slow twin that defines what is right.
+when s is a power of two. The slow twin that defines what is right is in `harness/oracle.py`, for the tests.
 """
 
 from __future__ import annotations
