@@ -18,9 +18,9 @@ from torch import Tensor
 from ..errors import MupscaleError
 from ..rules.axes import Axis, Piece, fraction_fault
 from ..rules.scale import ONE, Scale
-from . import on_device
 from .making import Making
 from .noise import TensorNoise
+from .triton import launch
 
 _BLOCK = 1 << 25  # bytes written at a time: threads seldom wait for each other, and caches still help
 # Bytes of float32 that get their noise at a time: the extra memory of a 16-bit result.
@@ -129,10 +129,10 @@ def _expand_noisy(
     noise: TensorNoise,
 ) -> Tensor:
     """The slice in small blocks, in the compute type, with noise added to each block."""
-    if on_device.is_for(out, base, noise):
+    if launch.is_for(out, base, noise):
         if base is not None:
             _cuts(out, base, making.axes, out_at, base_at)  # an error when the slices do not fit
-        return on_device.expand_noisy_(out, base, making, out_at, base_at, noise)
+        return launch.expand_noisy_(out, base, making, out_at, base_at, noise)
     wide = compute_dtype(out.dtype)
     for corner, shape in _blocks(out.shape, _NOISY_BLOCK // 4, noise.paired):
         part, at = out, [low + i for low, i in zip(out_at, corner, strict=True)]
