@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..errors import MupscaleError
-from ..rules.axes import Axis, Piece, fraction_fault
+from ..rules.axes import Axis, fraction_fault
+from ..rules.products import Piece
 from ..rules.scale import ONE, Scale
 from .making import Making
 from .noise import TensorNoise

@@ -44,7 +44,7 @@ from ...proofs.rounding import COARSE, Rounding
 from ...proofs.step_loss import loss_of
 from ...proofs.trial import Step, Trial, with_batches
 from ...proofs.twin import rounding_of_loss, rounding_of_steps, unrepeated
-from ...rules.optimizers import OptimizerRule
+from ...rules.optimizer_rule import OptimizerRule
 from ...runs.run import Run
 from ..grow.widen import carry
 from ..units.settings import settings_comparer
