@@ -23,7 +23,8 @@ from ..optimizers.sharded_steps import refused_on_shards
 from ..plans.direction import Direction
 from ..plans.ends import planned_parameters
 from ..plans.plan import Plan
-from ..rules.optimizers import RULES, OptimizerRule, rule_for
+from ..rules.optimizer_rule import OptimizerRule
+from ..rules.optimizers import RULES, rule_for
 from ..runs.run import Run
 from ..training.units.stepping import units_of
 from .fill import Filling, state_fillings

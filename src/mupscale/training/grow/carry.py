@@ -25,7 +25,8 @@ from ...optimizers.write import write_live
 from ...plans.direction import Direction
 from ...plans.ends import check_end, check_ties
 from ...plans.wide_model import fill_model_
-from ...rules.optimizers import OptimizerRule, rule_for
+from ...rules.optimizer_rule import OptimizerRule
+from ...rules.optimizers import rule_for
 from ...runs.provenance import Growth
 from ...runs.run import Run
 from ...tensors.parts import is_sharded

@@ -18,7 +18,7 @@ from ...planning.infer import measured_with
 from ...plans.direction import Direction
 from ...plans.plan import Plan
 from ...proofs.identity import Loss
-from ...rules.optimizers import OptimizerRule
+from ...rules.optimizer_rule import OptimizerRule
 from ...runs.run import Run
 from ..rates.schedules import begin_stage_, wrong_step_cost
 from .carry import carry, check_start
