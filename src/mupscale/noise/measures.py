@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..plans.plan import Plan, TensorPlan
+from ..plans.plan import Plan
+from ..plans.tensor_plan import TensorPlan
 from ..tensors.devices import exact
 from ..tensors.expand import expand
 from ..tensors.making import Making

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..errors import Fault, raise_faults
-from ..plans.plan import Plan, TensorPlan
-from ..plans.tensor_plan import Becomes
+from ..plans.plan import Plan
+from ..plans.tensor_plan import Becomes, TensorPlan
 from ..rules.noise_defaults import WAKE
 from ..tensors.spectral import gaussian_norm
 from .checks import unknown_names

@@ -25,9 +25,12 @@ from torch import nn
 from ..errors import Fault, MupscaleError
 from ..models.names import named_tensors, strip_wrappers, unwrap
 from ..models.need import Need
-from ..plans.plan import Edit, Fill, Kind, Plan, TensorPlan
-from ..rules.axes import Axis, Factor, Layout, Role
+from ..plans.plan import Edit, Plan
+from ..plans.tensor_plan import Kind, TensorPlan
+from ..rules.axes import Axis, Layout, Role
+from ..rules.products import Factor
 from ..rules.scale import ONE, Scale
+from ..tensors.making import Fill
 from .facts import modules
 from .facts.norm_eps import pad_norms
 from .facts.parametrized import parametrized, weight_norm_facts

@@ -26,7 +26,8 @@ from torch import nn
 
 from ...errors import Fault
 from ...models.names import strip_wrappers
-from ...plans.plan import Edit, TensorPlan
+from ...plans.plan import Edit
+from ...plans.tensor_plan import TensorPlan
 from ...rules.scale import Scale
 
 
