@@ -92,11 +92,10 @@ def _new(name: str, kind: str, old: Tensor, tensors: Mapping[str, Tensor], direc
     else:
         out = torch.empty(old.shape, dtype=old.dtype, device=place) if like is None else None
         value = direction.tensor(tensors, name, out=out)
-    if kind == "buffer":
-        return value
-    parameter = nn.Parameter(value, requires_grad=_trains(name, tensors, direction))
-    parameter.__dict__.update(old.__dict__)
-    return parameter
+    if kind == "parameter":
+        value = nn.Parameter(value, requires_grad=_trains(name, tensors, direction))
+    value.__dict__.update(old.__dict__)
+    return value
 
 
 def _trains(name: str, tensors: Mapping[str, Tensor], direction: Direction) -> bool:
