@@ -250,7 +250,7 @@ class Scheduled(Net):
 def taking_weights(run: mu.Run, number: int) -> Tensor:
     found = run.model.weights.pop(0) * loss(run.model, number)  # type: ignore[operator, union-attr]
     runs.step(run, found)
-    return found.detach()
+    return found.detach()  # type: ignore[no-any-return]
 
 
 @situation(Exact())
@@ -260,7 +260,7 @@ def list_that_the_loop_makes_shorter() -> Pair:
 
 def with_memory() -> mu.Run:
     run = trained(Scheduled)
-    run.model.memory[0] = torch.linspace(0.0, 1.0, 4)  # type: ignore[operator, index]
+    run.model.memory[0] = torch.linspace(0.0, 1.0, 4)  # type: ignore[operator]
     return run
 
 
@@ -304,7 +304,7 @@ class Configured(Net):
         self.config = cfg
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.config.scale
+        return super().forward(x) * self.config.scale  # type: ignore[no-any-return]
 
 
 @situation(Refused("proof.attribute_not_carried"))

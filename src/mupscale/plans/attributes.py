@@ -266,10 +266,10 @@ def _attributes(path: str, base: nn.Module, wide: nn.Module, look: _Look) -> Ite
         leaves = _leaves(mine.get(key, _NOTHING), other.get(key, _NOTHING), (key,), type(base), look)
         yield from (_difference(path, leaf, type(base), look) for leaf in leaves)
     for name, parameter in base._parameters.items():
-        held = [{} if p is None else vars(p) for p in (parameter, wide._parameters.get(name))]
-        for key in sorted({*held[0], *held[1]}):
+        marks, others = ({} if p is None else vars(p) for p in (parameter, wide._parameters.get(name)))
+        for key in sorted(marks):
             if not key.startswith("_"):  # notes of libraries, made anew
-                leaves = _leaves(*(h.get(key, _NOTHING) for h in held), (name, key), type(base), look)
+                leaves = _leaves(marks[key], others.get(key, _NOTHING), (name, key), type(base), look)
                 found = (_difference(path, leaf, type(base), look) for leaf in leaves)
                 # Nothing but the training loop reads it, which a proof does not run.
                 yield from (replace(d, kind="kept") if d.kind == "refused" else d for d in found)
