@@ -189,8 +189,8 @@ class Certificate:
             f"(tolerance {self.tolerance:.0e}); the base moved by {self.moved:.1e}"
         )
         # Steps in train mode leave eval mode unmeasured, which changes no training.
-        told = {m: w for m, w in self.modes.items() if m == "train" or not w.startswith(UNMEASURED)}
-        lines += [f"{mode} mode: {what}" for mode, what in told.items() if what != "exact"]
+        stated = {m: w for m, w in self.modes.items() if m == "train" or not w.startswith(UNMEASURED)}
+        lines += [f"{mode} mode: {what}" for mode, what in stated.items() if what != "exact"]
         lines += [*self._explained(), *self.remarks]
         if self.failure is not None:
             f = self.failure
