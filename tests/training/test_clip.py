@@ -329,10 +329,8 @@ def test_a_scaler_does_not_hide_that_optimizers_step_in_turn(kept: bool):
     assert largest(steps(pair("none"), None, scaler()), want) > 1e-3, "control: clipping is active"
     run = pair("one")
     steps(run, None, scaler())
-    assert [hook.in_turn for o in run.optimizers for hook in o._optimizer_step_pre_hooks.values()] == [
-        True,
-        True,
-    ]  # type: ignore[attr-defined]
+    hooks: list[Any] = [hook for o in run.optimizers for hook in o._optimizer_step_pre_hooks.values()]
+    assert [hook.in_turn for hook in hooks] == [True, True]
 
 
 def test_a_hook_is_removed_by_its_handles():
