@@ -7,7 +7,8 @@ in the provenance and nowhere else.
 |---|---|
 | gradients of micro-batches that were not stepped yet | carried |
 | hooks on gradients of parameters | carried, or refused (`plans/gradient_hooks.py`) |
-| state of modules: counters, dicts, generators | carried (`plans/attributes.py`) |
+| state of modules: counters, dicts, arrays, generators; marks of parameters | carried (`plans/attributes.py`) |
+| state as long as the width in a tensor that is no buffer | measured by the proof, named; refused without one |
 | settings that the factory of the wide model sets | the factory's, warned of |
 | hooks and patched methods of modules | measured by the proof, named; warned of without one |
 | step hooks and patched methods of optimizers | warned of |
