@@ -297,6 +297,30 @@ class Checkpointed(Net):
         return self.head(checkpoint(self.middle, hidden, use_reentrant=True).relu())
 
 
+class CheckpointedCast(Net):
+    """A norm in float32 inside a checkpoint, as large language models have it."""
+
+    def forward(self, x: Tensor) -> Any:
+        def normed(hidden: Tensor) -> Tensor:
+            return self.norm(hidden.float().square()).to(hidden.dtype)
+
+        return self.head(self.middle(checkpoint(normed, self.inside(x), use_reentrant=False)).relu())  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("path", ["search", "given"])
+def test_casts_are_lifted_where_a_checkpoint_computes_again(path: str):
+    run_backward = torch.autograd._engine_run_backward
+    wide, _ = widened(CheckpointedCast, True, path)
+    assert wide.provenance["proof"]["worst"] < 1e-12
+    assert torch.autograd._engine_run_backward is run_backward
+    model = base(CheckpointedCast)
+    run = mu.Run(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    assert mu.verify(run, lambda: CheckpointedCast(8), step=step, steps=2).worst < 1e-12
+    # The nearest wrong thing: a factor inside the checkpoint.
+    plan = proved(Net).fold("norm.weight", "101/100")
+    refusal(lambda: mu.widen(model, lambda: CheckpointedCast(8), plan=plan, loss=loss), "proof.run_deviates")
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_reentrant_checkpoints_are_measured(path: str):
     stock = torch.utils.checkpoint.CheckpointFunction
