@@ -93,7 +93,8 @@ class lifted_casts(TorchFunctionMode):  # noqa: N801 - a context manager, used l
     @contextmanager
     def _in_backward(self) -> Iterator[None]:
         """Lift casts in a backward too: checkpoints compute their forward again in it, and torch calls it outside of modes."""
-        run_backward = torch.autograd._engine_run_backward
+        autograd: Any = torch.autograd
+        run_backward = autograd._engine_run_backward
 
         def lifted(*args: Any, **named: Any) -> Any:
             TorchFunctionMode.__enter__(self)  # type: ignore[no-untyped-call]
@@ -102,11 +103,11 @@ class lifted_casts(TorchFunctionMode):  # noqa: N801 - a context manager, used l
             finally:
                 TorchFunctionMode.__exit__(self, None, None, None)  # type: ignore[no-untyped-call]
 
-        torch.autograd._engine_run_backward = lifted
+        autograd._engine_run_backward = lifted
         try:
             yield
         finally:
-            torch.autograd._engine_run_backward = run_backward
+            autograd._engine_run_backward = run_backward
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
