@@ -12,19 +12,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from harness.data import INPUTS, OUTPUTS
-from harness.loops.situation import (
-    BEFORE,
-    Exact,
-    Net,
-    Pair,
-    Refused,
-    Warned,
-    grown,
-    loss,
-    situation,
-    step,
-    trained,
-)
+from harness.loops.situation import *
 
 LATE = BEFORE + 3
 """The forward pass from which a counting model behaves differently: the base reaches it soon after growth."""

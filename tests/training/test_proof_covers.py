@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mupscale as mu
 from harness.refusals import refusal
-from mupscale.plans.code import code_of
+from mupscale.plans.code import code_fingerprint
 from mupscale.plans.modes import ModeProof
 from mupscale.training import prove, verify
 
@@ -463,7 +463,7 @@ class Net(nn.Module):
 def code_in(source: str) -> dict[str, str]:
     made: dict[str, Any] = {"__name__": "x"}
     exec(source, made)
-    return code_of(made["Net"]())
+    return code_fingerprint(made["Net"]())
 
 
 def test_a_fingerprint_follows_what_code_does_and_not_how_it_is_written():
@@ -487,8 +487,8 @@ def test_a_fingerprint_follows_what_code_does_and_not_how_it_is_written():
 
 
 def test_a_fingerprint_is_the_same_in_another_process():
-    program = f"from mupscale.plans.code import code_of\nmade = {{'__name__': 'x'}}\nexec({SOURCE!r}, made)\n"
-    program += "print(code_of(made['Net']())['Net'])"
+    program = f"from mupscale.plans.code import code_fingerprint\nmade = {{'__name__': 'x'}}\nexec({SOURCE!r}, made)\n"
+    program += "print(code_fingerprint(made['Net']())['Net'])"
     seeds = [
         subprocess.run(
             [sys.executable, "-c", program],

@@ -18,7 +18,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
 from .build import Make
-from .code import code_of
+from .code import code_fingerprint
 from .direction import Direction
 from .dropout import without_dropout
 from .float64 import lifted_casts, prepare
@@ -69,7 +69,7 @@ def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Plan:
         plan,
         needs=plan.needs | observed.needs | mode_needs(modes),
         proof="loss",
-        code=code_of(*models),
+        code=code_fingerprint(*models),
     )
 
 

@@ -18,7 +18,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.scale import Exact, Scale
 from ..tensors.random_states import forked
 from .build import Make, build
-from .code import code_of
+from .code import code_fingerprint
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .deeper import Orders, deeper_plan, missing_order
 from .draft import Draft, draft
@@ -180,7 +180,7 @@ def find_plan(
 
 def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...], *models: nn.Module) -> Plan:
     """The plan after its gradients were measured on two models; raises if example inputs leave a growing tensor out."""
-    plan = replace(plan, code=code_of(*models))
+    plan = replace(plan, code=code_fingerprint(*models))
     growing = {name for entry in plan.tensors.values() if entry.grows for name in entry.sources}
     if isinstance(loss, Projection):
         refuse_unreached(unreached, growing)

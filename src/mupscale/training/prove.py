@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import Fault, NotExact, Undecided, raise_faults
+from ..errors import Fault, MupscaleError, NotExact, Undecided, raise_faults
 from ..plans.attributes import (
     Difference,
     both_values,
@@ -27,13 +27,14 @@ from ..plans.attributes import (
     plain_value,
 )
 from ..plans.code import changed_code
-from ..plans.copied import copied
+from ..plans.copied import copied, unhooked
 from ..plans.declare import Declared
 from ..plans.device_map import refuse_other_device_map
 from ..plans.direction import Direction
 from ..plans.dropout import without_dropout
 from ..plans.fits import check_end, expect_plan
 from ..plans.float64 import lifted_casts, prepare
+from ..plans.gradient_hooks import has_hooks, refuse_hooks
 from ..plans.identity import Loss
 from ..plans.infer import find_plan, infer_plan, proved_by
 from ..plans.known import why_undecided
@@ -73,6 +74,7 @@ def proved_plan(
         expect_plan(plan)
         check_end(plan, base, "base")
         check_end(plan, built, "wide")
+    _refuse_hooks(unwrap(base), unwrap(built), plan)
     # Without a proof nothing shows whether the wide model's own settings are meant.
     differences = [] if unproved else compare_attributes(base, built, plan)
     carry_attributes_(built, differences)
@@ -101,6 +103,16 @@ def proved_plan(
     for need in (need for need in sorted(chosen.needs) if need.kind in ("dropout", "unreached", "eval mode")):
         warnings.warn(f"growing is exact with {need}", stacklevel=3)
     return chosen, record
+
+
+def _refuse_hooks(base: nn.Module, built: nn.Module, plan: Plan | None) -> None:
+    """Raise for hooks on gradients that cannot be carried, before a proof that may take minutes."""
+    if has_hooks(base):
+        likely = plan
+        if plan is None:
+            with suppress(MupscaleError):  # what shapes leave open is searched for later
+                likely = infer_plan(base, built)
+        refuse_hooks(base, built, likely, sure=plan is not None)
 
 
 def _with_differences(error: NotExact, differences: list[Difference]) -> NotExact:
@@ -214,7 +226,7 @@ class _Pair:
 
     def measure(self) -> Certificate:
         """Compare gradients; judge a deviation, and what low precision hides, by the base's own rounding."""
-        with lifted_casts(self.base) if self.small else nullcontext():
+        with lifted_casts(self.base) if self.small else unhooked(self.base):
             trial = self._trial()
             if trial.tolerance > COARSE:
                 trial.rounding = self._rounding()
@@ -233,8 +245,8 @@ class _Pair:
         if self.small:
             base, wide = prepare(unwrap(self.base), unwrap(self.built))
         else:
-            base, wide = self.base, copied(self.built)
-        fill_model_(wide, base, Direction(self.plan), in_place=self.small)
+            base, wide = self.base, copied(self.built, hooks=False)
+        fill_model_(wide, base, Direction(self.plan), hooks=False, in_place=self.small)
         return Trial(Run(base), Run(wide), self.plan, tolerance_of(self.dtype, None))
 
     def _compare(self, trial: Trial) -> Failure | None:
@@ -255,7 +267,7 @@ class _Pair:
 
     def _copy(self, training: bool | None) -> Run:
         base = unwrap(self.base)
-        model = prepare(base, unwrap(self.built))[0] if self.small else copied(base)
+        model = prepare(base, unwrap(self.built))[0] if self.small else copied(base, hooks=False)
         return Run(model if training is None else model.train(training))
 
 
