@@ -216,6 +216,36 @@ def test_what_version_0_2_0_stored_is_read(kind: str):
     assert mu.Run(net(4), provenance=stored).provenance == found
 
 
+def test_a_run_that_0_2_0_widened_after_upscaling_keeps_its_history_when_it_is_narrowed():
+    """0.2.0 recorded of a growth without noise only its proof, in the record of the growth before."""
+    first = grow(base(), 8, MUP, seed=3)
+    last = grow(grow(first, 16), 32)
+    live = last.provenance.growths
+    told = {**LIVE, "plan": first.plan.hash, "proof": {"by": "modules"}}  # type: ignore[union-attr]
+    old = pickle.loads(pickle.dumps(last))
+    old.__setstate__({**vars(last), "provenance": told})
+    assert (
+        mu.Run(last.model, plan=last.plan, since=last.since, earlier=last.earlier, provenance=told).provenance
+        == old.provenance
+    )
+    assert [g.plan for g in old.provenance.growths] == [g.plan for g in live]
+    assert [g.reference for g in old.provenance.growths] == [g.reference for g in live]
+    assert [g.proof for g in old.provenance.growths] == [{}, {}, {"by": "modules"}]
+    assert [g.noise is not None for g in old.provenance.growths] == [True, False, False]
+    back = mu.narrow(old, lambda: net(16))
+    assert (back.plan, back.provenance.growths) == (last.earlier[-1][0], old.provenance.growths[:2])
+    again = mu.narrow(mu.narrow(back, lambda: net(8)), lambda: net(4))
+    assert (again.provenance.growths, len(again.provenance.undone)) == ((), 3)
+    lost = replace(old, provenance=Provenance.from_json(told))
+    assert mu.narrow(lost, lambda: net(16)).provenance.growths == (), "control: as it was stored"
+    widened = copy.copy(last)
+    widened.__setstate__({**vars(last), "provenance": {"proof": {"by": "loss"}}})
+    assert [g.plan for g in widened.provenance.growths] == [g.plan for g in live], "without noise"
+    never = copy.copy(last)
+    never.__setstate__({**vars(last), "provenance": {}})
+    assert not never.provenance.growths, "what says nothing is not completed"
+
+
 def test_a_recipe_of_version_0_2_0_is_read():
     stored = {
         "format": "mupscale recipe 1", "optimizer": "torch.optim.AdamW", "constants": {"lr": 0.001, "betas": [0.9, 0.999]},

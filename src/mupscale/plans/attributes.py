@@ -58,9 +58,10 @@ _HOOKS = (
     "_backward_pre_hooks",
 )
 # What nn.Module keeps for itself; parameters, buffers and the training mode are carried elsewhere. transformers notes that
-# its hooks which record outputs are there, and puts them in place at the first call of a model without this note. Its gradient
-# checkpointing is switched on by a call that also sets functions, so the flag alone is not carried.
-_OWN = {*vars(nn.Module()), "training", "_output_capturing_hooks_installed", "gradient_checkpointing"}
+# its hooks which record outputs are there, and puts them in place at the first call of a model without this note.
+CHECKPOINTING, CHECKPOINT = "gradient_checkpointing", "_gradient_checkpointing_func"
+"""The flag of transformers' gradient checkpointing, and the function that a module with this flag calls."""
+_OWN = {*vars(nn.Module()), "training", "_output_capturing_hooks_installed", CHECKPOINTING, CHECKPOINT}
 _TOLERANCE = 1e-6
 """Relative: width constants are computed in float32 in some models."""
 _DEPTH = 4

@@ -62,7 +62,7 @@ def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Plan:
         with without_dropout(*pair) as observed:
             plan = _found(*pair, name, order, values, loss)
             check_asleep(*pair, plan, loss, "order")
-            modes = measured_modes(lambda: deviation(*pair, plan, loss), *pair)
+            modes = measured_modes(lambda: deviation(*pair, plan, loss), loss, *pair)
             wake_(pair[1], plan)
             check_woken(*pair, plan, loss, "order")
     return replace(

@@ -171,7 +171,9 @@ def find_plan(
         with without_dropout(*pair) as observed:
             found = search(made, *pair, loss, seconds)
             # The wide model holds the plan that was found: it was tried last.
-            modes = measured_modes(lambda: deviation(*pair, found.plan, loss), *pair) if both_modes else {}
+            modes = (
+                measured_modes(lambda: deviation(*pair, found.plan, loss), loss, *pair) if both_modes else {}
+            )
     plan = replace(found.plan, needs=found.plan.needs | observed.needs | mode_needs(modes))
     return replace(found, plan=proved_by(plan, loss, found.unreached, *models), modes=modes)
 

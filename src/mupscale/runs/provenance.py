@@ -150,6 +150,26 @@ class Provenance(Mapping[str, Any]):
         kept = self.growths[:-1] if self.growths and self.growths[-1].plan == plan.hash else ()
         return replace(self, growths=kept, undone=(*self.undone, *reversed(self.growths[len(kept) :])))
 
+    def completed(self, steps: Sequence[tuple[Plan, Plan | None]]) -> Provenance:
+        """The history with the growths that 0.2.0 did not record: those that added no noise, but for the proof of the last.
+
+        `steps` has the plans of all growths, oldest first, each with the plan from the reference to its base.
+        """
+        recorded = {growth.plan: growth for growth in self.growths if growth.plan is not None}
+        known = [plan.hash for plan, _ in steps]
+        unplaced = any(growth.plan is None and {*growth.known} - {"proof"} for growth in self.growths)
+        if not known or known[-1] in recorded or not recorded.keys() <= set(known) or unplaced:
+            return self
+        proof = self.growths[-1].proof if self.growths else {}
+        if self.growths and self.growths[-1].plan is not None:
+            recorded[self.growths[-1].plan] = replace(self.growths[-1], proof={})
+        found = [
+            recorded.get(plan.hash)
+            or Growth(plan=plan.hash, reference=reference_of(since), mupscale=None, torch=None)
+            for plan, since in steps
+        ]
+        return replace(self, growths=(*found[:-1], replace(found[-1], proof=proof)))
+
     def of(self, plan: Plan | None) -> Growth | None:
         """The latest growth by this plan."""
         own = None if plan is None else plan.hash

@@ -10,9 +10,8 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
@@ -39,7 +38,7 @@ from ..plans.gradient_hooks import has_hooks, refuse_hooks
 from ..plans.identity import Loss
 from ..plans.infer import find_plan, infer_plan, proved_by
 from ..plans.known import why_undecided
-from ..plans.modes import mode_needs
+from ..plans.modes import Modes, mode_needs
 from ..plans.names import named_tensors, unwrap
 from ..plans.need import Need
 from ..plans.plan import Plan
@@ -256,7 +255,7 @@ class _Pair:
         self.needs = off.needs
         return failure
 
-    def _modes(self, trial: Trial) -> dict[str, str]:
+    def _modes(self, trial: Trial) -> Modes:
         with without_dropout(trial.base.model, trial.wide.model) as off:
             modes = compare_modes(trial, self.loss, self._rounding)
         self.needs |= off.needs | mode_needs(modes)
@@ -272,5 +271,6 @@ class _Pair:
         return Run(model if training is None else model.train(training))
 
 
-def _record(plan: Plan, dtype: str, worst: float, trials: int, modes: Mapping[str, str]) -> dict[str, Any]:
-    return {"by": plan.proof, "dtype": dtype, "worst": worst, "trials": trials, "modes": dict(modes)}
+def _record(plan: Plan, dtype: str, worst: float, trials: int, modes: Modes) -> dict[str, Any]:
+    known = {name: asdict(mode) for name, mode in modes.items()}
+    return {"by": plan.proof, "dtype": dtype, "worst": worst, "trials": trials, "modes": known}

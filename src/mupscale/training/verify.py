@@ -25,6 +25,7 @@ from ..plans.dropout import EVERY_COPY, without_dropout
 from ..plans.float64 import cast_inputs, lifted_casts
 from ..plans.identity import Loss
 from ..plans.infer import find_plan, infer_plan, measured_with
+from ..plans.modes import Modes, mode_of_steps
 from ..plans.names import named_tensors
 from ..plans.plan import Plan
 from ..plans.projection import ExampleInputs, Projection
@@ -35,7 +36,6 @@ from ..proofs.compare import (
     compare_losses,
     compare_modes,
     compare_steps,
-    mode_of_steps,
     tolerance_of,
 )
 from ..proofs.diagnose import diagnose
@@ -216,10 +216,10 @@ class _Measuring:
             failure = Failure(len(trial.losses) - 1, "all tensors", what, CLIPPING, "clipping")
         return trial, failure
 
-    def modes(self, trial: Trial) -> dict[str, str]:
+    def modes(self, trial: Trial) -> Modes:
         """What holds in train and in eval mode, after one of them was found exact."""
         if self.step is not None:
-            return mode_of_steps(trial)
+            return mode_of_steps(trial.base.model, trial.ran)
         assert self.loss is not None
         with self._without_dropout(trial):
             return compare_modes(trial, self.loss, self._rounding)
