@@ -7,8 +7,6 @@ from ..lazy import exported
 if TYPE_CHECKING:
     from ..optimizers.schedulers import load_scheduler_ as load_scheduler_
     from ..training.grow.state_dicts import groups_for as groups_for
-    from ..training.grow.state_dicts import narrow_optimizer_state_dict as narrow_optimizer_state_dict
-    from ..training.grow.state_dicts import narrow_state_dict as narrow_state_dict
     from .huggingface import HuggingFaceCallback as HuggingFaceCallback
     from .lightning import LightningCallback as LightningCallback
     from .lightning_file import widen_lightning_checkpoint as widen_lightning_checkpoint
