@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from .training.check.symmetry import awake as awake
     from .training.check.symmetry import noise_report as noise_report
     from .training.check.symmetry import symmetry as symmetry
+    from .training.rates.reference import reference_lr as reference_lr
     from .training.units.clip import clip_grad_norm_ as clip_grad_norm_
     from .training.units.clip import grad_norm as grad_norm
-    from .training.units.groups import reference_lr as reference_lr
 
 __getattr__ = exported(__name__, {"report": "tune"})

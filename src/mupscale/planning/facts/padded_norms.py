@@ -140,7 +140,7 @@ def _multipliers(trace: Trace, walk: _Walk) -> Iterator[str]:
         if call.name not in _PRODUCTS:
             continue
         if any(from_drawn):
-            yield from (walk.draft.ties.get(leaf, leaf) for leaf in call.leaves if leaf is not None)
+            yield from (walk.draft.planned(leaf) for leaf in call.leaves if leaf is not None)
         elif any(not trace.weight(call, i) for i in range(len(call.inputs))):
             yield from walk.weights(call)
 
@@ -238,7 +238,7 @@ class _Walk:
             at, i = pending.pop()
             leaf, parent = at.leaves[i], at.parents[i]
             if leaf is not None:
-                name = self.draft.ties.get(leaf, leaf)
+                name = self.draft.planned(leaf)
                 entry = self.draft.entries.get(name)
                 if entry is not None and entry.kind == "parameter" and entry.growing:
                     found.append(name)
