@@ -70,22 +70,6 @@ def clip_grad_norm_(model: nn.Module, since: Since, *, max_norm: float, p: float
     return _clip_norm(named, plan, max_norm, p)
 
 
-def clip_grad_value_(model: nn.Module, since: Since, *, max_value: float) -> None:
-    """Clamp every gradient entry to `max_value` as written at the reference: r · max_value here.
-
-    >>> import mupscale as mu
-    >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> plan, model = mu.plan_between(make, 4, 8), make(8)
-    >>> model(torch.ones(1, 3)).sum().mul(1e6).backward()
-    >>> clip_grad_value_(model, plan, max_value=0.5)
-    >>> [float(p.grad.abs().max()) for p in model.parameters()]         # r is 1/2, 1/2, 1, 1
-    [0.25, 0.25, 0.5, 0.5]
-    """
-    named, plan = _parameters(model, since)
-    raise_faults(_NO_BOUND, _wrong_bound("max_value", max_value))
-    _clip_value(named, plan, max_value)
-
-
 Seen = list[tuple[TensorWeakRef | None, int]]
 """The gradients of an optimizer at one moment: the tensors, and how often each had been changed in place."""
 
