@@ -213,7 +213,8 @@ def facts(
     """
     row = row_of(base)
     roles = next((found for pattern, found in row.roles.items() if fnmatchcase(leaf, pattern)), None)
-    if owner and isinstance(owner[0], nn.MultiheadAttention) and roles is _OUT_IN:  # the weight of its out_proj
+    if owner and isinstance(owner[0], nn.MultiheadAttention) and roles is _OUT_IN:
+        # The weight of its out_proj reads heads.
         heads = _attention(*owner, "q_proj_weight", pad)  # type: ignore[arg-type]
         return Facts(_OUT_IN, {1: heads.layouts[0]}, heads.fold**-1)
     if not callable(roles):
