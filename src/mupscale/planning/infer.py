@@ -18,7 +18,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..models.build import Make, build
 from ..models.dropout import without_dropout
 from ..models.example_loss import ExampleInputs, Projection, refuse_unreached
-from ..models.fingerprint import code_of
+from ..models.fingerprint import code_fingerprint
 from ..models.float64 import lifted_casts, prepare
 from ..models.kinds import KNOWN_NORMS, is_norm
 from ..models.names import pattern_of
@@ -164,14 +164,16 @@ def find_plan(
         with without_dropout(*pair) as observed:
             found = search(made, *pair, loss, seconds)
             # The wide model holds the plan that was found: it was tried last.
-            modes = measured_modes(lambda: deviation(*pair, found.plan, loss), *pair) if both_modes else {}
+            modes = (
+                measured_modes(lambda: deviation(*pair, found.plan, loss), loss, *pair) if both_modes else {}
+            )
     plan = replace(found.plan, needs=found.plan.needs | observed.needs | mode_needs(modes))
     return replace(found, plan=proved_by(plan, loss, found.unreached, *models), modes=modes)
 
 
 def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...], *models: nn.Module) -> Plan:
     """The plan after its gradients were measured on two models; raises if example inputs leave a growing tensor out."""
-    plan = replace(plan, code=code_of(*models))
+    plan = replace(plan, code=code_fingerprint(*models))
     growing = {name for entry in plan.tensors.values() if entry.grows for name in entry.sources}
     if isinstance(loss, Projection):
         refuse_unreached(unreached, growing)
