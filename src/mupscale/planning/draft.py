@@ -22,14 +22,12 @@ from fractions import Fraction
 import torch
 from torch import nn
 
-from ..errors import Fault, MupscaleError
+from ..errors import Fault, MupscaleError, raise_faults
 from ..models.names import named_tensors, strip_wrappers, unwrap
-from ..models.need import Need
-from ..plans.plan import Edit, Fill, Kind, Plan, TensorPlan
+from ..plans.plan import Fill, Kind, Plan, TensorPlan
 from ..rules.axes import Axis, Factor, Layout, Role
 from ..rules.scale import ONE, Scale
 from .facts import modules
-from .facts.norm_eps import pad_norms
 from .facts.parametrized import parametrized, weight_norm_facts
 
 
@@ -132,6 +130,18 @@ class Draft:
         """Tensors that grow and whose roles are neither known from their module nor declared."""
         return [e for e in self.entries.values() if e.growing and e.roles is None]
 
+    def axis(self, entry: Entry, dim: int) -> Axis | None:
+        """One axis of a tensor as it is laid out so far; None if the layout does not fit the two sizes."""
+        try:
+            return entry.plan(self.pad).axes[dim]
+        except MupscaleError:
+            return None
+
+    def padded(self, entry: Entry, dim: int) -> bool:
+        """True if an axis gets zeros, as it is laid out so far."""
+        axis = self.axis(entry, dim)
+        return axis is not None and axis.padded
+
     def with_entries(self, changes: Mapping[str, Entry]) -> Draft:
         """The draft with some entries replaced."""
         return replace(self, entries={**self.entries, **changes})
@@ -159,16 +169,10 @@ class Draft:
                 tensors[name] = self._like_its_gain(entry).plan(self.pad)
             except MupscaleError as error:
                 faults.append(Fault(error.code, name, error.claim))
-        edits: list[Edit] = []
-        needs: set[Need] = set()
-        if not faults and any(t.padded for t in tensors.values()):
-            needs = modules.padding_needs(self.models[0])
-            folded, edits, faults = pad_norms(*self.models, tensors)
-            tensors.update(folded)
-        if faults:
-            raise MupscaleError("no plan fits these two models", faults)
-        in_order = tuple(sorted(edits, key=lambda edit: edit.path))
-        return Plan(tensors, dict(self.ties), in_order, needs=frozenset(needs))
+        raise_faults("no plan fits these two models", faults)
+        padded = any(tensor.padded for tensor in tensors.values())
+        needs = modules.padding_needs(self.models[0]) if padded else set()
+        return Plan(tensors, dict(self.ties), needs=frozenset(needs))
 
 
 def draft(

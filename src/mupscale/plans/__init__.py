@@ -11,14 +11,12 @@ if TYPE_CHECKING:
     from ..families.plan import family_plan as family_plan
     from ..models.build import build as _build
     from ..proofs.identity import gradient_identity as gradient_identity
-    from .plan import Edit as Edit
     from .tensor_plan import TensorPlan as TensorPlan
 
     on_meta = _build
 
 _NAMES = {
     "TensorPlan": ("plans.tensor_plan", ""),
-    "Edit": ("plans.plan", ""),
     "gradient_identity": ("proofs.identity", ""),
     "family_plan": ("families.plan", "hf"),
     "on_meta": ("models.build:build", ""),
