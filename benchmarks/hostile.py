@@ -39,6 +39,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 import mupscale as mu
 from harness.limited import HANG, MEMORY, limited
+from harness.oracle import expand_slowly
 from harness.program import Outcome, option, run
 from mupscale.checkpoints.shards import weight_moves
 from mupscale.files.dcp import METADATA, read_dcp
@@ -49,7 +50,6 @@ from mupscale.files.torch_file import read_tensor, read_tree
 from mupscale.jobs.identity import make_job
 from mupscale.jobs.job import Text
 from mupscale.jobs.worker import run_job
-from mupscale.tensors.oracle import expand_slowly
 from mupscale.training.recipe import Recipe, TensorGrowth
 
 REFUSALS = ("MupscaleError", *(kind.__name__ for kind in mu.MupscaleError.__subclasses__()))

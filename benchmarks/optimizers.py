@@ -46,7 +46,7 @@ from harness.muons import MoonlightMuon
 from harness.program import Outcome, option, run
 from harness.runs import step
 from harness.toys import mlp
-from mupscale.rules.optimizers import OptimizerRule
+from mupscale.rules.optimizer_rule import OptimizerRule
 from mupscale.trainers.menu import MENU, REFUSED_NAMES, named_optimizer
 
 BEFORE, STEPS = 6, 12

@@ -25,6 +25,7 @@ import torch
 
 import mupscale as mu
 from harness.launched import launch
+from harness.oracle import expand_slowly
 from harness.program import Outcome, option, run
 from harness.sharded_bases import grow, grown_here, train, write_llama
 from harness.sharded_cases import (
@@ -41,7 +42,6 @@ from harness.sharded_cases import (
 )
 from mupscale.models.names import named_tensors
 from mupscale.rules.scale import ONE
-from mupscale.tensors.oracle import expand_slowly
 
 
 def oracle_error(run: mu.Run, base: dict[str, torch.Tensor], plan: mu.Plan) -> float:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mupscale.plans import TensorPlan
 from mupscale.rules import Axis, rule_for
-from mupscale.rules.optimizers import decay_factor
+from mupscale.rules.optimizer_rule import decay_factor
 from reproduce.frontier import sunk
 from reproduce.frontier.page import books
 from reproduce.frontier.sizes import Finished

@@ -30,7 +30,7 @@ from harness.popular import summary as popular_summary  # noqa: E402
 from mupscale.families.rows import Row, row_for  # noqa: E402
 from mupscale.families.widths import USUAL  # noqa: E402
 from mupscale.rules.muon_rows import MUONS  # noqa: E402
-from mupscale.rules.optimizers import Decay, OptimizerRule, State  # noqa: E402
+from mupscale.rules.optimizer_rule import Decay, OptimizerRule, State  # noqa: E402
 from mupscale.rules.package_rows import PACKAGES  # noqa: E402
 from mupscale.rules.refused import REFUSED  # noqa: E402
 from mupscale.rules.torch_rows import TORCH  # noqa: E402

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 
 from harness import muons, published
 from mupscale.rules import muon_row
-from mupscale.rules.optimizers import RULES, OptimizerRule, qualified_name
+from mupscale.rules.optimizer_rule import OptimizerRule
+from mupscale.rules.optimizers import RULES, qualified_name
 
 Make = Callable[[list[nn.Parameter]], Optimizer]
 WRITTEN_RULES: Mapping[str, OptimizerRule] = {

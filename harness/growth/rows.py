@@ -22,7 +22,8 @@ from mupscale.families.models import config_from, factory, model_class
 from mupscale.families.plan import family_plan
 from mupscale.families.record import FamilyPlan
 from mupscale.models.float64 import cast_, lifted_casts
-from mupscale.plans.plan import Plan, TensorPlan
+from mupscale.plans.plan import Plan
+from mupscale.plans.tensor_plan import TensorPlan
 from mupscale.proofs.identity import Loss
 from mupscale.tensors.differences import curve_gap, loss_gap
 from mupscale.tensors.random_states import forked

@@ -179,7 +179,8 @@ TYPES: dict[type[MupscaleError], str] = {
         growth.other_provenance_version growth.plan_hash_differs growth.record_incomplete growth.record_malformed
         growth.request_malformed header job.bytes_differ
         job.malformed_record job.wrong_format json noise.malformed_record pickle plan.contradicts_itself
-        plan.edits_constants plan.malformed_record plan.not_a_family_plan plan.wrong_format recipe.malformed_record recipe.wrong_format
+        plan.edits_constants plan.malformed_record plan.not_a_family_plan plan.wrong_format
+        recipe.malformed_record recipe.wrong_format
         store.not_a_journal study.checkpoint_damaged""",
 }
 """The type of an error by the codes and topics of its faults; what is not listed has none of its own."""

@@ -9,10 +9,10 @@ import torch
 
 from harness.refusals import refused
 from mupscale.cli import device_report, doctor, first_lines
-from mupscale.cli import kernel_slices as slices
 from mupscale.cli.main import main
 from mupscale.extras import EXTRAS, needs
-from mupscale.tensors import on_device
+from mupscale.tensors.triton import compare as slices
+from mupscale.tensors.triton import launch
 
 
 def stated() -> dict[str, set[str]]:
@@ -120,12 +120,12 @@ def test_the_report_holds_where_every_part_does(quick, capsys):
 
 
 def test_the_triton_kernel_is_compared_where_triton_is(quick, capsys, monkeypatch):
-    monkeypatch.setattr(on_device, "installed", lambda: True)
+    monkeypatch.setattr(launch, "installed", lambda: True)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(device_report, "_slices", lambda device, kernel: (kernel, kernel != "triton"))
     assert main(["doctor", "--device", "cpu"]) == 1
     assert re.search("^Triton kernel +FAILS  triton", capsys.readouterr().out, re.MULTILINE)
-    monkeypatch.setattr(on_device, "installed", lambda: False)
+    monkeypatch.setattr(launch, "installed", lambda: False)
     assert main(["doctor", "--device", "cpu"]) == 0
 
 

@@ -16,7 +16,7 @@ from harness.refusals import refusal
 from mupscale.optimizers.named import NamedGroup
 from mupscale.optimizers.rows import stacked
 from mupscale.optimizers.settings import cannot_be_exact, unknown_settings
-from mupscale.plans.plan import TensorPlan
+from mupscale.plans.tensor_plan import TensorPlan
 from mupscale.rules.axes import Axis
 from mupscale.rules.muon_rows import CLASSES
 from mupscale.rules.optimizers import RULES, qualified_name

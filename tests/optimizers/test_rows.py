@@ -16,7 +16,8 @@ from harness.closeness import largest
 from harness.controls import has, wrong_rules
 from harness.known_optimizers import CASES, WRITTEN_RULES, Known, make_moonlight
 from harness.refusals import refusal
-from mupscale.plans.plan import Plan, TensorPlan
+from mupscale.plans.plan import Plan
+from mupscale.plans.tensor_plan import TensorPlan
 from mupscale.proofs.identity import expected_gradient, expected_weight
 from mupscale.rules.axes import Axis
 from mupscale.rules.optimizer_rule import UNIVERSAL

@@ -146,7 +146,11 @@ def test_pads_declared_where_copies_would_fit_are_folded_into_what_a_norm_reads(
     make = between(lambda n: nn.RMSNorm(n, eps))
     layouts: Any = {"0.*": {0: PAD}, "1.*": {0: PAD}, "2.weight": {1: PAD}}
     plan = mu.plan_between(make, 4, 8, layouts=layouts, loss=loss)
-    assert [str(plan[name].fold) for name in ("0.weight", "0.bias", "1.weight")] == ["2^(1/2)", "2^(1/2)", "2^(-1/2)"]
+    assert [str(plan[name].fold) for name in ("0.weight", "0.bias", "1.weight")] == [
+        "2^(1/2)",
+        "2^(1/2)",
+        "2^(-1/2)",
+    ]
 
 
 @pytest.mark.parametrize("tied", ["base", "wide"])

@@ -131,25 +131,6 @@ def test_a_loss_that_depends_on_the_width_by_itself_is_named():
     assert "depends on the width by itself" in failure.cause
 
 
-def test_settings_that_the_step_writes_later_are_remarked():
-    def later(run, i):
-        if i == 1000:
-            for group in run.optimizer.param_groups:
-                group["weight_decay"] = 0.5
-        return step(run, i)
-
-    certificate = mu.verify(adamw(mlp(8)), lambda: mlp(16), step=later, steps=3)
-    assert certificate.holds
-    assert "the step's code sets weight_decay by name" in str(certificate)
-
-    def relative(run, i):
-        for group in run.optimizer.param_groups:
-            group["lr"] *= 0.9
-        return step(run, i)
-
-    assert not mu.verify(adamw(mlp(8)), lambda: mlp(16), step=relative, steps=3).remarks
-
-
 class Heads(nn.Module):
     """Fused attention with a fixed number of heads and the scale of torch: 1/sqrt(head size)."""
 

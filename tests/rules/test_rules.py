@@ -15,7 +15,8 @@ import mupscale as mu
 from harness.draws import data
 from harness.profiles import examples
 from harness.refusals import refusal
-from mupscale.rules.optimizers import RULES, Decay, decay_factor, qualified_name
+from mupscale.rules.optimizer_rule import Decay, decay_factor
+from mupscale.rules.optimizers import RULES, qualified_name
 from mupscale.rules.sizes import noise_size
 
 G, W = mu.rules.G, mu.rules.W

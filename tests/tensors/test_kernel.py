@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 import mupscale as mu
 from harness.closeness import assert_bitwise
+from harness.oracle import expand_slowly
 from harness.profiles import examples
 from harness.refusals import refusal
 from harness.strategies import axes, making
 from mupscale.tensors import expand as kernel
 from mupscale.tensors.collapse import collapse
 from mupscale.tensors.expand import expand, expand_
-from mupscale.tensors.oracle import expand_slowly
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 INTEGERS = [torch.int64, torch.int32, torch.uint8, torch.bool]

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from harness.refusals import refused
-from mupscale.tensors import on_device
 from mupscale.tensors.compiled import VARIABLE
 from mupscale.tensors.noise import TensorNoise
 from mupscale.tensors.philox import Stream
+from mupscale.tensors.triton import launch
 
 NOISE = TensorNoise(Stream(0, "w"), 0.1)
 
@@ -26,21 +26,21 @@ def slice_on(kind: str) -> Any:
 def test_cuda_uses_the_kernel_only_when_it_is_asked_for(choice, used, monkeypatch):
     monkeypatch.setenv(VARIABLE, choice)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(on_device, "installed", lambda: True)
-    assert on_device.is_for(slice_on("cuda"), None, NOISE) is used
+    monkeypatch.setattr(launch, "installed", lambda: True)
+    assert launch.is_for(slice_on("cuda"), None, NOISE) is used
     for kind in ("cpu", "mps", "xpu"):
-        assert not on_device.is_for(slice_on(kind), None, NOISE)
+        assert not launch.is_for(slice_on(kind), None, NOISE)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert on_device.is_for(slice_on("cpu"), None, NOISE) is used
+    assert launch.is_for(slice_on("cpu"), None, NOISE) is used
 
 
 def test_a_kernel_that_is_asked_for_and_not_installed_is_refused(monkeypatch):
     monkeypatch.setenv(VARIABLE, "triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(on_device, "installed", lambda: False)
+    monkeypatch.setattr(launch, "installed", lambda: False)
     with refused("extra.missing", where=("triton", VARIABLE)):
-        on_device.is_for(slice_on("cuda"), None, NOISE)
-    assert not on_device.is_for(slice_on("cpu"), None, NOISE), "control"
+        launch.is_for(slice_on("cuda"), None, NOISE)
+    assert not launch.is_for(slice_on("cpu"), None, NOISE), "control"
     monkeypatch.setenv(VARIABLE, "fast")
     with refused("kernel.unknown_choice", where="'fast'"):
-        on_device.is_for(slice_on("cuda"), None, NOISE)
+        launch.is_for(slice_on("cuda"), None, NOISE)

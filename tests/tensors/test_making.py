@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import mupscale as mu
 from harness.closeness import assert_bitwise
+from harness.oracle import expand_slowly, join_slowly
 from harness.profiles import examples
 from harness.refusals import refusal
 from harness.strategies import axes, making
@@ -23,7 +24,6 @@ from mupscale.tensors.copies import copies_of
 from mupscale.tensors.expand import expand, expand_
 from mupscale.tensors.making import Join, Making
 from mupscale.tensors.noise import TensorNoise
-from mupscale.tensors.oracle import expand_slowly, join_slowly
 from mupscale.tensors.philox import Stream
 
 

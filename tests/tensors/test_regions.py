@@ -8,7 +8,7 @@ import torch
 from mupscale.rules.axes import Axis
 from mupscale.tensors.noise import TensorNoise, Waking
 from mupscale.tensors.philox import Stream
-from mupscale.tensors.regions import regions
+from mupscale.tensors.triton.regions import regions
 
 AXES = tuple(map(Axis.parse, ("out: 6x2+5", "in: 9x2+4")))
 PLAIN = TensorNoise(Stream(3, "w"), 0.3)

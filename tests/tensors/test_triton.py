@@ -1,6 +1,6 @@
 """The Triton kernel gives the bits of the CPU, on random slices of random tensors.
 
-On the CPU it runs in Triton's interpreter, which executes the same program. What a slice is, `cli/kernel_slices.py` says.
+On the CPU it runs in Triton's interpreter, which executes the same program. What a slice is, `tensors/triton/compare.py` says.
 Triton may be beside the environment: `PYTHONPATH=folder python -m pytest -m nightly tests/tensors/test_triton.py`.
 """
 
@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.nightly
 COMPARE = """
 import torch
-from mupscale.cli.kernel_slices import compare_slices
+from mupscale.tensors.triton.compare import compare_slices
 torch.set_num_threads(1)
 found = compare_slices(240, "cpu", kernel="triton")
 print(*found.different, sep="\\n")

@@ -21,7 +21,8 @@ from harness.tensors import tensors_of
 from harness.toys import MLP, WIDE_MLP, TiedModel, loss_on, mlp, tokens, trained_mlp, vectors, wide_mlp
 from harness.wrong import without
 from mupscale.rules.axes import Axis
-from mupscale.rules.optimizers import RULES, change_for
+from mupscale.rules.optimizer_rule import change_for
+from mupscale.rules.optimizers import RULES
 from mupscale.rules.scale import Scale
 from mupscale.rules.sizes import noise_size
 from mupscale.rules.units import G, W

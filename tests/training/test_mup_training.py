@@ -12,7 +12,8 @@ import mupscale as mu
 from harness.closeness import LAST_PLACES, assert_bitwise
 from harness.draws import data, seeded
 from harness.refusals import refusal
-from mupscale.rules.optimizers import RULES, change_for, decay_factor
+from mupscale.rules.optimizer_rule import change_for, decay_factor
+from mupscale.rules.optimizers import RULES
 from mupscale.rules.sizes import noise_size
 
 

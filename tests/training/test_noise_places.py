@@ -18,7 +18,7 @@ from mupscale.noise import where as noise_places
 from mupscale.noise.resolved import restore_noise
 from mupscale.noise.where import Exempt, exempt_of, noisy_weights
 from mupscale.plans.direction import Direction
-from mupscale.plans.plan import TensorPlan
+from mupscale.plans.tensor_plan import TensorPlan
 from mupscale.plans.wide_model import fill_model_
 from mupscale.rules import Axis
 from mupscale.tensors.expand import expand

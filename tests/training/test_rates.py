@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from mupscale.training.rates.rates import NEW_SCHEDULE
 from torch import nn
 from torch.optim import lr_scheduler
 
 import mupscale as mu
 from harness.draws import data, seeded
 from harness.refusals import refusal
+from mupscale.training.rates.rates import NEW_SCHEDULE
 
 SILENT = mu.MupNoise(0.0)
 STEPS = 10

@@ -20,7 +20,8 @@ from ..optimizers.named import NamedOptimizer
 from ..optimizers.read import Names, read_positions
 from ..plans.direction import Direction, Noises
 from ..plans.plan import Plan
-from ..rules.optimizers import OptimizerRule, rule_for
+from ..rules.optimizer_rule import OptimizerRule
+from ..rules.optimizers import rule_for
 from .trainer_groups import named_orders, told_by
 
 OTHER_PLAN = "use the plan that starts at this checkpoint's model, or plan.rename"

@@ -24,7 +24,7 @@ from ..optimizers.named import NamedOptimizer
 from ..optimizers.read import Names
 from ..plans.direction import Noises
 from ..plans.plan import Plan
-from ..rules.optimizers import OptimizerRule
+from ..rules.optimizer_rule import OptimizerRule
 from ..storage.location import Location
 from ..tensors.making import Making
 from .engine_state import NamedState, WideFiles, fixed_file, plain_file

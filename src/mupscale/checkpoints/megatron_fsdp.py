@@ -30,7 +30,7 @@ from ..optimizers.named import Moment
 from ..optimizers.read import Names
 from ..plans.direction import Noises
 from ..plans.plan import Plan
-from ..rules.optimizers import OptimizerRule
+from ..rules.optimizer_rule import OptimizerRule
 from ..tensors.making import Making
 from .engine_state import NEW_TENSOR, OTHER_PLAN, NamedState, WideFiles, archive_of, fixed_file
 from .megatron import kept_values

@@ -12,7 +12,8 @@ from ..errors import Fault, MupscaleError
 from ..files.directory import Directory
 from ..files.torch_file import read_tree
 from ..optimizers.read import parts, settings_of
-from ..rules.optimizers import RULES, Decay
+from ..rules.optimizer_rule import Decay
+from ..rules.optimizers import RULES
 from ..training.recipe import Recipe
 from .trainer_groups import fitting
 from .trainer_state import OPTIMIZER

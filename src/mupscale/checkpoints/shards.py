@@ -23,7 +23,8 @@ from ..files.strict import printable, raise_few
 from ..jobs.blocks import Reader
 from ..jobs.job import Job, Move, window
 from ..noise.resolved import NoisePlan
-from ..plans.plan import Plan, TensorPlan
+from ..plans.plan import Plan
+from ..plans.tensor_plan import TensorPlan
 from ..tensors.making import Making
 from .request import SHARD_BYTES
 

@@ -18,7 +18,8 @@ from ..optimizers.read import Names, settings_of
 from ..plans.block_order import in_wide_order
 from ..plans.direction import Direction
 from ..plans.plan import Plan
-from ..rules.optimizers import RULES, OptimizerRule
+from ..rules.optimizer_rule import OptimizerRule
+from ..rules.optimizers import RULES
 
 CLAIM = "the optimizer state cannot be widened"
 LEAVE = "move optimizer.pt and scheduler.pt away to widen the weights alone"

@@ -27,7 +27,8 @@ from ..optimizers.read import Groups, Names, parts, read_positions
 from ..optimizers.write import write_positions
 from ..plans.direction import Direction, Noises
 from ..plans.plan import Plan
-from ..rules.optimizers import OptimizerRule, rule_for
+from ..rules.optimizer_rule import OptimizerRule
+from ..rules.optimizers import rule_for
 from ..storage.location import Location, location
 from .trainer_groups import CLAIM, LEAVE, told_by, trainer_orders
 

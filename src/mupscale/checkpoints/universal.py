@@ -23,7 +23,7 @@ from ..optimizers.named import Moment, NamedGroup, NamedOptimizer
 from ..optimizers.schedulers import RATES_OF_GROUPS
 from ..plans.direction import Noises
 from ..plans.plan import Plan
-from ..rules.optimizers import OptimizerRule
+from ..rules.optimizer_rule import OptimizerRule
 from .engine_state import NEW_TENSOR, OTHER_PLAN, NamedState, WideFiles, plain_file
 
 CLAIM = "this universal checkpoint cannot be widened"

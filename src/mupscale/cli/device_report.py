@@ -15,17 +15,17 @@ from ..errors import MupscaleError
 from ..rules.axes import Axis
 from ..rules.scale import Scale
 from ..runs.run import Run
-from ..tensors import on_device
 from ..tensors.differences import curve_gap
 from ..tensors.expand import expand, expand_
 from ..tensors.making import Making
 from ..tensors.noise import TensorNoise
 from ..tensors.philox import Stream
 from ..tensors.random_states import forked
+from ..tensors.triton import launch
+from ..tensors.triton.compare import compare_slices
 from ..training.grow.widen import widen
 from . import first_lines
 from .demo import DIFFERENT, train
-from .kernel_slices import compare_slices
 
 _SLICES = 60  # ten of every kind
 _STEPS = 30
@@ -96,7 +96,7 @@ def _version(package: str) -> str:
 
 def _checks(device: torch.device) -> Iterator[Check]:
     yield _tried("noise bits", lambda: _slices(device, "portable"))
-    if on_device.installed() and device.type == ("cpu" if on_device.interpreted() else "cuda"):
+    if launch.installed() and device.type == ("cpu" if launch.interpreted() else "cuda"):
         yield _tried("Triton kernel", lambda: _slices(device, "triton"))
     yield _tried("exact bits", lambda: _exact_bits(device))
     options = {"plain": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}

@@ -28,7 +28,8 @@ from ..errors import Fault, raise_faults
 from ..models.float64 import cast_, lifted_casts
 from ..models.names import named_tensors
 from ..plans.direction import Direction
-from ..plans.plan import Kind, Plan, TensorPlan
+from ..plans.plan import Plan
+from ..plans.tensor_plan import Kind, TensorPlan
 from ..plans.wide_model import fill_model_
 from ..proofs.identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients
 from ..rules.axes import Axis

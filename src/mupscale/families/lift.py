@@ -22,10 +22,10 @@ from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..models.names import named_tensors, pattern_of
-from ..plans.plan import Plan, TensorPlan
-from ..plans.tensor_plan import Powers
-from ..rules.axes import Axis, Factor
-from ..rules.products import Product
+from ..plans.plan import Plan
+from ..plans.tensor_plan import Powers, TensorPlan
+from ..rules.axes import Axis
+from ..rules.products import Factor, Product
 from ..rules.scale import Scale
 
 

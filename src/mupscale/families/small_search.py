@@ -16,7 +16,8 @@ from ..models.build import build
 from ..models.float64 import lifted_casts
 from ..models.names import named_tensors, pattern_of
 from ..planning.declare import Declared
-from ..planning.infer import Found, find_plan
+from ..planning.infer import find_plan
+from ..planning.search.search import Found
 from ..plans.ends import identity_plan
 from ..plans.plan import Plan
 from ..rules.axes import Layout

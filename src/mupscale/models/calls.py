@@ -91,7 +91,8 @@ class Trace:
         for call in self.calls:
             known = zip(call.leaves, call.parents, strict=True)
             found.append(
-                call.drawn or any(leaf is None and (parent is None or found[parent]) for leaf, parent in known)
+                call.drawn
+                or any(leaf is None and (parent is None or found[parent]) for leaf, parent in known)
             )
         return found
 

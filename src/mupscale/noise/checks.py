@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..arguments import wrong_whole
 from ..errors import Fault
-from ..plans.plan import Plan, TensorPlan
+from ..plans.plan import Plan
+from ..plans.tensor_plan import TensorPlan
 from .kinds import Noise, PairedNoise, Sigma, SignalNoise, relative_size
 from .measures import Statistic
 from .where import Exempt, has_copies, noisy_weights

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..plans.plan import TensorPlan
+from ..plans.tensor_plan import TensorPlan
 from ..tensors.devices import exact
 from ..tensors.expand import expand
 from ..tensors.making import Making

@@ -16,7 +16,8 @@ from math import prod
 from torch import Tensor
 
 from ..errors import Fault, raise_faults
-from ..plans.plan import Plan, TensorPlan
+from ..plans.plan import Plan
+from ..plans.tensor_plan import TensorPlan
 from ..rules.noise_defaults import WAKE
 from ..tensors.spectral import gaussian_norm
 from .checks import Measure, each, measured, pairing, unknown_names

@@ -16,7 +16,8 @@ from torch import nn
 from ..models.kinds import KNOWN_NORMS, padding_rows
 from ..models.names import named_tensors, resolve, strip_wrappers, unwrap
 from ..plans.ends import End
-from ..plans.plan import Plan, TensorPlan
+from ..plans.plan import Plan
+from ..plans.tensor_plan import TensorPlan
 
 
 @dataclass(frozen=True)

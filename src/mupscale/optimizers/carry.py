@@ -17,10 +17,10 @@ from torch import Tensor
 from ..errors import Fault, raise_faults
 from ..plans.block_order import in_wide_order
 from ..plans.direction import Direction
-from ..plans.plan import TensorPlan
+from ..plans.tensor_plan import TensorPlan
 from ..rules.axes import Axis
 from ..rules.matrices import short_dimension
-from ..rules.optimizers import OptimizerRule
+from ..rules.optimizer_rule import OptimizerRule
 from ..rules.scale import Scale
 from ..tensors.making import Making
 from ..tensors.noise import TensorNoise

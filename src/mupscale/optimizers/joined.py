@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import Fault
 from ..plans.direction import Direction
-from ..plans.plan import TensorPlan
+from ..plans.tensor_plan import TensorPlan
 from ..tensors.making import Join
 from .named import NamedOptimizer
 from .quantised import Coded

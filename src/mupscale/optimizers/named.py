@@ -9,7 +9,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..rules.optimizers import OptimizerRule
+from ..rules.optimizer_rule import OptimizerRule
 from ..tensors.making import Making
 
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ..errors import Fault, MupscaleError, raise_faults
 from ..models.names import named_tensors, resolve
 from ..plans.direction import Direction
-from ..rules.optimizers import OptimizerRule
+from ..rules.optimizer_rule import OptimizerRule
 from .named import NamedGroup, NamedOptimizer
 from .quantised import folded, overridden
 from .rows import split_all

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..rules.optimizers import OptimizerRule
+from ..rules.optimizer_rule import OptimizerRule
 from .named import NamedGroup
 
 States = Mapping[str, Mapping[str, Any]]

@@ -12,10 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import Fault
-from ..plans.plan import TensorPlan
+from ..plans.tensor_plan import TensorPlan
 from ..rules.matrices import copied_blocks
-from ..rules.optimizer_rule import RATES, block_count
-from ..rules.optimizers import OptimizerRule, change_for, decay_factor
+from ..rules.optimizer_rule import RATES, OptimizerRule, block_count, change_for, decay_factor
 from ..rules.scale import Scale
 from ..rules.units import Change
 from .named import NamedGroup

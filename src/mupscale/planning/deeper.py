@@ -23,7 +23,6 @@ from ..models.names import named_tensors
 from ..plans.direction import Direction
 from ..plans.new_blocks import Order, Sleep, block_plan, first_values, lists_of_blocks, order_of
 from ..plans.plan import Plan
-from ..plans.tensor_plan import Fill
 from ..plans.wide_model import fill_model_
 from ..proofs.identity import (
     GRADIENT_TOLERANCE,
@@ -36,6 +35,7 @@ from ..proofs.identity import (
 )
 from ..proofs.modes import measured_modes, mode_needs
 from ..tensors.differences import loss_gap
+from ..tensors.making import Fill
 from ..tensors.random_states import forked
 
 SILENCED: Fill = "zero"

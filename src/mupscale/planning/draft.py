@@ -24,9 +24,12 @@ from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..models.names import named_tensors, strip_wrappers, unwrap
-from ..plans.plan import Fill, Kind, Plan, TensorPlan
-from ..rules.axes import Axis, Factor, Layout, Role
+from ..plans.plan import Plan
+from ..plans.tensor_plan import Kind, TensorPlan
+from ..rules.axes import Axis, Layout, Role
+from ..rules.products import Factor
 from ..rules.scale import ONE, Scale
+from ..tensors.making import Fill
 from .facts import modules
 from .facts.parametrized import parametrized, weight_norm_facts
 

@@ -36,8 +36,7 @@ from .facts.modules import leaking_pads
 from .facts.padded_norms import is_norm, padded_norms, streams_by_size, unpaddable, with_streams
 from .facts.unwritten import reading_faults
 from .knobs import copies, layout_knobs
-from .search.search import Found as Found
-from .search.search import search
+from .search.search import Found, search
 
 # Modules without parameters that read channels in a special order: neighbours (local response), blocks
 # (shuffles, GLU halves) or all together (softmax). Plain copies are wrong for some of them, and shapes do not

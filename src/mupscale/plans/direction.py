@@ -21,7 +21,8 @@ from ..tensors.expand import expand
 from ..tensors.making import Making
 from ..tensors.noise import TensorNoise
 from .ends import End, check_duplicates, expect_plan
-from .plan import Plan, TensorPlan
+from .plan import Plan
+from .tensor_plan import TensorPlan
 
 
 class Noises(Protocol):

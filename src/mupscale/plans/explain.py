@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..models.names import pattern_of
-from ..rules.optimizers import RULES, change_for, decay_factor
+from ..rules.optimizer_rule import change_for, decay_factor
+from ..rules.optimizers import RULES
 from ..rules.sizes import noise_size
 from ..text import columns
 from .tensor_plan import TensorPlan

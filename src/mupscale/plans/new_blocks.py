@@ -27,8 +27,9 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..models.names import named_tensors, pattern_of
 from ..rules.axes import Axis
 from ..rules.scale import ONE, Scale
-from .plan import Kind, Plan, TensorPlan
-from .tensor_plan import Fill
+from ..tensors.making import Fill
+from .plan import Plan
+from .tensor_plan import Kind, TensorPlan
 
 Order = tuple[int | None, ...]
 """For every block of the deeper model the block of the base that it is, or None for a new one."""

@@ -25,9 +25,7 @@ from ..models.need import Need
 from ..rules.axes import Axis
 from ..rules.scale import Exact, Scale
 from .explain import explain, table
-from .tensor_plan import Fill as Fill
-from .tensor_plan import Kind as Kind
-from .tensor_plan import TensorPlan as TensorPlan
+from .tensor_plan import Kind, TensorPlan
 
 FORMAT = "mupscale plan 1"
 _MALFORMED = "this is not a plan, expected what to_json wrote"

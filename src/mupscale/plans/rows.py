@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from ..errors import Fault, raise_faults
 from ..models.names import named_tensors
-from ..rules.axes import Axis, Factor
-from .plan import Kind, Plan, TensorPlan
-from .tensor_plan import Rows
+from ..rules.axes import Axis
+from ..rules.products import Factor
+from .plan import Plan
+from .tensor_plan import Kind, Rows, TensorPlan
 
 
 def row_plan(base: nn.Module, more: nn.Module, rows: Rows, added: int) -> Plan:

@@ -21,8 +21,7 @@ from ..rules.axes import Axis
 from ..rules.scale import ONE, Scale
 from ..rules.units import Change
 from ..tensors.expand import expand_
-from ..tensors.making import Fill as Fill
-from ..tensors.making import Join, Making
+from ..tensors.making import Fill, Join, Making
 from ..tensors.noise import TensorNoise
 
 Kind = Literal["parameter", "buffer"]

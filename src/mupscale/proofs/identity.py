@@ -22,7 +22,8 @@ from ..errors import MupscaleError, raise_faults
 from ..models.class_code import code_of
 from ..models.names import named_tensors
 from ..plans.ends import check_end
-from ..plans.plan import Plan, TensorPlan
+from ..plans.plan import Plan
+from ..plans.tensor_plan import TensorPlan
 from ..tensors.differences import Difference, difference, loss_gap, relative, whole
 from ..tensors.making import Making
 from ..tensors.parts import is_sharded, local_of, local_rectangle

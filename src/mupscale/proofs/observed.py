@@ -1,15 +1,12 @@
-"""What a step does beside its arithmetic: plain clipping, random numbers, settings written into groups.
+"""What a step does besides its arithmetic: plain clipping and random numbers.
 
 Some of it has no effect in the steps that are measured and parts the runs later, so it is looked for as well.
 """
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Callable
-from itertools import pairwise
 from math import inf
-from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -24,7 +21,6 @@ _RANDOM = {
     torch.rand_like, torch.randn_like, torch.rand, torch.randn, torch.bernoulli, torch.normal,
     torch.Tensor.bernoulli_, torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.bernoulli,
 }  # fmt: skip
-_SETTINGS = ("lr", "weight_decay", "eps", "betas", "momentum")
 
 
 class observed(TorchFunctionMode):  # noqa: N801 - a context manager, used like a function
@@ -61,45 +57,3 @@ class observed(TorchFunctionMode):  # noqa: N801 - a context manager, used like 
             bound = next((frame.f_locals[key] for key in _BOUNDS if key in frame.f_locals), inf)
             if frame.f_globals.get("__name__") == _CLIPPING and float(bound) < inf:
                 self.clips = frame.f_code.co_name.lstrip("_")
-
-
-def written_settings(step: Callable[..., Any]) -> tuple[str, ...]:
-    """The settings that the code of a step writes by subscript, as in group["lr"] = 1e-3, also in branches not taken.
-
-    >>> def step(run, i):
-    ...     if i == 1000:
-    ...         run.optimizer.param_groups[0]["lr"] = 1e-3
-    >>> written_settings(step)
-    ('lr',)
-    """
-    found: dict[str, None] = {}
-    waiting, seen, home = [step], set(), getattr(step, "__module__", None)
-    while waiting:
-        value: Any = waiting.pop()
-        if isinstance(value, MethodType):
-            value = value.__func__
-        if not isinstance(value, FunctionType) or value.__module__ != home or id(value) in seen:
-            continue
-        seen.add(id(value))
-        found.update(dict.fromkeys(_written(value.__code__)))
-        waiting += [cell.cell_contents for cell in value.__closure__ or () if _holds(cell)]
-        waiting += [value.__globals__[n] for n in value.__code__.co_names if n in value.__globals__]
-    return tuple(key for key in _SETTINGS if key in found)
-
-
-def _holds(cell: Any) -> bool:
-    try:
-        return isinstance(cell.cell_contents, (FunctionType, MethodType))
-    except ValueError:  # a variable that was never set
-        return False
-
-
-def _written(code: CodeType) -> list[str]:
-    lines = list(dis.get_instructions(code))
-    keys = [
-        before.argval
-        for before, line in pairwise(lines)
-        if line.opname == "STORE_SUBSCR" and isinstance(before.argval, str)
-    ]
-    inner = [key for const in code.co_consts if isinstance(const, CodeType) for key in _written(const)]
-    return [*keys, *inner]

@@ -19,9 +19,7 @@ from typing import Any, Literal, get_args
 
 from ..arguments import shown
 from ..errors import Fault, MupscaleError
-from .products import Factor as Factor
-from .products import Piece as Piece
-from .products import Product, align, as_text, compose, cut, grow, join, normal
+from .products import Factor, Piece, Product, align, as_text, compose, cut, grow, join, normal
 
 Role = Literal["in", "out"]
 Entries = Sequence[tuple[int, ...]]

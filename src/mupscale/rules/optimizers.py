@@ -16,11 +16,7 @@ from collections.abc import Mapping
 from ..arguments import shown, wrong_kind
 from ..errors import MupscaleError, raise_faults
 from .muon_rows import line_to_write
-from .optimizer_rule import Decay as Decay
-from .optimizer_rule import OptimizerRule as OptimizerRule
-from .optimizer_rule import State as State
-from .optimizer_rule import change_for as change_for
-from .optimizer_rule import decay_factor as decay_factor
+from .optimizer_rule import OptimizerRule
 from .package_rows import PACKAGES
 from .refused import why_refused
 from .torch_rows import TORCH
@@ -54,7 +50,7 @@ def qualified_name(optimizer: type | str) -> str:
 def register_optimizer(optimizer_class: type | str, rule: OptimizerRule) -> None:
     """State the units of a third-party optimizer, so that its runs can be widened.
 
-    >>> from mupscale.rules import G, W
+    >>> from mupscale.rules import Decay, G, W
     >>> row = OptimizerRule(lr=W, decay=Decay.DECOUPLED, state={"exp_avg": G}, neutral={"betas"})
     >>> register_optimizer("example.Lion", row)
     >>> rule_for("example.Lion") is row

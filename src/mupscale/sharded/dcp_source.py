@@ -18,7 +18,8 @@ from ..files.places import is_dtype
 from ..files.strict import printable, raise_few
 from ..models.names import strip_wrappers
 from ..plans.plan import Plan
-from ..rules.optimizers import RULES, OptimizerRule
+from ..rules.optimizer_rule import OptimizerRule
+from ..rules.optimizers import RULES
 from ..tensors.parts import Rectangle
 from .source import Source, Stored
 

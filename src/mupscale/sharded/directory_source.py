@@ -24,7 +24,8 @@ from ..files.torch_file import read_tensor, read_tree
 from ..jobs.identity import base_file
 from ..optimizers.joined import state_of
 from ..optimizers.read import parts
-from ..plans.plan import Plan, TensorPlan
+from ..plans.plan import Plan
+from ..plans.tensor_plan import TensorPlan
 from ..runs.provenance import Provenance
 from ..storage.location import Location
 from ..tensors.parts import Rectangle

@@ -30,7 +30,7 @@ from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.direction import Direction
 from ..plans.ends import check_end, expect_proved
 from ..plans.plan import Plan
-from ..rules.optimizers import OptimizerRule
+from ..rules.optimizer_rule import OptimizerRule
 from ..runs.provenance import Growth
 from ..runs.run import Run, Since, since_of
 from ..storage.location import Location, Url, location

@@ -22,7 +22,8 @@ from ..optimizers.settings import cannot_be_exact, factors_of, same_setting, sca
 from ..plans.direction import Direction
 from ..plans.ends import planned_parameters
 from ..plans.plan import Plan
-from ..rules.optimizers import RULES, OptimizerRule, rule_for
+from ..rules.optimizer_rule import OptimizerRule
+from ..rules.optimizers import RULES, rule_for
 from ..runs.run import Run
 from ..training.units.groups import refused_on_shards
 from ..training.units.stepping import units_of

@@ -27,7 +27,7 @@ from ..proofs.certificate import Certificate
 from ..proofs.compare import certificate_of, compare_steps, mode_of_steps, tolerance_of
 from ..proofs.diagnose import suspect
 from ..proofs.trial import Step, Trial
-from ..rules.optimizers import OptimizerRule
+from ..rules.optimizer_rule import OptimizerRule
 from ..runs.run import Run
 from ..tensors.parts import local_of
 from ..training.units.clip import Clip

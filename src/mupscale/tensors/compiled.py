@@ -7,7 +7,7 @@ that differs from it on a sample is not used.
 The environment variable MUPSCALE_KERNEL = portable | compiled forces a choice. Without it, a process draws its
 first numbers with the portable code and takes the compiled loop, where numba is installed, once that has cost about
 as much time as compiling; at once if it was told (`expect`) that it will. Which of the two drew a number cannot be seen from its bits.
-Its third value, triton, is about CUDA devices (`on_device.py`); on the CPU it is as if unset.
+Its third value, triton, is about CUDA devices (`triton/launch.py`); on the CPU it is as if unset.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Live models, streamed files and sharded jobs all call `expand_`, so they all get the same bits. Each
 entry is rounded once, in the compute type of its dtype (float32 for 16-bit types), and not at all
-when s is a power of two. `oracle.py` holds the slow twin that defines what is right.
+when s is a power of two. The slow twin that defines what is right is in `harness/oracle.py`, for the tests.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from ..errors import MupscaleError
-from ..rules.axes import Axis, Piece, fraction_fault
+from ..rules.axes import Axis, fraction_fault
+from ..rules.products import Piece
 from ..rules.scale import ONE, Scale
-from . import on_device
 from .making import Making
 from .noise import TensorNoise
+from .triton import launch
 
 _BLOCK = 1 << 25  # bytes written at a time: threads seldom wait for each other, and caches still help
 # Bytes of float32 that get their noise at a time: the extra memory of a 16-bit result.
@@ -129,10 +130,10 @@ def _expand_noisy(
     noise: TensorNoise,
 ) -> Tensor:
     """The slice in small blocks, in the compute type, with noise added to each block."""
-    if on_device.is_for(out, base, noise):
+    if launch.is_for(out, base, noise):
         if base is not None:
             _cuts(out, base, making.axes, out_at, base_at)  # an error when the slices do not fit
-        return on_device.expand_noisy_(out, base, making, out_at, base_at, noise)
+        return launch.expand_noisy_(out, base, making, out_at, base_at, noise)
     wide = compute_dtype(out.dtype)
     for corner, shape in _blocks(out.shape, _NOISY_BLOCK // 4, noise.paired):
         part, at = out, [low + i for low, i in zip(out_at, corner, strict=True)]

@@ -21,7 +21,7 @@ from ..checkpoints.about import read_plans, read_record
 from ..errors import Fault, MupscaleError, raise_faults
 from ..files.torch_file import read_tree
 from ..plans.plan import Plan
-from ..rules.optimizers import OptimizerRule
+from ..rules.optimizer_rule import OptimizerRule
 from ..runs.provenance import Provenance
 from ..runs.run import Run, since_of
 from ..training.rates.rewarm import loaded, new_schedulers_, saved_schedules

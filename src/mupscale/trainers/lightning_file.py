@@ -23,7 +23,8 @@ from ..optimizers.read import Names, parts, read_positions
 from ..optimizers.write import write_positions
 from ..plans.direction import Direction
 from ..plans.plan import Plan
-from ..rules.optimizers import OptimizerRule, rule_for
+from ..rules.optimizer_rule import OptimizerRule
+from ..rules.optimizers import rule_for
 from ..runs.provenance import Growth, Provenance
 from ..training.grow.state_dicts import widen_state_dict
 from .going_on import KEY, plans_in, read_provenance, record_of

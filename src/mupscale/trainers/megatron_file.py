@@ -29,7 +29,7 @@ from ..optimizers.read import Names
 from ..plans.ends import expect_proved
 from ..plans.plan import Plan
 from ..rules.axes import Layout
-from ..rules.optimizers import OptimizerRule
+from ..rules.optimizer_rule import OptimizerRule
 from ..storage.location import Location, location
 from ..storage.looking import exists
 from .titan_layouts import other_heads

@@ -19,7 +19,7 @@ from ..jobs.job import Move
 from ..noise.kinds import Noise
 from ..plans.ends import expect_proved
 from ..plans.plan import Plan
-from ..rules.optimizers import OptimizerRule
+from ..rules.optimizer_rule import OptimizerRule
 from ..storage.location import Location, location
 from ..training.grow.state_dicts import groups_for
 

@@ -19,7 +19,8 @@ from ..files.strict import parse_json, read_regular, refuse_malformed
 from ..frozen import freeze_mappings
 from ..noise.kinds import MupNoise, Noise, PairedNoise
 from ..optimizers.settings import same_setting
-from ..plans.plan import Plan, TensorPlan
+from ..plans.plan import Plan
+from ..plans.tensor_plan import TensorPlan
 from ..rules.axes import Axis
 from ..rules.optimizers import qualified_name
 from .grow.auto_noise import AutoNoise

@@ -27,7 +27,8 @@ from ...arguments import shown
 from ...models.class_code import of_library
 from ...models.names import strip_wrappers
 from ...plans.plan import Plan
-from ...rules.axes import Axis, Factor
+from ...rules.axes import Axis
+from ...rules.products import Factor
 from .modules import maps_zero_elsewhere
 
 # Functions of one entry, and modules that change nothing about the order of features.

@@ -17,8 +17,8 @@ from torch.nn.modules.rnn import RNNBase, RNNCellBase
 from ...errors import Fault
 from ...models.kinds import KNOWN_NORMS
 from ...models.need import Need
-from ...rules.axes import Axis, Factor, Role
-from ...rules.products import grow
+from ...rules.axes import Axis, Role
+from ...rules.products import Factor, grow
 from ...rules.scale import ONE, Scale
 
 Roles = dict[int, Role]

@@ -30,8 +30,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from ...errors import Fault
 from ...models.names import pattern_of
-from ...rules.axes import Axis, Factor
-from ...rules.products import Product
+from ...rules.axes import Axis
+from ...rules.products import Factor, Product
 from ..draft import Draft, Entry
 from ..knobs import Knob, Setting, per_name
 from .modules import grouped_reading, recurrent_output

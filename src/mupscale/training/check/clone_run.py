@@ -14,7 +14,7 @@ from ...models.float64 import cast_, without_float64
 from ...models.names import unwrap
 from ...plans.direction import Direction
 from ...plans.ends import identity_plan
-from ...rules.optimizers import OptimizerRule
+from ...rules.optimizer_rule import OptimizerRule
 from ...runs.run import Run
 from ..grow.left_behind import patched_methods, step_hooks
 from ..grow.widen import carry

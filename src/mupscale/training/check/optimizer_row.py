@@ -16,10 +16,13 @@ from torch.optim import Optimizer
 
 from ...arguments import wrong_function, wrong_kind
 from ...errors import Fault, MupscaleError, raise_faults
-from ...plans.plan import Plan, TensorPlan
+from ...plans.plan import Plan
+from ...plans.tensor_plan import TensorPlan
 from ...proofs.identity import expected_gradient, expected_weight
-from ...rules.axes import Axis, Factor
-from ...rules.optimizers import OptimizerRule, qualified_name, rule_for
+from ...rules.axes import Axis
+from ...rules.optimizer_rule import OptimizerRule
+from ...rules.optimizers import qualified_name, rule_for
+from ...rules.products import Factor
 from ...runs.run import Run
 from ...tensors.devices import default_device, has_float64
 from ...tensors.differences import difference

@@ -12,7 +12,7 @@ from ...errors import Fault, raise_faults
 from ...plans.direction import Direction
 from ...plans.ends import identity_plan
 from ...plans.plan import Plan
-from ...rules.optimizers import OptimizerRule
+from ...rules.optimizer_rule import OptimizerRule
 from ...runs.run import Run
 from ..units.clip import Clip, clip_
 from ..units.stepping import step_in_units_, units_of

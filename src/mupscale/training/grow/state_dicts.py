@@ -22,8 +22,10 @@ from ...optimizers.read import read_state_dict
 from ...optimizers.write import write_state_dict
 from ...plans.direction import Direction
 from ...plans.ends import check_shapes, check_ties, expect_proved
-from ...plans.plan import Plan, TensorPlan
-from ...rules.optimizers import OptimizerRule, rule_for
+from ...plans.plan import Plan
+from ...plans.tensor_plan import TensorPlan
+from ...rules.optimizer_rule import OptimizerRule
+from ...rules.optimizers import rule_for
 from ..units.groups import expect_class
 
 

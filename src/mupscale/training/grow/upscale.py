@@ -27,7 +27,8 @@ from ...planning.infer import measured_with
 from ...plans.direction import Direction
 from ...plans.plan import Plan
 from ...proofs.identity import Loss
-from ...rules.optimizers import OptimizerRule, rule_for
+from ...rules.optimizer_rule import OptimizerRule
+from ...rules.optimizers import rule_for
 from ...runs.run import Run, since_of
 from ..rates.rates import new_rates
 from ..rates.schedules import begin_stage_, wrong_step_cost

@@ -30,7 +30,8 @@ from ...plans.ends import check_end, check_ties
 from ...plans.plan import Plan
 from ...plans.wide_model import fill_model_
 from ...proofs.identity import Loss
-from ...rules.optimizers import OptimizerRule, rule_for
+from ...rules.optimizer_rule import OptimizerRule
+from ...rules.optimizers import rule_for
 from ...runs.provenance import Growth
 from ...runs.run import Run
 from ...tensors.parts import is_sharded

@@ -24,7 +24,8 @@ from ...errors import Fault, MupscaleError, raise_faults
 from ...models.kinds import padding_rows
 from ...models.names import named_tensors
 from ...plans.ends import check_end
-from ...plans.plan import Plan, TensorPlan
+from ...plans.plan import Plan
+from ...plans.tensor_plan import TensorPlan
 from ...rules.sizes import noise_size
 from ...runs.run import Since, since_of
 from ...tensors.devices import exact

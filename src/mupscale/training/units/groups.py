@@ -30,7 +30,8 @@ from ...optimizers.settings import (
 )
 from ...plans.ends import check_end
 from ...plans.plan import Plan
-from ...rules.optimizers import OptimizerRule, qualified_name, rule_for
+from ...rules.optimizer_rule import OptimizerRule
+from ...rules.optimizers import qualified_name, rule_for
 from ...runs.run import Since, since_of
 from ...tensors.parts import is_sharded
 

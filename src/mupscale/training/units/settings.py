@@ -20,8 +20,8 @@ from ...optimizers.settings import in_units, same_setting
 from ...plans.direction import Direction
 from ...proofs.compare import Settings, Unequal
 from ...proofs.trial import Trial
-from ...rules.optimizer_rule import RATES
-from ...rules.optimizers import OptimizerRule, rule_for
+from ...rules.optimizer_rule import RATES, OptimizerRule
+from ...rules.optimizers import rule_for
 from .stepping import units_of
 
 _BOOKKEEPING = (*(key for key in RATES if key != "lr"), "base_momentum", "max_momentum")

@@ -34,7 +34,8 @@ from ...optimizers.settings import (
 )
 from ...plans.ends import check_end
 from ...plans.plan import Plan
-from ...rules.optimizers import OptimizerRule, rule_for
+from ...rules.optimizer_rule import OptimizerRule
+from ...rules.optimizers import rule_for
 from ...rules.scale import Scale
 from ...runs.run import Since, model_of, since_of
 from ...tensors.parts import is_sharded

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from ..rules.axes import Axis
-from .noise import TensorNoise, runs
+from ...rules.axes import Axis
+from ..noise import TensorNoise, runs
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ def regions(
 ) -> Iterator[Region]:
     """Cut a rectangle where zeros begin and around the row that gets no noise.
 
-    >>> from .noise import Waking
-    >>> from .philox import Stream
+    >>> from ..noise import Waking
+    >>> from ..philox import Stream
     >>> noise = TensorNoise(Stream(0, "w"), 0.1, zeros=Waking(0.2))
     >>> [(r.start, r.shape, r.std) for r in regions(noise, [Axis.parse("2x2+1")], [1], [4])]
     [((1,), (3,), 0.1), ((4,), (1,), 0.2)]

@@ -1,6 +1,6 @@
 """The Triton kernel: widening, noise and rounding of one slice in one pass, with the bits of the CPU.
 
-Imported by `on_device.py` alone, since it needs triton. Three things keep the bits: sums and products are not fused
+Imported by `launch.py` alone, since it needs triton. Three things keep the bits: sums and products are not fused
 (`enable_fp_fusion=False` at the launch), quotients are rounded to nearest, and bfloat16 is rounded in integers.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from .philox import MULTIPLIERS, ROUNDS, WEYL
+from ..philox import MULTIPLIERS, ROUNDS, WEYL
 
 M0, M1 = tl.constexpr(MULTIPLIERS[0]), tl.constexpr(MULTIPLIERS[1])
 W0, W1 = tl.constexpr(WEYL[0]), tl.constexpr(WEYL[1])

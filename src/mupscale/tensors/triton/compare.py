@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..rules.axes import Axis
-from ..rules.scale import Scale
-from ..tensors import on_device
-from ..tensors.compiled import VARIABLE
-from ..tensors.expand import expand_
-from ..tensors.making import Making
-from ..tensors.noise import TensorNoise, Waking
-from ..tensors.philox import Stream
+from ...rules.axes import Axis
+from ...rules.scale import Scale
+from ..compiled import VARIABLE
+from ..expand import expand_
+from ..making import Making
+from ..noise import TensorNoise, Waking
+from ..philox import Stream
+from . import launch
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KINDS = ("plain", "stacked", "paired", "waking", "new", "far")
@@ -125,7 +125,7 @@ def compare_slices(slices: int, device: str, seed: int = 0, kernel: str = "porta
         assert case.making.noise is not None
         with _choosing(kernel):
             got = _made(case, place, lows, case.dtype)
-            launched += on_device.is_for(got, place, case.making.noise)
+            launched += launch.is_for(got, place, case.making.noise)
         control += not torch.equal(fused, want)
         if not torch.equal(got.cpu(), want):
             off = int((got.cpu() != want).sum())

@@ -17,12 +17,12 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..errors import Fault, MupscaleError
-from .compiled import VARIABLE, chosen_kernel
-from .copies import copies_of
-from .making import Making
-from .noise import TensorNoise, centred_spread
-from .philox import Stream, quantiles
+from ...errors import Fault, MupscaleError
+from ..compiled import VARIABLE, chosen_kernel
+from ..copies import copies_of
+from ..making import Making
+from ..noise import TensorNoise, centred_spread
+from ..philox import Stream, quantiles
 from .regions import Region, regions
 
 _BLOCK = 1024  # entries of a row for one program at most: four warps with eight entries a thread
@@ -78,7 +78,7 @@ def _launch(
     out: Tensor, base: Tensor | None, making: Making, region: Region, base_at: Sequence[int], stream: Stream
 ) -> None:
     """One region, as a matrix of rows: the dimensions before `split` and those from it on."""
-    from . import triton_loop
+    from . import kernel
 
     if not out.numel():
         return
@@ -114,7 +114,7 @@ def _launch(
     ]
     # Three more than the columns, since a row may begin in the middle of a counter.
     block = max(_LEAST_BLOCK, min(_BLOCK, 1 << (columns + 2).bit_length()))
-    triton_loop.make_slice[rows, -(-(columns + 3) // block)](
+    kernel.make_slice[rows, -(-(columns + 3) // block)](
         _bits(made),
         nothing if base is None else _bits(base),
         base_rows,
