@@ -21,8 +21,8 @@ OFF: dict[str, Callable[..., Any]] = {
     "plans.wide_model.carry_hooks_": _nothing,
     "plans.wide_model.carry_attributes_": _nothing,
     "plans.wide_model._copy_modes_": _nothing,
-    "training.grow.widen.carry_clips_": _nothing,
-    "training.grow.widen.refuse_readers": _no_faults,
+    "training.grow.carry.carry_clips_": _nothing,
+    "training.grow.carry.refuse_readers": _no_faults,
     "training.grow.left_behind._carry_gradients_": _no_faults,
 }
 """What carries or refuses something around the tensors, and what stands in its place; a name that is gone is an error."""

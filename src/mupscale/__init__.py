@@ -40,13 +40,13 @@ if _typing.TYPE_CHECKING:
     from .training.grow.upscale import upscale as upscale
     from .training.grow.widen import narrow as narrow
     from .training.grow.widen import widen as widen
+    from .training.rates.reference import set_lr_ as set_lr_
     from .training.rates.rewarm import rewarm_ as rewarm_
     from .training.rates.schedules import GrowthSchedule as GrowthSchedule
     from .training.recipe import Recipe as Recipe
     from .training.start.init import init_ as init_
     from .training.units.clip import clip_ as clip_
     from .training.units.groups import param_groups as param_groups
-    from .training.units.groups import set_lr_ as set_lr_
     from .training.units.stepping import step_in_units_ as step_in_units_
     from .tuning.advice import advise as advise
     from .tuning.tune import tune as tune
@@ -73,7 +73,7 @@ _NAMES = {
     "param_groups": ("training.units.groups", ""),
     "clip_": ("training.units.clip", ""),
     "step_in_units_": ("training.units.stepping", ""),
-    "set_lr_": ("training.units.groups", ""),
+    "set_lr_": ("training.rates.reference", ""),
     "widen_state_dict": ("training.grow.state_dicts", ""),
     "widen_optimizer_state_dict": ("training.grow.state_dicts", ""),
     "optimizer_for": ("trainers.going_on", ""),

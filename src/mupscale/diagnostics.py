@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from .training.check.symmetry import awake as awake
     from .training.check.symmetry import noise_report as noise_report
     from .training.check.symmetry import symmetry as symmetry
+    from .training.rates.reference import reference_lr as reference_lr
     from .training.units.clip import clip_grad_norm_ as clip_grad_norm_
     from .training.units.clip import clip_grad_value_ as clip_grad_value_
     from .training.units.clip import grad_norm as grad_norm
-    from .training.units.groups import reference_lr as reference_lr
 
 _NAMES = {
     "Certificate": ("proofs.certificate", ""),
@@ -42,7 +42,7 @@ _NAMES = {
     "grad_norm": ("training.units.clip", ""),
     "clip_grad_norm_": ("training.units.clip", ""),
     "clip_grad_value_": ("training.units.clip", ""),
-    "reference_lr": ("training.units.groups", ""),
+    "reference_lr": ("training.rates.reference", ""),
     "report": ("reports.report", "tune"),
     "log_growth": ("reports.trackers", ""),
     "log_study": ("reports.trackers", ""),

@@ -35,11 +35,11 @@ from harness.sharded_training import (
     wide_run,
 )
 from mupscale.models.names import named_tensors
+from mupscale.optimizers.sharded_steps import refused_on_shards
 from mupscale.plans.ends import identity_plan
 from mupscale.sharded.memory import give_memory_
 from mupscale.sharded.verify import verify_sharded
 from mupscale.tensors.parts import is_sharded, local_of
-from mupscale.training.units.groups import refused_on_shards
 from tests.training.test_init import DECLARED, Tied
 
 NORMS = (2.0, 1.0, 3.0, inf)

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 import mupscale as mu
 from harness.draws import data, seeded
 from harness.refusals import refusal
-from mupscale.training.rates.rates import NEW_SCHEDULE
+from mupscale.training.rates.after_growth import NEW_SCHEDULE
 
 SILENT = mu.MupNoise(0.0)
 STEPS = 10

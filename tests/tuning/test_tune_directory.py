@@ -22,9 +22,10 @@ import pytest
 
 from harness.data import DATA
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(7200)]
 
 MOST_SECONDS, DOCUMENTS = 1200, 240
+"""CPU seconds that tuning may take, which bound it; the wall clock of the timeout is for a machine that is busy."""
 TINY = DATA / "models" / "tiny_llama"
 
 

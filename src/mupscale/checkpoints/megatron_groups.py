@@ -131,7 +131,7 @@ def wide_groups(
     carried: Sequence[NamedGroup], base: Sequence[Mapping[str, Any]], schedule: Mapping[str, Any], plan: Plan
 ) -> list[dict[str, Any]]:
     """The groups of the wide checkpoint, with the names of their tensors."""
-    fastest = max(group.lr_factor for group in carried)
+    fastest = max(group.growth_factor for group in carried)
     found = []
     for at, group in enumerate(carried):
         told = base[group.origin]
@@ -141,10 +141,10 @@ def wide_groups(
             {
                 **{key: value for key, value in told.items() if key in _OWN},
                 **group.settings,
-                **{key: _setting(key, told, schedule) * group.lr_factor for key in _RATES},
+                **{key: _setting(key, told, schedule) * group.growth_factor for key in _RATES},
                 "wd_mult": told["wd_mult"] * (1.0 if decay is None else float(decay)),
                 "is_decoupled_lr": f"{_MARK}{at}",
-                "default_config": group.lr_factor == fastest,
+                "default_config": group.growth_factor == fastest,
                 NAMES: list(group.names),
             }
         )

@@ -280,7 +280,7 @@ def _schedule(state: Any, many: int, groups: Sequence[NamedGroup], where: str) -
     for key, value in state.items():
         listed = isinstance(value, list) and len(value) == many
         if key in RATES_OF_GROUPS and listed and all(isinstance(rate, float | int) for rate in value):
-            found[key] = [value[group.origin] * group.lr_factor for group in groups]
+            found[key] = [value[group.origin] * group.growth_factor for group in groups]
         elif key == "lr_lambdas" and listed:
             found[key] = [value[group.origin] for group in groups]
         elif (listed and any(isinstance(one, float) for one in value)) or (key == "eta_min" and value):

@@ -26,10 +26,10 @@ from torch import nn
 
 from ..errors import Fault, raise_faults
 from ..models.float64 import cast_, lifted_casts
-from ..models.names import named_tensors
+from ..models.names import Kind, named_tensors, unique_tensors
 from ..plans.direction import Direction
 from ..plans.plan import Plan
-from ..plans.tensor_plan import Kind, TensorPlan
+from ..plans.tensor_plan import TensorPlan
 from ..plans.wide_model import fill_model_
 from ..proofs.identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients
 from ..rules.axes import Axis
@@ -115,15 +115,10 @@ def experts_plan(base: nn.Module, wide: nn.Module, target: Target) -> Plan:
     """The plan from a dense model to one with experts that sleep; nothing has proved it yet."""
     old = {name: tuple(tensor.shape) for name, _, tensor in named_tensors(base)}
     tensors: dict[str, TensorPlan] = {}
-    ties: dict[str, str] = {}
-    first: dict[int, str] = {}
     odd: list[Fault] = []
-    for name, kind, tensor in named_tensors(wide):
-        if (owner := first.setdefault(id(tensor), name)) != name:
-            ties[name] = owner
-            continue
-        kind_: Kind = "buffer" if kind == "buffer" else "parameter"
-        entry = _entry(name, kind_, tuple(map(Axis.fixed, tensor.shape)), target)
+    new, ties = unique_tensors(wide)
+    for name, (kind, tensor) in new.items():
+        entry = _entry(name, kind, tuple(map(Axis.fixed, tensor.shape)), target)
         if entry.sources and any(old.get(source) != entry.source_shape for source in entry.sources):
             odd.append(
                 Fault(

@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..models.names import named_tensors, pattern_of
+from ..models.names import named_tensors, pattern_of, unique_tensors
 from ..plans.plan import Plan
 from ..plans.tensor_plan import Powers, TensorPlan
 from ..rules.axes import Axis
@@ -39,14 +39,9 @@ class Tensors:
 
     @staticmethod
     def of(model: nn.Module) -> Tensors:
-        first: dict[int, str] = {}
-        kinds, shapes, ties = {}, {}, {}
-        for name, kind, tensor in named_tensors(model):
-            kinds[name], shapes[name] = kind, tuple(tensor.shape)
-            owner = first.setdefault(id(tensor), name)
-            if owner != name:
-                ties[name] = owner
-        return Tensors(kinds, shapes, ties)
+        named = list(named_tensors(model))
+        shapes = {name: tuple(tensor.shape) for name, _, tensor in named}
+        return Tensors({name: kind for name, kind, _ in named}, shapes, unique_tensors(model)[1])
 
 
 def lift(

@@ -21,6 +21,7 @@ from torch import nn
 from ..errors import Fault, MupscaleError
 from ..files.strict import parse_json, read_regular
 from ..files.typed import named
+from ..models.names import name_in
 from ..storage.location import Location, Url, location
 from ..storage.looking import is_dir
 from ..tensors.random_states import forked
@@ -279,7 +280,7 @@ def not_stored(model: nn.Module) -> list[str]:
     """Tensors that a checkpoint does not hold: the model computes them when it is built."""
     found = []
     for path, module in model.named_modules(remove_duplicate=False):
-        found += [f"{path}.{leaf}" if path else leaf for leaf in module._non_persistent_buffers_set]
+        found += [name_in(path, leaf) for leaf in module._non_persistent_buffers_set]
     left_out = getattr(model, "_keys_to_ignore_on_save", None) or ()
     found += [n for n, _ in model.named_parameters() if any(re.search(pattern, n) for pattern in left_out)]
     return sorted(set(found))

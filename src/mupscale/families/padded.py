@@ -13,7 +13,7 @@ import torch
 
 from ..errors import Fault, raise_faults
 from ..models.float64 import cast_, lifted_casts
-from ..models.names import pattern_of
+from ..models.names import name_in, pattern_of
 from ..planning.facts.padded_norms import centred_fault, is_norm, subtracts_mean
 from ..planning.search.search import Found
 from ..plans.direction import Direction
@@ -31,7 +31,7 @@ from .models import Config, factory, on_meta
 def refuse_layer_norms(small: Any, base: Tensors, wide: Tensors) -> None:
     """Raise if a norm of the full model that would get zeros subtracts the mean; `small` is a copy that can run."""
     centred = {
-        (f"{pattern_of(path)}.{leaf}" if path else leaf): type(module).__name__
+        name_in(pattern_of(path), leaf): type(module).__name__
         for path, module in small.named_modules()
         if is_norm(module) and subtracts_mean(module)
         for leaf, _ in module.named_parameters(recurse=False)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..models.names import named_tensors, pattern_of
+from ..models.names import named_tensors, pattern_of, unique_tensors
 from .models import quiet
 from .record import Cell, Part
 
@@ -58,11 +58,9 @@ def _saved(model: nn.Module) -> tuple[dict[str, Part], list[Fault]]:
     model = model.double()
     ranges: list[tuple[str, int, Tensor]] = []
     count = 0
-    seen: set[int] = set()
     with torch.no_grad():
-        for name, _, tensor in named_tensors(model):
-            if id(tensor) not in seen and tensor.dtype in (torch.float64, torch.int64):
-                seen.add(id(tensor))
+        for name, (_, tensor) in unique_tensors(model)[0].items():
+            if tensor.dtype in (torch.float64, torch.int64):
                 tensor.copy_(torch.arange(count, count + tensor.numel()).view(tensor.shape))
                 ranges.append((name, count, tensor))
                 count += tensor.numel()

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -27,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..tensors.nested import tensors_in
 from ..tensors.random_states import forked
-from .names import named_tensors, strip_wrappers
+from .names import module_paths, unique_tensors
 
 T = TypeVar("T")
 _OWN = str(Path(__file__).parents[1])
@@ -126,8 +127,7 @@ def _stacked(model: nn.Module, stack: list[str], returned: list[str]) -> Iterato
         return note
 
     handles = []
-    for name, module in model.named_modules():
-        path = strip_wrappers(f"{name}.").rstrip(".")
+    for path, module in module_paths(model):
         handles.append(module.register_forward_pre_hook(entered(path), prepend=True))
         handles.append(module.register_forward_hook(left(path)))
     try:
@@ -141,9 +141,7 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, model: nn.Module, trace: Trace, stack: list[str]) -> None:
         super().__init__()
         self.trace, self.stack = trace, stack
-        self.leaves: dict[int, str] = {}
-        for name, _, tensor in named_tensors(model):
-            self.leaves.setdefault(id(tensor), strip_wrappers(name))
+        self.leaves = {id(tensor): name for name, (_, tensor) in unique_tensors(model)[0].items()}
         self.made: dict[int, int] = {}
 
     def __torch_function__(
@@ -203,10 +201,28 @@ def _replaced(value: Any, swap: dict[int, Tensor]) -> Any:
 
 def _line() -> str:
     """The innermost line of code outside torch and this package."""
-    frame: Any = sys._getframe(2)
-    while frame is not None:
+    for frame in callers():
         name = frame.f_code.co_filename
         if not name.startswith((_TORCH, _OWN)):
             return f"{Path(name).name}:{frame.f_lineno}"
-        frame = frame.f_back
     return ""
+
+
+def callers() -> Iterator[FrameType]:
+    """The frames that led to a torch function, innermost first, without those of the modes it passes through.
+
+    Seen from inside a TorchFunctionMode: modes are stacked, and the caller is above them.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name != "__torch_function__":
+            yield frame
+        frame = frame.f_back
+
+
+def calling_module() -> str:
+    """The module whose code called the torch function that a mode is handling."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return frame.f_globals.get("__name__", "") if frame is not None else ""

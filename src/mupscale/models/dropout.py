@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from .callers import callers
-from .names import pattern_of, strip_wrappers
+from .calls import callers
+from .names import module_paths, pattern_of
 from .need import NO_DROPOUT, Need
 
 EVERY_COPY = "with dropout each copy draws its own mask, and training is equal only on average"
@@ -44,11 +44,7 @@ class without_dropout(TorchFunctionMode):  # noqa: N801 - a context manager, use
 
     def __init__(self, *models: nn.Module) -> None:
         super().__init__()
-        self._paths = {
-            id(module): strip_wrappers(f"{path}.").rstrip(".")
-            for model in models
-            for path, module in model.named_modules()
-        }
+        self._paths = {id(module): path for model in models for path, module in module_paths(model)}
         self._met: dict[str, None] = {}
 
     @property

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import MupscaleError
 from ..tensors.devices import default_device, has_float64
-from .callers import calling_module
+from .calls import calling_module
 from .clone import copied, rebind_
 from .device_map import refuse_other_device_map
 from .names import named_tensors, resolve

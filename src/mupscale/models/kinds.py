@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from .names import strip_wrappers, unwrap
+from .names import module_paths, name_in
 
 KNOWN_NORMS = (
     nn.LayerNorm,
@@ -18,9 +18,8 @@ KNOWN_NORMS = (
 
 def padding_rows(model: nn.Module) -> Mapping[str, int]:
     """Embedding -> its padding row, by the names of the model's tensors."""
-    modules = [(strip_wrappers(f"{n}.") if n else "", m) for n, m in unwrap(model).named_modules()]
     return {
-        f"{prefix}weight": int(m.padding_idx)
-        for prefix, m in modules
+        name_in(path, "weight"): int(m.padding_idx)
+        for path, m in module_paths(model)
         if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.padding_idx is not None
     }

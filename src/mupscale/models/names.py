@@ -6,12 +6,15 @@ Knows: the prefixes that compile, DDP, FSDP, checkpoint and averaging wrappers p
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import MupscaleError
+
+Kind = Literal["parameter", "buffer"]
 
 # What torch.compile, FSDP1 and activation checkpointing insert into names.
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -26,15 +29,6 @@ def strip_wrappers(name: str) -> str:
     'layers.0.weight'
     """
     return _WRAPPERS.sub("", name)
-
-
-def module_path(name: str) -> str:
-    """The name of a module without the prefixes of wrappers: the path that names of its tensors begin with.
-
-    >>> module_path("_orig_mod.layers.0._checkpoint_wrapped_module"), module_path("")
-    ('layers.0', '')
-    """
-    return strip_wrappers(f"{name}.").rstrip(".")
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -72,7 +66,29 @@ def resolve(name: str, known: Container[str]) -> str | None:
     return name if name in known else candidate if candidate in known else None
 
 
-def named_tensors(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+def name_in(path: str, leaf: str) -> str:
+    """The name of what the module at a path holds.
+
+    >>> name_in("blocks.0", "weight"), name_in("", "weight")
+    ('blocks.0.weight', 'weight')
+    """
+    return f"{path}.{leaf}" if path else leaf
+
+
+def module_paths(model: nn.Module, shared: bool = False) -> Iterator[tuple[str, nn.Module]]:
+    """Every module with its path, which names of its tensors begin with; with `shared` under each of its paths.
+
+    A wrapper inside the model and what it wraps have one path, and the latter comes last, so a dict keeps it.
+
+    >>> model = nn.Sequential(*[nn.ReLU()] * 2)
+    >>> [path for path, _ in module_paths(model)], [path for path, _ in module_paths(model, shared=True)]
+    (['', '0'], ['', '0', '1'])
+    """
+    for name, module in unwrap(model).named_modules(remove_duplicate=not shared):
+        yield strip_wrappers(f"{name}.").rstrip("."), module
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Kind, Tensor]]:
     """Every parameter and buffer once per name: (name, "parameter" or "buffer", tensor). Ties repeat."""
     inner = unwrap(model)
     for name, parameter in inner.named_parameters(remove_duplicate=False):
@@ -81,18 +97,28 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
         yield strip_wrappers(name), "buffer", buffer
 
 
-def parameter_names(model: nn.Module) -> dict[int, str]:
-    """The id of every parameter -> its name, the first where it has several.
+def tied_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Every further name of a tensor that has several -> its first."""
+    first: dict[int, str] = {}
+    return {n: owner for n, tensor in tensors.items() if (owner := first.setdefault(id(tensor), n)) != n}
 
-    >>> layer = nn.Linear(2, 2)
-    >>> parameter_names(nn.Sequential(layer, layer))[id(layer.weight)]
-    '0.weight'
+
+def unique_tensors(model: nn.Module) -> tuple[dict[str, tuple[Kind, Tensor]], dict[str, str]]:
+    """Every parameter and buffer under its first name, as (kind, tensor); and its other names -> the first.
+
+    >>> layer = nn.Linear(2, 2, bias=False)
+    >>> tensors, ties = unique_tensors(nn.Sequential(layer, nn.ReLU(), layer))
+    >>> list(tensors), ties
+    (['0.weight'], {'2.weight': '0.weight'})
     """
-    found: dict[int, str] = {}
-    for name, kind, tensor in named_tensors(model):
-        if kind == "parameter":
-            found.setdefault(id(tensor), name)
-    return found
+    named = list(named_tensors(model))
+    ties = tied_names({name: tensor for name, _, tensor in named})
+    return {name: (kind, tensor) for name, kind, tensor in named if name not in ties}, ties
+
+
+def parameter_names(model: nn.Module) -> dict[int, str]:
+    """The id of every parameter -> its name, the first where it has several."""
+    return {id(t): name for name, (kind, t) in unique_tensors(model)[0].items() if kind == "parameter"}
 
 
 def pattern_of(name: str) -> str:

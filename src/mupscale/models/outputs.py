@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .names import strip_wrappers
+from .names import module_paths
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def watched(model: nn.Module) -> Iterator[list[Seen]]:
     def note(path: str) -> Any:
         return lambda module, args, output: seen.append(Seen(path, _first(output)))
 
-    handles = [module.register_forward_hook(note(path)) for path, module in model.named_modules()]
+    handles = [module.register_forward_hook(note(path)) for path, module in module_paths(model)]
     try:
         yield seen
     finally:
@@ -49,7 +49,7 @@ def outputs_of(model: nn.Module, go: Callable[[], Any]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for call in seen:
         if call.value is not None:
-            found.setdefault(strip_wrappers(f"{call.path}.").rstrip("."), call.value)
+            found.setdefault(call.path, call.value)
     return found
 
 

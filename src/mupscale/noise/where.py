@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from ..models.kinds import KNOWN_NORMS, padding_rows
-from ..models.names import named_tensors, resolve, strip_wrappers, unwrap
+from ..models.names import module_paths, name_in, named_tensors, resolve
 from ..plans.ends import End
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
@@ -55,11 +55,10 @@ def exempt_of(model: nn.Module, plan: Plan, end: End) -> Exempt:
             frozen.update(names.get(resolve(name, names) or name, ()))
     gains: set[str] = set()
     rows = {wide: row for name, row in padding_rows(model).items() for wide in names.get(name, ())}
-    for path, module in unwrap(model).named_modules():
-        prefix = strip_wrappers(f"{path}.") if path else ""
+    for path, module in module_paths(model):
         if isinstance(module, KNOWN_NORMS):
             for leaf, _ in module.named_parameters(recurse=False):
-                gains.update(names.get(prefix + leaf, ()))
+                gains.update(names.get(name_in(path, leaf), ()))
     return Exempt(frozenset(frozen), frozenset(gains), rows)
 
 

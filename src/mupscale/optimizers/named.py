@@ -24,8 +24,8 @@ class NamedGroup:
     """The units of these settings and of the state of these tensors."""
     origin: int = 0
     """The index of the group this one was split from."""
-    lr_factor: float = 1.0
-    """What the learning rate of that group was multiplied by."""
+    growth_factor: float = 1.0
+    """What this growth multiplies the rate of that group by. `settings["lr_factor"]` counts from the reference."""
 
 
 @dataclass(frozen=True)

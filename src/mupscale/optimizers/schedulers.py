@@ -253,13 +253,13 @@ def carry_scheduler(scheduler: Any, optimizer: Optimizer, groups: Sequence[Named
         elif key == "_schedulers":
             new._schedulers = [carry_scheduler(s, optimizer, groups) for s in value]
         elif key in RATES_OF_GROUPS and listed:
-            setattr(new, key, [value[g.origin] * g.lr_factor for g in groups])
+            setattr(new, key, [value[g.origin] * g.growth_factor for g in groups])
         elif key in _MOMENTA_OF_GROUPS and listed:
             setattr(new, key, [value[g.origin] for g in groups])
         elif key == "lr_lambdas" and listed:
             new.lr_lambdas = [_same_function(value[g.origin]) for g in groups]
         elif key == "eta_min" and type(scheduler) in {*_COSINES, *_COSINES.values()}:
-            _set_floors_(new, [_per_group(value, per_group)[g.origin] * g.lr_factor for g in groups])
+            _set_floors_(new, [_per_group(value, per_group)[g.origin] * g.growth_factor for g in groups])
         else:
             setattr(new, key, _copied(scheduler, key, value, known))
     # torch counts steps only to warn about a first call out of order; this optimizer has been stepped. SWALR reads the count.

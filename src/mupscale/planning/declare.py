@@ -60,7 +60,7 @@ def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
                     remedy,
                 )
             )
-        return [made.entries[n] for n in dict.fromkeys(made.ties.get(h, h) for h in hits)]
+        return [made.entries[n] for n in dict.fromkeys(map(made.planned, hits))]
 
     for pattern, spec in declared.roles.items():
         matching = targets(pattern, "roles")

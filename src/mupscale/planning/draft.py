@@ -23,9 +23,9 @@ import torch
 from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..models.names import named_tensors, strip_wrappers, unwrap
+from ..models.names import Kind, module_paths, name_in, named_tensors, unique_tensors, unwrap
 from ..plans.plan import Plan
-from ..plans.tensor_plan import Kind, TensorPlan
+from ..plans.tensor_plan import TensorPlan
 from ..rules.axes import Axis, Layout, Role
 from ..rules.products import Factor
 from ..rules.scale import ONE, Scale
@@ -145,6 +145,10 @@ class Draft:
         axis = self.axis(entry, dim)
         return axis is not None and axis.padded
 
+    def planned(self, name: str) -> str:
+        """The name under which a tensor is planned: its own, or that of the tensor it is tied to."""
+        return self.ties.get(name, name)
+
     def with_entries(self, changes: Mapping[str, Entry]) -> Draft:
         """The draft with some entries replaced."""
         return replace(self, entries={**self.entries, **changes})
@@ -155,7 +159,7 @@ class Draft:
             return entry
         owner = entry.name.rpartition(".")[0]
         for leaf in ("weight", "bias"):
-            other = self.entries.get(f"{owner}.{leaf}" if owner else leaf)
+            other = self.entries.get(name_in(owner, leaf))
             if other is not None and (other.base_shape, other.wide_shape) == (
                 entry.base_shape,
                 entry.wide_shape,
@@ -188,13 +192,11 @@ def draft(
     loss will decide: then such a buffer is copied, which is right for state and for constants that are only used.
     """
     base, wide = unwrap(base), unwrap(wide)
-    found = {strip_wrappers(n): (k, t) for n, k, t in named_tensors(base)}
-    goal = {strip_wrappers(n): (k, t) for n, k, t in named_tensors(wide)}
-    faults = _unmatched(found.keys(), goal.keys()) + _tied_once(found, goal)
-    owners = (_modules(base), _modules(wide))
-    first: dict[int, str] = {}
+    found, goal = ({n: (k, t) for n, k, t in named_tensors(model)} for model in (base, wide))
+    ties = unique_tensors(wide)[1]
+    faults = _unmatched(found.keys(), goal.keys()) + _tied_once(unique_tensors(base)[1], ties)
+    owners = (dict(module_paths(base, shared=True)), dict(module_paths(wide, shared=True)))
     entries: dict[str, Entry] = {}
-    ties: dict[str, str] = {}
     conflicts: dict[str, str] = {}
     others = {} if again is None else {n: t for n, _, t in named_tensors(again)}
     for path, module in owners[0].items():
@@ -213,24 +215,20 @@ def draft(
                 )
             )
             continue
-        entry, problems = _entry(name, kind, (source, tensor), owners, pad)  # type: ignore[arg-type]
+        entry, problems = _entry(name, kind, (source, tensor), owners, pad)
         if kind == "buffer" and not entry.growing:
             entry, problems = _fixed_buffer(entry, source, tensor, others.get(name))
             problems = [] if measured else problems
         faults += problems
-        if id(tensor) in first:
-            ties[name] = first[id(tensor)]
-            planned = entries[ties[name]]
-            if entry.growing and entry.roles and planned.roles != entry.roles:
-                # A table that is both embedding and readout is planned as the embedding (s = 1), whichever of
-                # the two names comes first; the readout's 1/k is folded elsewhere (see folds.py).
-                if isinstance(entry.module[0], nn.Embedding):
-                    entries[ties[name]] = replace(entry, name=ties[name])
-                    name = ties[name]
-                conflicts[ties.get(name, name)] = name
-            continue
-        first[id(tensor)] = name
-        entries[name] = entry
+        if (owner := ties.get(name)) is None:
+            entries[name] = entry
+        elif owner in entries and entry.growing and entry.roles and entries[owner].roles != entry.roles:
+            # A table that is both embedding and readout is planned as the embedding (s = 1), whichever of
+            # the two names comes first; the readout's 1/k is folded elsewhere (see fold_knobs.py).
+            embeds = isinstance(entry.module[0], nn.Embedding)
+            if embeds:
+                entries[owner] = replace(entry, name=owner)
+            conflicts[owner] = owner if embeds else name
     return Draft(entries, ties, conflicts, pad, (base, wide)), faults
 
 
@@ -312,16 +310,12 @@ def _fixed_buffer(
     ]
 
 
-def _tied_once(
-    found: Mapping[str, tuple[str, torch.Tensor]], goal: Mapping[str, tuple[str, torch.Tensor]]
-) -> list[Fault]:
+def _tied_once(found: Mapping[str, str], goal: Mapping[str, str]) -> list[Fault]:
     """A fault for tensors that are tied in one model only: they would train differently."""
-    groups = []
-    for tensors in (found, goal):
-        tied: dict[int, list[str]] = {}
-        for name, (_, tensor) in tensors.items():
-            tied.setdefault(id(tensor), []).append(name)
-        groups.append({tuple(names) for names in tied.values() if len(names) > 1})
+    groups = [
+        {(owner, *(name for name in ties if ties[name] == owner)) for owner in ties.values()}
+        for ties in (found, goal)
+    ]
     return [
         Fault(
             "model.tied_once",
@@ -331,10 +325,6 @@ def _tied_once(
         )
         for names in sorted(groups[0] ^ groups[1])
     ]
-
-
-def _modules(model: nn.Module) -> dict[str, nn.Module]:
-    return {strip_wrappers(f"{n}.").rstrip("."): m for n, m in model.named_modules(remove_duplicate=False)}
 
 
 def _unmatched(found: Set[str], goal: Set[str]) -> list[Fault]:

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from ..arguments import shown
 from ..models.class_code import Code, code_of, of_library
-from ..models.names import strip_wrappers, unwrap
+from ..models.names import module_paths, strip_wrappers, unwrap
 from .block_order import base_path, moved_blocks
 from .plan import Plan
 
@@ -90,7 +90,7 @@ def compare_attributes(base: nn.Module, wide: nn.Module, plan: Plan | None = Non
     base, wide = unwrap(base), unwrap(wide)
     sizes = _Sizes.of(base, wide)
     # Of a wrapper and what it wraps, which share a path, the latter.
-    modules, others = ({_path(name): m for name, m in model.named_modules()} for model in (base, wide))
+    modules, others = (dict(module_paths(model)) for model in (base, wide))
     moved = {} if plan is None else moved_blocks(plan)
     found: list[Difference] = []
     seen: set[tuple[int, int]] = set()
@@ -132,7 +132,7 @@ def carry_attributes_(wide: nn.Module, differences: list[Difference]) -> None:
     >>> wide.seen
     {'words': 5}
     """
-    owners = {_path(name): module for name, module in unwrap(wide).named_modules()}
+    owners = dict(module_paths(wide))
     made: dict[
         int, Any
     ] = {}  # what two modules of the base share, a generator for example, two modules of the wide model share
@@ -158,10 +158,6 @@ def _copied(value: Any) -> Any:
     return value.clone_state() if isinstance(value, torch.Generator) else copy.deepcopy(value)
 
 
-def _path(name: str) -> str:
-    return strip_wrappers(f"{name}.").rstrip(".")
-
-
 @dataclass(frozen=True)
 class _Sizes:
     """What grows between two models."""
@@ -173,11 +169,11 @@ class _Sizes:
 
     @classmethod
     def of(cls, base: nn.Module, wide: nn.Module) -> _Sizes:
-        shapes = {_path(name): tensor.shape for name, tensor in wide.named_parameters()}
+        shapes = {strip_wrappers(name): tensor.shape for name, tensor in wide.named_parameters()}
         grown = {
             (a, b)
             for name, tensor in base.named_parameters()
-            for a, b in zip(tensor.shape, shapes.get(_path(name), tensor.shape), strict=False)
+            for a, b in zip(tensor.shape, shapes.get(strip_wrappers(name), tensor.shape), strict=False)
             if a and b and a != b
         }
         ratios = {Fraction(b, a) for a, b in grown}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..arguments import wrong_kind
 from ..errors import Fault, raise_faults
-from ..models.names import named_tensors, resolve
+from ..models.names import named_tensors, resolve, tied_names, unique_tensors
 from ..rules.axes import Axis, fraction_fault
 from .plan import Plan
 
@@ -161,11 +161,9 @@ def check_ties(plan: Plan, tensors: Mapping[str, Tensor]) -> None:
                     remedy,
                 )
             )
-    first: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        other = first.setdefault(id(tensor), name)
+    for name, other in tied_names(tensors).items():
         planned = {plan.planned(n) for n in (resolve(name, plan) or name, resolve(other, plan) or other)}
-        if isinstance(tensor, nn.Parameter) and len(planned) > 1:
+        if isinstance(tensors[name], nn.Parameter) and len(planned) > 1:
             remedy = "infer the plan from models that are tied like this one"
             faults.append(
                 Fault(
@@ -204,13 +202,6 @@ def _is_part(base: int, wide: int, axis: Axis) -> bool:
 
 def identity_plan(model: nn.Module) -> Plan:
     """The plan that leaves `model` as it is, ties included."""
-    first: dict[int, str] = {}
-    ties: dict[str, str] = {}
-    shapes = []
-    for name, kind, tensor in named_tensors(model):
-        if id(tensor) in first:
-            ties[name] = first[id(tensor)]
-            continue
-        first[id(tensor)] = name
-        shapes.append((name, kind, tuple(tensor.shape)))
-    return replace(Plan.identity(shapes), ties=ties)  # type: ignore[arg-type]
+    tensors, ties = unique_tensors(model)
+    shapes = [(name, kind, tuple(tensor.shape)) for name, (kind, tensor) in tensors.items()]
+    return replace(Plan.identity(shapes), ties=ties)

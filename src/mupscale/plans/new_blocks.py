@@ -24,12 +24,12 @@ from fractions import Fraction
 from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..models.names import named_tensors, pattern_of
+from ..models.names import named_tensors, pattern_of, unique_tensors
 from ..rules.axes import Axis
 from ..rules.scale import ONE, Scale
 from ..tensors.making import Fill
 from .plan import Plan
-from .tensor_plan import Kind, TensorPlan
+from .tensor_plan import TensorPlan
 
 Order = tuple[int | None, ...]
 """For every block of the deeper model the block of the base that it is, or None for a new one."""
@@ -96,20 +96,15 @@ def block_plan(base: nn.Module, deeper: nn.Module, order: Order, sleep: Sleep) -
     old = {name: (kind, tensor) for name, kind, tensor in named_tensors(base)}
     prefix = _list_of_blocks(list(old), [name for name, _, _ in named_tensors(deeper)], order)
     tensors: dict[str, TensorPlan] = {}
-    ties: dict[str, str] = {}
-    first: dict[int, str] = {}
     odd: list[Fault] = []
-    for name, kind, tensor in named_tensors(deeper):
-        if (owner := first.setdefault(id(tensor), name)) != name:
-            ties[name] = owner
-            continue
+    new_tensors, ties = unique_tensors(deeper)
+    for name, (kind, tensor) in new_tensors.items():
         axes = tuple(map(Axis.fixed, tensor.shape))
-        kind_: Kind = "buffer" if kind == "buffer" else "parameter"
         source, new = source_of(name, prefix, order)
         if not new:
-            tensors[name] = TensorPlan((source,), axes, kind=kind_)
-        elif kind_ == "buffer":
-            tensors[name] = TensorPlan((), axes, kind=kind_, fill="own")
+            tensors[name] = TensorPlan((source,), axes, kind=kind)
+        elif kind == "buffer":
+            tensors[name] = TensorPlan((), axes, kind=kind, fill="own")
         else:
             if source not in old or tuple(old[source][1].shape) != tuple(tensor.shape):
                 odd.append(

@@ -20,12 +20,12 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..files import typed
 from ..files.strict import parse_json, refuse_malformed
 from ..frozen import FrozenDict, freeze_mappings
-from ..models.names import resolve
+from ..models.names import Kind, resolve
 from ..models.need import Need
 from ..rules.axes import Axis
 from ..rules.scale import Exact, Scale
 from .explain import explain, table
-from .tensor_plan import Kind, TensorPlan
+from .tensor_plan import TensorPlan
 
 FORMAT = "mupscale plan 1"
 _MALFORMED = "this is not a plan, expected what to_json wrote"
@@ -271,7 +271,7 @@ class Plan:
             raise MupscaleError(
                 f"the plan has no tensor {name!r}; plan.names lists them", code="plan.no_such_name"
             )
-        return explain(found, self.ties.get(found, found), self[found])
+        return explain(found, self.planned(found), self[found])
 
     def __str__(self) -> str:
         lines = table(self.tensors)

@@ -23,11 +23,11 @@ from fractions import Fraction
 from torch import Tensor, nn
 
 from ..errors import Fault, raise_faults
-from ..models.names import named_tensors
+from ..models.names import Kind, named_tensors, unique_tensors
 from ..rules.axes import Axis
 from ..rules.products import Factor
 from .plan import Plan
-from .tensor_plan import Kind, Rows, TensorPlan
+from .tensor_plan import Rows, TensorPlan
 
 
 def row_plan(base: nn.Module, more: nn.Module, rows: Rows, added: int) -> Plan:
@@ -39,13 +39,10 @@ def row_plan(base: nn.Module, more: nn.Module, rows: Rows, added: int) -> Plan:
     """
     old = {name: tensor for name, _, tensor in named_tensors(base)}
     tensors: dict[str, TensorPlan] = {}
-    ties: dict[str, str] = {}
-    first: dict[int, str] = {}
     faults: list[Fault] = []
-    for name, kind, tensor in named_tensors(more):
-        if (owner := first.setdefault(id(tensor), name)) != name:
-            ties[name] = owner
-        elif (entry := _entry(name, kind, tensor, old, rows, added)) is None:
+    new, ties = unique_tensors(more)
+    for name, (kind, tensor) in new.items():
+        if (entry := _entry(name, kind, tensor, old, rows, added)) is None:
             before = tuple(old[name].shape) if name in old else "no such tensor"
             what = f"{before} in the base, {tuple(tensor.shape)} with {added} more {rows}"
             faults.append(
@@ -63,7 +60,7 @@ def row_plan(base: nn.Module, more: nn.Module, rows: Rows, added: int) -> Plan:
 
 
 def _entry(
-    name: str, kind: str, tensor: Tensor, old: Mapping[str, Tensor], rows: Rows, added: int
+    name: str, kind: Kind, tensor: Tensor, old: Mapping[str, Tensor], rows: Rows, added: int
 ) -> TensorPlan | None:
     """How one tensor is made; None if it differs from the base's by anything else than added rows."""
     if name not in old or old[name].dim() != tensor.dim():
@@ -71,15 +68,14 @@ def _entry(
     pairs = list(zip(old[name].shape, tensor.shape, strict=True))
     grown = [dim for dim, (a, b) in enumerate(pairs) if a != b]
     axes = tuple(Axis.of((Factor(a, Fraction(1), b - a),)) for a, b in pairs) if _adds(pairs) else ()
-    kind_: Kind = "buffer" if kind == "buffer" else "parameter"
     if not grown:
-        return TensorPlan((name,), axes, kind=kind_)
-    if kind_ == "buffer" and axes and (len(grown) > 1 or not tensor.is_floating_point()):
+        return TensorPlan((name,), axes, kind=kind)
+    if kind == "buffer" and axes and (len(grown) > 1 or not tensor.is_floating_point()):
         # Numbers of positions, masks: the model computes them from its size.
-        return TensorPlan((name,), axes, kind=kind_, fill="own", rows=rows)
-    table = axes and [b - a for a, b in pairs if a != b] == [added] and (kind_ == "buffer" or grown == [0])
+        return TensorPlan((name,), axes, kind=kind, fill="own", rows=rows)
+    table = axes and [b - a for a, b in pairs if a != b] == [added] and (kind == "buffer" or grown == [0])
     cut = () if rows == "words" else tuple(grown)
-    return TensorPlan((name,), axes, kind=kind_, rows=rows, cut=cut) if table else None
+    return TensorPlan((name,), axes, kind=kind, rows=rows, cut=cut) if table else None
 
 
 def _adds(pairs: Sequence[tuple[int, int]]) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import MupscaleError
 from ..files.strict import printable
 from ..files.typed import flag, many, short_numbers, text, texts, whole
+from ..models.names import Kind
 from ..rules.axes import Axis
 from ..rules.scale import ONE, Scale
 from ..rules.units import Change
@@ -24,7 +25,6 @@ from ..tensors.expand import expand_
 from ..tensors.making import Fill, Join, Making
 from ..tensors.noise import TensorNoise
 
-Kind = Literal["parameter", "buffer"]
 Rows = Literal["words", "positions"]
 Powers = Mapping[str, Mapping[int, Fraction]]
 """Tensor -> dimension -> the power of that axis's filled share in its fold, so that other sizes get their own fold."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import MupscaleError
 from ..models.clone import rebind_
-from ..models.names import module_path, named_tensors, unwrap
+from ..models.names import module_paths, named_tensors, unique_tensors, unwrap
 from .attributes import carry_attributes_, compare_attributes
 from .block_order import base_path, moved_blocks
 from .direction import Direction
@@ -47,17 +47,15 @@ def fill_model_(
     """
     inner, outer = unwrap(model), unwrap(source)
     tensors = {name: tensor for name, _, tensor in named_tensors(outer)}
-    first: dict[int, tuple[str, str, Tensor]] = {}
-    for name, kind, old in named_tensors(inner):
-        first.setdefault(id(old), (name, kind, old))
+    first = unique_tensors(inner)[0]
     make = _write_ if in_place else _new
     with torch.no_grad():
-        made = {identity: make(*about, tensors, direction) for identity, about in first.items()}
+        made = {id(old): make(name, kind, old, tensors, direction) for name, (kind, old) in first.items()}
     plan = None if direction.back else direction.plan
     if not in_place:
         _replace_(inner, made)
         if hooks:
-            renewed = {name: (old, made[id(old)]) for name, _, old in first.values()}
+            renewed = {name: (old, made[id(old)]) for name, (_, old) in first.items()}
             carry_hooks_(inner, outer, direction, renewed)
         if settings:
             carry_attributes_(inner, compare_attributes(outer, inner, plan))
@@ -115,8 +113,8 @@ def _replace_(model: nn.Module, made: Mapping[int, Tensor]) -> None:
 
 def _copy_modes_(model: nn.Module, source: nn.Module, plan: Plan | None) -> None:
     """Give every module the mode that it has in the source; new blocks get that of the whole model."""
-    modes = {module_path(name): module.training for name, module in source.named_modules()}
+    modes = {path: module.training for path, module in module_paths(source)}
     moved = {} if plan is None else moved_blocks(plan)
-    for name, module in model.named_modules():
-        origin = base_path(module_path(name), moved)
+    for path, module in module_paths(model):
+        origin = base_path(path, moved)
         module.training = source.training if origin is None else modes.get(origin, module.training)

@@ -6,14 +6,13 @@ named only after it was tried: with the base's values in the wide model, the fir
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..arguments import shown
-from ..models.names import strip_wrappers, unwrap
+from ..models.names import module_paths
 from ..tensors.differences import loss_gap
 from .causes import attribute_cause
 from .identity import Loss
@@ -24,7 +23,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 def attributes(trial: Trial, step: Step | None, loss: Loss | None) -> str | None:
     """The cause, if the two models of a fresh trial differ in an attribute and agree once it is set."""
-    base, wide = (dict(_modules(side.model)) for side in (trial.base, trial.wide))
+    base, wide = (dict(module_paths(side.model)) for side in (trial.base, trial.wide))
     told: list[str] = []
     for path, module in base.items():
         if path in wide:
@@ -33,11 +32,6 @@ def attributes(trial: Trial, step: Step | None, loss: Loss | None) -> str | None
         return None
     gap = loss_gap(go(trial.base, step, loss), go(trial.wide, step, loss))
     return attribute_cause(told[0]) if gap <= trial.tolerance else None
-
-
-def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for path, module in unwrap(model).named_modules():
-        yield strip_wrappers(f"{path}.").rstrip("."), module
 
 
 def _set_(base: nn.Module, wide: nn.Module, path: str) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..models.callers import callers, calling_module
+from ..models.calls import callers, calling_module
 
 _CLIPPING = "torch.nn.utils.clip_grad"
 _BOUNDS = ("max_norm", "clip_value")

@@ -15,6 +15,7 @@ import torch
 from ..arguments import wrong_kind
 from ..errors import Fault, raise_faults
 from ..extras import needs
+from ..optimizers.rates import Rates
 from ..proofs.identity import Loss, keeping_buffers
 from ..runs.run import Run
 from ..tensors.random_states import forked
@@ -58,8 +59,7 @@ def log_growth(
     told: dict[str, float] = {}
     for name, run in (("before", base), ("after", wide)):
         told[f"parameters_{name}"] = float(sum(p.numel() for p in run.model.parameters()))
-        groups = [group for optimizer in run.optimizers for group in optimizer.param_groups]
-        rates = [float(group["lr"]) / float(group.get("lr_factor", 1.0)) for group in groups]
+        rates = [rate for optimizer in run.optimizers for rate in Rates(optimizer).at_reference()]
         told |= {f"lr_{name}": max(rates)} if rates else {}
         if loss is not None:
             told[f"loss_{name}"], told[f"grad_norm_{name}"] = _loss_and_norm(run, loss)

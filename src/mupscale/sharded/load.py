@@ -22,7 +22,7 @@ from ..files.dcp import METADATA
 from ..files.directory import CONFIG
 from ..files.elsewhere import megatron_faults
 from ..models.fingerprint import changed_code
-from ..models.names import named_tensors, strip_wrappers, unwrap
+from ..models.names import named_tensors, strip_wrappers, unique_tensors, unwrap
 from ..noise.kinds import Noise
 from ..noise.resolved import NoisePlan
 from ..noise.where import exempt_of
@@ -223,15 +223,13 @@ class _Loader:
         raise_faults("the wide model has buffers that were never computed", faults)
 
     def _weights(self, source: AnySource, noise: NoisePlan | None) -> list[Filling]:
-        seen: set[int] = set()
         found = []
-        for name, kind, tensor in named_tensors(self._run.model):
+        for name, (kind, tensor) in unique_tensors(self._run.model)[0].items():
             planned = self._plan.planned(name)
             entry = self._plan[planned]
             unstored = kind == "buffer" and entry.sources and planned not in source.weights
-            if id(tensor) in seen or entry.fill == "own" or unstored:
-                continue  # filled already, or computed by the wide model itself
-            seen.add(id(tensor))
+            if entry.fill == "own" or unstored:
+                continue  # computed by the wide model itself
             making = entry.making(None if noise is None else noise.tensor(planned))
             found.append(Filling(making, source.weights[planned] if entry.sources else None, tensor))
         return found

@@ -19,13 +19,13 @@ from ..optimizers.named import NamedGroup
 from ..optimizers.read import read_live, settings_of
 from ..optimizers.rows import split_by_row
 from ..optimizers.settings import cannot_be_exact, factors_of, same_setting, scaled
+from ..optimizers.sharded_steps import refused_on_shards
 from ..plans.direction import Direction
 from ..plans.ends import planned_parameters
 from ..plans.plan import Plan
 from ..rules.optimizer_rule import OptimizerRule
 from ..rules.optimizers import RULES, rule_for
 from ..runs.run import Run
-from ..training.units.groups import refused_on_shards
 from ..training.units.stepping import units_of
 from .fill import Filling, state_fillings
 from .source import AnySource

@@ -26,8 +26,9 @@ from ..rules.schemes import RISE
 from ..runs.run import Run
 from ..training.grow.auto_noise import AutoNoise, choose_noise
 from ..training.grow.upscale import replace_run, upscale
+from ..training.rates.reference import set_lr_
 from ..training.start.init import init_
-from ..training.units.groups import param_groups, set_lr_
+from ..training.units.groups import param_groups
 from .checkpoint import restore_, seed_
 from .grid import Point
 from .proxy import Proxy

@@ -25,7 +25,7 @@ from torch.nn.modules.rnn import RNNBase, RNNCellBase
 
 from ...arguments import shown
 from ...models.class_code import of_library
-from ...models.names import strip_wrappers
+from ...models.names import module_paths, name_in
 from ...plans.plan import Plan
 from ...rules.axes import Axis
 from ...rules.products import Factor
@@ -103,10 +103,10 @@ def why_undecided(base: nn.Module, wide: nn.Module, plan: Plan) -> str | None:
 
 def _same_modules(base: nn.Module, wide: nn.Module) -> None:
     """Raise unless both models consist of the same modules."""
-    others = _inner_modules(wide)
+    others = dict(module_paths(wide))
     if any(getattr(nn.modules.module, hooks) for hooks in _GLOBAL_HOOKS):
         raise _UnknownError("a hook is registered for all modules of torch, which is code")
-    for path, module in _inner_modules(base).items():
+    for path, module in dict(module_paths(base)).items():
         other = others.pop(path, None)
         if other is None or type(other) is not type(module):
             raise _UnknownError(f"the wide model has another module in the place of {_named(module, path)}")
@@ -124,11 +124,6 @@ def _same_modules(base: nn.Module, wide: nn.Module) -> None:
                     raise _UnknownError(f"{what}, and shapes do not show what that does")
     for path, module in others.items():
         raise _UnknownError(f"the base has no module in the place of {_named(module, path)}")
-
-
-def _inner_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules by path; of a wrapper and what it wraps, which share a path, the latter."""
-    return {strip_wrappers(f"{name}.").rstrip("."): module for name, module in model.named_modules()}
 
 
 def _same_setting(base: object, wide: object) -> bool:
@@ -179,7 +174,7 @@ def _through(module: nn.Module, path: str, features: _Features, plan: Plan) -> _
     if kind is nn.Sequential:
         for name, child in module._modules.items():
             assert child is not None
-            features = _through(child, f"{path}.{name}" if path else name, features, plan)
+            features = _through(child, name_in(path, name), features, plan)
         return features
     if kind in _ENTRYWISE:
         if features.axis is not None and features.axis.padded and not _keeps_zero(module):
@@ -204,7 +199,7 @@ def _through(module: nn.Module, path: str, features: _Features, plan: Plan) -> _
     if kind in _exact((_ConvNd,)) and module.groups == 1:
         return _layer(module, path, features, plan, "channels")
     if kind is nn.Embedding and features.axis is None:
-        return _Features(_grown(plan, f"{path}.weight" if path else "weight", 1), "last")
+        return _Features(_grown(plan, name_in(path, "weight"), 1), "last")
     if kind in _exact((_NormBase, nn.GroupNorm)):
         # A BatchNorm1d behind a Linear has its features in dimension 1, which is the last one.
         last = features.place == "last" and kind in (nn.BatchNorm1d, nn.SyncBatchNorm)
@@ -253,7 +248,7 @@ def _grown(plan: Plan, name: str, dim: int) -> Axis | None:
 
 def _layer(module: nn.Module, path: str, features: _Features, plan: Plan, place: Place) -> _Features:
     """A linear layer or a convolution: it reads the features that came, in the layout of the plan, and writes others."""
-    name = f"{path}.weight" if path else "weight"
+    name = name_in(path, "weight")
     inward, outward = (1, 0) if not getattr(module, "transposed", False) else (0, 1)
     reads = _grown(plan, name, inward)
     came = features.axis
@@ -267,7 +262,7 @@ def _layer(module: nn.Module, path: str, features: _Features, plan: Plan, place:
     if not first and (came.segments if came else None) != (reads.segments if reads else None):
         raise _UnknownError(f"the order in which {_named(module, path)} reads a growing axis is not known")
     writes = _grown(plan, name, outward)
-    bias = f"{path}.bias" if path else "bias"
+    bias = name_in(path, "bias")
     if bias in plan and plan[bias].axes[0].segments != plan[name].axes[outward].segments:
         raise _UnknownError(f"bias and weight of {_named(module, path)} have different layouts")
     return _Features(writes, place, _spatial(type(module)) if place == "channels" else 0)
@@ -276,7 +271,7 @@ def _layer(module: nn.Module, path: str, features: _Features, plan: Plan, place:
 def _norm(module: nn.Module, path: str, features: _Features, plan: Plan, place: Place) -> _Features:
     _at(features, place, module, path)
     for name, _ in (*module.named_parameters(), *module.named_buffers()):
-        entry = plan[f"{path}.{name}" if path else name]
+        entry = plan[name_in(path, name)]
         grown = entry.axes[0] if entry.axes and entry.axes[0].grows else None
         came = features.axis
         if entry.axes and (grown.segments if grown else None) != (came.segments if came else None):
@@ -298,9 +293,9 @@ def _encoder(module: nn.Module, path: str, features: _Features, plan: Plan) -> _
                 raise _UnknownError(f"the norms of {_named(child, inner)} are not torch's")
             if child.activation_relu_or_gelu == 0:
                 raise _UnknownError(f"the activation of {_named(child, inner)} is a user's function")
-            ends = [_grown(plan, f"{inner}.{leaf}.weight" if inner else f"{leaf}.weight", dim)
+            ends = [_grown(plan, name_in(inner, f"{leaf}.weight"), dim)
                     for leaf, dim in (("linear1", 1), ("linear2", 0), ("self_attn.out_proj", 0), ("norm1", 0))]  # fmt: skip
-            middle = [_grown(plan, f"{inner}.{leaf}.weight" if inner else f"{leaf}.weight", dim)
+            middle = [_grown(plan, name_in(inner, f"{leaf}.weight"), dim)
                       for leaf, dim in (("linear1", 0), ("linear2", 1))]  # fmt: skip
             came = features.axis if features.place != "anywhere" else ends[0]
             for group in ([came, *ends], middle):

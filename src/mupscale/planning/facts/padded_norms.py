@@ -247,7 +247,7 @@ class _Walk:
             at, i = pending.pop()
             leaf, parent = at.leaves[i], at.parents[i]
             if leaf is not None:
-                name = self.draft.ties.get(leaf, leaf)
+                name = self.draft.planned(leaf)
                 entry = self.draft.entries.get(name)
                 if entry is not None and entry.kind == "parameter" and entry.growing:
                     found.append(name)

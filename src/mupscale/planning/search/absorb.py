@@ -5,7 +5,7 @@ is multiplied by t when W and b are, or when x and b are; `matmul(q, k)` when q 
 by none. So the factor of `gelu(x) @ W` can be absorbed by W alone:
 
 >>> import torch
->>> from .trace import traced
+>>> from mupscale.models.calls import traced
 >>> layer, x = torch.nn.Linear(2, 3).double(), torch.ones(1, 2).double()
 >>> trace = traced(layer, lambda: torch.nn.functional.gelu(layer(x)).mul(3).sum())[1]
 >>> Absorbers(trace).ways(0, Scale.of("1/2"))[0] == {"weight": Scale.of("1/2"), "bias": Scale.of("1/2")}

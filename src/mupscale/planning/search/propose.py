@@ -67,7 +67,7 @@ class Proposals:
 
     def _settings(self, trial: Draft, ways: Sequence[Way]) -> Iterator[Setting]:
         for way in ways:
-            named = {self.made.ties.get(name, name): scale for name, scale in way.items()}
+            named = {self.made.planned(name): scale for name, scale in way.items()}
             if all(self._may_fold(name) for name in named):
                 everywhere = {n: scale for name, scale in named.items() for n in self._layers(name)}
                 yield _setting(trial, self.made, everywhere)

@@ -165,7 +165,7 @@ def _around(draft: Draft, trace: Trace, index: int) -> Iterator[tuple[str, int]]
 
 
 def _growing_leaves(draft: Draft, call: Call) -> list[str]:
-    names = [draft.ties.get(leaf, leaf) for leaf in call.leaves if leaf is not None]
+    names = [draft.planned(leaf) for leaf in call.leaves if leaf is not None]
     found = [n for n in names if n in draft.entries and draft.entries[n].growing]
     return sorted(found, key=lambda n: -len(draft.entries[n].base_shape))
 

@@ -16,8 +16,8 @@ from ...plans.direction import Direction
 from ...plans.ends import identity_plan
 from ...rules.optimizer_rule import OptimizerRule
 from ...runs.run import Run
+from ..grow.carry import carry
 from ..grow.left_behind import patched_methods, step_hooks
-from ..grow.widen import carry
 
 
 def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | None = None) -> Run:

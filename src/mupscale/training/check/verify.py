@@ -46,7 +46,7 @@ from ...proofs.trial import Step, Trial, with_batches
 from ...proofs.twin import rounding_of_loss, rounding_of_steps, unrepeated
 from ...rules.optimizer_rule import OptimizerRule
 from ...runs.run import Run
-from ..grow.widen import carry
+from ..grow.carry import carry
 from ..units.settings import settings_comparer
 from .clone_run import clone, refuse_hooks
 

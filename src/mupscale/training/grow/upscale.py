@@ -30,14 +30,14 @@ from ...proofs.identity import Loss
 from ...rules.optimizer_rule import OptimizerRule
 from ...rules.optimizers import rule_for
 from ...runs.run import Run, since_of
-from ..rates.rates import new_rates
+from ..rates.after_growth import new_rates
 from ..rates.schedules import begin_stage_, wrong_step_cost
 from ..recipe import Recipe, TensorGrowth
 from .auto_noise import AutoNoise, Choice, choose_noise, wrong_auto
+from .carry import carry, check_start
 from .left_behind import hand_over_
 from .loss_rise import is_jump, jump_message, less_of, measured
 from .prove import proved_plan
-from .widen import carry, check_start
 
 _LOG = logging.getLogger("mupscale")
 

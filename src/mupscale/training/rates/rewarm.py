@@ -11,17 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from ...arguments import wrong_kind, wrong_number
 from ...errors import Fault, raise_faults
+from ...optimizers.rates import Rates, set_rate_
 from ...runs.run import Run
 from .schedules import GrowthSchedule
 
-_PEAKS = ("max_lr", "initial_lr", "lr")
-"""Where a group has the peak of its schedule, the first that is there; OneCycleLR's initial_lr is not its peak."""
 _STALE = ("initial_lr", "max_lr", "min_lr")
 """What a schedule leaves in a group. torch starts a new schedule from `initial_lr` if it is there, whatever `lr` is."""
 _SAVED = {field.name for field in fields(GrowthSchedule)}
@@ -61,23 +59,24 @@ def new_schedulers_(
     if not optimizers:
         what = "the run has none, so there is no rate to schedule"
         faults.append(Fault("run.no_optimizers", "optimizers", what, "write mu.Run(model, optimizer)"))
-    peaks = [[_peak(group) for group in optimizer.param_groups] for optimizer in optimizers]
-    for optimizer, own in zip(optimizers, peaks, strict=True):
-        if not any(own):
+    every = [Rates(optimizer) for optimizer in optimizers]
+    for rates in every:
+        if not any(rates.peaks):
             what = (
                 "all its rates are zero and its groups do not remember a peak, so their ratios are not known"
             )
             remedy = "first write mu.set_lr_(optimizer, 1e-3) for it, or keep its scheduler in the run"
-            faults.append(Fault("rates.no_peak_known", type(optimizer).__name__, what, remedy))
+            faults.append(Fault("rates.no_peak_known", type(rates.optimizer).__name__, what, remedy))
     raise_faults("no schedule can be started", faults)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    flat = [peak for own in peaks for peak in own]
-    first = next(i for i, peak in enumerate(flat) if peak)
-    ratio = 1.0 if peak_lr is None else peak_lr * float(groups[first].get("lr_factor", 1.0)) / flat[first]
-    for group, peak in zip(groups, flat, strict=True):
+    peaks = [peak for rates in every for peak in rates.peaks]
+    factors = [factor for rates in every for factor in rates.factors]
+    first = next(i for i, peak in enumerate(peaks) if peak)
+    ratio = 1.0 if peak_lr is None else peak_lr * factors[first] / peaks[first]
+    for group, peak in zip(groups, peaks, strict=True):
         for key in _STALE:
             group.pop(key, None)
-        _set_(group, peak * ratio)
+        set_rate_(group, peak * ratio)
     return [LambdaLR(optimizer, copy.copy(schedule)) for optimizer in optimizers]
 
 
@@ -110,18 +109,6 @@ def loaded(optimizer: Optimizer, state: Mapping[str, Any]) -> LambdaLR:
     for group, rate, first in zip(
         optimizer.param_groups, scheduler.get_last_lr(), scheduler.base_lrs, strict=True
     ):
-        _set_(group, rate)
+        set_rate_(group, rate)
         group["initial_lr"] = first
     return scheduler
-
-
-def _peak(group: Mapping[str, Any]) -> float:
-    return float(next(group[key] for key in _PEAKS if key in group))
-
-
-def _set_(group: dict[str, Any], rate: float | Tensor) -> None:
-    """Set the rate of a group; a tensor stays the same tensor."""
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(rate)
-    else:
-        group["lr"] = rate

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ...arguments import shown, wrong_number, wrong_whole
 from ...errors import Fault, MupscaleError, raise_faults
 from ...models.kinds import padding_rows
-from ...models.names import named_tensors
+from ...models.names import named_tensors, unique_tensors
 from ...plans.ends import check_end
 from ...plans.plan import Plan
 from ...plans.tensor_plan import TensorPlan
@@ -114,13 +114,9 @@ def init_(
     shapes, kept = _shapes(model, plan, std)
     _agree([t for _, _, t in named_tensors(model)], shapes, kept)
     with torch.no_grad():
-        seen: set[int] = set()
-        for name, kind, tensor in named_tensors(model):
-            if kind == "buffer" or id(tensor) in seen:
-                continue
-            seen.add(id(tensor))
+        for name, (kind, tensor) in unique_tensors(model)[0].items():
             planned = plan.planned(name)
-            if (shape := shapes[planned]) is not None:
+            if kind == "parameter" and (shape := shapes[planned]) is not None:
                 stream = Stream(seed, f"init {planned}")
                 local_of(tensor).copy_(_draw(shape, plan[planned], stream, tensor, kept.get(planned)))
     return model

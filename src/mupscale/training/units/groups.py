@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...arguments import shown, wrong_kind, wrong_list, wrong_number
+from ...arguments import shown, wrong_list, wrong_number
 from ...errors import Fault, MupscaleError, raise_faults
 from ...models.names import named_tensors, resolve
 from ...optimizers.settings import (
@@ -28,6 +28,7 @@ from ...optimizers.settings import (
     scale_setting,
     without_units,
 )
+from ...optimizers.sharded_steps import refused_on_shards
 from ...plans.ends import check_end
 from ...plans.plan import Plan
 from ...rules.optimizer_rule import OptimizerRule
@@ -36,8 +37,6 @@ from ...runs.run import Since, since_of
 from ...tensors.parts import is_sharded
 
 _CHOICES = frozenset({"foreach", "fused", "capturable", "differentiable", "maximize"})  # of implementation
-_NEVER_SHARDED = ("torch.optim.Adafactor", "torch.optim.Rprop")  # their steps fail on DTensors
-_FUSED_SHARDED = ("torch.optim.Adam", "torch.optim.AdamW")  # the only fused steps on DTensors
 Chosen = Iterable[tuple[str, nn.Parameter]] | Callable[[str, nn.Parameter], bool] | None
 
 
@@ -212,55 +211,6 @@ def expect_class(optimizer: object) -> list[Fault]:
     ]
 
 
-def refused_on_shards(
-    optimizer: type[Optimizer], named: Mapping[str, Tensor], settings: Mapping[str, Any]
-) -> list[Fault]:
-    """Faults for optimizers that torch cannot step on sharded tensors, so that the first step does not stop halfway.
-
-    Other optimizers with dense gradients step DTensors as they step plain tensors. So does Muon, on whole matrices,
-    if no dimension is sharded over more ranks than it has entries.
-    """
-    sharded: dict[str, Any] = {name: t for name, t in named.items() if is_sharded(t)}
-    kind = qualified_name(optimizer)
-    if not sharded:
-        return []
-    if kind in _NEVER_SHARDED:
-        return [
-            Fault(
-                "optimizer.cannot_step_shards",
-                kind,
-                f"torch cannot step it on {len(sharded)} sharded tensors",
-                "use AdamW or SGD",
-            )
-        ]
-    if settings.get("fused") and kind.startswith("torch.") and kind not in _FUSED_SHARDED:
-        return [
-            Fault(
-                "optimizer.no_fused_shards",
-                f"{kind}, fused=True",
-                "torch has no fused step of it for sharded tensors",
-                "pass foreach=True",
-            )
-        ]
-    faults = []
-    for name, tensor in sharded.items() if kind == "torch.optim.Muon" else ():
-        ranks = [1] * tensor.dim()
-        for n, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
-            if not placement.is_replicate():
-                ranks[placement.dim] *= n
-        if any(n > length for n, length in zip(ranks, tensor.shape, strict=True)):
-            what = f"shape {tuple(tensor.shape)} on {'x'.join(map(str, ranks))} ranks: torch's Muon cannot step a dimension with fewer entries than ranks"
-            faults.append(
-                Fault(
-                    "optimizer.shard_too_small",
-                    name,
-                    what,
-                    "give it to AdamW with parameters=, or shard it over fewer ranks",
-                )
-            )
-    return faults
-
-
 def _plain(value: Any) -> Any:
     """A setting in a form that can be compared: 0 and 0.0 are equal."""
     return float(value) if isinstance(value, (int, float)) else repr(value)
@@ -312,76 +262,3 @@ def _chosen(model: nn.Module, plan: Plan, parameters: Chosen) -> dict[str, nn.Pa
     ]
     raise_faults("these parameters cannot be grouped", faults)
     return {known: everything[known] for known, _ in wanted}
-
-
-def set_lr_(optimizer: Optimizer, lr: float | Tensor) -> None:
-    """Set the reference learning rate: every group gets this rate times its own factor.
-
-    A scheduler that is built afterwards starts at this rate, even if an earlier scheduler left its `initial_lr`.
-
-    >>> import torch, mupscale as mu
-    >>> plan, model = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(4, 4)
-    >>> optimizer = torch.optim.AdamW(param_groups(model, plan, torch.optim.AdamW, lr=0.1))
-    >>> set_lr_(optimizer, 0.2)
-    >>> [group["lr"] for group in optimizer.param_groups]
-    [0.1, 0.2]
-    """
-    faults = _wrong_optimizer(optimizer)
-    if not isinstance(lr, Tensor):
-        faults += wrong_number("lr", lr, "write set_lr_(optimizer, 1e-3), for example")
-    raise_faults("no learning rate can be set", faults)
-    factors = [_factor(group) for group in optimizer.param_groups]
-    for group, factor in zip(optimizer.param_groups, factors, strict=True):
-        value = lr * factor
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(float(value))
-        else:
-            group["lr"] = value
-        # torch's schedulers start at initial_lr where a group has one, whatever its lr is. Most schedulers that drive the
-        # optimizer already have their own copy (base_lrs). OneCycleLR reads initial_lr at every step and marks its groups
-        # with max_lr, so theirs is left alone.
-        if "initial_lr" in group and "max_lr" not in group:
-            group["initial_lr"] = float(value)
-
-
-def reference_lr(optimizer: Optimizer) -> float:
-    """The reference learning rate of all groups; raises if the groups do not agree.
-
-    The usual reason for a disagreement is a scheduler that writes one absolute rate into every group.
-
-    >>> import torch, mupscale as mu
-    >>> plan, model = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(4, 4)
-    >>> reference_lr(torch.optim.AdamW(param_groups(model, plan, torch.optim.AdamW, lr=0.1)))
-    0.1
-    """
-    raise_faults("the learning rate cannot be read", _wrong_optimizer(optimizer))
-    rates = [float(group["lr"]) / _factor(group) for group in optimizer.param_groups]
-    spread = max(rates) - min(rates)
-    if spread > 1e-6 * max(abs(rate) for rate in rates):
-        raise_faults(
-            "the groups' learning rates are no longer one rate in different units",
-            [
-                Fault(
-                    "rates.no_single_reference",
-                    f"group {i}",
-                    f"lr = {float(g['lr']):.6g}, factor {_factor(g):.6g}, so reference lr {rate:.6g}",
-                    "use a scheduler that multiplies, or set_lr_",
-                )
-                for i, (g, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True))
-            ],
-        )
-    return rates[0]
-
-
-def _wrong_optimizer(optimizer: object) -> list[Fault]:
-    return wrong_kind(
-        "optimizer", optimizer, Optimizer, "hand over the optimizer that was built from param_groups"
-    )
-
-
-def _factor(group: Mapping[str, Any]) -> float:
-    if "lr_factor" not in group:
-        raise MupscaleError(
-            "a group has no lr_factor; build the optimizer from mupscale.param_groups", code="rates.no_factor"
-        )
-    return float(group["lr_factor"])

@@ -32,6 +32,7 @@ from ...optimizers.settings import (
     scale_setting,
     unknown_settings,
 )
+from ...optimizers.sharded_steps import refused_on_shards
 from ...plans.ends import check_end
 from ...plans.plan import Plan
 from ...rules.optimizer_rule import OptimizerRule
@@ -39,7 +40,6 @@ from ...rules.optimizers import rule_for
 from ...rules.scale import Scale
 from ...runs.run import Since, model_of, since_of
 from ...tensors.parts import is_sharded
-from .groups import refused_on_shards
 
 Groups = list[dict[str, Any]]
 

@@ -7,23 +7,16 @@ the reference. A schedule that has ended at zero is refused, because it would ho
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torch import Tensor
-from torch.optim import Optimizer
-
 from ...errors import Fault, MupscaleError, raise_faults
+from ...optimizers.rates import SAME, Rates, are_one
 from ...optimizers.schedulers import driven_by
-from ...rules.optimizer_rule import RATES
 from ...runs.run import Run
-from ..units.groups import set_lr_
-from ..units.stepping import units_of
 
 _AHEAD = 100
 """Steps for which a LambdaLR is evaluated ahead. One that is constant for so long is taken to stay constant."""
-_SAME = 1e-6
-"""Rates of groups went through factors of the width in floating point, and may be tensors of float32."""
 _ZERO = 1e-9
 """The share of its start at which a rate counts as zero. 1 - 0.1 * 10 and its like end at 1e-16, by rounding."""
 NEW_SCHEDULE = (
@@ -35,27 +28,28 @@ NEW_SCHEDULE = (
 
 def new_rates(run: Run, lr: float | None, peak_lr: float | None) -> Callable[[Run], None]:
     """A function that sets the rates of the grown run; raises if `lr` or `peak_lr` has no single meaning for `run`."""
-    _refuse(run, lr, peak_lr)
+    every = rates_of(run)
+    _refuse(run, every, lr, peak_lr)
     if peak_lr is not None:
-        peak = _one((_peaks(o, run.schedulers) for o in run.optimizers), "peak_lr")
+        peak = _one((rates.at_reference(rates.peaks) for rates in every), "peak_lr")
         return lambda grown: _scale_all_(grown, peak_lr / peak)
     if lr is None:
         _warn_of_constant(run.schedulers)
         return lambda grown: None
-    if not run.optimizers or not all(map(_at_zero, run.optimizers)):
-        now = _one((_reference_rates(o, "lr") for o in run.optimizers), "lr")
+    if not _all_at_zero(every):
+        now = _one((rates.at_reference() for rates in every), "lr")
         return lambda grown: _scale_all_(grown, lr / now)
-    if run.schedulers:
-        what = "the rate is zero now and its schedule is going to raise it, so no factor turns it into lr"
-        raise MupscaleError(
-            "lr= cannot be the rate now", [Fault("rates.zero_now", "lr", what, f"write peak_lr={lr:g}")]
-        )
-    _one((_reference_rates(o, "initial_lr") for o in run.optimizers), "lr")
+    _one((rates.at_reference(rates.of_groups("initial_lr")) for rates in every), "lr")
     return lambda grown: _set_all_(grown, lr)
 
 
-def _refuse(run: Run, lr: float | None, peak_lr: float | None) -> None:
-    """Raise if both rates are given, if the run has no schedule that has a peak, or if its schedule ended at zero."""
+def rates_of(run: Run) -> list[Rates]:
+    """The learning rates of every optimizer of a run."""
+    return [Rates(optimizer, run.schedulers) for optimizer in run.optimizers]
+
+
+def _refuse(run: Run, every: Sequence[Rates], lr: float | None, peak_lr: float | None) -> None:
+    """Raise if both rates are given, if the run has no schedule that has a peak, or if its rate is held at zero."""
     faults = []
     if lr is not None and peak_lr is not None:
         what = (
@@ -69,18 +63,21 @@ def _refuse(run: Run, lr: float | None, peak_lr: float | None) -> None:
             Fault("rates.no_schedule_with_peak", "peak_lr", what, "write lr= instead: the rate now")
         )
     for scheduler in run.schedulers:
-        if _at_zero(driven_by(scheduler)) and _has_run(scheduler):
+        if _at_zero(Rates(driven_by(scheduler))) and _has_run(scheduler):
             what = "its schedule has ended at zero, and it would keep the rate of the wide run at zero"
             faults.append(
                 Fault("schedule.ended_at_zero", type(scheduler).__name__, what, f"write {NEW_SCHEDULE}")
             )
+    if lr is not None and not faults and run.schedulers and _all_at_zero(every):
+        what = "the rate is zero now and its schedule is going to raise it, so no factor turns it into lr"
+        faults.append(Fault("rates.zero_now", "lr", what, f"write peak_lr={lr:g}"))
     raise_faults("these learning rates cannot be continued", faults)
 
 
 def _warn_of_constant(schedulers: Iterable[Any]) -> None:
     for scheduler in schedulers:
-        now, first = (_reference_rates(driven_by(scheduler), key)[0] for key in ("lr", "initial_lr"))
-        if _ZERO * first < now < first * (1 - _SAME) and _is_constant(scheduler):
+        now, first = (Rates(driven_by(scheduler)).of_groups(key)[0] for key in ("lr", "initial_lr"))
+        if _ZERO * first < now < first * (1 - SAME) and _is_constant(scheduler):
             warnings.warn(
                 f"the schedule of {type(scheduler).__name__} has ended: the rate stays at {now / first:.3g} times its "
                 f"start. To continue with another one, write {NEW_SCHEDULE}",
@@ -127,75 +124,30 @@ def _multipliers(scheduler: Any, first: int, last: int) -> list[float]:
         return []
 
 
-def _reference_rates(optimizer: Optimizer, key: str) -> list[float]:
-    """The rates of an optimizer's groups at the reference; `initial_lr` falls back on `lr`."""
-    groups = optimizer.param_groups
-    return [float(g.get(key, g["lr"])) / float(g.get("lr_factor", 1.0)) for g in groups]
-
-
-def _peaks(optimizer: Optimizer, schedulers: Iterable[Any]) -> list[float]:
-    """The highest rates of the groups at the reference: what a schedule multiplies, or the peak that it rises to."""
-    driving = [s for s in schedulers if driven_by(s) is optimizer]
-    while driving:
-        scheduler = driving.pop()
-        driving += getattr(scheduler, "_schedulers", ())
-        if type(scheduler).__name__ == "OneCycleLR":
-            return _reference_rates(optimizer, "max_lr")
-        if hasattr(scheduler, "max_lrs"):  # CyclicLR
-            factors = [float(group.get("lr_factor", 1.0)) for group in optimizer.param_groups]
-            return [float(rate) / factor for rate, factor in zip(scheduler.max_lrs, factors, strict=True)]
-    return _reference_rates(optimizer, "initial_lr")
-
-
 def _one(rates: Iterable[list[float]], word: str) -> float:
     """The rate that all groups of all optimizers share; raises if there are several, or no optimizer."""
     found = sorted({rate for of in rates for rate in of})
-    if not found or found[-1] - found[0] > _SAME * found[-1]:
-        what = f"it replaces one learning rate, and the optimizers of this run have {found or 'none'}"
-        remedy = f"write {word}=None, and use set_lr_ on each optimizer, or scale the groups yourself"
-        raise MupscaleError(
-            f"{word}= has no single meaning", [Fault("rates.no_single_rate", word, what, remedy)]
-        )
-    return found[0]
+    if found and are_one(found):
+        return found[0]
+    what = f"it replaces one learning rate, and the optimizers of this run have {found or 'none'}"
+    remedy = f"write {word}=None, and use set_lr_ on each optimizer, or scale the groups yourself"
+    raise MupscaleError(f"{word}= has no single meaning", [Fault("rates.no_single_rate", word, what, remedy)])
 
 
-def _at_zero(optimizer: Optimizer) -> bool:
-    rates = zip(*(_reference_rates(optimizer, key) for key in ("lr", "initial_lr")), strict=True)
-    return all(now <= _ZERO * first for now, first in rates)
+def _all_at_zero(every: Sequence[Rates]) -> bool:
+    return bool(every) and all(map(_at_zero, every))
+
+
+def _at_zero(rates: Rates) -> bool:
+    starts = rates.of_groups("initial_lr")
+    return all(now <= _ZERO * first for now, first in zip(rates.of_groups(), starts, strict=True))
 
 
 def _set_all_(run: Run, lr: float) -> None:
-    for optimizer in run.optimizers:
-        if units_of(optimizer) is None:
-            set_lr_(optimizer, lr)
-        else:  # its groups hold the constants of the reference
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
+    for rates in rates_of(run):
+        rates.set_(lr)
 
 
 def _scale_all_(run: Run, ratio: float) -> None:
-    for optimizer in run.optimizers:
-        scale_lr_(optimizer, run.schedulers, ratio)
-
-
-def scale_lr_(optimizer: Optimizer, schedulers: tuple[Any, ...], ratio: float) -> None:
-    """Multiply every rate of an optimizer, and the rates that its schedulers have stored."""
-    for group in optimizer.param_groups:
-        for key in (key for key in RATES if key != "lr_factor"):
-            if isinstance(group.get(key), Tensor):
-                group[key].mul_(ratio)
-            elif key in group:
-                group[key] = group[key] * ratio
-    for scheduler in schedulers:
-        if driven_by(scheduler) is optimizer:
-            _scale_remembered_(scheduler, ratio)
-
-
-def _scale_remembered_(scheduler: Any, ratio: float) -> None:
-    for key in ("base_lrs", "_last_lr", "max_lrs"):
-        if hasattr(scheduler, key):
-            setattr(scheduler, key, [rate * ratio for rate in getattr(scheduler, key)])
-    if (floor := getattr(scheduler, "eta_min", None)) is not None:
-        scheduler.eta_min = [one * ratio for one in floor] if isinstance(floor, list) else floor * ratio
-    for inner in getattr(scheduler, "_schedulers", ()):
-        _scale_remembered_(inner, ratio)
+    for rates in rates_of(run):
+        rates.scale_(ratio)
