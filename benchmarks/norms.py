@@ -38,7 +38,7 @@ from harness.program import Outcome, option, run
 from mupscale.checkpoints.norms import measured_in
 from mupscale.files.directory import read_directory
 from mupscale.jobs.worker import run_job
-from mupscale.noise.norms_wanted import Wanted
+from mupscale.noise.measures import Wanted
 from mupscale.tensors import spectral
 
 MOST_PASSES, MOST_ERROR = 15, 1e-3

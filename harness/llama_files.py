@@ -24,7 +24,7 @@ from mupscale.files.places import item_size, torch_dtype
 from mupscale.jobs.blocks import raw_bytes
 from mupscale.jobs.identity import make_job
 from mupscale.jobs.job import BLOCK_BYTES, Job, Text
-from mupscale.noise.resolved import NoisePlan
+from mupscale.noise.resolved import NoisePlan, ResolvedNoise
 from mupscale.noise.where import Exempt, noisy_weights
 from mupscale.plans.new_blocks import Order, source_of
 from mupscale.tensors.noise import Waking
@@ -125,10 +125,11 @@ class Llama:
 
     def noise(self, plan: mu.Plan, size: float = 0.01, seed: int = 0) -> NoisePlan:
         """The same noise for every matrix that gets noise: what it costs does not depend on its size."""
-        stds = dict.fromkeys(noisy_weights(plan, Exempt(), vectors=False), size)
-        entries = {name: plan[name] for name in stds}
-        zeros = {name: Waking(size, entry.cut, 0.0) for name, entry in entries.items() if entry.padded}
-        return NoisePlan(stds, stds, seed=seed, zeros=zeros)
+        tensors = {
+            name: ResolvedNoise(size, std=size, zeros=Waking(size, entry.cut) if entry.padded else None)
+            for name, entry in noisy_weights(plan, Exempt(), vectors=False).items()
+        }
+        return NoisePlan(tensors, seed)
 
 
 def write_directory(

@@ -13,7 +13,7 @@ from mupscale.checkpoints.about import read_about  # noqa: E402
 from mupscale.checkpoints.norm_journal import NormJournal  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
 from mupscale.jobs.partial import partial  # noqa: E402
-from mupscale.noise.norms_wanted import Wanted  # noqa: E402
+from mupscale.noise.measures import Wanted  # noqa: E402
 
 
 @pytest.fixture(scope="module")

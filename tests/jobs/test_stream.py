@@ -37,7 +37,7 @@ from mupscale.jobs.progress import Progress
 from mupscale.jobs.verify_bytes import check_alone, check_bytes
 from mupscale.jobs.work_units import Block, Stretch, WorkUnits
 from mupscale.jobs.worker import run_job, run_worker
-from mupscale.noise.resolved import NoisePlan
+from mupscale.noise.resolved import NoisePlan, ResolvedNoise
 from mupscale.tensors.expand import expand
 from mupscale.tensors.making import Making
 from mupscale.tensors.noise import TensorNoise
@@ -228,8 +228,7 @@ def wide_job(path: Path, axes: list[str], tensors: list[Tensor], **options: Any)
     noise = options.pop("noise", None)
     resolved = None
     if noise is not None:
-        paired = {} if noise.paired is None else {"wide": noise.paired}
-        resolved = NoisePlan({"wide": 0.0}, {"wide": noise.std}, paired=paired)
+        resolved = NoisePlan({"wide": ResolvedNoise(0.0, noise.paired, std=noise.std)})
     plan = mu.Plan({"wide": entry})
     block = options.pop("block_bytes", 1024)
     files, moves, _ = weight_moves(plan, read_directory(path), resolved, **options)
@@ -326,7 +325,7 @@ def test_tied_weights_are_written_once_under_the_name_they_had(tmp_path):
     plan = mu.Plan({"embed": mu.plans.TensorPlan(("embed",), axes)}, ties={"head": "embed"})
     for names in (["embed"], ["head"], ["embed", "head"]):
         directory = read_directory(tied_directory(tmp_path / "-".join(names), *names))
-        _, moves, _ = weight_moves(plan, directory, NoisePlan({}, {"embed": 0.1}))
+        _, moves, _ = weight_moves(plan, directory, NoisePlan({"embed": ResolvedNoise(std=0.1)}))
         assert [move.name for move in moves] == names[:1]
         noise = moves[0].making.noise
         assert noise is not None

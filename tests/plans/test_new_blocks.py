@@ -8,7 +8,7 @@ from torch import nn
 
 import mupscale as mu
 from harness.refusals import refused
-from mupscale.plans.new_blocks import Sleep, block_plan, first_values, order_of
+from mupscale.plans.new_blocks import NewBlocks, block_plan, first_values, order_of
 from mupscale.plans.plan import Plan
 
 WRITERS = ("*.write.weight",)
@@ -63,8 +63,8 @@ def step(run, i):
 
 
 def deeper(order, quiet=WRITERS, biases=(), **more):
-    sleep = Sleep(first_values(make()), quiet, biases=biases)
-    return block_plan(make(**more), make(blocks=len(order), **more), order, sleep)
+    new = NewBlocks(first_values(make()), quiet, biases=biases)
+    return block_plan(make(**more), make(blocks=len(order), **more), order, new)
 
 
 def trained(optimizer, steps=4, **more):
@@ -217,7 +217,7 @@ def test_a_wide_run_grows_deeper_in_the_units_of_its_blocks():
     """Noise and units of a new block are those of its neighbour, counted from the reference."""
     run = trained(OPTIMIZERS["adamw"])
     wide = mu.widen(run, lambda: make(16), loss=loss)
-    plan = block_plan(make(16), make(16, 3), (0, None, 1), Sleep(first_values(make()), WRITERS))
+    plan = block_plan(make(16), make(16, 3), (0, None, 1), NewBlocks(first_values(make()), WRITERS))
     deep = mu.widen(wide, lambda: make(16, 3), plan=plan, loss=loss)
     assert deep.since is not None
     for leaf in ("read.weight", "write.weight", "norm.weight"):
@@ -231,7 +231,7 @@ def test_two_models_that_differ_otherwise_are_refused():
     other = make(blocks=3)
     other.extra = nn.Linear(2, 2)
     with refused("depth.tensor_in_one_model", where="extra.weight"):
-        block_plan(make(), other, (0, None, 1), Sleep({}, WRITERS))
+        block_plan(make(), other, (0, None, 1), NewBlocks({}, WRITERS))
 
 
 @pytest.mark.parametrize(

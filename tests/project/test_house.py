@@ -15,7 +15,6 @@ MOST = 60
 LONGER = {
     "checkpoints/grow.py: record", "cli/cost_options.py: add_to", "families/plan.py: family_plan",
     "sharded/load.py: load", "tensors/triton/kernel.py: make_slice", "training/units/groups.py: param_groups",
-    "noise/resolve.py: resolve_noise",
 }  # fmt: skip
 """Functions above the bound. This list may only become shorter."""
 

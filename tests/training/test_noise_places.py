@@ -249,9 +249,9 @@ def test_names_are_found_through_wrappers_and_ties():
 
     grown = mu.plan_between(Tied, 4, 8, roles={"head.weight": {1: "out"}}, folds={"head.weight": 1})
     model = Tied(4)
-    assert exempt_of(model, grown, "base").rows == {"head.weight": 1}
+    assert exempt_of(model, grown, "base").padding == {"head.weight": 1}
     averaged = torch.optim.swa_utils.AveragedModel(model)
-    assert exempt_of(averaged, grown, "base").rows == {"head.weight": 1}
+    assert exempt_of(averaged, grown, "base").padding == {"head.weight": 1}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

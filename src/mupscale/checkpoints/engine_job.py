@@ -11,8 +11,7 @@ from ..jobs.identity import make_job
 from ..jobs.job import Move
 from ..jobs.worker import run_job
 from ..noise.kinds import Noise
-from ..noise.norms_wanted import norms_wanted
-from ..noise.resolve import resolve_noise, unused_seed
+from ..noise.resolve import norms_wanted, resolve_noise, unused_seed
 from ..noise.resolved import NoisePlan
 from ..plans.plan import Plan
 from ..runs.provenance import reference_of

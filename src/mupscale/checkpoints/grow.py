@@ -24,8 +24,7 @@ from ..files.strict import read_regular
 from ..jobs.identity import make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..noise.kinds import CLASSES, Noise, SignalNoise
-from ..noise.norms_wanted import norms_wanted
-from ..noise.resolve import resolve_noise, unused_seed
+from ..noise.resolve import norms_wanted, resolve_noise, unused_seed
 from ..noise.resolved import NoisePlan, restore_noise
 from ..plans.plan import Plan
 from ..runs.provenance import Provenance, reference_of

@@ -21,8 +21,7 @@ from ..jobs.durable import sync_data
 from ..jobs.identity import stamped_file
 from ..jobs.journal import checked, line
 from ..jobs.partial import EARLIER, partial
-from ..noise.measures import Statistic
-from ..noise.norms_wanted import Wanted
+from ..noise.measures import Statistic, Wanted
 from ..storage.location import Location
 
 _METHOD = "block Krylov, 16 columns"

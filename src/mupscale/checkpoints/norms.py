@@ -12,8 +12,7 @@ from torch import Tensor
 from ..jobs.blocks import Reader, StoredBase, stored_base
 from ..jobs.job import Move
 from ..jobs.threads import in_threads
-from ..noise.measures import Statistic
-from ..noise.norms_wanted import Wanted
+from ..noise.measures import Statistic, Wanted
 from ..storage.location import Location
 from ..tensors.spectral import streamed_spectral_norm
 from .norm_journal import NormJournal

@@ -23,7 +23,7 @@ from ..noise.resolve import resolve_noise
 from ..noise.where import exempt_of
 from ..planning.deeper import check_asleep, check_woken
 from ..plans.direction import Direction
-from ..plans.new_blocks import Order, Sleep, block_plan, first_values, nearest, order_of
+from ..plans.new_blocks import NewBlocks, Order, block_plan, first_values, nearest, order_of
 from ..plans.plan import Plan
 from ..plans.rows import without_rows
 from ..plans.wide_model import fill_model_
@@ -181,8 +181,8 @@ def new_blocks(base: nn.Module, deeper: nn.Module, depth: Depth, small: Config, 
     _, part, _ = _layer_count(as_data(small))
     row = row_for(str(part.get("model_type")))
     biases = [name.removesuffix("weight") + "bias" for name in WRITERS if name.endswith(".weight")]
-    sleep = Sleep(first_values(fresh(small, cls)), tuple(row.silenced) or WRITERS, row.silenced, biases)
-    return block_plan(base, deeper, depth.order, sleep)
+    new = NewBlocks(first_values(fresh(small, cls)), tuple(row.silenced) or WRITERS, row.silenced, biases)
+    return block_plan(base, deeper, depth.order, new)
 
 
 def try_blocks(small: Config, cls: Any) -> float:

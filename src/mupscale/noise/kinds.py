@@ -11,6 +11,7 @@ from ..errors import Fault
 from ..rules.noise_defaults import DEFAULT_T, LARGEST_T
 
 Sigma = float | tuple[float, ...]
+"""One size, or one for every matrix of a stack (experts)."""
 
 
 @dataclass(frozen=True)
@@ -90,18 +91,19 @@ def wrong_noise(noise: object) -> list[Fault]:
         ]
     if (relative := relative_size(noise)) is not None:
         by_name = relative if isinstance(relative, Mapping) else {"": relative}
-        told = {f"t, {pattern}" if pattern else "t": t for pattern, t in by_name.items()}
+        sizes = {f"t, {pattern}" if pattern else "t": t for pattern, t in by_name.items()}
         word = "t=" if isinstance(noise, PairedNoise) else ""
         remedy = f"write {type(noise).__name__}({word}{DEFAULT_T})"
-        return [fault for where, t in told.items() for fault in _wrong_t(where, t, remedy)]
+        return [fault for where, t in sizes.items() for fault in _wrong_t(where, t, remedy)]
     assert not isinstance(noise, SignalNoise)
     if not isinstance(noise.sigma, Mapping):
         return wrong_number("sigma", noise.sigma, f"write {type(noise).__name__}(0.1), for example")
     faults = []
     for name, sigma in noise.sigma.items():
-        sizes = sigma if isinstance(sigma, tuple) else (sigma,)
         remedy = "write a number, or a tuple with one for every matrix; 0 for none"
-        faults += [fault for size in sizes for fault in wrong_number(f"sigma, {name}", size, remedy)][:1]
+        faults += [fault for size in each(sigma) for fault in wrong_number(f"sigma, {name}", size, remedy)][
+            :1
+        ]
     return faults
 
 
@@ -114,6 +116,10 @@ def _wrong_t(where: str, t: object, remedy: str) -> list[Fault]:
         f"it is {t:g}, and noise above {LARGEST_T:g} times the norm of a weight leaves nothing of the weight"
     )
     return [Fault("noise.above_norm", where, what, f"{remedy}, or a number up to {LARGEST_T:g}")]
+
+
+def each(sigma: Sigma) -> tuple[float, ...]:
+    return sigma if isinstance(sigma, tuple) else (sigma,)
 
 
 def relative_size(noise: Noise) -> float | Mapping[str, float] | None:

@@ -1,12 +1,14 @@
-"""What noise needs to know of the base's tensors: how large they are, and what the mean word is."""
+"""What noise needs to know of the base's tensors: their norms, and the mean row of a table of words."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
 from ..tensors.devices import exact
 from ..tensors.expand import expand
@@ -16,6 +18,10 @@ from ..tensors.spectral import spectral_norms
 Statistic = Literal["norm", "norms", "mean"]
 """The spectral norm of a tensor, that of every matrix along dimension 0, or the mean of its rows. The norm of a vector is its
 length."""
+Measure = Callable[[str, Statistic], Tensor]
+"""A statistic of the source of a wide tensor."""
+Wanted = tuple[str, Statistic]
+"""A wide tensor whose source is measured, and what of it."""
 
 
 def statistic(weight: Tensor, what: Statistic) -> Tensor:
@@ -30,6 +36,12 @@ def statistic(weight: Tensor, what: Statistic) -> Tensor:
         length: Tensor = torch.linalg.vector_norm(exact(weight.detach()))
         return length
     return spectral_norms(weight, what == "norms")
+
+
+def measured(name: str, plan: Plan) -> str:
+    """The wide tensor whose source is measured for the noise of a tensor: of a new one, one that it is like."""
+    like = plan[name].like
+    return name if like is None else plan.sources[like][0]
 
 
 def wide_row(entry: TensorPlan, row: tuple[float, ...]) -> tuple[float, ...]:

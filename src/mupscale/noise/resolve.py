@@ -2,7 +2,7 @@
 
 The absolute size is σ̄ · fold · q with q from `rules/sizes.py`; nothing here knows a power of the width.
 Noise is added after the division by k, to weights and to every copy of them (averages, master weights), and
-never to moments. Which weights get noise is the rule of `noise_places.py`.
+never to moments. Which weights get noise is the rule of `where.py`.
 """
 
 from __future__ import annotations
@@ -13,26 +13,19 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
+import torch
 from torch import Tensor
 
 from ..errors import Fault, raise_faults
 from ..plans.plan import Plan
-from ..plans.tensor_plan import TensorPlan
+from ..plans.tensor_plan import Becomes, TensorPlan
 from ..rules.noise_defaults import WAKE
 from ..tensors.spectral import gaussian_norm
-from .checks import Measure, each, measured, pairing, unknown_names
-from .kinds import Noise, PairedNoise, Sigma, SignalNoise, relative_size, t_of, wrong_noise
-from .measures import Statistic, statistic
-from .resolved import NoisePlan, reference_size, std_of, wakings
-from .where import (
-    Exempt,
-    has_copies,
-    new_words,
-    noisy_weights,
-    pads_width,
-    typical_gains,
-    waking_gains,
-)
+from .checks import unknown_names
+from .kinds import Noise, PairedNoise, Sigma, SignalNoise, each, relative_size, t_of, wrong_noise
+from .measures import Measure, Statistic, Wanted, measured, statistic
+from .resolved import NoisePlan, ResolvedNoise, reference_size, sized
+from .where import Exempt, has_copies, noisy_weights, pairing, woken_values
 
 NOTHING = Exempt()
 """A model of which nothing is known beyond its plan."""
@@ -56,82 +49,120 @@ def resolve_noise(
     >>> from mupscale import MupNoise
     >>> from mupscale.rules import Axis
     >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 2x4"), Axis.parse("in: 2x4")))})
-    >>> resolve_noise({}, MupNoise(0.3), plan=plan).stds                 # σ̄ over the root of the growth
-    {'w': 0.15}
+    >>> resolve_noise({}, MupNoise(0.3), plan=plan).tensors["w"].std     # σ̄ over the root of the growth
+    0.15
     """
     raise_faults(
         "this noise cannot be added", wrong_noise(noise) or unknown_names(noise, plan, base, seed, exempt)
     )
     measure = base if callable(base) else lambda name, what: statistic(plan[name].source(base), what)
-    sigmas: dict[str, Sigma] = {}
-    stds: dict[str, Sigma] = {}
-    paired: dict[str, int] = {}
-    asleep: list[str] = []
-    woken: dict[str, Sigma] = {}
     noisy = noisy_weights(plan, exempt, vectors=noise.vectors)
     everything = noisy_weights(plan, replace(exempt, frozen=frozenset()), vectors=noise.vectors)
     without = [name for name in everything if name not in noisy]
+    found: dict[str, ResolvedNoise] = {}
     for name, entry in noisy.items():
-        size = reference_size(name, plan, since)
-        if entry.new:
-            given = 0.0 if _is_silent(noise) else _named(noise, name)
-            if given is not None and not any(each(given)):
-                without.append(name)
-                continue
-            wake = _dense(measure, measured(name, plan), plan)
-            sigmas[name] = _signal(WAKE, entry, wake, float(size)) if given is None else _given(given)
-            stds[name] = std_of(sigmas[name], size)
-            asleep += [name] if len(entry.axes) > 1 and not any(each(sigmas[name])) else []
-            continue
-        if entry.padded and not _is_silent(noise):
-            known = len(entry.axes) > 1 and not entry.gain and pads_width(entry)
-            woken[name] = _signal(WAKE, entry, partial(measure, name), float(size)) if known else 0.0
-        if entry.padded and not has_copies(entry):
-            continue
-        if isinstance(noise, PairedNoise):
-            if (dim := pairing(entry)) is None:
-                without.append(name)
-                continue
-            paired[name] = dim
-        if (relative := relative_size(noise)) is not None:
-            t = t_of(relative, name)
-            if t is None:
-                without.append(name)
-                paired.pop(name, None)
-                continue
-            sigma = _signal(t, entry, _dense(measure, name, plan), float(size))
-        else:
-            assert not isinstance(noise, SignalNoise)
-            assert noise.sigma is not None
-            sigma = _given(noise.sigma[name] if isinstance(noise.sigma, Mapping) else noise.sigma)
-        sigmas[name] = sigma
-        stds[name] = std_of(sigma, size)
-    means: dict[str, tuple[float, ...]] = {}
-    if not _is_silent(noise):
-        woken.update(dict.fromkeys(waking_gains(plan, exempt), 0.0))
-        for name in new_words(plan, exempt):
-            woken.setdefault(name, 0.0)
-            means[name] = tuple(map(_rounded, measure(name, "mean").reshape(-1).tolist()))
-        for name in typical_gains(plan, exempt):
-            woken.setdefault(name, 0.0)
-            means[name] = (_typical(measure(name, "norm"), plan[name]),)
+        of_kind = _new if entry.new else _padded if entry.padded else _copied
+        one = of_kind(name, noise, plan, measure, float(reference_size(name, plan, since)))
+        if one != ResolvedNoise():
+            found[name] = one
+        if one.sigma is None and (entry.new or has_copies(entry)):
+            without.append(name)
+    for name, becomes in {} if _is_silent(noise) else woken_values(plan, exempt).items():
+        one = found.get(name, ResolvedNoise())
+        found[name] = replace(one, woken=one.woken or 0.0, mean=_mean(name, becomes, plan, measure))
+    _refuse_asleep(found, plan)
+    tensors = {
+        name: sized(replace(one, without_row=exempt.padding.get(name)), name, plan, since)
+        for name, one in found.items()
+    }
+    return NoisePlan(tensors, _seed(seed, since), tuple(without))
+
+
+def norms_wanted(
+    noise: Noise, *, plan: Plan, since: Plan | None = None, exempt: Exempt = NOTHING
+) -> dict[Wanted, int]:
+    """What resolving this noise measures, with how many numbers each answer is; the caller can measure in any order.
+
+    >>> from mupscale import SignalNoise
+    >>> from mupscale.rules import Axis
+    >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 2x4"), Axis.parse("in: 2x4")))})
+    >>> norms_wanted(SignalNoise(0.1), plan=plan)
+    {('w', 'norm'): 1}
+    """
+    wanted: dict[Wanted, int] = {}
+
+    def note(name: str, what: Statistic) -> Tensor:
+        shape = plan[name].base_shape
+        wanted[name, what] = {"norm": 1, "norms": prod(shape[:1]), "mean": prod(shape[1:])}[what]
+        return torch.ones(wanted[name, what], device="cpu")
+
+    resolve_noise(note, noise, plan=plan, since=since, exempt=exempt)
+    return wanted
+
+
+def _new(name: str, noise: Noise, plan: Plan, measure: Measure, size: float) -> ResolvedNoise:
+    """The noise of a tensor that the base does not have: relative to the tensor that it is like, unless σ̄ is given for it."""
+    given = 0.0 if _is_silent(noise) else _given_to_new(name, noise)
+    if given is None:
+        like = _measure_one_expert(measured(name, plan), plan, measure)
+        return ResolvedNoise(_relative_sigma(WAKE, plan[name], like, size))
+    return ResolvedNoise(_as_floats(given) if any(each(given)) else None)
+
+
+def _padded(name: str, noise: Noise, plan: Plan, measure: Measure, size: float) -> ResolvedNoise:
+    """The noise of a tensor with zeros, which get noise relative to the whole tensor, and with or without copies."""
+    entry = plan[name]
+    copies = _copied(name, noise, plan, measure, size) if has_copies(entry) else ResolvedNoise()
+    if _is_silent(noise):
+        return copies
+    matrix = len(entry.axes) > 1 and not entry.gain and entry.sleep.wakes
+    return replace(
+        copies, woken=_relative_sigma(WAKE, entry, partial(measure, name), size) if matrix else 0.0
+    )
+
+
+def _copied(name: str, noise: Noise, plan: Plan, measure: Measure, size: float) -> ResolvedNoise:
+    """The noise of a tensor with copies; none if it is left out, or has no copies that the noise could be paired over."""
+    paired = pairing(plan[name]) if isinstance(noise, PairedNoise) else None
+    relative = relative_size(noise)
+    t = None if relative is None else t_of(relative, name)
+    if (relative is not None and t is None) or (isinstance(noise, PairedNoise) and paired is None):
+        return ResolvedNoise()
+    if t is not None:
+        one = _measure_one_expert(name, plan, measure)
+        return ResolvedNoise(_relative_sigma(t, plan[name], one, size), paired)
+    assert not isinstance(noise, SignalNoise)
+    assert noise.sigma is not None
+    return ResolvedNoise(
+        _as_floats(noise.sigma[name] if isinstance(noise.sigma, Mapping) else noise.sigma), paired
+    )
+
+
+def _mean(name: str, becomes: Becomes, plan: Plan, measure: Measure) -> tuple[float, ...] | None:
+    """What is measured for zeros that become more than noise: the mean row, or the root mean square of a gain."""
+    if becomes == "mean":
+        return tuple(map(_rounded, measure(name, "mean").reshape(-1).tolist()))
+    if becomes == "fold":
+        return None
+    length = float(measure(name, "norm"))
+    # Of a gain that is zero it is 1, as in most fresh models.
+    return (_rounded(length / prod(plan[name].base_shape) ** 0.5) or 1.0,)
+
+
+def _refuse_asleep(found: Mapping[str, ResolvedNoise], plan: Plan) -> None:
+    """Raise if noise would leave new matrices zero."""
     what = "it is new, and the tensor that it is like is zero, so that noise of its size would not wake it"
     remedy = "put the new block behind a trained one, after=…"
-    raise_faults(
-        "this noise wakes nothing", [Fault("noise.wakes_nothing", name, what, remedy) for name in asleep]
-    )
-    rows = {name: row for name, row in exempt.rows.items() if name in stds or name in woken}
-    zeros = wakings(woken, means, plan, since)
-    return NoisePlan(sigmas, stds, paired, tuple(without), _seed(seed, since), rows, woken, zeros, means)
+    faults = [
+        Fault("noise.wakes_nothing", name, what, remedy)
+        for name, one in found.items()
+        if plan[name].new and len(plan[name].axes) > 1 and not any(each(one.sigma or 0.0))
+    ]
+    raise_faults("this noise wakes nothing", faults)
 
 
-def _typical(length: Tensor, entry: TensorPlan) -> float:
-    """The root mean square of a gain; 1, as in most fresh models, if the base's is zero."""
-    return _rounded(float(length) / prod(entry.base_shape) ** 0.5) or 1.0
-
-
-def _named(noise: Noise, name: str) -> Sigma | None:
-    """The σ̄ that the noise names for a new tensor: 0 where patterns of t leave it out, None where it wakes as usual."""
+def _given_to_new(name: str, noise: Noise) -> Sigma | None:
+    """The σ̄ that is given for a new tensor: 0 where patterns of t leave it out, None where it wakes as usual."""
     if (relative := relative_size(noise)) is not None:
         return None if t_of(relative, name) else 0.0
     assert not isinstance(noise, SignalNoise)
@@ -144,21 +175,19 @@ def _is_silent(noise: Noise) -> bool:
     return all(not value for value in (size.values() if isinstance(size, Mapping) else [size]))
 
 
-def _dense(measure: Measure, name: str, plan: Plan) -> Callable[[Statistic], Tensor]:
-    """What measures the source of a tensor; of a stack of copies, the one matrix that they are copies of."""
+def _measure_one_expert(name: str, plan: Plan, measure: Measure) -> Callable[[Statistic], Tensor]:
+    """What measures the source of a tensor: of a stack of copies, the one matrix that they are copies of."""
     copied = plan[name].stack is not None
     return (lambda _: measure(name, "norms")[:1]) if copied else partial(measure, name)
 
 
 def _seed(seed: int, since: Plan | None) -> int:
     """A run that grows again draws other numbers for the same seed, so that its two noises are independent."""
-    if since is None:
-        return seed
-    return _digest(f"{seed} after {since.hash}")
+    return seed if since is None else _digest(f"{seed} after {since.hash}")
 
 
 def unused_seed(seed: int, since: Plan | None, used: frozenset[int]) -> int:
-    """The seed, or one that follows from it if its numbers were added as noise before: twice the same is no second draw."""
+    """The seed, or one that follows from it if its numbers were added as noise before, so that each noise is a new draw."""
     while _seed(seed, since) in used:
         seed = _digest(f"{seed} again")
     return seed
@@ -168,13 +197,8 @@ def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def _given(sigma: Sigma) -> Sigma:
+def _as_floats(sigma: Sigma) -> Sigma:
     return sigma if isinstance(sigma, tuple) else float(sigma)
-
-
-def is_stacked(entry: TensorPlan) -> bool:
-    """Whether a tensor is a stack of matrices (experts), each with its own noise size."""
-    return len(entry.axes) == 3 and [axis.grows for axis in entry.axes] == [False, True, True]
 
 
 def copied_norm(entry: TensorPlan) -> float:
@@ -184,9 +208,16 @@ def copied_norm(entry: TensorPlan) -> float:
     return norm
 
 
-def _signal(t: float, entry: TensorPlan, measure: Callable[[Statistic], Tensor], size: float) -> Sigma:
-    """σ̄ = t ‖s dup(W)‖ / ‖Δ‖, where Δ has σ̄ = 1; of experts that the base does not have, every one like its dense layer."""
-    stacked = is_stacked(entry) and entry.stack is None
+def _relative_sigma(
+    t: float, entry: TensorPlan, measure: Callable[[Statistic], Tensor], size: float
+) -> Sigma:
+    """The σ̄ at which noise has t times the spectral norm of the widened tensor: t ‖s dup(W)‖ / ‖Δ‖, where Δ has σ̄ = 1.
+
+    A stack of experts has a σ̄ for each matrix. Experts that are copies of a dense layer have the norm of that layer, and
+    share one.
+    """
+    experts = len(entry.axes) == 3 and [axis.grows for axis in entry.axes] == [False, True, True]
+    stacked = experts and entry.stack is None
     matrix = entry.wide_shape[1:] if stacked or entry.stack == 0 else entry.wide_shape
     delta = gaussian_norm(max(1, prod(matrix[:1])), prod(matrix[1:])) * size
     norms = measure("norms" if stacked else "norm").reshape(-1).tolist()

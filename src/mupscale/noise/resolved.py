@@ -5,8 +5,8 @@ The absolute size is σ̄ · fold · q with q from `rules/sizes.py`; nothing her
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -23,45 +23,56 @@ from .measures import wide_row
 
 
 @dataclass(frozen=True)
-class NoisePlan:
-    """Resolved noise: σ̄ and absolute size per tensor. σ̄ is written at the reference, so it transfers across widths."""
+class ResolvedNoise:
+    """The noise of one tensor. σ̄ is written at the reference, so it transfers across widths."""
 
-    sigmas: Mapping[str, Sigma]
-    stds: Mapping[str, Sigma]
-    paired: Mapping[str, int] = field(default_factory=dict)
-    without: tuple[str, ...] = ()
-    """Tensors that grow and get no noise although they are no vectors: frozen ones, and what a scheme leaves out."""
+    sigma: Sigma | None = None
+    """σ̄ of the copies, or of a new tensor; None if they get no noise."""
+    paired: int | None = None
+    """The dimension along which the noise sums to zero over copies."""
+    without_row: int | None = None
+    """The padding row of an embedding, which gets no noise."""
+    woken: Sigma | None = None
+    """σ̄ of the zeros behind copies; 0 for gains, which get a level; None where zeros get what copies get."""
+    mean: tuple[float, ...] | None = None
+    """The mean row of a table of the base, which its new words become. Of a gain, one number: its root mean square."""
+    std: Sigma = 0.0
+    """The absolute size that follows from σ̄."""
+    zeros: Waking | None = None
+    """What the zeros behind copies get, which follows from `woken` and `mean`."""
+
+
+@dataclass(frozen=True)
+class NoisePlan:
+    """The noise of every tensor that gets any, and the seed that it is drawn with."""
+
+    tensors: Mapping[str, ResolvedNoise]
     seed: int = 0
-    rows: Mapping[str, int] = field(default_factory=dict)
-    """Embedding -> the row that gets no noise, its padding."""
-    woken: Mapping[str, Sigma] = field(default_factory=dict)
-    """σ̄ of the zeros behind copies, where it is not that of the copies; 0 for gains, which get a level."""
-    zeros: Mapping[str, Waking] = field(default_factory=dict)
-    """What follows from it, by tensor."""
-    means: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """The mean row of the base's tables that get new words: what the new rows become. Of a gain, the root of its mean square."""
+    without: tuple[str, ...] = ()
+    """Tensors that grow and get no noise although they are not vectors: frozen ones, and what a scheme leaves out."""
 
     def __post_init__(self) -> None:
         freeze_mappings(self)
 
     def tensor(self, name: str) -> TensorNoise | None:
         """The noise of one tensor, or None."""
-        std, zeros = self.stds.get(name, 0.0), self.zeros.get(name)
-        if std == 0 and zeros is None:
+        one = self.tensors.get(name)
+        if one is None or (one.std == 0 and one.zeros is None):
             return None
-        return TensorNoise(Stream(self.seed, name), std, self.paired.get(name), self.rows.get(name), zeros)
+        return TensorNoise(Stream(self.seed, name), one.std, one.paired, one.without_row, one.zeros)
 
     def as_json(self) -> dict[str, Any]:
         """What `restore_noise` needs to draw the same bits again."""
-        return {
-            "seed": self.seed,
-            "sigmas": dict(self.sigmas),
-            "paired": dict(self.paired),
-            "without": list(self.without),
-            "rows": dict(self.rows),
-            **({"woken": dict(self.woken)} if self.woken else {}),
-            **({"means": {name: list(row) for name, row in self.means.items()}} if self.means else {}),
+        stored = {
+            key: {
+                name: list(value) if field == "mean" else value
+                for name, one in self.tensors.items()
+                if (value := getattr(one, field)) is not None
+            }
+            for key, (field, _) in _STORED.items()
         }
+        kept = {key: values for key, values in stored.items() if values or key not in _OPTIONAL}
+        return {"seed": self.seed, "without": list(self.without), **kept}
 
 
 def restore_noise(record: Mapping[str, Any], plan: Plan, since: Plan | None = None) -> NoisePlan:
@@ -79,29 +90,57 @@ def restore_noise(record: Mapping[str, Any], plan: Plan, since: Plan | None = No
     with refuse_malformed(
         "this is not a record of noise, expected what as_json gave", "noise.malformed_record"
     ):
-        sigmas = {name: _stored(value) for name, value in record["sigmas"].items()}
-        unknown = [name for name in (*sigmas, *record.get("woken", {})) if name not in plan.tensors]
-        if unknown:
+        fields: dict[str, dict[str, Any]] = {}
+        for key, (field, read) in _STORED.items():
+            for name, value in (record.get(key, {}) if key in _OPTIONAL else record[key]).items():
+                fields.setdefault(name, {})[field] = read(value)
+        if unknown := [name for name in fields if name not in plan.tensors]:
             raise MupscaleError(
                 f"the record has noise for {unknown[0]}, which the plan does not have; use the plan it was made for",
                 code="noise.record_of_other_plan",
             )
-        woken = {name: _stored(value) for name, value in record.get("woken", {}).items()}
-        stds = {name: std_of(sigma, reference_size(name, plan, since)) for name, sigma in sigmas.items()}
-        paired = {str(name): int(dim) for name, dim in record["paired"].items()}
-        rows = {str(name): int(row) for name, row in record["rows"].items()}
-        seed, without = int(record["seed"]), tuple(record["without"])
-        means = {str(name): tuple(map(float, row)) for name, row in record.get("means", {}).items()}
-        zeros = wakings(woken, means, plan, since)
-        return NoisePlan(sigmas, stds, paired, without, seed, rows, woken, zeros, means)
+        tensors = {name: sized(ResolvedNoise(**found), name, plan, since) for name, found in fields.items()}
+        return NoisePlan(tensors, int(record["seed"]), tuple(record["without"]))
 
 
-def _stored(value: Any) -> Sigma:
+def _sigma(value: Any) -> Sigma:
     return tuple(map(float, value)) if isinstance(value, (list, tuple)) else float(value)
 
 
-def std_of(sigma: Sigma, size: Scale) -> Sigma:
-    return sigma * float(size) if isinstance(sigma, float) else tuple(s * float(size) for s in sigma)
+_STORED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "sigmas": ("sigma", _sigma),
+    "paired": ("paired", int),
+    "rows": ("without_row", int),
+    "woken": ("woken", _sigma),
+    "means": ("mean", lambda row: tuple(map(float, row))),
+}
+"""Key of a record, with values by tensor -> the field of `ResolvedNoise`, and how it is read."""
+_OPTIONAL = ("woken", "means")
+"""Keys that records of noise for copies alone do not have."""
+
+
+def sized(one: ResolvedNoise, name: str, plan: Plan, since: Plan | None) -> ResolvedNoise:
+    """The noise of a tensor with the absolute sizes that follow from its σ̄.
+
+    Zeros get noise, and besides it what the `Sleep` of their tensor says: the fold of a gain, which is 1 in a fresh model,
+    the root mean square of the base's entries, or its mean row.
+    """
+    entry, size, zeros = plan[name], float(reference_size(name, plan, since)), None
+    if one.woken is not None:
+        sleep, level, row = entry.sleep, 0.0, None
+        if sleep.becomes == "fold":
+            early = ONE if since is None else since[entry.sources[0]].fold
+            level = float(early * entry.fold) - entry.shift
+        elif sleep.becomes == "typical" and one.mean is not None:
+            level = one.mean[0] * float(entry.change.s)
+        elif one.mean is not None:
+            row = wide_row(entry, one.mean)
+        zeros = Waking(_times(one.woken, size), sleep.cut, level, row)
+    return replace(one, std=0.0 if one.sigma is None else _times(one.sigma, size), zeros=zeros)
+
+
+def _times(sigma: Sigma, size: float) -> Sigma:
+    return sigma * size if isinstance(sigma, float) else tuple(s * size for s in sigma)
 
 
 def reference_size(name: str, plan: Plan, since: Plan | None) -> Scale:
@@ -116,21 +155,3 @@ def reference_size(name: str, plan: Plan, since: Plan | None) -> Scale:
         if a.role or b.role
     ]
     return size_of_ratios(pairs, early.fold * entry.fold)
-
-
-def wakings(
-    woken: Mapping[str, Sigma], means: Mapping[str, tuple[float, ...]], plan: Plan, since: Plan | None
-) -> dict[str, Waking]:
-    """What the zeros of each tensor get: noise of their size, of a gain its fold, which is 1 in a fresh model, or what is typical
-    of the base's, or the mean row."""
-    found = {}
-    for name, sigma in woken.items():
-        entry, level = plan[name], 0.0
-        if entry.gain:
-            early = ONE if since is None else since[entry.sources[0]].fold
-            level = float(early * entry.fold) - entry.shift
-        elif entry.typical and name in means:
-            level = means[name][0] * float(entry.change.s)
-        row = wide_row(entry, means[name]) if name in means and not entry.typical else None
-        found[name] = Waking(std_of(sigma, reference_size(name, plan, since)), entry.cut, level, row)
-    return found

@@ -17,7 +17,7 @@ from ..models.kinds import KNOWN_NORMS, padding_rows
 from ..models.names import module_paths, name_in, named_tensors, resolve
 from ..plans.ends import End
 from ..plans.plan import Plan
-from ..plans.tensor_plan import TensorPlan
+from ..plans.tensor_plan import Becomes, TensorPlan
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,18 @@ class Exempt:
 
     frozen: frozenset[str] = frozenset()
     """Weights with requires_grad=False. Files hold no such flag: there, only what the model's class freezes is known."""
-    gains: frozenset[str] = frozenset()
+    norms: frozenset[str] = frozenset()
     """Gains and biases of norms, which count as vectors whatever their shape: LayerNorm([C, H, W]) has three axes."""
-    rows: Mapping[str, int] = field(default_factory=dict)
+    padding: Mapping[str, int] = field(default_factory=dict)
     """Embedding -> its padding row, which gets no gradient."""
 
     def as_json(self) -> dict[str, Any]:
-        return {"frozen": sorted(self.frozen), "gains": sorted(self.gains), "rows": dict(self.rows)}
+        return {"frozen": sorted(self.frozen), "gains": sorted(self.norms), "rows": dict(self.padding)}
 
     @staticmethod
     def of_json(entry: Mapping[str, Any]) -> Exempt:
-        rows = {str(name): int(row) for name, row in entry["rows"].items()}
-        return Exempt(frozenset(map(str, entry["frozen"])), frozenset(map(str, entry["gains"])), rows)
+        padding = {str(name): int(row) for name, row in entry["rows"].items()}
+        return Exempt(frozenset(map(str, entry["frozen"])), frozenset(map(str, entry["gains"])), padding)
 
 
 def exempt_of(model: nn.Module, plan: Plan, end: End) -> Exempt:
@@ -45,7 +45,7 @@ def exempt_of(model: nn.Module, plan: Plan, end: End) -> Exempt:
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Embedding(5, n, padding_idx=0), nn.LayerNorm(n))
-    >>> exempt_of(make(4), mu.plan_between(make, 4, 8), "base").rows
+    >>> exempt_of(make(4), mu.plan_between(make, 4, 8), "base").padding
     {'0.weight': 0}
     """
     names = _wide_names(plan, end)
@@ -53,13 +53,13 @@ def exempt_of(model: nn.Module, plan: Plan, end: End) -> Exempt:
     for name, kind, tensor in named_tensors(model):
         if kind == "parameter" and not tensor.requires_grad:
             frozen.update(names.get(resolve(name, names) or name, ()))
-    gains: set[str] = set()
-    rows = {wide: row for name, row in padding_rows(model).items() for wide in names.get(name, ())}
+    norms: set[str] = set()
+    padding = {wide: row for name, row in padding_rows(model).items() for wide in names.get(name, ())}
     for path, module in module_paths(model):
         if isinstance(module, KNOWN_NORMS):
             for leaf, _ in module.named_parameters(recurse=False):
-                gains.update(names.get(name_in(path, leaf), ()))
-    return Exempt(frozenset(frozen), frozenset(gains), rows)
+                norms.update(names.get(name_in(path, leaf), ()))
+    return Exempt(frozenset(frozen), frozenset(norms), padding)
 
 
 def _wide_names(plan: Plan, end: End) -> dict[str, list[str]]:
@@ -71,39 +71,13 @@ def _wide_names(plan: Plan, end: End) -> dict[str, list[str]]:
     return found | {alias: found[name] for alias, name in plan.ties.items() if name in found}
 
 
-def waking_gains(plan: Plan, exempt: Exempt) -> dict[str, TensorPlan]:
-    """The gains of norms over spaces with zeros, which wake with the weights that read them."""
+def woken_values(plan: Plan, exempt: Exempt) -> dict[str, Becomes]:
+    """The tensors whose zeros become more than noise, with what they become: gains, running variances, tables of words."""
     return {
-        name: entry
+        name: becomes
         for name, entry in plan.tensors.items()
-        if entry.gain and not entry.new and entry.trainable and name not in exempt.frozen
+        if (becomes := entry.sleep.becomes) and entry.trainable and name not in exempt.frozen
     }
-
-
-def typical_gains(plan: Plan, exempt: Exempt) -> list[str]:
-    """The gains elsewhere, without which the units that they multiply would stay zero, and running variances."""
-    return [
-        name
-        for name, entry in plan.tensors.items()
-        if entry.typical and entry.sources and entry.trainable and name not in exempt.frozen
-    ]
-
-
-def new_words(plan: Plan, exempt: Exempt) -> list[str]:
-    """The tables that get new words, biases of logits included."""
-    return [
-        name
-        for name, entry in plan.tensors.items()
-        if entry.rows == "words"
-        and entry.kind == "parameter"
-        and entry.trainable
-        and name not in exempt.frozen
-    ]
-
-
-def pads_width(entry: TensorPlan) -> bool:
-    """Whether a weight has zeros of a width, and not of new words or positions alone."""
-    return any(axis.padded and (axis.role is not None or entry.rows is None) for axis in entry.axes)
 
 
 def noisy_weights(plan: Plan, exempt: Exempt, *, vectors: bool) -> dict[str, TensorPlan]:
@@ -123,20 +97,13 @@ def noisy_weights(plan: Plan, exempt: Exempt, *, vectors: bool) -> dict[str, Ten
         and name not in exempt.frozen
         and entry.trainable
         and 0 not in entry.wide_shape
-        and (vectors or not (name in exempt.gains or is_vector(entry)))
+        and (vectors or not (name in exempt.norms or is_vector(entry)))
     }
 
 
 def must_part(entry: TensorPlan) -> bool:
-    """Whether a weight has copies, along an axis or in other tensors, or zeros that only noise can wake."""
-    if entry.new:
-        return entry.like is not None and not entry.quiet and entry.fill == "zero"
-    return has_copies(entry) or pads_width(entry)
-
-
-def wakes(plan: Plan) -> bool:
-    """Whether a plan has zeros or new tensors, whose noise has the size of trained weights."""
-    return any(entry.new or entry.padded for entry in plan.tensors.values())
+    """Whether a weight has copies, along an axis or in other tensors, or a part that only noise can wake."""
+    return entry.sleep.wakes or (not entry.new and has_copies(entry))
 
 
 def has_copies(entry: TensorPlan) -> bool:
@@ -147,6 +114,11 @@ def has_copies(entry: TensorPlan) -> bool:
     [True, False]
     """
     return entry.change.c != 1
+
+
+def pairing(entry: TensorPlan) -> int | None:
+    """The dimension along which paired noise sums to zero: the first `in` dimension that has copies."""
+    return next((d for d, axis in enumerate(entry.axes) if axis.role == "in" and axis.k > 1), None)
 
 
 def is_vector(entry: TensorPlan) -> bool:

@@ -21,7 +21,7 @@ from ..models.fingerprint import code_of
 from ..models.float64 import lifted_casts, prepare
 from ..models.names import named_tensors
 from ..plans.direction import Direction
-from ..plans.new_blocks import Order, Sleep, block_plan, first_values, lists_of_blocks, order_of
+from ..plans.new_blocks import NewBlocks, Order, block_plan, first_values, lists_of_blocks, order_of
 from ..plans.plan import Plan
 from ..plans.wide_model import fill_model_
 from ..proofs.identity import (
@@ -124,24 +124,24 @@ def _found(
     base: nn.Module, deep: nn.Module, blocks: str, order: Order, values: Mapping[str, Fill], loss: Loss
 ) -> Plan:
     """The plan with the writers that were found. Norms that write are silenced first: they hide what is before them."""
-    sleep = Sleep(values, ())
-    plan = block_plan(base, deep, order, sleep)
+    new = NewBlocks(values, ())
+    plan = block_plan(base, deep, order, new)
     fill_model_(deep, base, Direction(plan), in_place=True)
     writers = _writers(deep, plan, loss)
     gains = {name: SILENCED for name in writers if plan[name].fill == "one"}
     if gains:
-        sleep = Sleep(values, tuple(gains), gains)
-        fill_model_(deep, base, Direction(block_plan(base, deep, order, sleep)), in_place=True)
+        new = NewBlocks(values, tuple(gains), gains)
+        fill_model_(deep, base, Direction(block_plan(base, deep, order, new)), in_place=True)
         writers = [name for name in _writers(deep, plan, loss) if name not in gains]
     else:
-        sleep = replace(sleep, quiet=tuple(name for name in writers if len(plan[name].axes) > 1))
-    if not sleep.quiet:
+        new = replace(new, quiet=tuple(name for name in writers if len(plan[name].axes) > 1))
+    if not new.quiet:
         what = "which weights of a new block write into its stream was not found"
         raise_faults("this model cannot grow deeper", [Fault("depth.writers_not_found", blocks, what)])
     vectors = (name for name in writers if len(plan[name].axes) < 2)
     # The same bias in every block: what follows the number of the block.
     rests = dict.fromkeys(name.removeprefix(f"{blocks}.").partition(".")[2] for name in vectors)
-    return block_plan(base, deep, order, replace(sleep, biases=tuple(f"{blocks}.*.{rest}" for rest in rests)))
+    return block_plan(base, deep, order, replace(new, biases=tuple(f"{blocks}.*.{rest}" for rest in rests)))
 
 
 def _writers(deep: nn.Module, plan: Plan, loss: Loss) -> list[str]:

@@ -41,10 +41,16 @@ def explain(name: str, planned: str, tensor: TensorPlan) -> str:
         lines.append(f"  made from {', '.join(tensor.sources)}")
     if not tensor.sources:
         like = "" if tensor.like is None else f", in the group of {tensor.like}"
-        woken = "" if tensor.like is None else "; noise leaves it" if tensor.quiet else "; noise wakes it"
+        woken = (
+            "" if tensor.like is None else "; noise wakes it" if tensor.sleep.wakes else "; noise leaves it"
+        )
         lines.append(f"  new       holds {tensor.fill}{like}{woken}")
     if tensor.rows is not None:
-        woken = "noise makes them the mean of the others" if tensor.rows == "words" else "noise leaves them"
+        woken = (
+            "noise makes them the mean of the others"
+            if tensor.sleep.becomes == "mean"
+            else "noise leaves them"
+        )
         lines.append(f"  {tensor.rows:9} new ones are zeros at the end; {woken}")
     for dim, axis in enumerate(tensor.axes):
         lines.append(f"  axis {dim}    {axis}" if axis.grows else f"  axis {dim}    {axis} (fixed)")

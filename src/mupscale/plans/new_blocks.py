@@ -72,8 +72,8 @@ def first_values(model: nn.Module) -> dict[str, Fill]:
 
 
 @dataclass(frozen=True)
-class Sleep:
-    """How the new blocks of a model sleep, by name pattern; tensors that no pattern matches are zero."""
+class NewBlocks:
+    """What the tensors of new blocks hold while they sleep, by name pattern; tensors that no pattern matches are zero."""
 
     values: Mapping[str, Fill]
     """What new vectors hold."""
@@ -91,7 +91,7 @@ class Sleep:
         return TensorPlan((), axes, fill=fill, like=like, quiet=_matches(name, self.quiet))
 
 
-def block_plan(base: nn.Module, deeper: nn.Module, order: Order, sleep: Sleep) -> Plan:
+def block_plan(base: nn.Module, deeper: nn.Module, order: Order, blocks: NewBlocks) -> Plan:
     """The plan from a model to one with new blocks, both of one width; nothing has proved it yet."""
     old = {name: (kind, tensor) for name, kind, tensor in named_tensors(base)}
     prefix = _list_of_blocks(list(old), [name for name, _, _ in named_tensors(deeper)], order)
@@ -115,9 +115,9 @@ def block_plan(base: nn.Module, deeper: nn.Module, order: Order, sleep: Sleep) -
                     )
                 )
                 continue
-            tensors[name] = sleep.entry(name, axes, source)
+            tensors[name] = blocks.entry(name, axes, source)
     raise_faults("the new blocks are not like those before them", odd[:4])
-    return Plan(_split(tensors, prefix, order, sleep.biases), ties)
+    return Plan(_split(tensors, prefix, order, blocks.biases), ties)
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

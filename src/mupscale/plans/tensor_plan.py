@@ -26,9 +26,30 @@ from ..tensors.making import Fill, Join, Making
 from ..tensors.noise import TensorNoise
 
 Rows = Literal["words", "positions"]
+Becomes = Literal["fold", "typical", "mean"]
+"""What zeros become: the fold of a gain, the root mean square of the base's entries, or the mean of its rows."""
 Powers = Mapping[str, Mapping[int, Fraction]]
 """Tensor -> dimension -> the power of that axis's filled share in its fold, so that other sizes get their own fold."""
 _DIGITS = 12  # of a number in JSON: trial division of 10^12 takes a tenth of a second
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """What noise makes of the part of a tensor that the base does not have, which sleeps as zeros until then.
+
+    >>> padded, words = (Axis.parse("out: 4+2"), Axis.fixed(3)), (Axis.parse("5+3"), Axis.fixed(3))
+    >>> TensorPlan(("w",), padded).sleep, TensorPlan(("w",), words, rows="words").sleep
+    (Sleep(wakes=True, becomes=None, cut=()), Sleep(wakes=False, becomes='mean', cut=()))
+    >>> TensorPlan((), words, like="w").sleep.wakes, TensorPlan((), words, like="w", quiet=True).sleep.wakes
+    (True, False)
+    """
+
+    wakes: bool
+    """Whether noise of the size of trained weights wakes it: a new tensor, or zeros of a width behind copies."""
+    becomes: Becomes | None
+    """What its zeros become besides noise."""
+    cut: tuple[int, ...] = ()
+    """Dimensions whose zeros stay zero."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +168,19 @@ class TensorPlan:
     def padded(self) -> bool:
         """True when one of its axes has zeros."""
         return any(axis.padded for axis in self.axes)
+
+    @property
+    def sleep(self) -> Sleep:
+        """What noise makes of the part of it that the base does not have."""
+        if not self.sources:
+            named = self.new and self.like is not None
+            return Sleep(named and self.fill == "zero" and not self.quiet, None)
+        width = any(axis.padded and (axis.role is not None or self.rows is None) for axis in self.axes)
+        words = self.rows == "words" and self.kind == "parameter"
+        becomes: Becomes | None = (
+            "fold" if self.gain else "typical" if self.typical else "mean" if words else None
+        )
+        return Sleep(width, becomes, self.cut)
 
     def then(self, late: TensorPlan) -> TensorPlan:
         """The tensor that grows by this plan and then by `late`, exactly."""

@@ -1,4 +1,4 @@
-"""The numbers of noise that stand for a user's: the size to start from, the cost that is accepted, the largest size."""
+"""Default numbers of noise where the user gives none: the size to start from, the accepted rise of the loss, the largest size."""
 
 from __future__ import annotations
 

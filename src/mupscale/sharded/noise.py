@@ -19,9 +19,8 @@ from ..checkpoints.norms import measured_by
 from ..errors import Fault, MupscaleError, raise_faults
 from ..jobs.blocks import StoredBase
 from ..noise.kinds import Noise
-from ..noise.measures import Statistic, statistic
-from ..noise.norms_wanted import Wanted, norms_wanted
-from ..noise.resolve import resolve_noise, unused_seed
+from ..noise.measures import Statistic, Wanted, statistic
+from ..noise.resolve import norms_wanted, resolve_noise, unused_seed
 from ..noise.resolved import NoisePlan
 from ..noise.where import Exempt
 from ..plans.plan import Plan
@@ -71,8 +70,8 @@ def _check_plan(noise: NoisePlan, plan: Plan, seed: int) -> None:
     parameters = {name for name, entry in plan.tensors.items() if entry.kind == "parameter"}
     faults = [
         Fault("noise.unknown_tensor", name, what, "resolve the noise for this plan")
-        for name in noise.stds
-        if name not in parameters
+        for name, one in noise.tensors.items()
+        if one.sigma is not None and name not in parameters
     ]
     if seed not in (0, noise.seed):
         faults.append(

@@ -180,8 +180,9 @@ def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseRepo
         arrived = float(torch.linalg.vector_norm(found - want - delta))
         # New weights are zero: all of them is noise.
         weight = float(torch.linalg.vector_norm(want)) or size or 1.0
-        noise = asked[0][0]
-        sigma = noise.sigmas[name] if name in noise.sigmas else noise.woken[name]
+        one = asked[0][0].tensors[name]
+        sigma = one.woken if one.sigma is None else one.sigma
+        assert sigma is not None, "noise that is drawn has a size"
         rows.append(NoiseRow(name, sigma, size / weight, arrived / size if size else 0.0))
     values = [None, None] if loss is None else [_value(side.model, loss) for side in (base, wide)]
     return NoiseReport(tuple(rows), noises[0].without, values[0], values[1])

@@ -166,7 +166,7 @@ def choose_noise(
         return resolve_noise(measure, SignalNoise(t), plan=plan, seed=seed, since=since, exempt=exempt)
 
     first = resolved(DEFAULT_T)
-    if not first.stds and not first.zeros:
+    if not first.tensors:
         raise_faults(
             "no noise can be chosen",
             [Fault("noise.no_weight_gets_any", "plan", "no weight of it gets noise", "use mu.widen")],
