@@ -21,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,11 +63,11 @@ def imports(file: str, source: str, known: Iterable[str], lazy: Mapping[str, str
 
     >>> lazy = {"mupscale.upscale": "mupscale.training.grow.upscale"}
     >>> known = {"mupscale", "mupscale.errors", "mupscale.training.grow.upscale"}
-    >>> sorted(imports("tests/t.py", "import mupscale as mu; mu.upscale; from mupscale.errors import Fault", known, lazy))
+    >>> sorted({*imports("tests/t.py", "import mupscale as mu; mu.upscale; from mupscale.errors import Fault", known, lazy)})
     ['mupscale', 'mupscale.errors', 'mupscale.training.grow.upscale']
     """
     known, tree = set(known), _without_type_checking(ast.parse(source))
-    package = module_of(file) if file.endswith("__init__.py") else module_of(file).rpartition(".")[0]
+    package = _package(file)
     aliases: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -109,13 +110,24 @@ def _prefixes(name: str, known: set[str]) -> Iterator[str]:
 
 
 def lazy_names(sources: Mapping[str, str]) -> dict[str, str]:
-    """Names that packages import on first use, from their tables: `mupscale.upscale` -> `mupscale.training.grow.upscale`."""
+    """Names that packages import on first use, from their blocks for type checkers.
+
+    >>> block = "if TYPE_CHECKING:\\n    from .grow.upscale import upscale as upscale\\n__getattr__ = exported(__name__)"
+    >>> lazy_names({"src/mupscale/__init__.py": block})
+    {'mupscale.upscale': 'mupscale.grow.upscale'}
+    """
     found = {}
     for file, source in sources.items():
-        if file.startswith("src/") and "exported" in source:
-            for name, place in re.findall(r'"(\w+)": \("([\w.:]+)", "\w*"\)', source):
-                found[f"{module_of(file)}.{name}"] = f"mupscale.{place.partition(':')[0]}"
+        if file.startswith("src/") and "exported(__name__" in source:
+            for place, name in re.findall(
+                r"^    from (\.+\w[.\w]*) import (\w+) as \2$", source, re.MULTILINE
+            ):
+                found[f"{module_of(file)}.{name}"] = resolve_name(place, _package(file))
     return found
+
+
+def _package(file: str) -> str:
+    return module_of(file) if file.endswith("__init__.py") else module_of(file).rpartition(".")[0]
 
 
 def graph(sources: Mapping[str, str]) -> Graph:

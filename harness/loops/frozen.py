@@ -9,19 +9,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from harness.data import regression
-from harness.loops.situation import (
-    Exact,
-    Net,
-    Pair,
-    adamw,
-    after,
-    grown,
-    loss,
-    sgd,
-    situation,
-    step,
-    trained,
-)
+from harness.loops.situation import *
 
 
 def fine_tuned(*frozen: str) -> mu.Run:

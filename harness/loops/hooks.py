@@ -13,20 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 import mupscale as mu
 from harness.data import INPUTS, OUTPUTS, TOKENS, cross_entropy, text
-from harness.loops.situation import (
-    PROOF,
-    Exact,
-    Net,
-    Pair,
-    Refused,
-    Warned,
-    adamw,
-    grown,
-    loss,
-    sgd,
-    situation,
-    trained,
-)
+from harness.loops.situation import *
 from harness.runs import step as stepped
 
 

@@ -98,16 +98,16 @@ def tried(function: Function) -> Tried:
     with heard() as said:
         try:
             outcome = function()
-            told = list(said)
+            warned = list(said)
             gap = gap_of(outcome) if isinstance(outcome, Pair) else outcome
         except mu.MupscaleError as error:
             return Tried("refused", said=" ".join(str(error).split()), error=error)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             return Tried("crashed", said=f"{type(error).__name__}: {error} ({last.name})")
-    kind = "warned" if told else "exact" if gap <= BOUND else "silent"
+    kind = "warned" if warned else "exact" if gap <= BOUND else "silent"
     provenance = str(outcome.wide.provenance) if isinstance(outcome, Pair) else ""
-    return Tried(kind, gap, " ".join(told), provenance=provenance)
+    return Tried(kind, gap, " ".join(warned), provenance=provenance)
 
 
 def measure(situation: Situation, control: bool = False) -> Found:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.data import INPUTS, OUTPUTS
-from harness.loops.situation import Exact, Make, Net, Pair, Warned, grown, situation, trained
+from harness.loops.situation import *
 
 
 class Dropped(Net):

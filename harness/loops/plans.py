@@ -13,22 +13,7 @@ from torch.nn import functional as F
 import mupscale as mu
 from harness.data import INPUTS, OUTPUTS, regression
 from harness.loops.modes import batch_normed
-from harness.loops.situation import (
-    BASE,
-    WIDE,
-    Exact,
-    Make,
-    Net,
-    Pair,
-    Refused,
-    Warned,
-    after,
-    grown,
-    loss,
-    situation,
-    step,
-    trained,
-)
+from harness.loops.situation import *
 
 PADDED = 7
 """A width that is no multiple of the base's."""

@@ -12,22 +12,7 @@ from torch.optim import Optimizer
 from torch.optim import lr_scheduler as schedules
 
 import mupscale as mu
-from harness.loops.situation import (
-    BASE,
-    Exact,
-    Net,
-    Pair,
-    Refused,
-    Warned,
-    adamw,
-    after,
-    grown,
-    loss,
-    sgd,
-    situation,
-    step,
-    trained,
-)
+from harness.loops.situation import *
 
 
 def warmed_cosine(optimizer: Optimizer) -> Any:

@@ -19,6 +19,9 @@ import mupscale as mu
 from harness import runs
 from harness.data import INPUTS, OUTPUTS, regression
 
+__all__ = ["BASE", "WIDE", "BEFORE", "PROOF", "Make", "Step", "Exact", "Warned", "Refused", "Pair"]
+__all__ += ["situation", "Net", "adamw", "sgd", "trained_part", "loss", "step", "trained", "after", "grown"]
+
 BASE, WIDE = 4, 8
 BEFORE = 4
 """Steps of the base before it grows."""

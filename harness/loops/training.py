@@ -13,22 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import mupscale as mu
 from harness.data import regression
-from harness.loops.situation import (
-    BASE,
-    WIDE,
-    Exact,
-    Net,
-    Pair,
-    Refused,
-    adamw,
-    after,
-    grown,
-    loss,
-    sgd,
-    situation,
-    step,
-    trained,
-)
+from harness.loops.situation import *
 from harness.runs import step as stepped
 
 

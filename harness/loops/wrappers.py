@@ -13,21 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import mupscale as mu
 from harness.data import INPUTS, OUTPUTS
 from harness.loops.hooks import Words, words_loss, words_step
-from harness.loops.situation import (
-    BASE,
-    WIDE,
-    Exact,
-    Net,
-    Pair,
-    Refused,
-    adamw,
-    after,
-    grown,
-    loss,
-    situation,
-    step,
-    trained,
-)
+from harness.loops.situation import *
 
 
 class Shadowed(Net):

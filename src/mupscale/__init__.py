@@ -51,37 +51,4 @@ if _typing.TYPE_CHECKING:
     from .tuning.advice import advise as advise
     from .tuning.tune import tune as tune
 
-_NAMES = {
-    "Run": ("runs.run", ""),
-    "Plan": ("plans.plan", ""),
-    "infer_plan": ("planning.infer", ""),
-    "plan_between": ("planning.infer", ""),
-    "widen": ("training.grow.widen", ""),
-    "narrow": ("training.grow.widen", ""),
-    "upscale": ("training.grow.upscale", ""),
-    "verify": ("training.check.verify", ""),
-    "MupNoise": ("noise.kinds", ""),
-    "SignalNoise": ("noise.kinds", ""),
-    "PairedNoise": ("noise.kinds", ""),
-    "add_noise": ("training.grow.add_noise", ""),
-    "AutoNoise": ("training.grow.auto_noise", ""),
-    "Recipe": ("training.recipe", ""),
-    "GrowthSchedule": ("training.rates.schedules", ""),
-    "rewarm_": ("training.rates.rewarm", ""),
-    "load_wide": ("sharded.load", ""),
-    "init_": ("training.start.init", ""),
-    "param_groups": ("training.units.groups", ""),
-    "clip_": ("training.units.clip", ""),
-    "step_in_units_": ("training.units.stepping", ""),
-    "set_lr_": ("training.rates.reference", ""),
-    "widen_state_dict": ("training.grow.state_dicts", ""),
-    "widen_optimizer_state_dict": ("training.grow.state_dicts", ""),
-    "optimizer_for": ("trainers.going_on", ""),
-    "tune": ("tuning.tune", "tune"),
-    "advise": ("tuning.advice", ""),
-    "MupscaleError": ("errors", ""),
-}
-__all__ = [*_NAMES]
-__getattr__ = _exported(
-    __name__, _NAMES, namespaces=("diagnostics", "errors", "plans", "rules", "trainers", "tuning")
-)
+__getattr__ = _exported(__name__, {"tune": "tune"})

@@ -23,30 +23,6 @@ if TYPE_CHECKING:
     from .training.check.symmetry import symmetry as symmetry
     from .training.rates.reference import reference_lr as reference_lr
     from .training.units.clip import clip_grad_norm_ as clip_grad_norm_
-    from .training.units.clip import clip_grad_value_ as clip_grad_value_
     from .training.units.clip import grad_norm as grad_norm
 
-_NAMES = {
-    "Certificate": ("proofs.certificate", ""),
-    "verify_sharded": ("sharded.verify", ""),
-    "Provenance": ("runs.provenance", ""),
-    "Growth": ("runs.provenance", ""),
-    "read_provenance": ("trainers.going_on", ""),
-    "symmetry": ("training.check.symmetry", ""),
-    "awake": ("training.check.symmetry", ""),
-    "noise_report": ("training.check.symmetry", ""),
-    "NoiseReport": ("training.check.symmetry", ""),
-    "resolve_noise": ("noise.resolve", ""),
-    "coordinate_check": ("training.check.coordinates", ""),
-    "Coordinates": ("training.check.coordinates", ""),
-    "grad_norm": ("training.units.clip", ""),
-    "clip_grad_norm_": ("training.units.clip", ""),
-    "clip_grad_value_": ("training.units.clip", ""),
-    "reference_lr": ("training.rates.reference", ""),
-    "report": ("reports.report", "tune"),
-    "log_growth": ("reports.trackers", ""),
-    "log_study": ("reports.trackers", ""),
-    "Fault": ("errors", ""),
-}
-__all__ = [*_NAMES]
-__getattr__ = exported(__name__, _NAMES)
+__getattr__ = exported(__name__, {"report": "tune"})

@@ -1,12 +1,13 @@
 """Names that are imported when they are first used, so that `import mupscale` costs nothing and needs no torch.
 
-One table per namespace: name -> (module, extra). `mupscale.verify` imports `training/check/verify.py` then, and not before;
-where a package of an extra is missing, the error names the extra. Callbacks of other libraries are classes that can be
+`mupscale.verify` imports `training/check/verify.py` then, and not before; where a package of an extra is missing, the error
+names the extra. Callbacks of other libraries are classes that can be
 made only when those libraries are there; `lazy_subclass` makes them.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -14,37 +15,37 @@ from typing import Any
 
 from .extras import needs
 
-PACKAGE = __name__.rpartition(".")[0]
 Lookup = Callable[[str], Any]
+_EXPORT = re.compile(r"^    from (\.[.\w]*) import (\w+) as \2$", re.MULTILINE)
+"""One line of a namespace's block for type checkers: the module and the name."""
 
 
-def exported(
-    namespace: str, table: Mapping[str, tuple[str, str]], namespaces: tuple[str, ...] = ()
-) -> Lookup:
-    """The `__getattr__` of a namespace: a name of the table comes from its module below the package.
+def exported(namespace: str, extras: Mapping[str, str] | None = None) -> Lookup:
+    """The `__getattr__` of a namespace: imports a name of its `if TYPE_CHECKING:` block when the name is first used.
 
-    "module:other" exports what the module calls `other`. `namespaces` are subpackages that attribute access imports.
-    The namespace also gets a `__dir__` with all of these names, for completion in editors and shells.
+    The block is read from the source text, so that type checkers and Python have one table. Each line of it is
+    `from .module import name as name`; `from . import name as name` exports a namespace. `extras` says which names need
+    the packages of an extra. The namespace also gets `__all__`, and a `__dir__` for completion in editors and shells.
 
-    >>> look = exported("mupscale.rules", {"Axis": ("rules.axes", "")})
-    >>> look("Axis").__module__
+    >>> exported("mupscale.rules")("Axis").__module__
     'mupscale.rules.axes'
     """
+    module: Any = sys.modules[namespace]
+    places = {name: place for place, name in _EXPORT.findall(module.__loader__.get_source(namespace))}
 
     def look(name: str) -> Any:
-        if name in namespaces:
-            return import_module(f"{namespace}.{name}")
-        if name not in table:
+        if name not in places:
             raise AttributeError(f"module {namespace!r} has no attribute {name!r}")
-        place, extra = table[name]
-        module, _, stored = place.partition(":")
+        if places[name] == ".":
+            return import_module(f".{name}", module.__package__)
+        extra = (extras or {}).get(name)
         with needs(f"{namespace}.{name}", *((extra,) if extra else ())):
-            found = getattr(import_module(f"{PACKAGE}.{module}"), stored or name)
-        setattr(sys.modules[namespace], name, found)
+            found = getattr(import_module(places[name], module.__package__), name)
+        setattr(module, name, found)
         return found
 
-    there = vars(sys.modules[namespace])
-    there.setdefault("__dir__", lambda: sorted({*there, *table, *namespaces}))
+    module.__all__ = [name for name, place in places.items() if place != "."]
+    module.__dir__ = lambda: sorted({*vars(module), *places})
     return look
 
 

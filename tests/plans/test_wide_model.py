@@ -1,6 +1,9 @@
 """One way to make a wide model: what trains, modes and hooks are the same in proofs, in the search and in what grows."""
 
 import copy
+import logging
+import threading
+import warnings
 from fractions import Fraction
 
 import pytest
@@ -209,16 +212,34 @@ INEXACT = {
 }
 
 
+class Counted:
+    """A loss that counts its calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, model):
+        self.calls += 1
+        return loss(model)
+
+
 @pytest.mark.parametrize("case", INEXACT)
 def test_hooks_that_do_not_commute_with_growing_are_refused(case):
     name, method, hook = INEXACT[case]
-    run = started()
+    run, counted = started(), Counted()
     handle = getattr(run.model.get_parameter(name), method)(hook)
-    refusal(lambda: mu.widen(run, lambda: Net(8), loss=loss), "model.hook_not_exact", where=name)
+    error = refusal(lambda: mu.widen(run, lambda: Net(8), loss=counted), "model.hook_not_exact", where=name)
+    assert f".{method}(" in error.faults[0].remedy
+    # Before the proof; those two would be exact if the gradients of the weight had one unit at both widths.
+    assert (counted.calls > 0) == (case in ("clip by value", "decay"))
+    plan, counted = mu.infer_plan(run.model, lambda: Net(8)), Counted()
+    refusal(lambda: mu.widen(run, lambda: Net(8), plan=plan, loss=counted), "model.hook_not_exact")
+    assert counted.calls == 0, "a plan that is given shows them all"
     refusal(lambda: mu.verify(run, lambda: Net(8), step=step), "model.hook_not_exact", where=name)
     refusal(lambda: mu.upscale(run, lambda: Net(8), mu.SignalNoise(0.05), loss=loss), "model.hook_not_exact")
     handle.remove()  # what the refusal asks for
-    wide = mu.widen(run, lambda: Net(8), loss=loss)
+    wide = mu.widen(run, lambda: Net(8), loss=counted)
+    assert counted.calls > 0, "control: the proof calls it"
     wide.model.get_parameter(name).register_hook(lambda gradient: gradient * 0)
     before = wide.model.get_parameter(name).detach().clone()
     step(wide, 0)
@@ -267,7 +288,11 @@ def test_hooks_that_hold_the_base_are_refused(case):
     weights = copy.deepcopy(run.model.state_dict())
     try:
         handle = run.model.head.bias.register_post_accumulate_grad_hook(HOLDING[case](run))
-        refusal(lambda: mu.widen(run, lambda: Net(8), loss=loss), "model.hook_holds_base", where="head.bias")
+        counted = Counted()
+        refusal(
+            lambda: mu.widen(run, lambda: Net(8), loss=counted), "model.hook_holds_base", where="head.bias"
+        )
+        assert counted.calls == 0, "before the proof"
         if case != "its memory":  # a copy of the run has a copy of that
             refusal(
                 lambda: mu.verify(run, lambda: Net(8), loss=loss), "model.hook_holds_base", where="head.bias"
@@ -307,6 +332,74 @@ NORMS: list[float] = []
 
 def note(gradient):
     NORMS.append(float(gradient.norm()))
+
+
+def loud(gradient):
+    print("printed")
+    logging.getLogger("of a hook").error("logged")
+    warnings.warn("warned", stacklevel=1)
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["copies", "as it is"])
+def test_what_hooks_print_is_not_seen_while_they_are_tried(copies, monkeypatch, capfd, caplog, recwarn):
+    monkeypatch.setattr(prove, "FLOAT64_BYTES", 2**28 if copies else 0)
+    run = started()
+    run.model.head.weight.register_hook(loud)
+    run.model.head.weight.register_post_accumulate_grad_hook(loud)
+    wide = mu.widen(run, lambda: Net(8), loss=loss)
+    assert (capfd.readouterr().out, caplog.records, recwarn.list) == ("", [], [])
+    step(wide, 0)
+    assert (capfd.readouterr().out, len(caplog.records), len(recwarn)) == ("printed\n" * 2, 2, 1), "control"
+
+
+class Locked:
+    """Scales gradients and counts them, one thread at a time."""
+
+    def __init__(self, lock, log=None):
+        self.lock, self.log, self.count = lock, log, 0
+
+    def __call__(self, gradient):
+        with self.lock:
+            self.count += 1
+            return gradient * 0.1
+
+    def accumulated(self, parameter):
+        parameter.grad.copy_(self(parameter.grad))
+
+
+@pytest.mark.parametrize("make", [threading.Lock, threading.RLock])
+@pytest.mark.parametrize("method", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_that_holds_a_lock_is_carried(method, make):
+    run, hook = started(), Locked(make())
+    getattr(run.model.head.weight, method)(hook if method == "register_hook" else hook.accumulated)
+    with hook.lock:  # trying it does not wait for a lock that is held
+        wide = mu.widen(run, lambda: Net(8), loss=loss)
+        assert mu.verify(run, lambda: Net(8), loss=loss).holds
+    assert hook.count == 0
+    assert apart(copied_run(run), wide) < 1e-12
+    assert hook.count == 8, "both runs call it"
+
+
+@pytest.mark.parametrize("method", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_that_cannot_be_copied_is_refused_for_that(method, tmp_path):
+    run, counted = started(), Counted()
+    with open(tmp_path / "log", "w") as log:
+        hook = Locked(threading.Lock(), log)
+        own = hook if method == "register_hook" else hook.accumulated
+        handle = getattr(run.model.head.weight, method)(own)
+        error = refusal(
+            lambda: mu.widen(run, lambda: Net(8), loss=counted),
+            "model.hook_cannot_be_tried",
+            where="head.weight",
+        )
+        assert (error.codes, counted.calls) == (("model.hook_cannot_be_tried",), 0)
+        assert f".{method}(" in error.faults[0].remedy
+        refusal(lambda: mu.verify(run, lambda: Net(8), loss=loss), "model.cannot_be_copied")
+        handle.remove()
+        wide = mu.widen(run, lambda: Net(8), loss=loss)
+        for grown in (run, wide):  # what the refusal asks for
+            getattr(grown.model.get_parameter("head.weight"), method)(own)
+        assert apart(run, wide) < 1e-12
 
 
 def test_trying_a_hook_leaves_no_trace():

@@ -110,7 +110,7 @@ def test_settings_and_hooks_that_differ_are_named():
     )
 
 
-def test_a_plain_tensor_that_differs_is_named():
+def test_a_plain_tensor_is_carried_and_one_that_the_factory_gives_is_named():
     class Tabled(nn.Module):
         def __init__(self, width):
             super().__init__()
@@ -119,7 +119,14 @@ def test_a_plain_tensor_that_differs_is_named():
         def forward(self, x):
             return self.out(torch.tanh(self.first(x @ self.table)))
 
-    assert "table has other values" in cause_of(adamw(Tabled(8)), lambda: Tabled(16), step=step).cause
+    class Given(Tabled):
+        def __init__(self, width, given):
+            super().__init__(width)
+            self.table = given
+
+    assert mu.verify(adamw(Tabled(8)), lambda: Tabled(16), step=step, steps=3).holds
+    failure = cause_of(adamw(Given(8, torch.eye(6))), lambda: Given(16, torch.ones(6, 6)), step=step)
+    assert "table has other values" in failure.cause
 
 
 def test_a_loss_that_depends_on_the_width_by_itself_is_named():

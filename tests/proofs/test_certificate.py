@@ -1,5 +1,7 @@
 """A certificate cannot say "exact" with an error above its tolerance."""
 
+import copy
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -95,3 +97,21 @@ def test_programs_decide_by_the_kind_of_a_failure_and_not_by_its_words():
     assert suspect(measured, replace(gradient, kind="weight")).cause == OPTIMIZER
     factors = Identity({}, (), {"0.weight": 0.5, "0.bias": 0.5})
     assert suspect(replace(measured, identity=factors), gradient).cause == CLIPPING
+
+
+def test_a_pickle_of_0_2_0_is_read(certificate):
+    failure = Failure(0, "loss", "differs", "unknown", "loss")
+    for known in (certificate, replace(certificate, failure=failure)):
+        old = copy.deepcopy(known)
+        # What 0.2.0 stored is what its classes had: no modes, and failures without a kind.
+        del vars(old)["modes"]
+        for key in ("kind", "another_plan") if old.failure else ():
+            del vars(old.failure)[key]
+        read = pickle.loads(pickle.dumps(old))
+        assert str(read) == str(replace(known, modes={}))
+        assert read.to_json()
+        assert read.modes == {}
+        assert read.holds is known.holds
+        assert read.failure is None or read.failure.kind == "unrecorded"
+        assert replace(read, memory=1).memory == 1
+        assert pickle.loads(pickle.dumps(known)) == known, "control: nothing else is filled in"

@@ -113,9 +113,9 @@ def test_it_cannot_be_changed(change: str):
 def test_what_as_json_gives_can_be_changed_and_is_a_copy():
     """Control of the test above."""
     run = grow(base(), 8, MUP)
-    told = run.provenance.as_json()
-    told["growths"][0]["noise"]["seed"] = 4
-    assert Provenance.from_json(told) != run.provenance
+    stored = run.provenance.as_json()
+    stored["growths"][0]["noise"]["seed"] = 4
+    assert Provenance.from_json(stored) != run.provenance
 
 
 def torch_saved(value: Provenance) -> Provenance:
@@ -147,11 +147,11 @@ def test_it_is_the_same_after_saving_and_loading(how: str):
 
 
 def test_a_later_form_and_what_is_none_are_refused():
-    told = grow(base(), 8).provenance.as_json()
-    refusal(lambda: Provenance.from_json({**told, "version": 2}), "growth.other_provenance_version")
-    for wrong in ({**told, "growths": 1}, {**told, "growths": [{"colour": "red"}]}, {"noise": [1]}):
+    stored = grow(base(), 8).provenance.as_json()
+    refusal(lambda: Provenance.from_json({**stored, "version": 2}), "growth.other_provenance_version")
+    for wrong in ({**stored, "growths": 1}, {**stored, "growths": [{"colour": "red"}]}, {"noise": [1]}):
         refusal(partial(Provenance.from_json, wrong), "growth.malformed_provenance")
-    assert Provenance.from_json(told).growths, "control"
+    assert Provenance.from_json(stored).growths, "control"
 
 
 NOISE = {"kind": "MupNoise", "seed": 3, "sigmas": {"w": 0.1}, "paired": {}, "without": ["v"], "rows": {}}
@@ -209,21 +209,51 @@ OLD: dict[str, tuple[dict[str, Any], tuple[Growth, ...]]] = {
 
 @pytest.mark.parametrize("kind", OLD)
 def test_what_version_0_2_0_stored_is_read(kind: str):
-    told, want = OLD[kind]
-    found = Provenance.from_json(told)
+    stored, want = OLD[kind]
+    found = Provenance.from_json(stored)
     assert found == Provenance(want)
     assert Provenance.from_json(found.as_json()) == found
-    assert mu.Run(net(4), provenance=told).provenance == found
+    assert mu.Run(net(4), provenance=stored).provenance == found
+
+
+def test_a_run_that_0_2_0_widened_after_upscaling_keeps_its_history_when_it_is_narrowed():
+    """0.2.0 recorded of a growth without noise only its proof, in the record of the growth before."""
+    first = grow(base(), 8, MUP, seed=3)
+    last = grow(grow(first, 16), 32)
+    live = last.provenance.growths
+    told = {**LIVE, "plan": first.plan.hash, "proof": {"by": "modules"}}  # type: ignore[union-attr]
+    old = pickle.loads(pickle.dumps(last))
+    old.__setstate__({**vars(last), "provenance": told})
+    assert (
+        mu.Run(last.model, plan=last.plan, since=last.since, earlier=last.earlier, provenance=told).provenance
+        == old.provenance
+    )
+    assert [g.plan for g in old.provenance.growths] == [g.plan for g in live]
+    assert [g.reference for g in old.provenance.growths] == [g.reference for g in live]
+    assert [g.proof for g in old.provenance.growths] == [{}, {}, {"by": "modules"}]
+    assert [g.noise is not None for g in old.provenance.growths] == [True, False, False]
+    back = mu.narrow(old, lambda: net(16))
+    assert (back.plan, back.provenance.growths) == (last.earlier[-1][0], old.provenance.growths[:2])
+    again = mu.narrow(mu.narrow(back, lambda: net(8)), lambda: net(4))
+    assert (again.provenance.growths, len(again.provenance.undone)) == ((), 3)
+    lost = replace(old, provenance=Provenance.from_json(told))
+    assert mu.narrow(lost, lambda: net(16)).provenance.growths == (), "control: as it was stored"
+    widened = copy.copy(last)
+    widened.__setstate__({**vars(last), "provenance": {"proof": {"by": "loss"}}})
+    assert [g.plan for g in widened.provenance.growths] == [g.plan for g in live], "without noise"
+    never = copy.copy(last)
+    never.__setstate__({**vars(last), "provenance": {}})
+    assert not never.provenance.growths, "what says nothing is not completed"
 
 
 def test_a_recipe_of_version_0_2_0_is_read():
-    told = {
+    stored = {
         "format": "mupscale recipe 1", "optimizer": "torch.optim.AdamW", "constants": {"lr": 0.001, "betas": [0.9, 0.999]},
         "sigma": 0.1, "k": 2, "tensors": {"0.weight": {"reference": [4, 3], "axes": ["out x2", "-"], "fold": "1"}}, "paired": False,
         "rise": None, "units": 4, "width": 4, "reference": 4, "plan": PLAN.hash, "steps": 10, "wide_steps": 20, "batch": None,
         "schedule": None, "base_lr": 0.001, "seed": 0, "loss": 1.0, "control": 1.1, "stay": {}, "tried": [], "cost": {}, "remarks": [],
     }  # fmt: skip
-    recipe = Recipe.of_json(told)
+    recipe = Recipe.of_json(stored)
     request = {"recipe": recipe.to_json(), "seed": 3}
     found = Provenance.from_json(
         {**DIRECTORY, "request": request, "noise": {**NOISE, "asked": {"lr": recipe.lr}}}

@@ -224,6 +224,28 @@ def test_trainers_it_cannot_follow_are_refused(tmp_path):
     assert type(pickle.loads(pickle.dumps(callback))) is mu.trainers.LightningCallback
 
 
+class Functions(Small):
+    def configure_gradient_clipping(self, *args: Any, **options: Any) -> None:
+        mu.diagnostics.clip_grad_norm_(self.net, SMALL, max_norm=1e-2)
+
+
+class Hooked(Small):
+    def on_train_start(self) -> None:
+        mu.clip_(self.optimizers().optimizer, SMALL, model=self.net, max_norm=1e-2)
+
+
+def test_a_clipping_hook_can_be_attached_when_training_starts():
+    """It clips what a closure of Lightning's makes, as `configure_gradient_clipping` does. Control: no clipping."""
+    losses = []
+    for kind in (Functions, Hooked, Small):
+        torch.manual_seed(0)
+        module = kind(24)
+        train(module, stop=6)
+        losses.append(torch.tensor(module.losses))
+    assert torch.equal(losses[0], losses[1])
+    assert (losses[0] - losses[2]).abs().max() > 1e-3
+
+
 def test_a_run_that_raises_leaves_nothing_behind(tmp_path):
     class Fails(Small):
         def training_step(self, batch: Any, index: int) -> Any:

@@ -13,6 +13,7 @@ from harness.closeness import assert_close
 from harness.draws import data, seeded
 from harness.refusals import refusal, refused
 from mupscale.runs.run import since_of
+from mupscale.training.units import clip as clip_module
 
 
 def net(n: int) -> nn.Module:
@@ -247,6 +248,91 @@ def test_a_step_that_is_left_out_does_not_part_the_norm():
     assert largest(list(found.model.state_dict().values()), list(want.model.state_dict().values())) <= 1e-13
 
 
+SCALED: dict[str, Any] = {
+    "fused": lambda parameters: [torch.optim.AdamW(parameters, lr=0.01, eps=1e-2, fused=True)],
+    "fused, then not": lambda p: [torch.optim.SGD(p[::2], lr=0.3, fused=True), torch.optim.SGD(p[1::2], lr=0.3)],
+    "fused second": lambda p: [torch.optim.SGD(p[::2], lr=0.3), torch.optim.SGD(p[1::2], lr=0.3, fused=True)],
+    "both fused": lambda p: [torch.optim.SGD(some, lr=0.3, fused=True) for some in (p[::2], p[1::2])],
+    "none fused": lambda p: [torch.optim.SGD(some, lr=0.3) for some in (p[::2], p[1::2])],
+}  # fmt: skip
+
+
+def with_scaler(run: mu.Run, scaler: Any, steps: range, unscaled: int, clip: Any = None) -> list[Tensor]:
+    """Steps of a scaler. The gradients of the first `unscaled` optimizers are unscaled beforehand."""
+    seen = []
+    for i in steps:
+        run.model.zero_grad()
+        seen.append(run.model(X).detach())
+        scaler.scale((run.model(X) - Y * (1 + i)).square().mean()).backward()
+        for optimizer in run.optimizers[:unscaled]:
+            scaler.unscale_(optimizer)
+        if clip is not None:
+            clip(run.model)
+        for optimizer in run.optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["norm", "value"])
+@pytest.mark.parametrize("unscaled", [0, 1, 2])
+@pytest.mark.parametrize("which", SCALED)
+def test_gradients_that_a_scaler_has_scaled_are_clipped_as_if_it_had_not(
+    which: str, unscaled: int, kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The scale grows at every second step. Controls: no clipping, and a hook that does not ask for the scale."""
+
+    def start(hook: bool) -> tuple[mu.Run, Any]:
+        model = seeded(net, 4)
+        run = mu.Run(model, SCALED[which](list(model.parameters())))
+        if hook:
+            mu.clip_(run.optimizers, run, **CLIPS[kind])
+        return run, torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+
+    want = with_scaler(*start(False), range(8), 2, plain(CLIPS[kind]))
+    assert largest(with_scaler(*start(False), range(8), 2), want) > 1e-3, "control: clipping is active"
+    run, scaler = start(True)
+    first = with_scaler(run, scaler, FIRST, unscaled)
+    assert not any(hook.in_turn for hook in run.optimizers[0]._optimizer_step_pre_hooks.values())  # type: ignore[attr-defined]
+    wide = WAYS["widen"](run)
+    assert largest(first + with_scaler(wide, scaler, LATER, unscaled), want) <= 1e-6
+    off = with_scaler(start(True)[0], torch.amp.GradScaler("cpu", enabled=False), range(8), unscaled)
+    assert largest(off, want) <= 1e-6, "a scaler that is switched off"
+    monkeypatch.setattr(clip_module, "_scales", lambda *_: {})
+    wrong = with_scaler(*start(True), range(8), unscaled)
+    assert unscaled >= len(run.optimizers) or largest(wrong, want) > 1e-3, "control: scaled gradients"
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["same memory", "new memory"])
+def test_a_scaler_does_not_hide_that_optimizers_step_in_turn(kept: bool):
+    """Gradients in the memory of those that were clipped before are new ones if they changed more than by unscaling."""
+
+    def steps(run: mu.Run, clip: Any, scaler: Any) -> list[Tensor]:
+        seen, model = [], run.model
+        for i in range(8):
+            seen.append(model.maker(X).detach())  # type: ignore[operator]
+            for optimizer, sign in zip(run.optimizers, (1, -30), strict=True):
+                optimizer.zero_grad(set_to_none=not kept)
+                scaler.scale(sign * (judged(model) - i)).backward()
+                if clip is not None:
+                    scaler.unscale_(optimizer)
+                    clip([p for group in optimizer.param_groups for p in group["params"]])
+                scaler.step(optimizer)
+            scaler.update()
+        return seen
+
+    def scaler() -> Any:
+        return torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    want = steps(pair("none"), lambda own: torch.nn.utils.clip_grad_norm_(own, 0.1), scaler())
+    assert largest(steps(pair("each"), None, scaler()), want) <= 1e-6
+    assert largest(steps(pair("none"), None, scaler()), want) > 1e-3, "control: clipping is active"
+    run = pair("one")
+    steps(run, None, scaler())
+    hooks: list[Any] = [hook for o in run.optimizers for hook in o._optimizer_step_pre_hooks.values()]
+    assert [hook.in_turn for hook in hooks] == [True, True]
+
+
 def test_a_hook_is_removed_by_its_handles():
     run = fresh(2)
     for handle in mu.clip_(run.optimizers, run, max_norm=0.1):
@@ -307,7 +393,9 @@ def test_sparse_gradients_are_clipped_by_value_and_by_norm(n: int):
         run = mu.widen(base, lambda: Words(n), plan=plan, unproved=True) if plan else mu.Run(base)
         words = torch.tensor([1, 1, 3])
         run.model(words).square().sum().backward()
-        mu.diagnostics.clip_grad_value_(run.model, run, max_value=0.01)
+        optimizer = torch.optim.SGD(run.model.parameters(), lr=0.0)
+        mu.clip_(optimizer, run, max_value=0.01)
+        optimizer.step()
         for name, p in run.model.named_parameters():
             bound = 0.01 * float(since_of(run, run.model)[name].change.r)
             assert p.grad is not None

@@ -367,3 +367,50 @@ def test_a_cosine_inside_of_a_sequence_is_resumed_with_its_floors():
         for part in (optimizer, scheduler, wide.optimizer, wide.scheduler):
             part.step()
         assert scheduler.get_last_lr() == wide.scheduler.get_last_lr()
+
+
+def calls_of(model: Any, of: Callable[[nn.Module], Tensor]) -> int:
+    """How often one training step computes the first block's feed-forward layer."""
+    calls: list[int] = []
+    handle = model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    of(model).backward()
+    handle.remove()
+    return len(calls)
+
+
+@pytest.mark.filterwarnings("ignore:.*checkpointing.*:FutureWarning")
+def test_gradient_checkpointing_of_transformers_is_carried_or_named():
+    transformers = pytest.importorskip("transformers")
+    ids = torch.arange(16).view(2, 8)
+
+    def make(n: int) -> Any:
+        sizes = {"hidden_size": n, "intermediate_size": 2 * n, "num_attention_heads": n // 8, "head_dim": 8}
+        config = transformers.LlamaConfig(
+            **sizes, num_key_value_heads=n // 8, num_hidden_layers=2, vocab_size=16
+        )
+        return transformers.LlamaForCausalLM(config)
+
+    def of(model: Any) -> Any:
+        return model(input_ids=ids, labels=ids, use_cache=False).loss
+
+    def own(function: Any, *args: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
+
+    on, off, ones_own = make(16), make(16), make(16)
+    on.gradient_checkpointing_enable()
+    ones_own._set_gradient_checkpointing(gradient_checkpointing_func=own)
+    plan = mu.plan_between(make, 16, 32, loss=of)
+    for model, carried, named, calls in (
+        (on, {"gradient_checkpointing"}, set(), 2),
+        (ones_own, set(), {"gradient_checkpointing"}, 1),
+        (off, set(), set(), 1),
+    ):
+        for given in ({"loss": of}, {"plan": plan}):
+            with warnings.catch_warnings(action="error"):
+                wide = mu.widen(model, lambda: make(32), **given)
+            assert set(wide.provenance.get("carried", {})) == carried
+            assert set(wide.provenance.get("named", {})) == named
+            assert calls_of(wide.model, of) == calls
+    grown: Any = wide.model
+    grown.gradient_checkpointing_enable()
+    assert calls_of(grown, of) == 2

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 import mupscale as mu
 from harness.refusals import refusal
-from mupscale.models.fingerprint import code_of
+from mupscale.models.fingerprint import code_fingerprint
+from mupscale.proofs.modes import ModeProof
 from mupscale.training.check import verify
 from mupscale.training.grow import prove
 
@@ -131,6 +132,11 @@ def widened(
     return wide, [str(warning.message) for warning in caught]
 
 
+def kinds(wide: mu.Run) -> dict[str, str]:
+    """By mode what the proof of a run says of it."""
+    return {name: mode["kind"] for name, mode in wide.provenance["proof"]["modes"].items()}
+
+
 PATHS = ("search", "given", "large")
 
 
@@ -138,7 +144,8 @@ PATHS = ("search", "given", "large")
 @pytest.mark.parametrize("training", [True, False])
 def test_both_modes_are_measured_and_exact_ones_raise_no_alarm(training: bool, path: str):
     wide, caught = widened(Net, training, path)
-    assert wide.provenance["proof"]["modes"] == {"train": "exact", "eval": "exact"}
+    exact = {"kind": "exact", "what": ""}
+    assert wide.provenance["proof"]["modes"] == {"train": exact, "eval": exact}
     assert not caught
     assert wide.plan is not None
     assert not wide.plan.needs
@@ -158,12 +165,11 @@ def test_dropout_is_noted_in_either_mode(training: bool, path: str):
 @pytest.mark.parametrize("kind", [Noisy, Penalised, PenalisedBackward, Counting, NeedsTargets])
 def test_what_train_mode_alone_does_is_named_when_growing_in_eval_mode(kind: type[nn.Module], path: str):
     wide, caught = widened(kind, False, path)
-    modes = wide.provenance["proof"]["modes"]
-    assert modes["eval"] == "exact"
-    assert modes["train"] != "exact"
+    assert kinds(wide) == {"eval": "exact", "train": "unmeasured" if kind is NeedsTargets else "deviates"}
     assert len(caught) == 1
     assert wide.plan is not None
-    assert [need for need in wide.plan.needs if modes["train"] in need]
+    assert [need.kind for need in wide.plan.needs] == ["eval mode"]
+    assert wide.provenance["proof"]["modes"]["train"]["what"] in next(iter(wide.plan.needs))
     assert mu.Plan.from_json(wide.plan.to_json()).needs == wide.plan.needs
 
 
@@ -175,21 +181,49 @@ def test_the_same_is_refused_when_growing_in_train_mode():
 @pytest.mark.parametrize("path", PATHS)
 def test_what_eval_mode_alone_does_is_in_the_record_and_no_alarm(path: str):
     wide, caught = widened(EvaluatedOtherwise, True, path)
-    modes = wide.provenance["proof"]["modes"]
-    assert modes["train"] == "exact"
-    assert modes["eval"] != "exact"
+    assert kinds(wide) == {"train": "exact", "eval": "deviates"}
     assert not caught
 
 
-def test_a_loss_that_sets_the_mode_covers_that_mode_alone():
-    def evaluated(model: nn.Module) -> Tensor:
-        return loss(model.eval())
+def evaluated(model: nn.Module) -> Tensor:
+    return loss(model.eval())
 
-    wide, caught = widened(Noisy, True, "given", of=evaluated)
-    modes = wide.provenance["proof"]["modes"]
-    assert modes["eval"] == "exact"
-    assert modes["train"] != "exact"
+
+def evaluated_and_put_back(model: nn.Module) -> Tensor:
+    try:
+        return loss(model.eval())
+    finally:
+        model.train()
+
+
+def evaluated_by_a_part(model: Any) -> Tensor:
+    """Through another method than forward, and with its mode put back."""
+    before = model.training
+    try:
+        return F.mse_loss(model.eval().head(model.hidden(X)), Y)
+    finally:
+        model.train(before)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("of", [evaluated, evaluated_and_put_back, evaluated_by_a_part])
+def test_a_loss_that_sets_the_mode_covers_that_mode_alone(of: Any, training: bool, path: str):
+    wide, caught = widened(Noisy, training, path, of=of)
+    assert kinds(wide) == {"eval": "exact", "train": "unmeasured"}
     assert len(caught) == 1
+    assert wide.model.training is training
+
+
+def test_a_loss_that_evaluates_beside_it_covers_train_mode():
+    def with_a_look(model: nn.Module) -> Tensor:
+        with torch.no_grad():
+            evaluated_and_put_back(model)
+        return loss(model)
+
+    wide, caught = widened(Net, True, "given", of=with_a_look)
+    assert kinds(wide)["train"] == "exact"
+    assert not caught
 
 
 class FrozenNorm(Net):
@@ -212,10 +246,10 @@ def test_modules_in_a_mode_of_their_own_stay_in_it(path: str, monkeypatch: pytes
     model: Any = base(FrozenNorm)
     model.frozen.eval()
     wide = mu.widen(model, lambda: FrozenNorm(8), loss=loss)
+    assert kinds(wide) == {"train": "exact", "eval": "exact"}
     modes = wide.provenance["proof"]["modes"]
-    assert modes["train"].startswith("exact")
-    assert modes["train"] != "exact", "it names the modules in another mode"
-    assert modes["eval"] == "exact"
+    assert modes["train"]["what"], "it names the modules in another mode"
+    assert not modes["eval"]["what"]
     grown: Any
     for grown in (model, wide.model):
         assert (grown.training, grown.frozen.training) == (True, False)
@@ -224,11 +258,11 @@ def test_modules_in_a_mode_of_their_own_stay_in_it(path: str, monkeypatch: pytes
 def test_verify_says_which_modes_it_measured(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(verify, "_SEARCHED", 0)  # no search after the failure below
     both = mu.verify(base(Net, False), lambda: Net(8), loss=loss)
-    assert both.modes == {"eval": "exact", "train": "exact"}
+    assert both.modes == {"eval": ModeProof("exact"), "train": ModeProof("exact")}
     one = mu.verify(base(Penalised, False), lambda: Penalised(8), loss=loss)
     assert one.holds
-    assert one.modes["train"] != "exact"
-    assert one.modes["train"] in str(one)
+    assert one.modes["train"].kind == "deviates"
+    assert str(one.modes["train"]) in str(one)
     assert not mu.verify(base(Penalised), lambda: Penalised(8), loss=loss).holds
 
 
@@ -240,13 +274,24 @@ def step(run: mu.Run, i: int) -> Tensor:
     return found
 
 
+def evaluated_step(run: mu.Run, i: int) -> Tensor:
+    run.model.eval()
+    try:
+        return step(run, i)
+    finally:
+        run.model.train()
+
+
 def test_verify_with_steps_names_the_mode_of_the_steps():
-    for training, measured, other in ((True, "train", "eval"), (False, "eval", "train")):
+    for training, of, measured, other in (
+        (True, step, "train", "eval"),
+        (False, step, "eval", "train"),
+        (True, evaluated_step, "eval", "train"),
+    ):
         model = base(Net, training)
         run = mu.Run(model, torch.optim.SGD(model.parameters(), lr=0.01))
-        certificate = mu.verify(run, lambda: Net(8), step=step, steps=2)
-        assert certificate.modes[measured] == "exact"
-        assert certificate.modes[other] != "exact"
+        modes = mu.verify(run, lambda: Net(8), step=of, steps=2).modes
+        assert {name: mode.kind for name, mode in modes.items()} == {measured: "exact", other: "unmeasured"}
 
 
 class Later(Net):
@@ -296,6 +341,31 @@ class Checkpointed(Net):
     def forward(self, x: Tensor) -> Any:
         hidden = self.norm(self.inside(x))
         return self.head(checkpoint(self.middle, hidden, use_reentrant=True).relu())
+
+
+class CheckpointedCast(Net):
+    """A norm in float32 inside a checkpoint, as large language models have it."""
+
+    def forward(self, x: Tensor) -> Any:
+        def normed(hidden: Tensor) -> Any:
+            return self.norm(hidden.float().square()).to(hidden.dtype)
+
+        return self.head(self.middle(checkpoint(normed, self.inside(x), use_reentrant=False)).relu())
+
+
+@pytest.mark.parametrize("path", ["search", "given"])
+def test_casts_are_lifted_where_a_checkpoint_computes_again(path: str):
+    autograd: Any = torch.autograd
+    run_backward = autograd._engine_run_backward
+    wide, _ = widened(CheckpointedCast, True, path)
+    assert wide.provenance["proof"]["worst"] < 1e-12
+    assert autograd._engine_run_backward is run_backward
+    model = base(CheckpointedCast)
+    run = mu.Run(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    assert mu.verify(run, lambda: CheckpointedCast(8), step=step, steps=2).worst < 1e-12
+    # The nearest wrong thing: a factor inside the checkpoint.
+    plan = proved(Net).fold("norm.weight", "101/100")
+    refusal(lambda: mu.widen(model, lambda: CheckpointedCast(8), plan=plan, loss=loss), "proof.run_deviates")
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -394,7 +464,7 @@ class Net(nn.Module):
 def code_in(source: str) -> dict[str, str]:
     made: dict[str, Any] = {"__name__": "x"}
     exec(source, made)
-    return code_of(made["Net"]())
+    return code_fingerprint(made["Net"]())
 
 
 def test_a_fingerprint_follows_what_code_does_and_not_how_it_is_written():
@@ -418,8 +488,8 @@ def test_a_fingerprint_follows_what_code_does_and_not_how_it_is_written():
 
 
 def test_a_fingerprint_is_the_same_in_another_process():
-    program = f"from mupscale.models.fingerprint import code_of\nmade = {{'__name__': 'x'}}\nexec({SOURCE!r}, made)\n"
-    program += "print(code_of(made['Net']())['Net'])"
+    program = f"from mupscale.models.fingerprint import code_fingerprint\nmade = {{'__name__': 'x'}}\nexec({SOURCE!r}, made)\n"
+    program += "print(code_fingerprint(made['Net']())['Net'])"
     seeds = [
         subprocess.run(
             [sys.executable, "-c", program],

@@ -48,7 +48,6 @@ def test_a_run_gives_the_plan_since_its_reference_after_two_growths():
         lambda run, since: mu.optimizer_for(run.model, since, torch.optim.AdamW),
         lambda run, since: mu.diagnostics.grad_norm(run.model, since),
         lambda run, since: mu.diagnostics.clip_grad_norm_(run.model, since, max_norm=1.0),
-        lambda run, since: mu.diagnostics.clip_grad_value_(run.model, since, max_value=1.0),
         lambda run, since: mu.clip_(run.optimizers, since, model=run.model, max_norm=1.0),
         lambda run, since: mu.step_in_units_(
             torch.optim.AdamW(run.model.parameters()), since, model=run.model

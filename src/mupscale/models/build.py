@@ -68,6 +68,10 @@ def build(make: Make, seed: int | None = None) -> nn.Module:
     return copied(model) if any(not p.is_meta for p in model.parameters()) else model
 
 
+on_meta = build
+"""The public name, which says where the parameters are."""
+
+
 class _StaysOnMeta(TorchFunctionMode):
     """Moves of a parameter without values change its dtype only."""
 

@@ -19,6 +19,7 @@ from torch import nn
 _LIBRARIES = {"torch", "transformers", "accelerate", "lightning", "pytorch_lightning"}
 """Their classes and hooks put what they need in place again in a model that is built anew."""
 _MUTATORS = {"append", "appendleft", "add", "extend", "update", "insert", "pop", "setdefault", "clear"}
+_MUTATORS |= {"popleft", "popitem", "remove", "discard", "sort", "reverse"}
 _ENDS = {"POP_TOP", "RETURN_VALUE", "STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF"}
 """Instructions that end a statement without writing an attribute."""
 
@@ -28,7 +29,7 @@ class Code:
     """What the code of one class says about names of attributes."""
 
     settings: frozenset[str]
-    """Arguments of its constructor."""
+    """Arguments of its constructor, and attributes that it sets to an argument: self.config = cfg."""
     counted: frozenset[str]
     """What a method other than the constructor changes in place: self.seen += 1."""
     assigned: frozenset[str]
@@ -57,16 +58,16 @@ def code_of(kind: type) -> Code:
     """What the code of a class and of its parents says; the parents in libraries are left out.
 
     >>> class Counts(nn.Module):
-    ...     def __init__(self, p: float) -> None:
+    ...     def __init__(self, share: float) -> None:
     ...         super().__init__()
-    ...         self.p, self.seen, self.last = p, 0, None
+    ...         self.p, self.seen, self.last = share, 0, None
     ...     def forward(self, x: Any) -> Any:
     ...         self.seen += 1
     ...         self.last = x.mean()
     ...         return x * self.p
     >>> code = code_of(Counts)
     >>> sorted(code.settings), sorted(code.counted), sorted(code.assigned)
-    (['p'], ['seen'], ['last'])
+    (['p', 'share'], ['seen'], ['last'])
     """
     own = [parent for parent in kind.__mro__ if not of_library(parent)]
     methods: dict[str, list[CodeType]] = {}
@@ -99,9 +100,32 @@ def _reached(start: set[str], methods: dict[str, list[CodeType]]) -> set[str]:
 
 
 def _arguments(kind: type) -> Iterator[str]:
+    """The arguments of a constructor, and the attributes that it sets to one of them."""
     init = vars(kind).get("__init__")
-    if isinstance(init, FunctionType):
-        yield from list(inspect.signature(init).parameters)[1:]
+    if not isinstance(init, FunctionType):
+        return
+    arguments = list(inspect.signature(init).parameters)[1:]
+    yield from arguments
+    stack: list[str | None] = []  # names of variables, None for any other value
+    steps = list(dis.get_instructions(inspect.unwrap(init)))
+    for before, step, following in zip(steps, steps[1:], steps[2:], strict=False):  # the first one is RESUME
+        if step.opname.startswith("LOAD_FAST") or step.opname == "LOAD_DEREF":
+            stack += step.argval if isinstance(step.argval, tuple) else [step.argval]
+            continue
+        if step.opname == "STORE_ATTR" and len(stack) > 1 and stack[-2] in arguments:
+            yield str(step.argval)
+        if step.opname == "SWAP" and len(stack) >= step.argval:
+            stack[-1], stack[-step.argval] = stack[-step.argval], stack[-1]
+        elif step.opname == "BUILD_TUPLE" and following.opname == "UNPACK_SEQUENCE":
+            stack[-step.argval :] = [*reversed(stack[-step.argval :]), None]  # None is the tuple
+        elif step.opname == "UNPACK_SEQUENCE":
+            stack[-1:] = [] if before.opname == "BUILD_TUPLE" else [None] * step.argval
+        else:
+            change = dis.stack_effect(step.opcode, step.arg, jump=False)
+            stack = stack[:change] if change < 0 else [*stack, *[None] * change]
+            if stack and not step.opname.startswith(("STORE_", "POP_TOP")):
+                copied = step.opname == "COPY" and step.argval == 1 and len(stack) > 1
+                stack[-1] = stack[-2] if copied else None
 
 
 def _writes(code: CodeType) -> Iterator[tuple[str, bool]]:

@@ -7,10 +7,13 @@ copied, still compute with the modules of the original and leave gradients there
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from dis import get_instructions
 from functools import partial
+from threading import Lock, RLock
 from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -22,6 +25,7 @@ from .attempts import is_of_device
 
 _SHARED: Any = getattr(torch.distributed, "ProcessGroup", ())
 """Connections between ranks, which a copy uses as well."""
+_LOCKS: dict[type, Callable[[], Any]] = {type(make()): make for make in (Lock, RLock)}
 
 
 def copied(model: nn.Module, hooks: bool = True) -> nn.Module:
@@ -60,7 +64,8 @@ def copied(model: nn.Module, hooks: bool = True) -> nn.Module:
         if is_of_device(error):
             raise
         raise MupscaleError(
-            f"this model cannot be copied: {error}; keep locks, streams and open files outside the model",
+            f"this model cannot be copied: {error}; keep locks, streams and open files outside the model, and open files "
+            "outside the hooks of its parameters",
             code="model.cannot_be_copied",
         ) from error
     _Binder(memo, twins=True).modules_(twin)
@@ -102,16 +107,38 @@ def register_hooks_(parameter: Tensor, hooks: Hooks) -> None:
         parameter.requires_grad_(trains)
 
 
+@contextmanager
+def unhooked(model: nn.Module) -> Iterator[None]:
+    """Do not call the hooks that parameters of a model have on their gradients."""
+    kinds = [(p._backward_hooks, getattr(p, "_post_accumulate_grad_hooks", None)) for p in model.parameters()]
+    registered = [hooks for pair in kinds for hooks in pair if hooks]
+    kept = [dict(hooks) for hooks in registered]
+    try:
+        for hooks in registered:
+            hooks.clear()
+        yield
+    finally:
+        for hooks, own in zip(registered, kept, strict=True):
+            hooks.update(own)
+
+
 def isolated(value: Any, memo: dict[int, Any]) -> Any:
     """A copy of a function whose calls change nothing that the function itself holds: lists, counters, tensors.
 
     `memo` is that of deepcopy: objects that are in it are not copied again. Globals that the function names are copied too.
+    Locks, which deepcopy refuses, are new ones.
 
     >>> calls = []
     >>> twin = isolated(lambda x: calls.append(x), {})
     >>> twin(1), calls
     (None, [])
     """
+    locks = [part for part in held_by(value, memo) if type(part) in _LOCKS]
+    memo.update({id(lock): _LOCKS[type(lock)]() for lock in locks if id(lock) not in memo})
+    return _isolated(value, memo)
+
+
+def _isolated(value: Any, memo: dict[int, Any]) -> Any:
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, FunctionType):
@@ -120,23 +147,64 @@ def isolated(value: Any, memo: dict[int, Any]) -> Any:
         cells = tuple(CellType() for _ in value.__closure__ or ())
         new = FunctionType(value.__code__, world, value.__name__, None, cells or None)
         memo[id(value)] = new  # before its cells are filled: a function may hold itself
-        world.update({name: isolated(held, memo) for name, held in named.items()})
+        world.update({name: _isolated(held, memo) for name, held in named.items()})
         for cell, old in zip(cells, value.__closure__ or (), strict=True):
             if not _is_empty(old):
-                cell.cell_contents = isolated(old.cell_contents, memo)
+                cell.cell_contents = _isolated(old.cell_contents, memo)
         new.__defaults__, new.__kwdefaults__ = copy.deepcopy((value.__defaults__, value.__kwdefaults__), memo)
         return new
     if isinstance(value, MethodType):
-        return MethodType(isolated(value.__func__, memo), copy.deepcopy(value.__self__, memo))
+        return MethodType(_isolated(value.__func__, memo), copy.deepcopy(value.__self__, memo))
     if isinstance(value, BuiltinMethodType) and not isinstance(value.__self__, (ModuleType, type(None))):
         return getattr(copy.deepcopy(value.__self__, memo), value.__name__)
     if isinstance(value, partial):
         return partial(
-            isolated(value.func, memo),
+            _isolated(value.func, memo),
             *copy.deepcopy(value.args, memo),
             **copy.deepcopy(value.keywords, memo),
         )
     return value if isinstance(value, ModuleType) else copy.deepcopy(value, memo)
+
+
+def held_by(function: Any, known: Container[int] = ()) -> Iterator[Any]:
+    """A function and all that it holds, and that this holds, but for what is inside tensors and what has one of the ids."""
+    # Globals are followed in the file of the function: functions of packages hold nothing of a run.
+    plain = isinstance(function, (FunctionType, MethodType, partial))
+    start = function if plain else type(function).__call__
+    world = getattr(function_of(start), "__globals__", None)
+    seen: set[int] = set()
+    waiting: list[Any] = [function, start]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or id(value) in known:
+            continue
+        seen.add(id(value))
+        yield value
+        if not isinstance(value, Tensor):
+            waiting += _parts(value, world)
+
+
+def function_of(hook: Any) -> Any:
+    """The function of a hook, without what is bound to it."""
+    return function_of(hook.func) if isinstance(hook, partial) else getattr(hook, "__func__", hook)
+
+
+def _parts(value: Any, world: Any) -> Iterator[Any]:
+    """What a function, a container or an object holds; of functions with the globals `world`, those that they name."""
+    if isinstance(value, FunctionType):
+        yield from (value.__defaults__, value.__kwdefaults__)
+        yield from named_globals(value).values() if value.__globals__ is world else ()
+        yield from (cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell))
+    elif isinstance(value, (MethodType, BuiltinMethodType)):
+        yield from (value.__self__, getattr(value, "__func__", None))
+    elif isinstance(value, partial):
+        yield from (value.func, value.args, value.keywords)
+    elif isinstance(value, Mapping):
+        yield from (*value.keys(), *value.values())
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        yield from value
+    elif not isinstance(value, (ModuleType, type)):
+        yield from getattr(value, "__dict__", {}).values()
 
 
 def named_globals(function: FunctionType) -> dict[str, Any]:

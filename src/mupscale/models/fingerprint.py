@@ -29,14 +29,14 @@ _DIGITS = 16
 """64 bits: two classes of one model do not collide by chance."""
 
 
-def code_of(*models: nn.Module) -> dict[str, str]:
+def code_fingerprint(*models: nn.Module) -> dict[str, str]:
     """Class -> digest, for every class in the models.
 
     >>> class Net(nn.Sequential):
     ...     def forward(self, x):
     ...         return super().forward(x).relu()
-    >>> found = code_of(Net(nn.Linear(2, 2)))
-    >>> [*found], found["Linear"].partition(":")[2], found["Net"] != code_of(nn.Sequential())["Sequential"]
+    >>> found = code_fingerprint(Net(nn.Linear(2, 2)))
+    >>> [*found], found["Linear"].partition(":")[2], found["Net"] != code_fingerprint(nn.Sequential())["Sequential"]
     (['Net', 'Linear'], 'torch.nn.modules.linear.Linear', True)
     """
     parts: dict[type, bytes] = {}
@@ -53,8 +53,8 @@ def code_of(*models: nn.Module) -> dict[str, str]:
             (owner for owner in kind.__mro__ if owner.__module__.startswith("torch.nn.modules")), kind
         )
         digest = hashlib.sha256(b"".join(parts[owner] for owner in own)).hexdigest()[:_DIGITS]
-        name, told = (own[0], digest) if own else (stock, f"{stock.__module__}.{stock.__qualname__}")
-        found.setdefault(name.__qualname__, set()).add(told)
+        name, identity = (own[0], digest) if own else (stock, f"{stock.__module__}.{stock.__qualname__}")
+        found.setdefault(name.__qualname__, set()).add(identity)
     return {name: f"{_PYTHON}:{'+'.join(sorted(digests))}" for name, digests in found.items()}
 
 
@@ -63,7 +63,7 @@ def changed_code(known: Mapping[str, str], *models: nn.Module) -> str:
 
     A class that has only another name is the same. Digests of another Python are not compared.
 
-    >>> known = code_of(nn.Tanh())
+    >>> known = code_fingerprint(nn.Tanh())
     >>> changed_code(known, nn.Tanh()), changed_code({}, nn.ReLU()), changed_code({"Tanh": "cpython-36:1a"}, nn.ReLU())
     ('', '', '')
     >>> "Tanh" in changed_code(known, nn.ReLU()) and "ReLU" in changed_code(known, nn.ReLU())
@@ -71,7 +71,7 @@ def changed_code(known: Mapping[str, str], *models: nn.Module) -> str:
     """
     if {digest.partition(":")[0] for digest in known.values()} != {_PYTHON}:
         return ""
-    found = code_of(*models)
+    found = code_fingerprint(*models)
     then, now = (
         ", ".join(f"{name} ({digest})" for name, digest in one.items() if digest not in other.values())
         or "nothing else"

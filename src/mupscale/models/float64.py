@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -86,8 +86,28 @@ class lifted_casts(TorchFunctionMode):  # noqa: N801 - a context manager, used l
             self._inside.enter_context(
                 torch.device("cpu")
             )  # before the default device, which may be that one
+        self._inside.enter_context(self._in_backward())
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
+
+    @contextmanager
+    def _in_backward(self) -> Iterator[None]:
+        """Lift casts in a backward too: checkpoints compute their forward again in it, and torch calls it outside of modes."""
+        autograd: Any = torch.autograd
+        run_backward = autograd._engine_run_backward
+
+        def lifted(*args: Any, **named: Any) -> Any:
+            TorchFunctionMode.__enter__(self)  # type: ignore[no-untyped-call]
+            try:
+                return run_backward(*args, **named)
+            finally:
+                TorchFunctionMode.__exit__(self, None, None, None)  # type: ignore[no-untyped-call]
+
+        autograd._engine_run_backward = lifted
+        try:
+            yield
+        finally:
+            autograd._engine_run_backward = run_backward
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import Fault, MupscaleError, raise_faults
 from ..models.build import Make
 from ..models.dropout import without_dropout
-from ..models.fingerprint import code_of
+from ..models.fingerprint import code_fingerprint
 from ..models.float64 import lifted_casts, prepare
 from ..models.names import named_tensors
 from ..plans.direction import Direction
@@ -62,14 +62,14 @@ def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Plan:
         with without_dropout(*pair) as observed:
             plan = _found(*pair, name, order, values, loss)
             check_asleep(*pair, plan, loss, "order")
-            modes = measured_modes(lambda: deviation(*pair, plan, loss), *pair)
+            modes = measured_modes(lambda: deviation(*pair, plan, loss), loss, *pair)
             wake_(pair[1], plan)
             check_woken(*pair, plan, loss, "order")
     return replace(
         plan,
         needs=plan.needs | observed.needs | mode_needs(modes),
         proof="loss",
-        code=code_of(*models),
+        code=code_fingerprint(*models),
     )
 
 

@@ -16,11 +16,11 @@ from torch import nn
 from ..arguments import shown, wrong_function
 from ..errors import Fault, MupscaleError, raise_faults
 from ..models.build import Make, build
-from ..models.dropout import dropout_of_modules, without_dropout
+from ..models.dropout import without_dropout
 from ..models.example_loss import ExampleInputs, Projection, refuse_unreached
-from ..models.fingerprint import code_of
+from ..models.fingerprint import code_fingerprint
 from ..models.float64 import lifted_casts, prepare
-from ..models.kinds import KNOWN_NORMS
+from ..models.kinds import KNOWN_NORMS, is_norm
 from ..models.names import pattern_of
 from ..models.need import REACHED, Need
 from ..plans.plan import Plan, Proof
@@ -32,19 +32,12 @@ from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .deeper import Orders, deeper_plan, missing_order
 from .draft import Draft, draft
 from .facts.decided import why_undecided
-from .facts.modules import leaking_pads
-from .facts.padded_norms import is_norm, padded_norms, streams_by_size, unpaddable, with_streams
+from .facts.modules import dropout_of_modules, leaking_pads, row_of
+from .facts.padded_norms import padded_norms, streams_by_size, unpaddable, with_streams
 from .facts.unwritten import reading_faults
 from .knobs import copies, layout_knobs
 from .search.search import Found, search
 
-# Modules without parameters that read channels in a special order: neighbours (local response), blocks
-# (shuffles, GLU halves) or all together (softmax). Plain copies are wrong for some of them, and shapes do not
-# show for which.
-_MIXES_CHANNELS = (
-    nn.LocalResponseNorm, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.Unflatten,
-    nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.GLU,
-)  # fmt: skip
 _MEASURE = "pass loss= or example_inputs=, and the gradient identity decides"
 
 
@@ -171,14 +164,16 @@ def find_plan(
         with without_dropout(*pair) as observed:
             found = search(made, *pair, loss, seconds)
             # The wide model holds the plan that was found: it was tried last.
-            modes = measured_modes(lambda: deviation(*pair, found.plan, loss), *pair) if both_modes else {}
+            modes = (
+                measured_modes(lambda: deviation(*pair, found.plan, loss), loss, *pair) if both_modes else {}
+            )
     plan = replace(found.plan, needs=found.plan.needs | observed.needs | mode_needs(modes))
     return replace(found, plan=proved_by(plan, loss, found.unreached, *models), modes=modes)
 
 
 def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...], *models: nn.Module) -> Plan:
     """The plan after its gradients were measured on two models; raises if example inputs leave a growing tensor out."""
-    plan = replace(plan, code=code_of(*models))
+    plan = replace(plan, code=code_fingerprint(*models))
     growing = {name for entry in plan.tensors.values() if entry.grows for name in entry.sources}
     if isinstance(loss, Projection):
         refuse_unreached(unreached, growing)
@@ -244,7 +239,7 @@ def _undecided(made: Draft) -> list[Fault]:
         faults.append(Fault("plan.tied_readout", f"{name} = {reader}", what, _MEASURE))
     faults += reading_faults(made, _MEASURE)
     for path, module in made.models[0].named_modules():
-        if isinstance(module, _MIXES_CHANNELS):
+        if row_of(module).features == "mixed":
             what = f"{type(module).__name__} mixes channels in a way that shapes do not show"
             faults.append(Fault("plan.mixes_channels", path, what, _MEASURE))
     faults += _undecided_pads(made)

@@ -59,7 +59,7 @@ class Plan:
     """What showed that the plan is exact for the models' code. It says how the plan was made, not what it does, so it is
     not part of its identity."""
     code: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """The fingerprint of the code that it was measured on, by class (`code_of`); empty if it was not. Stored by `to_json`, and
+    """The fingerprint of the code that it was measured on, by class (`code_fingerprint`); empty if it was not. Stored by `to_json`, and
     part of neither the plan's identity nor that of a job."""
 
     later: bool = field(default=False, compare=False, repr=False)

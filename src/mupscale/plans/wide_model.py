@@ -1,7 +1,8 @@
 """The one way to make a wide model: proofs, the search, chosen noise and growing itself all fill models here.
 
 A filled model has everything of the other end of a plan: weights and buffers, which of them train, ties, the hooks of
-gradients, the modes of modules, and settings that are no tensors. Tensors are made in new memory, on the devices and in the dtypes of the source, so a model may be built on the meta device. The search fills one
+gradients, the modes of modules, gradient checkpointing, and settings that are no tensors. Tensors are made in new memory, on
+the devices and in the dtypes of the source, so a model may be built on the meta device. The search fills one
 model hundreds of times: `in_place` writes into the tensors that are there.
 """
 
@@ -11,11 +12,13 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..errors import MupscaleError
+from ..models.class_code import code_of, of_library
 from ..models.clone import rebind_
 from ..models.names import module_paths, named_tensors, unique_tensors, unwrap
-from .attributes import carry_attributes_, compare_attributes
+from .attributes import CHECKPOINT, CHECKPOINTING, carry_attributes_, compare_attributes
 from .block_order import base_path, moved_blocks
 from .direction import Direction
 from .gradient_hooks import carry_hooks_
@@ -59,6 +62,7 @@ def fill_model_(
             carry_hooks_(inner, outer, direction, renewed)
         if settings:
             carry_attributes_(inner, compare_attributes(outer, inner, plan))
+            _carry_checkpointing_(inner, outer, plan)
     _copy_modes_(inner, outer, plan)
     return model
 
@@ -88,11 +92,10 @@ def _new(name: str, kind: str, old: Tensor, tensors: Mapping[str, Tensor], direc
     else:
         out = torch.empty(old.shape, dtype=old.dtype, device=place) if like is None else None
         value = direction.tensor(tensors, name, out=out)
-    if kind == "buffer":
-        return value
-    parameter = nn.Parameter(value, requires_grad=_trains(name, tensors, direction))
-    parameter.__dict__.update(old.__dict__)
-    return parameter
+    if kind == "parameter":
+        value = nn.Parameter(value, requires_grad=_trains(name, tensors, direction))
+    value.__dict__.update(old.__dict__)
+    return value
 
 
 def _trains(name: str, tensors: Mapping[str, Tensor], direction: Direction) -> bool:
@@ -118,3 +121,21 @@ def _copy_modes_(model: nn.Module, source: nn.Module, plan: Plan | None) -> None
     for path, module in module_paths(model):
         origin = base_path(path, moved)
         module.training = source.training if origin is None else modes.get(origin, module.training)
+
+
+def _carry_checkpointing_(model: nn.Module, source: nn.Module, plan: Plan | None) -> None:
+    """Switch on the gradient checkpointing of transformers where the source has it: a flag, and the function that it calls.
+
+    A function of the user's own may hold the source, so it is not shared. A flag that `__init__` takes is the factory's.
+    """
+    modules = dict(module_paths(source))
+    alike = {type(module): module for module in modules.values()}
+    moved = {} if plan is None else moved_blocks(plan)
+    for path, module in module_paths(model):
+        origin = base_path(path, moved)
+        found = alike.get(type(module)) if origin is None else modules.get(origin)
+        held = {} if found is None else vars(found)
+        if not held.get(CHECKPOINTING) or CHECKPOINTING in code_of(type(module)).settings:
+            continue
+        if of_library(held.get(CHECKPOINT, checkpoint)):
+            vars(module).update({key: held[key] for key in (CHECKPOINTING, CHECKPOINT) if key in held})

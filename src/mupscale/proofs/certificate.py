@@ -6,15 +6,14 @@ It prints as a table and is saved as JSON. It measures nothing itself; `compare.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import Fault, MupscaleError
 from ..tensors.differences import curve_gap
 from ..text import columns
-from .modes import UNMEASURED
+from .modes import Modes
 from .rounding import COARSE
 
 
@@ -48,7 +47,7 @@ class TensorProof:
 
 
 FailureKind = Literal[
-    "loss", "gradient", "weight", "buffer", "setting", "batch", "clipping", "nothing_tested"
+    "loss", "gradient", "weight", "buffer", "setting", "batch", "clipping", "nothing_tested", "unrecorded"
 ]  # fmt: skip
 
 
@@ -62,9 +61,14 @@ class Failure:
     cause: str
     """What a reader may do about it; empty as long as nobody has looked for it."""
     kind: FailureKind
-    """What deviates, or why nothing was compared: programs decide by it, and not by the words beside it."""
+    """What deviates, or why nothing was compared: programs decide by it, and not by the words beside it. "unrecorded" in
+    pickles of 0.2.0."""
     another_plan: bool = False
     """Whether another plan may cure it, so that searching for one pays."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Read pickles of 0.2.0 too, which have the words alone."""
+        self.__dict__.update({"kind": "unrecorded", "another_plan": False, **state})
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,8 @@ class Certificate:
     """The relative difference of a loss that rounding alone explains; 0 where this was not measured."""
     remarks: tuple[str, ...] = ()
     """What the certificate does not cover, and under which conditions it was measured."""
-    modes: Mapping[str, str] = field(default_factory=dict)
-    """What holds in train and in eval mode: "exact", what deviates, or why it was not measured; empty after a failure."""
+    modes: Modes = field(default_factory=dict)
+    """What holds in train and in eval mode: a kind, what deviates, or why it was not measured; empty after a failure."""
 
     def __post_init__(self) -> None:
         if self.holds and not self.worst <= self.tolerance:
@@ -104,6 +108,10 @@ class Certificate:
                 f"expected at most its tolerance {self.tolerance:.0e}; give it the failure that was measured",
                 code="proof.contradicts_itself",
             )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Read pickles of 0.2.0 too, which do not say in which modes they were measured."""
+        self.__dict__.update({"modes": {}, **state})
 
     @property
     def holds(self) -> bool:
@@ -189,8 +197,8 @@ class Certificate:
             f"(tolerance {self.tolerance:.0e}); the base moved by {self.moved:.1e}"
         )
         # Steps in train mode leave eval mode unmeasured, which changes no training.
-        told = {m: w for m, w in self.modes.items() if m == "train" or not w.startswith(UNMEASURED)}
-        lines += [f"{mode} mode: {what}" for mode, what in told.items() if what != "exact"]
+        shown = {n: m for n, m in self.modes.items() if n == "train" or m.kind != "unmeasured"}
+        lines += [f"{name} mode: {mode}" for name, mode in shown.items() if mode.kind != "exact" or mode.what]
         lines += [*self._explained(), *self.remarks]
         if self.failure is not None:
             f = self.failure

@@ -30,7 +30,7 @@ from .identity import (
     gradients,
     merged,
 )
-from .modes import UNMEASURED, measured_modes
+from .modes import Modes, measured_modes, watched_modes
 from .rounding import COARSE, Rounding
 from .trial import Step, Trial, other_batch, run_step
 
@@ -79,8 +79,8 @@ def compare_losses(trial: Trial, loss: Loss) -> Failure | None:
     )
 
 
-def compare_modes(trial: Trial, loss: Loss, rounding: Callable[[bool], Rounding]) -> dict[str, str]:
-    """What holds in train and in eval mode, as `measured_modes` says it, after `compare_losses` found one of them exact.
+def compare_modes(trial: Trial, loss: Loss, rounding: Callable[[bool], Rounding]) -> Modes:
+    """What holds in train and in eval mode, after `compare_losses` found one of them exact.
 
     `rounding(training)` measures how far the base parts from itself in a mode; it is called where something deviates.
     """
@@ -95,12 +95,7 @@ def compare_modes(trial: Trial, loss: Loss, rounding: Callable[[bool], Rounding]
             failure = compare_losses(again, loss)
         return "" if failure is None else f"{failure.where}: {failure.what}"
 
-    return measured_modes(measure, trial.base.model, trial.wide.model)
-
-
-def mode_of_steps(trial: Trial) -> dict[str, str]:
-    """The same after `compare_steps`: steps run in one mode, which the step function may have set."""
-    return measured_modes(lambda: f"{UNMEASURED}: the steps run in one mode", trial.base.model)
+    return measured_modes(measure, loss, trial.base.model, trial.wide.model)
 
 
 def _same_code(trial: Trial, loss: Loss) -> bool:
@@ -145,7 +140,10 @@ def compare_steps(
         before = {n: local_of(t.detach()).clone() for n, _, t in named_tensors(trial.base.model)}
     for i in range(steps):
         early = _settings_failure(settings(trial), i, changed=i > 0)
-        a, b = run_step(trial.base, step, i), run_step(trial.wide, step, i, trial.disturb)
+        with watched_modes(trial.base.model) as ran:
+            a = run_step(trial.base, step, i)
+        trial.ran |= ran
+        b = run_step(trial.wide, step, i, trial.disturb)
         late = _settings_failure(settings(trial), i, changed=True)
         ranks = gather((a.loss, b.loss, early, late, other_batch(a.inputs, b.inputs)))
         trial.losses.append((fmean(rank[0] for rank in ranks), fmean(rank[1] for rank in ranks)))
@@ -261,7 +259,7 @@ def certificate_of(
     dtype: torch.dtype,
     memory: int,
     remarks: tuple[str, ...] = (),
-    modes: Mapping[str, str] | None = None,
+    modes: Modes | None = None,
 ) -> Certificate:
     """What a trial measured, as a certificate."""
     identity, own = trial.identity or Identity({}, (), {}), trial.rounding

@@ -82,8 +82,9 @@ def keeping_buffers(model: nn.Module) -> Iterator[None]:
     """Restore buffers after the block, because a measurement must not change running statistics.
 
     Frozen parameters too: some models average weights into a frozen copy inside their forward. And numbers and flags that the
-    methods of a user's module write, such as a count of calls.
+    methods of a user's module write, such as a count of calls. And the modes, which a loss may set.
     """
+    modes = [(module, module.training) for module in model.modules()]
     counts = [
         (
             module,
@@ -104,6 +105,8 @@ def keeping_buffers(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        for module, mode in modes:
+            module.training = mode
         for module, values in counts:
             vars(module).update(values)
         for buffers, leaf, buffer in slots:

@@ -49,6 +49,8 @@ class Trial:
         default_factory=lambda: ({}, {})
     )
     """The base's gradients of one loss, and the buffers that it left, where no step was taken."""
+    ran: set[bool] = field(default_factory=set)
+    """The modes in which steps ran the base: whether it was training."""
     disturb: Callable[[Optimizer], None] | None = None
     """Called with every optimizer of the wide run before it steps, after its gradients were recorded."""
 

@@ -32,30 +32,4 @@ if TYPE_CHECKING:
     from .units import Units as Units
     from .units import W as W
 
-_NAMES = {
-    "W": ("rules.units", ""),
-    "G": ("rules.units", ""),
-    "FILLED": ("rules.units", ""),
-    "NEUTRAL": ("rules.units", ""),
-    "ROWS": ("rules.units", ""),
-    "COLUMNS": ("rules.units", ""),
-    "SHORT": ("rules.units", ""),
-    "BLOCKS": ("rules.units", ""),
-    "Units": ("rules.units", ""),
-    "Change": ("rules.units", ""),
-    "Scale": ("rules.scale", ""),
-    "Axis": ("rules.axes", ""),
-    "Factor": ("rules.products", ""),
-    "OptimizerRule": ("rules.optimizer_rule", ""),
-    "State": ("rules.optimizer_rule", ""),
-    "Decay": ("rules.optimizer_rule", ""),
-    "DIMENSIONS": ("rules.optimizer_rule", ""),
-    "rule_by": ("rules.optimizer_rule", ""),
-    "declare_neutral": ("rules.optimizer_rule", ""),
-    "register_optimizer": ("rules.optimizers", ""),
-    "rule_for": ("rules.optimizers", ""),
-    "muon_row": ("rules.muon_rows", ""),
-    "check_optimizer": ("training.check.optimizer_row", ""),
-}
-__all__ = [*_NAMES]
-__getattr__ = exported(__name__, _NAMES)
+__getattr__ = exported(__name__)

@@ -150,6 +150,26 @@ class Provenance(Mapping[str, Any]):
         kept = self.growths[:-1] if self.growths and self.growths[-1].plan == plan.hash else ()
         return replace(self, growths=kept, undone=(*self.undone, *reversed(self.growths[len(kept) :])))
 
+    def completed(self, steps: Sequence[tuple[Plan, Plan | None]]) -> Provenance:
+        """The history with the growths that 0.2.0 did not record: those that added no noise, but for the proof of the last.
+
+        `steps` has the plans of all growths, oldest first, each with the plan from the reference to its base.
+        """
+        recorded = {growth.plan: growth for growth in self.growths if growth.plan is not None}
+        known = [plan.hash for plan, _ in steps]
+        unplaced = any(growth.plan is None and {*growth.known} - {"proof"} for growth in self.growths)
+        if not known or known[-1] in recorded or not recorded.keys() <= set(known) or unplaced:
+            return self
+        proof = self.growths[-1].proof if self.growths else {}
+        if self.growths and self.growths[-1].plan is not None:
+            recorded[self.growths[-1].plan] = replace(self.growths[-1], proof={})
+        found = [
+            recorded.get(plan.hash)
+            or Growth(plan=plan.hash, reference=reference_of(since), mupscale=None, torch=None)
+            for plan, since in steps
+        ]
+        return replace(self, growths=(*found[:-1], replace(found[-1], proof=proof)))
+
     def of(self, plan: Plan | None) -> Growth | None:
         """The latest growth by this plan."""
         own = None if plan is None else plan.hash
@@ -165,30 +185,30 @@ class Provenance(Mapping[str, Any]):
 
     def as_json(self) -> dict[str, Any]:
         """The history as plain values, to be saved with the weights; `{}` if there is none."""
-        told = {key: [growth.as_json() for growth in getattr(self, key)] for key in ("growths", "undone")}
-        return {"version": self.version, **told} if self.growths or self.undone else {}
+        history = {key: [growth.as_json() for growth in getattr(self, key)] for key in ("growths", "undone")}
+        return {"version": self.version, **history} if self.growths or self.undone else {}
 
     @staticmethod
-    def from_json(told: Mapping[str, Any]) -> Provenance:
+    def from_json(stored: Mapping[str, Any]) -> Provenance:
         """The history that `as_json` gave, or that of a record of growth; also as 0.2.0 wrote either."""
         with refuse_malformed(_MALFORMED, "growth.malformed_provenance"):
-            if "provenance" in told:
-                return Provenance.from_json(told["provenance"])
-            if "growths" not in told:
-                if told.keys() <= set(_NAMES) and (
-                    "mupscale" in told or isinstance(told.get("added_noise"), (list, tuple))
+            if "provenance" in stored:
+                return Provenance.from_json(stored["provenance"])
+            if "growths" not in stored:
+                if stored.keys() <= set(_NAMES) and (
+                    "mupscale" in stored or isinstance(stored.get("added_noise"), (list, tuple))
                 ):
                     return Provenance(
-                        _stored([told])
+                        _stored([stored])
                     )  # dict(run.provenance): what the latest growth recorded
-                return _of_record(told) if told else Provenance()
-            if told["version"] != VERSION:
+                return _of_record(stored) if stored else Provenance()
+            if stored["version"] != VERSION:
                 raise MupscaleError(
-                    f"this provenance has version {told['version']}, expected {VERSION}; install the mupscale that wrote it, "
+                    f"this provenance has version {stored['version']}, expected {VERSION}; install the mupscale that wrote it, "
                     "or a later one",
                     code="growth.other_provenance_version",
                 )
-            return Provenance(_stored(told["growths"]), _stored(told["undone"]))
+            return Provenance(_stored(stored["growths"]), _stored(stored["undone"]))
 
 
 def _stored(growths: Sequence[Mapping[str, Any]]) -> tuple[Growth, ...]:
@@ -197,48 +217,50 @@ def _stored(growths: Sequence[Mapping[str, Any]]) -> tuple[Growth, ...]:
     return tuple(Growth(**{**unknown, **growth}) for growth in growths)
 
 
-def _of_record(told: Mapping[str, Any]) -> Provenance:
+def _of_record(record: Mapping[str, Any]) -> Provenance:
     """The history in a record of growth: `mupscale.json`, or what runs of 0.2.0 and their checkpoints hold.
 
     Each says of its base what it knows, under `grown_from`.
     """
-    before = Provenance.from_json(told.get("grown_from") or {})
-    plan = told.get("plan")
+    before = Provenance.from_json(record.get("grown_from") or {})
+    plan = record.get("plan")
     first = (
-        told["since_reference"] == plan if "since_reference" in told else "plan_hash" in told and not before
+        record["since_reference"] == plan
+        if "since_reference" in record
+        else "plan_hash" in record and not before
     )
-    noise = {key: value for key, value in (told.get("noise") or {}).items() if key not in ("asked", "auto")}
-    asked, request = (told.get("noise") or {}).get("asked") or {}, told.get("request") or {}
+    noise = {key: value for key, value in (record.get("noise") or {}).items() if key not in ("asked", "auto")}
+    asked, request = (record.get("noise") or {}).get("asked") or {}, record.get("request") or {}
     recipe = json.loads(request["recipe"]) if request.get("recipe") else {}
     entry: dict[str, Any] = {
-        "plan": told.get("plan_hash") or (Plan.of_json(plan).hash if isinstance(plan, Mapping) else plan),
-        "reference": told.get("reference") or (BASE_ITSELF if first else None),
-        "proof": told.get("proof") or ({"by": plan["proof"]} if isinstance(plan, Mapping) else {}),
-        "seed": told.get("seed", request.get("seed")) if noise else None,
+        "plan": record.get("plan_hash") or (Plan.of_json(plan).hash if isinstance(plan, Mapping) else plan),
+        "reference": record.get("reference") or (BASE_ITSELF if first else None),
+        "proof": record.get("proof") or ({"by": plan["proof"]} if isinstance(plan, Mapping) else {}),
+        "seed": record.get("seed", request.get("seed")) if noise else None,
         "noise": noise or None,
-        "added_noise": _doses(told.get("added_noise")),
-        "auto": told.get("auto") or (told.get("noise") or {}).get("auto"),
-        "lr": told.get("lr") or asked.get("lr"),
-        "peak_lr": told.get("peak_lr"),
-        "recipe": told.get("recipe")
+        "added_noise": _doses(record.get("added_noise")),
+        "auto": record.get("auto") or (record.get("noise") or {}).get("auto"),
+        "lr": record.get("lr") or asked.get("lr"),
+        "peak_lr": record.get("peak_lr"),
+        "recipe": record.get("recipe")
         or {key: value for key, value in recipe.items() if key not in _RECIPE_TABLES}
         or None,
-        "loss": told.get("loss") or told.get("losses"),
-        "named": told.get("not_carried") or {},
-        "rounded": told.get("rounded") or {},
-        "loaded": {key: told[key] for key in _LOADED if key in told} or None,
-        "mupscale": told.get("version"),
-        "torch": told.get("torch"),
+        "loss": record.get("loss") or record.get("losses"),
+        "named": record.get("not_carried") or {},
+        "rounded": record.get("rounded") or {},
+        "loaded": {key: record[key] for key in _LOADED if key in record} or None,
+        "mupscale": record.get("version"),
+        "torch": record.get("torch"),
     }
     return before.grown(Growth(**entry)) if any(entry.values()) else before
 
 
-def _doses(told: Mapping[str, Any] | None) -> tuple[dict[str, Any], ...]:
+def _doses(dose: Mapping[str, Any] | None) -> tuple[dict[str, Any], ...]:
     """The doses of 0.2.0, each of which held the run that it was added to."""
-    if not told:
+    if not dose:
         return ()
-    earlier = _doses(told["added_to"].get("added_noise"))
-    return (*earlier, {key: value for key, value in told.items() if key != "added_to"})
+    earlier = _doses(dose["added_to"].get("added_noise"))
+    return (*earlier, {key: value for key, value in dose.items() if key != "added_to"})
 
 
 def _frozen(value: Any) -> Any:

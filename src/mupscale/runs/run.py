@@ -64,9 +64,7 @@ class Run:
             "plan": plan,
             "since": since,
             "earlier": tuple(earlier),
-            "provenance": provenance
-            if isinstance(provenance, Provenance)
-            else Provenance.from_json(provenance or {}),
+            "provenance": _history({} if provenance is None else provenance, (*earlier, (plan, since))),
         }
         faults = wrong_kind("model", model, nn.Module, "pass the module that is trained")
         for i, optimizer in enumerate(_several(optimizers)):
@@ -83,8 +81,8 @@ class Run:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Read pickles of 0.2.0 too, whose provenance is a dict."""
         self.__dict__.update(state)
-        if not isinstance(self.provenance, Provenance):
-            object.__setattr__(self, "provenance", Provenance.from_json(self.provenance))  # type: ignore[unreachable]
+        history = _history(self.provenance, (*self.earlier, (self.plan, self.since)))
+        object.__setattr__(self, "provenance", history)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -145,6 +143,17 @@ def model_of(since: Since, model: nn.Module | None, call: str) -> nn.Module:
             code="run.model_missing",
         )
     return model
+
+
+def _history(
+    given: Provenance | Mapping[str, Any], stages: Sequence[tuple[Plan | None, Plan | None]]
+) -> Provenance:
+    """The provenance of a run; of what 0.2.0 stored, with the growths that only `plan`, `since` and `earlier` show."""
+    if isinstance(given, Provenance):
+        return given
+    before = [None, *(since for _, since in stages)]
+    steps = [(plan, since) for (plan, _), since in zip(stages, before, strict=False) if plan is not None]
+    return Provenance.from_json(given).completed(steps if given else ())
 
 
 def _only(word: str, parts: tuple[Any, ...]) -> Any:

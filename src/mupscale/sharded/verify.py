@@ -24,8 +24,9 @@ from ..models.names import named_tensors
 from ..plans.ends import check_end
 from ..plans.plan import Plan
 from ..proofs.certificate import Certificate
-from ..proofs.compare import certificate_of, compare_steps, mode_of_steps, tolerance_of
+from ..proofs.compare import certificate_of, compare_steps, tolerance_of
 from ..proofs.diagnose import suspect
+from ..proofs.modes import mode_of_steps
 from ..proofs.trial import Step, Trial
 from ..rules.optimizer_rule import OptimizerRule
 from ..runs.run import Run
@@ -91,7 +92,7 @@ def verify_sharded(
         need = max(gather(kept.bytes + kept_wide.bytes))
     if failure is not None and not failure.cause:
         failure = suspect(trial, failure)
-    modes = mode_of_steps(trial) if failure is None else {}
+    modes = mode_of_steps(base.model, trial.ran) if failure is None else {}
     return certificate_of(trial, failure, dtype, need, modes=modes)
 
 

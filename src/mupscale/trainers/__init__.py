@@ -7,8 +7,6 @@ from ..lazy import exported
 if TYPE_CHECKING:
     from ..optimizers.schedulers import load_scheduler_ as load_scheduler_
     from ..training.grow.state_dicts import groups_for as groups_for
-    from ..training.grow.state_dicts import narrow_optimizer_state_dict as narrow_optimizer_state_dict
-    from ..training.grow.state_dicts import narrow_state_dict as narrow_state_dict
     from .huggingface import HuggingFaceCallback as HuggingFaceCallback
     from .lightning import LightningCallback as LightningCallback
     from .lightning_file import widen_lightning_checkpoint as widen_lightning_checkpoint
@@ -21,22 +19,4 @@ if TYPE_CHECKING:
     from .universal_file import load_universal_ as load_universal_
     from .universal_file import universal_groups as universal_groups
 
-_NAMES = {
-    "HuggingFaceCallback": ("trainers.huggingface", "hf"),
-    "LightningCallback": ("trainers.lightning", "lightning"),
-    "GrowingCheckpointManager": ("trainers.torchtitan", ""),
-    "titan_plan": ("trainers.titan_layouts", ""),
-    "widen_lightning_checkpoint": ("trainers.lightning_file", ""),
-    "grow_universal_checkpoint": ("trainers.universal_file", ""),
-    "grow_megatron_checkpoint": ("trainers.megatron_file", ""),
-    "megatron_overrides": ("trainers.megatron_file", ""),
-    "megatron_layouts": ("trainers.megatron_file", ""),
-    "load_universal_": ("trainers.universal_file", ""),
-    "universal_groups": ("trainers.universal_file", ""),
-    "groups_for": ("training.grow.state_dicts", ""),
-    "load_scheduler_": ("optimizers.schedulers", ""),
-    "narrow_state_dict": ("training.grow.state_dicts", ""),
-    "narrow_optimizer_state_dict": ("training.grow.state_dicts", ""),
-}
-__all__ = [*_NAMES]
-__getattr__ = exported(__name__, _NAMES)
+__getattr__ = exported(__name__, {"HuggingFaceCallback": "hf", "LightningCallback": "lightning"})

@@ -8,6 +8,4 @@ if _typing.TYPE_CHECKING:
     from .proxy import Proxy as Proxy
     from .settings import Settings as Settings
 
-_NAMES = {"Settings": ("tuning.settings", "tune"), "Proxy": ("tuning.proxy", "tune")}
-__all__ = [*_NAMES]
-__getattr__ = _exported(__name__, _NAMES)
+__getattr__ = _exported(__name__, {"Settings": "tune", "Proxy": "tune"})

@@ -26,6 +26,7 @@ from torch import nn
 from ...errors import Fault
 from ...models.attempts import attempted
 from ...models.calls import Call, Trace
+from ...models.kinds import is_batch_norm, is_norm
 from ..draft import Draft, Entry
 
 Place = tuple[str, int]
@@ -60,7 +61,7 @@ def padded_norms(draft: Draft) -> dict[str, str]:
     """Path of every norm over a space that gets zeros -> the name of its gain."""
     found: dict[str, str] = {}
     for entry in draft.entries.values():
-        if is_norm(entry.module[0]) and entry.kind == "parameter" and len(entry.base_shape) == 1:
+        if _averages(entry.module[0]) and entry.kind == "parameter" and len(entry.base_shape) == 1:
             path, _, leaf = entry.name.rpartition(".")
             if draft.padded(entry, 0) and (leaf == "weight" or path not in found):
                 found[path] = entry.name
@@ -167,7 +168,11 @@ def unpaddable(draft: Draft) -> list[Fault]:
     faults: dict[str, Fault] = {}
     for entry in draft.entries.values():
         path, module = entry.name.rpartition(".")[0], entry.module[0]
-        if is_norm(module) and any(draft.padded(entry, d) for d in entry.growing) and subtracts_mean(module):
+        if (
+            _averages(module)
+            and any(draft.padded(entry, d) for d in entry.growing)
+            and subtracts_mean(module)
+        ):
             sizes = entry.base_shape[entry.growing[-1]], entry.wide_shape[entry.growing[-1]]
             faults.setdefault(path, centred_fault(path, type(module).__name__, *sizes))
     wide = dict(draft.models[1].named_modules())
@@ -289,16 +294,14 @@ def _returns_its_input(call: Call) -> bool:
     return not call.name.endswith("_") and any(out is given for out in call.outputs for given in call.inputs)
 
 
-def is_norm(module: nn.Module) -> bool:
+def _averages(norm: nn.Module) -> bool:
     """True for norms that average over channels; a batch norm takes each channel by itself."""
-    batch = isinstance(module, nn.modules.batchnorm._NormBase)
-    return "norm" in type(module).__name__.lower() and not batch
+    return is_norm(norm) and not is_batch_norm(norm)
 
 
 def _scales_channels(entry: Entry) -> bool:
     """True for the gain and the running variance of a batch norm."""
-    batch = isinstance(entry.module[0], nn.modules.batchnorm._NormBase)
-    return batch and entry.name.rpartition(".")[2] in ("weight", "running_var")
+    return is_batch_norm(entry.module[0]) and entry.name.rpartition(".")[2] in ("weight", "running_var")
 
 
 def _same_size(draft: Draft, place: Place, norm: Entry) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -30,6 +30,7 @@ from ...models.need import Need
 from ...plans.plan import Plan
 from ...plans.tensor_plan import Powers
 from ...proofs.identity import Loss
+from ...proofs.modes import Modes
 from ..draft import Draft
 from ..facts.padded_norms import streams, unpaddable, with_streams
 from ..knobs import Knob, Setting
@@ -76,8 +77,8 @@ class Found:
     """Trainable tensors whose gradient is exactly zero or absent, which the identity does not test."""
     powers: Powers = field(default_factory=dict)
     """Folds that depend on how much of an axis is filled."""
-    modes: Mapping[str, str] = field(default_factory=dict)
-    """What was measured in train and in eval mode, as `measured_modes` says it; empty where only one was asked for."""
+    modes: Modes = field(default_factory=dict)
+    """What holds in train and in eval mode; empty where only one was asked for."""
 
 
 @dataclass

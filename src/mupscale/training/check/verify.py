@@ -34,11 +34,11 @@ from ...proofs.compare import (
     compare_losses,
     compare_modes,
     compare_steps,
-    mode_of_steps,
     tolerance_of,
 )
 from ...proofs.diagnose import diagnose
 from ...proofs.identity import Loss
+from ...proofs.modes import Modes, mode_of_steps
 from ...proofs.observed import observed
 from ...proofs.rounding import COARSE, Rounding
 from ...proofs.step_loss import loss_of
@@ -216,10 +216,10 @@ class _Measuring:
             failure = Failure(len(trial.losses) - 1, "all tensors", what, CLIPPING, "clipping")
         return trial, failure
 
-    def modes(self, trial: Trial) -> dict[str, str]:
+    def modes(self, trial: Trial) -> Modes:
         """What holds in train and in eval mode, after one of them was found exact."""
         if self.step is not None:
-            return mode_of_steps(trial)
+            return mode_of_steps(trial.base.model, trial.ran)
         assert self.loss is not None
         with self._without_dropout(trial):
             return compare_modes(trial, self.loss, self._rounding)

@@ -7,7 +7,9 @@ in the provenance and nowhere else.
 |---|---|
 | gradients of micro-batches that were not stepped yet | carried |
 | hooks on gradients of parameters | carried, or refused (`plans/gradient_hooks.py`) |
-| state of modules: counters, dicts, generators | carried (`plans/attributes.py`) |
+| state of modules: counters, dicts, arrays, generators; marks of parameters | carried (`plans/attributes.py`) |
+| state as long as the width in a tensor that is no buffer | measured by the proof, named; refused without one |
+| gradient checkpointing of transformers | carried; named if its function is the user's own |
 | settings that the factory of the wide model sets | the factory's, warned of |
 | hooks and patched methods of modules | measured by the proof, named; warned of without one |
 | step hooks and patched methods of optimizers | warned of |
@@ -28,7 +30,7 @@ from ...models.class_code import of_library
 from ...models.clone import hooks_of
 from ...models.names import named_tensors
 from ...optimizers.schedulers import driven_by
-from ...plans.attributes import both_values, compare_attributes
+from ...plans.attributes import CHECKPOINTING, both_values, compare_attributes
 from ...plans.direction import Direction
 from ...plans.tensor_plan import TensorPlan
 from ...rules.axes import Axis
@@ -58,6 +60,9 @@ def hand_over_(
     """
     rows = list(_attributes(base.model, wide.model, direction, "worst" in proof))
     rows += _carry_gradients_(base, wide, direction)
+    if _checkpointed(base.model) and not _checkpointed(wide.model):
+        what = "on in the base and off in the wide model, which changes memory and speed alone"
+        rows.append(Left(CHECKPOINTING, what, False))
     for number, optimizer in enumerate(base.optimizers):
         where = "optimizer" if len(base.optimizers) == 1 else f"optimizers[{number}]"
         rows += _of_optimizer(where, optimizer, base, new_rate)
@@ -67,11 +72,17 @@ def hand_over_(
             f"training changes by what the wide run does not have from the base{''.join(lines)}", stacklevel=3
         )
     gradients = sum(p.grad is not None for p in wide.model.parameters())
+    checkpoints = _checkpointed(wide.model) if _checkpointed(base.model) else 0
     counts = {name: sum(map(len, hooks_of(tensor))) for name, _, tensor in named_tensors(wide.model)}
     hooks = {f"{name}.hooks": count for name, count in counts.items() if count}
     return {
         "proof": {key: value for key, value in proof.items() if key != "carried"},
-        "carried": {**proof.get("carried", {}), **({"gradients": gradients} if gradients else {}), **hooks},
+        "carried": {
+            **proof.get("carried", {}),
+            **({"gradients": gradients} if gradients else {}),
+            **({CHECKPOINTING: checkpoints} if checkpoints else {}),
+            **hooks,
+        },
         "named": {row.where: row.what for row in rows},
     }
 
@@ -106,6 +117,11 @@ def _sparse(value: Tensor, like: Tensor, direction: Direction, entry: TensorPlan
     return torch.sparse_coo_tensor(
         value.indices(), made, like.shape, is_coalesced=True, check_invariants=False
     )
+
+
+def _checkpointed(model: nn.Module) -> int:
+    """How many modules compute their forward again in the backward, by the flag of transformers."""
+    return sum(bool(vars(module).get(CHECKPOINTING)) for module in model.modules())
 
 
 def step_hooks(optimizer: Optimizer) -> int:

@@ -10,17 +10,16 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...errors import Fault, NotExact, Undecided, raise_faults
-from ...models.clone import copied
+from ...errors import Fault, MupscaleError, NotExact, Undecided, raise_faults
+from ...models.clone import copied, unhooked
 from ...models.device_map import refuse_other_device_map
 from ...models.dropout import without_dropout
 from ...models.fingerprint import changed_code
@@ -39,13 +38,14 @@ from ...plans.attributes import (
 )
 from ...plans.direction import Direction
 from ...plans.ends import check_end, expect_plan
+from ...plans.gradient_hooks import has_hooks, refuse_hooks
 from ...plans.plan import Plan
 from ...plans.wide_model import fill_model_
 from ...proofs.certificate import Certificate, Failure
 from ...proofs.compare import certificate_of, compare_losses, compare_modes, tolerance_of
 from ...proofs.diagnose import diagnose
 from ...proofs.identity import Loss
-from ...proofs.modes import mode_needs
+from ...proofs.modes import Modes, mode_needs
 from ...proofs.rounding import COARSE, Rounding
 from ...proofs.trial import Trial
 from ...proofs.twin import rounding_of_loss
@@ -74,6 +74,7 @@ def proved_plan(
         expect_plan(plan)
         check_end(plan, base, "base")
         check_end(plan, built, "wide")
+    _refuse_hooks(unwrap(base), unwrap(built), plan)
     # Without a proof nothing shows whether the wide model's own settings are meant.
     differences = [] if unproved else compare_attributes(base, built, plan)
     carry_attributes_(built, differences)
@@ -102,6 +103,16 @@ def proved_plan(
     for need in (need for need in sorted(chosen.needs) if need.kind in ("dropout", "unreached", "eval mode")):
         warnings.warn(f"growing is exact with {need}", stacklevel=3)
     return chosen, record
+
+
+def _refuse_hooks(base: nn.Module, built: nn.Module, plan: Plan | None) -> None:
+    """Raise for hooks on gradients that cannot be carried, before a proof that may take minutes."""
+    if has_hooks(base):
+        likely = plan
+        if plan is None:
+            with suppress(MupscaleError):  # what shapes leave open is searched for later
+                likely = infer_plan(base, built)
+        refuse_hooks(base, built, likely, sure=plan is not None)
 
 
 def _with_differences(error: NotExact, differences: list[Difference]) -> NotExact:
@@ -215,7 +226,7 @@ class _Pair:
 
     def measure(self) -> Certificate:
         """Compare gradients; judge a deviation, and what low precision hides, by the base's own rounding."""
-        with lifted_casts(self.base) if self.small else nullcontext():
+        with lifted_casts(self.base) if self.small else unhooked(self.base):
             trial = self._trial()
             if trial.tolerance > COARSE:
                 trial.rounding = self._rounding()
@@ -234,8 +245,8 @@ class _Pair:
         if self.small:
             base, wide = prepare(unwrap(self.base), unwrap(self.built))
         else:
-            base, wide = self.base, copied(self.built)
-        fill_model_(wide, base, Direction(self.plan), in_place=self.small)
+            base, wide = self.base, copied(self.built, hooks=False)
+        fill_model_(wide, base, Direction(self.plan), hooks=False, in_place=self.small)
         return Trial(Run(base), Run(wide), self.plan, tolerance_of(self.dtype, None))
 
     def _compare(self, trial: Trial) -> Failure | None:
@@ -244,7 +255,7 @@ class _Pair:
         self.needs = off.needs
         return failure
 
-    def _modes(self, trial: Trial) -> dict[str, str]:
+    def _modes(self, trial: Trial) -> Modes:
         with without_dropout(trial.base.model, trial.wide.model) as off:
             modes = compare_modes(trial, self.loss, self._rounding)
         self.needs |= off.needs | mode_needs(modes)
@@ -256,9 +267,10 @@ class _Pair:
 
     def _copy(self, training: bool | None) -> Run:
         base = unwrap(self.base)
-        model = prepare(base, unwrap(self.built))[0] if self.small else copied(base)
+        model = prepare(base, unwrap(self.built))[0] if self.small else copied(base, hooks=False)
         return Run(model if training is None else model.train(training))
 
 
-def _record(plan: Plan, dtype: str, worst: float, trials: int, modes: Mapping[str, str]) -> dict[str, Any]:
-    return {"by": plan.proof, "dtype": dtype, "worst": worst, "trials": trials, "modes": dict(modes)}
+def _record(plan: Plan, dtype: str, worst: float, trials: int, modes: Modes) -> dict[str, Any]:
+    known = {name: asdict(mode) for name, mode in modes.items()}
+    return {"by": plan.proof, "dtype": dtype, "worst": worst, "trials": trials, "modes": known}

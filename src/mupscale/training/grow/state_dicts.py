@@ -1,4 +1,4 @@
-"""Widen and narrow the state dicts of models and optimizers, for training loops without a `Run`.
+"""Widen the state dicts of models and optimizers, for training loops without a `Run`.
 
 Optimizer state dicts may be keyed by name (as torch.distributed.checkpoint keys them) or by position.
 In the second case the groups must have `param_names`, or the names must be given.
@@ -44,17 +44,6 @@ def widen_state_dict(state: Mapping[str, Tensor], plan: Plan, *, unproved: bool 
     direction = Direction(plan)
     expect_proved(plan, unproved)
     return carry_tensors(state, direction)
-
-
-def narrow_state_dict(state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
-    """Narrow a model's state dict by averaging copies: the inverse of `widen_state_dict`.
-
-    >>> from mupscale import plan_between
-    >>> plan, state = plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(2, 2).state_dict()
-    >>> bool((narrow_state_dict(widen_state_dict(state, plan), plan)["weight"] == state["weight"]).all())
-    True
-    """
-    return carry_tensors(state, Direction(plan, back=True))
 
 
 def carry_tensors(
@@ -143,28 +132,23 @@ def widen_optimizer_state_dict(
     """
     direction = Direction(plan)
     expect_proved(plan, unproved)
-    return _carry(state, direction, optimizer_class, names, keep_initial_lr, rules)
-
-
-def narrow_optimizer_state_dict(
-    state: Mapping[str, Any],
-    plan: Plan,
-    optimizer_class: type,
-    *,
-    names: Sequence[str] | None = None,
-    keep_initial_lr: bool = False,
-    rules: Mapping[str, OptimizerRule] | None = None,
-) -> dict[str, Any]:
-    """Narrow an optimizer's state dict: the inverse of `widen_optimizer_state_dict`.
-
-    >>> import torch
-    >>> from mupscale import plan_between
-    >>> plan, wide = plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(4, 4)
-    >>> state = torch.optim.AdamW([("weight", wide.weight)], lr=0.05).state_dict()
-    >>> narrow_optimizer_state_dict(state, plan, torch.optim.AdamW)["param_groups"][0]["lr"]
-    0.1
-    """
-    return _carry(state, Direction(plan, back=True), optimizer_class, names, keep_initial_lr, rules)
+    faults = wrong_kind("state", state, Mapping, "write optimizer.state_dict()")
+    faults += [*expect_class(optimizer_class), *([] if names is None else wrong_list("names", names))]
+    others = [key for key in state if key not in ("state", "param_groups")] if not faults else []
+    what, remedy = "its units are not known", "remove it from the state dict and carry it yourself"
+    faults += [
+        Fault("state.unknown_entry", str(key), what, remedy) for key in others if "param_groups" in state
+    ]
+    raise_faults("this optimizer state cannot be carried", faults)
+    named, unread = read_state_dict(
+        state, direction, optimizer_class, rule_for(optimizer_class, rules=rules), names
+    )
+    carried, uncarried = carry_optimizer(named, direction)
+    raise_faults("this optimizer state cannot be widened exactly", unread + uncarried)
+    if not keep_initial_lr:
+        carried = replace(carried, groups=tuple(map(_at_its_rate, carried.groups)))
+    by_name = any(isinstance(key, str) for group in state["param_groups"] for key in group["params"])
+    return write_state_dict(made(carried, direction), by_name)
 
 
 def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -205,33 +189,6 @@ def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any
         settings = {k: v for k, v in group.items() if k not in ("params", "param_names")}
         groups.append({**settings, "params": [(n, parameters[n]) for n in group["param_names"]]})
     return groups
-
-
-def _carry(
-    state: Mapping[str, Any],
-    direction: Direction,
-    optimizer_class: type,
-    names: Sequence[str] | None,
-    keep_initial_lr: bool,
-    rules: Mapping[str, OptimizerRule] | None,
-) -> dict[str, Any]:
-    faults = wrong_kind("state", state, Mapping, "write optimizer.state_dict()")
-    faults += [*expect_class(optimizer_class), *([] if names is None else wrong_list("names", names))]
-    others = [key for key in state if key not in ("state", "param_groups")] if not faults else []
-    what, remedy = "its units are not known", "remove it from the state dict and carry it yourself"
-    faults += [
-        Fault("state.unknown_entry", str(key), what, remedy) for key in others if "param_groups" in state
-    ]
-    raise_faults("this optimizer state cannot be carried", faults)
-    named, unread = read_state_dict(
-        state, direction, optimizer_class, rule_for(optimizer_class, rules=rules), names
-    )
-    carried, uncarried = carry_optimizer(named, direction)
-    raise_faults("this optimizer state cannot be widened exactly", unread + uncarried)
-    if not keep_initial_lr:
-        carried = replace(carried, groups=tuple(map(_at_its_rate, carried.groups)))
-    by_name = any(isinstance(key, str) for group in state["param_groups"] for key in group["params"])
-    return write_state_dict(made(carried, direction), by_name)
 
 
 def _at_its_rate(group: NamedGroup) -> NamedGroup:

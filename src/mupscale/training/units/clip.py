@@ -7,15 +7,18 @@ are measured on their ranks; one number is reduced over the ranks, and all of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from math import inf, nan, prod
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import TensorWeakRef
@@ -29,6 +32,8 @@ from ...runs.run import Run, Since, model_of, since_of
 from ...tensors.parts import is_sharded, local_of
 
 Named = list[tuple[str, Tensor]]
+Scales = Mapping[str, Tensor]
+"""What gradients are still multiplied by, for the tensors of the plan whose gradients a scaler has scaled."""
 _NO_BOUND = "gradients cannot be clipped by this bound"
 
 
@@ -65,22 +70,6 @@ def clip_grad_norm_(model: nn.Module, since: Since, *, max_norm: float, p: float
     return _clip_norm(named, plan, max_norm, p)
 
 
-def clip_grad_value_(model: nn.Module, since: Since, *, max_value: float) -> None:
-    """Clamp every gradient entry to `max_value` as written at the reference: r · max_value here.
-
-    >>> import mupscale as mu
-    >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> plan, model = mu.plan_between(make, 4, 8), make(8)
-    >>> model(torch.ones(1, 3)).sum().mul(1e6).backward()
-    >>> clip_grad_value_(model, plan, max_value=0.5)
-    >>> [float(p.grad.abs().max()) for p in model.parameters()]         # r is 1/2, 1/2, 1, 1
-    [0.25, 0.25, 0.5, 0.5]
-    """
-    named, plan = _parameters(model, since)
-    raise_faults(_NO_BOUND, _wrong_bound("max_value", max_value))
-    _clip_value(named, plan, max_value)
-
-
 Seen = list[tuple[TensorWeakRef | None, int]]
 """The gradients of an optimizer at one moment: the tensors, and how often each had been changed in place."""
 
@@ -91,7 +80,7 @@ class Clip:
 
     Gradients that a step makes itself, by calling `closure`, are clipped after every call. The first optimizer that
     steps clips the gradients of all. One whose gradients were made anew since then steps in turn with the others, as in a
-    GAN: from there on each optimizer clips its own gradients.
+    GAN: from there on each optimizer clips its own gradients. Gradients that a scaler has still to unscale count unscaled.
     """
 
     plan: Plan
@@ -103,6 +92,8 @@ class Clip:
     in_turn: bool = False
     waiting: dict[int, Seen | None] = field(default_factory=dict)
     """The optimizers whose gradients were clipped with those of another one, by id; None if they changed since."""
+    scaled: frozenset[int] = frozenset()
+    """Those of them whose gradients a scaler had not unscaled."""
     last_norm: Tensor | None = None
 
     def __call__(self, optimizer: Optimizer, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -125,19 +116,35 @@ class Clip:
 
     def _clip(self, optimizer: Optimizer) -> None:
         for other in self.optimizers:
-            if (seen := self.waiting.get(id(other))) is not None and not _unchanged(other, seen):
+            if (seen := self.waiting.get(id(other))) is not None and not self._unchanged(other, seen):
                 self.waiting[id(other)] = None
         if id(optimizer) in self.waiting:
             if self.waiting.pop(id(optimizer)) is not None:
                 return  # clipped when the first optimizer of this step was stepped
             self.in_turn = True
         together = [optimizer] if self.in_turn else self.optimizers
-        named = [(self.names[id(p)], p) for o in together for g in o.param_groups for p in g["params"]]
+        found = {
+            id(o): [(self.names[id(p)], p) for g in o.param_groups for p in g["params"]] for o in together
+        }
+        by = _scales(optimizer, together)
+        scales = {self.plan.planned(name): by[key] for key in by for name, _ in found[key]}
+        named = [pair for pairs in found.values() for pair in pairs]
         if self.max_norm is not None:
-            self.last_norm = _clip_norm(named, self.plan, self.max_norm, self.p)
+            self.last_norm = _clip_norm(named, self.plan, self.max_norm, self.p, scales)
         if self.max_value is not None:
-            _clip_value(named, self.plan, self.max_value)
+            _clip_value(named, self.plan, self.max_value, scales)
         self.waiting = {id(o): _seen(o) for o in together if o is not optimizer}
+        self.scaled = frozenset(by)
+
+    def _unchanged(self, optimizer: Optimizer, seen: Seen) -> bool:
+        """Whether an optimizer has the gradients that were seen, and only a scaler has written into them."""
+        now = _seen(optimizer)
+        # A scaler changes scaled gradients once before their step: it unscales them, or looks for infinite ones.
+        changes = 1 if id(optimizer) in self.scaled else 0
+        return len(now) == len(seen) and all(
+            a is b is None or (a is not None and b is not None and a() is b() and new - old <= changes)
+            for (a, new), (b, old) in zip(now, seen, strict=True)
+        )
 
     def stepped(self, *_: Any) -> None:
         """After a step, which may have changed gradients of others that lie in the same memory."""
@@ -146,18 +153,35 @@ class Clip:
                 self.waiting[id(other)] = _seen(other)
 
 
+def _scales(stepping: Optimizer, together: Iterable[Optimizer]) -> dict[int, Tensor]:
+    """What the gradients of optimizers are still multiplied by, by the optimizer's id, where they are.
+
+    Fused optimizers unscale in their step, by the attribute `grad_scale` that the scaler sets for it. Of the others the
+    scaler unscales each when it comes to it, unless it was asked to before.
+    """
+    scales = {id(o): scale for o in together if (scale := getattr(o, "grad_scale", None)) is not None}
+    others = [o for o in together if o is not stepping]
+    scaler = _running_scaler() if others else None
+    if scaler is not None and scaler.is_enabled():
+        scale = scaler._scale
+        assert scale is not None  # it has scaled a loss, or it would not step
+        for other in others:
+            if scaler._per_optimizer_states[id(other)]["stage"] is OptState.READY:
+                scales[id(other)] = scale * scales.get(id(other), 1.0)
+    return scales
+
+
+def _running_scaler() -> GradScaler | None:
+    """The scaler whose `step` is running. It alone knows what is unscaled, and an optimizer that it steps does not know it."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not GradScaler.step.__code__:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["self"]
+
+
 def _seen(optimizer: Optimizer) -> Seen:
     grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
     return [(None, 0) if grad is None else (TensorWeakRef(grad), grad._version) for grad in grads]
-
-
-def _unchanged(optimizer: Optimizer, seen: Seen) -> bool:
-    """Whether an optimizer has the gradients that were seen, and nothing has written into them."""
-    now = _seen(optimizer)
-    return len(now) == len(seen) and all(
-        a is b is None or (a is not None and b is not None and a() is b() and one == other)
-        for (a, one), (b, other) in zip(now, seen, strict=True)
-    )
 
 
 def clip_(
@@ -177,6 +201,7 @@ def clip_(
 
     Several optimizers that step one after another on the same gradients are clipped by one norm. Optimizers that step in
     turn, each on new gradients, are clipped by their own norms; write one `clip_` for each to have this in the first step too.
+    With a `GradScaler`, whether or not `scaler.unscale_` is called, bounds are those of unscaled gradients.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
@@ -263,12 +288,12 @@ def _summed(grad: Any) -> Tensor:
     return grad.redistribute(placements=whole)  # type: ignore[no-any-return]
 
 
-def _norm(named: Named, plan: Plan, p: float) -> Tensor:
+def _norm(named: Named, plan: Plan, p: float, scales: Scales | None = None) -> Tensor:
     meshes = _Meshes(t for _, t in named)
     grads = _with_grad(named, plan)
     if meshes.outer:
-        return _sharded_norm(grads, plan, p, meshes)
-    parts = [_size(name, grad, plan, p) for name, grad in grads]
+        return _sharded_norm(grads, plan, p, meshes, scales)
+    parts = [_size(name, grad, plan, p, scales) for name, grad in grads]
     if not parts:
         return torch.zeros((), device=named[0][1].device if named else "cpu")
     first = parts[0].device
@@ -276,14 +301,20 @@ def _norm(named: Named, plan: Plan, p: float) -> Tensor:
     return total
 
 
-def _size(name: str, grad: Tensor, plan: Plan, p: float, dtype: torch.dtype | None = None) -> Tensor:
+def _size(
+    name: str, grad: Tensor, plan: Plan, p: float, scales: Scales | None, dtype: torch.dtype | None = None
+) -> Tensor:
     """The norm of what this process holds of a gradient, in the units of the reference."""
     change, values = plan[name].change, local_of(grad.detach())
     if values.is_sparse:
         values = values._values()
     if not values.numel():
         return values.new_zeros(())  # torch refuses to take the largest of nothing
-    size: Tensor = torch.linalg.vector_norm(values, p, dtype=dtype)
+    if scales and name in scales:  # their norm may be too large for 16 bits
+        wider = torch.promote_types(torch.float32, values.dtype)
+        size: Tensor = torch.linalg.vector_norm(values, p, dtype=wider) / scales[name].to(values.device)
+    else:
+        size = torch.linalg.vector_norm(values, p, dtype=dtype)
     return size / float(change.r) if p == inf else size * float(change.norm_weight_root(p))
 
 
@@ -313,7 +344,7 @@ class _Meshes:
         return at, self.outer[at].size() / prod(n for n, placement in cuts if not placement.is_replicate())
 
 
-def _sharded_norm(grads: Named, plan: Plan, p: float, meshes: _Meshes) -> Tensor:
+def _sharded_norm(grads: Named, plan: Plan, p: float, meshes: _Meshes, scales: Scales | None) -> Tensor:
     """The norm over all ranks, with the same bits on every rank. Replicated entries count once.
 
     Each rank sums the powers of its local entries, divided by the number of ranks that hold the same entries, and
@@ -327,7 +358,7 @@ def _sharded_norm(grads: Named, plan: Plan, p: float, meshes: _Meshes) -> Tensor
         wider = torch.promote_types(
             torch.float32, grad.dtype
         )  # partial norms in 16 bits would be too coarse to add
-        size = _size(name, grad, plan, p, wider).to(sums[at])
+        size = _size(name, grad, plan, p, scales, wider).to(sums[at])
         sums[at] = torch.maximum(sums[at], size) if p == inf else sums[at] + size**p / holders
     reduced = [_over_ranks(part, mesh, p) for part, mesh in zip(sums, meshes.outer, strict=True)]
     parts = torch.stack([part.to(sums[0].device) for part in reduced])
@@ -344,8 +375,8 @@ def _over_ranks(part: Tensor, mesh: Any, p: float) -> Tensor:
     return torch.where(values[1] > 0, nan, values[0]) if p == inf else values
 
 
-def _clip_norm(named: Named, plan: Plan, max_norm: float, p: float) -> Tensor:
-    total = _norm(named, plan, p)
+def _clip_norm(named: Named, plan: Plan, max_norm: float, p: float, scales: Scales | None = None) -> Tensor:
+    total = _norm(named, plan, p, scales)
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)  # torch's formula: both clip alike at the reference
     with torch.no_grad():
         for _, grad in _with_grad(named, plan):
@@ -353,8 +384,10 @@ def _clip_norm(named: Named, plan: Plan, max_norm: float, p: float) -> Tensor:
     return total
 
 
-def _clip_value(named: Named, plan: Plan, value: float) -> None:
+def _clip_value(named: Named, plan: Plan, value: float, scales: Scales | None = None) -> None:
     with torch.no_grad():
         for name, grad in _with_grad(named, plan):
-            bound = value * float(plan[name].change.r)
+            bound: Any = value * float(plan[name].change.r)
+            if scales and name in scales:
+                bound = bound * scales[name].to(grad.device)
             (grad._values() if grad.is_sparse else local_of(grad)).clamp_(-bound, bound)
