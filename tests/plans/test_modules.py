@@ -15,6 +15,7 @@ from harness.draws import data, seeded
 from harness.refusals import refused
 from harness.runs import drift, train
 from harness.wrong import mistaken, other_power
+from mupscale.planning.facts.modules import MODULES, ModuleFacts
 
 
 @dataclass(frozen=True)
@@ -309,3 +310,54 @@ def test_gates_are_padded_each_or_refused(kind):
     except mu.MupscaleError:
         return
     assert check(case, plan) <= EXACT
+
+
+def rows_of(features: str) -> list[Any]:
+    return [pytest.param(kind, id=kind.__name__) for kind, row in MODULES.items() if row.features == features]
+
+
+@pytest.mark.parametrize("kind", rows_of("entrywise"))
+def test_the_table_says_what_keeps_zero(kind):
+    module = kind(0.5, 1.0) if kind is nn.Threshold else kind()
+    assert bool((module(torch.zeros(4, 4, 4)) == 0).all()) is MODULES[kind].keeps_zero
+
+
+def reaches_other_channels(module: nn.Module, dims: int) -> bool:
+    x = data(2, 4, *[4] * dims, seed=1)
+    changed = x.clone()
+    changed[:, 0] += 1
+    return not torch.equal(module.eval()(x)[:, 1:], module(changed)[:, 1:])
+
+
+@pytest.mark.parametrize("kind", rows_of("per channel"))
+def test_the_table_says_what_takes_each_channel_by_itself(kind):
+    dims = int(kind.__name__[-2])
+    assert not reaches_other_channels(kind(1), dims)
+
+
+@pytest.mark.parametrize("module", [nn.LocalResponseNorm(2), nn.Softmax(1)])
+def test_control_channels_meet_in_modules_that_mix_them(module):
+    assert MODULES[type(module)].features == "mixed"
+    assert reaches_other_channels(module, 2)
+
+
+class Transposed(nn.Module):
+    """A layer that a user wrote, with a weight of (in, out)."""
+
+    def __init__(self, a: int, b: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(a, b))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+def test_one_row_teaches_a_module_type(monkeypatch):
+    def make(n: int) -> nn.Module:
+        return nn.Sequential(Transposed(3, n), nn.Tanh(), Transposed(n, 2))
+
+    with refused("plan.unknown_role", where="*.weight"):
+        mu.plan_between(make, 4, 8)
+    monkeypatch.setitem(MODULES, Transposed, ModuleFacts({"weight": {0: "in", 1: "out"}}))
+    case = Case(make, 4, 8, (data(5, 3),), "0.weight")
+    assert check(case, inferred(case)) <= EXACT

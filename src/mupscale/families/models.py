@@ -21,6 +21,7 @@ from torch import nn
 from ..errors import Fault, MupscaleError
 from ..files.strict import parse_json, read_regular
 from ..files.typed import named
+from ..models.kinds import is_batch_norm, is_norm
 from ..models.names import name_in
 from ..storage.location import Location, Url, location
 from ..storage.looking import is_dir
@@ -242,7 +243,7 @@ def factory(cls: Any, seed: int = 0) -> Any:
         finally:
             torch.set_default_dtype(before)
         for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._NormBase):
+            if is_batch_norm(module):
                 module.train()
         if not any(p.is_meta for p in model.parameters()):
             randomise_(model, seed)
@@ -257,7 +258,7 @@ def randomise_(model: nn.Module, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         embeds = isinstance(module, nn.Embedding)
-        norm = "norm" in type(module).__name__.lower()
+        norm = is_norm(module)
         for leaf, p in module.named_parameters(recurse=False):
             if not p.is_floating_point():
                 continue

@@ -13,8 +13,9 @@ import torch
 
 from ..errors import Fault, raise_faults
 from ..models.float64 import cast_, lifted_casts
+from ..models.kinds import is_batch_norm, is_norm
 from ..models.names import name_in, pattern_of
-from ..planning.facts.padded_norms import centred_fault, is_norm, subtracts_mean
+from ..planning.facts.padded_norms import centred_fault, subtracts_mean
 from ..planning.search.search import Found
 from ..plans.direction import Direction
 from ..plans.plan import Plan
@@ -34,7 +35,7 @@ def refuse_layer_norms(small: Any, base: Tensors, wide: Tensors) -> None:
     centred = {
         name_in(pattern_of(path), leaf): type(module).__name__
         for path, module in small.named_modules()
-        if is_norm(module) and subtracts_mean(module)
+        if is_norm(module) and not is_batch_norm(module) and subtracts_mean(module)
         for leaf, _ in module.named_parameters(recurse=False)
     }
     faults: dict[str, Fault] = {}

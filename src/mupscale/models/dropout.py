@@ -55,7 +55,7 @@ class without_dropout(TorchFunctionMode):  # noqa: N801 - a context manager, use
     @property
     def needs(self) -> frozenset[Need]:
         """What a plan that was measured in this context assumes."""
-        return _needs(self.dropout)
+        return dropout_needs(self.dropout)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -102,24 +102,10 @@ class without_dropout(TorchFunctionMode):  # noqa: N801 - a context manager, use
         self._met["a functional dropout outside the model"] = None
 
 
-def _needs(places: Iterable[str]) -> frozenset[Need]:
+def dropout_needs(places: Iterable[str]) -> frozenset[Need]:
+    """What a proof without dropout assumes, by the places where it was met."""
     patterns = ", ".join(dict.fromkeys(map(pattern_of, places)))
     return frozenset({Need(f"{NO_DROPOUT} ({patterns}): {EVERY_COPY}", "dropout")} if patterns else ())
-
-
-def dropout_of_modules(model: nn.Module) -> frozenset[Need]:
-    """The same as `without_dropout(...).needs` for torch's own modules, without running them.
-
-    >>> dropout_of_modules(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Dropout(0.0)))
-    frozenset({'no dropout (*): with dropout each copy draws its own mask, and training is equal only on average'})
-    """
-    found = []
-    for path, module in model.named_modules():
-        rate = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else 0.0
-        if isinstance(module, (nn.MultiheadAttention, nn.modules.rnn.RNNBase)):
-            rate = module.dropout
-        found += [path] if rate > 0 else []
-    return _needs(found)
 
 
 def _training(func: Callable[..., Any], args: Any, named: dict[str, Any]) -> bool:

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from ..errors import Fault, MupscaleError
+from ..models.kinds import is_batch_norm
 from ..models.names import Kind, module_paths, name_in, named_tensors, unique_tensors, unwrap
 from ..models.need import Need
 from ..plans.plan import Edit, Plan
@@ -259,7 +260,7 @@ def _entry(
                 "remove it first: torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')",
             )
         ]
-    known = modules.facts(*pair, leaf, tensor.dim(), parents, pad)
+    known = modules.facts(*pair, leaf, parents, pad)
     roles = known.roles
     if roles is not None and any(dim not in roles for dim in entry.growing):
         return entry, []  # a dimension that is no width, such as the rows of a table: what it means is open
@@ -290,7 +291,7 @@ def _fixed_buffer(
     differs between two bases as well.
     """
     known = not (source.is_meta or tensor.is_meta) and source.dtype == tensor.dtype
-    statistics = isinstance(entry.module[0], nn.modules.batchnorm._NormBase)
+    statistics = is_batch_norm(entry.module[0])
     if not known or statistics or torch.equal(source.cpu(), tensor.cpu()):
         return entry, []
     if again is not None:

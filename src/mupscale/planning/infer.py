@@ -16,11 +16,11 @@ from torch import nn
 from ..arguments import shown, wrong_function
 from ..errors import Fault, MupscaleError, raise_faults
 from ..models.build import Make, build
-from ..models.dropout import dropout_of_modules, without_dropout
+from ..models.dropout import without_dropout
 from ..models.example_loss import ExampleInputs, Projection, refuse_unreached
 from ..models.fingerprint import code_fingerprint
 from ..models.float64 import lifted_casts, prepare
-from ..models.kinds import KNOWN_NORMS
+from ..models.kinds import KNOWN_NORMS, is_norm
 from ..models.names import pattern_of
 from ..models.need import REACHED, Need
 from ..plans.plan import Plan, Proof
@@ -32,19 +32,12 @@ from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .deeper import Orders, deeper_plan, missing_order
 from .draft import Draft, draft
 from .facts.decided import why_undecided
-from .facts.modules import leaking_pads
+from .facts.modules import dropout_of_modules, leaking_pads, row_of
 from .facts.padded_norms import streams_by_size, with_streams
 from .facts.unwritten import reading_faults
 from .knobs import copies, layout_knobs
 from .search.search import Found, search
 
-# Modules without parameters that read channels in a special order: neighbours (local response), blocks
-# (shuffles, GLU halves) or all together (softmax). Plain copies are wrong for some of them, and shapes do not
-# show for which.
-_MIXES_CHANNELS = (
-    nn.LocalResponseNorm, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.Unflatten,
-    nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.GLU,
-)  # fmt: skip
 _MEASURE = "pass loss= or example_inputs=, and the gradient identity decides"
 
 
@@ -246,7 +239,7 @@ def _undecided(made: Draft) -> list[Fault]:
         faults.append(Fault("plan.tied_readout", f"{name} = {reader}", what, _MEASURE))
     faults += reading_faults(made, _MEASURE)
     for path, module in made.models[0].named_modules():
-        if isinstance(module, _MIXES_CHANNELS):
+        if row_of(module).features == "mixed":
             what = f"{type(module).__name__} mixes channels in a way that shapes do not show"
             faults.append(Fault("plan.mixes_channels", path, what, _MEASURE))
     faults += _undecided_pads(made)
@@ -268,8 +261,7 @@ def _undecided_pads(made: Draft) -> list[Fault]:
     remedy = f"use whole multiples, or {_MEASURE}"
     faults = leaking_pads(made.models[0], remedy)
     for path, module in made.models[0].named_modules():
-        name = type(module).__name__
-        if "norm" in name.lower() and not isinstance(module, KNOWN_NORMS):
-            what = f"{name} is not one of torch's norms, so what padding asks of it is not known"
+        if is_norm(module) and not isinstance(module, KNOWN_NORMS):
+            what = f"{type(module).__name__} is not one of torch's norms, so what padding asks of it is not known"
             faults.append(Fault("axis.padding_of_unknown_norm", path, what, remedy))
     return faults

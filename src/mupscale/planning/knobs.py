@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from ..models.kinds import is_norm
 from ..models.names import pattern_of
 from ..rules.axes import Axis, Layout, Role
 from ..rules.scale import ONE, Scale
@@ -100,7 +101,7 @@ def role_knobs(draft: Draft) -> Iterator[Knob]:
         groups.setdefault((pattern_of(entry.name), tuple(entry.growing)), []).append(entry.name)
     # Parameters of a model's own norm classes come last: they are gains, for which "out" is right, and a
     # search varies early knobs first.
-    for names in sorted(groups.values(), key=lambda names: _norm(draft.entries[names[0]])):
+    for names in sorted(groups.values(), key=lambda names: is_norm(draft.entries[names[0]].module[0])):
         growing = draft.entries[names[0]].growing
         choices: list[dict[int, Role]]
         if len(growing) == 1:
@@ -119,10 +120,6 @@ def role_knobs(draft: Draft) -> Iterator[Knob]:
             Setting(f"{pattern_of(names[0])} is {choice}", roles=dict.fromkeys(names, choice))
             for choice in choices
         ]
-
-
-def _norm(entry: Entry) -> bool:
-    return "norm" in type(entry.module[0]).__name__.lower()
 
 
 def copies(draft: Draft, entry: Entry, dim: int) -> Fraction:
@@ -181,7 +178,7 @@ def paired_knobs(draft: Draft) -> Iterator[Knob]:
     for entry in draft.entries.values():
         owner = pattern_of(entry.name.rpartition(".")[0])
         sizes.setdefault(owner, set()).update(entry.base_shape[d] for d in entry.growing)
-        raw = entry.roles is None and entry.kind == "parameter" and not _norm(entry)
+        raw = entry.roles is None and entry.kind == "parameter" and not is_norm(entry.module[0])
         for dim in entry.growing if raw else ():
             if dim not in entry.layouts and entry.base_shape[dim] % 2 == 0:
                 groups.setdefault((owner, entry.base_shape[dim]), []).append((entry.name, dim))

@@ -1,6 +1,7 @@
-"""Which axes grow: the plan as a value, how it is inferred, searched for, explained and tested.
+"""The plan as a value, and the map that it is: tensors, attributes, hooks and whole models at the other end of it.
 
-A plan is keyed by the wide model's tensor names and lives outside every tensor.
+A plan is keyed by the wide model's tensor names and lives outside every tensor. Imports models, tensors and rules;
+`planning` finds plans.
 """
 
 from typing import TYPE_CHECKING

@@ -1,1 +1,4 @@
-"""Live runs: widening and narrowing a model with everything that trains it, and the certificate."""
+"""Live runs: `start` one, train it in `units`, `grow` it, set its `rates`, `check` it; and the recipe.
+
+Imports planning and everything below. Each folder says which of the others it may import.
+"""

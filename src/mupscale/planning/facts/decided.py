@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.rnn import RNNBase, RNNCellBase
 
 from ...arguments import shown
 from ...models.class_code import of_library
@@ -29,36 +28,13 @@ from ...models.names import module_paths, name_in
 from ...plans.plan import Plan
 from ...rules.axes import Axis
 from ...rules.products import Factor
-from .modules import maps_zero_elsewhere
-
-# Functions of one entry, and modules that change nothing about the order of features.
-_ENTRYWISE: tuple[type[nn.Module], ...] = (
-    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh,
-    nn.Sigmoid, nn.LogSigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Hardshrink, nn.Softplus, nn.Softshrink,
-    nn.Softsign, nn.Tanhshrink, nn.Threshold, nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout,
-)  # fmt: skip
-# Modules that treat every channel alike; the channels are dimension 1.
-_PER_CHANNEL: tuple[type[nn.Module], ...] = (
-    nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
-    nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.ZeroPad1d, nn.ZeroPad2d, nn.ReflectionPad1d, nn.ReflectionPad2d,
-)  # fmt: skip
-# Modules whose roles are known (see modules.py), for a model that is one of them.
-_WHOLE = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.PReLU,
-          nn.MultiheadAttention, _ConvNd, _NormBase, RNNBase, RNNCellBase)  # fmt: skip
+from .modules import ModuleFacts, row_of
 
 # What torch's own transformer encoder consists of.
 _ENCODER = (
     nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.ModuleList, nn.MultiheadAttention, nn.Linear, nn.LayerNorm,
     nn.Dropout, nn.modules.linear.NonDynamicallyQuantizableLinear,
 )  # fmt: skip
-# Attributes of torch's modules that hold sizes. Any other setting must be the same in both models.
-_SIZES = {
-    "in_features", "out_features", "in1_features", "in2_features", "in_channels", "out_channels", "num_features",
-    "num_channels", "num_parameters", "normalized_shape", "embedding_dim", "embed_dim", "kdim", "vdim", "head_dim",
-    "num_heads", "groups", "input_size", "hidden_size", "proj_size",
-}  # fmt: skip
-
 _GLOBAL_HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
 )  # fmt: skip
@@ -92,7 +68,7 @@ def why_undecided(base: nn.Module, wide: nn.Module, plan: Plan) -> str | None:
     """
     try:
         _same_modules(base, wide)
-        if type(base) in _exact(_WHOLE):
+        if _own(base) and row_of(base).roles:
             return None
         if _through(base, "", _Features(), plan).axis is not None:
             raise _UnknownError("its output grows, and what a loss does with the copies is not known")
@@ -112,10 +88,10 @@ def _same_modules(base: nn.Module, wide: nn.Module) -> None:
             raise _UnknownError(f"the wide model has another module in the place of {_named(module, path)}")
         if _hooked(module) or _hooked(other):
             raise _UnknownError(f"{_named(module, path)} has hooks or a forward of its own, which are code")
-        if type(module).__module__.startswith("torch.nn.modules."):
+        if _own(module):
             if not all(of_library(getattr(type(module), name)) for name in ("forward", "__call__")):
                 raise _UnknownError(f"the forward of {type(module).__name__}, a class of torch, was replaced")
-            for key in sorted({*vars(module), *vars(other)} - _SIZES - {*vars(nn.Module())}):
+            for key in sorted({*vars(module), *vars(other)} - {*row_of(module).sizes, *vars(nn.Module())}):
                 if key.startswith(("_flat_weight", "_compile")):
                     continue  # tensors of recurrent layers, and what torch.compile keeps
                 mine, its = vars(module).get(key), vars(other).get(key)
@@ -138,16 +114,9 @@ def _same_setting(base: object, wide: object) -> bool:
     return callable(base) == callable(wide) and bool(base == wide)
 
 
-def _exact(kinds: tuple[type[nn.Module], ...]) -> set[type[nn.Module]]:
-    """These classes of torch and their subclasses in torch; a subclass of a user may have any forward."""
-    found: set[type[nn.Module]] = set()
-    todo = list(kinds)
-    while todo:
-        kind = todo.pop()
-        if kind.__module__.startswith("torch.nn.modules."):
-            found.add(kind)
-            todo += kind.__subclasses__()
-    return found
+def _own(module: nn.Module) -> bool:
+    """True for a class of torch; a subclass of a user may have any forward."""
+    return type(module).__module__.startswith("torch.nn.modules.")
 
 
 def _hooked(module: nn.Module) -> bool:
@@ -168,6 +137,7 @@ def _named(module: nn.Module, path: str) -> str:
 def _through(module: nn.Module, path: str, features: _Features, plan: Plan) -> _Features:
     """The features behind a module; raises where they are not known."""
     kind = type(module)
+    row = row_of(module) if _own(module) else ModuleFacts()
     for wrapped in ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"):
         if (inner := module._modules.get(wrapped)) is not None:
             return _through(inner, path, features, plan)
@@ -176,7 +146,7 @@ def _through(module: nn.Module, path: str, features: _Features, plan: Plan) -> _
             assert child is not None
             features = _through(child, name_in(path, name), features, plan)
         return features
-    if kind in _ENTRYWISE:
+    if row.features == "entrywise":
         if features.axis is not None and features.axis.padded and not _keeps_zero(module):
             raise _UnknownError(
                 f"{_named(module, path)} turns the zeros of a padded axis into something else"
@@ -192,15 +162,15 @@ def _through(module: nn.Module, path: str, features: _Features, plan: Plan) -> _
         and [module.start_dim, module.end_dim] == [1, -1]
     ):
         return _Features(features.axis, "flattened" if features.place == "channels" else "last")
-    if kind in _PER_CHANNEL:
+    if row.features == "per channel":
         return _at(features, "channels", module, path, _spatial(kind))
     if kind is nn.Linear:
         return _layer(module, path, features, plan, "last")
-    if kind in _exact((_ConvNd,)) and module.groups == 1:
+    if row.roles and isinstance(module, _ConvNd) and module.groups == 1:
         return _layer(module, path, features, plan, "channels")
     if kind is nn.Embedding and features.axis is None:
         return _Features(_grown(plan, name_in(path, "weight"), 1), "last")
-    if kind in _exact((_NormBase, nn.GroupNorm)):
+    if row.roles and isinstance(module, (_NormBase, nn.GroupNorm)):
         # A BatchNorm1d behind a Linear has its features in dimension 1, which is the last one.
         last = features.place == "last" and kind in (nn.BatchNorm1d, nn.SyncBatchNorm)
         if not last and kind not in (nn.GroupNorm, nn.SyncBatchNorm):
@@ -208,7 +178,7 @@ def _through(module: nn.Module, path: str, features: _Features, plan: Plan) -> _
         return _norm(module, path, features, plan, "last" if last else "channels")
     if kind in (nn.LayerNorm, nn.RMSNorm) and len(module.normalized_shape) == 1:  # type: ignore[arg-type]
         return _norm(module, path, features, plan, "last")
-    if not any(True for _ in module.parameters()) or kind.__module__.startswith("torch.nn.modules."):
+    if not any(True for _ in module.parameters()) or _own(module):
         raise _UnknownError(f"what {_named(module, path)} does with a growing axis is not known")
     raise _UnknownError(
         f"{_named(module, path)} has a forward of its own, and shapes do not show what it does"
@@ -217,7 +187,7 @@ def _through(module: nn.Module, path: str, features: _Features, plan: Plan) -> _
 
 def _keeps_zero(module: nn.Module) -> bool:
     """True for a function of one entry that maps 0 to 0."""
-    return not maps_zero_elsewhere(module) and bool(
+    return row_of(module).keeps_zero and bool(
         (copy.deepcopy(module).eval()(torch.zeros(1, device="cpu")) == 0).all()
     )
 

@@ -26,6 +26,7 @@ from torch import nn
 from ...errors import Fault
 from ...models.attempts import attempted
 from ...models.calls import Call, Trace
+from ...models.kinds import is_batch_norm, is_norm
 from ..draft import Draft, Entry
 
 Place = tuple[str, int]
@@ -60,7 +61,9 @@ def padded_norms(draft: Draft) -> dict[str, str]:
     """Path of every norm over a space that gets zeros -> the name of its gain."""
     found: dict[str, str] = {}
     for entry in draft.entries.values() if draft.pad else ():
-        if is_norm(entry.module[0]) and entry.kind == "parameter" and len(entry.base_shape) == 1:
+        module = entry.module[0]
+        averages = is_norm(module) and not is_batch_norm(module)
+        if averages and entry.kind == "parameter" and len(entry.base_shape) == 1:
             path, _, leaf = entry.name.rpartition(".")
             if _padded(entry, 0) and (leaf == "weight" or path not in found):
                 found[path] = entry.name
@@ -280,16 +283,9 @@ def _returns_its_input(call: Call) -> bool:
     return not call.name.endswith("_") and any(out is given for out in call.outputs for given in call.inputs)
 
 
-def is_norm(module: nn.Module) -> bool:
-    """True for norms that average over channels; a batch norm takes each channel by itself."""
-    batch = isinstance(module, nn.modules.batchnorm._NormBase)
-    return "norm" in type(module).__name__.lower() and not batch
-
-
 def _scales_channels(entry: Entry) -> bool:
     """True for the gain and the running variance of a batch norm."""
-    batch = isinstance(entry.module[0], nn.modules.batchnorm._NormBase)
-    return batch and entry.name.rpartition(".")[2] in ("weight", "running_var")
+    return is_batch_norm(entry.module[0]) and entry.name.rpartition(".")[2] in ("weight", "running_var")
 
 
 def _padded(entry: Entry, dim: int) -> bool:

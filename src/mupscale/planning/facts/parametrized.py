@@ -59,7 +59,7 @@ def weight_norm_facts(
         return None, [
             Fault("model.weight_norm_direction", name, what, "use dim=0, or remove it before growing")
         ]
-    found = facts(base, wide, "weight", start.dim(), None, pad)
+    found = facts(base, wide, "weight", None, pad)
     if leaf in ("original1", "weight_v"):
         return found, []
     more, k = (_copies(start.shape[d], goal.shape[d], pad) for d in (0, 1))

@@ -34,7 +34,7 @@ from ...rules.axes import Axis
 from ...rules.products import Factor, Product
 from ..draft import Draft, Entry
 from ..knobs import Knob, Setting, per_name
-from .modules import grouped_reading, recurrent_output
+from .modules import ModuleFacts, row_of
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def written(draft: Draft) -> dict[tuple[Product, ...], Axis]:
                 axis = _axis(draft, entry, dim)
                 if axis is not None:
                     found.setdefault(axis.segments, axis)
-    for base, wide in _pairs(draft):
-        if (axis := recurrent_output(base, wide, draft.pad)) is not None:
+    for row, base, wide in _pairs(draft):
+        if (axis := row.writes(base, wide, draft.pad)) is not None:
             found.setdefault(axis.segments, axis)
     return found
 
@@ -92,7 +92,7 @@ def unwritten(draft: Draft, skip: set[tuple[str, int]] | None = None) -> list[Re
 
 def _grouped_sizes(draft: Draft) -> dict[tuple[int, int], Axis]:
     """Sizes of channels that a convolution with growing groups reads in blocks."""
-    axes = (grouped_reading(base, wide, draft.pad) for base, wide in _pairs(draft))
+    axes = (row.reads(base, wide, draft.pad) for row, base, wide in _pairs(draft))
     return {(a.base, a.wide): a for a in axes if a is not None and len(a.segments[0]) > 1}
 
 
@@ -157,9 +157,10 @@ def _axis(draft: Draft, entry: Entry, dim: int) -> Axis | None:
         return None
 
 
-def _pairs(draft: Draft) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """The modules of the two models that have the same path."""
+def _pairs(draft: Draft) -> Iterator[tuple[ModuleFacts, nn.Module, nn.Module]]:
+    """The modules of the two models that have the same path and are of one kind, with what is known of it."""
     wide = dict(draft.models[1].named_modules())
     for path, module in draft.models[0].named_modules():
-        if path in wide:
-            yield module, wide[path]
+        row = row_of(module)
+        if path in wide and row is row_of(wide[path]):
+            yield row, module, wide[path]

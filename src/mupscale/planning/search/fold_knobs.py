@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from ...models.attempts import attempted
+from ...models.kinds import is_norm
 from ...models.names import pattern_of
 from ...rules.scale import ONE, Scale
 from ..draft import Draft, Entry
@@ -129,7 +130,7 @@ def _absorbers(order: Sequence[str], reader: str, draft: Draft, base: nn.Module)
     # call.
     end = max((i for i, path in enumerate(order) if path == reader), default=len(order))
     ran = [path for path in reversed(order[:end]) if _writing_parameters(draft, path)]
-    norms = [p for p in ran if "norm" in type(base.get_submodule(p)).__name__.lower()]
+    norms = [p for p in ran if is_norm(base.get_submodule(p))]
     writers = [p for p in ran if p not in norms and not isinstance(base.get_submodule(p), nn.Embedding)]
     return [*norms[:1], *writers[:1]]
 
@@ -157,7 +158,7 @@ def _adds_one(norm: nn.Module) -> bool:
     """
     probe = copy.deepcopy(norm)
     sizes = [p.shape[-1] for p in probe.parameters(recurse=False) if p.dim()]
-    if not sizes or "norm" not in type(norm).__name__.lower():
+    if not sizes or not is_norm(norm):
         return False
     with torch.no_grad():
         for p in probe.parameters():
