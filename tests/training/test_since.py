@@ -36,6 +36,11 @@ def test_a_run_gives_the_plan_since_its_reference_after_two_growths():
     assert run.since == mu.plan_between(net, 4, 16)
     assert rates(run.model, run) == rates(run.model, run.since)
     assert rates(run.model, run)["2.weight"] == 0.25
+    for groups in (
+        mu.param_groups(run, torch.optim.AdamW, lr=1.0),
+        mu.param_groups(run.model, run, torch.optim.AdamW, lr=1.0),
+    ):
+        assert groups == mu.param_groups(run.model, run.since, torch.optim.AdamW, lr=1.0)
     # Control: the plan of the last growth fits the same shapes, and would give another rate.
     assert rates(run.model, dataclasses.replace(run.plan, later=False))["2.weight"] == 0.5
 
@@ -77,6 +82,8 @@ def test_a_plan_needs_the_model_and_a_run_holds_it():
     refusal(lambda: mu.clip_(run.optimizers, run.since, max_norm=1.0), "run.model_missing", where="clip_")  # type: ignore[arg-type]
     refusal(lambda: mu.step_in_units_(optimizer, run.since), "run.model_missing", where="step_in_units_")  # type: ignore[arg-type]
     refusal(lambda: mu.param_groups(run.model, 4, torch.optim.AdamW), "argument.wrong_type", where="since")  # type: ignore[arg-type]
+    refusal(lambda: mu.param_groups(run.model, torch.optim.AdamW), "argument.wrong_type", where="since")
+    refusal(lambda: mu.param_groups(run.model, run), "optimizer.not_a_class")
     mu.clip_(run.optimizers, run, max_norm=1.0)
     mu.step_in_units_(optimizer, run)
 

@@ -127,38 +127,20 @@ def cannot_be_exact(
         )
     if entry.stack is not None and not rule.entrywise:
         what = "a stack of experts, like a matrix of the base, and the optimizer steps matrices"
-        faults.append(
-            Fault(
-                "optimizer.steps_stacked_experts",
-                name,
-                what,
-                f"use an entrywise optimizer for {entry.like or entry.sources[0]}",
-            )
-        )
+        remedy = f"use an entrywise optimizer for {entry.like or entry.sources[0]}"
+        faults.append(Fault("optimizer.steps_stacked_experts", name, what, remedy))
     if entry.padded and not rule.takes_padding:
         what = "padding changes a mean over the whole tensor, which the optimizer holds against a constant in its code"
-        faults.append(
-            Fault(
-                "optimizer.takes_no_padding", name, what, "widen by whole multiples, which needs no padding"
-            )
-        )
+        remedy = "widen by whole multiples, which needs no padding"
+        faults.append(Fault("optimizer.takes_no_padding", name, what, remedy))
     if rule.of_matrices and len(entry.axes) < 2:
         what = f"it has {len(entry.axes)} dimensions, and the row of its group is for matrices"
-        faults.append(
-            Fault(
-                "optimizer.takes_matrices_only", name, what, "give it to a group or an optimizer for vectors"
-            )
-        )
+        remedy = "give it to a group or an optimizer for vectors"
+        faults.append(Fault("optimizer.takes_matrices_only", name, what, remedy))
     elif (blocks := block_count(rule, settings)) > 1 and copied_blocks(entry.axes[-2], blocks) is None:
         what = f"{rule.blocks} = {blocks} cuts its rows {entry.axes[-2]} in blocks that do not grow as wholes"
-        faults.append(
-            Fault(
-                "optimizer.blocks_not_whole",
-                name,
-                what,
-                f"set {rule.blocks} to a number of blocks that the plan copies whole",
-            )
-        )
+        remedy = f"set {rule.blocks} to a number of blocks that the plan copies whole"
+        faults.append(Fault("optimizer.blocks_not_whole", name, what, remedy))
     return faults
 
 

@@ -29,23 +29,11 @@ def refused_on_shards(
     if not sharded:
         return []
     if kind in _NEVER_SHARDED:
-        return [
-            Fault(
-                "optimizer.cannot_step_shards",
-                kind,
-                f"torch cannot step it on {len(sharded)} sharded tensors",
-                "use AdamW or SGD",
-            )
-        ]
+        what = f"torch cannot step it on {len(sharded)} sharded tensors"
+        return [Fault("optimizer.cannot_step_shards", kind, what, "use AdamW or SGD")]
     if settings.get("fused") and kind.startswith("torch.") and kind not in _FUSED_SHARDED:
-        return [
-            Fault(
-                "optimizer.no_fused_shards",
-                f"{kind}, fused=True",
-                "torch has no fused step of it for sharded tensors",
-                "pass foreach=True",
-            )
-        ]
+        what = "torch has no fused step of it for sharded tensors"
+        return [Fault("optimizer.no_fused_shards", f"{kind}, fused=True", what, "pass foreach=True")]
     faults = []
     for name, tensor in sharded.items() if kind == "torch.optim.Muon" else ():
         ranks = [1] * tensor.dim()
@@ -54,12 +42,6 @@ def refused_on_shards(
                 ranks[placement.dim] *= n
         if any(n > length for n, length in zip(ranks, tensor.shape, strict=True)):
             what = f"shape {tuple(tensor.shape)} on {'x'.join(map(str, ranks))} ranks: torch's Muon cannot step a dimension with fewer entries than ranks"
-            faults.append(
-                Fault(
-                    "optimizer.shard_too_small",
-                    name,
-                    what,
-                    "give it to AdamW with parameters=, or shard it over fewer ranks",
-                )
-            )
+            remedy = "give it to AdamW with parameters=, or shard it over fewer ranks"
+            faults.append(Fault("optimizer.shard_too_small", name, what, remedy))
     return faults

@@ -7,9 +7,10 @@ Does not know how they were found.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from math import isfinite
+from math import isclose, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..files import typed
 from ..files.strict import parse_json, read_regular, refuse_malformed
 from ..frozen import freeze_mappings
+from ..models.names import parameter_names, resolve
 from ..noise.kinds import MupNoise, Noise, PairedNoise
-from ..optimizers.settings import same_setting
+from ..optimizers.settings import in_units, same_setting
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
 from ..rules.axes import Axis
-from ..rules.optimizers import qualified_name
+from ..rules.optimizer_rule import OptimizerRule
+from ..rules.optimizers import qualified_name, rule_for
+from ..runs.run import Run, since_of
 from .grow.auto_noise import AutoNoise
 
 FORMAT = "mupscale recipe 1"
@@ -307,6 +311,82 @@ class Recipe:
                     f"the recipe was tuned with {what} {proxy}, this run has {ours}: the best learning rate may differ"
                 )
         return lines
+
+
+def wrong_with_recipe(recipe: Recipe, loss: object, **given: object) -> list[Fault]:
+    """Faults for arguments of `upscale` that the recipe sets, and for a loss that it needs."""
+    what = "a recipe sets noise and learning rate"
+    faults = [
+        Fault("recipe.with_other_settings", name, what, f"leave out {name}=, or the recipe")
+        for name, value in given.items()
+        if value is not None
+    ]
+    if isinstance(recipe.noise, AutoNoise) and loss is None:
+        what = "it gives the noise as a rise of the loss, whose size is measured on this base"
+        remedy = "add loss=lambda model: …, the loss of one batch"
+        faults.append(Fault("recipe.needs_loss", "recipe", what, remedy))
+    return faults
+
+
+def at_recipe(recipe: Recipe, run: Run, plan: Plan, rules: Mapping[str, OptimizerRule] | None = None) -> Run:
+    """The run written at the recipe's reference; raises if the recipe does not apply, warns of allowed differences.
+
+    A run with another reference can be rewritten if its parameter groups were made at the recipe's reference: then
+    their factors lead from that reference to each tensor. Otherwise its learning rates have other proportions than
+    the tuned ones, which no single learning rate can correct, and the recipe is refused.
+    """
+    since = recipe.since(plan)
+    if since is not None and run.optimizers:
+        same = TensorGrowth.all_of(plan, since) == TensorGrowth.all_of(plan, run.since)
+        if not same and _in_proportion(list(settings_at(since, run, rules))):
+            grows = any(entry.grows for entry in since.tensors.values())
+            run = replace(run, since=since if grows else None)
+    recipe.check(plan, run.since, run.optimizers)
+    _check_rates(run, rules)
+    schedules = {type(scheduler).__name__ for scheduler in run.schedulers}
+    # A run without a scheduler may get one after it has grown, so its schedule is not known (None), not constant.
+    lines = recipe.differences(schedule="+".join(sorted(schedules)) or None)
+    others = recipe.other_constants(settings_at(since_of(run, run.model), run, rules))
+    if others:
+        lines.append(f"other constants than the recipe was tuned with: {'; '.join(others)}")
+    for line in lines:
+        warnings.warn(line, stacklevel=3)
+    return run
+
+
+def _check_rates(run: Run, rules: Mapping[str, OptimizerRule] | None) -> None:
+    """Raise unless learning rates have the proportions that μP gives them at the run's reference."""
+    if _in_proportion(settings_at(since_of(run, run.model), run, rules)):
+        return
+    what = "the learning rates of its tensors are not in the proportions of the reference that the run names"
+    remedy = (
+        "train the base with mu.param_groups(model, since, …); for a base that was trained without "
+        "μP, tune the proxy with reference= the base's width, and leave since= out of the run"
+    )
+    raise_faults(
+        "this recipe does not apply to this run",
+        [Fault("recipe.rates_out_of_proportion", "param_groups", what, remedy)],
+    )
+
+
+def _in_proportion(written: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether rates written at a reference have no factor left, up to rounding."""
+    return all(isclose(settings["lr_factor"], 1.0, rel_tol=1e-9) for settings in written)
+
+
+def settings_at(
+    since: Plan, run: Run, rules: Mapping[str, OptimizerRule] | None = None
+) -> Iterator[dict[str, Any]]:
+    """The settings of every trained tensor, in the units of the reference from which `since` leads to the model."""
+    names = parameter_names(run.model)
+    for optimizer in run.optimizers:
+        rule = rule_for(type(optimizer), rules=rules)
+        for group in optimizer.param_groups:
+            settings = {"lr_factor": 1.0, **{key: value for key, value in group.items() if key != "params"}}
+            for parameter in group["params"]:
+                name = resolve(names.get(id(parameter), ""), since)
+                row = rule.row(settings, parameter.dim(), optimizer.state.get(parameter))
+                yield settings if name is None else in_units(row, settings, since[name], back=True)
 
 
 def _growth(grown: TensorGrowth) -> str:

@@ -6,7 +6,7 @@ Knows runs and files; the caller says whether this worker still owns the point.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..errors import MupscaleError
 from ..runs.run import Run
-from ..training.grow.upscale import replace_run
 from .checkpoint import keep, kept, restore_, set_random_state_
 from .halving import Leg
 from .proxy import Proxy
@@ -108,7 +107,7 @@ def train_leg(
     if found is not None:
         restore_(run, found.parts)
         set_random_state_(found.random)
-    run = replace_run(run, steps=before + at)
+    run = replace(run, steps=before + at)
     reporter = _Reporter(run, leg, path, losses, before, limit, every, owned)
     try:
         proxy.train(run, before + total, reporter)

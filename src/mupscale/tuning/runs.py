@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..plans.plan import Plan
 from ..rules.schemes import RISE
 from ..runs.run import Run
 from ..training.grow.auto_noise import AutoNoise, choose_noise
-from ..training.grow.upscale import replace_run, upscale
+from ..training.grow.upscale import upscale
 from ..training.rates.reference import set_lr_
 from ..training.start.init import init_
 from ..training.units.groups import param_groups
@@ -118,7 +118,7 @@ class Runs:
         for optimizer in base.optimizers:
             for group in optimizer.param_groups:
                 group.pop("initial_lr", None)  # left by the schedule that has ended
-        run = replace_run(base, schedulers=(), steps=self.settings.steps)
+        run = replace(base, schedulers=(), steps=self.settings.steps)
         if not at_base:
             width = self.settings.k * self.settings.width
             run = upscale(
@@ -192,4 +192,4 @@ class Runs:
                 "schedule(optimizer, steps) returned None; write return torch.optim.lr_scheduler.…(optimizer, …)",
                 code="proxy.schedule_returned_none",
             )
-        return replace_run(run, schedulers=schedulers)
+        return replace(run, schedulers=schedulers)

@@ -1,6 +1,6 @@
 """Parameter groups for training at any width: learning rate, eps and decay in the units of each tensor.
 
-Constants are written down at the reference; `since` is the plan from there to the model that is trained.
+Constants are written down at the reference; a run knows the plan from there to its model, `since` gives it for any model.
 Every group keeps the factor on its rate (`lr_factor`) and its parameters' names, so that rates can be set
 and checked later and checkpoints resume.
 """
@@ -25,7 +25,7 @@ from ...optimizers.settings import (
     cannot_be_exact,
     factors_of,
     refused_by_row,
-    scale_setting,
+    scaled,
     without_units,
 )
 from ...optimizers.sharded_steps import refused_on_shards
@@ -33,137 +33,136 @@ from ...plans.ends import check_end
 from ...plans.plan import Plan
 from ...rules.optimizer_rule import OptimizerRule
 from ...rules.optimizers import qualified_name, rule_for
-from ...runs.run import Since, since_of
+from ...runs.run import Run, Since, since_of
 from ...tensors.parts import is_sharded
 
 _CHOICES = frozenset({"foreach", "fused", "capturable", "differentiable", "maximize"})  # of implementation
 Chosen = Iterable[tuple[str, nn.Parameter]] | Callable[[str, nn.Parameter], bool] | None
+_REFUSED = "these parameters cannot be grouped"
 
 
 def param_groups(
-    model: nn.Module,
-    since: Since,
-    optimizer_class: type[Optimizer],
+    model: Run | nn.Module,
+    since: Since | type[Optimizer],
+    optimizer_class: type[Optimizer] | None = None,
     *,
     parameters: Chosen = None,
     no_decay: Sequence[str] = (),
     rules: Mapping[str, OptimizerRule] | None = None,
     **constants: Any,
 ) -> list[dict[str, Any]]:
-    """Parameter groups of `model` in which the reference constants are scaled to the units of every tensor.
+    """Parameter groups in which the reference constants are scaled to the units of every tensor.
 
-    `since` is the run of this model, or the plan from the reference to it. `constants` (lr, eps, weight_decay, …)
-    are written at the reference. Constants that are not given take the optimizer's defaults and are scaled too.
-    `parameters` selects some of the parameters, for several optimizers. Tensors with equal settings share a group.
+    Write `param_groups(run, AdamW, lr=…)`, or `param_groups(model, since, AdamW, lr=…)` with the plan from the reference
+    to the model. `constants` (lr, eps, weight_decay, …) are written at the reference. Constants that are not given take
+    the optimizer's defaults and are scaled too. `parameters` selects some of the parameters, for several optimizers.
+    Tensors with equal settings share a group.
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> plan = mu.plan_between(make, 64, 256)
-    >>> groups = param_groups(make(256), plan, torch.optim.AdamW, lr=1e-2)
+    >>> run = mu.Run(make(256), since=mu.plan_between(make, 64, 256))
+    >>> groups = param_groups(run, torch.optim.AdamW, lr=1e-2)
     >>> [(group["lr"], [name for name, _ in group["params"]]) for group in groups][1]
     (0.0025, ['2.weight'])
+    >>> groups == param_groups(run.model, run.since, torch.optim.AdamW, lr=1e-2)
+    True
     """
-    faults = [*expect_class(optimizer_class), *wrong_list("no_decay", no_decay)]
-    raise_faults("these parameters cannot be grouped", faults)
-    rule = rule_for(optimizer_class, rules=rules)
-    settings = _settings(optimizer_class, rule, constants)
+    module, origin, kind = _subject(model, since, optimizer_class)
+    raise_faults(_REFUSED, [*expect_class(kind), *wrong_list("no_decay", no_decay)])
+    rule = rule_for(kind, rules=rules)
+    settings = _settings(kind, rule, constants)
+    _expect_mup(kind, rule, settings)
+    plan = since_of(origin, module)
+    check_end(plan, module, "wide")
+    named = _chosen(module, plan, parameters)
+    rows, faults = _rows_of(kind, rule, settings, {name: len(plan[name].axes) for name in named})
+    faults += [*_wrong_settings(kind, rule, settings), *_unused(no_decay, named)]
+    raise_faults(_REFUSED, [*faults, *refused_on_shards(kind, named, settings)])
+    own = {name: _own_settings(settings, rows[name], name, no_decay) for name in named}
+    for name in named:
+        faults += cannot_be_exact(rows[name], own[name], name, plan[name])
+        faults += refused_by_row(rows[name], own[name], LATE, name, plan[name])
+    raise_faults(_REFUSED, faults)
+    groups: dict[Any, dict[str, Any]] = {}
+    for name, parameter in named.items():
+        factors = factors_of(rows[name], own[name], plan[name])
+        group = {**scaled(copy.deepcopy(own[name]), factors), "lr_factor": float(factors["lr"]), "params": []}
+        shared = [
+            (key, factors.get(key) if key == "lr" or _matters(value) else None, _plain(value))
+            for key, value in sorted(own[name].items())
+        ]
+        # foreach and fused steps take plain or sharded tensors, not both
+        one = groups.setdefault((is_sharded(parameter), *shared), group)
+        one["params"].append((name, parameter))
+    return list(groups.values())
+
+
+def _subject(model: Any, since: Any, optimizer_class: Any) -> tuple[nn.Module, Since, Any]:
+    """The model, its plan or run, and the class of optimizers, as both forms of the call give them."""
+    run = model if isinstance(model, Run) else None
+    if optimizer_class is None:  # param_groups(run, AdamW)
+        since, optimizer_class = run, since
+    return model if run is None else run.model, since, optimizer_class
+
+
+def _expect_mup(optimizer: type[Optimizer], rule: OptimizerRule, settings: Mapping[str, Any]) -> None:
     if not all(row.agrees_with_mup for row in _rows(rule, settings)):
         raise MupscaleError(
-            f"{qualified_name(optimizer_class)} measures the size of the weights itself, so μP gives it no learning rate that "
+            f"{qualified_name(optimizer)} measures the size of the weights itself, so μP gives it no learning rate that "
             "holds across widths; a run with it can be widened, but not tuned small and applied large",
             code="optimizer.outside_mup",
         )
-    plan = since_of(since, model)
-    check_end(plan, model, "wide")
-    faults = [
-        Fault(
-            "optimizer.unknown_setting",
-            f"{key} = {settings[key]!r}",
-            f"{qualified_name(optimizer_class)} has no units for it in the registry",
-            f"check its spelling; {without_units(key)}",
-        )
-        for key in settings
-        if not all(row.known(key) for row in _rows(rule, settings) or (rule,))
-    ]
+
+
+def _wrong_settings(
+    optimizer: type[Optimizer], rule: OptimizerRule, settings: Mapping[str, Any]
+) -> list[Fault]:
+    """Faults for settings without units, of a wrong type, or that a group cannot have."""
+    faults, kind, rows = [], optimizer.__name__, _rows(rule, settings) or (rule,)
+    for key in (key for key in settings if not all(row.known(key) for row in rows)):
+        what = f"{qualified_name(optimizer)} has no units for it in the registry"
+        remedy = f"check its spelling; {without_units(key)}"
+        faults.append(Fault("optimizer.unknown_setting", f"{key} = {settings[key]!r}", what, remedy))
     if "lr" not in settings:
-        faults.append(
-            Fault(
-                "rates.no_default_lr",
-                "lr",
-                f"{optimizer_class.__name__} has no default learning rate",
-                "pass lr=",
-            )
-        )
+        what = f"{kind} has no default learning rate"
+        faults.append(Fault("rates.no_default_lr", "lr", what, "pass lr="))
     elif not isinstance(settings["lr"], Tensor):
         faults += wrong_number("lr", settings["lr"], "write lr=1e-3, for example")
     measured = {key for row in rule.every_row for key in (row.decay_key, *row.hyper)}
-    texts = [key for key in sorted(measured) if isinstance(settings.get(key), str)]
-    faults += [
-        Fault(
-            "argument.not_a_number",
-            key,
-            f"it is {settings[key]!r}, expected a number",
-            f"write {key}=0.1, for example",
-        )
-        for key in texts
-    ]
-    named = _chosen(model, plan, parameters)
-    unused = [p for p in no_decay if not any(fnmatchcase(name, p) for name in named)]
+    for key in (key for key in sorted(measured) if isinstance(settings.get(key), str)):
+        what = f"it is {settings[key]!r}, expected a number"
+        faults.append(Fault("argument.not_a_number", key, what, f"write {key}=0.1, for example"))
+    for key in (key for key in rule.constructor_only if settings.get(key)):
+        what = f"{kind} reads it from its constructor, so it cannot differ by group"
+        where = f"{key} = {settings[key]}"
+        faults.append(Fault("optimizer.setting_of_constructor", where, what, f"pass {key}=0"))
+    return faults
+
+
+def _unused(no_decay: Sequence[str], named: Iterable[str]) -> list[Fault]:
+    """A fault for every pattern that no name matches."""
+    unused = [pattern for pattern in no_decay if not any(fnmatchcase(name, pattern) for name in named)]
+    what = "declared in no_decay, but no parameter has such a name"
     remedy = "write the name of a parameter, or a pattern such as *.bias"
-    faults += [
-        Fault(
-            "argument.pattern_matches_nothing",
-            p,
-            "declared in no_decay, but no parameter has such a name",
-            remedy,
-        )
-        for p in unused
-    ]
-    faults += [
-        Fault(
-            "optimizer.setting_of_constructor",
-            f"{key} = {settings[key]}",
-            f"{optimizer_class.__name__} reads it from its constructor, so it cannot differ by group",
-            f"pass {key}=0",
-        )
-        for key in rule.constructor_only
-        if settings.get(key)
-    ]
+    return [Fault("argument.pattern_matches_nothing", pattern, what, remedy) for pattern in unused]
+
+
+def _rows_of(
+    optimizer: type[Optimizer], rule: OptimizerRule, settings: Mapping[str, Any], dims: Mapping[str, int]
+) -> tuple[dict[str, OptimizerRule], list[Fault]]:
+    """The row of every tensor, by its number of dimensions, and faults for those that have none."""
     rows: dict[str, OptimizerRule] = {}
-    for name in named:
+    faults = []
+    for name, many in dims.items():
         try:
-            rows[name] = rule.row(settings, len(plan[name].axes))
+            rows[name] = rule.row(settings, many)
         except MupscaleError as error:
             faults.append(Fault(error.code, name, error.claim))
             continue
-        if rows[name].of_matrices and len(plan[name].axes) < 2:
-            what = f"{optimizer_class.__name__} takes matrices only"
-            faults.append(
-                Fault("optimizer.takes_matrices_only", name, what, "pick matrices with parameters=")
-            )
-    faults += refused_on_shards(optimizer_class, named, settings)
-    raise_faults("these parameters cannot be grouped", faults)
-    chosen = {name: _own_settings(settings, rows[name], name, no_decay) for name in named}
-    for name, own in chosen.items():
-        faults += cannot_be_exact(rows[name], own, name, plan[name])
-        faults += refused_by_row(rows[name], own, LATE, name, plan[name])
-    raise_faults("these parameters cannot be grouped", faults)
-    groups: dict[Any, dict[str, Any]] = {}
-    for name, parameter in named.items():
-        own, row = chosen[name], rows[name]
-        factors = factors_of(row, own, plan[name])
-        group = {
-            key: scale_setting(copy.deepcopy(v), factors[key]) if key in factors else v
-            for key, v in own.items()
-        }
-        key = tuple(
-            (k, factors.get(k) if k == "lr" or _matters(v) else None, _plain(v))
-            for k, v in sorted(own.items())
-        )
-        group["lr_factor"] = float(factors["lr"])
-        apart = is_sharded(parameter)  # foreach and fused steps take plain or sharded tensors, not both
-        groups.setdefault((apart, key), {**group, "params": []})["params"].append((name, parameter))
-    return list(groups.values())
+        if rows[name].of_matrices and many < 2:
+            what, remedy = f"{optimizer.__name__} takes matrices only", "pick matrices with parameters="
+            faults.append(Fault("optimizer.takes_matrices_only", name, what, remedy))
+    return rows, faults
 
 
 def _own_settings(
@@ -206,9 +205,8 @@ def expect_class(optimizer: object) -> list[Fault]:
     if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
         return []
     what = f"it is {shown(optimizer)}, expected a class of optimizers"
-    return [
-        Fault("optimizer.not_a_class", "optimizer_class", what, "write torch.optim.AdamW, or type(optimizer)")
-    ]
+    remedy = "write torch.optim.AdamW, or type(optimizer)"
+    return [Fault("optimizer.not_a_class", "optimizer_class", what, remedy)]
 
 
 def _plain(value: Any) -> Any:
@@ -250,15 +248,8 @@ def _chosen(model: nn.Module, plan: Plan, parameters: Chosen) -> dict[str, nn.Pa
             code="argument.not_named_pairs",
         )
     wanted = [(plan.planned(known), name) for name, _ in pairs if (known := resolve(name, plan) or name)]
-    faults = [
-        Fault(
-            "argument.not_a_trainable_parameter",
-            name,
-            "not a trainable parameter of the model",
-            "pick from model.named_parameters()",
-        )
-        for known, name in wanted
-        if known not in everything
-    ]
-    raise_faults("these parameters cannot be grouped", faults)
+    what, remedy = "not a trainable parameter of the model", "pick from model.named_parameters()"
+    missing = [name for known, name in wanted if known not in everything]
+    code = "argument.not_a_trainable_parameter"
+    raise_faults(_REFUSED, [Fault(code, name, what, remedy) for name in missing])
     return {known: everything[known] for known, _ in wanted}

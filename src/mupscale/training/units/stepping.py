@@ -87,14 +87,8 @@ class InUnits:
                 name = self._names.get(id(parameter))
                 if name is None:
                     what = "it holds a parameter that does not belong to the model"
-                    faults.append(
-                        Fault(
-                            "optimizer.foreign_parameters",
-                            where,
-                            what,
-                            "build the optimizer from this model's parameters",
-                        )
-                    )
+                    remedy = "build the optimizer from this model's parameters"
+                    faults.append(Fault("optimizer.foreign_parameters", where, what, remedy))
                     continue
                 members[name] = parameter
             faults += refused_on_shards(type(self._optimizer), members, group)
@@ -241,32 +235,14 @@ def _members(groups: Groups) -> list[list[int]]:
 def _refused(rule: OptimizerRule, group: Mapping[str, Any], where: str) -> list[Fault]:
     faults = []
     if "lr_factor" in group:
-        faults.append(
-            Fault(
-                "optimizer.groups_in_units_already",
-                where,
-                "its settings are in the units of its tensors already (it has an lr_factor)",
-                "step it as it is, or build the optimizer from plain parameters",
-            )
-        )
+        what = "its settings are in the units of its tensors already (it has an lr_factor)"
+        remedy = "step it as it is, or build the optimizer from plain parameters"
+        faults.append(Fault("optimizer.groups_in_units_already", where, what, remedy))
     if rule.stacked:
         what = "it stacks the state of the tensors of a group, which steps in units would split"
-        faults.append(
-            Fault(
-                "optimizer.state_is_stacked",
-                where,
-                what,
-                "build its groups with param_groups, one call for each kind of group",
-            )
-        )
-    faults += [
-        Fault(
-            "optimizer.setting_of_constructor",
-            where,
-            f"{key} = {group[key]} is read when the optimizer is made, so it cannot differ by tensor",
-            f"pass {key}=0",
-        )
-        for key in rule.constructor_only
-        if group.get(key)
-    ]
+        remedy = "build its groups with param_groups, one call for each kind of group"
+        faults.append(Fault("optimizer.state_is_stacked", where, what, remedy))
+    for key in (key for key in rule.constructor_only if group.get(key)):
+        what = f"{key} = {group[key]} is read when the optimizer is made, so it cannot differ by tensor"
+        faults.append(Fault("optimizer.setting_of_constructor", where, what, f"pass {key}=0"))
     return faults
