@@ -351,12 +351,13 @@ def test_pads_say_whether_they_are_awake():
     assert 0 < woken["0.weight"] < 1
 
 
-def test_the_report_of_noise_knows_new_tensors():
+def test_the_shares_of_noise_know_new_tensors():
     run, plan = trained(OPTIMIZERS["adamw"]), deeper((0, None, 1))
     woken = mu.upscale(run, lambda: make(blocks=3), mu.SignalNoise(0.1), plan=plan, loss=loss)
-    (row,) = mu.diagnostics.noise_report(run, woken, loss=loss).rows
-    assert (row.name, row.share) == ("blocks.1.read.weight", 1.0)
-    assert row.lost < 1e-12
+    shares = mu.diagnostics.noise_shares(run, woken)
+    assert shares.keys() == {"blocks.1.read.weight"}
+    assert shares["blocks.1.read.weight"].share == 1.0
+    assert shares["blocks.1.read.weight"].lost < 1e-12
 
 
 @pytest.mark.parametrize("bias", [False, True])
