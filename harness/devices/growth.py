@@ -352,7 +352,7 @@ def deeper_verified(device: Device) -> Any:
 def padded(device: Device) -> Any:
     base = trained(device, rms_mlp)
     plan = mu.infer_plan(base.run.model, lambda: rms_mlp(24), loss=base.loss, pad=True)
-    return plan.hash, str(plan.edits)
+    return plan.hash
 
 
 @case

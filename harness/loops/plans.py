@@ -131,7 +131,7 @@ def noise_twice_with_the_default_seed() -> float:
 
 
 class Padded(nn.Module):
-    """An RMSNorm, whose eps a padded plan edits."""
+    """An RMSNorm over zeros, for which a plan multiplies its gain and what it reads."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

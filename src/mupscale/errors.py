@@ -140,7 +140,7 @@ class DamagedFile(MupscaleError):  # noqa: N818
 
 TYPES: dict[type[MupscaleError], str] = {
     NotExact: """
-        axis.not_whole_copies axis.padding_changes_mean axis.padding_without_eps axis.padding_without_gain
+        axis.not_whole_copies axis.padding_changes_mean axis.padding_without_gain
         axis.parts_differ_in_copies axis.shrinks_by_copies depth.block_changes_output depth.gradient_differs
         depth.new_part_awake depth.odd_waking_gradient depth.waking_changes_loss experts.gradient_differs
         experts.loss_differs experts.moved_before_waking experts.waking_changes_loss family.rows_change_the_loss
@@ -151,7 +151,7 @@ TYPES: dict[type[MupscaleError], str] = {
         optimizer.refused_by_row optimizer.takes_no_padding proof.run_deviates proof.untied_outputs_differ
         schedule.absolute_rate schedule.reads_base search words.padding_row_moves""",
     Undecided: """
-        axis.padding_leaks axis.padding_of_unknown_norm layout.read_but_not_written layout.undeclared
+        axis.padding_leaks axis.padding_of_norm layout.read_but_not_written layout.undeclared
         model.growing_integer_buffer model.unclear_buffer optimizer.unknown_class optimizer.unknown_setting
         plan.mixes_channels plan.rows_grow plan.tied_readout plan.unknown_role proof.attribute_not_carried
         proof.control_too_small proof.missing proof.tensor_not_reached schedule.unknown_scheduler
@@ -179,7 +179,8 @@ TYPES: dict[type[MupscaleError], str] = {
         growth.other_provenance_version growth.plan_hash_differs growth.record_incomplete growth.record_malformed
         growth.request_malformed header job.bytes_differ
         job.malformed_record job.wrong_format json noise.malformed_record pickle plan.contradicts_itself
-        plan.malformed_record plan.not_a_family_plan plan.wrong_format recipe.malformed_record recipe.wrong_format
+        plan.edits_constants plan.malformed_record plan.not_a_family_plan plan.wrong_format
+        recipe.malformed_record recipe.wrong_format
         store.not_a_journal study.checkpoint_damaged""",
 }
 """The type of an error by the codes and topics of its faults; what is not listed has none of its own."""

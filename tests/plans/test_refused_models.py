@@ -44,7 +44,7 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, x):
-        return self.head(self.norm(self.mix(self.embed(x)).tanh()))
+        return self.head(self.norm(self.mix(self.embed(x).tanh()).tanh()))
 
 
 class Raw(nn.Module):
@@ -94,7 +94,11 @@ MODELS: dict[str, Any] = {
         two(between(nn.LayerNorm), layouts={"0.*": {0: PAD}, "1.*": {0: PAD}, "2.weight": {1: PAD}}),
         "axis.padding_changes_mean",
     ),
-    "padded RMSNorm": (two(between(nn.RMSNorm), 4, 6, pad=True), "axis.padding_without_eps", "RMSNorm"),
+    "padded RMSNorm without a loss": (two(between(nn.RMSNorm), 4, 6, pad=True), "axis.padding_of_norm", "RMSNorm"),
+    "padded RMSNorm, no gain": (
+        two(between(lambda n: nn.RMSNorm(n, elementwise_affine=False)), 4, 6, pad=True, loss=loss),
+        "axis.padding_without_gain",
+    ),
     "layout": (two(Heads, 8, 16), "layout.undeclared", "q_proj.weight, axis 0"),
     "raw": (two(Raw), "plan.unknown_role", "token"),
     "blind loss": (two(Raw, loss=lambda m: m.head.bias.square().sum()), "search.tensor_undecided", "token"),
@@ -137,11 +141,16 @@ def test_a_fraction_is_refused_when_the_plan_is_used():
     )
 
 
-def test_pads_declared_where_copies_would_fit_still_edit_the_eps_of_rmsnorm():
-    make = between(lambda n: nn.RMSNorm(n, eps=0.1))
-    plan = mu.plan_between(make, 4, 8, layouts={"0.*": {0: PAD}, "1.*": {0: PAD}, "2.weight": {1: PAD}})
-    assert [(edit.path, str(edit.scale)) for edit in plan.edits] == [("1.eps", "1/2")]
-    assert str(plan["1.weight"].fold) == "2^(-1/2)"
+@pytest.mark.parametrize("eps", [0.1, None])
+def test_pads_declared_where_copies_would_fit_are_folded_into_what_a_norm_reads(eps):
+    make = between(lambda n: nn.RMSNorm(n, eps))
+    layouts: Any = {"0.*": {0: PAD}, "1.*": {0: PAD}, "2.weight": {1: PAD}}
+    plan = mu.plan_between(make, 4, 8, layouts=layouts, loss=loss)
+    assert [str(plan[name].fold) for name in ("0.weight", "0.bias", "1.weight")] == [
+        "2^(1/2)",
+        "2^(1/2)",
+        "2^(-1/2)",
+    ]
 
 
 @pytest.mark.parametrize("tied", ["base", "wide"])

@@ -1,9 +1,10 @@
-"""One way to make a wide model: what trains, edits, modes and hooks are the same in proofs, in the search and in what grows."""
+"""One way to make a wide model: what trains, modes and hooks are the same in proofs, in the search and in what grows."""
 
 import copy
 import logging
 import threading
 import warnings
+from fractions import Fraction
 
 import pytest
 import torch
@@ -90,18 +91,18 @@ class Padded(nn.Module):
         return self.head(self.norm(self.inp(x)))
 
 
-def test_a_plan_with_edits_is_proved_by_the_loss_that_found_it(monkeypatch):
+def test_a_plan_with_zeros_in_a_norm_is_proved_by_the_loss_that_found_it():
     run = started(Padded)
     plan = mu.infer_plan(run.model, lambda: Padded(6), pad=True, loss=loss)
-    assert [edit.path for edit in plan.edits] == ["norm.eps"]
+    assert (
+        plan["inp.bias"].fold == plan["norm.weight"].fold ** -1 == mu.rules.Scale.of("3/2") ** Fraction(1, 2)
+    )
     wide = mu.widen(run, lambda: Padded(6), plan=plan, loss=loss)
-    assert wide.model.norm.eps == plan.edits[0].new  # type: ignore[union-attr]
+    assert wide.model.norm.eps == run.model.norm.eps  # type: ignore[union-attr]
     assert mu.verify(run, lambda: Padded(6), step=step, plan=plan).holds
     assert apart(run, wide) < 1e-12
-    noisy = mu.upscale(run, lambda: Padded(6), mu.AutoNoise(rise=0.1), plan=plan, loss=loss)
-    assert noisy.model.norm.eps == plan.edits[0].new  # type: ignore[union-attr]
-    monkeypatch.setattr(wide_model, "edit_", lambda model, direction: None)
-    refusal(lambda: mu.widen(run, lambda: Padded(6), plan=plan, loss=loss))
+    mu.upscale(run, lambda: Padded(6), mu.AutoNoise(rise=0.1), plan=plan, loss=loss)
+    refusal(lambda: mu.widen(run, lambda: Padded(6), plan=plan.fold("inp.bias", 2), loss=loss))
 
 
 class Tied(nn.Module):

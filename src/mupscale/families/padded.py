@@ -18,7 +18,6 @@ from ..models.names import name_in, pattern_of
 from ..planning.facts.padded_norms import centred_fault, subtracts_mean
 from ..planning.search.search import Found
 from ..plans.direction import Direction
-from ..plans.plan import Plan
 from ..plans.wide_model import fill_model_
 from ..proofs.identity import GRADIENT_TOLERANCE, compare_gradients, gradients
 from ..tensors.differences import loss_gap
@@ -44,16 +43,6 @@ def refuse_layer_norms(small: Any, base: Tensors, wide: Tensors) -> None:
             where, kind = pattern_of(name).rpartition(".")[0], centred[pattern_of(name)]
             faults.setdefault(where, centred_fault(where, kind, shape[0], wide.shapes[name][0]))
     raise_faults("this configuration cannot grow exactly like that", list(faults.values())[:2])
-
-
-def refuse_edits(plan: Plan) -> None:
-    """Raise if zeros ask for another eps, which a stock class reads from its configuration for all norms at once."""
-    what = "zeros in torch's own RMSNorm need another eps there, which no field of the configuration says"
-    faults = [
-        Fault("family.zeros_need_other_eps", edit.path, what, "write whole multiples: -k 2")
-        for edit in plan.edits[:2]
-    ]
-    raise_faults("this model cannot grow by zeros", faults)
 
 
 def try_other_size(found: Found, small: Config, goal: Goal, cls: Any) -> float:

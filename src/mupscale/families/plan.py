@@ -43,7 +43,7 @@ from .models import (
     read_config,
 )
 from .multipliers import Multipliers
-from .padded import refuse_edits, refuse_layer_norms, try_other_size
+from .padded import refuse_layer_norms, try_other_size
 from .reading import reading_of
 from .record import Evidence, FamilyPlan
 from .rows import ROWS
@@ -129,7 +129,6 @@ def family_plan(
     except NoBatchError:  # a model may build at sizes at which it does not run
         copy = small_copies(narrow, goal, cls, kept, gently=True)
         found = search_small(copy.first, copy.goals[0], own, export, declared)
-    refuse_edits(found.plan)
     for other in copy.goals[1:]:
         found = replace(found, worst=max(found.worst, try_other_size(found, copy.first, other, own)))
     layouts = declared_layouts(as_data(start), goal, list(wide_end.shapes), declared)

@@ -54,6 +54,8 @@ class Call:
     """The module that called it."""
     line: str
     """Where it stands in the code: "model.py:12"."""
+    drawn: bool
+    """Whether the loss itself made a tensor from none: a batch that it draws."""
 
     @property
     def value(self) -> Tensor | None:
@@ -85,11 +87,14 @@ class Trace:
 
     @cached_property
     def batch(self) -> list[bool]:
-        """For every call, whether the batch is behind it: a tensor that neither the model nor a call made."""
+        """For every call, whether the batch is behind it: a tensor that neither the model nor a call made, or that the loss draws."""
         found: list[bool] = []
         for call in self.calls:
             known = zip(call.leaves, call.parents, strict=True)
-            found.append(any(leaf is None and (parent is None or found[parent]) for leaf, parent in known))
+            found.append(
+                call.drawn
+                or any(leaf is None and (parent is None or found[parent]) for leaf, parent in known)
+            )
         return found
 
     def weight(self, call: Call, position: int) -> bool:
@@ -163,6 +168,7 @@ class _Recorder(TorchFunctionMode):
             outputs,
             self.stack[-1],
             _line(),
+            not inputs and len(self.stack) == 1,
         )
         self.trace.calls.append(call)
         for out in outputs:

@@ -22,18 +22,16 @@ from fractions import Fraction
 import torch
 from torch import nn
 
-from ..errors import Fault, MupscaleError
+from ..errors import Fault, MupscaleError, raise_faults
 from ..models.kinds import is_batch_norm
 from ..models.names import Kind, module_paths, name_in, named_tensors, unique_tensors, unwrap
-from ..models.need import Need
-from ..plans.plan import Edit, Plan
+from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
 from ..rules.axes import Axis, Layout, Role
 from ..rules.products import Factor
 from ..rules.scale import ONE, Scale
 from ..tensors.making import Fill
 from .facts import modules
-from .facts.norm_eps import pad_norms
 from .facts.parametrized import parametrized, weight_norm_facts
 
 
@@ -136,6 +134,18 @@ class Draft:
         """Tensors that grow and whose roles are neither known from their module nor declared."""
         return [e for e in self.entries.values() if e.growing and e.roles is None]
 
+    def axis(self, entry: Entry, dim: int) -> Axis | None:
+        """One axis of a tensor as it is laid out so far; None if the layout does not fit the two sizes."""
+        try:
+            return entry.plan(self.pad).axes[dim]
+        except MupscaleError:
+            return None
+
+    def padded(self, entry: Entry, dim: int) -> bool:
+        """True if an axis gets zeros, as it is laid out so far."""
+        axis = self.axis(entry, dim)
+        return axis is not None and axis.padded
+
     def planned(self, name: str) -> str:
         """The name under which a tensor is planned: its own, or that of the tensor it is tied to."""
         return self.ties.get(name, name)
@@ -167,16 +177,10 @@ class Draft:
                 tensors[name] = self._like_its_gain(entry).plan(self.pad)
             except MupscaleError as error:
                 faults.append(Fault(error.code, name, error.claim))
-        edits: list[Edit] = []
-        needs: set[Need] = set()
-        if not faults and any(t.padded for t in tensors.values()):
-            needs = modules.padding_needs(self.models[0])
-            folded, edits, faults = pad_norms(*self.models, tensors)
-            tensors.update(folded)
-        if faults:
-            raise MupscaleError("no plan fits these two models", faults)
-        in_order = tuple(sorted(edits, key=lambda edit: edit.path))
-        return Plan(tensors, dict(self.ties), in_order, needs=frozenset(needs))
+        raise_faults("no plan fits these two models", faults)
+        padded = any(tensor.padded for tensor in tensors.values())
+        needs = modules.padding_needs(self.models[0]) if padded else set()
+        return Plan(tensors, dict(self.ties), needs=frozenset(needs))
 
 
 def draft(

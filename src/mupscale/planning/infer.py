@@ -33,7 +33,7 @@ from .deeper import Orders, deeper_plan, missing_order
 from .draft import Draft, draft
 from .facts.decided import why_undecided
 from .facts.modules import dropout_of_modules, leaking_pads, row_of
-from .facts.padded_norms import streams_by_size, with_streams
+from .facts.padded_norms import padded_norms, streams_by_size, unpaddable, with_streams
 from .facts.unwritten import reading_faults
 from .knobs import copies, layout_knobs
 from .search.search import Found, search
@@ -255,13 +255,18 @@ def _undecided(made: Draft) -> list[Fault]:
 
 
 def _undecided_pads(made: Draft) -> list[Fault]:
-    """Zeros pass through activations that map 0 to 0 and through torch's own RMSNorm; the rest is tested."""
-    if not made.pad or not any(t.padded for t in made.plan().tensors.values()):
-        return []
+    """Zeros pass through activations that map 0 to 0; what a norm over them asks of other tensors is measured."""
+    faults = unpaddable(made)
     remedy = f"use whole multiples, or {_MEASURE}"
-    faults = leaking_pads(made.models[0], remedy)
-    for path, module in made.models[0].named_modules():
-        if is_norm(module) and not isinstance(module, KNOWN_NORMS):
-            what = f"{type(module).__name__} is not one of torch's norms, so what padding asks of it is not known"
-            faults.append(Fault("axis.padding_of_unknown_norm", path, what, remedy))
+    padded = any(made.padded(entry, dim) for entry in made.entries.values() for dim in entry.growing)
+    norms = {path: made.entries[gain].module[0] for path, gain in padded_norms(made).items()}
+    if made.pad and padded:
+        faults += leaking_pads(made.models[0], remedy)
+        modules = made.models[0].named_modules()
+        norms |= {p: m for p, m in modules if is_norm(m) and not isinstance(m, KNOWN_NORMS)}
+    refused = {fault.where for fault in faults}
+    for path, norm in norms.items():
+        if path not in refused:
+            what = f"what writes into the space that {type(norm).__name__} averages over must absorb its share of zeros"
+            faults.append(Fault("axis.padding_of_norm", path, what, remedy))
     return faults

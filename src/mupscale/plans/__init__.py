@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from ..families.plan import family_plan as family_plan
     from ..models.build import on_meta as on_meta
     from ..proofs.identity import gradient_identity as gradient_identity
-    from .plan import Edit as Edit
     from .tensor_plan import TensorPlan as TensorPlan
 
 __getattr__ = exported(__name__, {"family_plan": "hf"})

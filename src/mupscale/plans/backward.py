@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..errors import Fault, raise_faults
 from ..rules.axes import Axis
 from ..rules.scale import ONE
-from .plan import Edit, Plan
+from .plan import Plan
 from .tensor_plan import TensorPlan
 
 
@@ -34,8 +34,7 @@ def backward(plan: Plan) -> Plan:
     ]
     raise_faults("this plan has no way back in units", faults)
     tensors = {name: _back(entry) for name, entry in plan.tensors.items()}
-    edits = tuple(Edit(edit.path, edit.new, ONE / edit.scale) for edit in plan.edits)
-    return replace(plan, tensors=tensors, edits=edits)
+    return replace(plan, tensors=tensors)
 
 
 def _back(entry: TensorPlan) -> TensorPlan:

@@ -20,12 +20,12 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..files import typed
 from ..files.strict import parse_json, refuse_malformed
 from ..frozen import FrozenDict, freeze_mappings
-from ..models.names import Kind, name_in, resolve
+from ..models.names import Kind, resolve
 from ..models.need import Need
 from ..rules.axes import Axis
 from ..rules.scale import Exact, Scale
 from .explain import explain, table
-from .tensor_plan import TensorPlan, stored_scale
+from .tensor_plan import TensorPlan
 
 FORMAT = "mupscale plan 1"
 _MALFORMED = "this is not a plan, expected what to_json wrote"
@@ -35,24 +35,6 @@ Proof = Literal["none", "copy", "outputs", "modules", "loss"]
 """How a plan was proved, the weakest first: not at all, on a small copy of the model's type, by the gradients of a
 projection of the outputs, by torch's own modules in containers whose forward is known, by the gradients of a loss."""
 _PROOFS: tuple[Proof, ...] = get_args(Proof)
-
-
-@dataclass(frozen=True)
-class Edit:
-    """A constant of the model's code that grows with it: "norm.eps" times an exact scale.
-
-    >>> Edit("norm.eps", 1e-05, Scale.of("1/4")).new
-    2.5e-06
-    """
-
-    path: str
-    old: float
-    scale: Scale
-
-    @property
-    def new(self) -> float:
-        """The constant in the wide model."""
-        return self.old * float(self.scale)
 
 
 @dataclass(frozen=True)
@@ -70,7 +52,6 @@ class Plan:
     tensors: Mapping[str, TensorPlan]
     ties: Mapping[str, str] = field(default_factory=dict)
     """Other names of a tensor, each with the name under which the tensor is planned."""
-    edits: tuple[Edit, ...] = ()
     exact: Exactness = "dynamic"
     needs: frozenset[Need] = field(default=frozenset(), compare=False)
     """Assumptions that the plan cannot check: sentences, each with a kind. They are not part of its identity."""
@@ -190,9 +171,8 @@ class Plan:
                 ],
             )
         ties = {new(alias): new(name) for alias, name in self.ties.items()}
-        edits = tuple(replace(edit, path=_rename_owner(edit.path, new)) for edit in self.edits)
         # Another framework has other code.
-        return replace(self, tensors=tensors, ties=ties, edits=edits, code={})
+        return replace(self, tensors=tensors, ties=ties, code={})
 
     def then(self, other: Plan) -> Plan:
         """The plan a -> c from the plans a -> b and b -> c, exactly."""
@@ -205,15 +185,10 @@ class Plan:
                 faults.append(Fault(error.code, name, error.claim))
         raise_faults("the two plans do not compose", faults)
         ties = {**self.ties, **other.ties}
-        edits = {edit.path: edit for edit in self.edits}
-        for edit in other.edits:
-            early = edits.get(edit.path)
-            edits[edit.path] = replace(early, scale=early.scale * edit.scale) if early else edit
         exact: Exactness = "dynamic" if self.exact == other.exact == "dynamic" else "static"
-        in_order = tuple(edits[path] for path in sorted(edits))
         proof = min(self.proof, other.proof, key=_PROOFS.index)
         code = {**self.code, **other.code} if self.code and other.code else {}
-        return Plan(tensors, ties, in_order, exact, self.needs | other.needs, proof, code)
+        return Plan(tensors, ties, exact, self.needs | other.needs, proof, code)
 
     def _composed(self, late: TensorPlan) -> TensorPlan:
         if not late.sources:
@@ -249,7 +224,7 @@ class Plan:
             "format": FORMAT,
             "tensors": {name: tensor.as_json() for name, tensor in self.tensors.items()},
             "ties": dict(self.ties),
-            "edits": [[edit.path, edit.old, str(edit.scale)] for edit in self.edits],
+            "edits": [],  # once constants of the model's code; part of every hash
             "exact": self.exact,
             "needs": sorted(map(str, self.needs)),
             "proof": self.proof,
@@ -270,13 +245,10 @@ class Plan:
                     f"this is not a plan: format {values['format']!r}, expected {FORMAT!r}",
                     code="plan.wrong_format",
                 )
+            _refuse_edits([typed.text(path) for path, *_ in typed.many(values["edits"])])
             return Plan(
                 tensors={name: TensorPlan.of_json(t) for name, t in typed.named(values["tensors"]).items()},
                 ties={alias: typed.text(name) for alias, name in typed.named(values["ties"]).items()},
-                edits=tuple(
-                    Edit(typed.text(path), typed.number(old), stored_scale(scale))
-                    for path, old, scale in typed.many(values["edits"])
-                ),
                 exact=_exactness(values["exact"]),
                 needs=frozenset(map(Need, typed.texts(values["needs"]))),
                 proof=_PROOFS[_PROOFS.index(values["proof"])],
@@ -304,7 +276,6 @@ class Plan:
     def __str__(self) -> str:
         lines = table(self.tensors)
         lines += [f"tied: {alias} = {name}" for alias, name in self.ties.items()]
-        lines += [f"edit: {edit.path} {edit.old} -> {edit.new}" for edit in self.edits]
         lines += [f"needs: {need}" for need in sorted(self.needs)]
         lines.append(f"exact: {self.exact}   proof: {self.proof}   hash: {self.hash[:16]}")
         return "\n".join(lines)
@@ -327,8 +298,9 @@ def _exactness(value: Any) -> Exactness:
     return cast(Exactness, value)
 
 
-def _rename_owner(path: str, new: Callable[[str], str]) -> str:
-    """The path of a module's constant, renamed as the module's weight is."""
-    owner, _, leaf = path.rpartition(".")
-    renamed = new(name_in(owner, "weight")).rpartition(".")[0]
-    return f"{renamed}.{leaf}" if renamed else leaf
+def _refuse_edits(paths: Iterable[str]) -> None:
+    """Raise for a plan of 0.2.0 that changes constants of the model's code, as the eps of a norm over zeros."""
+    what = "the plan changes this constant of the model's code; plans now fold such constants into weights"
+    remedy = "grow the base by a new plan: mu.infer_plan(base, wide, loss=loss, pad=True)"
+    faults = [Fault("plan.edits_constants", path, what, remedy) for path in paths]
+    raise_faults("this plan was made by mupscale 0.2.0", faults)

@@ -1,8 +1,8 @@
 """The one way to make a wide model: proofs, the search, chosen noise and growing itself all fill models here.
 
 A filled model has everything of the other end of a plan: weights and buffers, which of them train, ties, the hooks of
-gradients, the modes of modules, gradient checkpointing, settings that are no tensors, and the constants that the plan edits. Tensors are made in new
-memory, on the devices and in the dtypes of the source, so a model may be built on the meta device. The search fills one
+gradients, the modes of modules, gradient checkpointing, and settings that are no tensors. Tensors are made in new memory, on
+the devices and in the dtypes of the source, so a model may be built on the meta device. The search fills one
 model hundreds of times: `in_place` writes into the tensors that are there.
 """
 
@@ -64,7 +64,6 @@ def fill_model_(
             carry_attributes_(inner, compare_attributes(outer, inner, plan))
             _carry_checkpointing_(inner, outer, plan)
     _copy_modes_(inner, outer, plan)
-    edit_(inner, direction)
     return model
 
 
@@ -140,12 +139,3 @@ def _carry_checkpointing_(model: nn.Module, source: nn.Module, plan: Plan | None
             continue
         if of_library(held.get(CHECKPOINT, checkpoint)):
             vars(module).update({key: held[key] for key in (CHECKPOINTING, CHECKPOINT) if key in held})
-
-
-def edit_(model: nn.Module, direction: Direction) -> None:
-    """Set the constants of the plan in the model's modules, even if the factory set other values."""
-    # If a module is wrapped, the module itself comes last.
-    modules = dict(module_paths(model))
-    for edit in direction.plan.edits:
-        path, _, leaf = edit.path.rpartition(".")
-        setattr(modules[path], leaf, edit.old if direction.back else edit.new)

@@ -30,7 +30,6 @@ from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.direction import Direction
 from ..plans.ends import check_end, expect_proved
 from ..plans.plan import Plan
-from ..plans.wide_model import edit_
 from ..rules.optimizer_rule import OptimizerRule
 from ..runs.provenance import Growth
 from ..runs.run import Run, Since, since_of
@@ -183,7 +182,6 @@ class _Loader:
         filler = Filler(source)
         with torch.no_grad():
             filler.fill_all_(fillings)
-        edit_(unwrap(run.model), direction)
         for optimizer, state in zip(run.optimizers, states, strict=True):
             optimizer.state.clear()
             optimizer.state.update(state)

@@ -257,7 +257,7 @@ class Recipe:
             shape = entry.base_shape if proxy is None else proxy.reference
             single = entry.sources == (name,) and entry.fold.is_one and entry.spread == 1 and not entry.padded
             plain = all(len(axis.segments) == len(axis.segments[0]) == 1 for axis in entry.axes if axis.grows)
-            if not (known and single and plain and len(shape) == len(entry.axes)) or plan.edits:
+            if not (known and single and plain and len(shape) == len(entry.axes)):
                 return None
             pairs = list(zip(entry.axes, shape, strict=True))
             if any(not axis.grows and axis.base != size for axis, size in pairs):

@@ -60,12 +60,10 @@ class Streams:
 def padded_norms(draft: Draft) -> dict[str, str]:
     """Path of every norm over a space that gets zeros -> the name of its gain."""
     found: dict[str, str] = {}
-    for entry in draft.entries.values() if draft.pad else ():
-        module = entry.module[0]
-        averages = is_norm(module) and not is_batch_norm(module)
-        if averages and entry.kind == "parameter" and len(entry.base_shape) == 1:
+    for entry in draft.entries.values():
+        if _averages(entry.module[0]) and entry.kind == "parameter" and len(entry.base_shape) == 1:
             path, _, leaf = entry.name.rpartition(".")
-            if _padded(entry, 0) and (leaf == "weight" or path not in found):
+            if draft.padded(entry, 0) and (leaf == "weight" or path not in found):
                 found[path] = entry.name
     return found
 
@@ -99,7 +97,7 @@ def streams(draft: Draft, trace: Trace) -> Streams:
             (name, dim)
             for name in weights
             for dim, role in (draft.entries[name].roles or {}).items()
-            if role == "in" and _padded(draft.entries[name], dim)
+            if role == "in" and draft.padded(draft.entries[name], dim)
         }
         for gain, _ in met & gains:
             if (gain, 0) not in writers:
@@ -131,20 +129,9 @@ def streams_by_size(draft: Draft) -> Streams:
 
 
 def _multipliers(trace: Trace, walk: _Walk) -> Iterator[str]:
-    """Growing parameters that a product takes beside something made of the batch.
-
-    A batch that the loss itself draws comes from a call without inputs. `Trace.weight` takes what such a call leads to for a
-    weight, so beside it only parameters count that the product takes as they are.
-    """
-    drawn: list[bool] = []
+    """Growing parameters that a product takes together with something made of the batch."""
     for call in trace.calls:
-        from_drawn = [parent is not None and drawn[parent] for parent in call.parents]
-        drawn.append(not call.inputs or any(from_drawn))
-        if call.name not in _PRODUCTS:
-            continue
-        if any(from_drawn):
-            yield from (walk.draft.planned(leaf) for leaf in call.leaves if leaf is not None)
-        elif any(not trace.weight(call, i) for i in range(len(call.inputs))):
+        if call.name in _PRODUCTS and not all(trace.weight(call, i) for i in range(len(call.inputs))):
             yield from walk.weights(call)
 
 
@@ -177,14 +164,36 @@ def with_streams(draft: Draft, found: Streams) -> Draft:
 
 
 def unpaddable(draft: Draft) -> list[Fault]:
-    """Faults for norms over a space with zeros that subtract its mean, which zeros would change."""
-    faults = []
-    for path, name in padded_norms(draft).items():
-        entry = draft.entries[name]
-        if subtracts_mean(entry.module[0]):
-            kind = type(entry.module[0]).__name__
-            faults.append(centred_fault(path, kind, entry.base_shape[0], entry.wide_shape[0]))
-    return faults
+    """Faults for norms over a space with zeros that subtract its mean, which zeros would change, or that have no gain."""
+    faults: dict[str, Fault] = {}
+    for entry in draft.entries.values():
+        path, module = entry.name.rpartition(".")[0], entry.module[0]
+        if (
+            _averages(module)
+            and any(draft.padded(entry, d) for d in entry.growing)
+            and subtracts_mean(module)
+        ):
+            sizes = entry.base_shape[entry.growing[-1]], entry.wide_shape[entry.growing[-1]]
+            faults.setdefault(path, centred_fault(path, type(module).__name__, *sizes))
+    wide = dict(draft.models[1].named_modules())
+    for path, module in draft.models[0].named_modules() if draft.pad else ():
+        n, goal = _without_gain(module), _without_gain(wide.get(path))
+        if not n or not goal or goal % n == 0:
+            continue
+        if isinstance(module, nn.RMSNorm):
+            what = "RMSNorm without a gain over zeros: nothing absorbs the share that is not zeros"
+            remedy = "use elementwise_affine=True, or a whole multiple"
+            faults[path] = Fault("axis.padding_without_gain", path, what, remedy)
+        else:
+            faults[path] = centred_fault(path, type(module).__name__, n, goal)
+    return list(faults.values())
+
+
+def _without_gain(norm: nn.Module | None) -> int:
+    """How many channels one of torch's norms averages over, if it has no gain; otherwise 0."""
+    if isinstance(norm, (nn.LayerNorm, nn.RMSNorm)) and norm.weight is None:
+        return norm.normalized_shape[-1]
+    return norm.num_channels if isinstance(norm, nn.GroupNorm) and norm.weight is None else 0
 
 
 def centred_fault(where: str, kind: str, base: int, wide: int) -> Fault:
@@ -201,6 +210,8 @@ def subtracts_mean(norm: nn.Module) -> bool:
     >>> subtracts_mean(nn.LayerNorm(8)), subtracts_mean(nn.RMSNorm(8))
     (True, False)
     """
+    if type(norm) in (nn.LayerNorm, nn.GroupNorm):
+        return True
     size = next((p.shape[0] for p in norm.parameters(recurse=False) if p.dim() == 1), 0)
     if any(t.is_meta for t in norm.parameters(recurse=False)) or size < 2:
         return False
@@ -283,14 +294,14 @@ def _returns_its_input(call: Call) -> bool:
     return not call.name.endswith("_") and any(out is given for out in call.outputs for given in call.inputs)
 
 
+def _averages(norm: nn.Module) -> bool:
+    """True for norms that average over channels; a batch norm takes each channel by itself."""
+    return is_norm(norm) and not is_batch_norm(norm)
+
+
 def _scales_channels(entry: Entry) -> bool:
     """True for the gain and the running variance of a batch norm."""
     return is_batch_norm(entry.module[0]) and entry.name.rpartition(".")[2] in ("weight", "running_var")
-
-
-def _padded(entry: Entry, dim: int) -> bool:
-    a, b = entry.base_shape[dim], entry.wide_shape[dim]
-    return bool(a) and a != b and b % a != 0
 
 
 def _same_size(draft: Draft, place: Place, norm: Entry) -> bool:

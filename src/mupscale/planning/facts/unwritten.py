@@ -28,7 +28,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from ...errors import Fault, MupscaleError
+from ...errors import Fault
 from ...models.names import pattern_of
 from ...rules.axes import Axis
 from ...rules.products import Factor, Product
@@ -53,7 +53,7 @@ def written(draft: Draft) -> dict[tuple[Product, ...], Axis]:
     for entry in draft.entries.values():
         for dim in entry.growing:
             if entry.kind == "parameter" and (entry.roles or {}).get(dim) == "out":
-                axis = _axis(draft, entry, dim)
+                axis = draft.axis(entry, dim)
                 if axis is not None:
                     found.setdefault(axis.segments, axis)
     for row, base, wide in _pairs(draft):
@@ -77,7 +77,7 @@ def unwritten(draft: Draft, skip: set[tuple[str, int]] | None = None) -> list[Re
                 or (entry.name, dim) in (skip or ())
             ):
                 continue
-            axis = _axis(draft, entry, dim)
+            axis = draft.axis(entry, dim)
             if axis is None:
                 continue
             # Channels of a grouped convolution may be written in the wrong layout too: whatever has their
@@ -148,13 +148,6 @@ def _as_text(option: object) -> object:
             return option[1].size
         return tuple((f.size, int(f.k), f.pad) if f.pad else (f.size, int(f.k)) for f in option)
     return option
-
-
-def _axis(draft: Draft, entry: Entry, dim: int) -> Axis | None:
-    try:
-        return entry.plan(draft.pad).axes[dim]
-    except MupscaleError:
-        return None
 
 
 def _pairs(draft: Draft) -> Iterator[tuple[ModuleFacts, nn.Module, nn.Module]]:

@@ -7,7 +7,7 @@ A fold is a number that the model's code would have to multiply by, absorbed by 
 - Gemma multiplies embeddings by sqrt(width). Doubling the width multiplies them by sqrt(2); folding 2^(-1/2)
   into the embedding undoes that.
 - A model that divides its logits by the width needs no 1/k in the readout: the fold k cancels its s = 1/k.
-- A norm over zeros averages over more channels than are filled (`streams.py`).
+- A norm over zeros averages over more channels than are filled (`padded_norms.py`).
 
 Where zeros are added, a width grows by k/filled instead of k. Powers of the filled share are kept apart from the fold, so
 that they can be computed again at other sizes.
@@ -61,11 +61,10 @@ def _padded_norms(draft: Draft, base: nn.Module, found: Streams) -> Iterator[Kno
     """Writers into a space with zeros are multiplied by a = filled^(-1/2); gains undo it, or those who read them.
 
     Gains that are used as (1 + w) are left alone where readers can undo it, because a fold makes their weight decay
-    inexact. torch's own RMSNorm is scaled by its eps instead (`padding.py`).
+    inexact.
     """
-    own = {name for name, _ in found.gains if isinstance(draft.entries[name].module[0], nn.RMSNorm)}
-    gains = [name for name, _ in sorted(found.gains) if name not in own]
-    if not gains or own:
+    gains = [name for name, _ in sorted(found.gains)]
+    if not gains:
         return
     adding = {name: _adds_one(base.get_submodule(name.rpartition(".")[0])) for name in gains}
     shifts = {name: 1 for name, adds in adding.items() if adds}

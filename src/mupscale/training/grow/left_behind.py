@@ -149,11 +149,10 @@ def patched_methods(optimizer: Optimizer) -> list[str]:
 
 
 def _attributes(base: nn.Module, wide: nn.Module, direction: Direction, proved: bool) -> Iterator[Left]:
-    edited = {edit.path for edit in direction.plan.edits}
     # A proof is measured with the factory's settings, and sees what they change, but for dropout, which it switches off.
     seen = proved and not any(need.kind == "dropout" for need in direction.plan.needs)
     for difference in compare_attributes(base, wide, None if direction.back else direction.plan):
-        if difference.kind != "expected" and difference.path not in edited:
+        if difference.kind != "expected":
             code = difference.kind == "refused" and not proved
             yield Left(difference.path, both_values(difference), code or (difference.matters and not seen))
 
