@@ -238,9 +238,13 @@ def test_two_plans_in_a_row_are_the_plan_of_the_whole_way(cases, pads):
     a, b, c = ((tuple(way[i] for way in ways), hidden[i]) for i in range(3))
 
     def plan(start, end, k):
-        measured = {"loss": loss} if averages_zeros(spec, pads) else {}
         return mu.plan_between(
-            lambda size: spec.at(*size), start, end, pad=pads, **declared(spec, k), **measured
+            lambda size: spec.at(*size),
+            start,
+            end,
+            loss=loss if averages_zeros(spec, pads) else None,
+            pad=pads,
+            **declared(spec, k),
         )
 
     k1, k2 = pairs[-1]

@@ -22,7 +22,7 @@ from ..jobs.job import Move
 from ..optimizers.carry import carry_optimizer
 from ..optimizers.joined import sources_of
 from ..optimizers.named import Moment
-from ..optimizers.quantised import Coded, told
+from ..optimizers.quantised import Coded, rounding_warning
 from ..optimizers.read import Groups, Names, parts, read_positions
 from ..optimizers.write import write_positions
 from ..plans.direction import Direction, Noises
@@ -63,7 +63,7 @@ def trainer_moves(
     raise_few(CLAIM, unread + uncarried)
     coded = [f"{name}: {key}" for name, of in named.state.items() for key in of if isinstance(of[key], Coded)]
     if coded:
-        warnings.warn(told(OPTIMIZER, dict.fromkeys(coded, 0.0)), stacklevel=2)
+        warnings.warn(rounding_warning(OPTIMIZER, dict.fromkeys(coded, 0.0)), stacklevel=2)
     tree = write_positions(carried, groups, wide_order)
     rooms = {i: {key: _room(value) for key, value in s.items()} for i, s in tree["state"].items()}
     file, laid = lay_out(OPTIMIZER, {**tree, "state": rooms})

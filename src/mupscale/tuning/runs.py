@@ -192,4 +192,4 @@ class Runs:
                 "schedule(optimizer, steps) returned None; write return torch.optim.lr_scheduler.…(optimizer, …)",
                 code="proxy.schedule_returned_none",
             )
-        return replace(run, schedulers=schedulers)
+        return replace(run, schedulers=tuple(schedulers))

@@ -191,9 +191,11 @@ def unpaddable(draft: Draft) -> list[Fault]:
 
 def _without_gain(norm: nn.Module | None) -> int:
     """How many channels one of torch's norms averages over, if it has no gain; otherwise 0."""
-    if isinstance(norm, (nn.LayerNorm, nn.RMSNorm)) and norm.weight is None:
+    if getattr(norm, "weight", None) is not None:
+        return 0
+    if isinstance(norm, (nn.LayerNorm, nn.RMSNorm)):
         return norm.normalized_shape[-1]
-    return norm.num_channels if isinstance(norm, nn.GroupNorm) and norm.weight is None else 0
+    return norm.num_channels if isinstance(norm, nn.GroupNorm) else 0
 
 
 def centred_fault(where: str, kind: str, base: int, wide: int) -> Fault:

@@ -20,8 +20,8 @@ from ...plans.direction import Direction
 from ...plans.ends import check_end, identity_plan
 from ...runs.provenance import Growth
 from ...runs.run import Run
+from .carry import carry
 from .left_behind import hand_over_
-from .widen import carry
 
 
 def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
