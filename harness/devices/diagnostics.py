@@ -55,24 +55,24 @@ def symmetry_and_awake(device: Device) -> Any:
 
 
 @case
-def noise_report(device: Device) -> Any:
+def noise_shares(device: Device) -> Any:
     base = trained(device)
     grown = _upscaled(base)
-    return [str(mu.diagnostics.noise_report(base.run, grown, loss=loss)) for loss in (base.loss, None)]
+    return mu.diagnostics.noise_shares(base.run, grown)
 
 
 @case(quick=True)
-def noise_report_of_a_deeper_model(device: Device) -> Any:
+def noise_shares_of_a_deeper_model(device: Device) -> Any:
     base = trained(device, Residual, 2)
-    return str(mu.diagnostics.noise_report(base.run, _deeper(base), loss=base.loss))
+    return mu.diagnostics.noise_shares(base.run, _deeper(base))
 
 
 @case
-def noise_report_of_a_padded_model(device: Device) -> Any:
+def noise_shares_of_a_padded_model(device: Device) -> Any:
     base = trained(device, rms_mlp)
     grown = mu.upscale(base.run, lambda: rms_mlp(24), mu.SignalNoise(0.05), plan=padded_plan(base.x))
     found = mu.diagnostics
-    return str(found.noise_report(base.run, grown)), found.symmetry(grown), found.awake(grown)
+    return found.noise_shares(base.run, grown), found.symmetry(grown), found.awake(grown)
 
 
 @case

@@ -58,12 +58,12 @@ def tutorial(device: Device) -> Any:
 def upscale_page(device: Device) -> Any:
     base = trained(device, deep_mlp, 32, steps=30)
     wide = mu.upscale(base.run, lambda: deep_mlp(128), mu.MupNoise(sigma=0.1), seed=0)
-    report = str(mu.diagnostics.noise_report(base.run, wide, loss=base.loss))
+    shares = mu.diagnostics.noise_shares(base.run, wide)
     base.steps(wide, 5)
     symmetry = mu.diagnostics.symmetry(wide)
     sigmas = wide.provenance["noise"]["sigmas"]
     again = mu.upscale(base.run, lambda: deep_mlp(128), mu.MupNoise(sigmas), seed=1)
-    return report, symmetry, again
+    return shares, symmetry, again
 
 
 @case

@@ -131,7 +131,7 @@ def random_states_are_kept(device: Device) -> Any:
     before = [*pretend_device.rng_states(), torch.get_rng_state()]
     mu.verify(base.run, lambda: dropout_mlp(32), step=base.step, steps=2)
     grown = mu.upscale(base.run, lambda: dropout_mlp(32), mu.SignalNoise(0.05))
-    mu.diagnostics.noise_report(base.run, grown, loss=base.loss)
+    mu.diagnostics.noise_shares(base.run, grown)
     after = [*pretend_device.rng_states(), torch.get_rng_state()]
     return [torch.equal(a, b) for a, b in zip(before, after, strict=True)]
 
@@ -307,12 +307,11 @@ def state_dicts(device: Device) -> Any:
 
 
 @default
-def symmetry_and_noise_report(device: Device) -> Any:
+def symmetry_and_noise_shares(device: Device) -> Any:
     with as_default(device):
         base = trained(device)
         grown = mu.upscale(base.run, wide, mu.MupNoise(0.1))
-        report = mu.diagnostics.noise_report(base.run, grown, loss=base.loss)
-        return mu.diagnostics.symmetry(grown), str(report)
+        return mu.diagnostics.symmetry(grown), mu.diagnostics.noise_shares(base.run, grown)
 
 
 @default

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from .trainers.going_on import read_provenance as read_provenance
     from .training.check.coordinates import Coordinates as Coordinates
     from .training.check.coordinates import coordinate_check as coordinate_check
-    from .training.check.symmetry import NoiseReport as NoiseReport
     from .training.check.symmetry import awake as awake
-    from .training.check.symmetry import noise_report as noise_report
+    from .training.check.symmetry import noise_shares as noise_shares
     from .training.check.symmetry import symmetry as symmetry
     from .training.rates.reference import reference_lr as reference_lr
     from .training.units.clip import clip_grad_norm_ as clip_grad_norm_

@@ -302,7 +302,7 @@ def diagnosed(where):
     """What measures weights in float64, as numbers."""
     run, loss = trained(mlp, 16, where)
     wide = mu.upscale(run, lambda: mlp(32), mu.SignalNoise(0.05))
-    report = mu.diagnostics.noise_report(run, wide, loss=loss)
+    shares = mu.diagnostics.noise_shares(run, wide)
     certificate = mu.verify(run, lambda: mlp(32), loss=loss, dtype=torch.float32)
     length = statistics.statistic(run.model[0].bias, "norm")
     drawn = mlp(64).to(where)
@@ -310,11 +310,11 @@ def diagnosed(where):
     deep, loss = trained(Blocks, 2, where)
     plan = mu.infer_plan(deep.model, lambda: Blocks(3), loss=loss, order={"blocks": [0, None, 1]})
     woken = mu.upscale(deep, lambda: Blocks(3), mu.SignalNoise(0.05), plan=plan)
-    rows = (*report.rows, *mu.diagnostics.noise_report(deep, woken).rows)
+    found = (*shares.values(), *mu.diagnostics.noise_shares(deep, woken).values())
     assert {t.device.type for m in (drawn, wide.model, woken.model) for t in m.parameters()} == {where.type}
-    shares = (number for row in rows for number in (row.share, row.lost))
+    numbers = (number for one in found for number in one)
     sizes = (float(p.detach().norm()) for p in drawn.parameters())
-    return [certificate.holds, float(length), *shares, *sizes]
+    return [certificate.holds, float(length), *numbers, *sizes]
 
 
 def test_diagnostics_give_the_numbers_of_the_cpu(place):

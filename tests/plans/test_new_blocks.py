@@ -192,6 +192,15 @@ def test_waking_does_not_change_the_loss_and_every_new_weight_learns_from_the_se
     assert abs(value(jumped.model) - value(run.model)) > 1e-5, "control: writers get noise"
 
 
+def test_noise_wakes_the_readers_of_a_new_block_alone():
+    plan = deeper((0, None, 1))
+    new = [name for name, entry in plan.tensors.items() if entry.new]
+    woken = [name for name in new if plan[name].sleep.wakes]
+    assert woken == ["blocks.1.norm.bias", "blocks.1.read.weight", "blocks.1.read.bias"]
+    assert [name for name in new if "noise wakes it" in plan.explain(name)] == woken
+    assert set(new) - set(woken) == {"blocks.1.norm.weight", "blocks.1.write.weight"}, "a gain is 1 already"
+
+
 def test_noise_of_zero_leaves_new_blocks_asleep():
     run = trained(OPTIMIZERS["adamw"])
     plan = deeper((0, None, 1))
@@ -351,12 +360,13 @@ def test_pads_say_whether_they_are_awake():
     assert 0 < woken["0.weight"] < 1
 
 
-def test_the_report_of_noise_knows_new_tensors():
+def test_the_shares_of_noise_know_new_tensors():
     run, plan = trained(OPTIMIZERS["adamw"]), deeper((0, None, 1))
     woken = mu.upscale(run, lambda: make(blocks=3), mu.SignalNoise(0.1), plan=plan, loss=loss)
-    (row,) = mu.diagnostics.noise_report(run, woken, loss=loss).rows
-    assert (row.name, row.share) == ("blocks.1.read.weight", 1.0)
-    assert row.lost < 1e-12
+    shares = mu.diagnostics.noise_shares(run, woken)
+    assert shares.keys() == {"blocks.1.read.weight"}
+    assert shares["blocks.1.read.weight"].share == 1.0
+    assert shares["blocks.1.read.weight"].lost < 1e-12
 
 
 @pytest.mark.parametrize("bias", [False, True])

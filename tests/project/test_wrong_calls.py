@@ -259,8 +259,8 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
     "one width": (lambda: coordinates(widths=[4]), coordinates, "argument.too_few_widths"),
     "a model in place of a run": (lambda: coordinates(start=lambda width, seed: mlp(width)),
         coordinates, "argument.wrong_type"),
-    "a report of models": (lambda: mu.diagnostics.noise_report(BASE, WIDE),
-        lambda: mu.diagnostics.noise_report(mu.Run(BASE), upscale()), "argument.wrong_type"),
+    "a report of models": (lambda: mu.diagnostics.noise_shares(BASE, WIDE),
+        lambda: mu.diagnostics.noise_shares(mu.Run(BASE), upscale()), "argument.wrong_type"),
     "the symmetry of a base": (lambda: mu.diagnostics.symmetry(BASE, plan=PLAN),
         lambda: mu.diagnostics.symmetry(WIDE, plan=PLAN), "plan.other_shape"),
     # Training at any width.

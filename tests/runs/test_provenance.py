@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import mupscale as mu
 from harness.draws import seeded
 from harness.refusals import refusal
-from mupscale.diagnostics import Growth, Provenance, noise_report
+from mupscale.diagnostics import Growth, Provenance, noise_shares
 from mupscale.training.recipe import Recipe
 
 MUP = mu.MupNoise(0.1)
@@ -57,8 +57,8 @@ def test_after_upscale_and_widen_it_names_the_plan_and_the_noise_of_each():
     assert wide.provenance.growths[0] == once.provenance.growths[0]
     # Control: a flat copy of what the base says, with the new proof, names the growth before.
     assert {**once.provenance, "proof": wide.provenance["proof"]}["plan"] != plan_of(wide).hash
-    refusal(lambda: noise_report(once, wide), "noise.no_record")
-    assert max(row.lost for row in noise_report(start, once).rows) <= 1e-12
+    refusal(lambda: noise_shares(once, wide), "noise.no_record")
+    assert max(found.lost for found in noise_shares(start, once).values()) <= 1e-12
 
 
 def test_a_run_that_was_only_widened_says_how():
@@ -279,7 +279,9 @@ def test_the_same_seed_adds_other_noise_the_second_time(seed: int):
     cosines = torch.corrcoef(torch.stack([d.flatten() for d in doses])) - torch.eye(3)
     assert float(cosines.abs().max()) < 0.5, "64 numbers; equal ones would have 1"
     assert torch.equal(dose(second, mu.add_noise(second, MUP, seed=seed)), doses[2]), "the same each time"
-    assert max(row.lost for row in noise_report(base(), third).rows) <= 1e-12, "the report knows all three"
+    assert max(found.lost for found in noise_shares(base(), third).values()) <= 1e-12, (
+        "the report knows all three"
+    )
     # Control: a run that does not say what was added to it gets the same noise twice.
     silent = mu.add_noise(replace(first, provenance=Provenance()), MUP, seed=seed)
     assert torch.allclose(dose(first, silent), doses[0])

@@ -19,7 +19,7 @@ from ..optimizers.rates import Rates
 from ..proofs.identity import Loss, keeping_buffers
 from ..runs.run import Run
 from ..tensors.random_states import forked
-from ..training.check.symmetry import awake, noise_report, symmetry
+from ..training.check.symmetry import awake, noise_shares, symmetry
 from ..training.units.clip import grad_norm
 
 Write = Callable[[Mapping[str, float], int | None], None]
@@ -67,7 +67,7 @@ def log_growth(
             told[f"loss_{name}"] = float(wide.provenance["loss"][name])
     shares = {}
     if {"noise", "added_noise"} & wide.provenance.keys():
-        shares = {row.name: row.share for row in noise_report(base, wide).rows}
+        shares = {name: found.share for name, found in noise_shares(base, wide).items()}
     for what, values in (("noise", shares), ("symmetry", symmetry(wide)), ("awake", awake(wide))):
         told |= {what: max(values.values())} if values else {}
         told |= {f"{what}/{name}": value for name, value in values.items()}

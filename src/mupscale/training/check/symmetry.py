@@ -6,7 +6,7 @@ as the base, at a higher cost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,17 +14,14 @@ from torch import nn
 from ...arguments import wrong_kind
 from ...errors import MupscaleError, raise_faults
 from ...models.names import named_tensors
-from ...noise.kinds import Sigma
 from ...noise.resolved import restore_noise
 from ...plans.ends import check_end
 from ...plans.plan import Plan
-from ...proofs.identity import Loss, keeping_buffers
 from ...runs.run import Run
 from ...tensors.collapse import collapse
 from ...tensors.devices import exact
 from ...tensors.expand import compute_dtype, expand
 from ...tensors.making import Making
-from ...tensors.random_states import forked
 
 
 def symmetry(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, float]:
@@ -91,58 +88,27 @@ def awake(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, float
     return found
 
 
-@dataclass(frozen=True)
-class NoiseRow:
-    """The requested noise of one tensor, and the noise it actually received."""
+class NoiseShare(NamedTuple):
+    """The noise of one tensor, as it arrived."""
 
-    name: str
-    sigma: Sigma
     share: float
     """Size of the noise over size of the widened weight."""
     lost: float
     """Size of the error from rounding the noise to the tensor's dtype, over the size of the noise."""
 
 
-@dataclass(frozen=True)
-class NoiseReport:
-    """What noise did, tensor by tensor, and to the loss; prints as a table.
+def noise_shares(base: Run, wide: Run) -> dict[str, NoiseShare]:
+    """For every tensor with noise, its size relative to the weight, and what rounding took of it.
 
-    >>> row = NoiseRow("0.weight", sigma=0.1, share=0.05, lost=0.0)
-    >>> print(NoiseReport((row,), without=(), loss_before=1.0, loss_after=1.25))
-    tensor                                   noise / weight lost by rounding
-    0.weight                                          0.050             0.0%
-    loss: 1 before noise, 1.25 after
-    """
-
-    rows: tuple[NoiseRow, ...]
-    without: tuple[str, ...]
-    loss_before: float | None
-    loss_after: float | None
-
-    def __str__(self) -> str:
-        lines = [f"{'tensor':40} {'noise / weight':>14} {'lost by rounding':>16}"]
-        lines += [f"{row.name:40} {row.share:14.3f} {row.lost:16.1%}" for row in self.rows]
-        if self.without:
-            lines.append(f"no noise: {', '.join(self.without)}")
-        if self.loss_before is not None and self.loss_after is not None:
-            lines.append(f"loss: {self.loss_before:.6g} before noise, {self.loss_after:.6g} after")
-        if any(row.lost > 0.1 for row in self.rows):
-            lines.append(
-                "rounding removes more than 10 % of the noise in some tensors: keep float32 master weights, or use "
-                "larger noise"
-            )
-        return "\n".join(lines)
-
-
-def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseReport:
-    """What the noise of an upscaled run did: its size relative to the weights, rounding, the loss before and after.
+    Where rounding takes more than a tenth, keep float32 master weights, or use larger noise. The sizes that were asked for,
+    and the loss before and after, are in `wide.provenance`.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
     >>> base = Run(make(4))
     >>> wide = mu.upscale(base, lambda: make(8), mu.MupNoise(0.1))
-    >>> [row.name for row in noise_report(base, wide).rows]
-    ['0.weight', '2.weight']
+    >>> list(noise_shares(base, wide)), noise_shares(base, wide)["2.weight"].lost < 1e-3
+    (['0.weight', '2.weight'], True)
     """
     sides = (("base", base), ("wide", wide))
     kinds = [
@@ -150,7 +116,7 @@ def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseRepo
         for name, side in sides
         for f in wrong_kind(name, side, Run, f"write Run({name}), or what upscale gave")
     ]
-    raise_faults("noise_report compares two runs", kinds)
+    raise_faults("noise_shares compares two runs", kinds)
     growth = wide.provenance.of(wide.plan)
     doses = [] if growth is None else [dose for dose in (growth.noise, *growth.added_noise) if dose]
     if wide.plan is None or not doses:
@@ -160,10 +126,10 @@ def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseRepo
         )
     tensors = {name: t.detach() for name, _, t in named_tensors(base.model)}
     noises = [restore_noise(dose, wide.plan, base.since) for dose in doses]
-    rows = []
+    shares = {}
     for name, kind, stored in named_tensors(wide.model):
         planned = kind == "parameter" and name not in wide.plan.ties
-        asked = [(noise, drawn) for noise in noises if planned and (drawn := noise.tensor(name)) is not None]
+        asked = [drawn for noise in noises if planned and (drawn := noise.tensor(name)) is not None]
         if not asked:
             continue
         entry = wide.plan[name]
@@ -173,21 +139,12 @@ def noise_report(base: Run, wide: Run, *, loss: Loss | None = None) -> NoiseRepo
         else:
             want = entry.making().fill_(torch.empty_like(found))
         places = entry.axes, [0] * stored.dim(), stored.shape
-        delta = asked[0][1].slice(*places, want)
-        for _, drawn in asked[1:]:
+        delta = asked[0].slice(*places, want)
+        for drawn in asked[1:]:
             delta += drawn.slice(*places, want)
         size = float(torch.linalg.vector_norm(delta))
         arrived = float(torch.linalg.vector_norm(found - want - delta))
         # New weights are zero: all of them is noise.
         weight = float(torch.linalg.vector_norm(want)) or size or 1.0
-        one = asked[0][0].tensors[name]
-        sigma = one.woken if one.sigma is None else one.sigma
-        assert sigma is not None, "noise that is drawn has a size"
-        rows.append(NoiseRow(name, sigma, size / weight, arrived / size if size else 0.0))
-    values = [None, None] if loss is None else [_value(side.model, loss) for side in (base, wide)]
-    return NoiseReport(tuple(rows), noises[0].without, values[0], values[1])
-
-
-def _value(model: nn.Module, loss: Loss) -> float:
-    with torch.no_grad(), forked(model, seed=0), keeping_buffers(model):
-        return float(loss(model))
+        shares[name] = NoiseShare(size / weight, arrived / size if size else 0.0)
+    return shares
