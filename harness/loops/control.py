@@ -19,7 +19,7 @@ def _no_faults(*_: Any, **__: Any) -> list[Any]:
 
 OFF: dict[str, Callable[..., Any]] = {
     "plans.wide_model.carry_hooks_": _nothing,
-    "training.prove.refuse_hooks": _nothing,
+    "training.grow.prove.refuse_hooks": _nothing,
     "plans.wide_model.carry_attributes_": _nothing,
     "plans.wide_model._copy_modes_": _nothing,
     "training.grow.carry.carry_clips_": _nothing,

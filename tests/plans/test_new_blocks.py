@@ -192,6 +192,15 @@ def test_waking_does_not_change_the_loss_and_every_new_weight_learns_from_the_se
     assert abs(value(jumped.model) - value(run.model)) > 1e-5, "control: writers get noise"
 
 
+def test_noise_wakes_the_readers_of_a_new_block_alone():
+    plan = deeper((0, None, 1))
+    new = [name for name, entry in plan.tensors.items() if entry.new]
+    woken = [name for name in new if plan[name].sleep.wakes]
+    assert woken == ["blocks.1.norm.bias", "blocks.1.read.weight", "blocks.1.read.bias"]
+    assert [name for name in new if "noise wakes it" in plan.explain(name)] == woken
+    assert set(new) - set(woken) == {"blocks.1.norm.weight", "blocks.1.write.weight"}, "a gain is 1 already"
+
+
 def test_noise_of_zero_leaves_new_blocks_asleep():
     run = trained(OPTIMIZERS["adamw"])
     plan = deeper((0, None, 1))

@@ -127,6 +127,12 @@ def relative_size(noise: Noise) -> float | Mapping[str, float] | None:
     return None if isinstance(noise, MupNoise) else noise.t
 
 
+def given_size(noise: Noise) -> float | Mapping[str, float] | Mapping[str, Sigma] | None:
+    """What the user gave as the size: t, or σ̄."""
+    relative = relative_size(noise)
+    return relative if relative is not None or isinstance(noise, SignalNoise) else noise.sigma
+
+
 def t_of(t: float | Mapping[str, float], name: str) -> float | None:
     """t of one tensor: the first pattern that matches its name, or None.
 

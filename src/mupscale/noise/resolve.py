@@ -22,7 +22,7 @@ from ..plans.tensor_plan import Becomes, TensorPlan
 from ..rules.noise_defaults import WAKE
 from ..tensors.spectral import gaussian_norm
 from .checks import unknown_names
-from .kinds import Noise, PairedNoise, Sigma, SignalNoise, each, relative_size, t_of, wrong_noise
+from .kinds import Noise, PairedNoise, Sigma, SignalNoise, each, given_size, relative_size, t_of, wrong_noise
 from .measures import Measure, Statistic, Wanted, measured, statistic
 from .resolved import NoisePlan, ResolvedNoise, reference_size, sized
 from .where import Exempt, has_copies, noisy_weights, pairing, woken_values
@@ -171,7 +171,7 @@ def _given_to_new(name: str, noise: Noise) -> Sigma | None:
 
 def _is_silent(noise: Noise) -> bool:
     """Whether the noise is zero everywhere, which leaves new tensors asleep too."""
-    size = noise.sigma if (relative := relative_size(noise)) is None else relative  # type: ignore[union-attr]
+    size = given_size(noise)
     return all(not value for value in (size.values() if isinstance(size, Mapping) else [size]))
 
 

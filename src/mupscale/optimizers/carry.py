@@ -26,7 +26,7 @@ from ..tensors.making import Making
 from ..tensors.noise import TensorNoise
 from .joined import Joined, sources_of, state_of, torn
 from .named import Moment, NamedGroup, NamedOptimizer
-from .quantised import Coded, folded, told
+from .quantised import Coded, folded, rounding_warning
 from .settings import by_factors, cannot_be_exact, change_of, refused_by_row, scale_setting, scaled
 
 _IN_MEMORY = "widen the run in memory with mu.widen, which rounds such blocks again and says by how much"
@@ -220,5 +220,5 @@ def made(carried: NamedOptimizer, direction: Direction) -> NamedOptimizer:
                 else value
             )
     if rounded:
-        warnings.warn(told(carried.label, rounded), stacklevel=3)
+        warnings.warn(rounding_warning(carried.label, rounded), stacklevel=3)
     return replace(carried, state=state, rounded=rounded)

@@ -180,7 +180,7 @@ def overridden(optimizer: Any, where: str) -> list[Fault]:
     return [Fault("optimizer.overridden_settings", where, what, remedy)] if keys else []
 
 
-def told(label: str, rounded: Mapping[str, float]) -> str:
+def rounding_warning(label: str, rounded: Mapping[str, float]) -> str:
     """What to tell about an optimizer with quantised state, given how far each tensor was rounded again."""
     where, largest = max(rounded.items(), key=lambda found: found[1])
     again = sum(apart > _KEPT for apart in rounded.values())

@@ -13,8 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..models.names import named_tensors, resolve
+from ..models.names import resolve
 from ..plans.direction import Direction
+from ..plans.ends import planned_parameters
 from ..rules.optimizer_rule import OptimizerRule
 from .named import NamedGroup, NamedOptimizer
 from .quantised import folded, overridden
@@ -43,11 +44,7 @@ def read_live(
 ) -> tuple[NamedOptimizer, list[Fault]]:
     """Read an optimizer of the model at the start of `direction`; raises if it holds parameters of another model."""
     where = type(optimizer).__name__
-    names: dict[int, str] = {}
-    for name, kind, tensor in named_tensors(model):
-        known_name = resolve(name, direction.reached)
-        if kind == "parameter" and known_name is not None:
-            names.setdefault(id(tensor), known_name)
+    names = planned_parameters(model, direction.plan, direction.start)
     groups: list[NamedGroup] = []
     foreign: list[Fault] = []
     for position, group in enumerate(optimizer.param_groups):

@@ -40,18 +40,12 @@ def explain(name: str, planned: str, tensor: TensorPlan) -> str:
     if tensor.sources and tensor.sources != (planned,):
         lines.append(f"  made from {', '.join(tensor.sources)}")
     if not tensor.sources:
-        like = "" if tensor.like is None else f", in the group of {tensor.like}"
-        woken = (
-            "" if tensor.like is None else "; noise wakes it" if tensor.sleep.wakes else "; noise leaves it"
-        )
-        lines.append(f"  new       holds {tensor.fill}{like}{woken}")
+        woken = "wakes" if tensor.sleep.wakes else "leaves"
+        like = "" if tensor.like is None else f", in the group of {tensor.like}; noise {woken} it"
+        lines.append(f"  new       holds {tensor.fill}{like}")
     if tensor.rows is not None:
-        woken = (
-            "noise makes them the mean of the others"
-            if tensor.sleep.becomes == "mean"
-            else "noise leaves them"
-        )
-        lines.append(f"  {tensor.rows:9} new ones are zeros at the end; {woken}")
+        woken = "makes them the mean of the others" if tensor.sleep.becomes == "mean" else "leaves them"
+        lines.append(f"  {tensor.rows:9} new ones are zeros at the end; noise {woken}")
     for dim, axis in enumerate(tensor.axes):
         lines.append(f"  axis {dim}    {axis}" if axis.grows else f"  axis {dim}    {axis} (fixed)")
     if not tensor.fold.is_one:

@@ -24,37 +24,37 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 def attributes(trial: Trial, step: Step | None, loss: Loss | None) -> str | None:
     """The cause, if the two models of a fresh trial differ in an attribute and agree once it is set."""
     base, wide = (dict(module_paths(side.model)) for side in (trial.base, trial.wide))
-    told: list[str] = []
+    found: list[str] = []
     for path, module in base.items():
         if path in wide:
-            told += _set_(module, wide[path], path)
-    if not told:
+            found += _set_(module, wide[path], path)
+    if not found:
         return None
     gap = loss_gap(go(trial.base, step, loss), go(trial.wide, step, loss))
-    return attribute_cause(told[0]) if gap <= trial.tolerance else None
+    return attribute_cause(found[0]) if gap <= trial.tolerance else None
 
 
 def _set_(base: nn.Module, wide: nn.Module, path: str) -> list[str]:
     """Set what differs in the wide module to the base's, and say what it was."""
-    told: list[str] = []
+    found: list[str] = []
     ends = f"{path}." if path else ""
     for name, old in vars(base).items():
         new: Any = vars(wide).get(name)
         if name in _HOOKS:
             if len(old) > len(new):
-                told.append(
+                found.append(
                     f"{path or 'the model'} has {len(old)} forward hooks in the base and {len(new)} in the wide model"
                 )
                 vars(wide)[name] = old
         elif not name.startswith("_") and name in vars(wide) and _differ(old, new):
-            told.append(_told(f"{ends}{name}", old, new))
+            found.append(_described(f"{ends}{name}", old, new))
             setattr(wide, name, old)
     for name, buffer in base._buffers.items():
         other = wide._buffers.get(name)
         if buffer is not None and other is not None and _differ(buffer, other):
-            told.append(_told(f"{ends}{name}", buffer, other))
+            found.append(_described(f"{ends}{name}", buffer, other))
             wide._buffers[name] = buffer.clone()
-    return told
+    return found
 
 
 def _differ(old: Any, new: Any) -> bool:
@@ -69,7 +69,7 @@ def _differ(old: Any, new: Any) -> bool:
     return False
 
 
-def _told(where: str, old: Any, new: Any) -> str:
+def _described(where: str, old: Any, new: Any) -> str:
     if isinstance(old, Tensor):
         return f"{where} has other values in the wide model than in the base"
     return f"{where} is {shown(old)} in the base and {shown(new)} in the wide model"

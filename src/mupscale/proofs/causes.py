@@ -47,9 +47,9 @@ BUFFER = (
 )
 
 
-def attribute_cause(told: str) -> str:
+def attribute_cause(difference: str) -> str:
     """Why two models compute differently although their weights correspond: something beside the weights."""
-    return f"{told}: it was not carried; set it in the factory of the wide model"
+    return f"{difference}: it was not carried; set it in the factory of the wide model"
 
 
 def settings_cause(key: str, changed: bool) -> str:

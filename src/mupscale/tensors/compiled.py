@@ -6,7 +6,7 @@ that differs from it on a sample is not used.
 
 The environment variable MUPSCALE_KERNEL = portable | compiled forces a choice. Without it, a process draws its
 first numbers with the portable code and takes the compiled loop, where numba is installed, once that has cost about
-as much time as compiling; at once if it was told (`expect`) that it will. Which of the two drew a number cannot be seen from its bits.
+as much time as compiling; at once if `expect` announced it. Which of the two drew a number cannot be seen from its bits.
 Its third value, triton, is about CUDA devices (`triton/launch.py`); on the CPU it is as if unset.
 """
 
@@ -94,7 +94,7 @@ class _Work:
 
     drawn: int = 0
     expected: int = 0
-    """How many it will draw, as far as it was told."""
+    """How many it will draw, as far as `expect` announced it."""
 
 
 _work = _Work()

@@ -97,8 +97,8 @@ def _setting(trial: Draft, made: Draft, way: Mapping[str, Scale]) -> Setting:
             folds[name] = scale
         else:
             roles[name] = flipped
-    told = {pattern_of(name): scale for name, scale in way.items()}
-    text = ", ".join(f"{name} times {scale}" for name, scale in told.items())
+    factors = {pattern_of(name): scale for name, scale in way.items()}
+    text = ", ".join(f"{name} times {scale}" for name, scale in factors.items())
     return Setting(text, roles=roles, folds=folds)
 
 

@@ -142,7 +142,7 @@ def _option(hint: Hint | int, n: int, m: int) -> Layout | None:
 def _around(draft: Draft, trace: Trace, index: int) -> Iterator[tuple[str, int]]:
     """Growing axes of the tensors of a call and of those that made its inputs, back to the last matrix."""
     queue, seen = deque([index]), {index}
-    told: set[tuple[str, int]] = set()
+    given: set[tuple[str, int]] = set()
     while queue:
         i = queue.popleft()
         call = trace.calls[i]
@@ -152,8 +152,8 @@ def _around(draft: Draft, trace: Trace, index: int) -> Iterator[tuple[str, int]]
             for dim in entry.growing:
                 reads = (entry.roles or {}).get(dim) == "in"
                 # Behind a matrix only what it writes matters; of the call itself also what it reads.
-                if entry.kind == "parameter" and (not reads or i == index) and (name, dim) not in told:
-                    told.add((name, dim))
+                if entry.kind == "parameter" and (not reads or i == index) and (name, dim) not in given:
+                    given.add((name, dim))
                     yield name, dim
             matrices |= len(entry.base_shape) > 1
         if matrices and i != index:

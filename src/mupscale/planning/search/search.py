@@ -61,7 +61,7 @@ _TURN = 8
 """Suggestions of one place before another place has its turn. Chosen by hand."""
 _DEBTS = 2
 """Folds in a row that are followed although they disturb an earlier call. A penalty on activations needs one."""
-_TELL = 10.0
+_REPORT = 10.0
 """Seconds between two lines of progress."""
 
 
@@ -128,7 +128,7 @@ class _Search:
         self.hints: list[tuple[int, Hint | int]] | None = None
         self.tried: dict[Choice, Outcome] = {}
         self.nearest = Outcome((-1.0, 0), (), "no hypothesis could be built", (3.0,))
-        self.started = self.told = time.process_time()
+        self.started = self.reported = time.process_time()
         self.seconds = seconds
 
     def run(self) -> Found:
@@ -258,8 +258,8 @@ class _Search:
             self.nearest = outcome
         _LOG.debug("trial %d, score %s: %s", len(self.tried), outcome.score, self.choices.describe(choice))
         now = time.process_time()
-        if now - self.told > _TELL:
-            self.told = now
+        if now - self.reported > _REPORT:
+            self.reported = now
             _LOG.info(
                 "%d trials in %.0f CPU seconds; nearest: %s",
                 len(self.tried),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...arguments import shown
 from ...errors import MupscaleError
-from ...noise.kinds import Noise, PairedNoise, SignalNoise, relative_size
+from ...noise.kinds import Noise, PairedNoise, given_size
 from ...proofs.identity import Loss, keeping_buffers
 from ...proofs.modes import in_mode
 from ...tensors.random_states import forked
@@ -81,14 +81,12 @@ def jump_message(before: float, after: float, remedy: str) -> str:
 def less_of(noise: Noise) -> str:
     """What to write for less noise of the same kind.
 
-    >>> from mupscale import MupNoise
+    >>> from mupscale import MupNoise, SignalNoise
     >>> less_of(SignalNoise(0.2)), less_of(MupNoise({"w": 0.3}))
     ('write SignalNoise(0.1)', 'write smaller sizes in MupNoise')
     """
-    relative = relative_size(noise)
-    size = noise.sigma if relative is None and not isinstance(noise, SignalNoise) else relative
-    kind = type(noise).__name__
+    size, kind = given_size(noise), type(noise).__name__
     if not isinstance(size, (int, float)) or size <= 0:
         return f"write smaller sizes in {kind}"
-    word = "t=" if relative is not None and isinstance(noise, PairedNoise) else ""
+    word = "t=" if isinstance(noise, PairedNoise) and noise.t is not None else ""
     return f"write {kind}({word}{smaller(size):g})"

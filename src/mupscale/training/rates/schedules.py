@@ -195,7 +195,7 @@ def begin_stage_(schedulers: Iterable[Any], step_cost: float | None) -> None:
 
 
 def wrong_step_cost(schedulers: Iterable[Any], step_cost: float | None) -> list[Fault]:
-    """A fault if a `GrowthSchedule` is not told what a step costs from now on, or if there is none to be told."""
+    """A fault if a `GrowthSchedule` does not learn what a step costs from now on, or if `step_cost=` is given without one."""
     found = any(True for _ in _scheduled(schedulers))
     if step_cost is None:
         what = "the run has a GrowthSchedule, and what a step costs after growth is not given"

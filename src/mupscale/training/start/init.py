@@ -178,9 +178,9 @@ def _cut(whole: Tensor, part: Rectangle) -> Tensor:
 def _agree(tensors: Iterable[Any], shapes: Mapping[str, Shape | None], kept: Mapping[str, Kept]) -> None:
     """Raise on every rank of a sharded model unless all ranks have the same sizes."""
     differ = False
-    told = repr((sorted(shapes.items()), sorted((name, int(k.mask.sum())) for name, k in kept.items())))
+    described = repr((sorted(shapes.items()), sorted((name, int(k.mask.sum())) for name, k in kept.items())))
     for mesh in dict.fromkeys(t.device_mesh for t in tensors if is_sharded(t)):
-        digest = int.from_bytes(blake2b(told.encode(), digest_size=7).digest(), "big")
+        digest = int.from_bytes(blake2b(described.encode(), digest_size=7).digest(), "big")
         ends = torch.tensor([digest, -digest], device=mesh.device_type)
         for group in mesh.get_all_groups():  # all groups before any rank raises, or other ranks would hang
             dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
@@ -270,7 +270,7 @@ class _Reference:
 
 
 def _kept(tensor: Tensor, fixed: Tensor, entry: TensorPlan, own: Tensor) -> Kept | None:
-    """The entries of the wide tensor that are not drawn; None if they cannot be told."""
+    """The entries of the wide tensor that are not drawn; None if they cannot be known."""
     values = alike(torch.where(fixed, tensor, torch.zeros_like(tensor)), entry)
     mask = alike(fixed, entry)
     if mask is not None and (values is not None or bool(mask.all())):
