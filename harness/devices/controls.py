@@ -56,7 +56,7 @@ CONTROLS: dict[str, tuple[Callable[[], None], str]] = {
     "cpu-in-proofs": (_proofs_on_the_cpu, "growth: widen with loss"),
     "empty-in-diagnostic": (
         _ignoring_device("mupscale.training.check.symmetry", "empty"),
-        "diagnostics: noise report of a deeper model",
+        "diagnostics: noise shares of a deeper model",
     ),
     "cpu-generator-in-norms": (
         _ignoring_device("mupscale.tensors.spectral", "randn"),
