@@ -21,7 +21,7 @@ LEAST_CASES = 2
 """The error of one case tells nothing about another."""
 
 
-def law_of(store: Path) -> tuple[list[Row], law.Stored]:
+def law_of(store: Path) -> tuple[list[Row], law.StoredLaw]:
     """The rows of a store and their fit; a store that is too small has the fit of nothing."""
     rows = read(store)
     try:
@@ -42,7 +42,7 @@ def judged(store: Path, stored: Path | None = None) -> Outcome:
     return Outcome(judge(rows, whole), failed)
 
 
-def with_spread(rows: list[Row]) -> law.Stored:
+def with_spread(rows: list[Row]) -> law.StoredLaw:
     """The fit of all rows, with errors of rows that were predicted without the runs of their budget."""
     found = fitted(rows)
     off: dict[Row, float] = {}
@@ -72,11 +72,11 @@ def with_spread(rows: list[Row]) -> law.Stored:
     return replace(found, law=replace(found.law, spread=spread["scratch"]), growth=growth)
 
 
-def error(blind: law.Stored, row: Row) -> float:
+def error(blind: law.StoredLaw, row: Row) -> float:
     return log(predicted(blind.growth, blind.law, row) / row.loss)
 
 
-def without(rows: list[Row], budget: int) -> law.Stored | None:
+def without(rows: list[Row], budget: int) -> law.StoredLaw | None:
     """The fit without the runs of a budget; None where too few are left."""
     try:
         return fitted([row for row in rows if row.budget != budget], rows)
@@ -84,7 +84,7 @@ def without(rows: list[Row], budget: int) -> law.Stored | None:
         return None
 
 
-def judge(rows: list[Row], whole: law.Stored) -> str:
+def judge(rows: list[Row], whole: law.StoredLaw) -> str:
     """Ask about every case and sum up the answers; errors, and so how sure it is, are those of the whole fit."""
     regrets: dict[str, list[float]] = {"score": [], "stay": [], "grow": [], "scratch": []}
     right = 0

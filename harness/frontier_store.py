@@ -16,17 +16,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from mupscale.tuning.law import LEAST_RUNS, Finished, Growth, Law, Stored, fit
+from mupscale.tuning.law import LEAST_RUNS, Finished, GrowthWorth, Law, StoredLaw, fit
 
 ABOUT = "MLPs of four layers on Forest Cover Type, AdamW, every run decayed to zero"
 LAYERS, FEATURES, CLASSES = 4, 54, 7
 KINDS = ("stay", "grow", "scratch")
 TUNING_SEED = 0
 LEAST_OF_A_PART = 4
-NOTHING = Stored(
+NOTHING = StoredLaw(
     "no runs",
     Law(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0, (0.0, 0.0), (0.0, 0.0)),
-    Growth(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0, 1.0, (0.0, 0.0), (), (0.0, 0.0), (1.0, 1.0)),
+    GrowthWorth(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0, 1.0, (0.0, 0.0), (), (0.0, 0.0), (1.0, 1.0)),
 )
 """The fit of a store that is too small for one: every size is outside its range."""
 WORTH = tuple(i / 20 for i in range(31))
@@ -119,7 +119,7 @@ def cases(rows: Iterable[Row]) -> list[Case]:
     return found
 
 
-def fitted(rows: Iterable[Row], seen: Iterable[Row] | None = None) -> Stored:
+def fitted(rows: Iterable[Row], seen: Iterable[Row] | None = None) -> StoredLaw:
     """The law and growth of some rows; ranges are those of all `seen`.
 
     A part of what was seen may be small: how wrong its fit is on the rest is what is measured.
@@ -134,10 +134,10 @@ def fitted(rows: Iterable[Row], seen: Iterable[Row] | None = None) -> Stored:
         params=(min(run.params for run in told), max(run.params for run in told)),
         flops=(min(run.flops for run in told), max(run.flops for run in told)),
     )
-    return Stored(ABOUT, law, growth(some, law, everything))
+    return StoredLaw(ABOUT, law, growth(some, law, everything))
 
 
-def growth(rows: list[Row], law: Law, seen: list[Row]) -> Growth:
+def growth(rows: list[Row], law: Law, seen: list[Row]) -> GrowthWorth:
     grown = [row for row in rows if row.kind == "grow"]
     went_on = [row for row in rows if row.kind == "stay"]
     best = [row for row in seen if row.kind == "grow"]
@@ -152,7 +152,7 @@ def growth(rows: list[Row], law: Law, seen: list[Row]) -> Growth:
         peak=(min((row.peak for row in best), default=1.0), max((row.peak for row in best), default=1.0)),
     )
 
-    def off(found: Growth, of: list[Row]) -> float:
+    def off(found: GrowthWorth, of: list[Row]) -> float:
         """The mean absolute error: one arm that was tuned badly should not move it."""
         return fmean(abs(log(predicted(found, law, row) / row.loss)) for row in of)
 
@@ -165,7 +165,7 @@ def growth(rows: list[Row], law: Law, seen: list[Row]) -> Growth:
     return min(options, key=lambda found: off(found, grown))
 
 
-def predicted(found: Growth, law: Law, row: Row) -> float:
+def predicted(found: GrowthWorth, law: Law, row: Row) -> float:
     """The loss of a row by a fit."""
     if row.kind == "stay" and row.spent:
         return found.gone_on(law, (row.base, row.spent), row.flops, decayed=True)

@@ -12,7 +12,7 @@ from math import ceil, inf
 from statistics import fmean, median
 
 from mupscale import Recipe
-from mupscale.tuning.cost import ACCOUNTS, Case, Cost, Number
+from mupscale.tuning.cost import ACCOUNTS, ComparedRuns, Cost, Number
 
 SMOOTH = 5
 """Points of a curve over which its loss is averaged."""
@@ -142,7 +142,7 @@ def pays_from(
     low, high = 0, width
     while low < high:
         middle = (low + high + 1) // 2
-        case = Case(width, k, middle, steps, steps, trials, max(1, ceil(share * steps)))
+        case = ComparedRuns(width, k, middle, steps, steps, trials, max(1, ceil(share * steps)))
         if case.cost(flops_at).speedup("both charged") >= speedup:
             low = middle
         else:

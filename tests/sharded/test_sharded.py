@@ -29,7 +29,7 @@ from mupscale.plans.ends import identity_plan
 from mupscale.sharded import agreement, fill, node, waiting
 from mupscale.sharded.live import Sharding, is_aligned, messages
 from mupscale.sharded.memory import reshard_
-from mupscale.sharded.source import Source, Stored
+from mupscale.sharded.source import FiledTensor, Source
 from mupscale.tensors.making import Making
 from mupscale.tensors.parts import local_of, local_rectangle
 
@@ -473,7 +473,7 @@ def test_tensors_are_read_in_the_order_of_files_and_ahead(tmp_path, monkeypatch)
         want[name] = torch.arange(6.0).view(2, 3) + number
         (tmp_path / name).write_bytes(b"head" * 2 + want[name].numpy().tobytes())
         wide[name] = torch.empty(2, 3)
-        stored[name] = Stored.whole(Place(name, 8, "F32", (2, 3)))
+        stored[name] = FiledTensor.whole(Place(name, 8, "F32", (2, 3)))
     axes = (mu.rules.Axis.fixed(2), mu.rules.Axis.fixed(3))
     fillings = [fill.Filling(Making(axes), stored[name], wide[name]) for name in wide]
     calls: list[tuple[str, str]] = []

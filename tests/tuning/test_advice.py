@@ -17,11 +17,11 @@ from harness.frontier_store import NOTHING, cases, fitted, parameters, predicted
 from harness.refusals import refusal, refused
 from mupscale.cli.main import main
 from mupscale.tuning import advice
-from mupscale.tuning.law import Finished, Growth, Law, Stored, fit, stored
+from mupscale.tuning.law import Finished, GrowthWorth, Law, StoredLaw, fit, stored
 from mupscale.tuning.spent import read_spent
 
 LAW = Law(0.1, 50, 0.6, 200, 0.5, spread=0.01, runs=12, params=(4e3, 2e5), flops=(1e10, 1e13))
-GROWTH = Growth(
+GROWTH = GrowthWorth(
     0.6, 0.0, 0.5, 0.01, 0.01, 0.01, 10, times=12.0, more=(0.25, 4.0), shares=(0.1, 0.5), noise=(0.05, 0.2),
     peak=(0.5, 1),
 )  # fmt: skip
@@ -32,8 +32,8 @@ BASE, WIDE = 12_000, 40_000
 def known(monkeypatch):
     """Advice from a law that is known, whatever is stored."""
 
-    def use(law: Law = LAW, growth: Growth = GROWTH) -> None:
-        monkeypatch.setattr(advice, "stored", lambda: Stored("made-up runs", law, growth))
+    def use(law: Law = LAW, growth: GrowthWorth = GROWTH) -> None:
+        monkeypatch.setattr(advice, "stored", lambda: StoredLaw("made-up runs", law, growth))
 
     use()
     return use
@@ -287,7 +287,7 @@ def line(width, budget, held, *, seed=0, lr=0.01, choose=None, start=None, befor
     return json.dumps({"key": key, "result": result})
 
 
-def store_of(law: Law, growth: Growth) -> list[str]:
+def store_of(law: Law, growth: GrowthWorth) -> list[str]:
     """A store that follows a law exactly: finished bases of three budgets, each with three times more to spend."""
     budgets = [10**11, 4 * 10**11, 16 * 10**11]
     lines = [line(w, c, law.loss(parameters(w), c)) for w in (32, 64, 128) for c in budgets]

@@ -12,7 +12,7 @@ from torch import nn
 from harness.refusals import refusal, refused
 from mupscale.cli.cost import tera
 from mupscale.cli.main import main
-from mupscale.tuning.cost import ACCOUNTS, Case, Cost, reasons
+from mupscale.tuning.cost import ACCOUNTS, ComparedRuns, Cost, reasons
 from mupscale.tuning.flops import (
     count,
     gpt2_parameters,
@@ -246,7 +246,7 @@ def test_not_growing_spends_exactly_the_flops_of_the_run_from_scratch():
     def flops_at(width: int) -> int:
         return 6 * width**2 + 1000 * width
 
-    case = Case(width=500, k=4, proxy=100, steps=1000, base_steps=10, trials=0)
+    case = ComparedRuns(width=500, k=4, proxy=100, steps=1000, base_steps=10, trials=0)
     steps = case.steps_throughout(flops_at)
     assert steps * flops_at(500) == pytest.approx(case.cost(flops_at).scratch)
     assert steps > 4 * case.steps
@@ -259,12 +259,14 @@ def test_the_largest_proxy_pays_and_the_next_one_does_not(account, upscaled):
     def flops_at(width: int) -> int:
         return 6 * width**2 + 1000 * width
 
-    case = Case(width=500, k=4, proxy=100, steps=1000, base_steps=1000, trials=25, upscaled_steps=upscaled)
+    case = ComparedRuns(
+        width=500, k=4, proxy=100, steps=1000, base_steps=1000, trials=25, upscaled_steps=upscaled
+    )
     largest = case.largest_proxy(flops_at, account)
     assert largest is not None
     assert 1 < largest < 500
     for proxy, pays in ((largest, True), (largest + 1, False)):
-        cost = Case(500, 4, proxy, 1000, 1000, 25, upscaled).cost(flops_at)
+        cost = ComparedRuns(500, 4, proxy, 1000, 1000, 25, upscaled).cost(flops_at)
         spent = cost.charges(account) + (0 if upscaled is None else cost.upscaled)
         assert (spent < cost.scratch) is pays
 
@@ -274,7 +276,7 @@ def test_impossible_costs_and_cases_are_refused_together():
     assert [fault.where for fault in found.faults] == ["scratch", "base"]
     with refused("cost.nothing_to_compare_with", where="scratch"):
         Cost(0, 0, 0, 0)
-    found = refusal(lambda: Case(width=8, k=1, proxy=9, steps=0, base_steps=1, trials=-1))
+    found = refusal(lambda: ComparedRuns(width=8, k=1, proxy=9, steps=0, base_steps=1, trials=-1))
     assert {fault.where: fault.code for fault in found.faults} == {
         "k": "argument.not_whole",
         "steps": "cost.not_steps",
@@ -287,7 +289,7 @@ def test_impossible_costs_and_cases_are_refused_together():
 
 
 def advised(k: int = 2, proxy: int = 100, trials: float = 1, upscaled: int | None = 10, tokens: float = 1):
-    case = Case(500, k, proxy, 100, 100, trials, upscaled)
+    case = ComparedRuns(500, k, proxy, 100, 100, trials, upscaled)
     return [str(reason) for reason in reasons(case, case.cost(lambda width: width**2), tokens)]
 
 

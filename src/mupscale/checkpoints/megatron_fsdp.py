@@ -41,7 +41,7 @@ Endings = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Stored:
+class WholeOrHalves:
     """A tensor of the plan as it is stored: whole, or in halves along its first dimension."""
 
     parts: tuple[Parts, ...]
@@ -94,7 +94,7 @@ def endings_of(told: FsdpDtensor, plan: Plan) -> dict[str, Endings]:
     return found
 
 
-def weights_of(told: FsdpDtensor, plan: Plan, endings: Mapping[str, Endings]) -> dict[str, Stored]:
+def weights_of(told: FsdpDtensor, plan: Plan, endings: Mapping[str, Endings]) -> dict[str, WholeOrHalves]:
     """Where the weights of the base lie."""
     return {
         name: _stored(told, [told.model + name + e for e in ends], plan[name].base_shape)
@@ -102,16 +102,18 @@ def weights_of(told: FsdpDtensor, plan: Plan, endings: Mapping[str, Endings]) ->
     }
 
 
-def _stored(told: FsdpDtensor, keys: list[str], shape: tuple[int, ...]) -> Stored:
+def _stored(told: FsdpDtensor, keys: list[str], shape: tuple[int, ...]) -> WholeOrHalves:
     if not shape:
         keys = keys[:1]  # halves have the same number of steps
     part = (shape[0] // len(keys), *shape[1:]) if shape else shape
-    return Stored(tuple(parts_of(told.stored, Spot(key, None), part) for key in keys), shape)
+    return WholeOrHalves(tuple(parts_of(told.stored, Spot(key, None), part) for key in keys), shape)
 
 
-def _states(told: FsdpDtensor, plan: Plan, endings: Mapping[str, Endings]) -> dict[str, dict[str, Stored]]:
+def _states(
+    told: FsdpDtensor, plan: Plan, endings: Mapping[str, Endings]
+) -> dict[str, dict[str, WholeOrHalves]]:
     """The state of every tensor, by its key."""
-    found: dict[str, dict[str, Stored]] = {}
+    found: dict[str, dict[str, WholeOrHalves]] = {}
     for name, ends in endings.items():
         first = f"{told.state}{name}{ends[0]}."
         for kind in (key.removeprefix(first) for key in told.stored.tensors if key.startswith(first)):
@@ -159,7 +161,7 @@ def wide_fsdp(
     told: FsdpDtensor,
     plan: Plan,
     endings: Mapping[str, Endings],
-    weights: Mapping[str, Stored],
+    weights: Mapping[str, WholeOrHalves],
     *,
     noise: Noises | None = None,
     names: Names | None = None,
@@ -212,7 +214,7 @@ def _write(
     out: WideFiles,
     told: FsdpDtensor,
     endings: Mapping[str, Endings],
-    held: Mapping[str, Mapping[str, tuple[Stored, Making]]],
+    held: Mapping[str, Mapping[str, tuple[WholeOrHalves, Making]]],
     metas: Mapping[str, Any],
 ) -> None:
     """A file for every tensor of the plan with its state, one for values, and the file that says where they are."""
@@ -241,7 +243,7 @@ def _write(
 
 
 def _laid(
-    told: FsdpDtensor, name: str, endings: Endings, entries: Mapping[str, tuple[Stored, Making]]
+    told: FsdpDtensor, name: str, endings: Endings, entries: Mapping[str, tuple[WholeOrHalves, Making]]
 ) -> Iterator[tuple[str, tuple[int, ...], Move]]:
     """The key, the shape and the move of everything that is stored for one tensor of the plan."""
     for kind, (stored, making) in entries.items():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from ..extras import needs
 from ..text import columns
-from ..tuning.cost import ACCOUNTS, Case, Cost, Number, reasons
+from ..tuning.cost import ACCOUNTS, ComparedRuns, Cost, Number, reasons
 from ..tuning.file_flops import FileModel
 from ..tuning.flops import quadratic
 from ..tuning.paper_cost import EXPERIMENTS, TOKENS, VOCABULARY, Experiment
@@ -32,7 +32,7 @@ def run(chosen: argparse.Namespace) -> int:
             proxy = chosen.proxy or model.proxy
         else:
             model, proxy = FileModel(chosen.model, chosen.width), chosen.proxy
-    case = Case(
+    case = ComparedRuns(
         model.width,
         chosen.k,
         proxy,
@@ -70,7 +70,7 @@ def _shown(flops: Number, size: float) -> str:
     return f"{count:,.0f}" if count >= 1000 or size == 1 else f"{count:.4g}"
 
 
-def describe(name: str, case: Case, model: Model) -> str:
+def describe(name: str, case: ComparedRuns, model: Model) -> str:
     """Steps, runs, accounts, the proxy from which it pays, and the reasons against it."""
     cost = case.cost(lambda width: model.at(width).counted)
     parts = [
@@ -87,7 +87,7 @@ def describe(name: str, case: Case, model: Model) -> str:
     return "\n\n".join([*parts, "against growing like this\n" + "\n".join(lines)])
 
 
-def _steps(name: str, case: Case, model: Model) -> str:
+def _steps(name: str, case: ComparedRuns, model: Model) -> str:
     widths = {"base": case.width, "wide": case.wide, "proxy, grown": case.k * case.proxy}
     steps = {what: model.at(width) for what, width in widths.items()}
     unit, size = unit_for(step.counted for step in steps.values())
@@ -104,7 +104,7 @@ def _steps(name: str, case: Case, model: Model) -> str:
     )
 
 
-def _runs(case: Case, model: Model, cost: Cost) -> str:
+def _runs(case: ComparedRuns, model: Model, cost: Cost) -> str:
     formula = case.cost(lambda width: model.at(width).formula)
     last = "as long as from scratch" if case.upscaled_steps is None else f"{case.upscaled_steps:,} steps"
     runs = (
@@ -122,11 +122,11 @@ def _runs(case: Case, model: Model, cost: Cost) -> str:
     return f"{unit} of whole runs\n" + columns(rows, right=(2, 3, 4))
 
 
-def _throughout(case: Case, model: Model) -> str:
+def _throughout(case: ComparedRuns, model: Model) -> str:
     return f"{case.steps_throughout(lambda width: model.at(width).counted):,.0f} steps of the base's width"
 
 
-def _accounts(case: Case, cost: Cost) -> str:
+def _accounts(case: ComparedRuns, cost: Cost) -> str:
     known = case.upscaled_steps is not None
     rows = [("", "speedup" if known else "", "pays if the upscaled run is as good as from scratch")]
     for account in ACCOUNTS:
@@ -141,7 +141,7 @@ def _accounts(case: Case, cost: Cost) -> str:
     return "break-even, counted\n" + columns(rows, right=(1,))
 
 
-def _proxies(case: Case, model: Model) -> str:
+def _proxies(case: ComparedRuns, model: Model) -> str:
     if not case.trials:
         return "n/n0: nothing is tuned"
     widths = (case.width, case.wide, 2 * case.wide, case.k * case.proxy)
@@ -159,7 +159,7 @@ def _proxies(case: Case, model: Model) -> str:
     return f"{head}\n" + columns(rows)
 
 
-def _ratio(case: Case, largest: int) -> str:
+def _ratio(case: ComparedRuns, largest: int) -> str:
     return f"{case.width / largest:.3g} (n0 = {largest:,} or less)" if largest < case.width else "any"
 
 

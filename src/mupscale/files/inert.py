@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import MupscaleError
-from .opcodes import Call, Record, unpickled
+from .opcodes import Record, SafeCall, unpickled
 from .places import dtype_name
 from .strict import printable
 
@@ -190,20 +190,20 @@ _DTYPES = {
     for value in vars(torch).values()
     if isinstance(value, torch.dtype)
 }
-_ORDERED = Call(lambda: OrderedDict())
+_ORDERED = SafeCall(lambda: OrderedDict())
 _METADATA_NAMES: dict[tuple[str, str], Any] = {
     **{("torch.distributed.checkpoint.metadata", name): _record(name) for name in _CLASSES},
     ("torch.distributed.checkpoint.metadata", "TensorProperties"): _Properties,
-    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"): Call(lambda code: _only(int, code)),
+    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"): SafeCall(lambda code: _only(int, code)),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _record("_StorageInfo"),
     **{("torch.distributed.checkpoint.planner", name): _record(name) for name in _PLAN_CLASSES},
-    ("torch.distributed.checkpoint.planner", "WriteItemType"): Call(lambda code: _only(int, code)),
+    ("torch.distributed.checkpoint.planner", "WriteItemType"): SafeCall(lambda code: _only(int, code)),
     **{(_MEGATRON, name): _record(name) for name in ("MCoreMetadata", "MCoreSavePlan")},
-    ("torch", "Size"): Call(lambda sizes=(): sizes),
-    ("torch.serialization", "_get_layout"): Call(lambda name: _only(str, name)),
+    ("torch", "Size"): SafeCall(lambda sizes=(): sizes),
+    ("torch.serialization", "_get_layout"): SafeCall(lambda name: _only(str, name)),
     ("collections", "OrderedDict"): _ORDERED,
-    **{("pathlib", name): Call(_path) for name in ("PosixPath", "WindowsPath", "PurePosixPath", "Path")},
-    **{("pathlib._local", name): Call(_path) for name in ("PosixPath", "WindowsPath")},
+    **{("pathlib", name): SafeCall(_path) for name in ("PosixPath", "WindowsPath", "PurePosixPath", "Path")},
+    **{("pathlib._local", name): SafeCall(_path) for name in ("PosixPath", "WindowsPath")},
     **{("torch", name): dtype for name, dtype in _DTYPES.items()},
 }  # fmt: skip
 _STORAGES = {
@@ -215,7 +215,7 @@ _STORAGES = {
     )
 }  # fmt: skip
 _TENSOR_NAMES: dict[tuple[str, str], Any] = {
-    ("torch._utils", "_rebuild_tensor_v2"): Call(_rebuilt),
+    ("torch._utils", "_rebuild_tensor_v2"): SafeCall(_rebuilt),
     ("collections", "OrderedDict"): _ORDERED,
     **{("torch", name): dtype for name, dtype in _STORAGES.items()},
 }
@@ -235,12 +235,12 @@ def _named(names: Mapping[tuple[str, str], Any]) -> Callable[[str, str], Any]:
 
 _PLAIN_NAMES: dict[tuple[str, str], Any] = {
     **_TENSOR_NAMES,
-    ("torch._tensor", "_rebuild_from_type_v2"): Call(
+    ("torch._tensor", "_rebuild_from_type_v2"): SafeCall(
         lambda function, _, parts, __: function.function(*parts)
     ),
-    ("torch._utils", "_rebuild_parameter"): Call(lambda tensor, *_: tensor),
-    ("torch", "Size"): Call(lambda sizes=(): sizes),
-    ("deepspeed.runtime.zero.config", "ZeroStageEnum"): Call(lambda stage: _only(int, stage)),
+    ("torch._utils", "_rebuild_parameter"): SafeCall(lambda tensor, *_: tensor),
+    ("torch", "Size"): SafeCall(lambda sizes=(): sizes),
+    ("deepspeed.runtime.zero.config", "ZeroStageEnum"): SafeCall(lambda stage: _only(int, stage)),
 }
 
 
@@ -249,7 +249,7 @@ def _plain_name(module: str, name: str) -> Any:
 
 
 def _any_name(module: str, name: str) -> Any:
-    return Call(_mapping) if module == "collections" else _Opaque
+    return SafeCall(_mapping) if module == "collections" else _Opaque
 
 
 def _mapping(*parts: Any) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Record:
         return id(self)  # keys of a pickled dict; they are compared by what they hold later
 
 
-class Call:
+class SafeCall:
     """A function that a pickle may call with plain values, but not modify."""
 
     __slots__ = ("function",)
@@ -203,7 +203,7 @@ class _Machine:
             raise MupscaleError(
                 "it calls something with arguments that are not a tuple", code="pickle.arguments_not_tuple"
             )
-        if isinstance(function, Call):
+        if isinstance(function, SafeCall):
             self.stack.append(function.function(*arguments))
         elif isinstance(function, type) and issubclass(function, Record):
             self.stack.append(function(*arguments))
@@ -217,7 +217,7 @@ class _Machine:
         elif isinstance(target, dict) and type(state) is dict:
             return  # attributes of an OrderedDict, such as a state dict's _metadata
         else:
-            what = "function" if isinstance(target, Call) else type(target).__name__
+            what = "function" if isinstance(target, SafeCall) else type(target).__name__
             raise MupscaleError(f"it modifies a {what}", code="pickle.modifies_no_record")
 
     def outside(self) -> None:

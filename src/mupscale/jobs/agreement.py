@@ -15,11 +15,11 @@ from .blocks import Reader
 from .fingerprints import GRAIN, Sums, as_text, fingerprint, total
 from .identity import stretch_sums
 from .job import Job
-from .journal import Done
+from .journal import Journals
 from .work_units import DIGEST_BYTES, Stretch, WorkUnits
 
 
-def base_fingerprints(job: Job, units: WorkUnits, done: Done) -> dict[str, str]:
+def base_fingerprints(job: Job, units: WorkUnits, done: Journals) -> dict[str, str]:
     """The fingerprint of every base file, of the bytes that blocks have used; raises if two reads disagree.
 
     With a second read, its sums are those that every use must have had. Without one, uses must agree with each other,

@@ -20,7 +20,7 @@ _PATTERN = "journal-*.log"
 
 
 @dataclass
-class Done:
+class Journals:
     """Everything the journals of a job say."""
 
     units: bytearray
@@ -79,7 +79,7 @@ class Journal:
         sync_data(self._descriptor)
 
 
-def read_journals(folder: Path, units: int) -> Done:
+def read_journals(folder: Path, units: int) -> Journals:
     """What all workers together have done so far.
 
     >>> import tempfile
@@ -88,7 +88,7 @@ def read_journals(folder: Path, units: int) -> Done:
     ...     bytes(read_journals(Path(name), 5).units)
     b'\\x01\\x00\\x00\\x01\\x00'
     """
-    done = Done(bytearray(units), bytearray(units))
+    done = Journals(bytearray(units), bytearray(units))
     for path in sorted(folder.glob(_PATTERN)):
         try:
             raw = path.read_bytes()
@@ -103,14 +103,14 @@ def entries_of(raw: bytes) -> list[str]:
     return [entry for one in raw.split(b"\n") if (entry := checked(one)) is not None]
 
 
-def note(done: Done, entries: Sequence[str]) -> None:
+def note(done: Journals, entries: Sequence[str]) -> None:
     """Add what a journal says."""
     ended = any(entry.startswith("e ") for entry in entries)
     for entry in entries:
         _note(done, entry, ended)
 
 
-def _note(done: Done, entry: str, ended: bool) -> None:
+def _note(done: Journals, entry: str, ended: bool) -> None:
     kind, first, rest = entry.split(" ", 2)
     if kind == "s":
         done.stamps.setdefault(rest, set()).add(first)

@@ -27,7 +27,7 @@ _LARGEST = 1 << 30  # bytes of a part that is held in memory
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FilePart:
     """A range of bytes of an output file, and the blocks that fill it."""
 
     file: OutFile
@@ -47,26 +47,26 @@ class Part:
                 yield at - self.start, raw
 
 
-def parts_of(job: Job, units: WorkUnits) -> list[Part]:
+def parts_of(job: Job, units: WorkUnits) -> list[FilePart]:
     """Every part of a job, file by file."""
     ranges: dict[str, list[tuple[int, int, tuple[int, ...]]]] = {file.name: [] for file in job.files}
     for file in job.files:
         ranges[file.name] += [(at, at + len(raw), ()) for at, raw in file.chunks]
     for name, found in _ranges(units):
         ranges[name].append(found)
-    parts: list[Part] = []
+    parts: list[FilePart] = []
     for file in job.files:
         wanted = max(PART_BYTES, SMALLEST_PART, -(-file.size // (MOST_PARTS - 1)))
         number, start, blocks = 1, 0, list[int]()
         for _, end, more in sorted(ranges[file.name]):
             blocks += more
             if end - start >= wanted or end == file.size:
-                parts.append(Part(file, number, start, end, tuple(blocks)))
+                parts.append(FilePart(file, number, start, end, tuple(blocks)))
                 number, start, blocks = number + 1, end, []
     return parts
 
 
-def share_of(parts: list[Part], worker: int, workers: int) -> list[int]:
+def share_of(parts: list[FilePart], worker: int, workers: int) -> list[int]:
     """The numbers of the parts of one worker: about as many bytes as every other's."""
     before = [0, *accumulate(part.size for part in parts)]
     cut = [bisect_left(before, before[-1] * at // workers) for at in (worker, worker + 1)]

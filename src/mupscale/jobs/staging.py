@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 
-class Done(Protocol):
+class CopyEvent(Protocol):
     """What says that a copy has been made: an event of the device."""
 
     def synchronize(self) -> None: ...
@@ -26,7 +26,7 @@ class Buffer:
     """Host memory, and the copy from it that may still be under way."""
 
     memory: Tensor
-    copied: Done | None = None
+    copied: CopyEvent | None = None
 
 
 class Staging:
@@ -69,7 +69,7 @@ class Staging:
         self._buffers[self._next].copied = self._event()
         return moved
 
-    def _event(self) -> Done:
+    def _event(self) -> CopyEvent:
         event = torch.Event(self._device)
         event.record()
         return event

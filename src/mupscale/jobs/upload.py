@@ -39,9 +39,9 @@ from .compiled_sums import expect
 from .identity import check_base, check_stamps, published, stretch_sums
 from .job import Job
 from .job_check import JOB
-from .journal import Done, entries_of, line, note
+from .journal import Journals, entries_of, line, note
 from .partial import carried_files, check_same_job, is_complete, text_files, working_job
-from .parts import Part, parts_of, share_of
+from .parts import FilePart, parts_of, share_of
 from .recheck import block_runs, block_sum
 from .threads import in_threads
 from .work_units import Block, Stretch, WorkUnits
@@ -72,7 +72,7 @@ def upload_share(
 class _State:
     """What the store has of a job."""
 
-    done: Done
+    done: Journals
     parts: dict[int, str]
     """Part -> its name in the store, for parts that need not be sent again."""
 
@@ -156,7 +156,7 @@ class _Upload:
 
     def _state(self, uploads: dict[str, str]) -> _State:
         count = len(self.units)
-        done, named = Done(bytearray(count), bytearray(count)), dict[int, dict[str, str]]()
+        done, named = Journals(bytearray(count), bytearray(count)), dict[int, dict[str, str]]()
         for name in names_in(self.folder):
             if name.startswith(_JOURNAL):
                 entries = entries_of(read_regular(self.folder / name, _LONGEST))
@@ -182,7 +182,7 @@ class _Upload:
         stretches = [number for number in again if not state.done.units[number]]
         total = sum(self.parts[number].size for number in mine)
         left = sum(self.parts[number].size for number in parts)
-        keeper = _Keeper(_url(self.folder), self.name, total, total - left, self.report)
+        keeper = _PartKeeper(_url(self.folder), self.name, total, total - left, self.report)
         if parts or stretches:
             keeper.add([f"s {stamp} {name}" for name, stamp in stamps.items()], 0)
         try:
@@ -191,7 +191,7 @@ class _Upload:
         finally:
             keeper.flush()
 
-    def _send(self, todo: Iterator[int], uploads: dict[str, str], keeper: _Keeper) -> None:
+    def _send(self, todo: Iterator[int], uploads: dict[str, str], keeper: _PartKeeper) -> None:
         sizes = {file.name: file.size for file in self.job.sources}
         files = {name: number for number, name in enumerate(sizes)}
         with BaseReader(self.job.base, sizes) as reader:
@@ -204,7 +204,7 @@ class _Upload:
                 keeper.add([*entries, f"p {number} {upload} {etag}"], part.size)
 
     def _made(
-        self, part: Part, maker: MoveMaker, reader: BaseReader, files: dict[str, int]
+        self, part: FilePart, maker: MoveMaker, reader: BaseReader, files: dict[str, int]
     ) -> tuple[bytearray, list[str]]:
         """The bytes of a part, and what a journal says of its blocks."""
         room, entries = bytearray(part.size), []
@@ -219,7 +219,7 @@ class _Upload:
             entries.append(f"b {number} {block_sum(block, made)} {encoded(reader.taken(), files)}")
         return room, entries
 
-    def _read_again(self, todo: Iterator[int], keeper: _Keeper) -> None:
+    def _read_again(self, todo: Iterator[int], keeper: _PartKeeper) -> None:
         with Reader(self.job.base) as reader:
             for number in todo:
                 stretch = self.units[number]
@@ -256,7 +256,7 @@ class _Upload:
             remove(_url(self.folder) / name)
 
 
-class _Keeper:
+class _PartKeeper:
     """Collects what was done, writes it down from time to time, and reports it."""
 
     def __init__(

@@ -30,7 +30,7 @@ from .fingerprints import as_text, fingerprint
 from .identity import about_text, check_base, published
 from .job import Job
 from .job_check import ABOUT, JOB, check_job, sound_job
-from .journal import Done
+from .journal import Journals
 from .recheck import block_runs, block_sum
 from .threads import check_threads, in_threads
 from .work_units import Block, WorkUnits
@@ -70,7 +70,7 @@ def check_bytes(
     made = _Blocks(job, units, report)
     try:
         in_threads(threads, range(units.blocks), made.compare)
-        read = Done(bytearray(), bytearray(), used=made.used)
+        read = Journals(bytearray(), bytearray(), used=made.used)
         base_sums = base_fingerprints(job, units, read)
     except MupscaleError as error:
         return list(error.faults) or [Fault(error.code, str(job.base), error.claim)]

@@ -26,7 +26,7 @@ from .durable import sync_data
 from .identity import check_base, check_stamps, stretch_sums
 from .job import Job
 from .job_check import PARTIAL, check_job
-from .journal import Done, Journal, read_journals
+from .journal import Journal, Journals, read_journals
 from .output_files import OutputFiles
 from .partial import finish, finished_by_another, is_finished, partial, prepare
 from .recheck import block_sum, damaged
@@ -130,7 +130,7 @@ class _Share:
         return is_finished(job) or (complete and finished_by_another(job, wait=True))
 
     def _work(
-        self, old: list[int], new: list[int], done: Done, count: _Count, stamps: dict[str, str]
+        self, old: list[int], new: list[int], done: Journals, count: _Count, stamps: dict[str, str]
     ) -> None:
         """Read blocks that are done once more, make those again that are damaged, and make new ones."""
         job, units, folder = self.job, self.units, partial(self.job.folder)
@@ -178,7 +178,7 @@ def check_space(job: Job, needed: int) -> None:
 class _Count:
     """Counts the finished bytes of a share and reports them."""
 
-    def __init__(self, units: WorkUnits, share: list[int], done: Done, report: Report | None) -> None:
+    def __init__(self, units: WorkUnits, share: list[int], done: Journals, report: Report | None) -> None:
         blocks = {unit: block for unit in share if isinstance(block := units[unit], Block)}
         left = [block for unit, block in blocks.items() if not done.units[unit]]
         self.total = sum(block.bytes for block in blocks.values())

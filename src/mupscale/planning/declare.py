@@ -13,7 +13,7 @@ from ..arguments import wrong_kind, wrong_list
 from ..errors import Fault, MupscaleError
 from ..rules.axes import Layout
 from ..rules.scale import Exact, Scale
-from .draft import Draft, Entry
+from .draft import Draft, DraftEntry
 
 RoleSpec = str | Mapping[int, str]
 LayoutSpec = Layout | Mapping[int, Layout]
@@ -48,7 +48,7 @@ def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
     faults: list[Fault] = []
     names = [*made.entries, *made.ties]
 
-    def targets(pattern: str, what: str) -> list[Entry]:
+    def targets(pattern: str, what: str) -> list[DraftEntry]:
         hits = [n for n in names if n == pattern or fnmatchcase(n, pattern)]
         if not hits:
             remedy = "write the name of a tensor, or a pattern such as *.weight"
@@ -112,7 +112,7 @@ def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
     return made, faults
 
 
-def _unscalable(entry: Entry) -> list[Fault]:
+def _unscalable(entry: DraftEntry) -> list[Fault]:
     """A fault for a fold of a buffer that cannot be multiplied: whole numbers, or one that the wide model computes."""
     if entry.kind == "parameter":
         return []
@@ -128,7 +128,7 @@ def _unscalable(entry: Entry) -> list[Fault]:
     return []
 
 
-def _beyond(option: str, pattern: str, spec: object, matching: Sequence[Entry]) -> list[Fault]:
+def _beyond(option: str, pattern: str, spec: object, matching: Sequence[DraftEntry]) -> list[Fault]:
     """A fault for an axis that no matching tensor has: too large, or counted from the end."""
     most = max((len(entry.base_shape) for entry in matching), default=0)
     dims = [dim for dim in spec if dim not in range(most)] if isinstance(spec, Mapping) and most else []

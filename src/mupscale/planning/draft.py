@@ -36,7 +36,7 @@ from .facts.parametrized import parametrized, weight_norm_facts
 
 
 @dataclass(frozen=True)
-class Entry:
+class DraftEntry:
     """One tensor of the draft."""
 
     name: str
@@ -122,7 +122,7 @@ class Entry:
 class Draft:
     """All tensors of a plan that is being decided, with the two models they come from."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, DraftEntry]
     ties: Mapping[str, str]
     conflicts: Mapping[str, str]
     """Tied tensors that one use wants as "in" and another as "out": name -> the reading use."""
@@ -130,18 +130,18 @@ class Draft:
     models: tuple[nn.Module, nn.Module]
 
     @property
-    def open(self) -> list[Entry]:
+    def open(self) -> list[DraftEntry]:
         """Tensors that grow and whose roles are neither known from their module nor declared."""
         return [e for e in self.entries.values() if e.growing and e.roles is None]
 
-    def axis(self, entry: Entry, dim: int) -> Axis | None:
+    def axis(self, entry: DraftEntry, dim: int) -> Axis | None:
         """One axis of a tensor as it is laid out so far; None if the layout does not fit the two sizes."""
         try:
             return entry.plan(self.pad).axes[dim]
         except MupscaleError:
             return None
 
-    def padded(self, entry: Entry, dim: int) -> bool:
+    def padded(self, entry: DraftEntry, dim: int) -> bool:
         """True if an axis gets zeros, as it is laid out so far."""
         axis = self.axis(entry, dim)
         return axis is not None and axis.padded
@@ -150,11 +150,11 @@ class Draft:
         """The name under which a tensor is planned: its own, or that of the tensor it is tied to."""
         return self.ties.get(name, name)
 
-    def with_entries(self, changes: Mapping[str, Entry]) -> Draft:
+    def with_entries(self, changes: Mapping[str, DraftEntry]) -> Draft:
         """The draft with some entries replaced."""
         return replace(self, entries={**self.entries, **changes})
 
-    def _like_its_gain(self, entry: Entry) -> Entry:
+    def _like_its_gain(self, entry: DraftEntry) -> DraftEntry:
         """Running statistics have the layout of the parameter of the same size in the same module."""
         if entry.kind != "buffer" or len(entry.growing) != 1 or entry.layouts:
             return entry
@@ -197,7 +197,7 @@ def draft(
     ties = unique_tensors(wide)[1]
     faults = _unmatched(found.keys(), goal.keys()) + _tied_once(unique_tensors(base)[1], ties)
     owners = (dict(module_paths(base, shared=True)), dict(module_paths(wide, shared=True)))
-    entries: dict[str, Entry] = {}
+    entries: dict[str, DraftEntry] = {}
     conflicts: dict[str, str] = {}
     others = {} if again is None else {n: t for n, _, t in named_tensors(again)}
     for path, module in owners[0].items():
@@ -239,14 +239,14 @@ def _entry(
     tensors: tuple[torch.Tensor, torch.Tensor],
     owners: tuple[dict[str, nn.Module], ...],
     pad: bool,
-) -> tuple[Entry, list[Fault]]:
+) -> tuple[DraftEntry, list[Fault]]:
     """One tensor with the roles that its module gives it, and the reasons why it cannot grow."""
     source, tensor = tensors
     path, _, leaf = name.rpartition(".")
     pair = (owners[0][path], owners[1][path])
     above = path.rpartition(".")[0]
     parents = (owners[0][above], owners[1][above]) if path else None
-    entry = Entry(name, kind, tuple(source.shape), tuple(tensor.shape), pair, None, {})
+    entry = DraftEntry(name, kind, tuple(source.shape), tuple(tensor.shape), pair, None, {})
     kind_of = parametrized(name, owners[0]) if kind == "parameter" else None
     if kind_of == "WeightNorm":  # its gain may absorb a fold although it does not grow itself
         normed, problems = weight_norm_facts(name, owners, pad)
@@ -271,7 +271,7 @@ def _entry(
     return replace(entry, roles=roles, layouts=known.layouts, fold=known.fold), []
 
 
-def _growing_buffer(entry: Entry, source: torch.Tensor) -> tuple[Entry, list[Fault]]:
+def _growing_buffer(entry: DraftEntry, source: torch.Tensor) -> tuple[DraftEntry, list[Fault]]:
     """A growing buffer is copied, like running statistics. Integers are refused: they may be ids, not quantities."""
     if source.is_floating_point() or source.is_complex():
         return replace(entry, roles=dict.fromkeys(entry.growing, "out")), []
@@ -287,8 +287,8 @@ def _growing_buffer(entry: Entry, source: torch.Tensor) -> tuple[Entry, list[Fau
 
 
 def _fixed_buffer(
-    entry: Entry, source: torch.Tensor, tensor: torch.Tensor, again: torch.Tensor | None
-) -> tuple[Entry, list[Fault]]:
+    entry: DraftEntry, source: torch.Tensor, tensor: torch.Tensor, again: torch.Tensor | None
+) -> tuple[DraftEntry, list[Fault]]:
     """Decide whether a buffer is state of the base, which is copied, or a constant that each model computes itself.
 
     A buffer that holds 1/head_size differs between base and wide and is the same in every base; a random one

@@ -24,7 +24,7 @@ from ..models.kinds import is_norm
 from ..models.names import pattern_of
 from ..rules.axes import Axis, Layout, Role
 from ..rules.scale import ONE, Scale
-from .draft import Draft, Entry
+from .draft import Draft, DraftEntry
 
 # The patterns below order the settings, or propose more of them; with a name that none of them knows, a search
 # needs more trials, or finds nothing. The names are those of the attention modules in transformers; a number says
@@ -62,7 +62,7 @@ class Setting:
 
     def apply(self, draft: Draft) -> Draft:
         """The draft with this setting applied; folds multiply those already there."""
-        changed: dict[str, Entry] = {}
+        changed: dict[str, DraftEntry] = {}
         for name in {*self.roles, *self.layouts, *self.folds, *self.shifts, *self.fills}:
             entry = draft.entries[name]
             changed[name] = replace(
@@ -122,7 +122,7 @@ def role_knobs(draft: Draft) -> Iterator[Knob]:
         ]
 
 
-def copies(draft: Draft, entry: Entry, dim: int) -> Fraction:
+def copies(draft: Draft, entry: DraftEntry, dim: int) -> Fraction:
     """How many copies an axis makes when its layout is plain."""
     return Axis.between(entry.base_shape[dim], entry.wide_shape[dim], None, pad=draft.pad).k
 
@@ -201,7 +201,7 @@ def _faces_stream(owner: str, role: str) -> bool:
 
 
 def _counts_for(
-    entry: Entry, counting: Mapping[str, list[tuple[int, int]]], everywhere: bool
+    entry: DraftEntry, counting: Mapping[str, list[tuple[int, int]]], everywhere: bool
 ) -> list[tuple[int, int]]:
     """The counts of the module that contains a tensor, or, with `everywhere`, of one next to it.
 
@@ -217,14 +217,14 @@ def _counts_for(
     return next(siblings, [])
 
 
-def fused_layouts(entry: Entry, dim: int, counts: list[tuple[int, int]]) -> list[Layout]:
+def fused_layouts(entry: DraftEntry, dim: int, counts: list[tuple[int, int]]) -> list[Layout]:
     """Segments of fused projections of grouped attention: queries in groups, then keys and values.
 
     Phi-3 with 4 query heads, 2 key heads and head size 8 has a `qkv_proj` of (4 + 2·2)·8 = 64 rows. Doubled,
     each of the 2 groups of 2 query heads (16 rows) is copied as a whole, then each of the 2·2 key and value
     heads (8 rows):
 
-    >>> entry = Entry("qkv_proj.weight", "parameter", (64, 32), (128, 64), (nn.Linear(32, 64),) * 2, None, {})
+    >>> entry = DraftEntry("qkv_proj.weight", "parameter", (64, 32), (128, 64), (nn.Linear(32, 64),) * 2, None, {})
     >>> fused_layouts(entry, 0, [(2, 4), (4, 8)])
     [(((2, 2), (16, 1)), ((4, 2), (8, 1)))]
     """
@@ -260,7 +260,7 @@ def _fits(draft: Draft, name: str, dim: int, layout: Layout) -> bool:
     return a % layout == 0 and b % layout == 0 and (draft.pad or (b // layout) % (a // layout) == 0)
 
 
-def block_sizes(draft: Draft, entry: Entry, dim: int, counts: list[tuple[int, int]]) -> list[int]:
+def block_sizes(draft: Draft, entry: DraftEntry, dim: int, counts: list[tuple[int, int]]) -> list[int]:
     """Block sizes that keep heads (or groups) whole, from the counts that grow in the two models.
 
     GPT-2's fused rows, 48 to 96 with 2 heads to 4: 48 / 2 = 24 rows per head come first. Other sizes in the
@@ -327,7 +327,7 @@ def _inside(path: str, outer: str) -> bool:
     return path != outer and (not outer or path.startswith(f"{outer}."))
 
 
-def _sizes_near(draft: Draft, entry: Entry) -> set[int]:
+def _sizes_near(draft: Draft, entry: DraftEntry) -> set[int]:
     """Growing sizes in the same block of the model: one of them, divided by a count, is the head size."""
     parent = entry.name.rpartition(".")[0].rpartition(".")[0]
     return {

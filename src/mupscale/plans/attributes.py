@@ -76,7 +76,7 @@ _NOTHING: Any = type("Nothing", (), {"__repr__": lambda _: "nothing"})()
 
 
 @dataclass(frozen=True)
-class Difference:
+class AttributeDifference:
     """An attribute of one module that differs between base and wide."""
 
     path: str
@@ -94,7 +94,9 @@ class Difference:
     """A setting that is kept and may change training: a number or a flag, not a name."""
 
 
-def compare_attributes(base: nn.Module, wide: nn.Module, plan: Plan | None = None) -> list[Difference]:
+def compare_attributes(
+    base: nn.Module, wide: nn.Module, plan: Plan | None = None
+) -> list[AttributeDifference]:
     """Every plain value, tensor attribute, hook and patched method in which the two models differ, by module.
 
     In a deeper model blocks have moved: `plan` says from where. A new block is compared with nothing.
@@ -104,7 +106,7 @@ def compare_attributes(base: nn.Module, wide: nn.Module, plan: Plan | None = Non
     modules, others = (dict(module_paths(model)) for model in (base, wide))
     look = _Look(_Sizes.of(base, wide), {id(t) for model in (base, wide) for _, _, t in named_tensors(model)})
     moved = {} if plan is None else moved_blocks(plan)
-    found: list[Difference] = []
+    found: list[AttributeDifference] = []
     for path, module in others.items():
         source = base_path(path, moved)
         if source in modules:
@@ -117,7 +119,7 @@ def compare_attributes(base: nn.Module, wide: nn.Module, plan: Plan | None = Non
     return found
 
 
-def both_values(difference: Difference) -> str:
+def both_values(difference: AttributeDifference) -> str:
     """An attribute that differs, in words."""
     values = (
         v if difference.kind == "refused" and isinstance(v, str) else _shown(v)
@@ -136,7 +138,7 @@ def plain_value(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str, type(None))) else shown(value)
 
 
-def carry_attributes_(wide: nn.Module, differences: list[Difference]) -> None:
+def carry_attributes_(wide: nn.Module, differences: list[AttributeDifference]) -> None:
     """Give the wide model the base's value of every difference that is carried.
 
     >>> base, wide = nn.Module(), nn.Module()
@@ -251,7 +253,7 @@ class _Leaf(NamedTuple):
     owner: type
 
 
-def _attributes(path: str, base: nn.Module, wide: nn.Module, look: _Look) -> Iterator[Difference]:
+def _attributes(path: str, base: nn.Module, wide: nn.Module, look: _Look) -> Iterator[AttributeDifference]:
     mine, other = ({**_slots(m), **vars(m)} for m in (base, wide))
     for key in sorted({*mine, *other} - _OWN):
         if callable(getattr(type(base), key, None)):
@@ -259,7 +261,7 @@ def _attributes(path: str, base: nn.Module, wide: nn.Module, look: _Look) -> Ite
             if here != there:
                 words = {True: "patched on this object", False: "of its class"}
                 where = f"{path}.{key}" if path else key
-                yield Difference(where, words[here], words[there], "refused", path, (key,))
+                yield AttributeDifference(where, words[here], words[there], "refused", path, (key,))
             continue
         leaves = _leaves(mine.get(key, _NOTHING), other.get(key, _NOTHING), (key,), type(base), look)
         yield from (_difference(path, leaf, type(base), look) for leaf in leaves)
@@ -273,7 +275,7 @@ def _attributes(path: str, base: nn.Module, wide: nn.Module, look: _Look) -> Ite
                 yield from (replace(d, kind="kept") if d.kind == "refused" else d for d in found)
 
 
-def _difference(path: str, leaf: _Leaf, kind: type, look: _Look) -> Difference:
+def _difference(path: str, leaf: _Leaf, kind: type, look: _Look) -> AttributeDifference:
     keys, a, b, owner = leaf
     inside = "".join(f"[{k!r}]" if isinstance(k, int) else f".{k}" for k in keys)[1:]
     code = look.code(kind)
@@ -282,7 +284,7 @@ def _difference(path: str, leaf: _Leaf, kind: type, look: _Look) -> Difference:
         code = replace(code, counted=code.counted | own.counted, assigned=code.assigned | own.assigned)
     fate, matters = _kind(code, keys, a, b, look.sizes)
     a, b = (None if v is _NOTHING else v for v in (a, b))
-    return Difference(f"{path}.{inside}" if path else inside, a, b, fate, path, keys, matters)
+    return AttributeDifference(f"{path}.{inside}" if path else inside, a, b, fate, path, keys, matters)
 
 
 def _kind(code: Code, keys: tuple[Any, ...], a: Any, b: Any, sizes: _Sizes) -> tuple[Kind, bool]:
@@ -443,7 +445,7 @@ def _random_state(value: Any) -> Any:
     return None
 
 
-def _hooks(path: str, base: nn.Module, wide: nn.Module) -> Iterator[Difference]:
+def _hooks(path: str, base: nn.Module, wide: nn.Module) -> Iterator[AttributeDifference]:
     """Hooks that one of the models has more of; a hook holds code, so it is never copied."""
     for key in _HOOKS:
         held = [vars(m).get(key) for m in (base, wide)]
@@ -453,7 +455,9 @@ def _hooks(path: str, base: nn.Module, wide: nn.Module) -> Iterator[Difference]:
         ]
         if counts[0] != counts[1]:
             where = f"{path}.{key}" if path else key
-            yield Difference(where, f"{counts[0]} hooks", f"{counts[1]} hooks", "refused", path, (key,))
+            yield AttributeDifference(
+                where, f"{counts[0]} hooks", f"{counts[1]} hooks", "refused", path, (key,)
+            )
 
 
 def _plain(value: Any) -> bool:

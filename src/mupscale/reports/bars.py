@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..tuning.cost import Case, Cost
+from ..tuning.cost import ComparedRuns, Cost
 from ..tuning.status import EQUAL_STEPS
 from .known import Known
 
@@ -34,7 +34,7 @@ class Bars:
     bars: tuple[Bar, ...]
     why_steps: str = ""
     """Why FLOPs were not counted; empty when they were."""
-    case: Case | None = None
+    case: ComparedRuns | None = None
     cost: Cost | None = None
     """What `mupscale cost` says of the same case, tuning as it was done."""
 
@@ -80,7 +80,7 @@ def bars_of(known: Known) -> Bars:
         return Bars("steps", plain, why_steps=why)
     narrow, wide = settings.flops
     bars = tuple(Bar(name, Fraction(a * narrow), Fraction(b * wide)) for name, (a, b) in runs)
-    case = Case(
+    case = ComparedRuns(
         width=settings.width,
         k=settings.k,
         proxy=settings.width,

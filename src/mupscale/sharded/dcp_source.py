@@ -21,7 +21,7 @@ from ..plans.plan import Plan
 from ..rules.optimizer_rule import OptimizerRule
 from ..rules.optimizers import RULES
 from ..tensors.parts import Rectangle
-from .source import Source, Stored
+from .source import FiledTensor, Source
 
 _NAMED = "save it with torch's get_optimizer_state_dict, which names parameters, or give the plan the same names with plan.rename"
 
@@ -41,7 +41,7 @@ def dcp_source(
         if prefix is None
         else prefix.removesuffix(".") + "." * bool(prefix)
     )
-    weights: dict[str, Stored] = {}
+    weights: dict[str, FiledTensor] = {}
     faults: list[Fault] = []
     used: set[str] = set()
     for name, entry in plan.tensors.items():
@@ -98,7 +98,7 @@ def dcp_source(
     return Source(path, f"DCP {directory.digest} under {chosen!r}", weights, states, settings)
 
 
-def _joined(tensors: list[ChunkedTensor], cat: int | None) -> Stored:
+def _joined(tensors: list[ChunkedTensor], cat: int | None) -> FiledTensor:
     """One base tensor from its sources, concatenated along `cat` when there are several."""
     pieces, first = [], 0
     for tensor in tensors:
@@ -108,7 +108,7 @@ def _joined(tensors: list[ChunkedTensor], cat: int | None) -> Stored:
     shape = list(tensors[0].shape)
     if cat is not None:
         shape[cat] = first
-    return Stored(tensors[0].dtype, tuple(shape), tuple(pieces))
+    return FiledTensor(tensors[0].dtype, tuple(shape), tuple(pieces))
 
 
 def _names(source: str, plan: Plan) -> list[str]:

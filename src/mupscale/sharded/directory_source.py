@@ -29,7 +29,7 @@ from ..plans.tensor_plan import TensorPlan
 from ..runs.provenance import Provenance
 from ..storage.location import Location
 from ..tensors.parts import Rectangle
-from .source import Source, Stored
+from .source import FiledTensor, Source
 
 
 def directory_source(
@@ -59,7 +59,7 @@ def directory_source(
             pieces.setdefault(found.tensor, []).append((Rectangle(tuple(start), part.shape), part))
             if entry.join is not None:
                 start[entry.join.dim] += part.shape[entry.join.dim]
-    weights = {n: Stored(of[0][1].dtype, plan[n].base_shape, tuple(of)) for n, of in pieces.items()}
+    weights = {n: FiledTensor(of[0][1].dtype, plan[n].base_shape, tuple(of)) for n, of in pieces.items()}
     states, settings = _trainer(directory, plan, family, wide) if state else ({}, {})
     files = [*directory.weights, *([OPTIMIZER] if OPTIMIZER in directory.trainer else [])]
     text = repr([base_file(path, name) for name in files])
@@ -103,7 +103,9 @@ def _trainer(
             held = {source: state[keys[source][0]] for source in entry.sources if keys[source][0] in state}
             states[name] = _joined(name, entry, held, directory.path)
         elif key in state:
-            states[name] = {k: Stored.whole(v) if isinstance(v, Place) else v for k, v in state[key].items()}
+            states[name] = {
+                k: FiledTensor.whole(v) if isinstance(v, Place) else v for k, v in state[key].items()
+            }
     return {name: of for name, of in states.items() if of}, settings
 
 
@@ -127,9 +129,9 @@ def _joined(
     ]
     raise_faults("the optimizer state cannot be read", faults)
     numbers = {k: v for k, v in held.get(entry.sources[0], {}).items() if not found[k].shape}
-    one = {k: Stored.whole(v) if isinstance(v, Place) else v for k, v in numbers.items()}
+    one = {k: FiledTensor.whole(v) if isinstance(v, Place) else v for k, v in numbers.items()}
     whole = {
-        k: Stored.joined([replace(part, shape=v.join.part(part.shape)) for part in v.parts], v.join.dim)
+        k: FiledTensor.joined([replace(part, shape=v.join.part(part.shape)) for part in v.parts], v.join.dim)
         for k, v in found.items()
         if v.shape
     }

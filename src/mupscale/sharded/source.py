@@ -28,7 +28,7 @@ _AHEAD = 64 << 20  # bytes of one tensor that are read ahead; the rest would pus
 
 
 @dataclass(frozen=True)
-class Stored:
+class FiledTensor:
     """A base tensor in files: its rectangles, and what each of them is in files."""
 
     dtype: str
@@ -36,18 +36,20 @@ class Stored:
     pieces: tuple[tuple[Rectangle, Place | ChunkedTensor], ...]
 
     @staticmethod
-    def whole(place: Place) -> Stored:
-        return Stored(place.dtype, place.shape, ((Rectangle((0,) * len(place.shape), place.shape), place),))
+    def whole(place: Place) -> FiledTensor:
+        return FiledTensor(
+            place.dtype, place.shape, ((Rectangle((0,) * len(place.shape), place.shape), place),)
+        )
 
     @staticmethod
-    def joined(places: Sequence[Place], dim: int) -> Stored:
+    def joined(places: Sequence[Place], dim: int) -> FiledTensor:
         """Several tensors as one, one behind the other along a dimension."""
         pieces, start = [], [0] * len(places[0].shape)
         for place in places:
             pieces.append((Rectangle(tuple(start), place.shape), place))
             start[dim] += place.shape[dim]
         shape = (*places[0].shape[:dim], start[dim], *places[0].shape[dim + 1 :])
-        return Stored(places[0].dtype, shape, tuple(pieces))
+        return FiledTensor(places[0].dtype, shape, tuple(pieces))
 
 
 class AnySource(Protocol):
@@ -139,24 +141,24 @@ class Source:
         """How many were read."""
         return self._reader.bytes
 
-    def kind_of(self, stored: Stored) -> tuple[torch.dtype, tuple[int, ...]]:
+    def kind_of(self, stored: FiledTensor) -> tuple[torch.dtype, tuple[int, ...]]:
         return torch_dtype(stored.dtype), stored.shape
 
-    def number(self, stored: Stored) -> Tensor:
+    def number(self, stored: FiledTensor) -> Tensor:
         room = torch.empty((), dtype=torch_dtype(stored.dtype), device="cpu")
         self.read(stored, [], room)
         return room
 
-    def aligned(self, stored: Stored, making: Making, wide: Tensor) -> bool:
+    def aligned(self, stored: FiledTensor, making: Making, wide: Tensor) -> bool:
         return True
 
-    def hold(self, stored: Stored, making: Making, wide: Tensor) -> None:
+    def hold(self, stored: FiledTensor, making: Making, wide: Tensor) -> None:
         pass
 
-    def whole(self, stored: Stored) -> Tensor | None:
+    def whole(self, stored: FiledTensor) -> Tensor | None:
         return None
 
-    def read(self, stored: Stored, lows: list[int], room: Tensor) -> None:
+    def read(self, stored: FiledTensor, lows: list[int], room: Tensor) -> None:
         wanted, missing = Rectangle(tuple(lows), tuple(room.shape)), room.numel()
         for part, start, place in self._parts(stored, wanted):
             at = [a - b for a, b in zip(part.start, lows, strict=True)]
@@ -168,7 +170,7 @@ class Source:
                 code="dcp.entries_stored_nowhere",
             )
 
-    def lies(self, stored: Stored, wanted: Rectangle) -> tuple[str, int]:
+    def lies(self, stored: FiledTensor, wanted: Rectangle) -> tuple[str, int]:
         found = []
         for rectangle, where in stored.pieces:
             met = rectangle.meet(wanted)
@@ -179,7 +181,7 @@ class Source:
                 found += [(chunk.file, chunk.offset) for chunk in where.meeting(inside, met.shape)]
         return min(found, default=("", 0))
 
-    def ahead(self, stored: Stored, wanted: Rectangle) -> None:
+    def ahead(self, stored: FiledTensor, wanted: Rectangle) -> None:
         left = _AHEAD
         for part, start, place in self._parts(stored, wanted):
             strides = [prod(place.shape[dim + 1 :]) for dim in range(len(start))]
@@ -192,7 +194,7 @@ class Source:
             if left <= 0:
                 return
 
-    def _parts(self, stored: Stored, wanted: Rectangle) -> Iterator[tuple[Rectangle, list[int], Place]]:
+    def _parts(self, stored: FiledTensor, wanted: Rectangle) -> Iterator[tuple[Rectangle, list[int], Place]]:
         """What a rectangle of a base tensor consists of: a part of it, and where that starts in a place of a file."""
         for rectangle, where in stored.pieces:
             met = rectangle.meet(wanted)

@@ -12,7 +12,7 @@ from math import exp, hypot, log
 from ..arguments import wrong_number, wrong_whole
 from ..errors import Fault, raise_faults
 from .arms import Advice, Arm, Kind, Phase, Sureness
-from .law import Finished, Growth, Law, fit, samples, stored
+from .law import Finished, GrowthWorth, Law, fit, samples, stored
 
 REACH = 1.05
 """How far beyond the measured sizes the law is used: people write 124e6 for 124,439,808, and no more than that is meant."""
@@ -88,7 +88,7 @@ class _Question:
     budget: float
     decayed: bool
     law: Law
-    growth: Growth
+    growth: GrowthWorth
     batch: int | None
 
     def arms(self, size: float) -> Iterator[Arm]:

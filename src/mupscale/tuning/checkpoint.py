@@ -23,7 +23,7 @@ from ..tensors.random_states import accelerator_states, set_accelerator_states_
 
 
 @dataclass
-class Kept:
+class KeptPoint:
     """A point after `step` steps of its sweep, with the loss of each."""
 
     step: int
@@ -56,13 +56,15 @@ def keep(path: Path, run: Run, losses: list[float]) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def kept(path: Path) -> Kept | None:
+def kept(path: Path) -> KeptPoint | None:
     """The checkpoint of a point, or None when there is none yet."""
     if not path.exists():
         return None
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-        return Kept(int(content["step"]), content["losses"].tolist(), content["parts"], content["random"])
+        return KeptPoint(
+            int(content["step"]), content["losses"].tolist(), content["parts"], content["random"]
+        )
     except (pickle.UnpicklingError, RuntimeError, KeyError, EOFError) as error:
         raise MupscaleError(
             f"{path} is not a checkpoint of a point: {error}; remove it to train the point again",

@@ -100,7 +100,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Case:
+class ComparedRuns:
     """Widths and lengths of the runs that are compared.
 
     `width` -> k·`width` is grown, `proxy` -> k·`proxy` is tuned; `trials` counts full runs of the grown proxy, each
@@ -153,7 +153,7 @@ class Case:
 
         An upscaled run of unknown length counts as long as the run from scratch.
 
-        >>> case = Case(width=500, k=4, proxy=50, steps=1000, base_steps=1000, trials=25, upscaled_steps=250)
+        >>> case = ComparedRuns(width=500, k=4, proxy=50, steps=1000, base_steps=1000, trials=25, upscaled_steps=250)
         >>> round(case.cost(lambda width: width**2).speedup("both charged"), 2)
         1.78
         """
@@ -168,7 +168,7 @@ class Case:
     def steps_throughout(self, flops_at: Callable[[int], Number]) -> float:
         """Steps that the base's width can take for the FLOPs of the run from scratch: what not growing at all gets.
 
-        >>> case = Case(width=500, k=4, proxy=50, steps=1000, base_steps=1000, trials=25)
+        >>> case = ComparedRuns(width=500, k=4, proxy=50, steps=1000, base_steps=1000, trials=25)
         >>> case.steps_throughout(lambda width: width**2)
         16000.0
         """
@@ -179,7 +179,7 @@ class Case:
 
         While the length of the upscaled run is unknown it counts as zero, so the result is an upper bound.
 
-        >>> case = Case(width=500, k=4, proxy=100, steps=1000, base_steps=1000, trials=25, upscaled_steps=250)
+        >>> case = ComparedRuns(width=500, k=4, proxy=100, steps=1000, base_steps=1000, trials=25, upscaled_steps=250)
         >>> case.largest_proxy(lambda width: width**2, "tuning charged")
         86
         """
@@ -198,7 +198,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Reason:
+class Objection:
     """A reason not to grow, or not like this, and where it comes from."""
 
     text: str
@@ -216,17 +216,17 @@ WARMSTARTING = "Mallik et al. 2026 (arXiv 2605.13405)"
 STACKING = "Du et al. 2024 (arXiv 2405.15319)"
 
 
-def reasons(case: Case, cost: Cost, tokens_per_parameter: float | None = None) -> list[Reason]:
+def reasons(case: ComparedRuns, cost: Cost, tokens_per_parameter: float | None = None) -> list[Objection]:
     """Reasons against growing, from the literature and from the numbers.
 
-    >>> case = Case(width=500, k=8, proxy=100, steps=1000, base_steps=1000, trials=1, upscaled_steps=250)
+    >>> case = ComparedRuns(width=500, k=8, proxy=100, steps=1000, base_steps=1000, trials=1, upscaled_steps=250)
     >>> [reason.source for reason in reasons(case, case.cost(lambda width: width**2))]
     ['the paper (arXiv 2602.10545), Mallik et al. 2026 (arXiv 2605.13405), Du et al. 2024 (arXiv 2405.15319)']
     """
     found = []
     if case.k > LARGEST_K:
         found.append(
-            Reason(
+            Objection(
                 f"k = {case.k}: the paper grows by 2 and by 4, stacking does best at 4, and beyond a bound "
                 "training from scratch was cheaper, with 2 the most reliable; grow less, or in stages",
                 f"{PAPER}, {WARMSTARTING}, {STACKING}",
@@ -234,7 +234,7 @@ def reasons(case: Case, cost: Cost, tokens_per_parameter: float | None = None) -
         )
     if tokens_per_parameter is not None and tokens_per_parameter > TOKENS_PER_PARAMETER:
         found.append(
-            Reason(
+            Objection(
                 f"{tokens_per_parameter:,.0f} tokens per parameter: gains were most pronounced below "
                 f"{TOKENS_PER_PARAMETER} and shrank with the budget; expect little from growing",
                 WARMSTARTING,
@@ -242,7 +242,7 @@ def reasons(case: Case, cost: Cost, tokens_per_parameter: float | None = None) -
         )
     if case.proxy < SMALLEST_PROXY and case.trials:
         found.append(
-            Reason(
+            Objection(
                 f"n0 = {case.proxy}: hyperparameters carry over from about {SMALLEST_PROXY} units on; "
                 "a cheaper proxy may find the wrong ones",
                 PAPER,
@@ -251,7 +251,7 @@ def reasons(case: Case, cost: Cost, tokens_per_parameter: float | None = None) -
     return found + _by_numbers(case, cost)
 
 
-def _by_numbers(case: Case, cost: Cost) -> list[Reason]:
+def _by_numbers(case: ComparedRuns, cost: Cost) -> list[Objection]:
     source = "the numbers above"
     for account, what in (
         ("tuning charged", "tuning alone costs"),
@@ -261,11 +261,13 @@ def _by_numbers(case: Case, cost: Cost) -> list[Reason]:
         if cost.break_even(account) is None:
             share = float(cost.charges(account) / cost.scratch)
             text = f"{what} {share:.2f} times the run from scratch: with it charged, no speed of the upscaled run pays"
-            return [Reason(text, source)]
+            return [Objection(text, source)]
     if case.upscaled_steps is not None:
         lost = [account for account in ACCOUNTS if cost.speedup(account) <= 1]
         if lost:
             return [
-                Reason(f"does not pay with {', with '.join(lost)}: training from scratch is cheaper", source)
+                Objection(
+                    f"does not pay with {', with '.join(lost)}: training from scratch is cheaper", source
+                )
             ]
     return []

@@ -75,7 +75,7 @@ class Law:
 
 
 @dataclass(frozen=True)
-class Growth:
+class GrowthWorth:
     """What a base is worth: measured on grown runs and on bases that went on.
 
     A wide run from scratch would need C* FLOPs to be as good as the base. Growing with B FLOPs left is like starting
@@ -115,19 +115,19 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredLaw:
     """What the package knows: the law of its own runs, and growth."""
 
     about: str
     law: Law
-    growth: Growth
+    growth: GrowthWorth
 
     def to_json(self) -> str:
         """Six digits, which are the same on every machine."""
         return json.dumps(asdict(self, dict_factory=_rounded), indent=1) + "\n"
 
 
-def stored() -> Stored:
+def stored() -> StoredLaw:
     """The fit that comes with the package; without runs it has empty ranges, so every size is outside them.
 
     >>> found = stored()
@@ -135,7 +135,7 @@ def stored() -> Stored:
     True
     """
     told = json.loads(files(__package__).joinpath("law.json").read_text("utf-8"))
-    return Stored(told["about"], Law(**_tuples(told["law"])), Growth(**_tuples(told["growth"])))
+    return StoredLaw(told["about"], Law(**_tuples(told["law"])), GrowthWorth(**_tuples(told["growth"])))
 
 
 def samples(params: float, flops: float) -> float:

@@ -35,7 +35,7 @@ class Lost(BaseException):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LegOutcome:
     """The result of a leg as its worker reports it."""
 
     loss: float
@@ -89,7 +89,7 @@ def train_leg(
     start: float | None = None,
     every: float = 30.0,
     owned: Callable[[], bool] = lambda: True,
-) -> Outcome:
+) -> LegOutcome:
     """Train a point from its checkpoint to the end of the leg.
 
     `make` gives the run before its first step; `total` is the number of steps of the whole sweep, which the user's loop receives;
@@ -190,13 +190,13 @@ class _Reporter:
 
 def _outcome(
     losses: list[float], leg: Leg, at: int, until: int, began: float, limit: float | None
-) -> Outcome:
+) -> LegOutcome:
     assert limit is not None
     diverged = has_diverged(losses, limit) or smoothed(losses, leg.end) > DIVERGED * limit
     loss = inf if diverged else smoothed(losses, leg.end)
     window = max(1, len(losses) // _CURVE)
     ends = range(max(leg.begin, 0) + window, min(len(losses), leg.end) + 1, window)
     curve = [(end, fmean(losses[end - window : end])) for end in ends]
-    return Outcome(
+    return LegOutcome(
         loss, at, until - at, monotonic() - began, [(end, value) for end, value in curve if isfinite(value)]
     )

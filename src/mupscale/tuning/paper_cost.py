@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from .cost import Case, Cost, Number
+from .cost import ComparedRuns, Cost, Number
 from .flops import gpt2_parameters, mlp_flops, resnet18_flops, transformer_flops
 
 COVERTYPE = 581_012 * 4 // 5
@@ -30,7 +30,7 @@ class Experiment:
     (48.2, 1.03)
     """
 
-    case: Case
+    case: ComparedRuns
     flops_at: Callable[[int], int]
     grid: tuple[int, int] | None = None
 
@@ -69,7 +69,7 @@ def _experiment(
 ) -> Experiment:
     width, k, proxy = widths
     trials = grid[0] * grid[1] if grid else 0
-    return Experiment(Case(width, k, proxy, steps, steps, trials, upscaled), flops_at, grid)
+    return Experiment(ComparedRuns(width, k, proxy, steps, steps, trials, upscaled), flops_at, grid)
 
 
 # MLP and ResNet lengths are means of five runs, in epochs; GPT-2's is in steps. They are the only fifths of an

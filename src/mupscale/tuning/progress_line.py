@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .halving import Leg
-from .leg import Outcome
+from .leg import LegOutcome
 from .settings import Settings
 from .status import Equality, LegResult, Stay, study_status
 
 
 def line_of(
-    settings: Settings, leg: Leg, outcome: Outcome, results: Mapping[str, LegResult], busy: int
+    settings: Settings, leg: Leg, outcome: LegOutcome, results: Mapping[str, LegResult], busy: int
 ) -> str:
     """One line for a leg that a worker has finished, the same on a terminal and in a log."""
     now = study_status(settings, results)
@@ -31,7 +31,7 @@ def line_of(
     return "  ·  ".join(parts)
 
 
-def _described(leg: Leg, outcome: Outcome) -> str:
+def _described(leg: Leg, outcome: LegOutcome) -> str:
     if isinstance(leg, Equality):
         return f"zero noise at both widths: losses differ by {outcome.loss:.1e}"
     loss = "diverged" if outcome.diverged else f"loss {outcome.loss:.5g}"

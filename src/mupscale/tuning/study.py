@@ -21,11 +21,11 @@ import torch
 from ..errors import Fault, MupscaleError, raise_faults
 from ..runs.run import Run
 from ..tensors.differences import curve_gap
-from .checkpoint import Kept, kept
+from .checkpoint import KeptPoint, kept
 from .grid import Point
 from .halving import Leg
 from .ledger import Ledger
-from .leg import Lost, Outcome, train_leg, untrained
+from .leg import LegOutcome, Lost, train_leg, untrained
 from .progress_line import line_of
 from .proxy import Proxy
 from .runs import Runs
@@ -96,7 +96,7 @@ class Worker:
             results, busy = self.ledger.results(trials), len(self.ledger.running(trials))
             _log.info(line_of(self.settings, leg, outcome, results, busy))
 
-    def _train(self, leg: Leg, now: StudyStatus, owned: Callable[[], bool]) -> Outcome:
+    def _train(self, leg: Leg, now: StudyStatus, owned: Callable[[], bool]) -> LegOutcome:
         point, settings = leg.point, self.settings
         start = None
         make: Callable[[], Run] = partial(self.runs.base, point.lr)
@@ -108,7 +108,7 @@ class Worker:
         path = self.folder / f"{point.name}.pt"
         return train_leg(self.proxy, make, leg, path, total=total, start=start, every=self.every, owned=owned)
 
-    def _stay(self, leg: Stay, now: StudyStatus, owned: Callable[[], bool]) -> Outcome:
+    def _stay(self, leg: Stay, now: StudyStatus, owned: Callable[[], bool]) -> LegOutcome:
         base = self.base_of(now)
         make: Callable[[], Run] = partial(self.runs.base, leg.point.lr, steps=leg.end)
         if leg.how == GOES_ON:
@@ -125,7 +125,7 @@ class Worker:
             owned=owned,
         )
 
-    def base_of(self, now: StudyStatus) -> Kept:
+    def base_of(self, now: StudyStatus) -> KeptPoint:
         """The checkpoint of the best base after sweep 1."""
         assert now.base.best is not None
         path = self.folder / f"{now.base.best.name}.pt"
@@ -137,7 +137,7 @@ class Worker:
             )
         return found
 
-    def _checkpoint(self, path: Path) -> Kept:
+    def _checkpoint(self, path: Path) -> KeptPoint:
         found = kept(path)
         if found is None:
             raise MupscaleError(
@@ -145,7 +145,7 @@ class Worker:
             )
         return found
 
-    def _equality(self, leg: Leg, owned: Callable[[], bool]) -> Outcome:
+    def _equality(self, leg: Leg, owned: Callable[[], bool]) -> LegOutcome:
         """The largest relative difference between zero noise at the two widths, as a result."""
         base = self._checkpoint(self.folder / f"{Point(leg.point.lr).name}.pt")
         losses, start = [], untrained(base.losses)
@@ -158,7 +158,7 @@ class Worker:
         differ = curve_gap(*losses)
         kinds = {t.dtype for t in base.parts["model"].values() if t.is_floating_point()}
         tolerance = max(min(0.1, 3 * torch.finfo(kind).eps ** 0.5) for kind in kinds)
-        return Outcome(differ, 0, 2 * leg.end, 0.0, tolerance=tolerance)
+        return LegOutcome(differ, 0, 2 * leg.end, 0.0, tolerance=tolerance)
 
     def _check_equality(self, results: Mapping[str, LegResult]) -> None:
         done = results.get(EQUALITY)

@@ -27,7 +27,7 @@ from ...errors import Fault
 from ...models.attempts import attempted
 from ...models.calls import Call, Trace
 from ...models.kinds import is_batch_norm, is_norm
-from ..draft import Draft, Entry
+from ..draft import Draft, DraftEntry
 
 Place = tuple[str, int]
 """A dimension of a tensor, by the tensor's name."""
@@ -301,11 +301,11 @@ def _averages(norm: nn.Module) -> bool:
     return is_norm(norm) and not is_batch_norm(norm)
 
 
-def _scales_channels(entry: Entry) -> bool:
+def _scales_channels(entry: DraftEntry) -> bool:
     """True for the gain and the running variance of a batch norm."""
     return is_batch_norm(entry.module[0]) and entry.name.rpartition(".")[2] in ("weight", "running_var")
 
 
-def _same_size(draft: Draft, place: Place, norm: Entry) -> bool:
+def _same_size(draft: Draft, place: Place, norm: DraftEntry) -> bool:
     entry, dim = draft.entries[place[0]], place[1]
     return (entry.base_shape[dim], entry.wide_shape[dim]) == (norm.base_shape[0], norm.wide_shape[0])

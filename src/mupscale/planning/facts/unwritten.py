@@ -32,13 +32,13 @@ from ...errors import Fault
 from ...models.names import pattern_of
 from ...rules.axes import Axis
 from ...rules.products import Factor, Product
-from ..draft import Draft, Entry
+from ..draft import Draft, DraftEntry
 from ..knobs import Knob, Setting, per_name
 from .modules import ModuleFacts, row_of
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadAxis:
     """An axis whose layout is open: of which tensor, along which dimension."""
 
     where: str
@@ -62,11 +62,11 @@ def written(draft: Draft) -> dict[tuple[Product, ...], Axis]:
     return found
 
 
-def unwritten(draft: Draft, skip: set[tuple[str, int]] | None = None) -> list[Reading]:
+def unwritten(draft: Draft, skip: set[tuple[str, int]] | None = None) -> list[ReadAxis]:
     """Axes that are read in a size or layout that no tensor writes, except those in `skip`."""
     known = written(draft)
     grouped = _grouped_sizes(draft)
-    found: list[Reading] = []
+    found: list[ReadAxis] = []
     for entry in draft.entries.values():
         for dim in entry.growing:
             role = (entry.roles or {}).get(dim)
@@ -84,9 +84,9 @@ def unwritten(draft: Draft, skip: set[tuple[str, int]] | None = None) -> list[Re
             # size, on either side, is open.
             if (axis.base, axis.wide) in grouped:
                 blocks = grouped[(axis.base, axis.wide)]
-                found.append(Reading(f"{pattern_of(entry.name)}, axis {dim}", blocks, entry.name, dim))
+                found.append(ReadAxis(f"{pattern_of(entry.name)}, axis {dim}", blocks, entry.name, dim))
             elif role == "in" and _all_groups(entry, axis).segments not in known:
-                found.append(Reading(f"{pattern_of(entry.name)}, axis {dim}", axis, entry.name, dim))
+                found.append(ReadAxis(f"{pattern_of(entry.name)}, axis {dim}", axis, entry.name, dim))
     return found
 
 
@@ -96,7 +96,7 @@ def _grouped_sizes(draft: Draft) -> dict[tuple[int, int], Axis]:
     return {(a.base, a.wide): a for a in axes if a is not None and len(a.segments[0]) > 1}
 
 
-def _all_groups(entry: Entry, axis: Axis) -> Axis:
+def _all_groups(entry: DraftEntry, axis: Axis) -> Axis:
     """All the channels that a convolution reads; with fixed groups, its weight shows the channels of one group.
 
     `Conv2d(8, 4, 3, groups=2)` has a weight of shape (4, 4, 3, 3) and reads 2 groups of these 4 channels.
@@ -117,7 +117,7 @@ def reading_faults(draft: Draft, remedy: str) -> list[Fault]:
 
 def reader_knobs(draft: Draft, skip: set[tuple[str, int]]) -> Iterator[Knob]:
     """For every open reading, the layouts that its writers suggest; readings of equal size share one knob."""
-    groups: dict[tuple[int, int], list[Reading]] = {}
+    groups: dict[tuple[int, int], list[ReadAxis]] = {}
     for reading in unwritten(draft, skip):
         groups.setdefault((reading.axis.base, reading.axis.wide), []).append(reading)
     for readings in groups.values():
@@ -130,7 +130,7 @@ def reader_knobs(draft: Draft, skip: set[tuple[str, int]]) -> Iterator[Knob]:
         ]
 
 
-def _suggested(draft: Draft, reading: Reading) -> list[Any]:
+def _suggested(draft: Draft, reading: ReadAxis) -> list[Any]:
     """Layouts to try: the reading's own, each writer's with a block inside (as flattening gives), single units."""
     found: list[Any] = [reading.axis.segments[0]] if len(reading.axis.segments[0]) > 1 else []
     # The longest writer first: it leaves the smallest block, so it explains most of the reading.

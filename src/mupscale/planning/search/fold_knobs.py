@@ -28,7 +28,7 @@ from ...models.attempts import attempted
 from ...models.kinds import is_norm
 from ...models.names import pattern_of
 from ...rules.scale import ONE, Scale
-from ..draft import Draft, Entry
+from ..draft import Draft, DraftEntry
 from ..facts.padded_norms import Place, Streams
 from ..knobs import Knob, Setting, copies
 
@@ -187,7 +187,7 @@ def _scaled_readouts(draft: Draft) -> Iterator[Knob]:
         ]
 
 
-def _reads_only(entry: Entry) -> bool:
+def _reads_only(entry: DraftEntry) -> bool:
     """True for a parameter whose one growing axis is read, and whose fold was not declared."""
     roles = {(entry.roles or {}).get(dim) for dim in entry.growing}
     return (

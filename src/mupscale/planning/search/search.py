@@ -38,7 +38,7 @@ from .choices import Choice, Choices, near
 from .not_found import not_found
 from .propose import Proposals
 from .reshapes import Hint, hints
-from .trials import Outcome, Trials
+from .trials import TrialOutcome, Trials
 
 _LOG = logging.getLogger("mupscale")
 
@@ -85,7 +85,7 @@ class Found:
 class _Place:
     """An outcome that is followed, with what it suggests."""
 
-    outcome: Outcome
+    outcome: TrialOutcome
     suggested: Iterator[Choice]
     used: int = 0
     debts: int = 0
@@ -126,8 +126,8 @@ class _Search:
         self.choices = Choices(made, base, self.trials.trace.returned, found)
         self.proposals = Proposals(made, self.trials.trace)
         self.hints: list[tuple[int, Hint | int]] | None = None
-        self.tried: dict[Choice, Outcome] = {}
-        self.nearest = Outcome((-1.0, 0), (), "no hypothesis could be built", (3.0,))
+        self.tried: dict[Choice, TrialOutcome] = {}
+        self.nearest = TrialOutcome((-1.0, 0), (), "no hypothesis could be built", (3.0,))
         self.started = self.reported = time.process_time()
         self.seconds = seconds
 
@@ -154,7 +154,7 @@ class _Search:
     def _over(self, trials: int) -> bool:
         return len(self.tried) >= trials or time.process_time() - self.started > self.seconds
 
-    def _outcomes(self) -> Iterator[Outcome]:
+    def _outcomes(self) -> Iterator[TrialOutcome]:
         """Follow the first wrong call; then climb by knobs alone; then try the rest.
 
         When no proposal leads to a plan, the knobs near the first fault are turned, and every improvement starts
@@ -172,7 +172,7 @@ class _Search:
             if other not in self.tried:
                 yield self._try(other)
 
-    def _follow(self, start: Choice, first: Outcome) -> Iterator[Outcome]:
+    def _follow(self, start: Choice, first: TrialOutcome) -> Iterator[TrialOutcome]:
         """Try what the first wrong call suggests, and go on from every improvement.
 
         All improvements stay open: `_TURN` suggestions of the best one are tried, then as many of the next. A fold
@@ -197,7 +197,7 @@ class _Search:
                 suggested = self._suggested(new, outcome)
                 places.append(_Place(outcome, suggested, 0 if better else _TURN, debts))
 
-    def _owes(self, choice: Choice, before: Outcome, outcome: Outcome) -> bool:
+    def _owes(self, choice: Choice, before: TrialOutcome, outcome: TrialOutcome) -> bool:
         """True if a fold was added and the call that is wrong now gets a factor.
 
         Also if the loss agreed before and a layout was added: what wrote in one order may be read in the same.
@@ -209,7 +209,7 @@ class _Search:
         agreed = bool(last.layouts) and before.score[0] == float("inf")
         return agreed or (bool(last.folds) and bool(aligned.input_factors(where.call)))
 
-    def _suggested(self, choice: Choice, outcome: Outcome) -> Iterator[Choice]:
+    def _suggested(self, choice: Choice, outcome: TrialOutcome) -> Iterator[Choice]:
         """The choice with one change: a fold, a knob near the fault, a layout, a guessed fold, any knob."""
         where, aligned, trial = outcome.deviation, outcome.aligned, outcome.trial
         scopes = list(self.choices.scopes(outcome.where))
@@ -231,7 +231,7 @@ class _Search:
             if (moved := self.choices.moved(choice, setting)) is not None:
                 yield moved
 
-    def _climb(self, choice: Choice) -> Iterator[Outcome]:
+    def _climb(self, choice: Choice) -> Iterator[TrialOutcome]:
         best = self.tried[choice]
         climbing = True
         while climbing:
@@ -250,7 +250,7 @@ class _Search:
                 if climbing:
                     break
 
-    def _try(self, choice: Choice) -> Outcome:
+    def _try(self, choice: Choice) -> TrialOutcome:
         outcome = self.trials.measure(self.choices.draft(choice), len(choice.moves))
         # The calls of a trial hold its activations: the nearest one keeps them, and those that are followed.
         self.tried[choice] = replace(outcome, aligned=None, trial=None)

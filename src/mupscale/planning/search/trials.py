@@ -29,7 +29,7 @@ from .up_to_copies import Comparison
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """How far one choice got."""
 
     score: tuple[float, int]
@@ -67,13 +67,15 @@ class Trials:
         if not loss_gap(float(self.value), float(gradients(base, loss)[0])) <= GRADIENT_TOLERANCE:
             raise MupscaleError(DRAWS, code="search.loss_not_repeatable")
 
-    def measure(self, trial: Draft, moves: int) -> Outcome:
+    def measure(self, trial: Draft, moves: int) -> TrialOutcome:
         """How far a draft gets; `moves` is the number of proposals in it."""
         try:
             plan = trial.plan()
             direction = Direction(plan)
         except MupscaleError as error:
-            return Outcome((-1.0, 0), tuple(f.where for f in error.faults), str(error), (2.0,), error=error)
+            return TrialOutcome(
+                (-1.0, 0), tuple(f.where for f in error.faults), str(error), (2.0,), error=error
+            )
         fill_model_(self.wide, self.base, direction, in_place=True)
         buffers: dict[str, Tensor] = {}
         value, grads, trace, _ = self._evaluated(self.wide, buffers)
@@ -86,14 +88,14 @@ class Trials:
             rank = (1.0, -where.index, moves, gap)
             says = f"the loss differs by {gap:.1e}"
             names: tuple[str, ...] = (pattern_of(path),) if path else ()
-            return Outcome(
+            return TrialOutcome(
                 (float(where.index), 0), names, says, rank, trial=trial, deviation=where, aligned=aligned
             )
         identity = compare_gradients(self.grads, grads, plan)
         state = compare_buffers(self.buffers, buffers, plan)
         wrong = [n for n, e in {**identity.errors, **state}.items() if not e <= GRADIENT_TOLERANCE]
         if not wrong:
-            return Outcome((float("inf"), 0), (), "", (-1.0,), plan, identity, gap, trial=trial)
+            return TrialOutcome((float("inf"), 0), (), "", (-1.0,), plan, identity, gap, trial=trial)
         name, worst = identity.worst
         says = f"the loss agrees, the gradient of {name} is off by {worst:.1e}"
         if worst <= GRADIENT_TOLERANCE:
@@ -102,7 +104,7 @@ class Trials:
         aligned = Alignment(self.trace, trace, self.compare)
         names = tuple(dict.fromkeys(map(pattern_of, wrong)))
         score = (float("inf"), -len(wrong))
-        return Outcome(
+        return TrialOutcome(
             score,
             names,
             says,

@@ -39,7 +39,7 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
-class Case:
+class SliceCase:
     """One slice: how the tensor is made, and which rectangle of it."""
 
     kind: str
@@ -51,7 +51,7 @@ class Case:
     size: tuple[int, ...]
 
 
-def draw_case(draw: random.Random, number: int) -> Case:
+def draw_case(draw: random.Random, number: int) -> SliceCase:
     """A random making and a random rectangle of it."""
     kind = KINDS[number % len(KINDS)]
     shape = "stack" if kind == "stacked" else draw.choice(list(SHAPES))
@@ -85,7 +85,7 @@ def draw_case(draw: random.Random, number: int) -> Case:
             start, size = (0,) * len(axes), tuple(axis.wide for axis in axes)
     fill = "one" if kind == "new" else None
     making = Making(axes, scale, shift, noise, fill)  # type: ignore[arg-type]
-    return Case(kind, shape, making, draw.choice(DTYPES), draw.choice(DTYPES), start, size)
+    return SliceCase(kind, shape, making, draw.choice(DTYPES), draw.choice(DTYPES), start, size)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def compare_slices(slices: int, device: str, seed: int = 0, kernel: str = "porta
     return Compared(slices, tuple(different), control, launched)
 
 
-def _made(case: Case, base: Tensor, lows: list[int], dtype: torch.dtype) -> Tensor:
+def _made(case: SliceCase, base: Tensor, lows: list[int], dtype: torch.dtype) -> Tensor:
     out = torch.empty(case.size, dtype=dtype, device=base.device)
     source = None if case.making.fill else base
     return expand_(out, source, case.making, out_start=case.start, base_start=lows)

@@ -75,7 +75,7 @@ class AutoNoise:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenNoise:
     """The size that was found, and the losses on the way to it."""
 
     t: float
@@ -151,7 +151,7 @@ def choose_noise(
     since: Plan | None = None,
     exempt: Exempt,
     settings: bool = True,
-) -> Choice:
+) -> ChosenNoise:
     """The size at which the loss of the wide model has risen by the share that is asked for.
 
     With `settings` the trial models get the base's attributes that are not tensors, as the result does.
@@ -201,7 +201,7 @@ def chosen_size(
     untrained: float,
     rise: float = DEFAULT_RISE,
     most: float = inf,
-) -> Choice:
+) -> ChosenNoise:
     """Search for the size t at which `at(t)` is `before` plus a share of the way to `untrained`, and at most plus `most`.
 
     >>> found = chosen_size(lambda t: 0.3 + 8 * t**2, before=0.3, untrained=1.95, rise=0.1)
@@ -244,7 +244,7 @@ def chosen_size(
         )
     below = [size for size in rises if tried[size] - before <= most]
     best = min(below or rises, key=rises.__getitem__)
-    return Choice(best, before, tried[best], untrained, tuple(tried.items()), rise)
+    return ChosenNoise(best, before, tried[best], untrained, tuple(tried.items()), rise)
 
 
 def _next(

@@ -30,7 +30,7 @@ from ...planning.declare import Declared
 from ...planning.facts.decided import why_undecided
 from ...planning.infer import find_plan, infer_plan, proved_by
 from ...plans.attributes import (
-    Difference,
+    AttributeDifference,
     both_values,
     carry_attributes_,
     compare_attributes,
@@ -115,7 +115,7 @@ def _refuse_hooks(base: nn.Module, built: nn.Module, plan: Plan | None) -> None:
         refuse_hooks(base, built, likely, sure=plan is not None)
 
 
-def _with_differences(error: NotExact, differences: list[Difference]) -> NotExact:
+def _with_differences(error: NotExact, differences: list[AttributeDifference]) -> NotExact:
     """The error, with what the wide model does not have from the base and what may be the reason."""
     remedies = {"kept": "write the base's value in the factory", "refused": "do it in the factory as well"}
     left = [d for d in differences if d.kind in remedies]

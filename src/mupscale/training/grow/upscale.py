@@ -30,7 +30,7 @@ from ...runs.run import Run
 from ..rates.after_growth import new_rates
 from ..rates.schedules import begin_stage_, wrong_step_cost
 from ..recipe import Recipe, at_recipe, wrong_with_recipe
-from .auto_noise import AutoNoise, Choice, choose_noise, wrong_auto
+from .auto_noise import AutoNoise, ChosenNoise, choose_noise, wrong_auto
 from .carry import carry, check_start
 from .left_behind import hand_over_
 from .loss_rise import is_jump, jump_message, less_of, measured
@@ -156,7 +156,7 @@ def _sized(
     seed: int,
     loss: Loss | None,
     settings: bool,
-) -> tuple[Noise, NoisePlan, Choice | None]:
+) -> tuple[Noise, NoisePlan, ChosenNoise | None]:
     """The noise with its size, the noise of every tensor, and how the size was chosen if it was not given."""
     exempt = exempt_of(run.model, plan, "base")
     seed = unused_seed(seed, run.since, run.provenance.seeds)
@@ -182,7 +182,7 @@ def _sized(
 
 
 def _losses(
-    loss: Loss, base: nn.Module, wide: nn.Module, seed: int, choice: Choice | None, less: str
+    loss: Loss, base: nn.Module, wide: nn.Module, seed: int, choice: ChosenNoise | None, less: str
 ) -> dict[str, float]:
     """The loss before and after noise, for the provenance; warns if it jumps, or rises by more than was asked for.
 

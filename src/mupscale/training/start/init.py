@@ -61,7 +61,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptEntries:
     """The entries of a wide tensor that are not drawn."""
 
     mask: Tensor
@@ -150,7 +150,9 @@ def _wrong_reference(where: str, reference: object) -> list[Fault]:
     ]
 
 
-def _draw(shape: Shape, entry: TensorPlan, stream: Stream, tensor: Tensor, kept: Kept | None) -> Tensor:
+def _draw(
+    shape: Shape, entry: TensorPlan, stream: Stream, tensor: Tensor, kept: KeptEntries | None
+) -> Tensor:
     """The values of this process's part of a tensor."""
     fold, like, part = float(entry.fold), local_of(tensor), local_rectangle(tensor)
     if kept is not None:
@@ -175,7 +177,9 @@ def _cut(whole: Tensor, part: Rectangle) -> Tensor:
     return whole
 
 
-def _agree(tensors: Iterable[Any], shapes: Mapping[str, Shape | None], kept: Mapping[str, Kept]) -> None:
+def _agree(
+    tensors: Iterable[Any], shapes: Mapping[str, Shape | None], kept: Mapping[str, KeptEntries]
+) -> None:
     """Raise on every rank of a sharded model unless all ranks have the same sizes."""
     differ = False
     described = repr((sorted(shapes.items()), sorted((name, int(k.mask.sum())) for name, k in kept.items())))
@@ -193,7 +197,7 @@ def _agree(tensors: Iterable[Any], shapes: Mapping[str, Shape | None], kept: Map
         )
 
 
-def _shapes(model: nn.Module, plan: Plan, std: Std) -> tuple[dict[str, Shape | None], dict[str, Kept]]:
+def _shapes(model: nn.Module, plan: Plan, std: Std) -> tuple[dict[str, Shape | None], dict[str, KeptEntries]]:
     """The distribution of every parameter at the reference, None for those that are left as built, and what is kept."""
     given: Mapping[str, Any] = {} if std is None else std if isinstance(std, Mapping) else {"*": std}
     unused = [p for p in given if not any(n == p or fnmatchcase(n, p) for n in plan.tensors)]
@@ -208,7 +212,7 @@ def _shapes(model: nn.Module, plan: Plan, std: Std) -> tuple[dict[str, Shape | N
     itself: _Reference | None = None
     own = {plan.planned(name): t for name, kind, t in named_tensors(model) if kind == "parameter"}
     found: dict[str, Shape | None] = {}
-    kept: dict[str, Kept] = {}
+    kept: dict[str, KeptEntries] = {}
     for name, entry in plan.tensors.items():
         if entry.kind != "parameter":
             continue
@@ -217,7 +221,7 @@ def _shapes(model: nn.Module, plan: Plan, std: Std) -> tuple[dict[str, Shape | N
             found[name] = None if values[0] is None else Shape(0.0, float(values[0]))
             if values[0] and name in (rows := padding_rows(model)):
                 zeros = torch.zeros(entry.wide_shape, device="cpu")
-                kept[name] = Kept(
+                kept[name] = KeptEntries(
                     zeros.index_fill(0, torch.tensor(rows[name], device="cpu"), 1).bool(), zeros
                 )
             continue
@@ -252,7 +256,7 @@ class _Reference:
 
     def shape_of(
         self, name: str, entry: TensorPlan, own: Tensor
-    ) -> tuple[Shape | None, Kept | None, Fault | None]:
+    ) -> tuple[Shape | None, KeptEntries | None, Fault | None]:
         """How a tensor is distributed, what of it is kept, and why it cannot be drawn, if it cannot."""
         source = name if self._is_model else entry.sources[0] if entry.like is None else entry.like
         tensor, fixed = whole(self._tensors[source]), self._fixed[source]
@@ -261,7 +265,7 @@ class _Reference:
             return shape, None, _off_centre(name, shape)
         shape = Shape(0.0, 0.0) if fixed.all() else Shape.measured(tensor[~fixed])
         if self._is_model:
-            return shape, Kept(fixed, None), _off_centre(name, shape)
+            return shape, KeptEntries(fixed, None), _off_centre(name, shape)
         kept = _kept(tensor, fixed, entry, own)
         if kept is None:
             what = "parts of it are random and parts are not, and the model has them elsewhere than the reference"
@@ -269,17 +273,17 @@ class _Reference:
         return shape, kept, _off_centre(name, shape)
 
 
-def _kept(tensor: Tensor, fixed: Tensor, entry: TensorPlan, own: Tensor) -> Kept | None:
+def _kept(tensor: Tensor, fixed: Tensor, entry: TensorPlan, own: Tensor) -> KeptEntries | None:
     """The entries of the wide tensor that are not drawn; None if they cannot be known."""
     values = alike(torch.where(fixed, tensor, torch.zeros_like(tensor)), entry)
     mask = alike(fixed, entry)
     if mask is not None and (values is not None or bool(mask.all())):
-        return Kept(mask, values)
+        return KeptEntries(mask, values)
     if bool(fixed.all()):
-        return Kept(torch.ones(entry.wide_shape, dtype=torch.bool, device=fixed.device), None)
+        return KeptEntries(torch.ones(entry.wide_shape, dtype=torch.bool, device=fixed.device), None)
     mask, values = stretched(fixed, entry), stretched(tensor, entry)
     there = whole(own).to(values)
-    return Kept(mask, None) if torch.equal(there[mask], values[mask]) else None
+    return KeptEntries(mask, None) if torch.equal(there[mask], values[mask]) else None
 
 
 def _left(name: str) -> str:

@@ -45,7 +45,7 @@ Groups = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class _Share:
+class _AlikeMembers:
     """The members of one group that have the same factors."""
 
     origin: int
@@ -77,8 +77,8 @@ class InUnits:
         for handle in self._handles:
             handle.remove()
 
-    def _split(self) -> list[_Share]:
-        shares: list[_Share] = []
+    def _split(self) -> list[_AlikeMembers]:
+        shares: list[_AlikeMembers] = []
         faults: list[Fault] = []
         for origin, group in enumerate(self._optimizer.param_groups):
             where = f"{type(self._optimizer).__name__}, group {origin}"
@@ -108,7 +108,7 @@ class InUnits:
                 for apart in (False, True):  # foreach and fused steps take plain or sharded tensors, not both
                     entries = [(n, self.plan[n]) for n in part.names if is_sharded(members[n]) is apart]
                     for factors, names in by_factors(part, entries):
-                        shares.append(_Share(origin, factors, [members[n] for n in names]))
+                        shares.append(_AlikeMembers(origin, factors, [members[n] for n in names]))
         raise_faults("this optimizer cannot be stepped in the units of the plan", faults)
         return shares
 
